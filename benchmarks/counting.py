@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.rewards.images.pixels import Brightness
 
 from mmgrpo.config import RunConfig
@@ -17,9 +17,9 @@ from mmgrpo.config.loading import find_config, merge, read_layers, validated
 from mmgrpo.explain.forwards import Forwards, forwards_per_sample
 from mmgrpo.maths.aggregates import count
 from mmgrpo.scoring import NamedReward, score
-from mmgrpo.train.build import build_plan
-from mmgrpo.train.credit import Credit, form_credit
-from mmgrpo.train.learner import accumulate_gradient
+from mmgrpo.training.build import build_plan
+from mmgrpo.training.credit import Credit, form_credit
+from mmgrpo.training.learner import accumulate_gradient
 from mmgrpo.types import Prompt, Rollout
 from tests.tiny.pipelines import PIPELINES
 

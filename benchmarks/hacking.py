@@ -19,8 +19,8 @@ from typing import Any
 from mmgrpo import Trainer, load_config
 from mmgrpo.config import RunConfig
 from mmgrpo.data.prompts import load_prompts_of
-from mmgrpo.run.checkpoint import weights_of
-from mmgrpo.train.build import build_policy, build_rewards
+from mmgrpo.runs.checkpoint import weights_of
+from mmgrpo.training.build import build_policy, build_rewards
 
 HACKED: Mapping[str, Any] = {
     "warmup": None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.rewards.images.pixels import Brightness
 
 from benchmarks.model import mid_size_pipeline
@@ -12,9 +12,9 @@ from mmgrpo.config.binding import build_objective
 from mmgrpo.config.loading import validated
 from mmgrpo.maths.aggregates import count
 from mmgrpo.scoring import NamedReward, score
-from mmgrpo.train.build import build_optimizer
-from mmgrpo.train.credit import Credit, form_credit
-from mmgrpo.train.learner import Gradient, accumulate_gradient
+from mmgrpo.training.build import build_optimizer
+from mmgrpo.training.credit import Credit, form_credit
+from mmgrpo.training.learner import Gradient, accumulate_gradient
 from mmgrpo.types import Plan, Prompt, Rollout
 
 RUN = validated({})  # everything as the engine has it by default

@@ -124,7 +124,7 @@ def run_ours(case: Case, steps: int, clock: Clock, folder: str) -> None:
     """Our trainer, whole."""
     from mmgrpo.policies.language import LanguagePolicy
 
-    from mmgrpo.train.trainer import Trainer
+    from mmgrpo.training.trainer import Trainer
     from mmgrpo.types import Prompt
 
     model, processor = model_and_processor(case)

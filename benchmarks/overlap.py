@@ -16,7 +16,7 @@ from statistics import median
 import torch
 from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.examples.pipelines import digits_pipeline
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 
 from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.types import Plan, Sample

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
 
 from mmgrpo.config import RunConfig
@@ -22,7 +22,7 @@ from mmgrpo.explain.metering import Meter
 from mmgrpo.explain.scale import planned
 from mmgrpo.maths.aggregates import count
 from mmgrpo.policy import Policy
-from mmgrpo.train.learner import accumulate_gradient
+from mmgrpo.training.learner import accumulate_gradient
 from mmgrpo.types import Prompt
 
 GROUP, STEPS, LENGTH, LONGER = 4, 4, 16, 64

@@ -35,7 +35,7 @@ RUNS = 8
 NEEDED = ("autoencoder", "hollow denoiser")  # part of the floor
 OTHER = "other"
 SD3 = "diffusers/pipelines/stable_diffusion_3/"
-DENOISING = "policies/denoising/"
+DENOISING = "policies/diffusion/"
 RULES = (  # the first that fits
     Rule("hollow denoiser", "benchmarks/model"),
     Rule("learner and objective", "benchmarks/iteration"),

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import StableDiffusion3Img2ImgPipeline
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from PIL import Image
 
 from benchmarks.timing import timed

@@ -13,19 +13,26 @@ if TYPE_CHECKING:
     from mmgrpo.config.loading import load_config
     from mmgrpo.data.prompts import load_prompts_of
     from mmgrpo.data.stream import stream_of
-    from mmgrpo.run.processes import Job
+    from mmgrpo.runs.processes import Job
     from mmgrpo.scoring import Scorer
-    from mmgrpo.train.auxiliary import Auxiliaries
-    from mmgrpo.train.build import build_contexts, build_plan, build_policy, build_rewards, build_setting, optimizer_of
-    from mmgrpo.train.build_views import build_views
-    from mmgrpo.train.credit import estimate, valued
-    from mmgrpo.train.gather import gather
-    from mmgrpo.train.judge import judge
-    from mmgrpo.train.learn import learn
-    from mmgrpo.train.memory import remember, remembered, step_facts
-    from mmgrpo.train.mixed import MixedTrainer
-    from mmgrpo.train.trainer import Trainer
-    from mmgrpo.train.warmup import Warmup
+    from mmgrpo.training.auxiliary import Auxiliaries
+    from mmgrpo.training.build import (
+        build_contexts,
+        build_plan,
+        build_policy,
+        build_rewards,
+        build_setting,
+        optimizer_of,
+    )
+    from mmgrpo.training.build_views import build_views
+    from mmgrpo.training.credit import estimate, valued
+    from mmgrpo.training.gather import gather
+    from mmgrpo.training.judge import judge
+    from mmgrpo.training.learn import learn
+    from mmgrpo.training.memory import remember, remembered, step_facts
+    from mmgrpo.training.mixed import MixedTrainer
+    from mmgrpo.training.trainer import Trainer
+    from mmgrpo.training.warmup import Warmup
     from mmgrpo.types import Evaluation, Example, Noise, Plan, Prompt, Rollout, Sample, Scores, SupervisedLoss
 
 if str(TOP) not in __path__:  # a checkout
@@ -34,35 +41,35 @@ if str(TOP) not in __path__:  # a checkout
 __version__ = "0.1.0"
 
 HOMES = {
-    "Trainer": "mmgrpo.train.trainer",
-    "MixedTrainer": "mmgrpo.train.mixed",
+    "Trainer": "mmgrpo.training.trainer",
+    "MixedTrainer": "mmgrpo.training.mixed",
     "RunConfig": "mmgrpo.config",
     "load_config": "mmgrpo.config.loading",
     **dict.fromkeys(
         ("Evaluation", "Example", "Noise", "Plan", "Prompt", "Rollout", "Sample", "Scores", "SupervisedLoss"),
         "mmgrpo.types",
     ),
-    "Auxiliaries": "mmgrpo.train.auxiliary",
-    "Job": "mmgrpo.run.processes",
+    "Auxiliaries": "mmgrpo.training.auxiliary",
+    "Job": "mmgrpo.runs.processes",
     "Scorer": "mmgrpo.scoring",
-    "Warmup": "mmgrpo.train.warmup",
+    "Warmup": "mmgrpo.training.warmup",
     "build_objective": "mmgrpo.config.binding",
     "build_planner": "mmgrpo.config.binding",
     **dict.fromkeys(
         ("build_contexts", "build_plan", "build_policy", "build_rewards", "build_setting", "optimizer_of"),
-        "mmgrpo.train.build",
+        "mmgrpo.training.build",
     ),
-    "build_views": "mmgrpo.train.build_views",
-    "estimate": "mmgrpo.train.credit",
-    "gather": "mmgrpo.train.gather",
-    "judge": "mmgrpo.train.judge",
-    "learn": "mmgrpo.train.learn",
+    "build_views": "mmgrpo.training.build_views",
+    "estimate": "mmgrpo.training.credit",
+    "gather": "mmgrpo.training.gather",
+    "judge": "mmgrpo.training.judge",
+    "learn": "mmgrpo.training.learn",
     "load_prompts_of": "mmgrpo.data.prompts",
-    "remember": "mmgrpo.train.memory",
-    "remembered": "mmgrpo.train.memory",
-    "step_facts": "mmgrpo.train.memory",
+    "remember": "mmgrpo.training.memory",
+    "remembered": "mmgrpo.training.memory",
+    "step_facts": "mmgrpo.training.memory",
     "stream_of": "mmgrpo.data.stream",
-    "valued": "mmgrpo.train.credit",
+    "valued": "mmgrpo.training.credit",
 }
 """Where each public name is defined; it is imported when it is first used."""
 

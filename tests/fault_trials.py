@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 
 from mmgrpo import Trainer
-from mmgrpo.run.folder import status_of
+from mmgrpo.runs.folder import status_of
 from mmgrpo.types import Sample
 from tests.faults.disturbed import FAULTS, IN_PARTS, OF_TWO, Whole, settled
 from tests.faults.runs import CASES, Case, differing, left_behind

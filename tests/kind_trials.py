@@ -38,18 +38,18 @@ from mmgrpo.rewards.groups.of_task import OfTask
 from mmgrpo import Trainer
 from mmgrpo.cli import app
 from mmgrpo.errors import PolicyError
-from mmgrpo.run.stopping import BOUNCE_S, TERMINATING
+from mmgrpo.runs.stopping import BOUNCE_S, TERMINATING
 from mmgrpo.scoring import NamedReward
 from mmgrpo.system import interrupts
-from mmgrpo.train.mixed import MixedTrainer
+from mmgrpo.training.mixed import MixedTrainer
 from tests.faults.runs import ALL, Case, Reward, differing, left_behind, lengths, texts
 from tests.faults.sittings import DONE, INTERRUPTED, Place, Sitting, begin, ended, placed, worked_s
 from tests.policies.tiny_language import policy_of, prompts_of
 from tests.test_trainer import BASE, make_policy
 from tests.test_world_sizes import FLOAT32
-from tests.train.test_following import PAINTER, TASKS, asked_for, rewriter
-from tests.train.test_mixed import spelt
-from tests.train.test_token_trees import even_prompts_differ
+from tests.training.test_following import PAINTER, TASKS, asked_for, rewriter
+from tests.training.test_mixed import spelt
+from tests.training.test_token_trees import even_prompts_differ
 
 MEMORY = "/dev/shm"
 MAX_SITTINGS = 6
@@ -108,7 +108,7 @@ def replay(output: Path, resume: Path | None, reward: Reward) -> Trainer:
 
 def critic(output: Path, resume: Path | None, reward: Reward) -> Trainer:
     """A critic with its own optimizer."""
-    body = {"name": "language", "model": "python:tests.train.test_critic:writer", **FLOAT32}
+    body = {"name": "language", "model": "python:tests.training.test_critic:writer", **FLOAT32}
     values = {
         **EVERY_STEP,
         "output": str(output),

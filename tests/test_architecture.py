@@ -27,9 +27,9 @@ ROOMS = (
     ("config", "tools", "testing"),
     ("data",),
     ("scoring",),
-    ("run", "explain", "serving"),
+    ("runs", "explain", "serving"),
     ("report", "docgen"),
-    ("train", "trials"),
+    ("training", "trials"),
     ("doctor", "__init__"),
     ("cli",),
     ("__main__",),
@@ -41,7 +41,7 @@ KINDS = (
     ("geometry",),
     ("explaining",),
     ("models",),
-    ("text", "grounding", "images", "sounds", "judges", "groups", "execution"),
+    ("text", "grounding", "images", "audio", "judges", "groups", "code"),
     ("video",),
 )
 """The rewards, in the same manner."""
@@ -294,7 +294,7 @@ def test_nothing_inherits_from_a_concrete_class() -> None:
 
 
 def test_bases_are_found_where_they_are_defined() -> None:
-    name = "mmgrpo.policies.denoising.policy"
+    name = "mmgrpo.policies.diffusion.policy"
     bases = list(our_bases(name, classes()[f"{name}.DenoisingPolicy"]))
     contracts = (
         "Policy",
@@ -309,7 +309,7 @@ def test_bases_are_found_where_they_are_defined() -> None:
     )
     contracts += ("Splitting", "Exporting")
     assert bases == [f"mmgrpo.policy.{contract}" for contract in contracts]
-    assert defined_at("mmgrpo.policies.denoising.DenoisingPolicy") == f"{name}.DenoisingPolicy"
+    assert defined_at("mmgrpo.policies.diffusion.DenoisingPolicy") == f"{name}.DenoisingPolicy"
 
 
 def test_abstract_classes_are_small_and_nothing_but_abstract() -> None:

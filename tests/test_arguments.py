@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
 from typer.testing import CliRunner
 
@@ -18,8 +18,8 @@ from mmgrpo.cli import app
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.train.arguments import policy_of, prompts_of, rewards_of
-from mmgrpo.train.build import build_policy
+from mmgrpo.training.arguments import policy_of, prompts_of, rewards_of
+from mmgrpo.training.build import build_policy
 from tests.tiny.language_models import make
 from tests.tiny.pipelines import PIPELINES
 

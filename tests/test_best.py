@@ -17,10 +17,10 @@ from mmgrpo.cli.commanded import weights_for
 from mmgrpo.config.loading import validated
 from mmgrpo.config.parts import tasks_of
 from mmgrpo.errors import CheckpointError, ConfigError
-from mmgrpo.run.best import best_checkpoint, best_step
-from mmgrpo.run.checkpoint import list_checkpoints
-from mmgrpo.train.mixed import MixedTrainer
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.runs.best import best_checkpoint, best_step
+from mmgrpo.runs.checkpoint import list_checkpoints
+from mmgrpo.training.mixed import MixedTrainer
+from mmgrpo.training.trainer import Trainer
 from tests.scripted import SAID
 from tests.test_resuming import timeless
 from tests.test_trainer import brightness, lines, make_policy, run, weights

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from torch import Tensor
 
 from mmgrpo.report.usage import FOLDER, Base, auto_class, exported_in, usage

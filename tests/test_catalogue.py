@@ -18,7 +18,7 @@ from mmgrpo.config.loading import CONFIGS
 from mmgrpo.config.registry import REWARDS, resolve
 from mmgrpo.docgen.catalogue import FOREIGN, KINDS, MARK, by_kind, is_in, kind_of, page_of, page_with_index, summary_of
 from mmgrpo.errors import ConfigError, UnknownNameError
-from mmgrpo.train.build import build_rewards
+from mmgrpo.training.build import build_rewards
 
 GUIDE = CONFIGS.resolve().parent / "docs" / "rewards.md"
 CURE = "regenerate it: python -m mmgrpo.docgen.catalogue docs/rewards.md"

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from mmgrpo.errors import CheckpointError, OutputError
-from mmgrpo.run.checkpoint import (
+from mmgrpo.runs.checkpoint import (
     Place,
     clear_unfinished,
     list_checkpoints,

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from mmgrpo.cli import app
 from mmgrpo.cli.launching import launch
 from mmgrpo.config.loading import LAUNCHED, LAUNCHES, load_config
-from mmgrpo.run.resuming import how_to_resume
+from mmgrpo.runs.resuming import how_to_resume
 from tests.tiny.language_models import make
 
 SMALL = [

@@ -16,7 +16,7 @@ from torch import Tensor
 from mmgrpo import Sample, Trainer
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.metering import Meter
-from mmgrpo.run.processes import Job
+from mmgrpo.runs.processes import Job
 from mmgrpo.types import Score
 from tests.forked import on_processes
 from tests.policies import tiny_policies

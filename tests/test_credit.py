@@ -12,7 +12,7 @@ from mmgrpo.config import AdvantageConfig, RunConfig
 from mmgrpo.config.loading import validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.aggregates import count, sample_mean
-from mmgrpo.train.credit import penalised, reward_metrics, without_truncated
+from mmgrpo.training.credit import penalised, reward_metrics, without_truncated
 from mmgrpo.types import Prompt, Rollout, Sample, Scores
 from tests.uniform import credit_of
 

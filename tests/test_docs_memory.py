@@ -15,7 +15,7 @@ from mmgrpo.data.stream import PromptStream
 from mmgrpo.maths.controllers import CONTROLLERS
 from mmgrpo.maths.schedules import VALUE_SCHEDULES
 from mmgrpo.system.yamls import parsed_yaml
-from mmgrpo.train.memory import Facts, remember
+from mmgrpo.training.memory import Facts, remember
 from mmgrpo.types import Prompt
 from tests.test_docs import DOCS, shown
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.rewards.groups.of_task import OfTask
 from mmgrpo.rewards.images.pixels import Brightness, JpegSize
 from rich.console import Console

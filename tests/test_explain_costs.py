@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.rewards.images.pixels import Brightness
 
 from mmgrpo.config.binding import window_at
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.forwards import forwards_per_sample
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.training.trainer import Trainer
 from tests.test_explain import changed, numbers, rows
 from tests.tiny.pipelines import PIPELINES
 

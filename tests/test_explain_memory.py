@@ -22,8 +22,8 @@ from mmgrpo.explain.machine import Machine, Operator, measured, optimizer_work, 
 from mmgrpo.explain.memory import block_sizes, gathered_bytes, held_by
 from mmgrpo.explain.metering import ran
 from mmgrpo.explain.scale import Engine, Planned, planned, scale_rows
-from mmgrpo.run.parts import held
-from mmgrpo.run.processes import Job
+from mmgrpo.runs.parts import held
+from mmgrpo.runs.processes import Job
 from tests.test_sharding import on_two
 from tests.tiny.language_models import make as make_language_model
 

@@ -21,10 +21,10 @@ from mmgrpo.cli import app
 from mmgrpo.cli.commanded import policy_of
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.report.card import code, licence_of
-from mmgrpo.run.best import best_checkpoint
+from mmgrpo.runs.best import best_checkpoint
 from mmgrpo.system import hub
-from mmgrpo.train.build import build_policy
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.training.build import build_policy
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt
 from tests.test_trainer import BASE, CALL, brightness
 from tests.test_trainer_language import TEXTS, vowels

@@ -20,7 +20,7 @@ from mmgrpo.cli import app
 from mmgrpo.config import RunConfig
 from mmgrpo.config.registry import REWARDS
 from mmgrpo.errors import MissingPackageError
-from mmgrpo.run.folder import make_accelerator
+from mmgrpo.runs.folder import make_accelerator
 from mmgrpo.system import extras
 from mmgrpo.system.extras import EXTRA_OF, install_command, is_installed, missing, required
 
@@ -31,9 +31,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 WITHOUT_EXTRAS = """
 import json, sys
 sys.modules |= dict.fromkeys(json.loads(sys.argv[1]))
-import mmgrpo.cli, mmgrpo.doctor.examination, mmgrpo.report, mmgrpo.train.trainer, mmgrpo.policies.denoising.policy
+import mmgrpo.cli, mmgrpo.doctor.examination, mmgrpo.report, mmgrpo.training.trainer, mmgrpo.policies.diffusion.policy
 import mmgrpo.policies.language.policy, mmgrpo.examples.pipelines, mmgrpo.examples.language_models
-from mmgrpo.train.build import build_rewards
+from mmgrpo.training.build import build_rewards
 from mmgrpo.config import RewardConfig
 from mmgrpo.errors import MissingPackageError
 from mmgrpo.config.registry import REWARDS, resolve
@@ -69,7 +69,7 @@ def third_party() -> Iterator[tuple[str, str]]:
                 continue
             for node in ast.walk(ast.parse(path.read_text())):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
                 tops = {name.partition(".")[0] for name in names} - {*sys.stdlib_module_names, "mmgrpo"}
                 yield from ((str(path.relative_to(ROOT)), top) for top in tops)
 

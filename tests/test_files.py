@@ -13,7 +13,7 @@ import pytest
 
 from mmgrpo.config.loading import validated
 from mmgrpo.errors import OutputError
-from mmgrpo.run.folder import RunFolder, claim_folder, require_output
+from mmgrpo.runs.folder import RunFolder, claim_folder, require_output
 from mmgrpo.system.files import append_line, read_lines, remove_folder, replace_folder, replace_text
 
 

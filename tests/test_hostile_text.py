@@ -20,8 +20,8 @@ from typer.testing import CliRunner, Result
 from mmgrpo import Sample
 from mmgrpo.cli import app
 from mmgrpo.config.loading import validated
-from mmgrpo.run.progress import Progress
-from mmgrpo.run.watchdog import Alarm
+from mmgrpo.runs.progress import Progress
+from mmgrpo.runs.watchdog import Alarm
 from mmgrpo.system.console import MAX_SHOWN, PlainConsole, PlainFormatter, brief, page, shown, styled
 from mmgrpo.types import Prompt
 from tests.policies.letters import letters

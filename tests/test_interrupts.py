@@ -70,7 +70,7 @@ def test_a_swallowed_interrupt_is_raised_again() -> None:
 def test_a_second_interrupt_that_a_reward_swallows_ends_the_run_before_its_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mmgrpo.run.stopping.BOUNCE_S", 0.0)
+    monkeypatch.setattr("mmgrpo.runs.stopping.BOUNCE_S", 0.0)
     calls = []
 
     def swallowing(samples: Any) -> list[float]:

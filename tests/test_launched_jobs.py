@@ -9,7 +9,7 @@ import pytest
 
 from mmgrpo.config import RunConfig
 from mmgrpo.errors import ConfigError
-from mmgrpo.run.folder import make_accelerator
+from mmgrpo.runs.folder import make_accelerator
 from mmgrpo.system.launch_environment import WORLD_SIZES, num_launched
 from tests.forked import on_processes
 from tests.test_trainer import run

@@ -6,14 +6,14 @@ from functools import partial
 
 import pytest
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from torch import Tensor
 
 from mmgrpo.maths.aggregates import Totals, constant_length, count, decision_mean, sample_mean, sample_sum
 from mmgrpo.maths.objectives import Decisions, Objective
 from mmgrpo.maths.steps import inverse_step_weight, noise_std_weight
 from mmgrpo.maths.surrogates import cispo, clipped, dual_clipped, policy_gradient, sapo, two_sided_clipped, unclipped
-from mmgrpo.train.learner import accumulate_gradient
+from mmgrpo.training.learner import accumulate_gradient
 from mmgrpo.types import Plan, Prompt, Rollout
 from mmgrpo.values import DRIFT, Value
 from tests.tiny.pipelines import PIPELINES

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor
 
@@ -22,7 +22,7 @@ from mmgrpo.maths.ratios import pessimistic_bound
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.terms import weighted
 from mmgrpo.maths.view_terms import departure, negative_logprob
-from mmgrpo.train.learner import accumulate_gradient
+from mmgrpo.training.learner import accumulate_gradient
 from mmgrpo.types import Origin, Plan, Rollout
 from mmgrpo.values import OLD
 from tests import full_graph

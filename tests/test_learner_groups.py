@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from torch import Tensor
 
 from mmgrpo.maths import group_losses, preference_losses
 from mmgrpo.maths.aggregates import count, sample_mean
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.objectives import Objective
-from mmgrpo.train.learner import accumulate_gradient
+from mmgrpo.training.learner import accumulate_gradient
 from mmgrpo.types import Rollout
 from tests.test_learner import disturb, draw, gradient, make_policy, relative
 

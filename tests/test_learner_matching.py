@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from torch import Tensor
 
 from mmgrpo.maths.aggregates import count, sample_mean
@@ -13,7 +13,7 @@ from mmgrpo.maths.matching_terms import dgpo, diffusion_nft
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.surrogates import policy_gradient
 from mmgrpo.maths.terms import Term, weighted
-from mmgrpo.train.learner import accumulate_gradient
+from mmgrpo.training.learner import accumulate_gradient
 from mmgrpo.types import Plan, Rollout
 from mmgrpo.values import Value
 from tests.policies.contract import move

@@ -14,7 +14,7 @@ from mmgrpo.maths.objectives import Foreign, Objective
 from mmgrpo.maths.origins import GIVEN, REPLAYED
 from mmgrpo.maths.terms import of_origins
 from mmgrpo.maths.view_terms import negative_logprob
-from mmgrpo.train.learner import accumulate_gradient
+from mmgrpo.training.learner import accumulate_gradient
 from mmgrpo.types import Origin, Rollout
 from tests.test_learner import CLIPPED, disturb, draw, full_graph, gradient, make_policy, relative, streamed
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from torch import Tensor
 
 from mmgrpo.maths.aggregates import count, sample_mean
 from mmgrpo.maths.matching_terms import dgpo, diffusion_nft
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.terms import Term
-from mmgrpo.train.learner import accumulate_gradient
+from mmgrpo.training.learner import accumulate_gradient
 from mmgrpo.types import Given, Origin, Plan, Rollout
 from mmgrpo.values import Value
 from tests.test_learner import CLIPPED, PROMPTS, disturb, full_graph, make_policy, relative, streamed

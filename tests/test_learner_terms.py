@@ -14,7 +14,7 @@ from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, total
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.terms import Loss, Term
-from mmgrpo.train.learner import accumulate_gradient, measured
+from mmgrpo.training.learner import accumulate_gradient, measured
 from mmgrpo.values import Value, from_reference
 from tests.test_learner import (
     ADVANTAGE_B,

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from mmgrpo.maths.surrogates import clipped, unclipped, vespo
 from mmgrpo.maths.terms import weighted
 from mmgrpo.maths.view_terms import departure
 from mmgrpo.maths.vocabulary_terms import anchored_entropy, clipped_with_candidates
-from mmgrpo.train.learner import accumulate_gradient, measured
+from mmgrpo.training.learner import accumulate_gradient, measured
 from mmgrpo.types import Rollout
 from mmgrpo.values import ENTROPY, Value, from_reference
 from tests.policies.contract import move

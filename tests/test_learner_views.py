@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor
 
@@ -22,8 +22,8 @@ from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.surrogates import clipped
 from mmgrpo.maths.terms import Term, weighted
 from mmgrpo.maths.view_terms import distillation, negative_logprob
-from mmgrpo.train.learner import accumulate_gradient, measured
-from mmgrpo.train.views import Seen, Sights, View
+from mmgrpo.training.learner import accumulate_gradient, measured
+from mmgrpo.training.views import Seen, Sights, View
 from mmgrpo.types import Prompt, Rollout
 from mmgrpo.values import Value, of_view, seen_in
 from tests.policies.contract import move

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mmgrpo.policies.denoising.settings import DenoisingSettings
+from mmgrpo.policies.diffusion.settings import DenoisingSettings
 from mmgrpo.policies.language.settings import LanguageSettings
 from typer.testing import CliRunner
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmgrpo import Trainer
 from mmgrpo.errors import NonFiniteError
-from mmgrpo.run.checkpoint import weights_of
+from mmgrpo.runs.checkpoint import weights_of
 from mmgrpo.types import Sample
 from tests.test_trainer import BASE, brightness, lines, make_policy, weights
 

@@ -24,8 +24,8 @@ from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.doctor.examination import examine
 from mmgrpo.errors import ConfigError
 from mmgrpo.testing import LAWS, Subject
-from mmgrpo.train.build import build_policy, build_rewards
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.training.build import build_policy, build_rewards
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample
 from tests.own_package import PROJECT, put_on_path, shown
 

@@ -20,12 +20,12 @@ from mmgrpo.config.binding import build_objective
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
-from mmgrpo.run.tracking import wandb_settings
+from mmgrpo.runs.tracking import wandb_settings
 from mmgrpo.system import files
 from mmgrpo.system.console import EncodableStream, PlainConsole
 from mmgrpo.system.files import full_disk
-from mmgrpo.train.arguments import with_policy_name
-from mmgrpo.train.build import build_policy
+from mmgrpo.training.arguments import with_policy_name
+from mmgrpo.training.build import build_policy
 from mmgrpo.trials.running import Carrying, failure_reason
 
 DIGITS = "quickstart/digits-image"

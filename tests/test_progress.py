@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from mmgrpo.config.loading import validated
-from mmgrpo.run.checkpoint import Place
-from mmgrpo.run.progress import Progress, WarmupStep
+from mmgrpo.runs.checkpoint import Place
+from mmgrpo.runs.progress import Progress, WarmupStep
 from mmgrpo.system.console import PlainConsole
 from mmgrpo.system.display import Bars
 from mmgrpo.system.pace import Pace, clock_text

@@ -16,8 +16,8 @@ import pyarrow.parquet
 import pytest
 from datasets import Dataset, Features, List, Value
 from datasets import Image as ImageFeature
-from mmgrpo.policies.denoising.calls import CallForm
-from mmgrpo.policies.denoising.rows import Row
+from mmgrpo.policies.diffusion.calls import CallForm
+from mmgrpo.policies.diffusion.rows import Row
 from PIL import Image
 
 from mmgrpo.config.loading import validated

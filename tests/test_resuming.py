@@ -16,9 +16,9 @@ from mmgrpo.examples.digits import digit_prompts
 
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import CheckpointError, ConfigError, OutOfMemoryError, RewardError
-from mmgrpo.run.checkpoint import list_checkpoints
-from mmgrpo.run.resuming import allowed_config, changed
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.runs.checkpoint import list_checkpoints
+from mmgrpo.runs.resuming import allowed_config, changed
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample
 from tests.test_trainer import BASE, brightness, lines, make_policy, run, weights
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmgrpo.run.checkpoint import list_checkpoints
+from mmgrpo.runs.checkpoint import list_checkpoints
 
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
 import torch
 from mmgrpo.examples.digits import digit_prompts
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.training.trainer import Trainer
 from tests.test_trainer import BASE, brightness, make_policy, weights
 
 output, how, calls = Path(sys.argv[1]), sys.argv[2], []

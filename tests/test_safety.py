@@ -12,25 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.rewards.models.checkpoints import weights
 
 from mmgrpo.errors import CheckpointError, ConfigError
-from mmgrpo.run.checkpoint import MANIFEST, TRAINING, Place, load_checkpoint, save_checkpoint
+from mmgrpo.runs.checkpoint import MANIFEST, TRAINING, Place, load_checkpoint, save_checkpoint
 from tests.test_architecture import modules
 from tests.test_docs import shown
 
 UNPICKLING = ("pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
 
-RUNS_TEXT = {"mmgrpo.rewards.execution.dialogue"}
+RUNS_TEXT = {"mmgrpo.rewards.code.dialogue"}
 """What runs within the sandbox, as a program of its own."""
 
 LOADS_FOREIGN_CODE = {
     "mmgrpo.policies.masked.settings",
     "mmgrpo.policies.masked.loading",
     "mmgrpo.policies.text_models",
-    "mmgrpo.run.trust",
+    "mmgrpo.runs.trust",
 }
 """Where ``trust_remote_code`` may be written: as off, as a setting that somebody has to set, and by who seeks it."""
 
@@ -61,7 +61,7 @@ def test_nothing_is_unpickled() -> None:
     ]
     assert imported == []
     loads = [(module, keyword(call, "weights_only")) for module, name, call in calls() if name == "torch.load"]
-    assert dict(loads) == {"mmgrpo.run.checkpoint": "True", "mmgrpo.rewards.models.checkpoints": "True"}
+    assert dict(loads) == {"mmgrpo.runs.checkpoint": "True", "mmgrpo.rewards.models.checkpoints": "True"}
     arrays = [(module, call) for module, name, call in calls() if name in ("np.load", "numpy.load")]
     assert [module for module, call in arrays if keyword(call, "allow_pickle") not in (None, "False")] == []
 

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from mmgrpo.data.clips import decoded
-from mmgrpo.run.samples import completion_metrics, write_samples
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.runs.samples import completion_metrics, write_samples
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Plan, Prompt, Rollout, Sample, Scores
 from tests.test_docs import shown
 

@@ -16,8 +16,8 @@ from mmgrpo.cli import app
 from mmgrpo.config.loading import load_config
 from mmgrpo.config.parts import runs_of
 from mmgrpo.errors import ConfigError
-from mmgrpo.run.checkpoint import weights_of
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.runs.checkpoint import weights_of
+from mmgrpo.training.trainer import Trainer
 
 SHORT = {
     "include": "quickstart/arithmetic-text",

@@ -16,8 +16,8 @@ from mmgrpo.explain.explanation import explanation
 from mmgrpo.maths.schedules import linear_weight
 from mmgrpo.scoring import Gate, NamedReward, named_rewards, score
 from mmgrpo.scoring.shaping import shaped
-from mmgrpo.train.build import build_rewards
-from mmgrpo.train.credit import reward_metrics
+from mmgrpo.training.build import build_rewards
+from mmgrpo.training.credit import reward_metrics
 from mmgrpo.types import Prompt, Sample, Scores
 from tests.uniform import credit_of
 

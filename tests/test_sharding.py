@@ -21,9 +21,9 @@ from mmgrpo import Trainer
 from mmgrpo.config import RuntimeConfig
 from mmgrpo.errors import ConfigError
 from mmgrpo.layouts import layout_of, own_part
-from mmgrpo.run.parts import Part, held
-from mmgrpo.run.processes import Job
-from mmgrpo.run.sharding import Sharding
+from mmgrpo.runs.parts import Part, held
+from mmgrpo.runs.processes import Job
+from mmgrpo.runs.sharding import Sharding
 from mmgrpo.system.extras import is_installed
 from tests import test_world_sizes as scenarios
 from tests.forked import on_processes

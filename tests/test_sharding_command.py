@@ -21,7 +21,7 @@ from mmgrpo.cli.exporting import Wanted, export_run
 from mmgrpo.cli.launching import launch
 from mmgrpo.config.loading import LAUNCHES
 from mmgrpo.errors import ConfigError, MissingPackageError
-from mmgrpo.run.checkpoint import list_checkpoints
+from mmgrpo.runs.checkpoint import list_checkpoints
 from mmgrpo.shards import read_shards
 from tests.test_sharding import needs_deepspeed
 

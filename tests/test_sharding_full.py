@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mmgrpo import Sample, Trainer
 from mmgrpo.errors import OutputError, RewardError
-from mmgrpo.run.checkpoint import fault_of, list_checkpoints, load_checkpoint
+from mmgrpo.runs.checkpoint import fault_of, list_checkpoints, load_checkpoint
 from mmgrpo.shards import Stored, read_shards, shard_name
 from tests import test_world_sizes as scenarios
 from tests.policies import tiny_policies

@@ -14,7 +14,7 @@ from torch.distributed.tensor import Shard
 
 from mmgrpo.errors import CheckpointError
 from mmgrpo.layouts import OnMesh, part_of
-from mmgrpo.run.parts import with_stored, without_pieces
+from mmgrpo.runs.parts import with_stored, without_pieces
 from mmgrpo.shards import PIECES, Piece, is_sharded, load_module, read_shards, shard_name, write_shard, writer_of
 
 SHAPES = ((7, 3), (1, 4), (2,), (5, 2, 2))

@@ -22,8 +22,8 @@ from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.sounds import at_rate, from_array, heard, wav
 from mmgrpo.data.spectrograms import SPECTRUM, WAVE, WIDTH, spectrogram
 from mmgrpo.errors import DataError
-from mmgrpo.run.drawing import Drawn, write
-from mmgrpo.run.samples import write_samples
+from mmgrpo.runs.drawing import Drawn, write
+from mmgrpo.runs.samples import write_samples
 from mmgrpo.serving.wire import JSON, MIN_PIXELS, Form, packed, unpacked
 from mmgrpo.types import Audio, Prompt, Sample, Scores
 from tests.heard import silence, tone

@@ -12,8 +12,8 @@ from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 
 from mmgrpo.config import RunConfig
-from mmgrpo.run import tracking
-from mmgrpo.run.tracking import Trackers
+from mmgrpo.runs import tracking
+from mmgrpo.runs.tracking import Trackers
 from tests.test_trainer import lines, run, weights
 
 

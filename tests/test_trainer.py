@@ -13,14 +13,14 @@ import pytest
 import torch
 from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.examples.pipelines import digits_pipeline
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from torch import Tensor
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config
 from mmgrpo.errors import ConfigError, DataError, RewardError
-from mmgrpo.run.checkpoint import weights_of
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.runs.checkpoint import weights_of
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample
 
 CALL = {"height": 8, "width": 8, "num_inference_steps": 4, "guidance_scale": 1.0, "max_sequence_length": 1}

@@ -15,7 +15,7 @@ from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.errors import ConfigError
 from mmgrpo.tools import ToolEnvironment
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Plan, Prompt, Sample
 from tests.policies.test_language_exchanges import terse
 from tests.policies.tiny_language import prompts_of

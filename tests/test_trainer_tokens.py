@@ -13,7 +13,7 @@ import torch
 from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.rewards.groups.likelihoods import SelfCertainty
 
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample
 from tests.policies.tiny_language import policy_of, prompts_of
 

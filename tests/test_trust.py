@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from mmgrpo.cli import app
 from mmgrpo.config.loading import read_layers
-from mmgrpo.run.checkpoint import Place, save_checkpoint
-from mmgrpo.run.trust import is_ours, note_written, suspects
+from mmgrpo.runs.checkpoint import Place, save_checkpoint
+from mmgrpo.runs.trust import is_ours, note_written, suspects
 from tests.test_docs import shown
 
 DIGITS = "quickstart/digits-image"

@@ -16,8 +16,8 @@ from mmgrpo.config import RewardConfig, RunConfig
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
-from mmgrpo.run.samples import box_metrics, diversity_metrics
-from mmgrpo.run.watchdog import Alarm, Watchdog, watched
+from mmgrpo.runs.samples import box_metrics, diversity_metrics
+from mmgrpo.runs.watchdog import Alarm, Watchdog, watched
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.types import Prompt, Sample, Score
 from tests.policies.letters import letters

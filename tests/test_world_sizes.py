@@ -19,13 +19,13 @@ from mmgrpo.rewards.groups.chains import InContext, OfLater
 from torch import Tensor
 
 from mmgrpo import Example, Prompt, Sample, Trainer
-from mmgrpo.run.parts import Part, held
+from mmgrpo.runs.parts import Part, held
 from tests.forked import on_processes
 from tests.policies.test_language_exchanges import terse
 from tests.policies.tiny_language import policy_of, prompts_of
 from tests.test_trainer import make_policy
 from tests.test_trainer_language import trained
-from tests.train.test_credit_of_turns import CORRIDOR
+from tests.training.test_credit_of_turns import CORRIDOR
 
 RELATIVE = 1e-7
 TIMES = int(os.environ.get("MMGRPO_TIMES", "1"))
@@ -259,7 +259,7 @@ def seen_otherwise(output: Path) -> Trainer:
     views = {
         "rude": {"context": {"name": "template", "text": "say it now: {prompt}"}},
         "peer": {"weights": "reference", "context": {"name": "peer_answer", "at_least": 0.5}},
-        "teacher": {"policy": {"name": "language", "model": "python:tests.train.test_view_runs:writer", **FLOAT32}},
+        "teacher": {"policy": {"name": "language", "model": "python:tests.training.test_view_runs:writer", **FLOAT32}},
     }
     terms = [
         {"name": "divergence", "view": "rude", "weight": -0.05, "grad": True},
@@ -274,7 +274,7 @@ def seen_otherwise(output: Path) -> Trainer:
 
 def with_a_critic(output: Path) -> Trainer:
     """What a second model expects is taken off the reward, and learnt in the same updates."""
-    body = {"name": "language", "model": "python:tests.train.test_critic:writer", **FLOAT32}
+    body = {"name": "language", "model": "python:tests.training.test_critic:writer", **FLOAT32}
     advantage = {"scale": "raw", "estimators": [{"name": "gae", "gamma": 1.0, "decay": 1.0}]}
     rollout = {"prompts_per_step": 2, "group_size": 3}
     values = base(output, rollout=rollout, advantage=advantage, critic={"policy": body, "lr": 1e-3})

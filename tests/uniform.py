@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.config import AdvantageConfig
-from mmgrpo.train.credit import Credit, form_credit
+from mmgrpo.training.credit import Credit, form_credit
 from mmgrpo.types import Scores
 
 

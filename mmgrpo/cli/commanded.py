@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from mmgrpo.config import RunConfig
     from mmgrpo.policy import Policy
-    from mmgrpo.train.evaluation import Judged
+    from mmgrpo.training.evaluation import Judged
     from mmgrpo.types import Prompt
 
 
@@ -53,7 +53,7 @@ def settings_of(
 
     file = _config_file(config)
     if is_run(config) or _is_of_run(file):
-        from mmgrpo.run.trust import require_trusted
+        from mmgrpo.runs.trust import require_trusted
 
         require_trusted(Path(file), trust=trust)
     settings = load_config(file, overrides or [])
@@ -175,7 +175,7 @@ def _config_file(config: str) -> str | Path:
     if not is_run(config):
         return config
     say_importing()
-    from mmgrpo.run.resuming import config_of
+    from mmgrpo.runs.resuming import config_of
 
     return config_of(Path(config))
 
@@ -203,7 +203,7 @@ def prompts_of(settings: RunConfig) -> list[Prompt]:
 def resumed_settings(resume: Path, config: str | None, overrides: list[str], *, computes: bool = True) -> RunConfig:
     """What a run is to go on under: its own configuration, or another, with overrides over it; as ``settings_of``."""
     say_importing()
-    from mmgrpo.run.resuming import allowed_config, config_of
+    from mmgrpo.runs.resuming import allowed_config, config_of
 
     if config is not None and "=" in config and not Path(config).is_file():
         config, overrides = None, [config, *overrides]
@@ -218,8 +218,8 @@ def policy_of(settings: RunConfig, checkpoint: Path | None) -> Policy:
     """The policy on the machine's device, with a run's or checkpoint's weights if one is given."""
     import torch
 
-    from mmgrpo.run.resuming import weights_at
-    from mmgrpo.train.build import build_policy
+    from mmgrpo.runs.resuming import weights_at
+    from mmgrpo.training.build import build_policy
 
     policy = build_policy(settings, settings.runtime.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if checkpoint is not None:
@@ -235,11 +235,11 @@ def judged_by(settings: RunConfig, checkpoint: Path | None, *, trust: bool = Fal
     """
     from mmgrpo.config import TrackingConfig
     from mmgrpo.data.prompts import load_prompts_of
-    from mmgrpo.run.folder import make_accelerator
-    from mmgrpo.run.processes import Job
+    from mmgrpo.runs.folder import make_accelerator
+    from mmgrpo.runs.processes import Job
     from mmgrpo.scoring import Scorer
-    from mmgrpo.train.build import build_rewards, exchange_plan
-    from mmgrpo.train.evaluation import evaluate
+    from mmgrpo.training.build import build_rewards, exchange_plan
+    from mmgrpo.training.evaluation import evaluate
 
     config = settings.evaluation
     assert config is not None
@@ -256,10 +256,10 @@ def _shown_by(
 ) -> Callable[[Sequence[Prompt]], list[Prompt]] | None:
     """Prompts as the task before shows them, of one that is after another."""
     from mmgrpo.config.loading import load_config
-    from mmgrpo.run.checkpoint import is_checkpoint
-    from mmgrpo.run.resuming import config_of, run_of
-    from mmgrpo.run.trust import require_trusted
-    from mmgrpo.train.following import Behind
+    from mmgrpo.runs.checkpoint import is_checkpoint
+    from mmgrpo.runs.resuming import config_of, run_of
+    from mmgrpo.runs.trust import require_trusted
+    from mmgrpo.training.following import Behind
 
     if settings.task is None or settings.task.after is None or checkpoint is None:
         return None
@@ -293,7 +293,7 @@ def weights_for(config: str, checkpoint: Path | None, task: str | None = None, *
         return None
     path = path / task if task and (path / task / "config.yaml").is_file() else path
     if best:
-        from mmgrpo.run.best import best_checkpoint
+        from mmgrpo.runs.best import best_checkpoint
 
         return best_checkpoint(path)
     return path

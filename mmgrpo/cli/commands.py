@@ -141,8 +141,8 @@ def sample(
     """Draws samples for one prompt from the base model or a checkpoint; texts are printed too."""
     with plain_errors():
         from mmgrpo.config.loading import parsed_pairs
-        from mmgrpo.run.drawing import captions_of, draw, write
-        from mmgrpo.train.build import build_rewards, exchange_plan
+        from mmgrpo.runs.drawing import captions_of, draw, write
+        from mmgrpo.training.build import build_rewards, exchange_plan
 
         settings = single_settings_of(config, overrides, task, trust=trust)
         judges = (settings.evaluation and settings.evaluation.rewards) or settings.rewards
@@ -175,7 +175,7 @@ def evaluate(
 ) -> None:
     """Judges a run, all tasks of a mixed one, a checkpoint or the base model on its evaluation prompts."""
     with plain_errors():
-        from mmgrpo.train.mixed import under_task
+        from mmgrpo.training.mixed import under_task
 
         table = Table("judge", "mean", "spread", "judged", "failed", box=None, header_style="bold")
         found: dict[str, float] = {}
@@ -264,7 +264,7 @@ def doctor(config: Config, overrides: Overrides = None, trust: TrustOption = Fal
     with plain_errors():
         from mmgrpo.config.parts import tasks_of
         from mmgrpo.doctor.examination import examine, render
-        from mmgrpo.train.build import build_rewards
+        from mmgrpo.training.build import build_rewards
 
         whole, sound = settings_of(config, overrides, trust=trust), True
         for name, settings in (tasks_of(whole) or {"": whole}).items():
@@ -354,7 +354,7 @@ def serve_rewards(
         say_importing()
         from mmgrpo.serving.wire import token_of
         from mmgrpo.system.extras import missing
-        from mmgrpo.train.build import build_rewards
+        from mmgrpo.training.build import build_rewards
 
         try:
             from mmgrpo.serving.app import Limits, make_app

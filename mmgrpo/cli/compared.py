@@ -63,7 +63,7 @@ def _command(names: Sequence[str], comparison: Comparison, num_seeds: int) -> st
 
 def _page(comparison: Comparison, command: str, num_jobs: int) -> Path | None:
     from mmgrpo.report.methods import MethodRuns, write_methods
-    from mmgrpo.run.folder import has_ended
+    from mmgrpo.runs.folder import has_ended
 
     members = [
         MethodRuns(

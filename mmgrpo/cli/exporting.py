@@ -57,11 +57,11 @@ def export_run(run: str, wanted: Wanted) -> Path:
     if not is_run(run):
         raise ConfigError(f"{run} is no run folder and no checkpoint: give one of those that train has written")
     say_importing()
-    from mmgrpo.run.exporting import copy_adapters, has_adapters
-    from mmgrpo.run.folder import CONFIG as RUN_CONFIG
-    from mmgrpo.run.folder import claimed
-    from mmgrpo.run.resuming import config_of, run_of, weights_at
-    from mmgrpo.run.trust import require_within
+    from mmgrpo.runs.exporting import copy_adapters, has_adapters
+    from mmgrpo.runs.folder import CONFIG as RUN_CONFIG
+    from mmgrpo.runs.folder import claimed
+    from mmgrpo.runs.resuming import config_of, run_of, weights_at
+    from mmgrpo.runs.trust import require_within
     from mmgrpo.system.files import sync_tree, writing
 
     checkpoint = weights_for(run, None, wanted.task, best=wanted.best)
@@ -130,7 +130,7 @@ def _write_whole(settings: RunConfig, checkpoint: Path, directory: Path, dtype: 
 
 def _describe(run: Path, directory: Path, *, name: str, weights: str) -> None:
     from mmgrpo.report.card import card_of
-    from mmgrpo.run.folder import CONFIG as RUN_CONFIG
+    from mmgrpo.runs.folder import CONFIG as RUN_CONFIG
 
     shutil.copyfile(run / RUN_CONFIG, directory / CONFIG)
     (directory / CARD).write_text(card_of(run, directory, name=name, weights=weights), encoding="utf-8")

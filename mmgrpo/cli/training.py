@@ -53,8 +53,8 @@ def train_series(settings: RunConfig, say: Callable[[str], None]) -> Ended:
     Returns:
         How the last run of it ended that was begun.
     """
-    from mmgrpo.run.folder import claim_folder
-    from mmgrpo.run.processes import Job
+    from mmgrpo.runs.folder import claim_folder
+    from mmgrpo.runs.processes import Job
     from mmgrpo.system.files import replace_text
 
     with _accelerator(settings, is_new=True) as accelerator:
@@ -90,8 +90,8 @@ def resume_series(folder: Path, overrides: list[str], say: Callable[[str], None]
 
 
 def _trained_in_turn(settings: RunConfig, folder: Path, accelerator: Accelerator, say: Callable[[str], None]) -> Ended:
-    from mmgrpo.run.folder import clear_unbegun, has_ended
-    from mmgrpo.run.processes import Job
+    from mmgrpo.runs.folder import clear_unbegun, has_ended
+    from mmgrpo.runs.processes import Job
 
     ended = Ended(folder, "finished", accelerator.is_main_process)
     runs = runs_of(settings)
@@ -121,7 +121,7 @@ def _from(folder: Path, before: list[RunConfig], config: RunConfig) -> dict[str,
 
 @contextmanager
 def _accelerator(settings: RunConfig, *, is_new: bool) -> Iterator[Accelerator]:
-    from mmgrpo.run.folder import make_accelerator, require_output
+    from mmgrpo.runs.folder import make_accelerator, require_output
 
     if is_new:
         require_output(settings)
@@ -133,8 +133,8 @@ def _accelerator(settings: RunConfig, *, is_new: bool) -> Iterator[Accelerator]:
 
 
 def _trained(settings: RunConfig, accelerator: Accelerator, resume: Path | None) -> Ended:
-    from mmgrpo.train.build import build_rewards
-    from mmgrpo.train.trainer import Trainer
+    from mmgrpo.training.build import build_rewards
+    from mmgrpo.training.trainer import Trainer
 
     judges, prompts = build_rewards(settings.rewards), prompts_of(settings)
     trainer = Trainer(None, judges, prompts, settings, accelerator=accelerator, resume=resume)
@@ -142,7 +142,7 @@ def _trained(settings: RunConfig, accelerator: Accelerator, resume: Path | None)
 
 
 def _mixed(settings: RunConfig, accelerator: Accelerator, resume: Path | None) -> Ended:
-    from mmgrpo.train.mixed import MixedTrainer
+    from mmgrpo.training.mixed import MixedTrainer
 
     trainer = MixedTrainer(settings, accelerator=accelerator, resume=resume)
     return Ended(trainer.train(), trainer.status, accelerator.is_main_process)

@@ -14,7 +14,7 @@ from mmgrpo.system.declared import declared
 from mmgrpo.system.targets import import_attribute, is_own, own_attribute
 
 POLICIES: Mapping[str, str] = {
-    "denoising": "mmgrpo.policies.denoising:DenoisingPolicy",
+    "denoising": "mmgrpo.policies.diffusion:DenoisingPolicy",
     "language": "mmgrpo.policies.language:LanguagePolicy",
     "masked": "mmgrpo.policies.masked:MaskedPolicy",
     "image_tokens": "mmgrpo.policies.image_tokens:ImageTokensPolicy",
@@ -22,7 +22,7 @@ POLICIES: Mapping[str, str] = {
 }
 
 SETTINGS: Mapping[str, str] = {
-    "denoising": "mmgrpo.policies.denoising.settings:DenoisingSettings",
+    "denoising": "mmgrpo.policies.diffusion.settings:DenoisingSettings",
     "language": "mmgrpo.policies.language.settings:LanguageSettings",
     "masked": "mmgrpo.policies.masked.settings:MaskedSettings",
     "image_tokens": "mmgrpo.policies.image_tokens.settings:ImageTokensSettings",
@@ -67,11 +67,11 @@ REWARDS: Mapping[str, str] = {
     "record_similarity": "mmgrpo.rewards.text.records:RecordSimilarity",
     "tool_calls": "mmgrpo.rewards.text.tool_calls:ToolCalls",
     "value_match": "mmgrpo.rewards.text.values:ValueMatch",
-    "code_tests": "mmgrpo.rewards.execution.programs:CodeTests",
-    "run_time": "mmgrpo.rewards.execution.programs:RunTime",
-    "sql_execution": "mmgrpo.rewards.execution.queries:SqlExecution",
-    "command": "mmgrpo.rewards.execution.commands:Command",
-    "rendered": "mmgrpo.rewards.execution.rendering:Rendered",
+    "code_tests": "mmgrpo.rewards.code.programs:CodeTests",
+    "run_time": "mmgrpo.rewards.code.programs:RunTime",
+    "sql_execution": "mmgrpo.rewards.code.queries:SqlExecution",
+    "command": "mmgrpo.rewards.code.commands:Command",
+    "rendered": "mmgrpo.rewards.code.rendering:Rendered",
     "box_iou": "mmgrpo.rewards.grounding.localization:BoxIou",
     "detection": "mmgrpo.rewards.grounding.localization:Detection",
     "average_precision": "mmgrpo.rewards.grounding.precision:AveragePrecision",
@@ -130,13 +130,13 @@ REWARDS: Mapping[str, str] = {
     "temporal_consistency": "mmgrpo.rewards.video.motion:TemporalConsistency",
     "frame_mean": "mmgrpo.rewards.video.motion:FrameMean",
     "video_align": "mmgrpo.rewards.video.video_align:VideoAlign",
-    "clap_score": "mmgrpo.rewards.sounds.clap_scores:ClapScore",
-    "word_error": "mmgrpo.rewards.sounds.speech:WordError",
+    "clap_score": "mmgrpo.rewards.audio.clap_scores:ClapScore",
+    "word_error": "mmgrpo.rewards.audio.speech:WordError",
     "word_error_rate": "mmgrpo.rewards.text.transcripts:WordErrorRate",
-    "loudness": "mmgrpo.rewards.sounds.levels:Loudness",
-    "clipping": "mmgrpo.rewards.sounds.levels:Clipping",
-    "sounding": "mmgrpo.rewards.sounds.levels:Sounding",
-    "sound_length": "mmgrpo.rewards.sounds.levels:SoundLength",
+    "loudness": "mmgrpo.rewards.audio.levels:Loudness",
+    "clipping": "mmgrpo.rewards.audio.levels:Clipping",
+    "sounding": "mmgrpo.rewards.audio.levels:Sounding",
+    "sound_length": "mmgrpo.rewards.audio.levels:SoundLength",
     "vlm_judge": "mmgrpo.rewards.judges.looking:VlmJudge",
     "reward_model": "mmgrpo.rewards.judges.scalar:RewardModel",
     "step_reward_model": "mmgrpo.rewards.judges.scalar:StepRewardModel",
@@ -149,7 +149,7 @@ REWARDS: Mapping[str, str] = {
 }
 
 EXAMPLES: Mapping[str, str] = {
-    "rows": "mmgrpo.train.auxiliary:answered_rows",
+    "rows": "mmgrpo.training.auxiliary:answered_rows",
     "mislabelled_digits": "mmgrpo.examples.digits:mislabelled_examples",
     "misinstructed_edits": "mmgrpo.examples.edits:misinstructed_edits",
     "mislabelled_moving_digits": "mmgrpo.examples.moving_digits:mislabelled_moving_digits",
@@ -159,7 +159,7 @@ EXAMPLES: Mapping[str, str] = {
 }
 
 OUTLINES: Mapping[str, str] = {
-    "denoising": "mmgrpo.policies.denoising.outline:outline_of",
+    "denoising": "mmgrpo.policies.diffusion.outline:outline_of",
     "language": "mmgrpo.policies.language.outline:outline_of",
 }
 """What tells a policy's shapes without its weights, for those that can."""

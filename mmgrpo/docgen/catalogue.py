@@ -34,7 +34,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         *("rewards.text.coverage", "rewards.text.forecasts", "rewards.text.tables", "rewards.text.tool_calls"),
         *("rewards.text.records", "rewards.text.meanings", "rewards.text.transcripts"),
     ),
-    "Code that is run": ("rewards.execution",),
+    "Code that is run": ("rewards.code",),
     "Grounding: boxes, points, masks, actions, time": ("rewards.grounding",),
     "Checks of form, length and turns": (
         *("rewards.text.structure", "rewards.text.tagged", "rewards.text.lengths", "rewards.text.exchanges"),
@@ -51,7 +51,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "Image: what it shows": ("rewards.images.ocr", "rewards.images.compositional", "rewards.images.similarity"),
     "Image: pixels, without a model": ("rewards.images.pixels", "rewards.images.textures"),
     "Video": ("rewards.video",),
-    "Sound": ("rewards.sounds",),
+    "Sound": ("rewards.audio",),
     "Groups, and rewards of rewards": ("rewards.groups",),
     "On a server": ("rewards.judges.remote",),
     "The digits of the quickstarts": ("examples.digits", "examples.edits", "examples.moving_digits"),

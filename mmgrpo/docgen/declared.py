@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,15 @@ def summary_line(target: str) -> str | None:
         found = next((node for node in tree.body if getattr(node, "name", None) == attribute), None)
         if isinstance(found, ast.ClassDef | ast.FunctionDef):
             return (ast.get_docstring(found) or "").partition("\n")[0]
+        package = module if source.name == "__init__.py" else module.rpartition(".")[0]
         imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module)
-        home = next((node.module for node in imports if attribute in {alias.name for alias in node.names}), None)
-        if home is None or home == module:
+        origin = next((node for node in imports if attribute in {alias.name for alias in node.names}), None)
+        if origin is None:
             return None
-        module = home
+        defining_module = resolve_name("." * origin.level + str(origin.module), package)
+        if defining_module == module:
+            return None
+        module = defining_module
     return None
 
 
@@ -106,14 +111,16 @@ def _require(name: str, settings: Mapping[str, Any]) -> None:
 
 def _source_of(module: str) -> Path | None:
     """The file of a module, found as an import would find it; None if there is none that can be read."""
-    places: Sequence[str] = [*sys.path, os.getcwd()]
+    spec, folders = None, [*sys.path, os.getcwd()]
     parts = module.split(".")
     for number in range(1, len(parts) + 1):
-        found = PathFinder.find_spec(".".join(parts[:number]), places)
-        if found is None:
+        name = ".".join(parts[:number])
+        spec = PathFinder.find_spec(name, folders)
+        if spec is None:
             return None
-        places = list(found.submodule_search_locations or ())
-    origin = found.origin if found is not None else None
+        imported = sys.modules.get(name)  # a package may have added to its path, as ours does in a checkout
+        folders = list(getattr(imported, "__path__", None) or spec.submodule_search_locations or ())
+    origin = spec.origin if spec is not None else None
     return Path(origin) if origin and origin.endswith(".py") else None
 
 

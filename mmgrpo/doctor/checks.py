@@ -22,8 +22,8 @@ from mmgrpo.maths.aggregates import count
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.surrogates import policy_gradient
 from mmgrpo.policy import Policy
-from mmgrpo.train.learner import Gradient, accumulate_gradient
-from mmgrpo.train.views import Seen
+from mmgrpo.training.learner import Gradient, accumulate_gradient
+from mmgrpo.training.views import Seen
 from mmgrpo.types import Rollout, Sample
 from mmgrpo.values import DRIFT
 

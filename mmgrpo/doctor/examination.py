@@ -34,12 +34,12 @@ from mmgrpo.reward import Told
 from mmgrpo.scoring import NamedReward, named_rewards, score
 from mmgrpo.splits import num_leaves
 from mmgrpo.system.console import shown
-from mmgrpo.train.build import build_plan, build_setting
-from mmgrpo.train.build_views import build_views
-from mmgrpo.train.critic import build_critic, seen_by
-from mmgrpo.train.drawing import draw
-from mmgrpo.train.ema import Average
-from mmgrpo.train.views import Sights
+from mmgrpo.training.build import build_plan, build_setting
+from mmgrpo.training.build_views import build_views
+from mmgrpo.training.critic import build_critic, seen_by
+from mmgrpo.training.drawing import draw
+from mmgrpo.training.ema import Average
+from mmgrpo.training.views import Sights
 from mmgrpo.types import Plan, Prompt, Rollout, Sample
 from mmgrpo.values import DRIFT, REFERENCE, VALUE
 

@@ -18,7 +18,7 @@ from mmgrpo.report.numbers import clip, number
 from mmgrpo.report.reading import Log, by_step, mean_or_none, parse_mapping, read_log
 from mmgrpo.report.run_files import RunFiles
 from mmgrpo.report.usage import Base, Exported, exported_in, usage
-from mmgrpo.run.exporting import is_hub_id
+from mmgrpo.runs.exporting import is_hub_id
 from mmgrpo.system.console import shown
 from mmgrpo.system.targets import is_own
 from mmgrpo.system.yamls import YamlError, parsed_yaml

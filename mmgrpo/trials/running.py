@@ -15,8 +15,8 @@ from types import FrameType
 from typing import final
 
 from mmgrpo.report.numbers import duration
-from mmgrpo.run.folder import clear_unbegun, has_ended
-from mmgrpo.run.stopping import TERMINATING
+from mmgrpo.runs.folder import clear_unbegun, has_ended
+from mmgrpo.runs.stopping import TERMINATING
 from mmgrpo.system.console import brief
 from mmgrpo.trials.plan import Comparison, Trial
 

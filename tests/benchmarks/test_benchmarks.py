@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mmgrpo.policies.denoising.memo import Memo
+from mmgrpo.policies.diffusion.memo import Memo
 
 from benchmarks import forwards, overhead
 from benchmarks.forwards import count_method
@@ -59,7 +59,7 @@ def test_overhead_profile_prints_both_parts(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_time_is_charged_to_the_first_owner() -> None:
-    denoising = "/checkout/policies/denoising/"
+    denoising = "/checkout/policies/diffusion/"
     assert group_of((denoising + "memo.py", 1, "_keys")) == "memo"
     assert group_of((denoising + "session.py", 1, "_denoise")) == "ghosts"
     assert group_of((denoising + "session.py", 1, "_installed")) == "preamble: session"

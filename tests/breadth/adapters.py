@@ -12,9 +12,9 @@ from unittest import mock
 import diffusers
 import numpy as np
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.calls import form_of
-from mmgrpo.policies.denoising.rows import Row
+from mmgrpo.policies.diffusion import DenoisingPolicy
+from mmgrpo.policies.diffusion.calls import form_of
+from mmgrpo.policies.diffusion.rows import Row
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 

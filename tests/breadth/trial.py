@@ -12,10 +12,10 @@ from typing import Any
 
 import diffusers
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.calls import form_of
-from mmgrpo.policies.denoising.rows import Row
-from mmgrpo.policies.denoising.shown import unlike
+from mmgrpo.policies.diffusion import DenoisingPolicy
+from mmgrpo.policies.diffusion.calls import form_of
+from mmgrpo.policies.diffusion.rows import Row
+from mmgrpo.policies.diffusion.shown import unlike
 from PIL import Image
 
 from mmgrpo.errors import MmgrpoError

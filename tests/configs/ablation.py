@@ -23,7 +23,7 @@ from mmgrpo.config.sections import at
 from mmgrpo.errors import MmgrpoError
 from mmgrpo.policy import Policy
 from mmgrpo.scoring import NamedReward
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample, Scope, Score
 
 SECTIONS = ("prompts", "policy", "rollout", "advantage", "objective", "auxiliary", "update")

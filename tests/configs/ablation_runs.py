@@ -8,14 +8,14 @@ from functools import cache
 from typing import Any
 
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.rewards.text.exchanges import EnvironmentReturn
 
 from mmgrpo.config import Named, RunConfig
 from mmgrpo.config.loading import CONFIGS, read_layers
 from mmgrpo.policy import Policy
 from mmgrpo.scoring import NamedReward
-from mmgrpo.train.build import build_policy
+from mmgrpo.training.build import build_policy
 from mmgrpo.types import Prompt, Sample
 from tests.configs import test_imitation, test_smoke_language, test_smoke_reading
 from tests.configs.ablation import COLUMNS, TEXTS, TinyRun, halves, some_right

@@ -81,16 +81,16 @@ VIEWS = [
     "papo", "sdpo", "on-policy-distillation", "g-opd", "gtr-turbo", "srpo--unifying-group", "vogue", "rto", "prl",
     "cgpo",
 ]  # fmt: skip
-"""Trained with views, in ``tests/train/test_view_runs.py``."""
+"""Trained with views, in ``tests/training/test_view_runs.py``."""
 
 IMITATION = ["expo", "mel", "oorl", "depo", "meml-grpo"]
 """Trained on a language policy, in ``tests/configs/test_imitation.py``."""
 
 CRITICS = ["ppo", "dvpo", "direct-advantage-policy-optimization"]
-"""Trained with a critic, in ``tests/train/test_critic.py``."""
+"""Trained with a critic, in ``tests/training/test_critic.py``."""
 
 INTERNALS = ["verl", "capo", "preplan-and-anchor-credit"]
-"""Trained with what the network says inside, in ``tests/train/test_internal_runs.py``."""
+"""Trained with what the network says inside, in ``tests/training/test_internal_runs.py``."""
 
 EVERYDAY = {
     "any kind": (

@@ -19,7 +19,7 @@ from mmgrpo.maths.aggregates import count
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.feedback import Scoped, Turns
 from mmgrpo.maths.modulation import detached
-from mmgrpo.train.credit import apart, form_credit
+from mmgrpo.training.credit import apart, form_credit
 from mmgrpo.types import Scores
 from mmgrpo.values import ENTROPY, Value
 from tests.maths.feedback_rows import feedback_of

@@ -19,9 +19,9 @@ from mmgrpo.maths.aggregates import count
 from mmgrpo.maths.feedback import Column, Scoped
 from mmgrpo.maths.planners import Round, Setting
 from mmgrpo.scoring import NamedReward
-from mmgrpo.train.build import build_contexts, build_rewards
-from mmgrpo.train.credit import valued
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.training.build import build_contexts, build_rewards
+from mmgrpo.training.credit import valued
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample, Scope, Score, Scores
 from mmgrpo.values import of_view
 from tests.configs.mechanisms import CHAINS

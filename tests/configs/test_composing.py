@@ -18,7 +18,7 @@ from mmgrpo.config.loading import dump_config, find_config, load_config, read_la
 from mmgrpo.config.sections import at
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.method import method_rows
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample
 from tests.policies.tiny_language import policy_of, prompts_of
 
@@ -76,7 +76,7 @@ def refusal(folder: Path, *names: str) -> str:
     """Why a file that includes these cannot be, empty if it can: then all its functions can be made."""
     try:
         rewarding = (
-            {"environment": "python:tests.train.test_credit_of_turns:Corridor"} if "methods/gigpo" in names else {}
+            {"environment": "python:tests.training.test_credit_of_turns:Corridor"} if "methods/gigpo" in names else {}
         )
         config = laid(folder, *names, own={"rollout": {"group_size": 16, **rewarding}})
         require_credit(config)

@@ -13,7 +13,7 @@ from mmgrpo.data.history import History
 from mmgrpo.data.samplers import build_sampler
 from mmgrpo.maths.planners import Answer, Planner, Request, Setting
 from mmgrpo.memory import Memory, ReplayRow
-from mmgrpo.train.build import build_contexts
+from mmgrpo.training.build import build_contexts
 from mmgrpo.types import Prompt
 from tests.configs.method_steps import config_of
 from tests.data.test_samplers import after, pool

@@ -21,7 +21,7 @@ from mmgrpo.maths.places import Row, height, meanings_part
 from mmgrpo.maths.planners import Branch, Setting
 from mmgrpo.maths.tempered import with_tempered
 from mmgrpo.memory import Memory
-from mmgrpo.train.memory import Facts, remember
+from mmgrpo.training.memory import Facts, remember
 from mmgrpo.types import Prompt
 from tests.configs.method_steps import config_of
 from tests.maths.test_planners import answered

@@ -24,9 +24,9 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.planners import Answer, Request, Setting
 from mmgrpo.memory import Memory
 from mmgrpo.scoring import NamedReward
-from mmgrpo.train.build import build_contexts, build_rewards
-from mmgrpo.train.memory import Facts, remember
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.training.build import build_contexts, build_rewards
+from mmgrpo.training.memory import Facts, remember
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample
 from tests.configs.mechanisms import IMITATION
 from tests.configs.method_steps import config_of

@@ -14,7 +14,7 @@ from mmgrpo.config.parts import runs_of
 from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.scoring import score
 from mmgrpo.scoring.shaping import shaped
-from mmgrpo.train.build import build_rewards
+from mmgrpo.training.build import build_rewards
 from mmgrpo.types import Prompt, Sample
 from tests.configs.paid.executed import SOLVED
 from tests.configs.paid.judged import JUDGED

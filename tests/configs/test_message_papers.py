@@ -9,7 +9,7 @@ import torch
 from mmgrpo.config.binding import build_estimators
 from mmgrpo.config.loading import load_config
 from mmgrpo.maths.feedback import Scoped
-from mmgrpo.train.build import build_rewards
+from mmgrpo.training.build import build_rewards
 from mmgrpo.types import Prompt, Sample, Score
 from tests.maths.feedback_rows import feedback_of
 

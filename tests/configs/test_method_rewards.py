@@ -18,10 +18,10 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.scoring import NamedReward
 from mmgrpo.scoring.shaping import shaped
-from mmgrpo.train.build import build_rewards
-from mmgrpo.train.credit import form_credit
-from mmgrpo.train.live_rewards import joined_rewards
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.training.build import build_rewards
+from mmgrpo.training.credit import form_credit
+from mmgrpo.training.live_rewards import joined_rewards
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample, Scores
 from tests.policies.tiny_language import picture, prompts_of
 from tests.policies.tiny_language import policy_of as llama

@@ -14,7 +14,7 @@ from mmgrpo.config.sections import has
 from mmgrpo.explain.method import recipe_rows
 from mmgrpo.scoring import score
 from mmgrpo.scoring.shaping import shaped
-from mmgrpo.train.build import build_rewards
+from mmgrpo.training.build import build_rewards
 from mmgrpo.types import Prompt, Sample
 from tests.configs.paid import ELSEWHERE, PAID, ROUTED
 from tests.configs.written import written

@@ -17,7 +17,7 @@ from mmgrpo.config.loading import CONFIGS, dump_config, load_config, read_layers
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.explain.method import method_rows
-from mmgrpo.run.resuming import changed
+from mmgrpo.runs.resuming import changed
 
 Write = Callable[[str, dict[str, Any]], Path]
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mmgrpo.scoring import NamedReward
-from mmgrpo.train.build import build_rewards
-from mmgrpo.train.credit import form_credit, valued
+from mmgrpo.training.build import build_rewards
+from mmgrpo.training.credit import form_credit, valued
 from mmgrpo.types import Prompt, Sample, Scores
 from tests.configs.method_steps import config_of
 from tests.rewards.grouped import column_score, plain

@@ -17,7 +17,7 @@ from mmgrpo.maths.exit_credit import budget_advantages, over_budgets
 from mmgrpo.maths.places import Row
 from mmgrpo.maths.planners import Request, Round, Setting
 from mmgrpo.memory import Memory, ReplayRow
-from mmgrpo.train.build import build_contexts
+from mmgrpo.training.build import build_contexts
 from mmgrpo.types import Prompt, Sample
 from tests.configs.method_steps import Step, config_of, taught
 from tests.configs.pins.rounds import PLAYS

@@ -11,7 +11,7 @@ from mmgrpo.config.loading import load_config
 from mmgrpo.scoring import score
 from mmgrpo.scoring.named import NamedReward
 from mmgrpo.scoring.shaping import shaped
-from mmgrpo.train.build import build_rewards
+from mmgrpo.training.build import build_rewards
 from mmgrpo.types import Prompt, Sample
 from tests.configs.paid import Answer
 from tests.configs.paid.executed import MIXED, QUERIES, REFUSED, RUN

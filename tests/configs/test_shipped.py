@@ -11,9 +11,9 @@ import pytest
 import yaml
 from diffusers import QwenImageEditPipeline
 from mmgrpo.policies.adapter_files import DiffusersFiles
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.adapted import adapter_targets
-from mmgrpo.policies.denoising.settings import DenoisingSettings
+from mmgrpo.policies.diffusion import DenoisingPolicy
+from mmgrpo.policies.diffusion.adapted import adapter_targets
+from mmgrpo.policies.diffusion.settings import DenoisingSettings
 from mmgrpo.policies.weights import Weights
 from torch import nn
 
@@ -26,8 +26,8 @@ from mmgrpo.config.sections import at, has
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.policy import Scheduled
-from mmgrpo.run.watchdog import watched
-from mmgrpo.train.build import build_plan, build_rewards
+from mmgrpo.runs.watchdog import watched
+from mmgrpo.training.build import build_plan, build_rewards
 from tests.breadth.assembly import build
 from tests.configs.written import plain, written
 from tests.tiny.pipelines import PIPELINES

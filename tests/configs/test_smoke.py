@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from PIL import Image
 
 from mmgrpo.config import RunConfig
@@ -18,8 +18,8 @@ from mmgrpo.config.loading import load_config, shipped
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.maths.windows import shortened
 from mmgrpo.scoring import NamedReward
-from mmgrpo.train.build import build_rewards
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.training.build import build_rewards
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample, Scope, Score
 from tests.configs.mechanisms import ANY_KIND, DRAWN, EVERYDAY, applies_to, nightly, settings, untrained
 from tests.configs.tiny_scorers import TinyScorers

@@ -17,8 +17,8 @@ from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.config.loading import load_config
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.scoring import NamedReward
-from mmgrpo.train.build import build_rewards
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.training.build import build_rewards
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample, Scope, Score
 from tests.configs.mechanisms import (
     EVERYDAY,
@@ -61,7 +61,7 @@ RECIPES = {
 
 SMALL: dict[str, dict[str, Any]] = {
     "gfpo": {"advantage.estimators": [{"name": "among_most_efficient", "count": 3}]},
-    "gigpo": {"rollout.environment": "python:tests.train.test_credit_of_turns:Corridor"},
+    "gigpo": {"rollout.environment": "python:tests.training.test_credit_of_turns:Corridor"},
     "gtpo": {"advantage.estimators": [{"name": "conflict_tokens", "entropy_limit": None}]},
     "laser": {
         "advantage.estimators": [{"name": "self_judged", "token": 3, "start": 1, "least": 0.0}],

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mmgrpo.config.loading import load_config
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample
 from tests.configs.mechanisms import READING
 from tests.policies.tiny_language import policy_of, prompts_of

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 
 from mmgrpo.config.loading import load_config
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.training.trainer import Trainer
 from tests.policies.test_supervised import picture
 from tests.tiny.pipelines import PIPELINES
 

@@ -22,7 +22,7 @@ from mmgrpo.data.media import opened
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.rows import prompt_of_row
 from mmgrpo.errors import DataError
-from mmgrpo.train.arguments import prompts_of
+from mmgrpo.training.arguments import prompts_of
 from mmgrpo.types import Prompt
 
 ROWS = [{"prompt": "a", "answer": 1, "box": [1.0, 2.0]}, {"prompt": "b", "answer": 2, "box": [3.0, 4.0]}]

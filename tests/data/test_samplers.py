@@ -23,7 +23,7 @@ from mmgrpo.maths.prompt_weights import (
 )
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.memory import Memory
-from mmgrpo.train.memory import Facts, remember
+from mmgrpo.training.memory import Facts, remember
 from mmgrpo.types import Prompt
 
 

@@ -18,8 +18,8 @@ import torch
 from mmgrpo.rewards.judges.remote import Remote
 
 from mmgrpo import Trainer
-from mmgrpo.run.checkpoint import FOLDER, list_checkpoints
-from mmgrpo.run.stopping import BOUNCE_S, TERMINATING
+from mmgrpo.runs.checkpoint import FOLDER, list_checkpoints
+from mmgrpo.runs.stopping import BOUNCE_S, TERMINATING
 from tests.faults.runs import LINES, Case
 from tests.faults.services import MODES, Faulty
 from tests.faults.sittings import (

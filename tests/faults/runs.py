@@ -15,7 +15,7 @@ from torch import nn
 
 from mmgrpo import Trainer
 from mmgrpo.policy import Policy
-from mmgrpo.run.checkpoint import ASIDE, FOLDER, MANIFEST, TRAINING, list_checkpoints
+from mmgrpo.runs.checkpoint import ASIDE, FOLDER, MANIFEST, TRAINING, list_checkpoints
 from mmgrpo.system.files import read_lines
 from mmgrpo.types import Prompt, Sample
 from tests.policies.tiny_language import policy_of

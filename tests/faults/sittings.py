@@ -18,7 +18,7 @@ from accelerate.state import AcceleratorState, PartialState
 
 from mmgrpo import Trainer
 from mmgrpo.errors import MmgrpoError
-from mmgrpo.run.stopping import TERMINATING
+from mmgrpo.runs.stopping import TERMINATING
 from tests.faults.runs import Case, Reward
 from tests.forked import fork
 

@@ -12,7 +12,7 @@ import torch
 from diffusers.utils import convert_state_dict_to_diffusers
 from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.policies.adapters import DIFFUSERS_FILE
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.policies.language.settings import LanguageSettings
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 
 from mmgrpo.config.loading import validated
 from mmgrpo.errors import CheckpointError, ConfigError
-from mmgrpo.run.exporting import copy_adapters
-from mmgrpo.train.build import build_policy
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.runs.exporting import copy_adapters
+from mmgrpo.training.build import build_policy
+from mmgrpo.training.trainer import Trainer
 from tests.breadth import adapters, assembly
 from tests.policies import tiny_language, tiny_policies
 from tests.policies.contract import gradients, move, values

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from mmgrpo.policies.completion import Written
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor
 

@@ -12,7 +12,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from mmgrpo.policies.denoising.rows import Row
+from mmgrpo.policies.diffusion.rows import Row
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.types import Plan, Prompt, Sample

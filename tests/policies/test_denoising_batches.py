@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.rewards.images.pixels import Brightness
 
 from mmgrpo.config.loading import validated
 from mmgrpo.doctor.examination import examine
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Plan, Prompt, Sample
 from tests.policies.contract import sample_difference, values
 from tests.policies.tiny_policies import policy_of, prompts_of

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.buckets import Buckets
-from mmgrpo.policies.denoising.drawing import Drawing
-from mmgrpo.policies.denoising.rows import Row
-from mmgrpo.policies.denoising.sampling import Sampling
-from mmgrpo.policies.denoising.settings import BucketSettings, DenoisingSettings
+from mmgrpo.policies.diffusion import DenoisingPolicy
+from mmgrpo.policies.diffusion.buckets import Buckets
+from mmgrpo.policies.diffusion.drawing import Drawing
+from mmgrpo.policies.diffusion.rows import Row
+from mmgrpo.policies.diffusion.sampling import Sampling
+from mmgrpo.policies.diffusion.settings import BucketSettings, DenoisingSettings
 from pydantic import ValidationError
 
 from mmgrpo.errors import ConfigError, DataError

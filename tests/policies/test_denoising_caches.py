@@ -19,7 +19,7 @@ from diffusers import (
     PyramidAttentionBroadcastConfig,
     TaylorSeerCacheConfig,
 )
-from mmgrpo.policies.denoising.rows import Row
+from mmgrpo.policies.diffusion.rows import Row
 
 from mmgrpo.types import Plan, Prompt
 from tests.policies.contract import gradients, move, relative_difference, sample_difference, values

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FluxPipeline, StableDiffusion3Pipeline, StableDiffusionPipeline, WanPipeline
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.calls import RowsError, form_of
-from mmgrpo.policies.denoising.policy import load_pipeline
-from mmgrpo.policies.denoising.settings import DenoisingSettings
-from mmgrpo.policies.denoising.signature import arguments_of
+from mmgrpo.policies.diffusion import DenoisingPolicy
+from mmgrpo.policies.diffusion.calls import RowsError, form_of
+from mmgrpo.policies.diffusion.policy import load_pipeline
+from mmgrpo.policies.diffusion.settings import DenoisingSettings
+from mmgrpo.policies.diffusion.signature import arguments_of
 
 from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.types import Plan, Prompt

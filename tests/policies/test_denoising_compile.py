@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from torch import Tensor, nn
 
 from mmgrpo.types import Rollout

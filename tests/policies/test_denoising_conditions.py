@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusion3Img2ImgPipeline, StableDiffusionInstructPix2PixPipeline, WanVideoToVideoPipeline
-from mmgrpo.policies.denoising.calls import CallForm
-from mmgrpo.policies.denoising.rows import Row
-from mmgrpo.policies.denoising.shown import of_prompt
+from mmgrpo.policies.diffusion.calls import CallForm
+from mmgrpo.policies.diffusion.rows import Row
+from mmgrpo.policies.diffusion.shown import of_prompt
 from PIL import Image
 
 from mmgrpo.data.clips import encoded

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.decoding import decoders_of
+from mmgrpo.policies.diffusion import DenoisingPolicy
+from mmgrpo.policies.diffusion.decoding import decoders_of
 from torch import nn
 
 from mmgrpo.errors import ConfigError

@@ -14,18 +14,18 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 from diffusers.pipelines.stable_diffusion.safety_checker import StableDiffusionSafetyChecker
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.failures import DECODED, REPLACED, STATES, failures_of, finite_rows
-from mmgrpo.policies.denoising.outputs import samples_of
-from mmgrpo.policies.denoising.rows import Row
+from mmgrpo.policies.diffusion import DenoisingPolicy
+from mmgrpo.policies.diffusion.failures import DECODED, REPLACED, STATES, failures_of, finite_rows
+from mmgrpo.policies.diffusion.outputs import samples_of
+from mmgrpo.policies.diffusion.rows import Row
 from mmgrpo.rewards.images.pixels import Brightness
 from PIL import Image
 from transformers import CLIPConfig, CLIPImageProcessor
 
 from mmgrpo.errors import PolicyError
-from mmgrpo.run.drawing import draw, write
+from mmgrpo.runs.drawing import draw, write
 from mmgrpo.scoring import NamedReward, Scorer
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Plan, Prompt, Sample
 from tests.policies.contract import gradients, values
 from tests.policies.tiny_policies import pipeline_of, policy_of, prompts_of

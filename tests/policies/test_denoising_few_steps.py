@@ -12,9 +12,9 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.sampling import Sampling
-from mmgrpo.policies.denoising.session import StepCall
+from mmgrpo.policies.diffusion import DenoisingPolicy
+from mmgrpo.policies.diffusion.sampling import Sampling
+from mmgrpo.policies.diffusion.session import StepCall
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Plan

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.rows import Row
+from mmgrpo.policies.diffusion import DenoisingPolicy
+from mmgrpo.policies.diffusion.rows import Row
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, PolicyError, ReplayError

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.failures import DECODED
-from mmgrpo.policies.denoising.outputs import media_of, samples_of, sounds_of
-from mmgrpo.policies.denoising.rows import Row
+from mmgrpo.policies.diffusion import DenoisingPolicy
+from mmgrpo.policies.diffusion.failures import DECODED
+from mmgrpo.policies.diffusion.outputs import media_of, samples_of, sounds_of
+from mmgrpo.policies.diffusion.rows import Row
 from PIL import Image
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError, ReplayError
-from mmgrpo.run.samples import write_samples
+from mmgrpo.runs.samples import write_samples
 from mmgrpo.serving.wire import packed, unpacked
 from mmgrpo.types import Plan, Prompt, Rollout, Sample, Scores
 from tests.breadth import assembly

@@ -6,7 +6,7 @@ from functools import wraps
 from typing import Any
 
 import torch
-from mmgrpo.policies.denoising.memo import Memo
+from mmgrpo.policies.diffusion.memo import Memo
 from torch import Tensor, nn
 
 from mmgrpo.types import Plan, Prompt

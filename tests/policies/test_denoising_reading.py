@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from diffusers import EDMEulerScheduler, UniPCMultistepScheduler, WanPipeline
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.noising import placed
-from mmgrpo.policies.denoising.settings import ReadingSettings
+from mmgrpo.policies.diffusion import DenoisingPolicy
+from mmgrpo.policies.diffusion.noising import placed
+from mmgrpo.policies.diffusion.settings import ReadingSettings
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.types import Given, Origin, Plan, Prompt, Sample

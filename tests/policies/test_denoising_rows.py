@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.rewards.images.pixels import Brightness
 from PIL import Image
 
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Example, Given, Plan, Prompt, Sample
 from tests.breadth import assembly, trial
 from tests.forked import on_processes

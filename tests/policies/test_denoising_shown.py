@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FluxKontextPipeline, StableDiffusion3Img2ImgPipeline
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.calls import form_of
-from mmgrpo.policies.denoising.shown import Showing, arranged
+from mmgrpo.policies.diffusion import DenoisingPolicy
+from mmgrpo.policies.diffusion.calls import form_of
+from mmgrpo.policies.diffusion.shown import Showing, arranged
 from PIL import Image
 
 from mmgrpo.data.prompts import load_prompts

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.loading import load_pipeline
-from mmgrpo.policies.denoising.settings import DenoisingSettings
+from mmgrpo.policies.diffusion import DenoisingPolicy
+from mmgrpo.policies.diffusion.loading import load_pipeline
+from mmgrpo.policies.diffusion.settings import DenoisingSettings
 from mmgrpo.policies.language import LanguagePolicy
 from safetensors.torch import load_file, save_file
 
 from mmgrpo.config import RunConfig
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.report.usage import FOLDER, Base, exported_in, usage
-from mmgrpo.train.arguments import with_policy
+from mmgrpo.training.arguments import with_policy
 from tests.policies.contract import move
 from tests.policies.tiny_policies import pipeline_of, policy_of, settings_of
 from tests.tiny import single_files

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.layout import read_layout
-from mmgrpo.policies.denoising.matching import two_steps
-from mmgrpo.policies.denoising.rows import Row
-from mmgrpo.policies.denoising.supervised import Targets
-from mmgrpo.policies.denoising.waveforms import waveform_of
+from mmgrpo.policies.diffusion import DenoisingPolicy
+from mmgrpo.policies.diffusion.layout import read_layout
+from mmgrpo.policies.diffusion.matching import two_steps
+from mmgrpo.policies.diffusion.rows import Row
+from mmgrpo.policies.diffusion.supervised import Targets
+from mmgrpo.policies.diffusion.waveforms import waveform_of
 
 from mmgrpo.errors import DataError, PolicyError
 from mmgrpo.types import Audio, Example, Given, Prompt, Sample

@@ -22,7 +22,7 @@ from diffusers import (
     StableDiffusionInstructPix2PixPipeline,
     UNet2DConditionModel,
 )
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from PIL import Image
 
 from mmgrpo.types import Plan, Prompt

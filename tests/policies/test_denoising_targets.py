@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers import EulerDiscreteScheduler, FluxPipeline, LTXPipeline, QwenImagePipeline
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.layout import read_layout
-from mmgrpo.policies.denoising.rows import Row
+from mmgrpo.policies.diffusion import DenoisingPolicy
+from mmgrpo.policies.diffusion.layout import read_layout
+from mmgrpo.policies.diffusion.rows import Row
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import mse_loss

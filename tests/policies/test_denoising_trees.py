@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from mmgrpo.policies.denoising.chunks import make_groups
-from mmgrpo.policies.denoising.memo import Memo
-from mmgrpo.policies.denoising.record import Recorder
-from mmgrpo.policies.denoising.sampling import Sampling
-from mmgrpo.policies.denoising.session import Session
-from mmgrpo.policies.denoising.stage import Stage
+from mmgrpo.policies.diffusion.chunks import make_groups
+from mmgrpo.policies.diffusion.memo import Memo
+from mmgrpo.policies.diffusion.record import Recorder
+from mmgrpo.policies.diffusion.sampling import Sampling
+from mmgrpo.policies.diffusion.session import Session
+from mmgrpo.policies.diffusion.stage import Stage
 
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Plan, Split

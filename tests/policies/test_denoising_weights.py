@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import SD3Transformer2DModel, WanPipeline
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.types import Plan

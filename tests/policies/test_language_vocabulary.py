@@ -13,8 +13,8 @@ from mmgrpo.policies.language.values import of_token
 from mmgrpo.policies.sampling import Sampling, Support, token_logprobs
 from torch import Tensor
 
-from mmgrpo.train.learner import measured
-from mmgrpo.train.views import Seen, View
+from mmgrpo.training.learner import measured
+from mmgrpo.training.views import Seen, View
 from mmgrpo.values import ENTROPY, LOGPROB_MEAN, OF_DISTRIBUTION, RANK, Value, nucleus_entropy, top_logprob
 from tests.policies.tiny_language import policy_of, prompts_of
 

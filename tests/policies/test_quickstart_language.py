@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from mmgrpo.cli import app
 from mmgrpo.config.loading import load_config
 from mmgrpo.scoring import score
-from mmgrpo.train.build import build_rewards
+from mmgrpo.training.build import build_rewards
 from mmgrpo.types import Sample
 
 QUESTION = (

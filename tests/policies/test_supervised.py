@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from PIL import Image
 from torch.nn.functional import mse_loss
 

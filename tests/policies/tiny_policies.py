@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from torch import nn
 
 from mmgrpo.policy import Policy

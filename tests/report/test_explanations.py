@@ -9,7 +9,7 @@ from PIL import Image
 
 from mmgrpo.report.drawings import Mark, marks_of
 from mmgrpo.report.notes import Note, Stretch, note_of, timeline_of
-from mmgrpo.run.samples import write_samples
+from mmgrpo.runs.samples import write_samples
 from mmgrpo.types import Prompt, Sample, Scores
 from tests.report.folder import write_lines
 from tests.report.page import Page, render

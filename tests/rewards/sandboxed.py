@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from mmgrpo.rewards.execution.sandbox import PYTHON, Limits, Outcome, Program, run
+from mmgrpo.rewards.code.sandbox import PYTHON, Limits, Outcome, Program, run
 
 from mmgrpo.errors import RewardError
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mmgrpo.rewards.execution.commands import Command
-from mmgrpo.rewards.execution.queries import SqlExecution
+from mmgrpo.rewards.code.commands import Command
+from mmgrpo.rewards.code.queries import SqlExecution
 
 from mmgrpo.errors import ConfigError, RewardError
 from tests.rewards.sandboxed import needs_sandbox

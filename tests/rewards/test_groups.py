@@ -26,7 +26,7 @@ from mmgrpo.config import RewardConfig
 from mmgrpo.config.registry import REWARDS
 from mmgrpo.errors import ConfigError
 from mmgrpo.scoring import NamedReward, score
-from mmgrpo.train.build import build_rewards
+from mmgrpo.training.build import build_rewards
 from mmgrpo.types import Prompt, Sample, Score
 from tests.rewards.grouped import column_chance, column_score, plain
 

@@ -175,7 +175,7 @@ def what_runs(tree: ast.AST) -> set[str]:
     return found
 
 
-WITHIN = "rewards/execution/dialogue.py"
+WITHIN = "rewards/code/dialogue.py"
 """The one that runs what a model wrote: within the sandbox, where it is started as a file."""
 
 

@@ -127,7 +127,7 @@ def test_frame_mean_keeps_none_and_failures_apart() -> None:
 
 
 def test_frame_mean_of_a_reward_by_name() -> None:
-    from mmgrpo.train.build import build_rewards
+    from mmgrpo.training.build import build_rewards
 
     (named,) = build_rewards(
         [RewardConfig.model_validate({"name": "frame_mean", "of": {"name": "brightness", "target": 0.0}})]

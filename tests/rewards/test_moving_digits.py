@@ -19,7 +19,7 @@ from mmgrpo.examples.moving_digits import (
     moving_digit_prompts,
 )
 from mmgrpo.examples.moving_pipelines import moving_digits_pipeline, video_autoencoder
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from PIL import Image
 
 from mmgrpo.config.loading import load_config

@@ -111,7 +111,7 @@ def test_the_text_that_was_read_explains_the_score(reader: Callable[[Image.Image
 
 def test_an_engine_is_named_in_yaml_as_a_function(reader: Callable[[Image.Image], str]) -> None:
     from mmgrpo.config import RunConfig
-    from mmgrpo.train.build import build_rewards
+    from mmgrpo.training.build import build_rewards
 
     config = RunConfig.model_validate({"rewards": [{"name": "ocr_accuracy", "engine": "python:my_ocr:read"}]})
     (named,) = build_rewards(config.rewards)

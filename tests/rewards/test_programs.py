@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from mmgrpo.rewards.execution.programs import CodeTests, RunTime, gain, read_tests
+from mmgrpo.rewards.code.programs import CodeTests, RunTime, gain, read_tests
 from mmgrpo.rewards.parsing.code import code_in
 
 from mmgrpo.errors import ConfigError

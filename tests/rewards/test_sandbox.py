@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from mmgrpo.rewards.execution.sandbox import LAUNCHER, PYTHON, Limits, Program, run
+from mmgrpo.rewards.code.sandbox import LAUNCHER, PYTHON, Limits, Program, run
 
 from mmgrpo.errors import ConfigError, RewardError
 from tests.rewards.sandboxed import needs_sandbox, ran

@@ -17,7 +17,7 @@ from mmgrpo.config.loading import load_config
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.scoring import score
 from mmgrpo.scoring.shaping import shaped
-from mmgrpo.train.build import build_rewards
+from mmgrpo.training.build import build_rewards
 from mmgrpo.types import Prompt, Sample, Score
 from tests.configs.method_steps import Step, taught
 from tests.rewards.endpoint import Server

@@ -14,7 +14,7 @@ from mmgrpo.cli import app
 from mmgrpo.config.loading import validated
 from mmgrpo.serving import server
 from mmgrpo.serving.app import make_app
-from mmgrpo.train.build import build_rewards
+from mmgrpo.training.build import build_rewards
 
 EXACT = validated({"rewards": [{"name": "exact_match"}]}).rewards
 

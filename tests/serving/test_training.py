@@ -16,12 +16,12 @@ import pytest
 import torch
 from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.examples.pipelines import digits_pipeline
-from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.rewards.images.pixels import Brightness
 from mmgrpo.rewards.judges.remote import Remote
 
 from mmgrpo.errors import RewardError
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample
 from tests.serving.loopback import ServerProcess, serving
 

@@ -18,9 +18,9 @@ from diffusers import (
     VQModel,
 )
 
-from .autoencoders import LATENT_CHANNELS, kl_autoencoder
-from .text_encoders import WIDTH, t5_encoder
-from .tokenizers import t5_tokenizer
+from tests.tiny.autoencoders import LATENT_CHANNELS, kl_autoencoder
+from tests.tiny.text_encoders import WIDTH, t5_encoder
+from tests.tiny.tokenizers import t5_tokenizer
 
 LATTE_CALL = {"height": 16, "width": 16, "video_length": 2, "num_inference_steps": 4, "clean_caption": False}
 KANDINSKY3_CALL = {"height": 64, "width": 64, "num_inference_steps": 4}

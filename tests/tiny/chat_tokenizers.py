@@ -16,8 +16,8 @@ from itertools import pairwise
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from . import chat_templates
-from .tokenizers import QWEN_WORDS, SPACE
+from tests.tiny import chat_templates
+from tests.tiny.tokenizers import QWEN_WORDS, SPACE
 
 WORDS = """
 a an the one two three of on in is at with and or not what which how many colour picture digit word shown answer red

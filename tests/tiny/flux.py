@@ -20,9 +20,9 @@ from diffusers import (
 )
 from transformers import PixtralImageProcessor, PixtralProcessor
 
-from .autoencoders import LATENT_CHANNELS, flux2_autoencoder, kl_autoencoder
-from .text_encoders import WIDTH, clip_encoder, mistral3_encoder, qwen3_encoder, t5_encoder
-from .tokenizers import clip_tokenizer, mistral_tokenizer, qwen_tokenizer, t5_tokenizer
+from tests.tiny.autoencoders import LATENT_CHANNELS, flux2_autoencoder, kl_autoencoder
+from tests.tiny.text_encoders import WIDTH, clip_encoder, mistral3_encoder, qwen3_encoder, t5_encoder
+from tests.tiny.tokenizers import clip_tokenizer, mistral_tokenizer, qwen_tokenizer, t5_tokenizer
 
 PACKED_CHANNELS = 4 * LATENT_CHANNELS  # patches of 2 x 2 latents
 

@@ -31,7 +31,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from .causal_models import TEXT
+from tests.tiny.causal_models import TEXT
 
 WORDS = tuple("a red fox two blue squares on the table what is shown".split()) + tuple("0123456789*")  # noqa: SIM905
 PAD, START, END, IMAGE, BEGIN, STOP = "<pad>", "<s>", "</s>", "<image>", "<boi>", "<eoi>"

@@ -22,8 +22,13 @@ from diffusers import (
 )
 from diffusers import FlowMatchEulerDiscreteScheduler as FlowMatchEuler
 
-from .autoencoders import LATENT_CHANNELS, deep_compression_autoencoder, kl_autoencoder, qwen_image_autoencoder
-from .text_encoders import (
+from tests.tiny.autoencoders import (
+    LATENT_CHANNELS,
+    deep_compression_autoencoder,
+    kl_autoencoder,
+    qwen_image_autoencoder,
+)
+from tests.tiny.text_encoders import (
     WIDTH,
     clip_projected_encoder,
     gemma2_encoder,
@@ -31,7 +36,7 @@ from .text_encoders import (
     qwen3_encoder,
     t5_encoder,
 )
-from .tokenizers import clip_tokenizer, gemma_tokenizer, qwen_tokenizer, t5_tokenizer
+from tests.tiny.tokenizers import clip_tokenizer, gemma_tokenizer, qwen_tokenizer, t5_tokenizer
 
 
 def sd3() -> StableDiffusion3Pipeline:

@@ -33,7 +33,7 @@ from transformers import (
     ViTImageProcessor,
 )
 
-from . import tokenizers
+from tests.tiny import tokenizers
 
 SIDE = 16  # pixels a side
 WIDTH = 32

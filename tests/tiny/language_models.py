@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
-from . import causal_models, chat_tokenizers, processors, vision_language_models
+from tests.tiny import causal_models, chat_tokenizers, processors, vision_language_models
 
 Processor = PreTrainedTokenizerBase | ProcessorMixin
 

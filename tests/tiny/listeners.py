@@ -26,8 +26,8 @@ from transformers import (
     WhisperTokenizer,
 )
 
-from . import tokenizers
-from .judges import redraw
+from tests.tiny import tokenizers
+from tests.tiny.judges import redraw
 
 RATE = 8000  # of the recognisers
 LETTERS = ("<pad>", "<s>", "</s>", "<unk>", "|", *string.ascii_uppercase)

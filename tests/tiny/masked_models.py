@@ -26,9 +26,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from . import chat_templates, chat_tokenizers
-from .text_encoders import clip_projected_encoder
-from .tokenizers import clip_tokenizer
+from tests.tiny import chat_templates, chat_tokenizers
+from tests.tiny.text_encoders import clip_projected_encoder
+from tests.tiny.tokenizers import clip_tokenizer
 
 MASK = "<|mask|>"
 CODES = 12

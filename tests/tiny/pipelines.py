@@ -12,7 +12,7 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from PIL import Image
 from torch import nn
 
-from . import flux, image_transformers, stable_diffusion, videos
+from tests.tiny import flux, image_transformers, stable_diffusion, videos
 
 SEED = 0
 GAIN = 2.0  # on a denoiser's weight matrices: with torch's own scale the prompt hardly reaches the pixels

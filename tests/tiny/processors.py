@@ -27,7 +27,7 @@ from transformers import (
     SiglipImageProcessor,
 )
 
-from . import chat_templates, chat_tokenizers
+from tests.tiny import chat_templates, chat_tokenizers
 
 PATCH = 4  # pixels a side
 MERGE = 2  # patches a side that become one token, where a model merges them

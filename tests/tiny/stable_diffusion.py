@@ -21,9 +21,9 @@ from diffusers import (
     UNet2DConditionModel,
 )
 
-from .autoencoders import LATENT_CHANNELS, kl_autoencoder
-from .text_encoders import WIDTH, clip_encoder, clip_projected_encoder
-from .tokenizers import clip_tokenizer
+from tests.tiny.autoencoders import LATENT_CHANNELS, kl_autoencoder
+from tests.tiny.text_encoders import WIDTH, clip_encoder, clip_projected_encoder
+from tests.tiny.tokenizers import clip_tokenizer
 
 BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
 

@@ -20,8 +20,7 @@ from transformers import (
 )
 
 from tests.policies.families import families
-
-from .language_models import IMAGES, NAMES, SEVERAL_IMAGES, TINY, VIDEOS, Processor, make, save, tokenizer_of
+from tests.tiny.language_models import IMAGES, NAMES, SEVERAL_IMAGES, TINY, VIDEOS, Processor, make, save, tokenizer_of
 
 WORDS = "what is the colour of the picture"
 OTHER_WORDS = "how many cat"

@@ -14,8 +14,7 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from torch import Tensor, nn
 
 from tests.policies.families import families
-
-from .pipelines import DENOISERS, PIPELINES
+from tests.tiny.pipelines import DENOISERS, PIPELINES
 
 PROMPTS = ("a red cat on a house", "a blue square")
 OTHER_PROMPT = "a large dog running"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .tokenizers import clip_tokenizer, gemma_tokenizer, mistral_tokenizer, qwen_tokenizer, t5_tokenizer
+from tests.tiny.tokenizers import clip_tokenizer, gemma_tokenizer, mistral_tokenizer, qwen_tokenizer, t5_tokenizer
 
 QWEN_IMAGE_SYSTEM = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "

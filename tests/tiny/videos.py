@@ -17,9 +17,9 @@ from diffusers import (
 )
 from diffusers import FlowMatchEulerDiscreteScheduler as FlowMatchEuler
 
-from .autoencoders import LATENT_CHANNELS, cogvideox_autoencoder, ltx_autoencoder, wan_autoencoder
-from .text_encoders import WIDTH, t5_encoder, umt5_encoder
-from .tokenizers import t5_tokenizer
+from tests.tiny.autoencoders import LATENT_CHANNELS, cogvideox_autoencoder, ltx_autoencoder, wan_autoencoder
+from tests.tiny.text_encoders import WIDTH, t5_encoder, umt5_encoder
+from tests.tiny.tokenizers import t5_tokenizer
 
 COGVIDEOX_TEXT_LENGTH = 64  # its position table is made for one length of text
 

@@ -27,8 +27,8 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
-from .causal_models import HEAD_WIDTH, WIDTH, WINDOW, text
-from .processors import MERGE, PATCH, PINPOINTS, SIDE, TILE_PATCHES, TILE_TOKENS
+from tests.tiny.causal_models import HEAD_WIDTH, WIDTH, WINDOW, text
+from tests.tiny.processors import MERGE, PATCH, PINPOINTS, SIDE, TILE_PATCHES, TILE_TOKENS
 
 VISION_WIDTH = 32
 VISION: dict[str, Any] = {

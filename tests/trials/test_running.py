@@ -15,9 +15,9 @@ import torch
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config
 from mmgrpo.data.prompts import load_prompts_of
-from mmgrpo.run.folder import has_ended, status_of
-from mmgrpo.train.build import build_policy, build_rewards
-from mmgrpo.train.trainer import Trainer
+from mmgrpo.runs.folder import has_ended, status_of
+from mmgrpo.training.build import build_policy, build_rewards
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.trials.plan import plan_comparison, write_configurations
 from mmgrpo.trials.running import Carrying
 

@@ -42,4 +42,4 @@ LOSSES: dict[str, tuple[Step, float]] = {
 }
 
 ELSEWHERE = {"verl"}
-"""In ``tests/train/test_internal_runs.py``: its usual numbers are of a run."""
+"""In ``tests/training/test_internal_runs.py``: its usual numbers are of a run."""

@@ -1,4 +1,4 @@
-"""Methods about the updates themselves, whose numbers are in ``tests/train/test_hooks.py``."""
+"""Methods about the updates themselves, whose numbers are in ``tests/training/test_hooks.py``."""
 
 from __future__ import annotations
 

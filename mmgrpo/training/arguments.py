@@ -1,0 +1,150 @@
+"""What people hand a Trainer, as the objects it works on: a path for a policy, one function for a list, a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmgrpo.config import Named, PromptsConfig, RewardConfig, RunConfig
+from mmgrpo.data.prompts import load_prompts, reading_of
+from mmgrpo.data.rows import prompt_of_row, require_unicode
+from mmgrpo.data.unreadable import Unreadable
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.policy import Policy
+from mmgrpo.scoring import NamedReward, named_rewards
+from mmgrpo.training.build import build_policy, build_rewards
+from mmgrpo.types import Prompt
+
+RewardGiven = NamedReward | Callable[..., Any] | str
+"""A function of samples or in TRL's form, an object with such a call, or a registered name."""
+
+MARKS = {"model_index.json": "denoising", "config.json": "language"}
+"""The file that tells a folder's kind, and the adapter for it; a pipeline's folder is looked at first."""
+
+SINGLE_FILE = ".safetensors"
+"""How the names of one-file checkpoints end, which are pipelines."""
+
+
+def with_policy(policy: Any, config: RunConfig) -> RunConfig:
+    """The configuration with a policy that is a path or hub id as its ``policy.model``, so that run folders record it.
+
+    Raises ConfigError where nothing tells which adapter a name is for.
+    """
+    if not isinstance(policy, str | Path):
+        return config
+    settings = config.policy.numbers if config.policy else {}
+    name = config.policy.name if config.policy else _adapter_for(str(policy))
+    named = Named.model_validate({**settings, "name": name, "model": str(policy)})
+    return config.model_copy(update={"policy": named})
+
+
+def policy_of(given: Any, config: RunConfig, device: str | torch.device) -> Policy:
+    """A live policy itself; a path or hub id of a model or pipeline, loaded with the settings of ``policy:``.
+
+    None is what ``policy:`` names. Raises ConfigError for anything else, and where nothing tells which adapter a name
+    is for.
+    """
+    if isinstance(given, Policy):
+        return given
+    if given is None and config.policy is not None:
+        return build_policy(config, device)
+    if not isinstance(given, str | Path):
+        raise ConfigError(
+            "policy must be a Policy, or the path or hub id of a model or pipeline, got "
+            f"{type(given).__name__}; wrap a live model: LanguagePolicy(model, processor), DenoisingPolicy(pipeline)"
+        )
+    return build_policy(with_policy(given, config), device)
+
+
+def with_policy_name(config: Any, policy: Any) -> Any:
+    """The values of a configuration whose section ``policy`` names no adapter, with the one that a model's path shows.
+
+    Anything else is given back as it is. Raises ConfigError where nothing shows which adapter it is.
+    """
+    section = config.get("policy") if isinstance(config, Mapping) else None
+    if not isinstance(policy, str | Path) or not isinstance(section, Mapping) or "name" in section:
+        return config
+    return {**config, "policy": {**section, "name": _adapter_for(str(policy))}}
+
+
+def rewards_of(given: Any) -> list[NamedReward]:
+    """Rewards by name: from one function or registered name, a sequence of them, or a mapping of names to functions."""
+    if isinstance(given, Mapping):
+        return named_rewards(given)
+    many = given if isinstance(given, Sequence) and not isinstance(given, str) else [given] if given else []
+    return named_rewards([_reward_of(one) for one in many])
+
+
+def prompts_of(given: Any, config: RunConfig) -> list[Prompt]:
+    """Prompts from a path, hub id or live dataset as ``prompts.source`` has them, or from a sequence.
+
+    A sequence holds ``Prompt``s, texts, or rows of columns in any mixture. Raises DataError for anything else, of which
+    the items of a sequence are left out, with a warning, under ``prompts.when_unreadable: skip``.
+    """
+    if isinstance(given, str | Path) or hasattr(given, "column_names"):
+        return load_prompts(given, **(reading_of(config.prompts) if config.prompts else {}))
+    if not isinstance(given, Sequence):
+        raise DataError(
+            f"prompts must be a path, a datasets.Dataset, or a list of texts, rows or Prompts, got "
+            f"{type(given).__name__}; make a list of it"
+        )
+    unreadable = Unreadable(skip=config.prompts is not None and config.prompts.when_unreadable == "skip")
+    readers = (partial(_prompt_of, item, number, config.prompts) for number, item in enumerate(given))
+    prompts = [prompt for reader in readers for prompt in unreadable.read(reader)]
+    unreadable.tell("prompts", len(prompts))
+    return prompts
+
+
+def _adapter_for(model: str) -> str:
+    if model.endswith(SINGLE_FILE) and Path(model).expanduser().is_file():
+        return MARKS["model_index.json"]
+    found = next((MARKS[file] for file in MARKS if (Path(model).expanduser() / file).is_file()), None)
+    found = found or (None if Path(model).expanduser().is_dir() else _adapter_on_hub(model))
+    if found is None:
+        raise ConfigError(
+            f"{model} holds neither {' nor '.join(MARKS)}, so nothing tells what it is; give a folder or hub id of "
+            "diffusers or transformers, or name the adapter: policy: {name: denoising} in the configuration"
+        )
+    return found
+
+
+def _adapter_on_hub(model: str) -> str | None:
+    from huggingface_hub import file_exists, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = (file for file in MARKS if isinstance(try_to_load_from_cache(model, file), str))
+        online = (file for file in MARKS if file_exists(model, file))
+        return MARKS[file] if (file := next(cached, None) or next(online, None)) else None
+    except HFValidationError as error:
+        raise ConfigError(f"policy: {model} is neither a folder nor the name of a model on the hub") from error
+    except Exception as error:  # offline, no such repository, not allowed: whoever loads the model says which
+        raise ConfigError(
+            f"policy: {model} is no folder, and the hub cannot be asked what it is ({type(error).__name__}); "
+            "download it and give its path, or log in with `hf auth login`"
+        ) from error
+
+
+def _reward_of(given: Any) -> Callable[..., Any] | NamedReward:
+    if isinstance(given, str):
+        (built,) = build_rewards([RewardConfig.model_validate({"name": given})])
+        return built
+    if not isinstance(given, NamedReward) and not callable(given):
+        raise ConfigError(f"a reward is a function or a registered name, got {type(given).__name__}")
+    return given
+
+
+def _prompt_of(given: Any, number: int, section: PromptsConfig | None) -> Prompt:
+    if isinstance(given, Prompt):
+        return given
+    if isinstance(given, str):
+        require_unicode(given, f"prompts, item {number}")
+        return Prompt(given)
+    if isinstance(given, Mapping):
+        column, allow_fetch = (section.text_column, section.allow_fetch) if section else ("prompt", False)
+        return prompt_of_row(given, column, where=f"prompts, row {number}", folder=None, allow_fetch=allow_fetch)
+    raise DataError(f"prompts, item {number}: a prompt is a text, a row or a Prompt, got {type(given).__name__}")

@@ -1,0 +1,266 @@
+"""Supervised learning beside the objective: further gradient of an update, from examples or from its groups' answers.
+
+Axes: B rows, P groups of an update on this process.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import final
+
+import torch
+from torch import Tensor
+
+from mmgrpo.config import AuxiliaryConfig
+from mmgrpo.config.binding import build_answer_weight
+from mmgrpo.data.history import Context, History
+from mmgrpo.data.media import Gallery, opened
+from mmgrpo.data.prompts import load_prompts
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.maths.diagnostics import Diagnostics
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.policy import Policy, Writing
+from mmgrpo.runs.processes import Job
+from mmgrpo.training.credit import Batch
+from mmgrpo.training.learner import Gradient
+from mmgrpo.training.supervision import (
+    EXAMPLES_SEED,
+    ExampleBatches,
+    Lesson,
+    Taught,
+    accumulate_supervised,
+    accumulate_weighted,
+    load_examples,
+    require_supervised,
+)
+from mmgrpo.types import Example, Origin, Prompt, Sample
+
+Part = tuple[int, str | None]
+"""A group, and the context that some of its rows were drawn in; None: the group as a whole."""
+
+Beside = Callable[[int, Sequence[int]], Gradient]
+"""(number of the update, this process's rows of it) -> what it added beside the objective's gradient; a collective."""
+
+
+@final
+class Auxiliaries:
+    """The section ``auxiliary`` of a run."""
+
+    def __init__(self, policy: Policy, configs: Sequence[AuxiliaryConfig], *, seed: int, job: Job) -> None:
+        """Loads the examples.
+
+        Args:
+            policy: must also be ``Supervised``, if there is any.
+            configs: the section.
+            seed: the run's.
+            job: the processes.
+
+        Raises:
+            ConfigError: the policy cannot be taught, or what weighs answers is unknown.
+        """
+        self._seed, self._job = seed, job
+        self._supervised = require_supervised(policy, "auxiliary") if configs else None
+        self._parameters = policy.trainable
+        self._answers: dict[
+            tuple[int, str], tuple[Prompt, Example]
+        ] = {}  # the prompt is kept, so that its id stays its own
+        self._batches: dict[str, ExampleBatches] = {}
+        for config in configs:
+            build_answer_weight(config)
+            if config.examples is not None:
+                examples = load_examples(config.examples, f"auxiliary ({config.label}): examples")
+                self._batches[config.label] = ExampleBatches(examples, config.batch_size or 64, seed)
+
+    def beside(
+        self,
+        configs: Sequence[AuxiliaryConfig],
+        batch: Batch,
+        first: int,
+        contexts: Mapping[str, Context] | None = None,
+    ) -> Beside | None:
+        """What joins the updates of a step.
+
+        Args:
+            configs: the section as it is at the step.
+            batch: what the step's updates learn from.
+            first: how many updates the run has had.
+            contexts: of ``rollout.contexts``, for answers that are taught in parts.
+
+        Returns:
+            For ``learn``; None where nothing joins.
+        """
+        active = [config for config in configs if config.weight != 0]
+        return partial(self._accumulate, active, batch, first, contexts or {}) if active else None
+
+    def _accumulate(
+        self,
+        configs: Sequence[AuxiliaryConfig],
+        batch: Batch,
+        first: int,
+        contexts: Mapping[str, Context],
+        number: int,
+        rows: Sequence[int],
+    ) -> Gradient:
+        losses, sums, num_forwards = {}, {}, 0
+        for config in configs:
+            if config.begun:
+                taught, num = self._from_beginnings(config, batch, first + number, rows)
+            elif config.column is None:
+                taught, num = self._from_examples(config, first + number)
+            else:
+                taught, num = self._from_answers(config, config.column, batch, first + number, rows, contexts)
+            losses[config.label], sums[config.label] = taught.own_loss, taught.own_sum
+            num_forwards += num
+        return Gradient(Diagnostics(loss_sums=losses, value_sums=sums), 0.0, num_forwards)
+
+    def _from_examples(self, config: AuxiliaryConfig, number: int) -> tuple[Taught, int]:
+        assert self._supervised is not None
+        lesson = self._batches[config.label].at(number, self._job, f"auxiliary ({config.label}): batch_size")
+        taught = accumulate_supervised(
+            self._supervised, lesson, parameters=self._parameters, job=self._job, scale=config.weight
+        )
+        return taught, len(lesson.examples)
+
+    def _from_answers(
+        self,
+        config: AuxiliaryConfig,
+        column: str,
+        batch: Batch,
+        number: int,
+        rows: Sequence[int],
+        contexts: Mapping[str, Context],
+    ) -> tuple[Taught, int]:
+        samples = [batch.rollout.samples[row] for row in rows]
+        parts: list[Part] = [(one.group, one.context if config.in_parts else None) for one in samples]
+        one_of = dict(zip(parts, samples, strict=True))
+        rate_P = success_rates(batch, rows, parts, right=config.right)
+        weight_P = build_answer_weight(config)(rate_P).tolist()
+        taught = {part: weight for part, weight in zip(one_of, weight_P, strict=True) if weight != 0}
+
+        def answers() -> Iterator[Example]:
+            for part in taught:
+                answer, shown = self._answer(one_of[part], column), contexts.get(part[1] or "")
+                prompt = shown(answer.prompt, one_of[part].member, History()) if shown else None
+                yield answer if prompt is None else replace(answer, prompt=prompt)
+
+        groups = [group for group, _ in taught]
+        return self._weighed(config, number, groups, lambda: list(answers()), list(taught.values()), len(one_of))
+
+    def _from_beginnings(
+        self, config: AuxiliaryConfig, batch: Batch, number: int, rows: Sequence[int]
+    ) -> tuple[Taught, int]:
+        samples = [batch.rollout.samples[row] for row in rows]
+        one_of = {(one.group, one.num_forced): one for one in samples if one.num_forced}
+        often = Counter((one.group, one.num_forced) for one in samples)
+
+        def beginnings() -> list[Example]:
+            return [Example(one.prompt, text=self._begun(one), finished=False) for one in one_of.values()]
+
+        groups, weights = [group for group, _ in one_of], [float(often[key]) for key in one_of]
+        return self._weighed(config, number, groups, beginnings, weights, len(rows))
+
+    def _weighed(
+        self,
+        config: AuxiliaryConfig,
+        number: int,
+        groups: Sequence[int],
+        examples_of: Callable[[], list[Example]],
+        weights: Sequence[float],
+        num: int,
+    ) -> tuple[Taught, int]:
+        """The loss of examples of these groups, as a mean over so many of this process; a collective."""
+        assert self._supervised is not None
+        examples: list[Example] = []
+
+        def found() -> int:
+            examples.extend(examples_of())
+            return num
+
+        total = sum(self._job.from_all(found))
+        seeds = [derive_seed(self._seed, EXAMPLES_SEED, number, group) for group in groups]
+        lesson = Lesson(examples=examples, seeds=seeds)
+        came_to = accumulate_weighted(
+            self._supervised, lesson, weights, num=max(total, 1), job=self._job, scale=config.weight
+        )
+        return came_to, len(examples)
+
+    def _begun(self, sample: Sample) -> str:
+        if not isinstance(self._supervised, Writing):
+            raise ConfigError("auxiliary: begun is of what is written, and this policy does not write: leave it out")
+        return (sample.text or "")[: self._supervised.text_ends(sample)[sample.num_forced - 1]]
+
+    def _answer(self, sample: Sample, column: str) -> Example:
+        prompt, key = sample.prompt, (id(sample.prompt), column)
+        if key not in self._answers:
+            self._answers[key] = prompt, answer_of(prompt, column, writes=sample.text is not None)
+        return self._answers[key][1]
+
+
+def success_rates(batch: Batch, rows: Sequence[int], parts: Sequence[Part], *, right: float) -> Tensor:
+    """The share of each part's drawn samples among these rows that are right; 1 where no reward applied to any.
+
+    Args:
+        batch: the rows of this process.
+        rows: some of them.
+        parts: of each of these rows.
+        right: the reward from which on a sample is right.
+
+    Returns:
+        (P,), float64, of each part in the order in which they come.
+    """
+    rollout, rows_N = batch.rollout, torch.tensor(list(rows), dtype=torch.long)
+    scored_N = batch.credit.scored_B[batch.mine][rows_N]
+    if rollout.origin_B is not None:
+        scored_N = scored_N & (rollout.origin_B[rows_N] == Origin.DRAWN)
+    right_N = batch.reward_B[rows_N] >= right
+    rates = []
+    for part in dict.fromkeys(parts):
+        of_N = scored_N & torch.tensor([one == part for one in parts])
+        rates.append(float(right_N[of_N].double().mean()) if bool(of_N.any()) else 1.0)
+    return torch.tensor(rates, dtype=torch.float64)
+
+
+def answer_of(prompt: Prompt, column: str, *, writes: bool) -> Example:
+    """The answer that a data row brings along, as an example of it.
+
+    Args:
+        prompt: with its row's columns.
+        column: a text; or a picture in any form that ``opened`` takes, or a list of them, the frames of a video.
+        writes: whether the policy writes; otherwise it draws.
+
+    Returns:
+        The example.
+
+    Raises:
+        DataError: the row has no such column, or something else in it.
+    """
+    answer = prompt.columns.get(column)
+    if answer is None or (writes and not isinstance(answer, str)):
+        wanted = "a text" if writes else "a picture, or its frames,"
+        raise DataError(f"{wanted} is taught from the column {column!r}; the row has {sorted(prompt.columns)}")
+    if writes:
+        return Example(prompt, text=answer)
+    if isinstance(answer, list | tuple):
+        return Example(prompt, video=list(Gallery(answer)))
+    return Example(prompt, image=opened(answer))
+
+
+def answered_rows(*, source: str, column: str, writes: bool = False, limit: int | None = None) -> list[Example]:
+    """Rows of a file or data set as examples, each with the answer that it brings along.
+
+    Args:
+        source: as ``prompts.source``.
+        column: a text where the policy writes; else a picture or the frames of a video.
+        writes: whether the policy writes.
+        limit: the first so many rows alone.
+
+    Returns:
+        The examples, all held in memory.
+
+    Raises:
+        DataError: as ``load_prompts`` and ``answer_of``.
+    """
+    return [answer_of(prompt, column, writes=writes) for prompt in load_prompts(source, limit=limit)]

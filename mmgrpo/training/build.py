@@ -1,0 +1,296 @@
+"""From configuration to the objects of a run: each named function bound to its numbers, each section built once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from mmgrpo.config import Named, RewardConfig, RunConfig
+from mmgrpo.config.binding import build_objective, tree_of, window_at
+from mmgrpo.config.numbers import bound
+from mmgrpo.config.registry import policy_class, resolve
+from mmgrpo.config.validating import explain_validation
+from mmgrpo.data.contexts import CONTEXTS
+from mmgrpo.data.history import Context
+from mmgrpo.environment import Environment
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.planners import Setting
+from mmgrpo.maths.schedules import SCHEDULES, WEIGHT_SCHEDULES
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.memory import Memory
+from mmgrpo.policy import Policy
+from mmgrpo.runs.checkpoint import FOLDER, is_checkpoint
+from mmgrpo.runs.parts import held
+from mmgrpo.runs.processes import Job
+from mmgrpo.runs.resuming import weights_at
+from mmgrpo.scoring import Gate, NamedReward, as_reward
+from mmgrpo.system.process_settings import restored_settings
+from mmgrpo.system.targets import is_own
+from mmgrpo.training.ema import Average
+from mmgrpo.training.hooks import HOOKS
+from mmgrpo.training.optimizer import GuardedOptimizer
+from mmgrpo.types import Plan
+
+ROLLOUT_SEED = 0  # keeps the rollouts' random numbers apart from the windows' and the warm-up's
+_NESTED = ("of", "likelihood", "grade")  # settings of a reward that name another one
+_made: list[Named] = []  # environments of this process that could be made once
+LIVE = "live:"
+"""How the names of live functions begin, where a configuration stands for them."""
+
+Functions = Mapping[str, Callable[..., Any]]
+
+
+def build_policy(config: RunConfig, device: str | torch.device) -> Policy:
+    """The policy of a run, loaded on its device.
+
+    Raises ConfigError if its settings are wrong or what they name cannot be loaded.
+    """
+    if config.policy is None:
+        raise ConfigError(
+            "the configuration has no policy: section; name an adapter, for example policy: {name: denoising}"
+        )
+    adapter = policy_class(config.policy.name)
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(config.seed)  # fresh adapters are a function of the run's seed
+            return adapter.from_config(_begun(config.policy.numbers), device=device)
+    except ValidationError as error:
+        said = explain_validation(error, adapter.settings_type)
+        raise ConfigError(f"policy ({config.policy.name}): {said}") from None
+
+
+def _begun(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The policy's settings with the run that they start from replaced by the weights of it."""
+    adapter = settings.get("adapter")
+    if not isinstance(adapter, str):
+        return dict(settings)
+    path = Path(adapter).expanduser()
+    if not path.exists():
+        raise ConfigError(f"policy.adapter: there is no {path}")
+    is_run = (path / FOLDER).is_dir() or is_checkpoint(path)
+    return {**settings, "adapter": str(weights_at(path) if is_run else path)}
+
+
+def build_rewards(configs: Sequence[RewardConfig], *, live: Functions | None = None) -> list[NamedReward]:
+    """The rewards, each built with its own settings.
+
+    A setting ``of``, ``likelihood`` or ``grade`` is another reward, by its name or with its settings, and built first.
+    Any setting ``python:module:attribute``, or a mapping with such a name and settings, is what that stands for; a name
+    of ``live``, as the reward's own or as a setting, is that function.
+
+    Raises ConfigError for unknown names or settings.
+    """
+    return [_named_reward(reward, live or {}) for reward in configs]
+
+
+def exchange_plan(config: RunConfig) -> Plan:
+    """The plan of samples that are exchanges with the run's environment, if it has one.
+
+    Raises ConfigError if that cannot be made of its arguments, or is none.
+    """
+    named, turns = config.rollout.environment, config.rollout.max_turns
+    if named is None:
+        return Plan(max_turns=turns)
+    make = partial(resolve("environments", named.name), **named.numbers)
+    try:
+        with restored_settings(f"environment '{named.name}'", set()):
+            made = make()
+    except TypeError as error:
+        raise ConfigError(f"rollout.environment ({named.name}): {error}") from error
+    except Exception as error:  # foreign code
+        if named in _made:  # it has been made before: a failure now ends one exchange, not the run
+            return Plan(environment=make, max_turns=turns)
+        raise ConfigError(
+            f"rollout.environment ({named.name}) cannot be made: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(made, Environment):
+        raise ConfigError(
+            f"rollout.environment ({named.name}) makes a {type(made).__name__}; give a class of "
+            "mmgrpo.environment.Environment, or a function that makes one"
+        )
+    if named not in _made:
+        _made.append(named)
+    return Plan(environment=make, max_turns=turns)
+
+
+def build_plan(config: RunConfig, policy: Policy, step: int, settings: Mapping[str, Any] | None = None) -> Plan:
+    """How decisions are drawn at a step; the window is a function of the run's seed and the step, the same everywhere.
+
+    Args:
+        config: the run.
+        policy: what draws; a window needs it to be ``Scheduled``.
+        step: counted from 0.
+        settings: of the policy's drawing, where they are others than its own.
+
+    Returns:
+        The plan, for any prompts.
+
+    Raises:
+        ConfigError: the window or the tree lies outside the schedule, the tree is of another size than the group, or
+            the policy has no fixed number of decisions.
+    """
+    objective = build_objective(config.objective)
+    return replace(
+        exchange_plan(config),
+        stochastic=window_at(config, policy, step),
+        share_noise=config.rollout.share_noise,
+        splits=tree_of(config, policy),
+        values=tuple(sorted(objective.values | objective.first_values, key=str)),
+        settings=settings or {},
+    )
+
+
+def build_setting(config: RunConfig, step: int, memory: Memory, key_of: Callable[[int], str]) -> Setting:
+    """A step as its planner is told of it; its seed is a function of the run's and of the step.
+
+    Args:
+        config: the run.
+        step: counted from 0.
+        memory: before the step.
+        key_of: what a prompt is remembered by, by its number in the step.
+
+    Returns:
+        The setting.
+    """
+    return Setting(
+        step=step,
+        num_prompts=config.rollout.prompts_per_step,
+        group_size=config.rollout.group_size,
+        seed=derive_seed(config.seed, ROLLOUT_SEED, step),
+        memory=memory,
+        key_of=key_of,
+    )
+
+
+def build_contexts(config: RunConfig) -> dict[str, Context]:
+    """What a planner may show in place of the prompt. Raises ConfigError for settings that a context does not take."""
+    return {
+        label: bound(f"rollout.contexts.{label}", CONTEXTS, named)() for label, named in config.rollout.contexts.items()
+    }
+
+
+def build_optimizer(
+    parameters: Sequence[nn.Parameter], *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    """AdamW over what is trained. Raises ConfigError if nothing is."""
+    if not parameters:
+        raise ConfigError("the policy has no trainable parameters; check policy.lora.targets and policy.denoisers")
+    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
+    return torch.optim.AdamW(parameters, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused)
+
+
+def optimizer_of(
+    config: RunConfig, parameters: Sequence[nn.Parameter], *, job: Job, average: Average | None = None
+) -> GuardedOptimizer:
+    """The optimiser of a run with its schedule, as the section ``update`` says.
+
+    Args:
+        config: the run.
+        parameters: what is trained, in a fixed order.
+        job: the processes, whose gradients are added.
+        average: follows the weights.
+
+    Returns:
+        The optimiser.
+
+    Raises:
+        ConfigError: nothing is trained.
+    """
+    update, mine = config.update, held(parameters)
+    optimizer = build_optimizer(
+        mine, lr=update.lr, betas=update.betas, eps=update.eps, weight_decay=update.weight_decay
+    )
+    schedule = build_schedule(
+        optimizer,
+        name=update.schedule,
+        num_updates=config.steps * update.epochs * update.minibatches,
+        num_warmup=update.lr_warmup_steps,
+        floor=update.lr_floor,
+    )
+    return GuardedOptimizer(
+        parameters,
+        optimizer,
+        schedule,
+        job=job,
+        max_grad_norm=update.max_grad_norm,
+        max_skipped_frac=config.max_skipped_update_frac,
+        average=average,
+        hooks={
+            f"{number}.{named.name}": bound("update.hooks", HOOKS, named)(mine)
+            for number, named in enumerate(update.hooks)
+        },
+    )
+
+
+def build_schedule(
+    optimizer: torch.optim.Optimizer, *, name: str, num_updates: int, num_warmup: int, floor: float
+) -> LambdaLR:
+    """The learning-rate schedule, stepped once per optimiser update."""
+    return LambdaLR(optimizer, partial(SCHEDULES[name], num_updates=num_updates, num_warmup=num_warmup, floor=floor))
+
+
+def _named_reward(config: RewardConfig, live: Functions) -> NamedReward:
+    schedule = config.schedule and bound(f"rewards ({config.known_as}).schedule", WEIGHT_SCHEDULES, config.schedule)
+    if schedule is not None:
+        schedule(0)  # numbers that do not go together are said now
+    with restored_settings(
+        f"reward '{config.known_as}'", set()
+    ):  # modules and constructors change global state as calls do
+        function = _built_reward(config, live)
+    return NamedReward(
+        config.known_as,
+        function,
+        config.weight,
+        gate=config.gate and Gate(config.gate.reward, config.gate.at_least, config.gate.closed),
+        clip=config.clip,
+        schedule=schedule,
+        timeout_s=config.timeout_s,
+        concurrent=config.concurrent,
+        deterministic=config.deterministic,
+        from_method=config.from_method,
+    )
+
+
+def _built_reward(config: RewardConfig, live: Functions) -> Any:
+    if config.name in live:
+        return live[config.name]
+    target = resolve("rewards", config.name)
+    settings = {name: _reward_setting(config.name, name, value, live) for name, value in config.numbers.items()}
+    if is_own(config.name) and not inspect.isclass(target):
+        return partial(target, **settings) if settings else target
+    try:
+        return target(**settings)
+    except TypeError as error:
+        takes = list(inspect.signature(target).parameters)
+        raise ConfigError(f"reward {config.name}: {error}; it takes {takes or 'no settings'}") from error
+
+
+def _reward_setting(owner: str, setting: str, value: Any, live: Functions) -> Any:
+    """What a setting of a reward stands for: another reward, something of the user's own, or itself."""
+    if isinstance(value, str) and value in live:
+        return live[value]
+    named = value if isinstance(value, str) else value.get("name") if isinstance(value, Mapping) else None
+    is_reward = setting in _NESTED and named is not None
+    if not is_reward and not (isinstance(named, str) and is_own(named)):
+        return value
+    try:
+        nested = RewardConfig.model_validate(value)
+    except ValidationError as error:
+        raise ConfigError(f"reward {owner}: {setting}: {explain_validation(error, RewardConfig)}") from None
+    counted = sorted((nested.model_fields_set & RewardConfig.model_fields.keys()) - {"name"})
+    if counted:
+        raise ConfigError(
+            f"reward {owner}: {setting}: a reward within another does not count by itself; leave out "
+            f"{', '.join(counted)}"
+        )
+    built = _built_reward(nested, live)
+    return as_reward(built) if is_reward else built

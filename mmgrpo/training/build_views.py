@@ -1,0 +1,123 @@
+"""The section ``views``: each view built once, and everything that reads one checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import torch
+
+from mmgrpo.config import RunConfig, ViewConfig
+from mmgrpo.config.binding import bound, build_objective, views_read
+from mmgrpo.config.registry import suggestion
+from mmgrpo.data.contexts import CONTEXTS
+from mmgrpo.data.corruption import IMAGE_CONTEXTS
+from mmgrpo.data.history import Context
+from mmgrpo.errors import ConfigError
+from mmgrpo.policy import Keeping, Policy
+from mmgrpo.training.build import build_policy
+from mmgrpo.training.ema import Average
+from mmgrpo.training.views import View
+from mmgrpo.types import Prompt
+from mmgrpo.values import REFERENCE
+
+
+def build_views(
+    config: RunConfig, policy: Policy, *, device: str | torch.device = "cpu", average: Average | None = None
+) -> dict[str, View]:
+    """The views of a run.
+
+    Args:
+        config: the run.
+        policy: that is trained.
+        device: where further policies are loaded.
+        average: of the weights, if one is kept.
+
+    Returns:
+        Views by name.
+
+    Raises:
+        ConfigError: a view cannot be made, a view is read that is nowhere, or a gradient is to go through one that is
+            not trained.
+    """
+    views = {name: _view(name, one, config, policy, device, average) for name, one in config.views.items()}
+    for name, where in views_read(config).items():
+        if name not in views and not _is_kept(policy, name):
+            raise ConfigError(
+                f"{where} reads the view {name!r}, which is nowhere: describe it under views:"
+                f"{suggestion(name, [*views, REFERENCE])}"
+            )
+    for name in sorted(build_objective(config.objective).through):
+        if name not in views or not views[name].trained:
+            raise ConfigError(
+                f"views.{name} is not of the weights of now, so no gradient goes through it: leave out grad"
+            )
+    return views
+
+
+def require_images(prompts: Sequence[Prompt], config: RunConfig) -> None:
+    """Checks that the contexts of images have some to change: without any they show nothing in the whole run.
+
+    Args:
+        prompts: what the run trains on.
+        config: the run.
+
+    Raises:
+        ConfigError: a view or ``rollout.contexts`` changes the images of prompts, and no prompt has one.
+    """
+    named = {f"views.{name}": view.context for name, view in config.views.items()}
+    named |= {f"rollout.contexts.{label}": context for label, context in config.rollout.contexts.items()}
+    of_images = {key: context.name for key, context in named.items() if context and context.name in IMAGE_CONTEXTS}
+    if not of_images or any(len(prompt.images) for prompt in prompts):
+        return
+    readers = {f"views.{view}": f" and what reads it ({where})" for view, where in views_read(config).items()}
+    raise ConfigError(
+        "; ".join(
+            f"{key}: {context} changes the images of a prompt, and none of the {len(prompts)} prompts has one: train "
+            f"on rows with images, or leave out {key}{readers.get(key, '')}"
+            for key, context in of_images.items()
+        )
+    )
+
+
+def _view(
+    name: str, one: ViewConfig, config: RunConfig, policy: Policy, device: str | torch.device, average: Average | None
+) -> View:
+    context: Context | None = None
+    if one.context is not None:
+        context = bound(f"views.{name}.context", CONTEXTS, one.context)()
+    if one.policy is not None:
+        other = build_policy(config.model_copy(update={"policy": one.policy}), device)
+        return View(name=name, policy=other, context=context)
+    if one.weights == "now":
+        return View(name=name, moves=True, trained=True, context=context)
+    if one.weights == "old":
+        return View(name=name, using=nullcontext, context=context)
+    if one.weights == "average":
+        if average is None:
+            raise ConfigError(f"views.{name}: no average is kept: set update.ema, or take other weights")
+        if average.in_parts:
+            raise ConfigError(
+                f"views.{name}: the average of weights that lie in parts cannot be looked through; train "
+                "adapters (policy.lora), or take the reference with reference.ema"
+            )
+        return View(name=name, using=average.applied, moves=True, context=context)
+    if one.weights == REFERENCE:
+        return View(name=name, using=policy.reference, context=context)
+    if not isinstance(policy, Keeping) or not _is_kept(policy, one.weights):
+        raise ConfigError(
+            f"views.{name}: no weights are kept under {one.weights!r}"
+            f"{suggestion(one.weights, ['now', 'old', 'average', REFERENCE])}"
+        )
+    weights = one.weights
+    return View(name=name, using=lambda: policy.using(weights), context=context)
+
+
+def _is_kept(policy: Policy, name: str) -> bool:
+    if not isinstance(policy, Keeping):
+        return False
+    try:
+        with policy.using(name):
+            return True
+    except ConfigError:
+        return False

@@ -1,0 +1,324 @@
+"""From what the rewards said to the advantage of each sample, over the groups of the whole job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from mmgrpo.config import AdvantageConfig
+from mmgrpo.config.binding import build_estimators
+from mmgrpo.config.numbers import bound
+from mmgrpo.maths.advantages import COMBINING, SCALES, clamp_advantage
+from mmgrpo.maths.combinations import COMBINATIONS, weighted_sum
+from mmgrpo.maths.groups import Groups, grouped
+from mmgrpo.policy import Policy
+from mmgrpo.runs.processes import Job
+from mmgrpo.scoring import NamedReward
+from mmgrpo.scoring.shaping import shaped
+from mmgrpo.training.decision_credit import credit_by_decision, parts_read
+from mmgrpo.training.gather import Experience, Valued
+from mmgrpo.training.judge import Verdict
+from mmgrpo.training.learner import measured
+from mmgrpo.training.parts import heard
+from mmgrpo.training.views import Seen, Sights, View
+from mmgrpo.types import Origin, Rollout, Scores
+from mmgrpo.values import from_reference
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """What each sample of the job earned.
+
+    Attributes:
+        advantage_B: float32; 0 where the sample is not trained on.
+        keep_B: bool, whether the sample is trained on and counts: whether any reward applied to it, and with
+            ``equal_groups: drop``, whether its group teaches anything; or an estimator reads what a reward said of its
+            parts.
+        zero_std_frac: share of the groups that teach nothing, all their advantages being 0; where there are estimators,
+            those of the decisions after them.
+        total_B: float64, the rewards as one, where any applied: what was compared, or their weighted sum where rewards
+            are normalised first.
+        scored_B: bool, whether any reward of a weight other than 0 applied to the sample.
+    """
+
+    advantage_B: Tensor
+    keep_B: Tensor
+    zero_std_frac: float
+    total_B: Tensor
+    scored_B: Tensor
+
+
+def penalised(scores: Scores, divergence_B: Tensor, kl_beta: float) -> Scores:
+    """The scores with a further column ``kl`` to report: the divergence of each scored sample, at the weight -kl_beta.
+
+    Shapes: (B,) divergences summed over the samples' decisions.
+    """
+    return replace(
+        scores,
+        names=(*scores.names, "kl"),
+        weight_R=torch.cat([scores.weight_R, torch.tensor([-kl_beta])]),
+        value_BR=torch.cat([scores.value_BR, divergence_B[:, None].to(scores.value_BR)], dim=1),
+        valid_BR=torch.cat([scores.valid_BR, scores.scored_B[:, None]], dim=1),
+    )
+
+
+def combined(scores: Scores, group_B: Tensor, config: AdvantageConfig, penalty_B: Tensor | None = None) -> Tensor:
+    """What the rewards of each sample come to within its group, as one float64 number.
+
+    Args:
+        scores: of whole groups.
+        group_B: group of each sample.
+        config: the ``advantage:`` section; where it normalises each reward first, their plain weighted sum is given.
+        penalty_B: what is taken off.
+
+    Returns:
+        (B,) rewards.
+    """
+    groups = grouped(group_B)
+    reward_RPG, valid_RPG = _by_group(scores, groups)
+    plain = config.scale.name in COMBINING or config.combine.name == "normalised_sum"
+    combine = weighted_sum if plain else bound("advantage.combine", COMBINATIONS, config.combine)
+    total_B = groups.rows(combine(reward_RPG, scores.weight_R.double(), valid_RPG))
+    return total_B if penalty_B is None else total_B - penalty_B
+
+
+def valued(
+    scores: Scores, group_B: Tensor, *, rewards: Sequence[NamedReward], config: AdvantageConfig, step: int
+) -> Valued:
+    """What the scores of a round come to as they count at a step, for planners."""
+    counting = shaped(scores, rewards, step).scores
+    return Valued(combined(counting, group_B, config), counting.scored_B)
+
+
+def form_credit(
+    scores: Scores,
+    group_B: Tensor,
+    config: AdvantageConfig,
+    divergence_B: Tensor | None = None,
+    keep_B: Tensor | None = None,
+) -> Credit:
+    """Group-relative advantages of whole groups, of any sizes.
+
+    Args:
+        scores: of the whole job.
+        group_B: group of each sample.
+        config: the ``advantage:`` section.
+        divergence_B: from the reference, summed over each sample's decisions; kl_beta times it is taken off what the
+            rewards combine to, after any reward was normalised, so that it keeps its size (RLOO, arXiv:2402.14740).
+        keep_B: bool, the samples that groups are compared by; the others earn nothing. None: all.
+
+    Returns:
+        The advantages, float32; they are formed in float64, where no finite float32 reward overflows.
+    """
+    groups = grouped(group_B)
+    scored_B = scores.scored_B if keep_B is None else scores.scored_B & keep_B
+    reward_RPG, valid_RPG = _by_group(scores, groups, keep_B)
+    weight_R = scores.weight_R.double()
+    valid_PG = groups.matrix(scored_B) & groups.present_PG
+    penalty_B = torch.zeros(len(group_B), dtype=torch.float64)
+    if divergence_B is not None:
+        penalty_B = config.kl_beta * divergence_B.double().where(scored_B, 0.0)
+    penalty_PG = groups.matrix(penalty_B).where(groups.present_PG, 0.0)
+    scale = bound("advantage.scale", SCALES, config.scaling)
+    if config.scale.name in COMBINING:
+        part_RPG = valid_RPG & (weight_R != 0)[:, None, None]
+        advantage_PG = scale(reward_RPG, weight_R, part_RPG, penalty_PG)
+    else:
+        combine = bound("advantage.combine", COMBINATIONS, config.combine)
+        reward_PG = combine(reward_RPG, weight_R, valid_RPG) - penalty_PG
+        advantage_PG = scale(reward_PG, valid_PG)
+    if config.clamp is not None:
+        advantage_PG = clamp_advantage(advantage_PG, limit=config.clamp)
+    dead_P = ((advantage_PG == 0) | ~groups.present_PG).all(1)
+    trains_B = scored_B
+    if config.equal_groups == "drop":
+        trains_B = trains_B & ~groups.rows(dead_P[:, None].expand_as(advantage_PG))
+    return Credit(
+        groups.rows(advantage_PG).float(),
+        trains_B,
+        float(dead_P.float().mean()),
+        combined(scores, group_B, config, penalty_B),
+        scored_B=scores.scored_B,
+    )
+
+
+def _by_group(scores: Scores, groups: Groups, keep_B: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Rewards in float64 and where they apply, (R, P, G) each."""
+    valid_BR = scores.valid_BR if keep_B is None else scores.valid_BR & keep_B[:, None]
+    valid_RPG = groups.matrix(valid_BR.T) & groups.present_PG
+    return groups.matrix(scores.value_BR.T).double(), valid_RPG
+
+
+def reward_metrics(scores: Scores, credit: Credit) -> dict[str, float]:
+    """What a run logs of its rewards: what each gave, over the samples it applied to, and what they came to."""
+    total = credit.total_B[credit.scored_B]
+    metrics = {
+        "reward/mean": float(total.mean()) if len(total) else 0.0,
+        "reward/std": float(total.std(correction=0)) if len(total) else 0.0,
+    }
+    for column, name in enumerate(scores.names):
+        values = scores.value_BR[scores.valid_BR[:, column], column].double()
+        if len(values):
+            metrics[f"reward/{name}/mean"] = float(values.mean())
+            metrics[f"reward/{name}/std"] = float(values.std(correction=0))
+        metrics[f"reward/{name}/applies_frac"] = len(values) / len(scores.value_BR)
+        metrics[f"reward/{name}/failed_frac"] = scores.failures.get(name, 0) / len(scores.value_BR)
+        if name in scores.cached:
+            metrics[f"reward/{name}/cached_frac"] = scores.cached[name] / len(scores.value_BR)
+        if name in scores.took_s:
+            metrics[f"time/reward/{name}_s"] = scores.took_s[name]
+    return metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A rollout without what is not trained on, and what still counts in means over samples.
+
+    Attributes:
+        rollout: its mask keeps what is trained on.
+        zero_B: bool, samples that count as zeros although nothing of them is trained on.
+    """
+
+    rollout: Rollout
+    zero_B: Tensor
+
+
+def without_truncated(rollout: Rollout, truncated: str) -> Kept:
+    """Leaves out samples cut off by their length limit as ``objective.truncated`` says: keep, zero or drop."""
+    truncated_B = torch.tensor([not sample.finished for sample in rollout.samples])
+    if truncated == "keep":
+        return Kept(rollout, torch.zeros_like(truncated_B))
+    zero_B = truncated_B & rollout.mask_BT.any(1) if truncated == "zero" else torch.zeros_like(truncated_B)
+    return Kept(rollout.keep(~truncated_B[:, None]), zero_B)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What this process's rows of a step can teach.
+
+    Attributes:
+        rollout: its mask keeps what is trained on; values that were measured are known to it.
+        advantage_BT: float32 advantage of each decision.
+        reward_B: float64, what the rewards of each row come to.
+        zero_B: bool, rows that count as zeros in means over samples although nothing of them is trained on.
+        chosen_B: bool, the rows that the planner keeps; groups without any are no part of a minibatch.
+        divergence_N: of the whole job's samples from the reference, where it was taken off their rewards.
+        credit: of the whole job's samples.
+        mine: this process's rows among them.
+        views: the rows as the views of the run see them.
+        metrics: means over the job's samples of what estimators and filters read of the decisions.
+    """
+
+    rollout: Rollout
+    advantage_BT: Tensor
+    reward_B: Tensor
+    zero_B: Tensor
+    chosen_B: Tensor
+    credit: Credit
+    mine: slice
+    divergence_N: Tensor | None = None
+    views: Mapping[str, Seen] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def estimate(
+    policy: Policy,
+    experience: Experience,
+    verdict: Verdict,
+    config: AdvantageConfig,
+    *,
+    truncated: str = "keep",
+    step: int = 0,
+    job: Job,
+    remembered: Callable[[str], Tensor] | None = None,
+    views: Mapping[str, View] | None = None,
+) -> Batch:
+    """Advantages of every decision, from what the rewards say of the whole job's samples.
+
+    What this takes of the decisions beside the rollout is measured once, at the weights that sampled.
+
+    Args:
+        policy: what drew the rows, its weights still the same.
+        experience: this process's rows.
+        verdict: on the rows of all processes.
+        config: the ``advantage:`` section.
+        truncated: what becomes of samples cut off by their length limit: keep, zero or drop, as
+            ``objective.truncated`` says.
+        step: of the run, from 0.
+        job: the processes.
+        remembered: columns of the memory before the step, of the verdict's samples; for estimators that read it.
+        views: those of the run.
+
+    Returns:
+        What is learnt from.
+    """
+    rollout, divergence_N = experience.rollout, None
+    if config.divergence is not None:
+        divergence = from_reference(config.divergence)
+        rollout = measured(policy, rollout, [divergence])
+        divergence_N = torch.cat(job.gather(rollout.values[divergence].sum(1).cpu()))
+    compared_N = compared_groups(verdict, rollout, config, job)
+    credit = form_credit(verdict.counting, compared_N, config, divergence_N, verdict.keep_N)
+    credited_N = heard(verdict.counting, parts_read(config))
+    if any(one.unscored for one in build_estimators(config)):
+        credited_N = torch.ones_like(credited_N)
+    credit = replace(credit, keep_B=credit.keep_B | (credited_N & verdict.keep_N))
+    reward_B, scored_B = credit.total_B[verdict.mine], credit.scored_B[verdict.mine]
+    sights = Sights(views or {}, policy, rollout, reward_B=reward_B, scored_B=scored_B, seed=experience.seed)
+    advantage_BT = credit.advantage_B[verdict.mine][:, None].expand(rollout.shape)
+    rollout = rollout.keep(credit.keep_B[verdict.mine][:, None])
+    metrics: Mapping[str, float] = {}
+    if config.estimators or config.filters:
+        shaped_rows = credit_by_decision(
+            policy,
+            rollout,
+            advantage_BT,
+            verdict,
+            config,
+            reward_B=reward_B,
+            step=step,
+            job=job,
+            remembered=remembered,
+            views=sights,
+        )
+        rollout, advantage_BT, metrics = shaped_rows.rollout, shaped_rows.advantage_BT, shaped_rows.metrics
+        if shaped_rows.zero_std_frac is not None:
+            credit = replace(credit, zero_std_frac=shaped_rows.zero_std_frac)
+    kept = without_truncated(rollout, truncated)
+    return Batch(
+        rollout=kept.rollout,
+        advantage_BT=advantage_BT,
+        reward_B=reward_B,
+        zero_B=kept.zero_B,
+        chosen_B=experience.keep_B,
+        credit=credit,
+        mine=verdict.mine,
+        divergence_N=divergence_N,
+        views=sights,
+        metrics=metrics,
+    )
+
+
+def compared_groups(verdict: Verdict, rollout: Rollout, config: AdvantageConfig, job: Job) -> Tensor:
+    """(N,) integers, the samples of the job that are compared with each other. A collective."""
+    if config.foreign != "apart":
+        return verdict.group_N
+    return apart(verdict.group_N, torch.cat(job.gather(_is_read(rollout))))
+
+
+def apart(group_B: Tensor, read_B: Tensor) -> Tensor:
+    """Whom each sample is compared with: the read members of a group are a group of their own.
+
+    Shapes: integers (B,), bool (B,) -> integers (B,), in no order.
+    Source: RePO, arXiv:2506.09340, and its code (SihengLi99/RePO, ``adv_norm_mode`` split).
+    """
+    return 2 * group_B + read_B
+
+
+def _is_read(rollout: Rollout) -> Tensor:
+    """(B,) bool, the rows that were not drawn at this step."""
+    drawn_B = torch.zeros(len(rollout.samples), dtype=torch.bool)
+    return drawn_B if rollout.origin_B is None else rollout.origin_B != Origin.DRAWN

@@ -1,0 +1,182 @@
+"""The section ``critic``: a value of states, measured of a step's rows and learnt in the same updates.
+
+Axes: B rows, T decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from mmgrpo.config import RunConfig
+from mmgrpo.differentiating import backward
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.critics import generalised_advantage, value_loss
+from mmgrpo.maths.diagnostics import Diagnostics
+from mmgrpo.policy import Critic, Criticising
+from mmgrpo.runs.processes import Job
+from mmgrpo.training.auxiliary import Beside
+from mmgrpo.training.build import build_policy, optimizer_of
+from mmgrpo.training.credit import Batch
+from mmgrpo.training.gather import Experience
+from mmgrpo.training.learner import Gradient
+from mmgrpo.training.streaming import cells, evaluations, index_of
+from mmgrpo.training.views import behind
+from mmgrpo.types import Rollout
+from mmgrpo.values import VALUE
+
+
+def build_critic(config: RunConfig, device: str | torch.device) -> Critic:
+    """The critic of a run whose section ``critic`` is there.
+
+    Raises ConfigError if no model is named, it cannot be loaded, or its policy is none that makes a critic.
+    """
+    assert config.critic is not None
+    named = config.critic.policy or config.policy
+    if named is None:
+        raise ConfigError(
+            "critic.policy: the policy of this run is a live one, so name the model to learn a value with"
+        )
+    policy = build_policy(config.model_copy(update={"policy": named}), device)
+    if not isinstance(policy, Criticising):
+        raise ConfigError(
+            f"critic: {type(policy).__name__} makes no critic (mmgrpo.policy.Criticising); a language model does, and "
+            "for a policy that draws there is none: leave the section out"
+        )
+    return policy.critic()
+
+
+@torch.no_grad()
+def seen_by(critic: Critic, rollout: Rollout) -> Rollout:
+    """The rows as a critic finds them, with the value of every state that a decision was taken in."""
+    seen = behind(critic, rollout, [sample.prompt for sample in rollout.samples])
+    value_BT, num_forwards = torch.zeros(rollout.shape), 0
+    for part in evaluations(critic, seen, (VALUE,)):
+        found_BT = part.values[VALUE].float().cpu()
+        value_BT[index_of(part)] = found_BT.where(cells(rollout.mask_BT, part), 0.0)
+        num_forwards += part.num_forwards
+    return replace(seen, values={VALUE: value_BT}, num_forwards=num_forwards)
+
+
+@final
+class Learnt:
+    """A critic, what it said of a step's rows at their rollout, and its optimiser.
+
+    Attributes:
+        parameters: what is trained of it.
+        metrics: of its last update, over the whole job.
+    """
+
+    def __init__(self, config: RunConfig, critic: Critic, job: Job) -> None:
+        """Makes the optimiser.
+
+        Args:
+            config: the run's, with a section ``critic``.
+            critic: its weights on the device where it runs.
+            job: the processes.
+
+        Raises:
+            ConfigError: the policy would have no step.
+        """
+        assert config.critic is not None
+        if config.critic.alone >= config.steps > 0:
+            raise ConfigError(
+                f"critic.alone={config.critic.alone} leaves the policy none of steps={config.steps}: lower the one, or "
+                "raise the other"
+            )
+        self._config, self._critic, self._job = config.critic, critic, job
+        own = {"lr": self._config.lr, "max_grad_norm": self._config.max_grad_norm, "hooks": ()}
+        update = config.update.model_copy(update=own)
+        self.parameters: Sequence[nn.Parameter] = critic.trainable
+        self.optimizer = optimizer_of(config.model_copy(update={"update": update}), self.parameters, job=job)
+        self.metrics: Mapping[str, float] = {}
+        self._seen: Rollout | None = None
+        self._learns = True
+
+    def alone(self, step: int) -> bool:
+        """Whether the policy stands still at a step, counted from 0."""
+        return step < self._config.alone
+
+    def valued(self, experience: Experience) -> Experience:
+        """The rows with the value of every state that a decision was taken in, at the weights of now."""
+        rollout, self._seen = experience.rollout, seen_by(self._critic, experience.rollout)
+        values, num_forwards = {**rollout.values, **self._seen.values}, rollout.num_forwards + self._seen.num_forwards
+        return replace(experience, rollout=replace(rollout, values=values, num_forwards=num_forwards))
+
+    def beside(self, batch: Batch, policy: Beside | None, *, step: int) -> Beside | None:
+        """What joins the updates of a step: the gradient of the critic's own loss, on its own weights.
+
+        Args:
+            batch: of the rows that were valued last.
+            policy: what joins the policy's gradient.
+            step: of the run, from 0; where the critic stands still, only that joins.
+
+        Returns:
+            For ``learn``; ``apply`` then moves the weights.
+        """
+        assert self._seen is not None
+        self._learns = self._config.until is None or step < self._config.until
+        if not self._learns:
+            self.metrics = {}
+            return policy
+        old_BT, scored_B = self._seen.values[VALUE], batch.credit.scored_B[batch.mine]
+        reward_B = batch.reward_B.where(scored_B, 0.0)
+        numbers = {"gamma": self._config.gamma, "decay": self._config.decay}
+        target_BT = old_BT + generalised_advantage(old_BT, reward_B, self._seen.mask_BT, **numbers)
+        seen = self._seen.keep(batch.rollout.mask_BT & scored_B[:, None])
+        return partial(self._accumulate, seen, target_BT, policy)
+
+    def apply(self) -> None:
+        """One update of the weights, where they learn."""
+        if not self._learns:
+            return
+        applied = self.optimizer.apply()
+        told = {"grad_norm": applied.grad_norm, "lr": applied.lr, "skipped": float(applied.skipped)}
+        self.metrics = {**self.metrics, **{f"critic/{name}": number for name, number in told.items()}}
+        self.optimizer.require_progress()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and optimiser. Raises NonFiniteError for weights that are infinite."""
+        self.optimizer.require_finite_weights()
+        weights = [parameter.detach().cpu() for parameter in self.parameters]
+        return {"weights": weights, "optimizer": self.optimizer.state_dict()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any], *, num_updates: int | None = None) -> None:
+        """Restores ``state_dict``. Raises ValueError for the weights of another critic."""
+        for parameter, stored in zip(self.parameters, state["weights"], strict=True):
+            if parameter.shape != stored.shape:
+                raise ValueError(f"a critic's weights are {tuple(stored.shape)} where {tuple(parameter.shape)} fit")
+            parameter.copy_(stored)
+        self.optimizer.load_state_dict(state["optimizer"], num_updates=num_updates)
+
+    def _accumulate(
+        self, seen: Rollout, target_BT: Tensor, policy: Beside | None, number: int, rows: Sequence[int]
+    ) -> Gradient:
+        """Adds the gradient of the mean loss over the kept decisions of the whole job's update."""
+        mine_B = torch.zeros(len(target_BT), dtype=torch.bool)
+        mine_B[list(rows)] = True
+        seen = seen.keep(mine_B[:, None])
+        num = max(sum(self._job.gather(int(seen.mask_BT.sum()))), 1)
+        self.optimizer.clear()
+        num_forwards, sums = 0, torch.zeros(2, dtype=torch.float64)
+        with closing(evaluations(self._critic, seen, (VALUE,))) as parts:
+            for part in parts:
+                value_BT = part.values[VALUE]
+                fixed = (seen.values[VALUE], target_BT, seen.mask_BT)
+                old_BT, wanted_BT, keep_BT = (cells(matrix_BT, part).to(value_BT.device) for matrix_BT in fixed)
+                loss_BT = value_loss(value_BT, old_BT, wanted_BT, clip=self._config.clip).where(keep_BT, 0.0)
+                backward(loss_BT.sum() / num)
+                kept = (loss_BT.detach(), value_BT.detach().where(keep_BT, 0.0))
+                sums += torch.stack([matrix_BT.double().sum().cpu() for matrix_BT in kept])
+                num_forwards += part.num_forwards
+        loss, mean = (torch.stack(self._job.gather(sums)).sum(0) / num).tolist()
+        self.metrics = {"critic/loss": loss, "critic/value_mean": mean}
+        gradient = Gradient(Diagnostics(), 0.0, num_forwards)
+        return gradient if policy is None else gradient.beside(policy(number, rows))

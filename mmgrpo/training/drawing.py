@@ -1,0 +1,356 @@
+"""One round's requests on one process: drawn by the policy, or read.
+
+Axes: B rows, T decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import compress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmgrpo.data.history import Context, History
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.planners import Request
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.policy import Keeping, Policy, Writing
+from mmgrpo.training.reading import PromptOf, given_of, read, reader, verified
+from mmgrpo.types import Continuation, Given, Origin, Plan, Prompt, Rollout, Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """What came of one round's requests on this process.
+
+    Attributes:
+        requests: of the whole round.
+        rollouts: this process's rows: in one rollout those alike in settings, in weights, and in whether they may be
+            trained on.
+        request_B: which of the requests each row answers.
+    """
+
+    requests: Sequence[Request]
+    rollouts: Sequence[Rollout]
+    request_B: Tensor
+
+    @property
+    def samples(self) -> list[Sample]:
+        """One per row."""
+        return [sample for rollout in self.rollouts for sample in rollout.samples]
+
+    @property
+    def trained_B(self) -> Tensor:
+        """Whether each row may be trained on."""
+        return torch.tensor([self.requests[n].trained for n in self.request_B.tolist()], dtype=torch.bool)
+
+    @property
+    def trained(self) -> list[Rollout]:
+        """The rollouts that may be trained on."""
+        parts = self.trained_B.split([len(one.samples) for one in self.rollouts])
+        return [one for one, trained_B in zip(self.rollouts, parts, strict=True) if bool(trained_B.all())]
+
+
+def draw(
+    policy: Policy,
+    requests: Sequence[Request],
+    mine: Sequence[int],
+    *,
+    prompt_of: PromptOf,
+    contexts: Mapping[str, Context],
+    plan: Plan,
+    seed: int,
+    reads: bool = False,
+    before: Sequence[Drawn] = (),
+    rewards: Sequence[Mapping[int, Mapping[int, float]]] = (),
+    others: Sequence[Rollout] = (),
+) -> Drawn:
+    """Draws, or reads, what is asked of this process.
+
+    Args:
+        policy: what draws.
+        requests: of the whole round.
+        mine: which of them are this process's.
+        prompt_of: a prompt of the step by its identity.
+        contexts: what a member is shown in place of the prompt, by name.
+        plan: how decisions are drawn.
+        seed: of the step.
+        reads: whether what is drawn, without noise, is read again, and what is read is trained on.
+        before: what came of the rounds before, whose rows may be continued, and shown in contexts.
+        rewards: what the rewards of those rounds come to, by group and member, where any applied.
+        others: what another policy has drawn at this step, whose rows may be shown in contexts.
+
+    Returns:
+        The rows; rewards see the prompt itself with each, whatever its context was. Where a context has nothing to show
+        of rows that others are drawn after, there are none.
+
+    Raises:
+        ConfigError: the policy cannot do what is asked, or a context is not there.
+        DataError: an answer is to be read that a row does not have.
+    """
+    own = rows_by_identity([rollout for one in before for rollout in one.rollouts])
+    known = rows_by_identity(others) | own
+    text_ends = policy.text_ends if isinstance(policy, Writing) and not others else None
+    history_of = _histories(known, rewards, seed, text_ends)
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for n in mine:
+        one = requests[n]
+        drawn = repr(sorted(one.settings.items())), one.weights, bool(one.given), one.lenience
+        kind = *drawn, one.behind_prompt, one.as_own, one.trained
+        alike.setdefault(kind, []).append(n)
+    rollouts: list[Rollout] = []
+    request_of_row: list[int] = []
+    for chosen in alike.values():
+        asked = [requests[n] for n in chosen]
+        if asked[0].given:
+            found = _there(policy, [(n, requests[n]) for n in chosen], prompt_of, plan, seed)
+        else:
+            entries = [one for n in chosen for one in _entries(n, requests[n], prompt_of, contexts, known, history_of)]
+            found = _drawn(policy, asked[0], entries, prompt_of, plan, seed, reads=reads)
+        rollouts += [rollout for rollout, _ in found]
+        request_of_row += [n for _, numbers in found for n in numbers]
+    return Drawn(requests=requests, rollouts=rollouts, request_B=torch.tensor(request_of_row, dtype=torch.long))
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A prompt as some members of a group are shown it, and what they go on from."""
+
+    request: int
+    group: int
+    prompt: Prompt
+    members: tuple[int, ...]
+    continues: Continuation | None = None
+    context: str | None = None
+    after: tuple[tuple[int, int], ...] = ()
+
+
+def rows_by_identity(rollouts: Sequence[Rollout]) -> dict[tuple[int, int], tuple[Rollout, int]]:
+    """Where the row of each group and member is: its rollout, and its place there."""
+    return {
+        (sample.group, sample.member): (rollout, row)
+        for rollout in rollouts
+        for row, sample in enumerate(rollout.samples)
+    }
+
+
+def _histories(
+    known: Mapping[tuple[int, int], tuple[Rollout, int]],
+    rewards: Sequence[Mapping[int, Mapping[int, float]]],
+    seed: int,
+    text_ends: Callable[[Sample], Sequence[int]] | None,
+) -> Callable[[Request], History]:
+    """What a context is told: the rows that a request is drawn after, or those of its group, of the rounds before."""
+    members_of: dict[int, list[tuple[int, int]]] = {}
+    for identity in sorted(known):
+        members_of.setdefault(identity[0], []).append(identity)
+    reward_of = {
+        (group, member): reward
+        for one in rewards
+        for group, members in one.items()
+        for member, reward in members.items()
+    }
+
+    def history(request: Request) -> History:
+        if wrong := [identity for identity in request.after if identity not in known]:
+            raise ConfigError(f"the planner draws after rows {wrong} (group, member), which no round before has drawn")
+        told = request.after or members_of.get(request.prompt, [])
+        samples = [rollout.samples[row] for rollout, row in (known[identity] for identity in told)]
+        return History(
+            seed=derive_seed(seed, request.prompt),
+            samples=samples,
+            rewards=[reward_of.get(identity) for identity in told],
+            share=request.share,
+            ends=[text_ends(one) for one in samples] if request.after and text_ends else (),
+        )
+
+    return history
+
+
+def _continued(request: Request, known: Mapping[tuple[int, int], tuple[Rollout, int]]) -> Continuation | None:
+    """The beginning that a request's members take over."""
+    if request.continues is None:
+        return None
+    member, after = request.continues.member, request.continues.after
+    rollout, row = known.get((request.prompt, member), (None, 0))
+    if rollout is None:
+        raise ConfigError(
+            f"the planner goes on from member {member} of prompt {request.prompt}, which no round before has drawn"
+        )
+    sample = rollout.samples[row]
+    if sample.tokens is None or sample.turn_ends or not rollout.reads_in_order(row):
+        raise ConfigError("only what is written in one turn can be gone on from: denoisers part by rollout.tree")
+    if not after < len(sample.tokens):
+        raise ConfigError(
+            f"the planner goes on after decision {after} of member {member} of prompt {request.prompt}, which has "
+            f"{len(sample.tokens)}: the last one to go on from is {len(sample.tokens) - 1}"
+        )
+    return Continuation(
+        token_ids=sample.tokens[:after],
+        old_logprob_T=rollout.old_logprob_BT[row, :after],
+        num_forced=min(sample.num_forced, after),
+        trace=rollout.trace,
+        row=row,
+        then=request.continues.then,
+    )
+
+
+def _entries(
+    number: int,
+    request: Request,
+    prompt_of: PromptOf,
+    contexts: Mapping[str, Context],
+    known: Mapping[tuple[int, int], tuple[Rollout, int]],
+    history_of: Callable[[Request], History],
+) -> list[_Entry]:
+    prompt = prompt_of(request.prompt)
+    if request.context is None:
+        return [_Entry(number, request.prompt, prompt, request.members, _continued(request, known))]
+    if request.context not in contexts:
+        raise ConfigError(
+            f"the planner shows prompts in the context {request.context!r}, which rollout.contexts does not have; it "
+            f"has {sorted(contexts)}"
+        )
+    show, history, entries = contexts[request.context], history_of(request), []
+    alike = [request.members] if request.after else [(member,) for member in request.members]
+    for members in alike:
+        shown = show(prompt, members[0], history)
+        if shown is None and request.after:
+            continue
+        if shown is None:
+            raise ConfigError(
+                f"the context {request.context!r} has nothing to show of {prompt.text!r:.60}: its images, or "
+                "answers of peers, which only views see"
+            )
+        entries.append(_Entry(number, request.prompt, shown, members, context=request.context, after=request.after))
+    return entries
+
+
+@dataclass(slots=True)
+class _Bare:
+    """Samples with the prompt itself and how they were shown it, each the same object whenever it is asked for."""
+
+    prompt_of: PromptOf
+    shown: Mapping[tuple[int, int], _Entry]
+    made: dict[int, tuple[Sample, Sample]] = field(default_factory=dict)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[Sample]:
+        return [self.made.setdefault(id(sample), (sample, self._bare(sample)))[1] for sample in samples]
+
+    def _bare(self, sample: Sample) -> Sample:
+        prompt, entry = self.prompt_of(sample.group), self.shown[sample.group, sample.member]
+        if sample.prompt is prompt and entry.context is None:
+            return sample
+        return replace(sample, prompt=prompt, context=entry.context, after=entry.after)
+
+
+Found = list[tuple[Rollout, list[int]]]
+"""Rows, and which of the round's requests each answers."""
+
+
+def _there(
+    policy: Policy, requests: Sequence[tuple[int, Request]], prompt_of: PromptOf, plan: Plan, seed: int
+) -> Found:
+    """Rows of what is there already; drafts of which the policy keeps a part alone are drawn on from there."""
+    given = given_of([request for _, request in requests], prompt_of)
+    numbers = [n for n, request in requests for _ in request.members]
+    (_, first), *_ = requests
+    if first.lenience is None:
+        return [(read(policy, given, plan, seed), numbers)]
+    kept, num_forwards = verified(policy, given, plan, seed, lenience=first.lenience)
+    whole = [one.sample.tokens == draft.sample.tokens for one, draft in zip(kept, given, strict=True)]
+    rest = [_drawn_on(n, one) for n, one, is_whole in zip(numbers, kept, whole, strict=True) if not is_whole]
+    found = _drawn(policy, first, rest, prompt_of, plan, seed)
+    if any(whole):
+        rollout = read(policy, list(compress(kept, whole)), plan, seed)
+        found.append((rollout, list(compress(numbers, whole))))
+    (rollout, rows), *others = found
+    return [(replace(rollout, num_forwards=rollout.num_forwards + num_forwards), rows), *others]
+
+
+def _drawn_on(number: int, draft: Given) -> _Entry:
+    """A member that goes on from what is kept of its draft."""
+    sample, tokens = draft.sample, list(draft.sample.tokens or ())
+    begun = Continuation(token_ids=tokens, old_logprob_T=draft.old_logprob_T, num_forced=sample.num_forced)
+    return _Entry(number, sample.group, sample.prompt, (sample.member,), begun if tokens else None)
+
+
+def _drawn(
+    policy: Policy,
+    request: Request,
+    entries: Sequence[_Entry],
+    prompt_of: PromptOf,
+    plan: Plan,
+    seed: int,
+    *,
+    reads: bool = False,
+) -> Found:
+    """Rows that are drawn with the same settings and weights; none of no entries."""
+    if not entries:
+        return []
+    sizes = {len(entry.members) for entry in entries}
+    usual = len(sizes) == 1 and all(entry.members == tuple(range(len(entry.members))) for entry in entries)
+    bare = _Bare(prompt_of, {(entry.group, member): entry for entry in entries for member in entry.members})
+    own = replace(
+        plan,
+        prompt_ids=tuple(entry.group for entry in entries),
+        members=None if usual else tuple(entry.members for entry in entries),
+        continues=tuple(entry.continues for entry in entries) if any(entry.continues for entry in entries) else None,
+        settings={**plan.settings, **request.settings},
+        on_samples=lambda samples: plan.hand_over(bare(samples)),
+    )
+    if reads:
+        own = replace(own, stochastic=(), keep_latents=True, to_be_read=True)
+    with _weights(policy, request.weights):
+        rollout = policy.rollout([entry.prompt for entry in entries], group_size=max(sizes), seed=seed, plan=own)
+    rollout = replace(rollout, samples=bare(rollout.samples))
+    if reads:
+        rollout = _read_again(policy, rollout, replace(plan, settings=own.settings, on_samples=None), seed)
+    elif request.behind_prompt:
+        rollout = _behind_prompt(policy, rollout, Plan(environment=plan.environment), seed, as_own=request.as_own)
+    elif request.weights is not None:
+        rollout = rollout.aged()
+    return [(rollout, [entry.request for entry in entries for _ in entry.members])]
+
+
+def _read_again(policy: Policy, rollout: Rollout, plan: Plan, seed: int) -> Rollout:
+    """The samples of a rollout as the rows that reading makes of them: noised again, or hidden again."""
+    if isinstance(policy, Writing):
+        raise ConfigError(
+            "rollout.decisions: read is for denoisers and masked policies; what is written is trained on as it was "
+            "drawn"
+        )
+    given = [Given(sample=sample, origin=Origin.DRAWN) for sample in rollout.samples]
+    read = reader(policy).read(given, seed=seed, plan=replace(plan, stochastic=None))
+    return replace(read, samples=rollout.samples, num_forwards=rollout.num_forwards + read.num_forwards)
+
+
+def _behind_prompt(policy: Policy, rollout: Rollout, plan: Plan, seed: int, *, as_own: bool) -> Rollout:
+    """The same answers behind the prompt itself; what drew them is the policy that saw the context, or they are own."""
+    if any(sample.tokens is None for sample in rollout.samples):
+        raise ConfigError(
+            "only what is written can be trained on behind another prompt than it was drawn from: set behind_prompt to "
+            "false"
+        )
+    given = [rollout.given(row, Origin.GIVEN) for row in range(len(rollout.samples))]
+    if as_own:
+        given = [replace(one, old_logprob_T=None, record=_without_settings(one.record)) for one in given]
+    found = read(policy, given, plan, seed)
+    return replace(found, samples=rollout.samples, num_forwards=rollout.num_forwards + found.num_forwards)
+
+
+def _without_settings(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A record of the same decisions, whose sampling settings are the policy's own."""
+    return None if record is None else {name: value for name, value in record.items() if name != "settings"}
+
+
+def _weights(policy: Policy, name: str | None) -> AbstractContextManager[None]:
+    if name is None:
+        return nullcontext()
+    if not isinstance(policy, Keeping):
+        raise ConfigError(f"the planner draws with the weights {name!r}, and {type(policy).__name__} keeps none")
+    return policy.using(name)

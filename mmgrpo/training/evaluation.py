@@ -1,0 +1,128 @@
+"""Judging a policy on fixed prompts and seeds, drawn without noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from mmgrpo.config import EvaluationConfig
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.policy import Policy
+from mmgrpo.runs.drawing import shown_by
+from mmgrpo.runs.processes import Job
+from mmgrpo.scoring import Scorer
+from mmgrpo.types import Plan, Prompt, Sample, Scores
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What an evaluation found; whole on the main process only.
+
+    Attributes:
+        samples: one line per prompt and seed, the same requests in every evaluation.
+        scores: what each judge said.
+        policy: what drew them, and says how they are shown.
+    """
+
+    samples: Sequence[Sample]
+    scores: Scores
+    policy: Policy
+
+    def metrics(self) -> dict[str, float]:
+        """``eval/NAME/mean`` and ``std`` over the samples each judge applied to; how many samples failed."""
+        found = {}
+        if num_failed := sum(not sample.is_scored for sample in self.samples):
+            found["eval/failed_samples"] = float(num_failed)
+        for column, name in enumerate(self.scores.names):
+            values = self.scores.value_BR[self.scores.valid_BR[:, column], column]
+            if len(values):
+                found[f"eval/{name}/mean"] = float(values.mean())
+                found[f"eval/{name}/std"] = float(values.std(correction=0))
+            if self.scores.failures.get(name):
+                found[f"eval/{name}/failed_frac"] = self.scores.failures[name] / len(self.samples)
+        return found
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A line of a table per judge: name, mean, spread, how many samples it applied to and failed on."""
+        found = []
+        for column, name in enumerate(self.scores.names):
+            values = self.scores.value_BR[self.scores.valid_BR[:, column], column]
+            mean, spread = (f"{values.mean():.4g}", f"{values.std(correction=0):.3g}") if len(values) else ("-", "-")
+            found.append((name, mean, spread, str(len(values)), str(self.scores.failures.get(name, 0))))
+        return found
+
+    def shown(self, limit: int) -> tuple[list[Sample], Scores]:
+        """At most ``limit`` samples with their scores, members taken in turn so that every prompt has its share."""
+        in_turn = sorted(range(len(self.samples)), key=lambda row: (self.samples[row].member, self.samples[row].group))
+        rows = sorted(in_turn[:limit], key=lambda row: (self.samples[row].group, self.samples[row].member))
+        return [shown_by(self.policy, self.samples[row]) for row in rows], self.scores.rows(rows)
+
+
+def evaluate(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    judges: Scorer,
+    config: EvaluationConfig,
+    job: Job,
+    *,
+    plan: Plan | None = None,
+    on_samples: Callable[[Sequence[Sample]], None] | None = None,
+    show: Callable[[Sequence[Prompt]], Sequence[Prompt]] | None = None,
+) -> Judged | None:
+    """Draws ``samples_per_prompt`` for every prompt and asks the judges once about all of them together.
+
+    Args:
+        policy: what draws; its noise is off unless the configuration has it on.
+        prompts: the held-out prompts of the whole job; each process draws its own share of them.
+        judges: the rewards to ask; none of their failures stops an evaluation if it is made so.
+        config: how many samples, and their seed.
+        job: the processes.
+        plan: whose environment the samples are exchanges with; None: there is none.
+        on_samples: takes samples as they are drawn.
+        show: what the policy is shown in place of prompts, which the judges see; None: themselves.
+
+    Returns:
+        The judgement, on the main process; None elsewhere.
+    """
+    mine = list(enumerate(prompts))[job.rank :: job.size]
+    samples: list[Sample] = []
+    if mine:
+        plan = replace(
+            plan or Plan(),
+            stochastic=None if config.sampled else (),
+            sample_values=judges.needs_values,
+            prompt_ids=tuple(index for index, _ in mine),
+            on_samples=on_samples,
+        )
+        asked = [prompt for _, prompt in mine]
+        rollout = policy.rollout(
+            show(asked) if show else asked,
+            group_size=config.samples_per_prompt,
+            seed=derive_seed(config.seed),
+            plan=plan,
+        )
+        bare = dict(mine)
+        samples = [replace(sample, prompt=bare[sample.group]) if show else sample for sample in rollout.samples]
+    everyones = [sample for part in job.gather(samples) for sample in part]
+    if not job.is_main:
+        return None
+    everyones.sort(key=lambda sample: (sample.group, sample.member))
+    return Judged(everyones, judges(everyones), policy)
+
+
+def try_out(policy: Policy, prompt: Prompt, scorers: Sequence[Scorer]) -> None:
+    """Draws two samples without noise and asks the rewards, so that hours are not spent before one that cannot answer.
+
+    Args:
+        policy: what draws.
+        prompt: of the run.
+        scorers: the rewards to ask.
+
+    Raises:
+        RewardError: a reward cannot answer.
+    """
+    needed = tuple(sorted({name for scorer in scorers for name in scorer.needs_values}))
+    plan = Plan(stochastic=(), sample_values=needed, prompt_ids=(0,))
+    samples = policy.rollout([prompt], group_size=2, seed=derive_seed(0), plan=plan).samples
+    for scorer in scorers:
+        scorer.try_out(samples)

@@ -1,0 +1,103 @@
+"""From a step's rows and what the rewards say of them to what estimators and filters see.
+
+Axes: B rows of this process, T decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mmgrpo.maths.feedback import Column, Feedback, job_feedback
+from mmgrpo.maths.feedback import joined as joined_feedback
+from mmgrpo.policy import Policy
+from mmgrpo.runs.processes import Job
+from mmgrpo.training.judge import Verdict
+from mmgrpo.training.parts import scoped_of, turns_of
+from mmgrpo.types import Rollout, Sample
+from mmgrpo.values import Value
+
+
+def feedback_of(
+    policy: Policy,
+    rollout: Rollout,
+    verdict: Verdict,
+    reward_B: Tensor,
+    *,
+    asked: Collection[Value],
+    parts: Collection[str] = (),
+    turns: bool = False,
+    step: int,
+    job: Job,
+    remembered: Mapping[str, Tensor] | None = None,
+) -> Feedback:
+    """What estimators and filters see of this process's rows. One collective, and those that estimators ask for.
+
+    Args:
+        policy: what drew the rows.
+        rollout: its mask keeps the rows that take part; it knows what is asked for.
+        verdict: on the rows of all processes.
+        reward_B: what the rewards of each row come to.
+        asked: values of decisions.
+        parts: rewards whose words of parts are asked for.
+        turns: whether the turns of exchanges are asked for.
+        step: of the run, from 0.
+        job: the processes.
+        remembered: columns of the memory, of the whole job's samples.
+
+    Returns:
+        The feedback.
+    """
+    mine = verdict.mine
+    valid_B = verdict.counting.scored_B[mine] & verdict.keep_N[mine]
+    values = {value: rollout.values[value] for value in sorted(asked, key=str)}
+    own = job_feedback(reward_B, valid_B, rollout.prompt_index_B, rollout.mask_BT, rollout.old_logprob_BT, values)
+    scores = verdict.counting
+    return Feedback(
+        reward_B=reward_B,
+        valid_B=valid_B,
+        group_B=rollout.prompt_index_B,
+        mask_BT=rollout.mask_BT,
+        segment_BT=rollout.segment_BT,
+        state_BT=rollout.state_BT,
+        old_logprob_BT=rollout.old_logprob_BT,
+        finished_B=torch.tensor([sample.finished for sample in rollout.samples]),
+        job=joined_feedback(job.gather(own), job.rank),
+        std_BT=None if rollout.noise is None else rollout.noise.std_BT,
+        token_BT=rollout.token_BT,
+        values=values,
+        rewards={
+            name: Column(value_B=scores.value_BR[mine, r].double(), valid_B=scores.valid_BR[mine, r])
+            for r, name in enumerate(scores.names)
+        },
+        columns=_columns(rollout.samples),
+        scoped={name: scoped_of(policy, rollout, verdict, name) for name in sorted(parts)},
+        origin_B=rollout.origin_B,
+        drawn_by_BT=rollout.drawn_by_BT,
+        after_B=_after(rollout.samples),
+        step=step,
+        remembered=remembered or {},
+        exchanges=turns_of(rollout) if turns else None,
+        summed=lambda tensor: torch.stack(job.gather(tensor)).sum(0),
+    )
+
+
+def _after(samples: Sequence[Sample]) -> Tensor | None:
+    """(B,) the row whose text each was shown first, -1 for none that is here; None where no row was shown any."""
+    if not any(sample.after for sample in samples):
+        return None
+    row_of = {(sample.group, sample.member): row for row, sample in enumerate(samples)}
+    return torch.tensor([row_of.get(sample.after[0], -1) if sample.after else -1 for sample in samples])
+
+
+def _columns(samples: Sequence[Sample]) -> dict[str, Tensor]:
+    """The columns of the data rows that hold a number for every sample."""
+    rows = [sample.prompt.columns for sample in samples]
+    names = [
+        name
+        for name in rows[0]
+        if all(isinstance(row.get(name), int | float) and not isinstance(row[name], bool) for row in rows)
+    ]
+    return {name: torch.tensor([float(row[name]) for row in rows], dtype=torch.float64) for name in names}

@@ -1,0 +1,347 @@
+"""Gathering: what a planner asks for, round by round, drawn by the policy and handed to the rewards as it comes.
+
+Axes: B rows, N rows of the whole job, T decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from mmgrpo.data.history import Context
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.places import Places, Row, height
+from mmgrpo.maths.planners import Planner, Request, Round, Setting
+from mmgrpo.policy import Policy, Writing
+from mmgrpo.runs.processes import Job
+from mmgrpo.scoring import PendingScores, Scorer
+from mmgrpo.training.drawing import Drawn, PromptOf, draw
+from mmgrpo.training.forgetting import keep_forgetting
+from mmgrpo.training.joining import drawn_by, joined
+from mmgrpo.training.scored import ScoredSamples, ScoredStep, scored_step
+from mmgrpo.types import Plan, Rollout, Sample, Scores
+
+OnSamples = Callable[[Sequence[Sample]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experience:
+    """What a step has gathered on this process, in whole groups; what may not be trained on is left out.
+
+    Attributes:
+        rollout: its rows, round after round; its forwards are those of all that was drawn.
+        keep_B: bool, the rows that are trained on and that groups are compared by.
+        scored: the rewards' work on them, begun while they were drawn.
+        requests: what was asked of the whole job, over all rounds.
+        num_rounds: how often the planner was asked.
+        seed: of the step.
+        num_unshown: how many members the whole job was asked for whose context had nothing to show.
+        root_of: of groups drawn after the rows of others, the group whose data row is theirs as well.
+    """
+
+    rollout: Rollout
+    keep_B: Tensor
+    scored: ScoredStep
+    requests: Sequence[Request]
+    num_rounds: int
+    seed: int = 0
+    num_unshown: int = 0
+    root_of: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        """One per row."""
+        return self.rollout.samples
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What another policy has drawn at this step, for one that is shown it.
+
+    Attributes:
+        rollout: its rows on this process.
+        planner: what is drawn after them, in place of what the configuration plans.
+        owner: the process of each group.
+        root_of: the group whose data row a group has, where that is another one.
+    """
+
+    rollout: Rollout
+    planner: Planner
+    owner: Mapping[int, int]
+    root_of: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Valued:
+    """What the rewards of each row come to.
+
+    Attributes:
+        reward_B: float64.
+        valid_B: bool, whether any reward of a weight other than 0 applied.
+    """
+
+    reward_B: Tensor
+    valid_B: Tensor
+
+
+def gather(
+    policy: Policy,
+    planner: Planner,
+    prompt_of: PromptOf,
+    scorer: Scorer,
+    *,
+    setting: Setting,
+    plan: Plan,
+    job: Job,
+    value: Callable[[Scores, Tensor], Valued] | None = None,
+    contexts: Mapping[str, Context] | None = None,
+    reads: bool = False,
+    on_samples: OnSamples = lambda samples: None,
+    behind: Followed | None = None,
+) -> Experience:
+    """Draws what the planner asks for until it asks for nothing more.
+
+    The groups of a round are shared out over the processes; a group stays on the process that drew its first member.
+
+    Args:
+        policy: what draws.
+        planner: what is drawn.
+        prompt_of: a prompt of the step by its identity.
+        scorer: the rewards, which are handed each sample as it is drawn.
+        setting: the step, as the planner is told of it.
+        plan: how decisions are drawn; its prompts and members are the planner's.
+        job: the processes.
+        value: what scores of a whole round, with the group of each row, combine to, and where any applied; for planners
+            that look back.
+        contexts: what a member is shown in place of the prompt, by name.
+        reads: whether samples are drawn without noise and what is trained on is read of them (``rollout.decisions``).
+        on_samples: takes samples as they are drawn.
+        behind: what another policy has drawn, after which this one draws; None: nothing.
+
+    Returns:
+        What came of it.
+
+    Raises:
+        ConfigError: the planner asks for what the policy or the configuration does not have, or nothing random was
+            drawn.
+    """
+    owner: dict[int, int] = dict(behind.owner) if behind else {}
+    root_of: dict[int, int] = dict(behind.root_of) if behind else {}
+    loads = [0] * job.size
+    rounds: list[Round] = []
+    drawn: list[Drawn] = []
+    spent = 0
+    scored: list[ScoredSamples] = []
+    values = plan.values if planner.places is None else tuple(dict.fromkeys((*plan.values, *planner.places.values)))
+    while requests := tuple(planner.ask(rounds, setting)):
+        root_of.update(_roots(requests, owner, root_of))
+        owner.update({prompt: owner[root] for prompt, root in root_of.items()})
+        _assign(requests, owner, loads)
+        mine = [n for n, request in enumerate(requests) if owner[request.prompt] == job.rank]
+        if planner.forgetting and drawn:
+            spent += keep_forgetting(policy, [part for one in drawn for part in one.rollouts], planner.forgetting, job)
+        pending = scorer.open(group_sizes=_sizes([requests[n] for n in mine]))
+
+        def taken(samples: Sequence[Sample], pending: PendingScores = pending) -> None:
+            on_samples(samples)
+            if job.leads:
+                pending.submit(samples)
+
+        one = draw(
+            policy,
+            requests,
+            mine,
+            prompt_of=lambda prompt: prompt_of(root_of.get(prompt, prompt)),
+            contexts=contexts or {},
+            plan=replace(plan, values=values, sample_values=scorer.needs_values, on_samples=taken),
+            seed=setting.seed,
+            reads=reads,
+            before=drawn,
+            rewards=[one.rewards() for one in rounds],
+            others=[behind.rollout] if behind else (),
+        )
+        drawn.append(one)
+        part = ScoredSamples(pending, one.samples)
+        if not planner.looks_back:
+            scored.append(part)
+            break
+        said = _rows_of_all(one, part, policy, planner.places, job)
+        rounds.append(_round(requests, said, value))
+        scored.append(replace(part, scores=said[job.rank].scores))
+    if not any(one.trained for one in drawn):
+        raise ConfigError("the planner asked for nothing to train on on this process: raise rollout.prompts_per_step")
+    rollout = _joined(drawn, policy, plan)
+    if not bool(rollout.mask_BT.any()):
+        raise ConfigError("no decision of the rollout is random, so nothing can be learnt: raise policy.strength")
+    trained_B = torch.cat([one.trained_B for one in drawn])
+    keep_B = trained_B & _kept(planner, rounds, setting, drawn, job)
+    return Experience(
+        rollout=replace(rollout, num_forwards=spent + sum(part.num_forwards for one in drawn for part in one.rollouts)),
+        keep_B=keep_B[trained_B],
+        scored=scored_step(scorer if job.leads else None, scored, trained_B, keep_B, root_of),
+        requests=[request for one in drawn for request in one.requests],
+        num_rounds=len(drawn),
+        seed=setting.seed,
+        num_unshown=sum(_num_unshown(one) for one in rounds),
+        root_of=root_of,
+    )
+
+
+def _roots(requests: Sequence[Request], asked: Collection[int], root_of: Mapping[int, int]) -> dict[int, int]:
+    """The groups that begin after rows of others, each with the one whose data row it has."""
+    begun = [request for request in requests if request.after and request.prompt not in asked]
+    return {request.prompt: root_of.get(request.after[0][0], request.after[0][0]) for request in begun}
+
+
+def _num_unshown(one: Round) -> int:
+    return sum(len(request.members) for request in one.requests) - len(one.request_B)
+
+
+def _assign(requests: Sequence[Request], owner: dict[int, int], loads: list[int]) -> None:
+    """Gives each new prompt to a process: the first ones in blocks of equal cost, later ones to whoever has least."""
+    costs: dict[int, int] = {}
+    for request in requests:
+        costs[request.prompt] = costs.get(request.prompt, 0) + len(request.members)
+    new = [prompt for prompt in costs if prompt not in owner]
+    first = not any(loads)
+    blocks = _blocks([costs[prompt] for prompt in new], len(loads)) if first else []
+    for number, prompt in enumerate(new):
+        owner[prompt] = blocks[number] if first else loads.index(min(loads))
+        loads[owner[prompt]] += costs[prompt]
+    for prompt in costs.keys() - set(new):
+        loads[owner[prompt]] += costs[prompt]
+
+
+def _blocks(costs: Sequence[int], num: int) -> list[int]:
+    """Which of so many blocks of about equal cost each item is in; none is empty where there are enough items."""
+    found: list[int] = []
+    total, before = sum(costs), 0
+    for number, cost in enumerate(costs):
+        nearest = (2 * before + cost) * num // (2 * total)
+        last = found[-1] if found else -1
+        left = num - len(costs) + number if len(costs) >= num else 0  # those after it fill the blocks after its own
+        found.append(max(min(nearest, last + 1), left, last, 0))
+        before += cost
+    return found
+
+
+def _sizes(requests: Sequence[Request]) -> dict[int, int]:
+    """How many members of each group a round brings."""
+    sizes: dict[int, int] = {}
+    for request in requests:
+        sizes[request.prompt] = sizes.get(request.prompt, 0) + len(request.members)
+    return sizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RoundRows:
+    """What one process has to say of its rows of a round."""
+
+    request_B: Tensor
+    identity_B2: Tensor
+    length_B: Tensor
+    finished_B: Tensor
+    places_B: Sequence[Sequence[int]]
+    heights_B: Sequence[float]
+    scores: Scores
+
+
+def _rows_of_all(
+    drawn: Drawn, part: ScoredSamples, policy: Policy, places: Places | None, job: Job
+) -> list[_RoundRows]:
+    """What every process says of its rows, in rank order. One collective, whatever a process has drawn."""
+
+    def mine() -> _RoundRows:
+        rows = [] if places is None else _rows(drawn, policy, places)
+        found = [] if places is None else [places(row) for row in rows]
+        identity = [(sample.group, sample.member) for sample in part.samples]
+        return _RoundRows(
+            request_B=drawn.request_B,
+            identity_B2=torch.tensor(identity, dtype=torch.long).reshape(-1, 2),
+            length_B=torch.cat([torch.zeros(0, dtype=torch.long), *(r.mask_BT.sum(1) for r in drawn.rollouts)]),
+            finished_B=torch.tensor([sample.finished for sample in part.samples], dtype=torch.bool),
+            places_B=found,
+            heights_B=[height(row, own) for row, own in zip(rows, found, strict=True)],
+            scores=part.collected(),
+        )
+
+    return job.from_leaders(mine)
+
+
+def _round(
+    requests: Sequence[Request], said: Sequence[_RoundRows], value: Callable[[Scores, Tensor], Valued] | None
+) -> Round:
+    """The round as all processes know it."""
+    if value is None:
+        raise ConfigError("a planner that looks back needs to know what the scores combine to")
+    identity_B2 = torch.cat([one.identity_B2 for one in said])
+    valued = value(Scores.joined([one.scores for one in said]), identity_B2[:, 0])
+    return Round(
+        requests=requests,
+        request_B=torch.cat([one.request_B for one in said]),
+        prompt_B=identity_B2[:, 0],
+        member_B=identity_B2[:, 1],
+        reward_B=valued.reward_B,
+        valid_B=valued.valid_B,
+        length_B=torch.cat([one.length_B for one in said]),
+        finished_B=torch.cat([one.finished_B for one in said]),
+        places_B=[places for one in said for places in one.places_B],
+        heights_B=[each for one in said for each in one.heights_B],
+    )
+
+
+def _rows(drawn: Drawn, policy: Policy, places: Places) -> list[Row]:
+    """What the rows say to whoever looks for places in them."""
+    rows = [(rollout, row) for rollout in drawn.rollouts for row in range(len(rollout.samples))]
+    found = []
+    for (rollout, row), number in zip(rows, drawn.request_B.tolist(), strict=True):
+        sample, branch = rollout.samples[row], drawn.requests[number].continues
+        if sample.tokens is None or sample.turn_ends or not rollout.reads_in_order(row):
+            raise ConfigError("only what is written in one turn can be gone on from: denoisers part by rollout.tree")
+        if places.text and not isinstance(policy, Writing):
+            raise ConfigError(f"the planner looks for places in texts, which {type(policy).__name__} does not tell")
+        found.append(
+            Row(
+                num_decisions=len(sample.tokens),
+                begins=sample.num_forced if branch is None else branch.after,
+                value_T=rollout.values[places.values[0]][row] if places.values else None,
+                text=sample.text or "",
+                ends_T=policy.text_ends(sample) if places.text and isinstance(policy, Writing) else (),
+            )
+        )
+    return found
+
+
+def _joined(drawn: Sequence[Drawn], policy: Policy, plan: Plan) -> Rollout:
+    """The rows that may be trained on; where some went on from others, scored together if the policy can."""
+    asked = [one.requests[n] for one in drawn for n in one.request_B[one.trained_B].tolist()]
+    bare_B = torch.tensor([request.context is None or request.behind_prompt for request in asked])
+    parts = [rollout for one in drawn for rollout in one.trained]
+    taken = {
+        (request.prompt, member): request.continues
+        for one in drawn
+        for request in one.requests
+        if request.continues is not None
+        for member in request.members
+    }
+    rollout = joined(parts, bare_B=bare_B if plan.environment is None else None, policy=policy if taken else None)
+    if not taken:
+        return rollout
+    identities = [(sample.group, sample.member) for sample in rollout.samples]
+    return replace(rollout, drawn_by_BT=drawn_by(identities, taken, rollout.shape[1]))
+
+
+def _kept(planner: Planner, rounds: Sequence[Round], setting: Setting, drawn: Sequence[Drawn], job: Job) -> Tensor:
+    """This process's rows of what the planner keeps."""
+    if not planner.looks_back:
+        return torch.cat([one.trained_B for one in drawn])
+    counts = job.gather([len(one.request_B) for one in drawn])
+    kept = planner.kept(rounds, setting)
+    mine = []
+    for number, kept_N in enumerate(kept):
+        start = sum(count[number] for count in counts[: job.rank])
+        mine.append(kept_N[start : start + counts[job.rank][number]])
+    return torch.cat(mine)

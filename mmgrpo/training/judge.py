@@ -1,0 +1,89 @@
+"""Judging: what the rewards say of the whole job's samples, and how it counts at this step.
+
+Axes: B rows of this process, N rows of the whole job.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmgrpo.runs.processes import Job
+from mmgrpo.scoring import NamedReward
+from mmgrpo.scoring.shaping import shaped
+from mmgrpo.training.gather import Experience
+from mmgrpo.types import Scores
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the rewards said of N samples, those of all processes in rank order.
+
+    Attributes:
+        scores: as they said it.
+        counting: as it counts at this step: clipped, gated, weighted.
+        group_N: group of each sample.
+        root_N: the group whose data row each has: its own, but for what was drawn after the rows of others.
+        keep_N: bool, the samples that are trained on and that groups are compared by.
+        mine: this process's rows.
+        metrics: what became of rewards on their way from ``scores`` to ``counting``.
+    """
+
+    scores: Scores
+    counting: Scores
+    group_N: Tensor
+    root_N: Tensor
+    keep_N: Tensor
+    mine: slice
+    metrics: Mapping[str, float]
+
+
+def judge(experience: Experience, rewards: Sequence[NamedReward], *, step: int, job: Job) -> Verdict:
+    """Waits for the rewards of every process.
+
+    Args:
+        experience: what was gathered; its rewards are at work already.
+        rewards: how each counts.
+        step: counted from 0.
+        job: the processes.
+
+    Returns:
+        The verdict, the same on all processes but for ``mine``.
+
+    Raises:
+        RewardError: a reward failed on too many samples of any process.
+    """
+    scores = Scores.joined(job.from_leaders(experience.scored.collected))
+    groups = job.gather(experience.rollout.prompt_index_B)
+    group_N = torch.cat(groups)
+    start = sum(len(group_B) for group_B in groups[: job.rank])
+    if step == 0 and job.rank == 0:
+        _tell_unapplied(scores)
+    counting = shaped(scores, rewards, step)
+    return Verdict(
+        scores=scores,
+        counting=counting.scores,
+        group_N=group_N,
+        root_N=torch.tensor([experience.root_of.get(group, group) for group in group_N.tolist()]),
+        keep_N=torch.cat(job.gather(experience.keep_B)),
+        mine=slice(start, start + len(experience.keep_B)),
+        metrics=counting.metrics,
+    )
+
+
+def _tell_unapplied(scores: Scores) -> None:
+    """Warns of rewards that judged no sample of the first step: as a rule their rows lack what they compare with."""
+    for name, valid_B in zip(scores.names, scores.valid_BR.T, strict=True):
+        if len(valid_B) and not valid_B.any() and not scores.failures.get(name):
+            logger.warning(
+                "reward %s applied to none of the %d samples of the first step: see that the rows have the columns "
+                "that it reads (mmgrpo rewards NAME), or leave it out",
+                name,
+                len(valid_B),
+            )

@@ -1,0 +1,202 @@
+"""Learning: all optimiser updates that a step's rows are good for.
+
+Axes: B rows, T decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import final
+
+import torch
+from torch import Tensor
+
+from mmgrpo.maths.aggregates import Totals, count
+from mmgrpo.maths.objectives import Objective
+from mmgrpo.policy import Policy
+from mmgrpo.runs.processes import Job
+from mmgrpo.training.credit import Batch
+from mmgrpo.training.learner import Gradient, accumulate_gradient, measured, nonfinite_rows
+from mmgrpo.training.optimizer import Applied, GuardedOptimizer
+from mmgrpo.types import Rollout
+from mmgrpo.values import of_view
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """One optimiser update.
+
+    Attributes:
+        number: of the step's updates, from 0.
+        gradient: what this process's pass left behind.
+        totals: what its rows add to the loss's means, of the whole job.
+        applied: what became of the gradient.
+        odd_rows: where it was not finite, this process's rows whose own gradient is not.
+    """
+
+    number: int
+    gradient: Gradient
+    totals: Totals
+    applied: Applied
+    odd_rows: Sequence[int]
+
+
+@final
+class Lesson:
+    """What a step's rows teach a policy, update by update."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        batch: Batch,
+        objective: Objective,
+        *,
+        job: Job,
+        weight: float = 1.0,
+        before_apply: Callable[[], None] = lambda: None,
+        beside: Callable[[int, Sequence[int]], Gradient] | None = None,
+    ) -> None:
+        """Looks once at what the updates do not move.
+
+        Args:
+            policy: what is trained.
+            batch: what it learns from.
+            objective: the loss.
+            job: the processes; each takes part in every update, with whatever rows it has.
+            weight: how much its gradient counts beside those of other lessons.
+            before_apply: called before the weights move.
+            beside: adds further gradient, given the update's number and this process's rows (``Auxiliaries.beside``).
+        """
+        self.job = job
+        self.before_apply = before_apply
+        self._policy, self._batch, self._objective = policy, batch, objective
+        self._weight, self._beside = weight, beside
+        self._rollout = _with_still_views(policy, batch, objective)
+        self._spent = self._rollout.num_forwards - batch.rollout.num_forwards
+        self._place_B = _places(batch.rollout.prompt_index_B, batch.chosen_B, job)
+        self._number, self._rows, self._taken = 0, list[int](), self._rollout
+        self._own = Totals(num_samples=0, num_decisions=0)
+
+    def begin(self, number: int, *, epochs: int, minibatches: int, in_turn: bool) -> Totals:
+        """Takes the rows of an update; gives what they add to the loss's means, over the whole job."""
+        epoch, part = divmod(number, minibatches)
+        rows = ((self._place_B + epoch) % minibatches == part).nonzero().flatten().tolist()
+        rollout = self._rollout
+        self._number, self._rows = number, rows
+        self._taken = rollout.keep(rollout.segment_BT % epochs == epoch) if in_turn else rollout
+        zero_B, group_B = self._batch.zero_B[rows], rollout.prompt_index_B[rows]
+        self._own = self.job.total(count(self._taken.mask_BT[rows], zero_B, group_B))
+        return self._own
+
+    def accumulate(self, totals: Totals) -> Gradient:
+        """Adds the gradient of the update's rows, and of what is beside them, to that of the lessons before."""
+        with _counted(self._policy, self._weight, self.job):
+            gradient = self._added(totals)(rows=self._rows, gather=self.job.gather)
+            gradient, self._spent = replace(gradient, num_forwards=gradient.num_forwards + self._spent), 0
+            return gradient if self._beside is None else gradient.beside(self._beside(self._number, self._rows))
+
+    def applied(self, gradient: Gradient, totals: Totals, applied: Applied) -> Update:
+        """What the update came to; the rows are older by one if the weights moved."""
+        odd = nonfinite_rows(self._policy, self._rows, self._added(totals), self.job) if applied.skipped else []
+        self._rollout = self._rollout if applied.skipped else self._rollout.aged()
+        return Update(number=self._number, gradient=gradient, totals=self._own, applied=applied, odd_rows=odd)
+
+    def _added(self, totals: Totals) -> Callable[..., Gradient]:
+        taught, batch = (self._policy, self._taken, self._batch.advantage_BT, self._objective), self._batch
+        return partial(accumulate_gradient, *taught, totals=totals, reward_B=batch.reward_B, views=batch.views)
+
+
+def learn(
+    policy: Policy,
+    batch: Batch,
+    objective: Objective,
+    optimizer: GuardedOptimizer,
+    *,
+    epochs: int,
+    minibatches: int,
+    in_turn: bool = False,
+    job: Job,
+    before_apply: Callable[[], None] = lambda: None,
+    beside: Callable[[int, Sequence[int]], Gradient] | None = None,
+) -> Iterator[Update]:
+    """Updates the weights, once per item: ``epochs`` passes over the rows, each in ``minibatches`` of whole groups.
+
+    Args:
+        policy: what is trained.
+        batch: what it learns from.
+        objective: the loss.
+        optimizer: over its trainable parameters.
+        epochs: passes.
+        minibatches: updates per pass.
+        in_turn: whether a pass trains one segment of each row, the one of its own number, and not all.
+        job: the processes; each takes part in every update, with whatever rows it has.
+        before_apply: called before the weights move.
+        beside: adds further gradient, given the update's number and this process's rows (``Auxiliaries.beside``).
+
+    Yields:
+        Update: what was done, update by update.
+    """
+    lesson = Lesson(policy, batch, objective, job=job, before_apply=before_apply, beside=beside)
+    passes = {"epochs": epochs, "minibatches": minibatches, "in_turn": in_turn}
+    yield from (update for (update,) in learn_together([lesson], optimizer, **passes))
+
+
+def learn_together(
+    lessons: Sequence[Lesson], optimizer: GuardedOptimizer, *, epochs: int, minibatches: int, in_turn: bool = False
+) -> Iterator[tuple[Update, ...]]:
+    """The same of several lessons for one policy: the rows of all are one batch, each in its own loss.
+
+    Means are over the rows of all, so that lessons of one objective are that of all their rows in one.
+
+    Args:
+        lessons: of the same weights.
+        optimizer: over them.
+        epochs: as of ``learn``, of each lesson's rows.
+        minibatches: likewise.
+        in_turn: likewise.
+
+    Yields:
+        tuple[Update, ...]: an update, as each of the lessons took part in it.
+    """
+    for number in range(epochs * minibatches):
+        parts = [one.begin(number, epochs=epochs, minibatches=minibatches, in_turn=in_turn) for one in lessons]
+        totals = sum(parts[1:], start=parts[0])
+        optimizer.clear()
+        gradients = [lesson.accumulate(totals) for lesson in lessons]
+        for lesson in lessons:
+            lesson.before_apply()
+        applied = optimizer.apply()
+        yield tuple(one.applied(gradient, totals, applied) for one, gradient in zip(lessons, gradients, strict=True))
+
+
+@contextmanager
+def _counted(policy: Policy, weight: float, job: Job) -> Iterator[None]:
+    """What is added to the gradient within it counts so many times."""
+    if weight == 1:
+        yield
+        return
+    before = [parameter.grad for parameter in policy.trainable]
+    for parameter in policy.trainable:
+        parameter.grad = None
+    yield
+    job.meet()  # gradients of weights that lie in parts go on coming while others have rows
+    for parameter, there in zip(policy.trainable, before, strict=True):
+        added = None if parameter.grad is None else parameter.grad.mul_(weight)
+        parameter.grad = added if there is None else there if added is None else there.add_(added)
+
+
+def _with_still_views(policy: Policy, batch: Batch, objective: Objective) -> Rollout:
+    """The rollout with what views say whose weights the updates do not move: they are looked at once."""
+    asked = {*map(of_view, objective.views), *objective.values}
+    of_views = [value for value in sorted(asked, key=str) if value.view in batch.views]
+    still = [value for value in of_views if not batch.views[str(value.view)].view.moves]
+    return measured(policy, batch.rollout, still, batch.views)
+
+
+def _places(group_B: Tensor, chosen_B: Tensor, job: Job) -> Tensor:
+    """The place of each row's group among those of the whole job that a planner keeps, so that minibatches are even."""
+    known = torch.cat(job.gather(group_B[chosen_B])).unique()
+    return torch.searchsorted(known, group_B)

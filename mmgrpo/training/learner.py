@@ -1,0 +1,340 @@
+"""One optimiser update: streams the policy's log-probabilities through the objective.
+
+The objective is a scalar function of the matrix of log-probabilities. Where it treats decisions separately it is
+applied to each streamed slice. Where it couples them, its values come first (on policy they are the rollout's own),
+it is differentiated with respect to that small matrix, and the policy's backward is streamed with the coefficients.
+Either way the gradient is the full graph's, and memory does not grow with T. Selections look at the values first too.
+
+Views of the configuration are other rows of the same decisions. Their values come first, without grad; where a term is
+differentiated by them, their backward is streamed as the policy's is.
+
+Decisions that the loss does not depend on take no forward: those without an advantage or a weight, and in a coupled
+objective those whose coefficients are all 0. The normalisers count them as ever.
+
+Axes: B samples, T decisions (tokens or denoising steps), N kept decisions of the whole job's update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from mmgrpo.differentiating import backward
+from mmgrpo.errors import ShapeError
+from mmgrpo.maths.aggregates import Totals
+from mmgrpo.maths.changes import term_key, terms_changed
+from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.diagnostics import Diagnostics, ValueSum
+from mmgrpo.maths.modulation import detached
+from mmgrpo.maths.objectives import ZERO_ON_POLICY, Objective
+from mmgrpo.policy import Policy
+from mmgrpo.runs.parts import bring_gradients, held
+from mmgrpo.runs.processes import Job
+from mmgrpo.training.shared_states import shared
+from mmgrpo.training.streaming import cells, evaluations, index_of
+from mmgrpo.training.views import Seen, looked_at, own_of
+from mmgrpo.types import Evaluation, Rollout
+from mmgrpo.values import REFERENCE, Value, of_view
+
+NO_VIEWS: Mapping[str, Seen] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """What one pass over a minibatch left behind, beside the gradients themselves.
+
+    Attributes:
+        diagnostics: sums over those of this rank's decisions that the loss depends on.
+        max_gap: largest |log-probability now - at rollout|: the on-policy gap, where the weights have not moved.
+        num_forwards: model forwards spent, in rows of one sample.
+    """
+
+    diagnostics: Diagnostics
+    max_gap: float
+    num_forwards: int
+
+    def beside(self, other: Gradient) -> Gradient:
+        """What both left behind."""
+        return Gradient(
+            self.diagnostics + other.diagnostics,
+            max(self.max_gap, other.max_gap),
+            self.num_forwards + other.num_forwards,
+        )
+
+
+def accumulate_gradient(
+    policy: Policy,
+    rollout: Rollout,
+    advantage_BT: Tensor,
+    objective: Objective,
+    *,
+    rows: Sequence[int],
+    totals: Totals,
+    reward_B: Tensor | None = None,
+    gather: Callable[[Tensor], Sequence[Tensor]] = lambda mine: [mine],
+    views: Mapping[str, Seen] = NO_VIEWS,
+) -> Gradient:
+    """Adds the objective's gradient over ``rows`` to the trainable parameters' ``grad``.
+
+    Args:
+        policy: what is trained.
+        rollout: what it drew or read; whether the weights are still those that sampled is told by its ages.
+        advantage_BT: advantage of each decision of the rollout.
+        objective: the loss.
+        rows: the samples of this minibatch on this rank.
+        totals: what the loss averages over, counted over all ranks' rows.
+        reward_B: reward of each sample, for terms that compare the samples of a group themselves.
+        gather: one tensor of every rank, on all of them; called as often on each, whatever its rows.
+        views: the rows as the views of the configuration see them.
+
+    Returns:
+        Diagnostics; the gradients of all ranks are to be summed.
+    """
+    if advantage_BT.shape != rollout.shape:
+        raise ShapeError(f"advantage_BT must be {rollout.shape} like the rollout, got {tuple(advantage_BT.shape)}")
+    if REFERENCE in objective.views:
+        _settle_reference(policy)
+    whole = _decisions(rollout, advantage_BT, objective, rows, totals, reward_B)
+    in_views = looked_at(rollout.keep(whole.mask_BT), objective.values | objective.first_values, views)
+    values = whole = replace(whole, values=in_views.values)
+    num_forwards = in_views.num_forwards
+    num_kept = float(whole.mask_BT.sum())
+    changes = {term_key(term.name): ValueSum(num_kept, 0.0) for term in objective.terms}
+    if objective.needs_values:
+        values, spent = _values(policy, rollout, whole, objective, views)
+        num_forwards += spent
+    if objective.selections or objective.modulations:
+        compared = shared(values, rollout) if objective.looks_at_all else values
+        job_values = _job_values(compared, objective, gather)
+        adjusted = objective.adjusted(compared, job_values)
+        changes |= adjusted.changes
+        values = replace(adjusted.decisions, logprob_BT=values.logprob_BT, values=values.values)
+        whole = replace(values, logprob_BT=whole.logprob_BT, values=whole.values)
+    if objective.separable:
+        gradient = _slice_by_slice(policy, rollout, whole, objective, views)
+    else:
+        gradient = _values_first(policy, rollout, values, objective, views)
+    diagnostics = gradient.diagnostics + Diagnostics(change_sums=changes)
+    return replace(gradient, diagnostics=diagnostics, num_forwards=gradient.num_forwards + num_forwards)
+
+
+def nonfinite_rows(policy: Policy, rows: Sequence[int], accumulate: Callable[..., Gradient], job: Job) -> list[int]:
+    """Those of the rows whose own gradient has no finite norm, each tried by itself; for when their sum had none.
+
+    Args:
+        policy: what is trained; no gradient is left behind.
+        rows: the samples of a minibatch on this rank.
+        accumulate: ``accumulate_gradient`` but for its ``rows``; without ``gather``, so that no other rank is waited
+            for, and a selection that looks at the whole job's entropies sees those of the row.
+        job: the processes, which take turns where gradients are those of all of them.
+
+    Returns:
+        Some of the rows, in their order.
+    """
+    parameters, found = policy.trainable, []
+    parts = held(parameters)
+    turns = [(rank, row) for rank, rows in enumerate(job.gather(list(rows))) for row in rows]
+    for rank, row in turns if job.in_parts else [(job.rank, row) for row in rows]:
+        _clear(policy)
+        if rank == job.rank:
+            accumulate(rows=[row])
+        job.meet()
+        bring_gradients(parameters, parts)
+        own = torch.nn.utils.get_total_norm([part.grad for part in parts if part.grad is not None])
+        if not all(norm.isfinite() for norm in (job.gather(own) if job.in_parts else [own])) and rank == job.rank:
+            found.append(row)
+    _clear(policy)
+    return found
+
+
+def measured(
+    policy: Policy, rollout: Rollout, values: Collection[Value], views: Mapping[str, Seen] = NO_VIEWS
+) -> Rollout:
+    """The rollout with these values of its decisions known, taken without grad at the weights that sampled.
+
+    Args:
+        policy: what drew it, its weights still the same.
+        rollout: whose decisions are looked at; what it knows already is not computed again.
+        values: what to take; 0 where the mask is False.
+        views: the rows as the views of the configuration see them.
+
+    Returns:
+        The rollout, its forwards counted with those this took.
+    """
+    asked = [value for value in values if value not in rollout.values]
+    if not asked:
+        return rollout
+    in_views = looked_at(rollout, asked, views)
+    num_forwards = rollout.num_forwards + in_views.num_forwards
+    rollout = replace(rollout, values={**rollout.values, **in_views.values}, num_forwards=num_forwards)
+    asked = own_of(asked, views)
+    if not asked:
+        return rollout
+    if any(value.view == REFERENCE for value in asked):
+        _settle_reference(policy)
+    found = {value: torch.zeros(rollout.shape) for value in asked}
+    num_forwards = rollout.num_forwards
+    with torch.no_grad():
+        for evaluation in evaluations(policy, rollout, asked):
+            kept_BT = cells(rollout.mask_BT, evaluation)
+            for value in asked:
+                found[value][index_of(evaluation)] = evaluation.values[value].float().cpu().where(kept_BT, 0.0)
+            num_forwards += evaluation.num_forwards
+    return replace(rollout, values={**rollout.values, **found}, num_forwards=num_forwards)
+
+
+def _settle_reference(policy: Policy) -> None:
+    """A full fine-tune copies its weights when the reference is first asked for.
+
+    Every rank has to ask before the weights first move, whether it has rows in this update or not.
+    """
+    with policy.reference():
+        pass
+
+
+def _clear(policy: Policy) -> None:
+    for parameter in policy.trainable:
+        parameter.grad = None
+
+
+def _decisions(
+    rollout: Rollout,
+    advantage_BT: Tensor,
+    objective: Objective,
+    rows: Sequence[int],
+    totals: Totals,
+    reward_B: Tensor | None,
+) -> Decisions:
+    """The minibatch as the objective sees it, its log-probabilities still those of the rollout; other rows masked."""
+    mask_BT = torch.zeros_like(rollout.mask_BT)
+    mask_BT[list(rows)] = rollout.mask_BT[list(rows)]
+    return Decisions(
+        logprob_BT=rollout.old_logprob_BT,
+        old_logprob_BT=rollout.old_logprob_BT,
+        advantage_BT=advantage_BT,
+        mask_BT=mask_BT,
+        weight_BT=objective.weights(mask_BT, totals, rollout.noise),
+        mean_weight_BT=objective.mean_weights(mask_BT, totals),
+        segment_BT=rollout.segment_BT,
+        std_BT=None if rollout.noise is None else rollout.noise.std_BT,
+        reward_BT=None if reward_B is None else reward_B[:, None].expand(rollout.shape),
+        group_BT=rollout.prompt_index_B[:, None].expand(rollout.shape),
+        origin_BT=None if rollout.origin_B is None else rollout.origin_B[:, None].expand(rollout.shape),
+        unchanged_BT=rollout.unchanged_B[:, None].expand(rollout.shape),
+        num_groups=max(totals.num_groups, 1),
+    )
+
+
+def _values(
+    policy: Policy, rollout: Rollout, whole: Decisions, objective: Objective, views: Mapping[str, Seen]
+) -> tuple[Decisions, int]:
+    """The decisions with their values at the weights of now, without grad, and the forwards that took.
+
+    Log-probabilities that nothing depends on stay the rollout's.
+    """
+    asked, nothing_BT = own_of(objective.first_values, views), torch.zeros_like(whole.logprob_BT)
+    if rollout.on_policy:
+        there = dict.fromkeys(ZERO_ON_POLICY, nothing_BT) | dict(rollout.values)
+        if all(value in there for value in asked):
+            return replace(whole, values={**whole.values, **{value: there[value] for value in asked}}), 0
+    read_BT = whole.mask_BT if objective.looks_at_all else objective.contributing(whole)
+    logprob_BT, found, num_forwards = whole.logprob_BT.clone(), {value: nothing_BT.clone() for value in asked}, 0
+    with torch.no_grad():
+        for evaluation in evaluations(policy, rollout.keep(read_BT), asked):
+            num_forwards += evaluation.num_forwards
+            logprob_BT[index_of(evaluation)] = evaluation.logprob_BT.float().cpu()
+            for value, found_BT in found.items():
+                found_BT[index_of(evaluation)] = evaluation.values[value].float().cpu()
+    return replace(whole, logprob_BT=logprob_BT, values={**whole.values, **found}), num_forwards
+
+
+def _job_values(
+    values: Decisions, objective: Objective, gather: Callable[[Tensor], Sequence[Tensor]]
+) -> dict[Value, Tensor]:
+    """(N,) values of the kept decisions of the whole job's update: those that selections and modulations read."""
+    return {value: torch.cat(list(gather(detached(values, value)[values.mask_BT]))) for value in objective.job_values}
+
+
+def _slice_by_slice(
+    policy: Policy, rollout: Rollout, whole: Decisions, objective: Objective, views: Mapping[str, Seen]
+) -> Gradient:
+    whole = replace(whole, mask_BT=objective.contributing(whole))
+    diagnostics, max_gap, num_forwards = Diagnostics(), 0.0, 0
+    asked = own_of(objective.values, views)
+    with closing(evaluations(policy, rollout.keep(whole.mask_BT), asked)) as slices:
+        for evaluation in slices:
+            decisions = _with_values(_at(whole, evaluation), evaluation)
+            loss = objective(decisions)
+            backward(loss.value)
+            diagnostics += loss.diagnostics + Diagnostics(change_sums=terms_changed(objective.terms, decisions))
+            max_gap = max(max_gap, _gap(decisions))
+            num_forwards += evaluation.num_forwards
+    return Gradient(diagnostics, max_gap, num_forwards)
+
+
+def _values_first(
+    policy: Policy, rollout: Rollout, values: Decisions, objective: Objective, views: Mapping[str, Seen]
+) -> Gradient:
+    values = replace(values, mask_BT=objective.contributing(values))
+    if not bool(values.mask_BT.any()):
+        return Gradient(Diagnostics(), 0.0, 0)
+    logprob_BT = values.logprob_BT.detach().clone().requires_grad_()
+    own = own_of(objective.values, views)
+    through = {of_view(name): views[name] for name in sorted(objective.through)}
+    leaves = {value: values[value].detach().clone().requires_grad_() for value in (*own, *through)}
+    decisions = replace(values, logprob_BT=logprob_BT, values={**values.values, **leaves})
+    loss = objective(decisions)
+    diagnostics = loss.diagnostics + Diagnostics(change_sums=terms_changed(objective.terms, decisions))
+    grads = torch.autograd.grad(loss.value, [logprob_BT, *leaves.values()], allow_unused=True)
+    of_logprob_BT, of_value = grads[0], dict(zip(leaves, grads[1:], strict=True))
+    of_own = [of_logprob_BT, *(of_value[value] for value in own)]
+    moves_BT = torch.stack([torch.zeros_like(values.mask_BT), *(grad != 0 for grad in of_own if grad is not None)])
+    max_gap, num_forwards = 0.0, 0
+    with closing(evaluations(policy, rollout.keep(values.mask_BT & moves_BT.any(0)), own)) as slices:
+        for evaluation in slices:
+            parts = [(of_logprob_BT, evaluation.logprob_BT)]
+            parts += [(of_value[value], evaluation.values[value]) for value in own]
+            _backward(parts, evaluation)
+            max_gap = max(max_gap, _gap(_with_values(_at(values, evaluation), evaluation)))
+            num_forwards += evaluation.num_forwards
+    for value, seen in through.items():
+        grad_BT = of_value[value]
+        if grad_BT is not None:
+            num_forwards += _through(seen, grad_BT.where(values.seen(value.view), 0.0))
+    return Gradient(diagnostics, max_gap, num_forwards)
+
+
+def _through(seen: Seen, grad_BT: Tensor) -> int:
+    """Streams a view's backward with the coefficients of its log-probabilities; gives the forwards that took."""
+    num_forwards = 0
+    with closing(evaluations(seen.policy, seen.rollout.keep(grad_BT != 0), ())) as slices:
+        for evaluation in slices:
+            _backward([(grad_BT, evaluation.logprob_BT)], evaluation)
+            num_forwards += evaluation.num_forwards
+    return num_forwards
+
+
+def _backward(parts: Sequence[tuple[Tensor | None, Tensor]], evaluation: Evaluation) -> None:
+    """The backward of a slice: of what was computed now, times the coefficients."""
+    terms = [(cells(grad_BT, evaluation).to(now) * now).sum() for grad_BT, now in parts if grad_BT is not None]
+    backward(sum(terms, start=torch.zeros_like(terms[0])))
+
+
+def _at(whole: Decisions, evaluation: Evaluation) -> Decisions:
+    """The slice's rows and columns, on its device."""
+    device = evaluation.logprob_BT.device
+    return whole.map(lambda matrix_BT: cells(matrix_BT, evaluation).to(device))
+
+
+def _with_values(decisions: Decisions, evaluation: Evaluation) -> Decisions:
+    return replace(decisions, logprob_BT=evaluation.logprob_BT, values={**decisions.values, **evaluation.values})
+
+
+def _gap(decisions: Decisions) -> float:
+    gap_BT = (decisions.logprob_BT.detach() - decisions.old_logprob_BT).abs()
+    return float(gap_BT.where(decisions.mask_BT, 0.0).nan_to_num(nan=float("inf")).max())

@@ -1,0 +1,209 @@
+"""What a step leaves in the memory, and which of the rows it holds are read again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import ShapeError
+from mmgrpo.maths.planners import Replay, Request
+from mmgrpo.memory import Memory, Outcomes, ReplayRow
+from mmgrpo.runs.processes import Job
+from mmgrpo.training.credit import Batch
+from mmgrpo.training.judge import Verdict
+from mmgrpo.types import Origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the whole job saw at a step, the same on every process.
+
+    Attributes:
+        keys: of the prompt of each of the job's B rows, in one fixed order.
+        reward_B: the rewards as one, as they are compared; of rows without any it is not looked at.
+        valid_B: bool, whether any reward applied.
+        step: counted from 0.
+        rows: those that may be read again, in a fixed order.
+        shares: how much of an answer the planner last asked to be shown of a prompt, by key.
+        rewards: float64 (B,), what each single reward said of each row, by name; 0 where it does not apply.
+    """
+
+    keys: Sequence[str]
+    reward_B: Tensor
+    valid_B: Tensor
+    step: int
+    rows: Sequence[ReplayRow] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
+    rewards: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not len(self.keys) == len(self.reward_B) == len(self.valid_B):
+            raise ShapeError(
+                f"a key, a reward and whether it is one for each row, got {len(self.keys)}, {len(self.reward_B)}, "
+                f"{len(self.valid_B)}"
+            )
+
+
+def facts_of_step(
+    group_N: Tensor,
+    reward_N: Tensor,
+    valid_N: Tensor,
+    key_of: Callable[[int], str],
+    *,
+    step: int,
+    rewards: Mapping[str, Tensor] | None = None,
+) -> Facts:
+    """What the job saw, in the order of its groups, whichever process drew which.
+
+    Args:
+        group_N: number of each row's prompt in the step, of the whole job.
+        reward_N: its rewards as one.
+        valid_N: bool, whether any applied.
+        key_of: the key of a prompt by its number.
+        step: counted from 0.
+        rewards: (N,) what each single reward said, by name; 0 where it does not apply.
+
+    Returns:
+        The facts.
+    """
+    order = group_N.argsort(stable=True)
+    keys = [key_of(group) for group in group_N[order].tolist()]
+    singly = {name: said_N[order] for name, said_N in (rewards or {}).items()}
+    return Facts(keys=keys, reward_B=reward_N[order], valid_B=valid_N[order], step=step, rewards=singly)
+
+
+Learner = Callable[[Memory, Outcomes], Memory]
+"""What a sampler or an estimator makes of a step in its own state, after the columns."""
+
+
+def step_facts(
+    verdict: Verdict,
+    batch: Batch,
+    key_of: Callable[[int], str],
+    *,
+    step: int,
+    replay: Replay | None,
+    job: Job,
+    requests: Sequence[Request] = (),
+) -> Facts:
+    """What the job saw at a step, with the rows that are to be remembered. A collective, where there are any.
+
+    Groups that were drawn after the rows of others, with the data row of these, are no visit to it: their rewards are
+    left out.
+
+    Args:
+        verdict: on the rows of all processes.
+        batch: this process's.
+        key_of: the key of a prompt by its number in the step.
+        step: counted from 0.
+        replay: whether rows are remembered.
+        job: the processes.
+        requests: what was asked of the whole job.
+
+    Returns:
+        The facts, the same on all processes.
+    """
+    scored_N = batch.credit.scored_B & (verdict.group_N == verdict.root_N)
+    said = verdict.counting
+    said_BR = said.value_BR.double().where(said.valid_BR & (verdict.group_N == verdict.root_N)[:, None], 0.0)
+    singly = dict(zip(said.names, said_BR.T, strict=True))
+    facts = facts_of_step(verdict.root_N, batch.credit.total_B, scored_N, key_of, step=step, rewards=singly)
+    shown = {key_of(request.prompt): request.share for request in requests if request.share is not None}
+    facts = replace(facts, shares=shown)
+    if replay is None:
+        return facts
+    parts = job.gather(replay_rows(batch, key_of, step=step))
+    everyones = sorted((one for part in parts for one in part), key=lambda one: one[:2])
+    return replace(facts, rows=[row for _, _, row in everyones])
+
+
+def replay_rows(batch: Batch, key_of: Callable[[int], str], *, step: int) -> list[tuple[int, int, ReplayRow]]:
+    """This process's rows that were drawn at this step and trained on, each with its group and member."""
+    rollout, mine = batch.rollout, batch.credit.advantage_B[batch.mine]
+    drawn_B = torch.ones(len(mine), dtype=torch.bool) if rollout.origin_B is None else rollout.origin_B == Origin.DRAWN
+    found = []
+    for row in (drawn_B & batch.credit.keep_B[batch.mine]).nonzero().flatten().tolist():
+        sample = rollout.samples[row]
+        given = rollout.given(row, Origin.REPLAYED)
+        held = ReplayRow(
+            key=key_of(sample.group),
+            text=sample.text,
+            tokens=None if sample.tokens is None else torch.tensor(list(sample.tokens), dtype=torch.long),
+            array=sample.latent,
+            finished=sample.finished,
+            old_logprob_T=None if sample.tokens is None else given.old_logprob_T,
+            reward=float(batch.reward_B[row]),
+            advantage=float(mine[row]),
+            step=step,
+            num_forced=sample.num_forced,
+            turns=sample.turns,
+            record=given.record,
+        )
+        found.append((sample.group, sample.member, held))
+    return found
+
+
+def remember(memory: Memory, facts: Facts, learners: Sequence[Learner] = (), *, replay: Replay | None = None) -> Memory:
+    """The memory after a step: each column by its rule, then what samplers learn of it, then rows to read again.
+
+    Args:
+        memory: before the step.
+        facts: of the whole job.
+        learners: of samplers and estimators, in a fixed order.
+        replay: how many rows are held; None: none.
+
+    Returns:
+        The memory; itself, if no column has a rule and nobody learns.
+    """
+    if replay is not None:
+        memory = memory.with_replay(facts.rows, per_prompt=replay.per_prompt, total=replay.total)
+    if "share" in memory.columns and facts.shares:
+        shown_K = torch.tensor(list(facts.shares.values()), dtype=torch.float64)
+        memory = memory.write("share", list(facts.shares), shown_K)
+    ruled = [column for column in memory.columns.values() if column.rule is not None]
+    if not ruled and not learners:
+        return memory
+    outcomes = outcomes_of(facts)
+    for column in ruled:
+        assert column.rule is not None
+        number_K = column.rule(memory.read(column.name, outcomes.keys), outcomes)
+        memory = memory.write(column.name, outcomes.keys, number_K)
+    for learner in learners:
+        memory = learner(memory, outcomes)
+    return memory
+
+
+def remembered(memory: Memory, group_N: Tensor, key_of: Callable[[int], str], column: str) -> Tensor:
+    """(N,) a column's number of the prompt of each of the job's rows.
+
+    Args:
+        memory: before the step.
+        group_N: number of each row's prompt in the step.
+        key_of: the key of a prompt by its number.
+        column: a declared one.
+
+    Returns:
+        The numbers.
+    """
+    groups, place_N = group_N.unique(return_inverse=True)
+    return memory.read(column, [key_of(group) for group in groups.tolist()])[place_N]
+
+
+def outcomes_of(facts: Facts) -> Outcomes:
+    """The step's rewards per prompt, over the rows that have one; groups of one prompt count as one."""
+    keys = tuple(dict.fromkeys(facts.keys))
+    place = {key: number for number, key in enumerate(keys)}
+    index_B = torch.tensor([place[key] for key in facts.keys], dtype=torch.long)
+    reward_B = facts.reward_B.double().where(facts.valid_B, 0.0)
+    nothing_K = torch.zeros(len(keys), dtype=torch.float64)
+    return Outcomes(
+        keys=keys,
+        num_K=torch.zeros(len(keys), dtype=torch.int64).index_add(0, index_B, facts.valid_B.long()),
+        reward_sum_K=nothing_K.index_add(0, index_B, reward_B),
+        reward_square_sum_K=nothing_K.index_add(0, index_B, reward_B**2),
+        step=facts.step,
+        rewards={name: nothing_K.index_add(0, index_B, said_B) for name, said_B in facts.rewards.items()},
+    )

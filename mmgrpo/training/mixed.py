@@ -1,0 +1,298 @@
+"""Several tasks in one run: each with its own policy, prompts, rewards and optimiser, their steps taken together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from accelerate import Accelerator
+
+from mmgrpo.config import RunConfig
+from mmgrpo.config.parts import tasks_of
+from mmgrpo.data.prompts import load_prompts_of
+from mmgrpo.errors import CheckpointError, ConfigError
+from mmgrpo.explain.explanation import explanation
+from mmgrpo.policy import Policy
+from mmgrpo.report import write_report
+from mmgrpo.runs.checkpoint import Place, fault_of, is_checkpoint, list_checkpoints, place_named, set_aside
+from mmgrpo.runs.folder import CONFIG, RunFolder, claim_folder
+from mmgrpo.runs.processes import Job
+from mmgrpo.runs.resuming import allowed_config, changed, config_given, how_to_resume
+from mmgrpo.runs.showing import show
+from mmgrpo.system.files import replace_text
+from mmgrpo.system.machine import machine
+from mmgrpo.training.build import build_rewards
+from mmgrpo.training.following import require_told
+from mmgrpo.training.together import Together, own_step
+from mmgrpo.training.trainer import Trainer
+from mmgrpo.types import Sample, Scores
+
+LOGS = ("metrics.jsonl", "evaluation.jsonl", "alarms.jsonl")
+"""Files of the tasks whose lines stand together in the run's own."""
+
+WARMED_UP = Place(step=0, warmup_step=sys.maxsize)
+"""As far as a run can be before its first step."""
+
+NO_LIVE: Mapping[str, Any] = {}
+
+
+class MixedTrainer:
+    """Trains the tasks of a mixed run together.
+
+    Attributes:
+        config: of the run, with its ``tasks``.
+        tasks: their trainers by name, in order.
+        status: how the run ended; running until then.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig | Mapping[str, Any] | None = None,
+        *,
+        policies: Mapping[str, Policy] = NO_LIVE,
+        rewards: Mapping[str, Any] = NO_LIVE,
+        prompts: Mapping[str, Any] = NO_LIVE,
+        accelerator: Accelerator | None = None,
+        resume: Path | str | None = None,
+    ) -> None:
+        """Checks everything that can be checked before the first sample is drawn.
+
+        Args:
+            config: a ``RunConfig`` with ``tasks``, or its values.
+            policies: live policies by task, in place of the section of that task.
+            rewards: likewise, as ``Trainer`` takes them.
+            prompts: likewise.
+            accelerator: accelerate's view of the processes; made if not given.
+            resume: the folder of a mixed run to go on from: the newest step that all its tasks have whole.
+
+        Raises:
+            ConfigError: there are no tasks, one of them cannot be, or what is resumed had other ones.
+            CheckpointError: what is resumed is no folder of a mixed run.
+        """
+        self.config = config_given(config, resume)
+        tasks = tasks_of(self.config)
+        if not tasks:
+            raise ConfigError("a mixed run has tasks: give tasks: {NAME: {...}, ...}, or train one run by a Trainer")
+        self.job = Job.of(self.config, accelerator)
+        folder = None if resume is None else Path(resume).absolute()
+        found = _Resumed(0, {})
+        if folder is not None:
+            self.config = self.job.from_main(lambda: allowed_config(folder, self.config)).config
+            found = self.job.from_main(lambda: _resumed(folder, self.config, tasks))
+        self.tasks: dict[str, Trainer] = {}
+        for name, task in tasks.items():
+            self.tasks[name] = Trainer(
+                self._policy(name, task, policies),
+                rewards.get(name) or build_rewards(task.rewards),
+                prompts.get(name) or _prompts_of(name, task),
+                task,
+                accelerator=self.job.accelerator,
+                resume=found.paths.get(name),
+                before=self.tasks.copy(),
+            )
+        for name, trainer in self.tasks.items():
+            after = {other: one.now.scorer.names for other, one in self.tasks.items() if _is_after(one, name)}
+            require_told(name, [reward.function for reward in trainer.rewards], after)
+        self.status = "running"
+        self._whole = MixedFolder(self.tasks, self.config, self.job, folder)
+        self._together = Together(self.tasks, self.config, self.job, step=found.step, whole=self._whole)
+
+    def _policy(self, name: str, task: RunConfig, live: Mapping[str, Policy]) -> Policy | None:
+        """The policy of a task, if it is there by now."""
+        owner = task.task and task.task.policy_of
+        if owner and name in live:
+            raise ConfigError(f"policies: {name} trains the policy of {owner}: give that one alone")
+        if owner:
+            return self.tasks[owner].policy
+        return live.get(name)
+
+    @property
+    def step(self) -> int:
+        """Steps that all tasks have taken."""
+        return self._together.step
+
+    @property
+    def folder(self) -> RunFolder:
+        """The folder around those of the tasks, which a new run has once it trains."""
+        return self._whole.folder
+
+    def train(self) -> Path:
+        """Runs to the end, or to the next whole step of all tasks after Ctrl-C or SIGTERM.
+
+        Returns:
+            The run folder, with a folder for each task.
+        """
+        try:
+            self._together.train()
+        finally:
+            self.status = next(iter(self.tasks.values())).status
+        return self.folder.path
+
+
+class _Resumed:
+    """Where a mixed run goes on: at a step, from a checkpoint or the folder of each task that has one."""
+
+    def __init__(self, step: int, paths: Mapping[str, Path]) -> None:
+        self.step = step
+        self.paths = paths
+
+
+def _resumed(folder: Path, config: RunConfig, tasks: Mapping[str, RunConfig]) -> _Resumed:
+    """Goes back to the newest step that all tasks have whole; before the first, each to where its warm-up is."""
+    if is_checkpoint(folder):
+        raise CheckpointError(
+            f"{folder} is a checkpoint of one task; a mixed run goes on from its folder, that above it"
+        )
+    before = config_given(None, folder)
+    if list(before.tasks) != list(config.tasks):
+        raise ConfigError(
+            f"{folder} has the tasks {', '.join(before.tasks) or 'of a single run'}, and cannot go on with "
+            f"{', '.join(config.tasks)}"
+        )
+    held = {name: {place_named(one).step: one for one in list_checkpoints(folder / name)} for name in tasks}
+    last = max(step for name, task in tasks.items() for step in [*(s * _every(task) for s in held[name]), 0])
+    for step in range(last, 0, -1):
+        paths = {name: held[name].get(own_step(step, task)) for name, task in tasks.items()}
+        whole = {name: path for name, path in paths.items() if path and fault_of(path) is None}
+        if len(whole) == len(tasks):
+            return _Resumed(step, whole)
+    for name in tasks:
+        if not (folder / name / CONFIG).is_file():  # killed before it had one
+            shutil.rmtree(folder / name, ignore_errors=True)
+    return _Resumed(0, {name: _start(folder / name) for name in tasks if (folder / name).is_dir()})
+
+
+def _start(folder: Path) -> Path:
+    """The folder of a task, in which the newest checkpoint is of its warm-up: no step was whole for all tasks."""
+    set_aside(folder, WARMED_UP)
+    return folder
+
+
+def _is_after(trainer: Trainer, name: str) -> bool:
+    return trainer.config.task is not None and trainer.config.task.after == name
+
+
+def _every(task: RunConfig) -> int:
+    return task.task.every if task.task else 1
+
+
+def _prompts_of(name: str, task: RunConfig) -> Any:
+    if task.prompts is None:
+        raise ConfigError(f"tasks.{name} has no prompts: section; set prompts.source to a file or dataset")
+    return load_prompts_of(task.prompts, note=task.note)
+
+
+@final
+class MixedFolder:
+    """The folder around those of the tasks: the configuration, the header, everybody's lines and one page."""
+
+    def __init__(self, tasks: Mapping[str, Trainer], config: RunConfig, job: Job, resumed: Path | None) -> None:
+        """Makes nothing yet.
+
+        Args:
+            tasks: whose folders lie in it.
+            config: of the run.
+            job: the processes; the main one writes.
+            resumed: the folder of a run that goes on; None: a new one.
+        """
+        self._tasks = tasks
+        self._config = config
+        self._job = job
+        self._resumed = resumed
+        self._folder = None if resumed is None else RunFolder(resumed)
+        self._has_begun = False
+
+    @property
+    def folder(self) -> RunFolder:
+        """The folder, which a new run has once it trains."""
+        if self._folder is None:
+            raise ConfigError("a new run gets its folder when it begins: call train() first")
+        return self._folder
+
+    def begin(self) -> Path:
+        """Makes the folder, or goes on in it; the tasks' come next."""
+        if self._folder is None:
+            self._folder = RunFolder(self._job.from_main(lambda: claim_folder(self._config)))
+        self._has_begun = True
+        self._job.from_main(self._prepared)
+        if self._config.tracking.trackers:
+            self._job.trackers.start(self._config, self.folder.path)
+        return self.folder.path
+
+    def begun(self) -> None:
+        """The tasks' own files have gone back to where they go on: so do the lines of all."""
+        if self._job.is_main and self._resumed is not None:
+            for file in LOGS:
+                lines = [(name, line) for name, task in self._tasks.items() for line in task.folder.lines(file)]
+                lines.sort(key=lambda one: self._step(one[0], one[1]["step"]))
+                if lines or (self.folder.path / file).exists():
+                    text = "".join(f"{json.dumps(self._named(*one))}\n" for one in lines)
+                    replace_text(self.folder.path / file, text)
+
+    def log(self, name: str, file: str, line: Mapping[str, Any]) -> None:
+        """A task's line among those of all, under names that begin with the task's; and to the trackers."""
+        if file not in LOGS:
+            return
+        told = self._named(name, line)
+        if self._job.is_main:
+            self.folder.log(file, told)
+        self._job.trackers.log({key: value for key, value in told.items() if "/" in key}, told["step"])
+
+    def show(self, name: str, step: int, samples: Sequence[Sample], scores: Scores) -> None:
+        """What a task's evaluation drew, in the trackers under the task's name."""
+        show(self._job.trackers, self._step(name, step), samples, scores, task=name)
+
+    def saved(self) -> None:
+        """The page is made anew."""
+        if self._job.is_main:
+            write_report(self.folder.path)
+
+    def end(self, status: str, failure: BaseException | None) -> list[str]:
+        """Writes down how the run ended; the folder of one that failed before it did anything goes."""
+        if self._folder is None or not self._job.is_main:
+            return []
+        if self._resumed is not None and not self._has_begun:  # killed after its tasks had finished
+            self.begun()
+            self.folder.settle()
+            self.saved()
+            return []
+        if status == "failed" and self._resumed is None and self.folder.discard():
+            return []
+        self.folder.close(status, failure)
+        self.saved()
+        if status == "finished":
+            return []
+        return [f"{status}; to go on: {how_to_resume(self.folder.path, self._config, self._job.num_processes)}"]
+
+    def _prepared(self) -> None:
+        told = "\n\n".join(explanation(task.config) for task in self._tasks.values())
+        about = {"machine": machine(self._job.accelerator.device, self._job.num_processes)}
+        if self._resumed is None:
+            self.folder.open(self._config, explanation=told, machine=about["machine"])
+            return
+        before = config_given(None, self._resumed)
+        changes = {change.key: [change.before, change.after] for change in changed(before, self._config)}
+        self.folder.reopen(self._config, {"changes": changes, **about}, explanation=told)
+
+    def _step(self, name: str, own: int) -> int:
+        """The run's step at which a task took its own: the first is the run's first."""
+        return own and (own - 1) * _every(self._tasks[name].config) + 1
+
+    def _named(self, name: str, line: Mapping[str, Any]) -> dict[str, Any]:
+        """A line with its numbers under ``TASK/...``, those of an evaluation under ``eval/TASK/...``."""
+        return {
+            "task": name,
+            **{under_task(name, key): value for key, value in line.items()},
+            "step": self._step(name, line["step"]),
+        }
+
+
+def under_task(name: str, key: str) -> str:
+    """The key of a number among those of all tasks: ``TASK/...``, of an evaluation ``eval/TASK/...``."""
+    if "/" not in key:
+        return key
+    return f"eval/{name}/{key.removeprefix('eval/')}" if key.startswith("eval/") else f"{name}/{key}"

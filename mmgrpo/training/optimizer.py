@@ -1,0 +1,193 @@
+"""An optimiser that takes no step from a gradient that is not finite.
+
+One update is: clear, accumulate, apply. What stood in ``grad`` before, from the warm-up or from a caller's own
+backward, is no part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from mmgrpo.config.update import UpdateConfig
+from mmgrpo.errors import NonFiniteError
+from mmgrpo.runs.parts import as_piece, bring_gradients, held, part_of
+from mmgrpo.runs.processes import Job
+from mmgrpo.training.ema import Average
+from mmgrpo.training.hooks import UpdateHook
+
+RECENT = 20
+"""How many of the last updates the share of skipped ones is taken over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What became of one gradient.
+
+    Attributes:
+        grad_norm: of all processes' gradient together, before it is clipped.
+        lr: learning rate of the update.
+        skipped: whether that norm was not finite, so that weights, optimiser, schedule and average stayed as they were.
+    """
+
+    grad_norm: float
+    lr: float
+    skipped: bool
+
+
+class GuardedOptimizer:
+    """Optimiser, schedule and clipping over a fixed list of parameters, the same on every process.
+
+    Attributes:
+        parameters: what is trained.
+        optimizer: torch's.
+        schedule: of the learning rate; like transformers' it counts the updates that were taken.
+        max_grad_norm: the gradient is scaled down to this norm; None leaves it.
+        rests: whether gradients are measured and forgotten, so that nothing moves.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        schedule: LambdaLR,
+        *,
+        job: Job,
+        max_grad_norm: float | None,
+        max_skipped_frac: float,
+        average: Average | None = None,
+        hooks: Mapping[str, UpdateHook] | None = None,
+    ) -> None:
+        """Puts the parts together.
+
+        Args:
+            parameters: what is trained, in a fixed order.
+            optimizer: over what this process holds of them: ``held``.
+            schedule: of its learning rate.
+            job: the processes, whose gradients are added.
+            max_grad_norm: the gradient is scaled down to this norm; None leaves it.
+            max_skipped_frac: the run stops once more than this share of the last 20 updates was skipped.
+            average: follows the weights.
+            hooks: what is done around each step, in order, by name.
+        """
+        self.parameters = list(parameters)
+        self._held = held(parameters)
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self._job = job
+        self.max_grad_norm = max_grad_norm
+        self.rests = False
+        self._max_skipped_frac = max_skipped_frac
+        self._average = average
+        self._hooks = dict(hooks or {})
+        self._recent: list[bool] = []
+
+    def begin(self, update: UpdateConfig, *, rests: bool) -> None:
+        """Takes over what may differ from step to step."""
+        self.max_grad_norm, self.rests = update.max_grad_norm, rests
+
+    def clear(self) -> None:
+        """Forgets every gradient."""
+        for parameter in (*self.parameters, *self._held):
+            parameter.grad = None
+
+    def apply(self) -> Applied:
+        """One update from the gradients of all processes, or none if they are not finite; clears them either way."""
+        self._job.sum_gradients(self.parameters)
+        bring_gradients(self.parameters, self._held)
+        if all(parameter.grad is None for parameter in self._held):
+            for parameter in self._held:  # nothing was learnt: the optimiser still takes its step, with zeros
+                parameter.grad = torch.zeros_like(parameter)
+        hooks = [] if self.rests else list(self._hooks.values())
+        for hook in hooks:
+            hook.before()
+        limit = float("inf") if self.max_grad_norm is None else self.max_grad_norm
+        norm = self._job.grad_norm(self._held)
+        torch.nn.utils.clip_grads_with_norm_(self._held, limit, norm)
+        skipped, lr = not bool(norm.isfinite()), float(self.schedule.get_last_lr()[0])
+        if not skipped and not self.rests:
+            self.optimizer.step()
+            for hook in hooks:
+                hook.after()
+            if self._average:
+                self._average.update()
+            self.schedule.step()
+        self.clear()
+        self._recent = [*self._recent[1 - RECENT :], skipped]
+        return Applied(grad_norm=float(norm), lr=lr, skipped=skipped)
+
+    def forget(self) -> None:
+        """Its moments begin anew; the schedule goes on."""
+        self.optimizer.state.clear()
+
+    def require_progress(self) -> None:
+        """Raises NonFiniteError once too many of the last updates were skipped."""
+        num_skipped = sum(self._recent)
+        if num_skipped > self._max_skipped_frac * RECENT:
+            raise NonFiniteError(
+                f"{num_skipped} of the last {len(self._recent)} updates had a gradient that is not finite and were "
+                f"skipped, more than max_skipped_update_frac={self._max_skipped_frac:g} of {RECENT} allows; "
+                "skipped.jsonl names the samples. Look at their rewards and log-probabilities; clip the rewards, or "
+                "lower the learning rate and go on from a checkpoint"
+            )
+
+    def require_finite_weights(self) -> None:
+        """Raises NonFiniteError if a weight is infinite or no number, before it is saved over a good one.
+
+        A collective for weights that lie in parts.
+        """
+        finite = all(bool(parameter.isfinite().all()) for parameter in self._held)
+        if not (all(self._job.gather(finite)) if self._job.in_parts else finite):
+            raise NonFiniteError(
+                "weights are infinite or no numbers, so they are not saved; go on from the newest checkpoint with a "
+                "lower learning rate"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimiser, schedule and which of the last updates were skipped; of what lies in parts, pieces."""
+        optimizer = self.optimizer.state_dict()
+        return {
+            "optimizer": {**optimizer, "state": self._each(optimizer["state"], as_piece)},
+            "schedule": self.schedule.state_dict(),
+            "recently_skipped": self._recent,
+            "hooks": {name: hook.state_dict() for name, hook in self._hooks.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any], *, num_updates: int | None = None) -> None:
+        """Restores the moments and the place in the schedule; rates, betas and the rest stay as they were built.
+
+        Args:
+            state: of ``state_dict``.
+            num_updates: the place in the schedule; None: where it was.
+        """
+        settings = [{key: value for key, value in group.items() if key != "params"} for group in self._groups]
+        base_lrs = list(self.schedule.base_lrs)
+        moments = state["optimizer"]
+        self.optimizer.load_state_dict({**moments, "state": self._each(moments["state"], part_of)})
+        self.schedule.load_state_dict(state["schedule"])
+        self.schedule.base_lrs = base_lrs
+        self.schedule.last_epoch = self.schedule.last_epoch if num_updates is None else num_updates
+        factors = [factor(self.schedule.last_epoch) for factor in self.schedule.lr_lambdas]
+        for group, own, base_lr, factor in zip(self._groups, settings, base_lrs, factors, strict=True):
+            group.update({**own, "lr": base_lr * factor})
+        self.schedule._last_lr = [group["lr"] for group in self._groups]
+        self._recent = list(state.get("recently_skipped", []))
+        for name in self._hooks.keys() & state.get("hooks", {}).keys():
+            self._hooks[name].load_state_dict(state["hooks"][name])
+
+    def _each(
+        self, states: Mapping[int, Mapping[str, Any]], of: Callable[[Any, nn.Parameter], Any]
+    ) -> dict[int, dict[str, Any]]:
+        """The optimiser's state of each parameter, tensor by tensor; torch numbers them in their order."""
+        return {
+            number: {name: of(one, self._held[number]) for name, one in own.items()} for number, own in states.items()
+        }
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups

@@ -1,0 +1,119 @@
+"""From what was said of parts of samples, by rewards or by an environment, to the decisions that wrote them.
+
+Axes: B rows of this process, T decisions, S parts of a sample, N rows of the whole job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import ConfigError, PolicyError, RewardError
+from mmgrpo.maths.feedback import Scoped, Turns
+from mmgrpo.maths.parts import part_of_decisions
+from mmgrpo.policy import Policy, Writing
+from mmgrpo.training.judge import Verdict
+from mmgrpo.types import Origin, Rollout, Sample, Scope, Scores
+
+
+def scoped_of(policy: Policy, rollout: Rollout, verdict: Verdict, reward: str) -> Scoped:
+    """What a reward said of parts of this process's rows, and the part of each decision.
+
+    Args:
+        policy: what drew the rows.
+        rollout: the rows.
+        verdict: on the rows of all processes.
+        reward: its name.
+
+    Returns:
+        The parts, numbered in their order in each sample; nothing is said of rows that groups are not compared by.
+
+    Raises:
+        ConfigError: there is no such reward, or it gives numbers alone.
+        RewardError: a part is no part of its sample.
+        PolicyError: the policy does not say which decisions wrote which characters.
+    """
+    _require_parts(verdict.scores, reward)
+    nothing: list[Sequence[Scope] | None] = [None] * len(verdict.keep_N)
+    said = verdict.counting.scopes.get(reward, nothing)
+    rows = [scopes or () if kept else () for scopes, kept in zip(said, verdict.keep_N.tolist(), strict=True)]
+    mine = rows[verdict.mine]
+    B, S = len(mine), max(1, *map(len, mine))
+    value_BS, valid_BS = torch.zeros(B, S), torch.zeros(B, S, dtype=torch.bool)
+    scope_BT = torch.full(rollout.shape, -1, dtype=torch.long)
+    for row, scopes in enumerate(mine):
+        if not scopes:
+            continue
+        end_T = _ends(policy, rollout.samples[row], rollout.shape[1])
+        _require_within(reward, scopes[-1], rollout.samples[row], rollout.shape[1])
+        start_S, end_S = (torch.tensor([getattr(scope, name) for scope in scopes]) for name in ("start", "end"))
+        scope_BT[row, : len(end_T)] = part_of_decisions(end_T, start_S, end_S)
+        valid_BS[row, : len(scopes)] = torch.tensor([scope.value is not None for scope in scopes])
+        value_BS[row, : len(scopes)] = torch.tensor([scope.value or 0.0 for scope in scopes])
+    return Scoped(scope_BT=scope_BT, value_BS=value_BS, valid_BS=valid_BS)
+
+
+def turns_of(rollout: Rollout) -> Turns | None:
+    """The turns that this process's samples wrote to an environment; None if samples were drawn without one.
+
+    A sample without turns, as an answer that was read, has no turn to compare.
+    """
+    samples, origin_B = rollout.samples, rollout.origin_B
+    drawn_B = torch.ones(len(samples), dtype=torch.bool) if origin_B is None else origin_B == Origin.DRAWN
+    if bool(drawn_B.any()) and not any(sample.turn_ends for sample in samples):
+        return None
+    B, S = len(samples), max(1, *(len(sample.turn_ends) for sample in samples))
+    value_BS, valid_BS = torch.zeros(B, S), torch.zeros(B, S, dtype=torch.bool)
+    scope_BT = torch.full(rollout.shape, -1, dtype=torch.long)
+    for row, sample in enumerate(samples):
+        for turn, (start, end) in enumerate(zip(sample.turn_starts, sample.turn_ends, strict=True)):
+            scope_BT[row, start:end] = turn
+        given = list(sample.turn_rewards)
+        valid_BS[row, : len(given)] = torch.tensor([reward is not None for reward in given], dtype=torch.bool)
+        value_BS[row, : len(given)] = torch.tensor([reward or 0.0 for reward in given])
+    keys_B_S = [tuple(sample.turn_keys or [None] * len(sample.turn_ends)) for sample in samples]
+    return Turns(given=Scoped(scope_BT=scope_BT, value_BS=value_BS, valid_BS=valid_BS), keys_B_S=keys_B_S)
+
+
+def heard(scores: Scores, rewards: Collection[str]) -> Tensor:
+    """Which samples any of these rewards says something of parts of.
+
+    Shapes: -> bool (N,).
+    """
+    heard_N = torch.zeros(len(scores.value_BR), dtype=torch.bool)
+    for name in rewards:
+        for row, scopes in enumerate(scores.scopes.get(name, ())):
+            heard_N[row] |= any(scope.value is not None for scope in scopes or ())
+    return heard_N
+
+
+def _ends(policy: Policy, sample: Sample, num_decisions: int) -> Tensor:
+    """Where what each decision made ends: in characters of the text, or in decisions where there is none."""
+    if sample.text is None:
+        return torch.arange(1, num_decisions + 1)
+    if not isinstance(policy, Writing):
+        raise PolicyError(
+            f"a reward speaks of parts of a text, and {type(policy).__name__} does not say which decisions wrote which "
+            "characters: give it the method of mmgrpo.policy.Writing"
+        )
+    return torch.tensor(policy.text_ends(sample), dtype=torch.long)
+
+
+def _require_parts(scores: Scores, reward: str) -> None:
+    if reward not in scores.names:
+        there = ", ".join(scores.names)
+        raise ConfigError(f"an estimator reads the parts of the reward {reward!r}, which is none of: {there}")
+    applies_N = scores.valid_BR[:, scores.names.index(reward)]
+    if reward not in scores.scopes and bool(applies_N.any()):
+        raise ConfigError(
+            f"an estimator reads the parts of the reward {reward!r}, which gives numbers alone: it has to return "
+            "Score(value, explanation, scopes)"
+        )
+
+
+def _require_within(reward: str, last: Scope, sample: Sample, num_decisions: int) -> None:
+    there, unit = (num_decisions, "decisions") if sample.text is None else (len(sample.text), "characters")
+    if last.end > there:
+        raise RewardError(f"reward '{reward}' speaks of {last.start} to {last.end} of a sample of {there} {unit}")

@@ -1,0 +1,147 @@
+"""A step in its phases, so that one loop takes the steps of a run alone or of several tasks together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from mmgrpo.config import RunConfig
+from mmgrpo.data.stream import StepPrompts
+from mmgrpo.runs.progress import Progress
+from mmgrpo.runs.stopping import Stopping
+from mmgrpo.training.credit import Batch
+from mmgrpo.training.gather import Experience
+from mmgrpo.training.judge import Verdict
+from mmgrpo.training.learn import Lesson, Update, learn_together
+from mmgrpo.training.memory import Facts
+from mmgrpo.training.optimizer import GuardedOptimizer
+from mmgrpo.training.sessions import Session
+from mmgrpo.types import Sample, Scores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """What the tasks of a run share; a run alone has it to itself.
+
+    Attributes:
+        progress: says how far the task is.
+        stopping: what was asked for, of all tasks.
+        log: takes what a task writes down, by file, beside the task's own folder.
+        show: takes what an evaluation drew, and what was said of it, at a step of the task.
+        within: the folder that the task's own lies in; None: where its configuration says.
+    """
+
+    progress: Progress
+    stopping: Stopping
+    log: Callable[[str, Mapping[str, Any]], None]
+    show: Callable[[int, Sequence[Sample], Scores], None]
+    within: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What a task has drawn at a step.
+
+    Attributes:
+        prompts: of the step.
+        experience: what came of them on this process; the rewards are at work on it.
+        took_s: seconds.
+    """
+
+    prompts: StepPrompts
+    experience: Experience
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a task's rewards said at a step, and what it learns from.
+
+    Attributes:
+        experience: what was drawn.
+        verdict: on the samples of all processes.
+        batch: an advantage for every decision.
+        facts: what will be remembered.
+        metrics: to be logged with the updates.
+        after_N: of a task that is after another, the samples there that each of the job's rows was drawn after.
+    """
+
+    experience: Experience
+    verdict: Verdict
+    batch: Batch
+    facts: Facts
+    metrics: Mapping[str, float]
+    after_N: Sequence[Sequence[tuple[int, int]]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """What a task's rows teach in the updates of a step, and what it does of them.
+
+    Attributes:
+        lesson: what they teach.
+        updated: is told of every update.
+        learnt: is called after the last.
+    """
+
+    lesson: Lesson
+    updated: Callable[[Update], None]
+    learnt: Callable[[], None]
+
+
+class Task(Protocol):
+    """What is trained by steps, each in the phases gather, judge and learn; a ``Trainer`` is one.
+
+    Until updates are taken of what it teaches the weights are those of the step before.
+
+    Attributes:
+        config: how.
+        status: how the run ended; running until then.
+        session: its folder, what of it is on the disk, and where its weights are.
+        optimizer: of its weights.
+    """
+
+    config: RunConfig
+    status: str
+    session: Session
+    optimizer: GuardedOptimizer
+
+    def begin(self, seat: Seat) -> None:
+        """Puts its folder in order, and tries its rewards."""
+
+    def warm_up(self) -> None:
+        """What comes before the first step."""
+
+    def gather(self, before: Mapping[str, Gathered]) -> Gathered:
+        """Draws, knowing what the tasks before it have drawn."""
+        ...
+
+    def judge(self, gathered: Gathered, after: Mapping[str, Judged]) -> Judged:
+        """Waits for the rewards, which may go by what the tasks after it have earned."""
+        ...
+
+    def teach(self, judged: Judged) -> Taught:
+        """Begins the step's updates."""
+        ...
+
+    def evaluate(self) -> None:
+        """Judges the weights on held-out prompts, where that is due."""
+
+
+def take_updates(tasks: Sequence[tuple[Task, Judged]]) -> None:
+    """The updates of a step.
+
+    Args:
+        tasks: that train one policy, the one that it is of first, with what each has to learn from.
+    """
+    owner, _ = tasks[0]
+    update, taught = owner.config.update, [task.teach(judged) for task, judged in tasks]
+    passes = {"epochs": update.epochs, "minibatches": update.minibatches, "in_turn": update.in_turn}
+    for updates in learn_together([one.lesson for one in taught], owner.optimizer, **passes):
+        for one, each in zip(taught, updates, strict=True):
+            one.updated(each)
+        owner.optimizer.require_progress()
+    for one in taught:
+        one.learnt()

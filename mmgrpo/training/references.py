@@ -1,0 +1,36 @@
+"""A reference that moves: reset to the weights of now, or following them as an average."""
+
+from __future__ import annotations
+
+from mmgrpo.config import ReferenceConfig
+from mmgrpo.errors import ConfigError
+from mmgrpo.policy import Keeping, Policy
+from mmgrpo.training.optimizer import GuardedOptimizer
+from mmgrpo.values import REFERENCE
+
+
+def require_movable(policy: Policy, config: ReferenceConfig | None) -> None:
+    """Raises ConfigError if the reference is to move and the policy keeps no weights."""
+    if config is not None and not isinstance(policy, Keeping):
+        raise ConfigError(f"reference: {type(policy).__name__} keeps no weights under names, so its reference stays")
+
+
+def move_reference(policy: Policy, config: ReferenceConfig | None, step: int, optimizer: GuardedOptimizer) -> None:
+    """Moves the reference after a step, if that is due; right after a reset the divergence from it is 0.
+
+    Every process does the same with the same weights.
+
+    Args:
+        policy: whose reference it is.
+        config: the section ``reference``; None: nothing moves.
+        step: steps done.
+        optimizer: begins anew at a reset, where that is asked for.
+    """
+    if config is None or not isinstance(policy, Keeping):
+        return
+    if config.reset_every is not None and step % config.reset_every == 0:
+        policy.keep(REFERENCE)
+        if config.reset_optimizer:
+            optimizer.forget()
+    elif config.ema is not None and step % config.ema.every == 0:
+        policy.keep(REFERENCE, decay=config.ema.decay)

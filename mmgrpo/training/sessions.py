@@ -1,0 +1,333 @@
+"""One sitting of a run: from its start, or from a checkpoint, to its end, however that comes."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from mmgrpo.config import RunConfig
+from mmgrpo.errors import CheckpointError, ConfigError, MmgrpoError
+from mmgrpo.layouts import layout_of
+from mmgrpo.memory import Memory
+from mmgrpo.policy import Policy
+from mmgrpo.report import write_report
+from mmgrpo.runs.best import best_step
+from mmgrpo.runs.checkpoint import Place, clear_unfinished, drop_old, load_checkpoint, save_checkpoint, set_aside
+from mmgrpo.runs.folder import RunFolder, claim_folder
+from mmgrpo.runs.processes import Job
+from mmgrpo.runs.resuming import START, Resumption, evaluated_steps, how_to_resume
+from mmgrpo.system.machine import machine
+from mmgrpo.training.critic import Learnt
+from mmgrpo.training.ema import Average
+from mmgrpo.training.optimizer import GuardedOptimizer
+from mmgrpo.training.warmup import Warmup
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Everything that training changes.
+
+    Attributes:
+        policy: the policy.
+        optimizer: of its weights, with its schedule.
+        average: of the weights, if one is kept.
+        warmup: the supervised stage, if there is one.
+        critic: that is learnt beside, if there is one.
+        owns: whether checkpoints hold the weights; otherwise those of the task do whose policy it is.
+    """
+
+    policy: Policy
+    optimizer: GuardedOptimizer
+    average: Average | None
+    warmup: Warmup | None
+    critic: Learnt | None = None
+    owns: bool = True
+
+    def save(
+        self, folder: Path, place: Place, keep: int | None, memory: Memory, job: Job, *, best: int | None = None
+    ) -> None:
+        """Writes a checkpoint of weights that are those of the place.
+
+        All processes call it if the weights lie in parts, the main one otherwise. Raises NonFiniteError for infinite
+        ones.
+        """
+        state = {"memory": memory.state_dict()}
+        if self.owns:
+            self.optimizer.require_finite_weights()
+            state = self.optimizer.state_dict() | state
+        average = self.average if self.owns and place.step else None  # before that it is the weights themselves
+        if average:
+            state["average"] = average.state_dict()
+        if self.warmup and not place.step:
+            state["warmup"] = self.warmup.state_dict()
+        if self.critic:
+            state["critic"] = self.critic.state_dict()
+        averaged = average.applied() if average else None
+        policy, together = self.policy if self.owns else None, job if job.in_parts else None
+        save_checkpoint(folder, place, policy, state, keep=keep, best=best, averaged=averaged, job=together)
+
+    def restore(self, checkpoint: Path, *, updates_per_step: int | None, memory: Memory) -> tuple[Place, Memory]:
+        """Becomes what a checkpoint holds.
+
+        Args:
+            checkpoint: of the same run.
+            updates_per_step: how many updates a step has from here on; None: as many as before.
+            memory: the empty one, which a checkpoint without any leaves as it is.
+
+        Returns:
+            Where the run is, and what it remembers.
+
+        Raises:
+            CheckpointError: it is of another policy or cannot be read.
+        """
+        one = self.policy.trainable[0]
+        device = one.device if layout_of(one) is None else "cpu"  # whole, and so not where its part is
+        place, state = load_checkpoint(checkpoint, self.policy if self.owns else None, device)
+        num_updates = None if updates_per_step is None else place.step * updates_per_step
+        try:
+            if self.owns:
+                self.optimizer.load_state_dict(state, num_updates=num_updates)
+            if self.owns and self.average and place.step:
+                self.average.load_state_dict(state["average"])
+            if self.warmup and "warmup" in state:
+                self.warmup.load_state_dict(state["warmup"])
+            if self.critic:
+                self.critic.load_state_dict(state["critic"], num_updates=num_updates)
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"{checkpoint} is of a run of another kind: {error}") from error
+        return place, memory.restored(state.get("memory"))
+
+
+@final
+class Session:
+    """The folder of a run while it goes on, and what of it is on the disk.
+
+    Attributes:
+        resumption: how it goes on; None for a new run.
+        start: where it began this time.
+        evaluated: the steps that were evaluated.
+        memory: what the run remembers of its whole steps; whoever trains puts another in its place with each.
+        whole_step: the step that the weights are of, which whoever trains says; None in the midst of its updates.
+    """
+
+    def __init__(
+        self, trained: Trained, config: RunConfig, job: Job, resumption: Resumption | None, memory: Memory | None = None
+    ) -> None:
+        """Restores the checkpoint of a run that goes on; writes nothing yet.
+
+        Args:
+            trained: what is saved and restored.
+            config: the run's, from here on.
+            job: the processes; the main one writes.
+            resumption: how the run goes on; None for a new one.
+            memory: with which a new run begins.
+        """
+        self._trained = trained
+        self._config = config
+        self._job = job
+        self._folder = None if resumption is None else RunFolder(resumption.folder)
+        self._saved: Place | None = None
+        self.resumption = resumption
+        self.start = START
+        self.evaluated: set[int] = set()
+        self.memory = memory or Memory()
+        if resumption is not None and resumption.checkpoint is not None:
+            update = config.update
+            regrouped = any(change.key in ("update.epochs", "update.minibatches") for change in resumption.changes)
+            self.start, self.memory = trained.restore(
+                resumption.checkpoint,
+                updates_per_step=update.epochs * update.minibatches if regrouped else None,
+                memory=self.memory,
+            )
+            self._saved = self.start
+        if resumption is not None and (self.start.step or self._warmed(self.start)):
+            self.evaluated = job.from_main(lambda: evaluated_steps(resumption.folder, self.start))
+        self.whole_step: int | None = self.start.step
+        if trained.warmup:
+            trained.warmup.whole_step = self.start.warmup_step
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run folder, which a new run has once it trains."""
+        if self._folder is None:
+            raise ConfigError("a new run gets its folder when it begins: call train() first")
+        return self._folder
+
+    @property
+    def place(self) -> Place | None:
+        """Where the weights are; None in the midst of updates."""
+        warmup_step = self._trained.warmup.whole_step if self._trained.warmup else 0
+        if self.whole_step is None or warmup_step is None:
+            return None
+        return Place(step=self.whole_step, warmup_step=warmup_step)
+
+    def is_over(self) -> bool:
+        """Whether a run that goes on has nothing left to do; its folder says so then."""
+        if self.resumption is None or not self.is_done(self.start):
+            return False
+        if self._job.is_main:
+            self._tidy()
+            for said in self._rewound():
+                logger.warning("%s", said)
+            self.folder.settle()
+            self.report()
+        return True
+
+    def is_done(self, place: Place | None) -> bool:
+        """Whether all there is to do was done at a place, its evaluation included."""
+        if place is None or place.step < self._config.steps or not (place.step or self._warmed(place)):
+            return False
+        return self._config.evaluation is None or place.step > self._config.steps or place.step in self.evaluated
+
+    def begin(self, explanation: str, within: Path | None = None) -> list[str]:
+        """Makes the folder of a new run, or puts that of one that goes on in order.
+
+        Args:
+            explanation: what ``mmgrpo explain`` says of the configuration.
+            within: the folder of the mixed run that this is a task of, which has the trackers; None: it is none.
+
+        Returns:
+            What a person should be told, a line each.
+        """
+        if self._folder is None:
+            config = self._config if within is None else self._config.model_copy(update={"output": str(within)})
+            self._config, self._folder = config, RunFolder(self._job.from_main(lambda: claim_folder(config)))
+        said = self._job.from_main(lambda: self._prepared(explanation))
+        if self._config.tracking.trackers and within is None:
+            self._job.trackers.start(self._config, self.folder.path)
+        return said
+
+    def save(self, place: Place, *, drops: bool = True) -> None:
+        """Writes a checkpoint, if this place has none yet; the other processes wait.
+
+        Args:
+            place: where the weights are.
+            drops: whether old ones go then; otherwise they stay until ``drop_old``.
+        """
+        if place != self._saved and self._writes:
+            self._write(place, self._config.checkpoint.keep if drops else None)
+        self._saved = place
+        self._job.wait()
+
+    def drop_old(self) -> None:
+        """Deletes all checkpoints but the newest that are kept."""
+        if self._job.is_main:
+            drop_old(self.folder.path, self._config.checkpoint.keep, self._best())
+
+    def keep_best(self, *, drops: bool = True) -> None:
+        """Writes a checkpoint after an evaluation, if it is the best so far by ``checkpoint.best``.
+
+        Args:
+            drops: whether the best before goes then, if it is none of the newest.
+        """
+        place, reward = self.place, self._config.checkpoint.best
+        if reward is None or place is None or place.step == 0:
+            return
+        if self._job.from_main(lambda: best_step(self.folder.path, reward, now=place.step)) == place.step:
+            self.save(place, drops=False)
+            if drops:
+                self.drop_old()
+
+    def rescue(self, place: Place | None, *, drops: bool = True, together: bool = False) -> None:
+        """Saves what is whole before an early end, on the main process alone: the others may be gone.
+
+        Weights that lie in parts are saved if all processes end for the same reason, and so are all here.
+        """
+        if place is None or place in (self._saved, START) or not self._writes or self._folder is None:
+            return
+        if self._job.in_parts and not together:
+            logger.warning("the weights lie in parts and a process is gone: the newest checkpoint is what is left")
+            return
+        try:
+            self._write(place, self._config.checkpoint.keep if drops else None)
+            self._saved = place
+        except MmgrpoError as error:
+            logger.warning("%s", error)
+
+    def report(self) -> None:
+        """Writes ``report.html`` of what the folder holds by now; what is wrong with it is said and ends no run."""
+        try:
+            write_report(self.folder.path)
+        except Exception as error:  # of a page that nobody may look at, in a run of days
+            logger.warning("no report was written: %s: %s", type(error).__name__, error)
+
+    def end(self, status: str, failure: BaseException | None = None) -> list[str]:
+        """Writes down how the run ended; the folder of one that failed before it did anything goes.
+
+        Args:
+            status: how.
+            failure: what it failed with.
+
+        Returns:
+            What a person should be told, a line each.
+        """
+        if self._folder is None or not self._job.is_main:
+            return []
+        try:
+            if status == "failed" and self.resumption is None and self._saved is None and self._folder.discard():
+                return []
+            self._folder.close(status, failure)
+            self.report()
+        except OSError as error:
+            logger.warning("%s", error)
+        if status == "finished":
+            return []
+        where = _named(self._saved or START)
+        how = how_to_resume(self._folder.path, self._config, self._job.num_processes)
+        return [f"{status}; to go on from {where}: {how}"]
+
+    def _machine(self) -> dict[str, Any]:
+        sharded = {"sharding": self._job.sharding.engine} if self._job.sharding else {}
+        return machine(self._job.accelerator.device, self._job.num_processes) | sharded
+
+    def _write(self, place: Place, keep: int | None) -> None:
+        if self._job.is_main:
+            self.folder.sync()
+        best = self._best() if self._job.is_main else None
+        self._trained.save(self.folder.path, place, keep, self.memory, self._job, best=best)
+
+    @property
+    def _writes(self) -> bool:
+        """Whether this process has a part in a checkpoint."""
+        return self._job.is_main or self._job.in_parts
+
+    def _best(self) -> int | None:
+        reward = self._config.checkpoint.best
+        return None if reward is None else best_step(self.folder.path, reward)
+
+    def _tidy(self) -> None:
+        """Ends what a process that was killed had begun to delete."""
+        clear_unfinished(self.folder.path)
+        drop_old(self.folder.path, self._config.checkpoint.keep, self._best())
+
+    def _rewound(self) -> list[str]:
+        """Drops the lines after where it goes on, and those that cannot be read, which is what it gives."""
+        steps = self.start.step if self.start.step or self._warmed(self.start) else -1
+        limits = dict.fromkeys(("metrics.jsonl", "alarms.jsonl", "skipped.jsonl", "evaluation.jsonl"), steps)
+        return self.folder.rewind(limits | {"warmup.jsonl": self.start.warmup_step})
+
+    def _prepared(self, explanation: str) -> list[str]:
+        if self.resumption is None:
+            self.folder.open(self._config, explanation=explanation, machine=self._machine())
+            return [f"run folder: {self.folder.path}"]
+        path = self.folder.path
+        said = [f"run folder: {path}, going on from {_named(self.start)}", *self.resumption.notes]
+        said += [f"{moved.name} lies ahead and is now {moved}" for moved in set_aside(path, self.start)]
+        self._tidy()
+        said += self._rewound()
+        record = self.resumption.as_record(self.start) | {"machine": self._machine()}
+        self.folder.reopen(self._config, record, explanation=explanation)
+        return said + [f"changed from here on: {change}" for change in self.resumption.changes]
+
+    def _warmed(self, place: Place) -> bool:
+        return self._config.warmup is None or place.warmup_step >= self._config.warmup.steps
+
+
+def _named(place: Place) -> str:
+    if place == START:
+        return "the beginning"
+    return f"step {place.step}" if place.step else f"step {place.warmup_step} of the warm-up"

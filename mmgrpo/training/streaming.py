@@ -1,0 +1,69 @@
+"""A policy's evaluation as a stream of slices, checked, of rollouts that may have been joined.
+
+Axes: B samples, T decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import PolicyError
+from mmgrpo.policy import Critic, Policy
+from mmgrpo.training.joining import Parts
+from mmgrpo.types import Evaluation, Rollout
+from mmgrpo.values import Value
+
+
+def evaluations(
+    policy: Policy | Critic, rollout: Rollout, values: Collection[Value]
+) -> Generator[Evaluation, None, None]:
+    """The policy's slices, with these values; every kept decision of the rollout in exactly one.
+
+    Values are asked in one order whatever the process hashes: the graph is built in it, and gradients add up in it.
+    """
+    values = sorted(values, key=str, reverse=True)
+    missing_BT = rollout.mask_BT.clone()
+    for evaluation in _slices(policy, rollout, values):
+        index = index_of(evaluation)
+        if not bool(missing_BT[index].eq(rollout.mask_BT[index]).all()):
+            raise PolicyError(f"{type(policy).__name__}.evaluate gave a decision twice")
+        if ungiven := [str(value) for value in values if value not in evaluation.values]:
+            raise PolicyError(f"{type(policy).__name__}.evaluate gave no {', '.join(ungiven)}")
+        missing_BT[index] = False
+        yield evaluation
+    if bool(missing_BT.any()):
+        raise PolicyError(f"{type(policy).__name__}.evaluate left out {int(missing_BT.sum())} decisions")
+
+
+def _slices(policy: Policy | Critic, rollout: Rollout, values: Collection[Value]) -> Iterator[Evaluation]:
+    """The slices of every part of a rollout that was joined, their rows counted in the whole."""
+    if isinstance(rollout.trace, Parts):
+        start = 0
+        for part in rollout.trace.rollouts:
+            B, T = part.shape
+            own = replace(part, mask_BT=rollout.mask_BT[start : start + B, :T])
+            for evaluation in _slices(policy, own, values):
+                assert evaluation.rows is not None
+                yield replace(evaluation, rows=evaluation.rows + start)
+            start += B
+        return
+    rows = rollout.mask_BT.any(1).nonzero().flatten()
+    if len(rows) == 0:
+        return
+    for evaluation in policy.evaluate(rollout, rows.tolist(), values=values):
+        yield replace(evaluation, rows=rows) if evaluation.rows is None else evaluation
+
+
+def index_of(evaluation: Evaluation) -> tuple[Tensor, Tensor]:
+    """Where a slice lies in (B, T)."""
+    assert evaluation.rows is not None
+    return evaluation.rows[:, None], torch.as_tensor(list(evaluation.columns))[None, :]
+
+
+def cells(matrix_BT: Tensor, evaluation: Evaluation) -> Tensor:
+    """A slice of a matrix: the one of an evaluation."""
+    return matrix_BT[index_of(evaluation)]

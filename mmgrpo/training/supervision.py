@@ -1,0 +1,196 @@
+"""Supervised learning: examples, and the gradient of the loss on them, for the warm-up and beside an objective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import final
+
+from torch import nn
+
+from mmgrpo.config import Named
+from mmgrpo.config.registry import resolve
+from mmgrpo.differentiating import backward
+from mmgrpo.errors import ConfigError, DataError, PolicyError
+from mmgrpo.maths.diagnostics import ValueSum
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.policy import Policy, Supervised
+from mmgrpo.runs.processes import Job
+from mmgrpo.types import Example, SupervisedLoss
+
+EXAMPLES_SEED = 2  # keeps the examples' random numbers apart from the rollouts'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """What is learnt from at once.
+
+    Attributes:
+        examples: this process's.
+        seeds: one each, of whatever noise the loss takes.
+    """
+
+    examples: Sequence[Example]
+    seeds: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taught:
+    """What a lesson came to.
+
+    Attributes:
+        mean: mean loss over the whole job's terms, or the weighted mean over its examples; 0 where nobody is taught.
+        own_loss: this process's part of the scaled loss.
+        own_sum: this process's part of the mean: terms, or the weights of its examples, and the sum over them.
+    """
+
+    mean: float
+    own_loss: float
+    own_sum: ValueSum
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ExampleBatches:
+    """Examples in batches; the n-th is a function of the seed.
+
+    Attributes:
+        examples: what there is.
+        batch_size: over the whole job.
+        seed: the run's.
+    """
+
+    examples: Sequence[Example]
+    batch_size: int
+    seed: int
+
+    def at(self, number: int, job: Job, what: str) -> Lesson:
+        """This process's part of a batch. Raises ConfigError, naming ``what``, if the job cannot share it out."""
+        draw = Random(derive_seed(self.seed, EXAMPLES_SEED, number))
+        batch = [self.examples[draw.randrange(len(self.examples))] for _ in range(self.batch_size)]
+        share = job.shard(batch, what)
+        return Lesson(
+            examples=[example for _, example in share],
+            seeds=[derive_seed(self.seed, EXAMPLES_SEED, number, index) for index, _ in share],
+        )
+
+
+def accumulate_supervised(
+    policy: Supervised, lesson: Lesson, *, parameters: Sequence[nn.Parameter], job: Job, scale: float = 1.0
+) -> Taught:
+    """Adds the gradient of the mean over the job's examples to the trainable parameters' ``grad``.
+
+    L = scale sum_i n_i l_i / sum_i n_i, l_i the mean loss of example i over its n_i terms, tokens or pictures.
+
+    Args:
+        policy: what is taught; it is given this process's examples together.
+        lesson: of this process.
+        parameters: the trainable ones.
+        job: the processes, each of which takes part.
+        scale: of the loss.
+
+    Returns:
+        What it came to.
+
+    Raises:
+        PolicyError: the policy's loss is no ``SupervisedLoss``.
+    """
+    before = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+
+    def measured() -> ValueSum:
+        loss = _loss(policy, lesson.examples, lesson.seeds)
+        backward(loss.mean * (scale * loss.num_terms if job.size > 1 else scale))
+        return ValueSum(loss.num_terms, float(loss.mean.detach()) * loss.num_terms)
+
+    parts = job.from_all(measured)
+    own, whole = parts[job.rank], sum(parts, start=ValueSum(0, 0.0))
+    for parameter, earlier in zip(parameters, before, strict=True):
+        if parameter.grad is not None and job.size > 1:
+            parameter.grad /= whole.count  # known once all have met, and no graph is held that long
+        if earlier is not None:
+            parameter.grad = earlier if parameter.grad is None else earlier + parameter.grad
+    return Taught(
+        mean=float(whole.total / whole.count),
+        own_loss=float(scale * own.total / whole.count),
+        own_sum=own,
+    )
+
+
+def accumulate_weighted(
+    policy: Supervised, lesson: Lesson, weights: Sequence[float], *, num: int, job: Job, scale: float = 1.0
+) -> Taught:
+    """Adds the gradient of weighted losses of examples to the trainable parameters' ``grad``.
+
+    L = scale sum_i w_i l_i / num, l_i the mean loss of example i. No two graphs are held at a time.
+
+    Args:
+        policy: what is taught; it is given one example at a time.
+        lesson: of this process; there may be nothing in it.
+        weights: of its examples, above 0.
+        num: of all examples of the job, those that are not taught among them.
+        job: the processes, each of which takes part.
+        scale: of the loss.
+
+    Returns:
+        What it came to.
+
+    Raises:
+        PolicyError: the policy's loss is no ``SupervisedLoss``.
+    """
+
+    def taught() -> ValueSum:
+        total = 0.0
+        for example, seed, weight in zip(lesson.examples, lesson.seeds, weights, strict=True):
+            mean = _loss(policy, [example], [seed]).mean
+            backward(mean * (scale * weight / num))
+            total += weight * float(mean.detach())
+        return ValueSum(sum(weights), total)
+
+    parts = job.from_all(taught)
+    own, whole = parts[job.rank], sum(parts, start=ValueSum(0.0, 0.0))
+    mean = float(whole.total / whole.count) if whole.count else 0.0
+    return Taught(mean=mean, own_loss=float(scale * own.total / num), own_sum=own)
+
+
+def _loss(policy: Supervised, examples: Sequence[Example], seeds: Sequence[int]) -> SupervisedLoss:
+    loss = policy.supervised_loss(examples, seeds=seeds)
+    if not isinstance(loss, SupervisedLoss):
+        raise PolicyError(
+            f"{type(policy).__name__}.supervised_loss gave a {type(loss).__name__}; "
+            "return mmgrpo.SupervisedLoss(mean=..., num_terms=...)"
+        )
+    return loss
+
+
+def require_supervised(policy: Policy, section: str) -> Supervised:
+    """The policy, as one that can be taught. Raises ConfigError, naming the section, if it cannot."""
+    if not isinstance(policy, Supervised):
+        raise ConfigError(f"{section}: {type(policy).__name__} cannot be taught from examples; remove the section")
+    return policy
+
+
+def load_examples(named: Named, key: str) -> Sequence[Example]:
+    """The examples of a function, or of whatever the registry knows by that name.
+
+    Args:
+        named: with its arguments.
+        key: of the configuration, for messages.
+
+    Returns:
+        At least one.
+
+    Raises:
+        ConfigError: it names nothing or does not take these arguments.
+        DataError: what it returned are not ``Example`` rows.
+    """
+    source = resolve("examples", named.name)
+    try:
+        examples = list(source(**named.numbers))
+    except TypeError as error:
+        raise ConfigError(f"{key}: {named.name}: {error}") from error
+    if not examples or not all(isinstance(example, Example) for example in examples):
+        raise DataError(f"{key}: {named.name} must return mmgrpo.types.Example rows, at least one")
+    return examples

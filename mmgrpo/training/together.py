@@ -1,0 +1,231 @@
+"""The loop of a run: the steps of its tasks, taken together, and a checkpoint of a whole step however it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, final
+
+from mmgrpo.config import RunConfig, TaskConfig
+from mmgrpo.errors import ProcessLostError
+from mmgrpo.runs.folder import RunFolder
+from mmgrpo.runs.peers import Peers
+from mmgrpo.runs.processes import Job
+from mmgrpo.runs.progress import Progress
+from mmgrpo.runs.showing import show
+from mmgrpo.runs.stopping import Stopping, Terminated
+from mmgrpo.training.exhaustion import naming_phase
+from mmgrpo.training.phases import Gathered, Judged, Seat, Task, take_updates
+from mmgrpo.types import Sample, Scores
+
+ALONE = ""
+"""The name of the task of a run that has no others."""
+
+
+class Whole(Protocol):
+    """What a mixed run has beside its tasks: a folder around theirs."""
+
+    def begin(self) -> Path:
+        """Puts the folder in order, before the tasks do so with theirs; gives it."""
+        ...
+
+    def begun(self) -> None:
+        """All tasks have begun."""
+
+    def log(self, name: str, file: str, line: Mapping[str, Any]) -> None:
+        """Takes what a task writes down."""
+
+    def show(self, name: str, step: int, samples: Sequence[Sample], scores: Scores) -> None:
+        """Takes what an evaluation of a task drew."""
+
+    def saved(self) -> None:
+        """All tasks have a checkpoint of the same step."""
+
+    def end(self, status: str, failure: BaseException | None) -> list[str]:
+        """Writes down how it ended; gives what a person should be told."""
+        ...
+
+
+@final
+class Together:
+    """Takes the steps of one task, or of several: all gather, all are judged, all learn.
+
+    They gather and learn in their order, those of one policy in the same updates, and are judged in the opposite one: a
+    task may be shown what one before it has drawn, and be rewarded by what one after it has earned.
+
+    A step that is given up before the first of them learns leaves all weights at the step before.
+
+    Attributes:
+        step: steps that all tasks have taken.
+    """
+
+    def __init__(
+        self, tasks: Mapping[str, Task], config: RunConfig, job: Job, *, step: int = 0, whole: Whole | None = None
+    ) -> None:
+        """Begins nothing yet.
+
+        Args:
+            tasks: by name, in their order; one that is alone is ``ALONE``.
+            config: of the run.
+            job: the processes.
+            step: steps that were taken before.
+            whole: what the run has around several tasks; None: its task is alone.
+        """
+        self.step = step
+        self._tasks = dict(tasks)
+        self._config = config
+        self._job = job
+        self._whole = whole
+        self._stopping = Stopping(job)
+        self._peers = Peers(job, silent_s=config.runtime.silent_s)
+        self._progress = self._made_progress()
+
+    def train(self) -> str:
+        """Runs to the end, or to the next whole step after Ctrl-C or SIGTERM.
+
+        Returns:
+            How it ended.
+        """
+        sessions = [task.session for task in self._tasks.values()]
+        status, failure = "failed", None
+        listening = self._stopping.listening(), self._peers.watched(self._abandon)
+        with listening[0], listening[1], next(iter(self._progress.values())) as progress:
+            if all(session.is_over() for session in sessions):
+                if self._whole:
+                    self._whole.end("finished", None)
+                progress.noted(f"nothing to do: {self._where()} stands at step {self.step} of {self._config.steps}")
+                self._end("finished")
+                return "finished"
+            try:
+                self._begin()
+                with naming_phase("the warm-up", self.step):
+                    for task in self._tasks.values():
+                        task.warm_up()
+                while self.step < self._config.steps and not self._stopping.is_told():
+                    self._train_step()
+                self._save()
+                done = all(task.session.is_done(task.session.place) for task in self._tasks.values())
+                status = self._stopping.alarm or ("finished" if done else self._stopping.status)
+            except (Terminated, KeyboardInterrupt) as told:
+                status = self._stopping.status
+                if isinstance(told, KeyboardInterrupt):
+                    raise
+                self._rescue(together=True)
+            except BaseException as error:
+                together = error is self._job.raised
+                failure = error if together else self._peers.explained(error)
+                self._rescue(together=together)
+                if failure is error:
+                    raise
+                raise failure from error
+            finally:
+                for said in [*self._job.trackers.finish(), *self._closed(status, failure)]:
+                    progress.noted(said)
+        return status
+
+    def _begin(self) -> None:
+        within = self._whole.begin() if self._whole else None
+        for name, task in self._tasks.items():
+            log = partial(self._whole.log, name) if self._whole else self._log
+            shown = partial(self._whole.show, name) if self._whole else partial(show, self._job.trackers)
+            task.begin(Seat(progress=self._progress[name], stopping=self._stopping, log=log, show=shown, within=within))
+        if self._whole:
+            self._whole.begun()
+
+    def _train_step(self) -> None:
+        """One step of GRPO of every task that takes part in it."""
+        tasks = {name: task for name, task in self._tasks.items() if self.step % _role(task).every == 0}
+        gathered: dict[str, Gathered] = {}
+        with naming_phase("the rollout", self.step + 1):
+            for name, task in tasks.items():
+                gathered[name] = task.gather(gathered)
+        judged: dict[str, Judged] = {}
+        with naming_phase("judging", self.step + 1):
+            for name, task in reversed(tasks.items()):
+                judged[name] = task.judge(gathered[name], judged)
+        with naming_phase("the update", self.step + 1):
+            for owner, task in tasks.items():
+                if not _role(task).policy_of:
+                    take_updates([(tasks[name], judged[name]) for name in self._training(owner) if name in tasks])
+        self.step += 1
+        every = self._config.checkpoint.every
+        if (every and self.step % every == 0) or self.step == self._config.steps:
+            self._save()
+        with naming_phase("the evaluation", self.step):
+            for task in tasks.values():
+                task.evaluate()
+
+    def _training(self, owner: str) -> list[str]:
+        """The tasks that train a task's policy: itself, and those that have theirs of it."""
+        return [owner, *(name for name, task in self._tasks.items() if _role(task).policy_of == owner)]
+
+    def _save(self) -> None:
+        """A checkpoint of every task; old ones go once all have theirs, so that some step is always whole."""
+        for task in self._tasks.values():
+            assert task.session.place is not None
+            task.session.save(task.session.place, drops=self._whole is None)
+        if self._whole:
+            for task in self._tasks.values():
+                task.session.drop_old()
+            self._whole.saved()
+
+    def _rescue(self, *, together: bool) -> None:
+        """Saves what is whole before an early end, which all may have: all tasks at the same step, or none."""
+        places = [(task, task.session.place) for task in self._tasks.values()]
+        if all(place and place.step == own_step(self.step, task.config) for task, place in places):
+            for task, place in places:
+                task.session.rescue(place, drops=self._whole is None, together=together)
+
+    def _closed(self, status: str, failure: BaseException | None) -> list[str]:
+        self._end(status)
+        if failure is not None and self._peers.is_heir():
+            self._record(failure)
+        said = [line for task in self._tasks.values() for line in task.session.end(status, failure)]
+        return self._whole.end(status, failure) if self._whole else said
+
+    def _abandon(self, failure: ProcessLostError) -> None:
+        """Ends the run on another thread than its own, which waits for a process that is gone."""
+        self._rescue(together=False)
+        self._closed("failed", failure)
+
+    def _end(self, status: str) -> None:
+        for task in self._tasks.values():
+            task.status = status
+
+    def _record(self, failure: BaseException) -> None:
+        """Writes down in place of the main process, which is gone, how the run ended."""
+        folders = [task.session.folder for task in self._tasks.values()]
+        for folder in [*folders, *([RunFolder(folders[0].path.parent)] if self._whole else [])]:
+            if folder.header().get("status") == "running":
+                folder.close("failed", failure)
+
+    def _where(self) -> Path:
+        folder = next(iter(self._tasks.values())).session.folder.path
+        return folder.parent if self._whole else folder
+
+    def _log(self, file: str, line: Mapping[str, Any]) -> None:
+        self._job.trackers.log({key: value for key, value in line.items() if "/" in key}, line["step"])
+
+    def _made_progress(self) -> dict[str, Progress]:
+        """What tells how far each task is: one console, whose bars or lines name them."""
+        made: dict[str, Progress] = {}
+        for name, task in self._tasks.items():
+            made[name] = Progress(
+                task.config,
+                quiet=not self._job.is_main,
+                start=task.session.start,
+                num_processes=self._job.size,
+                name=name,
+                beside=next(iter(made.values()), None),
+            )
+        return made
+
+
+def own_step(step: int, config: RunConfig) -> int:
+    """How many steps a task has taken when the run has taken so many."""
+    return -(-step // (config.task or TaskConfig()).every)
+
+
+def _role(task: Task) -> TaskConfig:
+    return task.config.task or TaskConfig()

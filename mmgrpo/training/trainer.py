@@ -1,0 +1,404 @@
+"""The loop: take prompts, roll out, score, form advantages, update, track."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+
+from mmgrpo.config import RunConfig, TaskConfig
+from mmgrpo.config.binding import require_credit
+from mmgrpo.config.idle import idle_mechanisms
+from mmgrpo.config.parts import require_single
+from mmgrpo.data.prompts import load_prompts_of
+from mmgrpo.data.stream import StepPrompts, stream_of
+from mmgrpo.data.unreadable import check_of, readable, require_media
+from mmgrpo.explain.explanation import explanation
+from mmgrpo.policy import Policy, SupportsUnbatchedRows
+from mmgrpo.runs.best import require_best
+from mmgrpo.runs.checkpoint import Place, checkpoint_steps
+from mmgrpo.runs.drawing import shown_by
+from mmgrpo.runs.folder import RunFolder
+from mmgrpo.runs.processes import Job
+from mmgrpo.runs.resuming import config_given, plan_resumption
+from mmgrpo.runs.samples import identity
+from mmgrpo.runs.showing import MAX_SHOWN
+from mmgrpo.runs.watchdog import Alarm, Watchdog, first_step_note, watched
+from mmgrpo.scoring import Scorer
+from mmgrpo.scoring.columns import require_rows
+from mmgrpo.training.account import Account
+from mmgrpo.training.arguments import RewardGiven, policy_of, prompts_of, rewards_of, with_policy, with_policy_name
+from mmgrpo.training.auxiliary import Auxiliaries
+from mmgrpo.training.build import build_plan, build_rewards, build_setting, exchange_plan, optimizer_of
+from mmgrpo.training.build_views import build_views, require_images
+from mmgrpo.training.credit import Credit, estimate, valued
+from mmgrpo.training.critic import Learnt, build_critic
+from mmgrpo.training.ema import Average
+from mmgrpo.training.evaluation import evaluate, try_out
+from mmgrpo.training.exhaustion import naming_phase
+from mmgrpo.training.following import Behind, require_told, told
+from mmgrpo.training.gather import Experience, Followed, gather
+from mmgrpo.training.judge import judge
+from mmgrpo.training.learn import Lesson, Update
+from mmgrpo.training.live_rewards import rewards_of_run
+from mmgrpo.training.memory import Facts, remember, remembered, step_facts
+from mmgrpo.training.metrics import ROWS_ALONE, step_metrics, update_metrics
+from mmgrpo.training.moving import Moving
+from mmgrpo.training.phases import Gathered, Judged, Seat, Taught
+from mmgrpo.training.references import move_reference, require_movable
+from mmgrpo.training.reward_changes import reward_changes
+from mmgrpo.training.sessions import Session, Trained
+from mmgrpo.training.sources import source_metrics
+from mmgrpo.training.together import ALONE, Together
+from mmgrpo.training.warmup import warmup_of
+from mmgrpo.types import Prompt, Sample, Scores
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+class Trainer:
+    """Trains a policy from rewards.
+
+    Attributes:
+        policy: what is trained.
+        config: how.
+        step: steps begun.
+        status: how the run ended; running until then.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | str | Path | None,
+        rewards: RewardGiven | Sequence[RewardGiven] | Mapping[str, Callable[..., Any]],
+        prompts: str | Path | Dataset | Sequence[Prompt | str | Mapping[str, Any]],
+        config: RunConfig | Mapping[str, Any] | None = None,
+        *,
+        accelerator: Accelerator | None = None,
+        resume: Path | str | None = None,
+        before: Mapping[str, Trainer] | None = None,
+    ) -> None:
+        """Checks everything that can be checked before the first sample is drawn.
+
+        Args:
+            policy: the policy, on its device; or the path or hub id of a model or pipeline, which is loaded; None: what
+                the section ``policy`` of the configuration names.
+            rewards: one or several functions of samples (or in TRL's form) or registered names; a mapping names them.
+            prompts: what to train on: texts, rows of columns or ``Prompt``s, a dataset, or where they are.
+            config: a ``RunConfig`` or its values; ``policy``, ``prompts`` and ``rewards`` sections are not needed here.
+            accelerator: accelerate's view of the processes; made if not given.
+            resume: a run folder or a checkpoint to go on from.
+            before: of a task of a mixed run, whose steps somebody else takes, the tasks before it.
+        """
+        self.config = with_policy(policy, config_given(with_policy_name(config, policy), resume))
+        asked = prompts_of(prompts, self.config)
+        self.job = Job.of(self.config, accelerator)
+        resumption = self.job.from_main(lambda: plan_resumption(Path(resume), self.config)) if resume else None
+        self.config = resumption.config if resumption else self.config
+        require_single(self.config, mixed=before is not None)
+        run_rewards = rewards_of_run(rewards_of(rewards), self.config, asked)
+        self.rewards = run_rewards.named
+        if before is None:
+            require_told("", [reward.function for reward in self.rewards], {})
+        task = self.config.task or TaskConfig()
+        leader = before[task.after] if before and task.after else None
+        self.behind = Behind(leader.policy, task, leader.average) if leader else None
+        owner = before[task.policy_of] if before and task.policy_of else None
+        device = self.config.runtime.device or self.job.accelerator.device
+        with self.job.placing():
+            self.policy = policy = policy_of(policy, self.config, device)
+            if owner is None:
+                self.job.spread(policy)
+        self.now = Moving(self.config, self.rewards)
+        if self.behind is None:
+            require_media(asked, self.config.prompts, check_of(policy))
+        self.stream = stream_of(asked, self.config, check_of(policy))
+        self.job.shard(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")
+        require_movable(policy, self.config.reference)
+        require_credit(self.config)
+        build_plan(self.config, policy, 0)
+        self.parameters = policy.trainable
+        update = self.config.update
+        self.average = owner.average if owner else Average(self.parameters, update.ema) if update.ema else None
+        self.views = build_views(self.config, policy, device=device, average=self.average)
+        if self.behind is None:
+            require_images(asked, self.config)
+        given = {"job": self.job, "average": self.average}
+        self.optimizer = owner.optimizer if owner else optimizer_of(self.config, self.parameters, **given)
+        self.warmup = warmup_of(policy, self.config, self.job)
+        self.auxiliaries = Auxiliaries(policy, self.config.auxiliary, seed=self.config.seed, job=self.job)
+        self.critic = Learnt(self.config, build_critic(self.config, device), self.job) if self.config.critic else None
+        evaluation = self.config.evaluation
+        judges = build_rewards(evaluation.rewards) if evaluation and evaluation.rewards else self.rewards
+        self.judges = Scorer(judges, max_failure_frac=1.0, cache_mb=self.config.reward_cache_mb)
+        require_best(self.config, self.judges.names)
+        names = self.now.scorer.names, self.judges.names
+        subject = watched(self.config, *names, checkpoints=lambda: checkpoint_steps(self.folder.path))
+        self.watchdog = Watchdog(subject) if subject and self.job.is_main else None
+        held_out = partial(load_prompts_of, key="evaluation.prompts", note=self.config.note)
+        self.held_out = held_out(evaluation.prompts) if evaluation else []
+        if evaluation and evaluation.prompts.when_unreadable == "skip":
+            self.held_out = readable(self.held_out, "evaluation.prompts", check_of(policy))
+        require_media(self.held_out, evaluation.prompts if evaluation else None, check_of(policy))
+        require_rows(judges, self.held_out, "evaluation.prompts")
+        self.status = "running"
+        self._explanation = explanation(run_rewards.explained(self.config))
+        set_seed(self.config.seed)
+        self._owns = owner is None
+        trained = Trained(policy, self.optimizer, self.average, self.warmup, self.critic, owns=self._owns)
+        self.session = Session(trained, self.config, self.job, resumption, self.stream.memory)
+        self.step = self.session.start.step
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run folder, which a new run has once it trains."""
+        return self.session.folder
+
+    def train(self) -> Path:
+        """Runs to the end, or to the next whole step after Ctrl-C or SIGTERM.
+
+        However it ends, a checkpoint of the last whole step is left, and what to type to go on is said.
+
+        Returns:
+            The run folder.
+        """
+        Together({ALONE: self}, self.config, self.job, step=self.step).train()
+        return self.folder.path
+
+    def begin(self, seat: Seat) -> None:
+        """Puts the folder in order, tells the watchdog what went before, and tries the rewards."""
+        self._seat = seat
+        self.job.broadcast_weights([*self.parameters, *(self.critic.parameters if self.critic else ())])
+        for note in (*idle_mechanisms(self.config), *self.session.begin(self._explanation, self._seat.within)):
+            self._seat.progress.noted(note)
+        if self.watchdog and self.session.resumption:
+            told = self.watchdog.recall(self.folder.lines("metrics.jsonl"), self.folder.lines("evaluation.jsonl"))
+            known = {(row["step"], row["kind"]) for row in self.folder.lines("alarms.jsonl")}
+            given = [one for one in told if one.step == self.step and (one.step, one.kind) not in known]
+            self._heed(given)  # a process may have been killed before it gave them
+        if self._warms_up():
+            asked = [self.now.scorer, self.judges] if self.config.evaluation else [self.now.scorer]
+            with naming_phase("the rollout", self.step):
+                prompt = self.stream.at_step(0).prompt(0)
+                self.job.from_all(lambda: None if self.job.rank else try_out(self.policy, prompt, asked))
+
+    def warm_up(self) -> None:
+        """What comes before the first step: supervised updates, if there are any, and an evaluation."""
+        self._warm_up()
+        if self.warmup and not self.step and self.warmup.whole_step != self.warmup.config.steps:
+            return  # told to end: what begins after the warm-up does so when that is done
+        if not self.step:
+            self.now.settle_reference(self.policy)  # what averages begin with, and what the reference is
+            if self.average:
+                self.average.restart()
+        with naming_phase("the evaluation", self.step):
+            self.evaluate()
+
+    def gather(self, before: Mapping[str, Gathered]) -> Gathered:
+        """Draws what the planner asks for at this step, and hands it to the rewards."""
+        clock = time.perf_counter()
+        self.now.move(self.step, self.session.memory)
+        if self._owns:
+            self.optimizer.begin(self.now.config.update, rests=bool(self.critic and self.critic.alone(self.step)))
+        prompts, behind = self.stream.at_step(self.step, self.session.memory), None
+        if self.behind:
+            prompts, behind = self.behind.followed(before, self.job)
+        with self.job.drawing(self.config.runtime):
+            experience = self._gathered(prompts, behind)
+        experience = self.critic.valued(experience) if self.critic else experience
+        return Gathered(prompts, experience, time.perf_counter() - clock)
+
+    def judge(self, gathered: Gathered, after: Mapping[str, Judged]) -> Judged:
+        """Waits for the rewards, and says what each sample earned."""
+        clock, config = time.perf_counter(), self.now.config
+        prompts, experience = gathered.prompts, gathered.experience
+        self._seat.progress.doing("reward")
+        self._seat.stopping.give_up()
+        with told(self.now.rewards, after):
+            verdict = judge(experience, self.now.rewards, step=self.step, job=self.job)
+        batch = estimate(
+            self.policy,
+            experience,
+            verdict,
+            config.advantage,
+            truncated=config.objective.truncated,
+            step=self.step,
+            job=self.job,
+            remembered=partial(remembered, self.session.memory, verdict.root_N, prompts.key),
+            views=self.views,
+        )
+        metrics = step_metrics(experience, verdict, batch, config.advantage, self.job) | self.now.metrics
+        metrics |= reward_changes(verdict, batch, config.advantage, rewards=self.now.rewards, job=self.job)
+        if metrics.get(ROWS_ALONE) and isinstance(self.policy, SupportsUnbatchedRows):
+            self.policy.run_rows_alone()
+        metrics |= source_metrics(verdict.scores, verdict.root_N, prompts.prompt)
+        if self.stream.skips:
+            metrics["prompts/unreadable"] = prompts.num_replaced
+        replay, requests = self.now.planner.replay, experience.requests
+        facts = step_facts(verdict, batch, prompts.key, step=self.step, replay=replay, job=self.job, requests=requests)
+        metrics |= {"time/rollout_s": gathered.took_s, "time/reward_s": time.perf_counter() - clock}
+        self._seat.stopping.give_up()
+        shown = self.job.gather([sample.after for sample in experience.samples]) if self.behind else []
+        return Judged(experience, verdict, batch, facts, metrics, [one for part in shown for one in part])
+
+    def teach(self, judged: Judged) -> Taught:
+        """Begins the step's updates."""
+        self.step += 1
+        self._keep(judged.experience.samples, judged.verdict.scores, judged.batch.credit)
+        batch, update = judged.batch, self.config.update
+        account = Account(judged, num_updates=update.epochs * update.minibatches)
+        self._seat.progress.doing(f"update 1 of {account.num_updates}")
+        first, contexts = (self.step - 1) * account.num_updates, self.now.contexts
+        beside = self.auxiliaries.beside(self.now.config.auxiliary, batch, first, contexts)
+        lesson = Lesson(
+            self.policy,
+            batch,
+            self.now.objective,
+            job=self.job,
+            weight=self.config.task.weight if self.config.task else 1.0,
+            before_apply=self._begin_moving,
+            beside=self.critic.beside(batch, beside, step=self.step - 1) if self.critic else beside,
+        )
+        return Taught(lesson, partial(self._updated, account), partial(self._learnt, account, judged.facts))
+
+    def _gathered(self, prompts: StepPrompts, behind: Followed | None) -> Experience:
+        """What the planner asks for at this step, drawn and handed to the rewards."""
+        rollout, step = self.now.config.rollout, self.step
+        num_drawn = rollout.prompts_per_step // self.job.size * rollout.group_size
+        return gather(
+            self.policy,
+            behind.planner if behind else self.now.planner,
+            prompts.prompt,
+            self.now.scorer,
+            setting=build_setting(self.now.config, step, self.session.memory, prompts.key),
+            plan=build_plan(self.now.config, self.policy, step, self.now.settings),
+            job=self.job,
+            contexts={**self.now.contexts, **(self.behind.contexts if self.behind else {})},
+            behind=behind,
+            reads=rollout.decisions == "read",
+            value=partial(valued, rewards=self.now.rewards, config=self.now.config.advantage, step=step),
+            on_samples=self._seat.progress.doing("rollout", num_drawn, self._seat.stopping.give_up_alone),
+        )
+
+    def _updated(self, account: Account, update: Update) -> None:
+        if update.applied.skipped:
+            self._name_skipped(update, account)
+        measured = update_metrics(update, self.job)
+        of_critic = self.critic.metrics if self.critic else {}
+        told = {**measured, **of_critic, **self.now.course.resting({**account.metrics, **measured})}
+        self._log("metrics.jsonl", account.line(self.step, update, told, self.job))
+        if update.number + 1 < account.num_updates:
+            self._seat.progress.doing(f"update {update.number + 2} of {account.num_updates}")
+
+    def _learnt(self, account: Account, facts: Facts) -> None:
+        self._seat.progress.stepped(account.last)
+        if self.step == 1 and (note := first_step_note(account.last)):
+            self._seat.progress.noted(note)
+        self._heed(self.watchdog.stepped(account.summary) if self.watchdog else [])
+        if self._owns:
+            move_reference(self.policy, self.config.reference, self.step, self.optimizer)
+        memory = remember(self.session.memory, facts, self.stream.learners, replay=self.now.planner.replay)
+        self.session.memory = self.now.course.controlled(memory, account.last)
+        self.session.whole_step = self.step
+
+    def _begin_moving(self) -> None:
+        self.session.whole_step = None
+        if self.critic:
+            self.critic.apply()
+
+    def _heed(self, alarms: Sequence[Alarm]) -> None:
+        """Passes alarms on; one that the configuration names ends the run after this step, with a checkpoint."""
+        for alarm in alarms:
+            self._log("alarms.jsonl", alarm.as_line())
+            self._seat.progress.alarmed(alarm)
+            if self.config.watchdog and alarm.kind in self.config.watchdog.stop:
+                self._seat.stopping.stop_for(alarm.kind)
+
+    def _name_skipped(self, update: Update, account: Account) -> None:
+        """Says which samples, of all processes, gave a gradient that is not finite, and keeps them."""
+        batch = account.batch
+        mine = [(batch.mine.start + row, batch.rollout.samples[row]) for row in update.odd_rows]
+        everyones = [one for part in self.job.gather(mine) for one in part]
+        rows, samples = [row for row, _ in everyones], [sample for _, sample in everyones]
+        if self.job.is_main:
+            advantage_B = batch.credit.advantage_B[rows]
+            named = [
+                identity(one) | {"advantage": float(a)} for one, a in zip(samples, advantage_B.tolist(), strict=True)
+            ]
+            self.folder.log("skipped.jsonl", {"step": self.step, "update": update.number, "samples": named})
+            if samples:
+                shown = [shown_by(self.policy, one) for one in samples]
+                self.folder.save_skipped(self.step, update.number, shown, account.scores.rows(rows), advantage_B)
+        self._seat.progress.skipped(self.step, [f"{one.group}.{one.member}" for one in samples])
+
+    def _keep(self, samples: Sequence[Sample], scores: Scores, credit: Credit) -> None:
+        """Keeps the step's first groups of texts, at the first step and whenever an evaluation is due."""
+        num_kept = self.config.tracking.rollouts * self.now.config.rollout.group_size
+        is_due = self.step in (1, self.config.steps) or self._evaluation_is_due()
+        if num_kept and is_due and self.job.is_main and samples[0].text is not None:
+            self.folder.save_rollout(self.step, samples[:num_kept], scores, credit.advantage_B)
+
+    def _evaluation_is_due(self) -> bool:
+        evaluation = self.config.evaluation
+        return evaluation is not None and (self.step % evaluation.every == 0 or self.step == self.config.steps)
+
+    def _warm_up(self) -> None:
+        if self.warmup is None or not self._warms_up():
+            return
+        clock, saves = time.perf_counter(), self.config.checkpoint.warmup_every
+        every, progress = self.warmup.config.log_every, self._seat.progress
+        progress.warming()
+        for done in self.warmup.run(self.session.start.warmup_step, self._seat.stopping.is_told):
+            progress.warmed(done)
+            if done.step % every == 0 or done.step in (1, self.warmup.config.steps):
+                took = time.perf_counter() - clock
+                self._log("warmup.jsonl", {"step": done.step, "loss": done.loss, "lr": done.lr, "time_s": took})
+            if (saves and done.step % saves == 0) or done.step == self.warmup.config.steps:
+                self.session.save(Place(step=0, warmup_step=done.step))
+
+    def _warms_up(self) -> bool:
+        return self.warmup is not None and not self.step and self.session.start.warmup_step < self.warmup.config.steps
+
+    def evaluate(self) -> None:
+        """Judges the averaged weights if there are any, the trained ones otherwise, where that is due."""
+        config = self.config.evaluation
+        is_due = self._evaluation_is_due() and self.step not in self.session.evaluated
+        if config is None or not is_due or self._seat.stopping.is_told():
+            return
+        clock = time.perf_counter()
+        share = len(self.held_out[self.job.rank :: self.job.size])
+        progress, give_up = self._seat.progress, self._seat.stopping.give_up_alone
+        taken = progress.doing("evaluation", share * config.samples_per_prompt, give_up)
+        averaged = self.average.applied() if self.average else nullcontext()
+        with averaged, self.job.drawing(self.config.runtime):
+            judged = evaluate(
+                self.policy,
+                self.held_out,
+                self.judges,
+                config,
+                self.job,
+                plan=exchange_plan(self.config),
+                on_samples=taken,
+                show=self.behind.show if self.behind else None,
+            )
+        self.session.evaluated.add(self.step)
+        if judged is not None:
+            line = {"step": self.step, **judged.metrics(), "time/evaluation_s": time.perf_counter() - clock}
+            self.folder.save_samples(self.step, *judged.shown(config.pictures))
+            self._seat.show(self.step, *judged.shown(MAX_SHOWN))
+            self._log("evaluation.jsonl", line)
+            progress.judged(line)
+            self.session.report()
+            self._heed(self.watchdog.judged(line) if self.watchdog else [])
+        self.session.keep_best(drops=self._seat.within is None)  # of tasks, old ones go once all have theirs
+
+    def _log(self, file: str, line: dict[str, Any]) -> None:
+        if self.job.is_main:
+            self.folder.log(file, line)
+        self._seat.log(file, line)

@@ -1,0 +1,235 @@
+"""Views: the same decisions under other weights, behind another prompt, or as another policy finds them.
+
+Axes: B rows, T decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from mmgrpo.data.history import Context, History
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.policy import Critic, Policy, Seeing
+from mmgrpo.training.joining import Parts
+from mmgrpo.training.streaming import cells, evaluations, index_of
+from mmgrpo.types import Prompt, Rollout
+from mmgrpo.values import OF_DISTRIBUTION, Value, of_view, seen_in
+
+OF_VIEWS = frozenset(("logprob", "seen")) | OF_DISTRIBUTION
+"""Names of what a view says of a decision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Whose log-probabilities, and of which prompt.
+
+    Attributes:
+        name: by which terms, estimators and filters know it.
+        policy: another one than is trained, frozen; None: the one that is trained.
+        using: a context in which the policy has the view's weights.
+        moves: whether they change with every update; otherwise it is looked at once, before the first.
+        trained: whether they are those that are trained, so that gradients may go through it.
+        context: what each member is shown in place of the prompt; None: the rows as they were drawn, by another policy
+            the prompt itself.
+    """
+
+    name: str
+    policy: Policy | None = None
+    using: Callable[[], AbstractContextManager[None]] = nullcontext
+    moves: bool = False
+    trained: bool = False
+    context: Context | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The rows of a batch as a view sees them.
+
+    Attributes:
+        view: the view.
+        policy: that says how likely they are.
+        rollout: the same rows and columns, for it to evaluate.
+        seen_B: bool, the rows that have the view.
+    """
+
+    view: View
+    policy: Policy
+    rollout: Rollout
+    seen_B: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What views say of decisions.
+
+    Attributes:
+        values: (B, T) log-probabilities, whether there is one, and what else was asked, by view; 0 where there is none.
+        num_forwards: what it took.
+    """
+
+    values: Mapping[Value, Tensor]
+    num_forwards: int = 0
+
+
+@final
+class Sights(Mapping[str, Seen]):
+    """The rows of a batch in every view of a run, each made when it is first looked at."""
+
+    def __init__(
+        self,
+        views: Mapping[str, View],
+        policy: Policy,
+        rollout: Rollout,
+        *,
+        reward_B: Tensor,
+        scored_B: Tensor,
+        seed: int,
+    ) -> None:
+        """Looks at nothing yet.
+
+        Args:
+            views: those of the run.
+            policy: that is trained.
+            rollout: its rows, in whole groups.
+            reward_B: what the rewards of each come to.
+            scored_B: bool, whether any applied.
+            seed: of the step; keys what contexts draw.
+        """
+        self._views, self._policy, self._rollout = views, policy, rollout
+        self._rewards = [
+            reward if scored else None for reward, scored in zip(reward_B.tolist(), scored_B.tolist(), strict=True)
+        ]
+        self._seed = seed
+        self._made: dict[str, Seen] = {}
+
+    def __getitem__(self, name: str) -> Seen:
+        if name not in self._made:
+            self._made[name] = self._seen(self._views[name])
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def _seen(self, view: View) -> Seen:
+        policy, rollout = view.policy or self._policy, self._rollout
+        if view.policy is None and view.context is None:
+            every_B = torch.ones(len(rollout.samples), dtype=torch.bool)
+            return Seen(view=view, policy=policy, rollout=rollout, seen_B=every_B)
+        if not isinstance(policy, Seeing):
+            raise ConfigError(
+                f"views.{view.name}: {type(policy).__name__} does not say how likely decisions are behind other "
+                "prompts than they were taken behind (mmgrpo.policy.Seeing): leave the view out"
+            )
+        shown = self._shown(view)
+        bare = [sample.prompt if one is None else one for one, sample in zip(shown, rollout.samples, strict=True)]
+        return Seen(
+            view=view,
+            policy=policy,
+            rollout=behind(policy, rollout, bare),
+            seen_B=torch.tensor([one is not None for one in shown]),
+        )
+
+    def _shown(self, view: View) -> list[Prompt | None]:
+        """What each row is shown; rows of a group that are shown the same have the same object."""
+        samples = self._rollout.samples
+        if view.context is None:
+            return [sample.prompt for sample in samples]
+        histories = {group: self._history(group) for group in {sample.group for sample in samples}}
+        found: list[Prompt | None] = []
+        alike: dict[tuple[object, ...], Prompt] = {}
+        for sample in samples:
+            one = view.context(sample.prompt, sample.member, histories[sample.group])
+            if one is not None and one.prefix != sample.prompt.prefix:
+                raise ConfigError(f"views.{view.name}: answers are there already, so a view gives them no beginning")
+            found.append(one if one is None else alike.setdefault((sample.group, *_content(one)), one))
+        return found
+
+    def _history(self, group: int) -> History:
+        rows = [row for row, sample in enumerate(self._rollout.samples) if sample.group == group]
+        return History(
+            seed=derive_seed(self._seed, group),
+            samples=[self._rollout.samples[row] for row in rows],
+            rewards=[self._rewards[row] for row in rows],
+        )
+
+
+def own_of(values: Collection[Value], views: Mapping[str, Seen]) -> tuple[Value, ...]:
+    """The values that the policy itself gives, in their order."""
+    return tuple(value for value in values if value.view not in views)
+
+
+def looked_at(rollout: Rollout, values: Collection[Value], views: Mapping[str, Seen]) -> Looked:
+    """What views say of the decisions that a rollout keeps, without grad.
+
+    Args:
+        rollout: what it knows of a view is taken from it, unless the view's weights have moved since.
+        values: what is asked; of the policy's own nothing is given.
+        views: the rows as they see them.
+
+    Returns:
+        The values of every view that is asked.
+
+    Raises:
+        ConfigError: a value that views do not have.
+    """
+    asked = [value for value in values if value.view in views]
+    if wrong := [str(value) for value in asked if value.name not in OF_VIEWS]:
+        raise ConfigError(
+            "views have log-probabilities, what is estimated from them, and values of the distribution "
+            f"({', '.join(sorted(OF_DISTRIBUTION))}), and no {', '.join(wrong)}"
+        )
+    found: dict[Value, Tensor] = {}
+    num_forwards = 0
+    for name in sorted({str(value.view) for value in asked}):
+        further = [value for value in asked if value.view == name and value.name in OF_DISTRIBUTION]
+        wanted = (of_view(name), seen_in(name), *further)
+        seen, known = views[name], {value: rollout.values.get(value) for value in wanted}
+        there = {value: matrix_BT for value, matrix_BT in known.items() if matrix_BT is not None}
+        if len(there) < len(known) or (seen.view.moves and not rollout.on_policy):
+            looked = _looked(seen, rollout.mask_BT, further)
+            there, num_forwards = looked.values, num_forwards + looked.num_forwards
+        found |= there
+    return Looked(found, num_forwards)
+
+
+@torch.no_grad()
+def _looked(seen: Seen, mask_BT: Tensor, further: Sequence[Value]) -> Looked:
+    own = {value: replace(value, view=None) for value in further}
+    found = {value: torch.zeros(mask_BT.shape) for value in (of_view(seen.view.name), *further)}
+    asked_BT, num_forwards = mask_BT & seen.seen_B[:, None], 0
+    with seen.view.using():
+        for evaluation in evaluations(seen.policy, seen.rollout.keep(asked_BT), tuple(own.values())):
+            kept_BT = cells(asked_BT, evaluation)
+            for value, found_BT in found.items():
+                said_BT = evaluation.values[own[value]] if value in own else evaluation.logprob_BT
+                found_BT[index_of(evaluation)] = said_BT.float().cpu().where(kept_BT, 0.0)
+            num_forwards += evaluation.num_forwards
+    seen_BT = seen.seen_B[:, None].float().expand(mask_BT.shape)
+    return Looked({**found, seen_in(seen.view.name): seen_BT}, num_forwards)
+
+
+def behind(policy: Seeing | Critic, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
+    """``Seeing.behind`` of every part of a rollout that was joined."""
+    if not isinstance(rollout.trace, Parts):
+        return policy.behind(rollout, prompts)
+    parts, start = [], 0
+    for part in rollout.trace.rollouts:
+        parts.append(behind(policy, part, prompts[start : start + len(part.samples)]))
+        start += len(part.samples)
+    return replace(rollout, trace=Parts(parts))
+
+
+def _content(prompt: Prompt) -> tuple[object, ...]:
+    """What a policy is shown, media by their identity."""
+    media = (prompt.images, prompt.videos, prompt.audios)
+    return prompt.text, repr(prompt.messages), prompt.negative, *map(id, media)

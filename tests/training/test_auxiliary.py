@@ -1,0 +1,255 @@
+"""Supervised learning beside the objective: what it adds to an update, whom it teaches, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from mmgrpo.examples.digits import digit_prompts
+from mmgrpo.policies.language import LanguagePolicy
+from pydantic import ValidationError
+from torch import Tensor
+
+from mmgrpo import Example, Prompt, Sample, Trainer
+from mmgrpo.config import AuxiliaryConfig
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.maths.prompt_weights import below
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.runs.processes import Job
+from mmgrpo.training.supervision import EXAMPLES_SEED, Lesson, accumulate_supervised, accumulate_weighted
+from tests.policies.tiny_language import policy_of, prompts_of
+from tests.test_trainer import brightness, lines, make_policy
+
+ALOUD = "python:tests.test_world_sizes:read_aloud"
+DIGITS = {"name": "mislabelled_digits", "fraction": 0.5}
+STILL = {"surrogate": None, "terms": [{"name": "departure", "weight": 0.0}]}
+"""An objective of 0."""
+
+
+def equal(samples: Sequence[Sample]) -> list[float]:
+    return [1.0] * len(samples)
+
+
+def half_of_odd_groups(samples: Sequence[Sample]) -> list[float]:
+    return [float(sample.group % 2 and sample.member % 2) for sample in samples]
+
+
+def words(
+    output: Path,
+    *,
+    prompts: Sequence[Prompt] | None = None,
+    reward: Any = equal,
+    resume: Path | None = None,
+    **sections: Any,
+) -> Trainer:
+    rollout = {"prompts_per_step": 2, "group_size": 2, **sections.pop("rollout", {})}
+    values = {"output": str(output), "steps": 1, "rollout": rollout, "runtime": {"device": "cpu"}, **sections}
+    asked = prompts or prompts_of("llama")[:2]
+    trainer = Trainer(policy_of("llama"), {"reward": reward}, asked, values, resume=resume)
+    trainer.train()
+    return trainer
+
+
+def pictures(output: Path, *, prompts: Sequence[Prompt] | None = None, reward: Any = equal, **sections: Any) -> Trainer:
+    rollout = {"prompts_per_step": 2, "group_size": 2}
+    values = {"output": str(output), "steps": 1, "rollout": rollout, "runtime": {"device": "cpu"}, **sections}
+    trainer = Trainer(make_policy(), {"reward": reward}, prompts or digit_prompts()[:2], values)
+    trainer.train()
+    return trainer
+
+
+def weights(trainer: Trainer) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.parameters])
+
+
+@pytest.mark.parametrize(("train", "examples"), [(words, ALOUD), (pictures, DIGITS)], ids=["words", "pictures"])
+def test_beside_an_objective_of_0_it_is_a_step_of_the_warm_up(train: Any, examples: Any, tmp_path: Path) -> None:
+    taught = {"examples": examples, "batch_size": 4}
+    alike = {"lr": 1e-3, "betas": (0.9, 0.99)}
+    warmed = train(
+        tmp_path / "a", steps=0, warmup={**taught, **alike, "steps": 1, "lr_warmup_steps": 0, "log_every": 1}
+    )
+    beside = train(tmp_path / "b", auxiliary=[taught], update=alike)
+    (line,) = lines(beside)
+    assert line["policy/loss"] == line["policy/supervised_mean"] == lines(warmed, "warmup.jsonl")[0]["loss"]
+    assert torch.equal(weights(warmed), weights(beside))
+
+
+@pytest.mark.parametrize("train", [words, pictures])
+def test_with_weight_0_it_is_not_there(train: Any, tmp_path: Path) -> None:
+    reward = half_of_odd_groups if train is words else brightness
+    examples = ALOUD if train is words else DIGITS
+    without, beside = (
+        train(tmp_path / str(n), reward=reward, auxiliary=auxiliary, update={"minibatches": 2, "lr": 1e-3})
+        for n, auxiliary in enumerate([[], [{"examples": examples, "weight": 0.0}]])
+    )
+    assert torch.equal(weights(without), weights(beside))
+    assert [line["count/forwards_per_sample"] for line in lines(without)] == [
+        line["count/forwards_per_sample"] for line in lines(beside)
+    ]
+
+
+def answered() -> list[Prompt]:
+    asked = prompts_of("llama")[:2]
+    return [replace(p, columns={"solution": text}) for p, text in zip(asked, ("two red", "one"), strict=True)]
+
+
+def gradient_norm(policy: LanguagePolicy, loss: Tensor) -> float:
+    return float(flat(torch.autograd.grad(loss, policy.trainable, allow_unused=True)).norm())
+
+
+def test_an_answer_is_taught_where_its_group_fails(tmp_path: Path) -> None:
+    """Success rates 0 and 0.5, threshold 0.25: the first prompt's answer alone, at the weight of one of two prompts."""
+    taught = {"label": "expert", "column": "solution", "by_success": {"name": "below", "rate": 0.25}, "weight": 0.5}
+    trainer = words(
+        tmp_path,
+        prompts=answered(),
+        reward=half_of_odd_groups,
+        objective=STILL,
+        auxiliary=[taught],
+        update={"lr": 1e-9},
+    )
+    (line,) = lines(trainer)
+    first = next(s.prompt for s in read(trainer) if s.group == 0)
+    policy = policy_of("llama")
+    loss = policy.supervised_loss([Example(first, str(first.columns["solution"]))], seeds=[0]).mean
+    assert line["policy/loss"] == pytest.approx(0.5 * 0.5 * float(loss.detach()), rel=1e-6)
+    assert line["policy/expert_mean"] == pytest.approx(float(loss.detach()), rel=1e-6)
+    assert line["optimizer/grad_norm"] == pytest.approx(0.25 * gradient_norm(policy, loss), rel=1e-5)
+    # four drawn, one answer; the objective of 0 takes no forward
+    assert line["count/forwards_per_sample"] == pytest.approx(
+        lines(words(tmp_path / "x", objective=STILL))[0]["count/forwards_per_sample"] + 1 / 4
+    )
+
+
+def test_an_answer_is_taught_to_the_part_that_fails(tmp_path: Path) -> None:
+    """Members 0 and 1 are told to be brief and fail, 2 and 3 are right: of four parts of two groups two are taught."""
+    contexts = {name: {"name": "systems", "texts": [name]} for name in ("brief", "long")}
+    trainer = words(
+        tmp_path,
+        prompts=answered(),
+        reward=lambda samples: [float(sample.context == "long") for sample in samples],
+        objective=STILL,
+        rollout={"group_size": 4, "contexts": contexts, "planner": {"name": "in_contexts", "contexts": list(contexts)}},
+        auxiliary=[{"column": "solution", "in_parts": True, "by_success": {"name": "below", "rate": 0.25}}],
+        update={"lr": 1e-9},
+    )
+    (line,) = lines(trainer)
+    told = [
+        replace(s.prompt, messages=[{"role": "system", "content": "brief"}, *_asked(s.prompt)]) for s in read(trainer)
+    ]
+    policy = policy_of("llama")
+    losses = [policy.supervised_loss([Example(one, str(one.columns["solution"]))], seeds=[0]).mean for one in told]
+    assert line["policy/loss"] == pytest.approx(float(sum(losses).detach()) / 4, rel=1e-5)  # type: ignore[union-attr]
+    assert line["policy/supervised_mean"] == pytest.approx(float(sum(losses).detach()) / 2, rel=1e-5)  # type: ignore[union-attr]
+
+
+def _asked(prompt: Prompt) -> Sequence[Any]:
+    return prompt.messages or [{"role": "user", "content": prompt.text}]
+
+
+def read(trainer: Trainer) -> Sequence[Sample]:
+    """A sample of each of the step's groups, of the prompt that it was drawn for."""
+    prompts = trainer.stream.at_step(0, trainer.session.memory)
+    return [Sample(prompts.prompt(group), group, 0) for group in range(2)]
+
+
+def test_a_picture_is_taught_as_flow_matching_on_the_rows_own_picture(tmp_path: Path) -> None:
+    rows = [replace(p, columns={"picture": brightness_picture(n)}) for n, p in enumerate(digit_prompts()[:2])]
+    taught = {"label": "own", "column": "picture"}
+    trainer = pictures(tmp_path, prompts=rows, objective=STILL, auxiliary=[taught], update={"lr": 1e-9})
+    shown = [Example(one.prompt, image=one.prompt.columns["picture"]) for one in read(trainer)]
+    seeds = [derive_seed(0, EXAMPLES_SEED, 0, group) for group in range(2)]
+    loss = make_policy().supervised_loss(shown, seeds=seeds)
+    assert lines(trainer)[0]["policy/own_mean"] == pytest.approx(float(loss.mean.detach()), rel=1e-6)
+    assert loss.num_terms == 2
+
+
+def brightness_picture(number: int) -> Any:
+    from PIL import Image
+
+    return Image.new("RGB", (8, 8), (40 + 120 * number,) * 3)
+
+
+def test_a_resumed_run_goes_on_with_the_examples_that_follow(tmp_path: Path) -> None:
+    failed = {"label": "failed", "column": "solution", "by_success": {"name": "below", "rate": 0.25}}
+    values: dict[str, Any] = {
+        "steps": 2,
+        "auxiliary": [failed, {"examples": ALOUD, "batch_size": 2}],
+        "update": {"minibatches": 2, "lr": 1e-2},
+        "checkpoint": {"every": 1},
+        "prompts": answered(),
+        "reward": half_of_odd_groups,
+    }
+    whole = words(tmp_path, **values)
+    expected, logged = weights(whole), [line["policy/supervised_mean"] for line in lines(whole)]
+    resumed = words(tmp_path, resume=whole.folder.path / "checkpoints" / "step-000001", **values)
+    assert torch.equal(weights(resumed), expected)
+    assert [line["policy/supervised_mean"] for line in lines(resumed)] == logged
+    assert len({*logged}) == 4  # every update has examples of its own
+
+
+EXAMPLES = [Example(Prompt("what"), text) for text in ("one", "two red squares")]
+
+
+def test_a_mean_is_over_terms_and_a_weighted_one_over_examples() -> None:
+    policy, job = policy_of("llama"), Job(Accelerator(cpu=True))
+    lesson = Lesson(examples=EXAMPLES, seeds=[0, 1])
+    losses = [policy.supervised_loss([one], seeds=[0]) for one in EXAMPLES]
+    n, m = (one.num_terms for one in losses)
+    assert n != m
+    over_terms = (n * losses[0].mean + m * losses[1].mean) / (n + m)
+    weighted = (losses[0].mean + 0.5 * losses[1].mean) / 3  # and a third that is not taught
+    grads = [torch.autograd.grad(loss, policy.trainable, retain_graph=True) for loss in (over_terms, weighted)]
+    taught = accumulate_supervised(policy, lesson, parameters=policy.trainable, job=job, scale=3.0)
+    torch.testing.assert_close(gradient_of(policy), 3 * flat(grads[0]))
+    assert taught.own_loss == 3 * taught.mean == pytest.approx(3 * float(over_terms.detach()), rel=1e-6)
+    taught = accumulate_weighted(policy, lesson, [1.0, 0.5], num=3, job=job, scale=2.0)
+    torch.testing.assert_close(gradient_of(policy), 2 * flat(grads[1]))
+    assert taught.own_loss == pytest.approx(2 * float(weighted.detach()), rel=1e-6)
+    assert taught.mean == pytest.approx(2 * float(weighted.detach()), rel=1e-6)  # of weights 1.5 in place of 3
+    assert accumulate_weighted(policy, Lesson(examples=[], seeds=[]), [], num=3, job=job).mean == 0.0
+
+
+def gradient_of(policy: LanguagePolicy) -> Tensor:
+    """The gradient, which is cleared."""
+    found = flat([parameter.grad for parameter in policy.trainable])
+    for parameter in policy.trainable:
+        parameter.grad = None
+    return found
+
+
+def flat(grads: Sequence[Tensor | None]) -> Tensor:
+    return torch.cat([grad.flatten() for grad in grads if grad is not None])
+
+
+def test_below_is_all_or_nothing() -> None:
+    assert below(torch.tensor([0.0, 0.2, 0.25, 0.5]), rate=0.25).tolist() == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({}, "name one source"),
+        ({"examples": ALOUD, "column": "a"}, "name one source"),
+        ({"column": "a", "batch_size": 2}, "leave out batch_size"),
+        ({"examples": ALOUD, "by_success": "failure"}, "leave out by_success"),
+    ],
+)
+def test_a_section_that_says_nothing_is_refused(section: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        AuxiliaryConfig.model_validate(section)
+
+
+def test_what_cannot_be_taught_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a text is taught from the column 'answer'; the row has \['solution'\]"):
+        words(tmp_path / "a", prompts=answered(), auxiliary=[{"column": "answer"}])
+    with pytest.raises(ConfigError, match=r"auxiliary .supervised.: by_success: unknown name 'bellow'"):
+        words(tmp_path / "b", auxiliary=[{"column": "solution", "by_success": {"name": "bellow", "rate": 0.5}}])
+    with pytest.raises(ConfigError, match="logged by label"):
+        words(tmp_path / "c", auxiliary=[{"column": "a"}, {"column": "b"}])

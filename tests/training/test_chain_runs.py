@@ -1,0 +1,238 @@
+"""Rows that are drawn after others of the step: their prompts, groups and rewards; chunks of one answer; whole runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mmgrpo.rewards.groups.chains import AtEnd, InContext, OfLater
+
+from mmgrpo import Plan, Sample, Trainer
+from mmgrpo.data.contexts import after_answers, carried_over
+from mmgrpo.data.history import History
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.chains import stages
+from mmgrpo.maths.planners import Request, fixed
+from mmgrpo.training.gather import Experience, _assign, _roots
+from mmgrpo.types import Prompt, Scores
+from tests.policies.contract import largest_difference
+from tests.policies.tiny_language import policy_of, prompts_of
+from tests.training.test_rounds import PROMPTS, gathered, scored
+
+VARIANT = {"context": "variant", "rows": "right", "most": 1}
+POSED = {"context": "posed"}
+SHOWN = {"variant": after_answers(text="Vary: {answer}"), "posed": after_answers(text="{answer}")}
+CHUNK = {"context": "tail", "rows": "unfinished", "group": "parent", "members": 1, "times": 2}
+
+
+def first_is_right(samples: Sequence[Sample]) -> list[float]:
+    return [float(sample.member == 0) for sample in samples]
+
+
+def even_is_right(samples: Sequence[Sample]) -> list[float]:
+    return [float(sample.member % 2 == 0) for sample in samples]
+
+
+def proposed(**stage: Any) -> Experience:
+    planner = stages(then=[VARIANT, {**POSED, **stage}])
+    return gathered(planner, first_is_right, contexts=SHOWN)
+
+
+def test_rows_are_drawn_behind_what_was_written_before_and_are_groups_of_their_own() -> None:
+    found = proposed()
+    by_identity = {sample.identity: sample for sample in found.samples}
+    assert [sample.identity for sample in found.samples if sample.context == "variant"] == [
+        (group, member) for group in (2, 3) for member in (0, 1)
+    ]
+    assert by_identity[2, 0].after == ((0, 0),)
+    assert by_identity[3, 0].after == ((1, 0),)
+    # of each of the two groups of variants the first is right, and followed by a group
+    assert {sample.group: sample.after for sample in found.samples if sample.context == "posed"} == {
+        4: ((2, 0),),
+        5: ((2, 1),),
+        6: ((3, 0),),
+        7: ((3, 1),),
+    }
+    assert found.root_of == {2: 0, 3: 1, 4: 0, 5: 0, 6: 1, 7: 1}
+    assert all(sample.prompt is PROMPTS[found.root_of.get(sample.group, sample.group)] for sample in found.samples)
+    policy = policy_of("llama", max_new_tokens=4)
+    text = f"Vary: {by_identity[0, 0].text}"
+    alone = policy.rollout([replace(PROMPTS[0], text=text)], group_size=2, seed=7, plan=Plan(prompt_ids=(2,)))
+    assert [sample.tokens for sample in alone.samples] == [by_identity[2, m].tokens for m in (0, 1)]
+    rollout = found.rollout
+    assert largest_difference(scored(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-5
+    assert found.rollout.on_policy
+
+
+def test_a_context_with_nothing_to_show_draws_nothing() -> None:
+    planner = stages(then=[VARIANT, POSED])
+    contexts = {**SHOWN, "posed": after_answers(text="{answer}", pattern="no such text")}
+    found = gathered(planner, first_is_right, contexts=contexts)
+    assert {sample.context for sample in found.samples} == {None, "variant"}
+    assert (found.num_rounds, found.num_unshown) == (3, 8)
+
+
+def test_proposals_are_rewarded_by_what_came_of_them_and_trained_or_not() -> None:
+    """Of each group the first member is right: the mean over two solutions is 0.5 everywhere."""
+    later = OfLater(first_is_right, contexts=["variant"], later="posed", within=[0.4, 0.6])
+    attempts = InContext(first_is_right, contexts=[None, "posed"])
+
+    def reward(samples: Sequence[Sample]) -> Sequence[Any]:
+        return [
+            own if own is not None else of_later
+            for own, of_later in zip(attempts(samples), later(samples), strict=True)
+        ]
+
+    planner = stages(then=[{**VARIANT, "rows": "all", "members": 1}, {**POSED, "trained": False}])
+    found = gathered(planner, reward, contexts=SHOWN)
+    rows = zip(found.samples, found.scored.collected().value_BR[:, 0].tolist(), strict=True)
+    assert [(sample.identity, value) for sample, value in rows] == [
+        *[((0, 0), 1.0), ((0, 1), 0.0), ((1, 0), 1.0), ((1, 1), 0.0)],
+        *[((2, 0), 1.0), ((3, 0), 1.0)],
+    ]
+
+
+def sample(group: int, member: int, context: str | None = None, after: Sequence[tuple[int, int]] = ()) -> Sample:
+    return Sample(Prompt("p"), group, member, text="t", context=context, after=tuple(after))
+
+
+CHAIN = [
+    sample(0, 0),
+    sample(0, 1),
+    sample(2, 0, "a", [(0, 0)]),
+    sample(3, 0, "b", [(2, 0)]),
+    sample(3, 1, "b", [(2, 0)]),
+]
+
+
+@pytest.mark.parametrize(
+    ("reward", "expected"),
+    [
+        (InContext(first_is_right, [None, "b"]), [1.0, 0.0, None, 1.0, 0.0]),
+        (OfLater(first_is_right, [None], "b"), [0.5, 0.0, None, None, None]),
+        (OfLater(first_is_right, [None, "a"], "b", missing=None), [0.5, None, 0.5, None, None]),
+        (OfLater(first_is_right, ["a"], "b", within=[0.6, 1.0]), [None, None, 0.0, None, None]),
+        (AtEnd(first_is_right), [None, 0.0, None, 1.0, 0.0]),
+    ],
+)
+def test_rewards_of_chains(reward: Any, expected: list[float | None]) -> None:
+    assert reward(CHAIN) == expected
+
+
+def test_groups_drawn_after_others_are_drawn_where_these_are() -> None:
+    owner = {0: 0, 1: 1}
+    requests = [Request(prompt=n, members=(0,), context="a", after=((n - 2, 0),)) for n in (2, 3)]
+    root_of = _roots(requests, owner, {})
+    assert root_of == {2: 0, 3: 1}
+    assert _roots([Request(prompt=4, members=(0,), context="b", after=((3, 0),))], owner, root_of) == {4: 1}
+    loads = [2, 2]
+    _assign(requests, owner | {2: 0, 3: 1}, loads)
+    assert loads == [3, 3]
+
+
+def test_what_an_answer_carries_over() -> None:
+    written, ends = replace(sample(0, 0), text="abcdefgh"), (1, 2, 4, 6, 7, 8)  # tokens a b cd ef g h
+    shown = carried_over(tail=2, head=1)(Prompt("p"), 1, History(samples=[written], ends=[ends]))
+    assert shown == Prompt("p", prefix="agh")
+    whole = carried_over(tail=5, head=1)(Prompt("p"), 1, History(samples=[written], ends=[ends]))
+    assert whole == Prompt("p", prefix="abcdefgh")
+    with pytest.raises(ConfigError, match="counts tokens"):
+        carried_over(tail=2)(Prompt("p"), 1, History(samples=[written]))
+
+
+def test_what_answers_show() -> None:
+    first, second = (replace(sample(0, m), text=f"<a>{m}</a> of {{prompt}}") for m in (0, 1))
+    context = after_answers(text="{prompt}: {answers}; {answer_2}", pattern="<a>(.*?)</a>", each="[{number}] {answer}")
+    assert context(Prompt("Q"), 0, History(samples=[first, second])) == Prompt("Q: [1] 0\n\n[2] 1; 1")
+    plain = after_answers(text="{answer}")
+    assert plain(Prompt("Q"), 0, History(samples=[first])) == Prompt("<a>0</a> of {prompt}")  # not looked at for places
+    assert plain(Prompt("Q"), 0, History()) is None
+
+
+def test_chunks_of_an_answer_go_on_from_their_tails() -> None:
+    policy = policy_of("llama", max_new_tokens=12)
+    contexts = {"tail": carried_over(tail=2)}
+    found = gathered(stages(then=[CHUNK]), first_is_right, contexts=contexts, policy=policy)
+    by_identity = {one.identity: one for one in found.samples}
+    assert [one.after for one in found.samples][:4] == [()] * 4
+    for one in found.samples[4:]:
+        before = by_identity[one.after[0]]
+        ends = policy.text_ends(before)
+        assert not before.finished
+        assert (one.text or "").startswith((before.text or "")[ends[-3] :])
+        assert one.num_forced > 0
+    assert found.num_rounds == 3
+    assert found.root_of == {}
+
+
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "proposed": {
+        "rollout": {
+            "planner": {"name": "stages", "then": [{**VARIANT, "right": 0.5}, POSED]},
+            "contexts": {
+                "variant": {"name": "after_answers", "text": "Vary: {answer}"},
+                "posed": {"name": "after_answers", "text": "{answer}"},
+            },
+        }
+    },
+    "chunks": {
+        "rollout": {
+            "planner": {"name": "stages", "then": [CHUNK]},
+            "contexts": {"tail": {"name": "carried_over", "tail": 2}},
+        },
+        "advantage": {"estimators": [{"name": "along_chain", "shared": True}]},
+        "objective": {"aggregate": {"name": "group_sum"}},
+    },
+}
+REWARDS = {
+    "proposed": {
+        "own": InContext(first_is_right, contexts=[None, "posed"]),
+        "later": OfLater(first_is_right, contexts=["variant"], later="posed"),
+    },
+    "chunks": {"end": AtEnd(even_is_right)},
+}
+
+
+def run(output: Path, kind: str, **given: Any) -> Trainer:
+    values = {
+        "output": str(output),
+        "steps": 2,
+        "update": {"lr": 1e-3},
+        "checkpoint": {"every": 1},
+        "runtime": {"device": "cpu"},
+        **METHODS[kind],
+        "rollout": {"prompts_per_step": 2, "group_size": 2, **METHODS[kind]["rollout"]},
+    } | given.pop("changes", {})
+    trainer = Trainer(policy_of("llama", max_new_tokens=12), REWARDS[kind], prompts_of("llama"), values, **given)
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_runs_train_and_go_on_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", kind)
+    half = run(tmp_path / "half", kind, changes={"steps": 1})
+    resumed = run(tmp_path / "half", kind, resume=half.folder.path)
+    assert all(torch.equal(a, b) for a, b in zip(resumed.policy.trainable, whole.policy.trainable, strict=True))
+    lines = [json.loads(line) for line in (whole.folder.path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["rollout/rounds"] for line in lines] == [3, 3]
+    assert all(line["policy/on_policy_gap"] < 1e-4 and line["optimizer/grad_norm"] > 0 for line in lines)
+
+
+def test_stages_that_nothing_follows_leave_a_step_as_it_was() -> None:
+    """No row is right enough: the rounds end after the first, which is that of plain groups to the bit."""
+    never = stages(then=[{**VARIANT, "right": 2.0}])
+    found, plain = (gathered(planner, first_is_right, contexts=SHOWN) for planner in (never, fixed()))
+    for name in ("old_logprob_BT", "mask_BT", "state_BT"):
+        assert torch.equal(getattr(found.rollout, name), getattr(plain.rollout, name))
+
+
+def test_scores_of_a_family_are_those_of_the_step_alone() -> None:
+    found = proposed(trained=False)
+    scores: Scores = found.scored.collected()
+    assert len(scores.value_BR) == len(found.samples) == 8

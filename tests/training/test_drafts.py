@@ -1,0 +1,92 @@
+"""Rows that begin as those of an earlier step do, as far as the policy of now keeps them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.drafts import accepted, with_drafts
+from mmgrpo.maths.planners import Setting, fixed
+from mmgrpo.memory import Memory, ReplayRow
+from mmgrpo.types import Rollout
+from tests.policies.contract import largest_difference, values
+from tests.policies.tiny_language import policy_of
+from tests.training.test_rounds import even_prompts_differ, gathered
+
+
+def test_a_draft_is_kept_up_to_its_first_refusal() -> None:
+    """Spec-RL's spec_cut_with_knobs: log u <= scale (new - old - bias), there with scale 1 and minus its bias."""
+    now_T, uniform_T = torch.tensor([-1.0, -1.0 - math.log(2), -1.0]), torch.tensor([0.9, 0.6, 0.9])
+    same_T, halved_T = torch.full((3,), -1.0), torch.tensor([0.9, 0.4, 0.9])
+    assert accepted(same_T, same_T, uniform_T, lenience=0.0) == 3
+    assert accepted(now_T, same_T, uniform_T, lenience=0.0) == 1  # 0.6 > 1/2
+    assert accepted(now_T, same_T, halved_T, lenience=0.0) == 3
+    assert accepted(now_T, same_T, uniform_T, lenience=0.5) == 3  # 0.6 <= e^0.5 / 2 = 0.82
+    assert accepted(same_T - 9, same_T, uniform_T, lenience=0.5) == 0
+
+
+def drafts(rollout: Rollout, surer: float) -> Memory:
+    """The rows, each of the other member, drawn by a policy that was so much surer of their third token."""
+    rows = []
+    for row, sample in reversed(list(enumerate(rollout.samples))):
+        logprob_T = rollout.old_logprob_BT[row, : len(sample.tokens or ())].clone()
+        logprob_T[2:3] += surer
+        rows.append(
+            ReplayRow(
+                key=str(sample.group),
+                text=sample.text,
+                tokens=torch.tensor(list(sample.tokens or ())),
+                finished=sample.finished,
+                old_logprob_T=logprob_T,
+                reward=0.0,
+                advantage=0.0,
+                step=3,
+            )
+        )
+    return Memory().with_replay(rows, per_prompt=4, total=9)
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 9}], ids=["whole", "top_k"])
+def test_what_is_kept_counts_as_drawn_now(settings: dict[str, int]) -> None:
+    policy = policy_of("llama", max_new_tokens=6, **settings)
+    plain = gathered(fixed(), even_prompts_differ, policy=policy)
+    tokens = {(one.group, one.member): list(one.tokens or ()) for one in plain.samples}
+    for planner, surer, same in (
+        (with_drafts(), 0.0, 6),
+        (with_drafts(lenience=99.0), 50.0, 6),
+        (with_drafts(), 50.0, 2),
+    ):
+        found = gathered(planner, even_prompts_differ, policy=policy, memory=drafts(plain.rollout, surer))
+        assert found.rollout.on_policy
+        assert (
+            largest_difference(values(policy, found.rollout), found.rollout.old_logprob_BT, found.rollout.mask_BT)
+            < 2e-6
+        )
+        assert sorted(tokens) == sorted((one.group, one.member) for one in found.samples)
+        for row, one in enumerate(found.samples):
+            draft, now = tokens[one.group, 1 - one.member], list(one.tokens or ())
+            assert now[:same] == draft[:same]
+            assert found.rollout.mask_BT[row, : len(now)].all()
+            assert len(now) <= 6
+        cut = sum(len(one) > same for one in tokens.values())
+        assert found.rollout.num_forwards == 4 + cut
+    assert cut
+    assert all(list(one.tokens or ()) not in tokens.values() for one in found.samples)
+
+
+def test_members_without_a_draft_are_drawn_as_ever() -> None:
+    row = ReplayRow(key="0", reward=0.0, advantage=0.0, step=1)
+    memory = Memory().with_replay([row], per_prompt=4, total=9)
+    first, second, third = with_drafts(lenience=0.5).ask(
+        (), Setting(step=2, num_prompts=2, group_size=2, memory=memory)
+    )
+    assert (first.members, list(first.given), first.lenience) == ((0,), [row], 0.5)
+    assert (second.prompt, second.members, second.given) == (0, (1,), ())
+    assert (third.prompt, third.members, third.given) == (1, (0, 1), ())
+    with pytest.raises(ConfigError, match="log-probabilities"):
+        gathered(with_drafts(), even_prompts_differ, memory=memory)
+    with pytest.raises(ConfigError, match="a row or more"):
+        with_drafts(total=0)

@@ -1,0 +1,99 @@
+"""Memory that runs out: said by the phase of the step, with what to lower, and nothing that was whole is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmgrpo.errors import OutOfMemoryError
+from mmgrpo.runs.checkpoint import checkpoint_steps
+from mmgrpo.system.exhausted import is_out_of_memory
+from mmgrpo.training.exhaustion import naming_phase
+from tests.faults.disturbed import on_forward
+from tests.faults.runs import CASES, Case
+
+
+def too_much() -> torch.Tensor:
+    return torch.empty(2**50)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"), True),
+        (MemoryError(), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 5 GB)"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"), True),
+        (RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"), False),
+        (OSError("Cannot allocate memory"), False),
+    ],
+)
+def test_libraries_say_it_in_several_ways(error: BaseException, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
+
+
+def test_what_the_machine_itself_says_is_known() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        too_much()
+    assert is_out_of_memory(raised.value)
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(ZeroDivisionError), naming_phase("the rollout", 1):
+        raise ZeroDivisionError
+
+
+def test_what_was_held_is_given_back() -> None:
+    held: list[list[int]] = []
+
+    def holds() -> None:
+        large = list(range(1000))
+        held.append(large)
+        del large[0]
+        raise MemoryError
+
+    with pytest.raises(OutOfMemoryError) as raised, naming_phase("the update", 3):
+        holds()
+    cause = raised.value.__cause__
+    assert cause is not None
+    frames, trace = [], cause.__traceback__
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    inner = next(frame for frame in frames if frame.f_code.co_name == "holds")
+    assert "large" not in inner.f_locals
+
+
+def forwards(case: Case, output: Path) -> list[str]:
+    """The phase of each forward of an undisturbed run: draws are without gradient, updates are with."""
+    found: list[str] = []
+    trainer = case.make(output, None, case.reward)
+    case.module(trainer.policy).register_forward_pre_hook(
+        lambda *_: found.append(f"{trainer.step} {torch.is_grad_enabled()}")
+    )
+    trainer.train()
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "language" else pytest.mark.nightly) for name in CASES]
+)
+def test_the_phase_is_said_and_the_last_whole_step_saved(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    phases = forwards(case, tmp_path / "whole")
+    after_first = len(phases) - phases[::-1].index("1 True")
+    assert phases[after_first] == "1 False"
+    places = {"the rollout": after_first + 1, "the update": phases.index("2 True") + 1}
+    for phase, at in places.items():
+        output = tmp_path / phase
+        trainer = case.make(output, None, case.reward)
+        on_forward(case, trainer, at, too_much)
+        said = {"the rollout": "lower policy.rollout_batch", "the update": "lower policy.update_batch"}[phase]
+        with pytest.raises(OutOfMemoryError, match=f"out of memory in {phase} at step 2: {said}"):
+            trainer.train()
+        assert checkpoint_steps(output / "run") == [1]
+        resumed = case.make(output, output / "run", case.reward)
+        resumed.train()
+        assert checkpoint_steps(output / "run") == [2, 3]

@@ -1,0 +1,280 @@
+"""Co-training: a task is shown what another has drawn, and that one is credited with what came of it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from mmgrpo.examples.digits import caption
+from mmgrpo.examples.language_models import rewriter_lm
+from mmgrpo.examples.rewriting import is_caption, literal_rewritings, requests
+from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.rewards.groups.of_task import OfTask
+
+from mmgrpo import Trainer
+from mmgrpo.config import EvaluationConfig
+from mmgrpo.config.loading import CONFIGS, load_config, validated
+from mmgrpo.config.parts import tasks_of
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.followers import following
+from mmgrpo.maths.planners import Setting
+from mmgrpo.memory import Memory
+from mmgrpo.scoring import NamedReward, Scorer
+from mmgrpo.training.evaluation import evaluate
+from mmgrpo.training.mixed import MixedTrainer
+from mmgrpo.types import Plan, Sample
+from tests.test_trainer import BASE, lines, make_policy, weights
+
+SEEN: list[Sample] = []
+PAINTER = {
+    "objective": BASE["objective"],
+    "update": {"lr": 1e-3},
+    "rollout": {"group_size": 3},
+    "task": {"after": "rewriter"},
+}
+TASKS: dict[str, Any] = {
+    "rewriter": {"rollout": {"prompts_per_step": 2, "group_size": 2}, "update": {"lr": 1e-2}},
+    "painter": PAINTER,
+}
+
+
+def asked_for(samples: Sequence[Sample]) -> list[float]:
+    """A number that goes by the picture and by the digit that the user's own prompt asks for."""
+    SEEN.extend(samples)
+    return [worth(sample) for sample in samples]
+
+
+def worth(sample: Sample) -> float:
+    assert sample.image is not None
+    return sum(sample.image.tobytes()) / 64 + sample.prompt.columns["digit"]
+
+
+def rewriter() -> LanguagePolicy:
+    model, tokenizer = rewriter_lm()
+    settings = {"chat": False, "max_new_tokens": 3, "rollout_batch": 4, "temperature": 1.0}
+    return LanguagePolicy(model, tokenizer, settings)
+
+
+def trained(output: Path, *, steps: int = 1, rewards: Any = None, resume: Path | None = None, **painter: Any) -> Any:
+    SEEN.clear()
+    tasks = {**copy.deepcopy(TASKS), "painter": {**PAINTER, **painter}}
+    values = {"name": "co", "output": str(output), "steps": steps, "runtime": {"device": "cpu"}, "tasks": tasks}
+    trainer = MixedTrainer(
+        values,
+        policies={"rewriter": rewriter(), "painter": make_policy()},
+        rewards={
+            "rewriter": rewards or [NamedReward("of_task", OfTask("painter"))],
+            "painter": {"asked": asked_for},
+        },
+        prompts={"rewriter": requests(), "painter": requests()},
+        resume=resume,
+    )
+    trainer.train()
+    return trainer
+
+
+def written(trainer: Any, step: int = 1) -> list[dict[str, Any]]:
+    """The rewritings of a step as the run folder keeps them."""
+    folder = trainer.tasks["rewriter"].folder.path / "samples" / f"train-{step:06d}"
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("compare", ["sample", "prompt"])
+def test_a_rewriting_is_worth_the_mean_of_its_pictures(compare: str, tmp_path: Path) -> None:
+    size = 3 if compare == "sample" else 6
+    task = {"after": "rewriter", "compare": compare}
+    trainer = trained(tmp_path, task=task, rollout={"group_size": size})
+    assert len(SEEN) == 2 * 2 * 3
+    drawn: dict[tuple[int, int], list[float]] = {}
+    for sample in SEEN:
+        (identity,) = sample.after
+        drawn.setdefault(identity, []).append(worth(sample))
+        assert sample.prompt in requests()  # the user's own words, whatever was shown
+    assert {identity: len(each) for identity, each in drawn.items()} == {(g, m): 3 for g in (0, 1) for m in (0, 1)}
+    groups = {(sample.group, sample.after[0]) for sample in SEEN}
+    expected = [(2 + n, (n // 2, n % 2)) for n in range(4)] if compare == "sample" else [
+        (n // 2, (n // 2, n % 2)) for n in range(4)
+    ]  # fmt: skip
+    assert sorted(groups) == expected
+    rows = written(trainer)
+    for row in rows:
+        mean = sum(drawn[row["group"], row["member"]]) / 3
+        assert row["rewards"]["of_task"] == pytest.approx(mean, rel=1e-5)
+    first, second = (sum(drawn[0, member]) / 3 for member in (0, 1))
+    half = abs(first - second) / 2  # of two, (r - mean) / std = half / (half sqrt 2)
+    advantages = sorted(row["advantage"] for row in rows if row["group"] == 0)
+    assert advantages == pytest.approx([-(half / (half * 2**0.5 + 1e-4)), half / (half * 2**0.5 + 1e-4)], rel=1e-3)
+    metrics = [lines(trainer.tasks[name])[0] for name in ("rewriter", "painter")]
+    assert metrics[0]["reward/mean"] == pytest.approx(metrics[1]["reward/mean"], rel=1e-5)
+    assert all(line["policy/on_policy_gap"] < 1e-5 for line in metrics)
+
+
+def test_what_is_evaluated_is_drawn_of_the_rewriting(tmp_path: Path) -> None:
+    """Held-out requests are shown as the rewriter's likeliest text; what is judged against is the request."""
+    trainer = trained(tmp_path, steps=0)
+    painter, writer = trainer.tasks["painter"], trainer.tasks["rewriter"]
+    assert painter.behind is not None
+    asked = requests()[10:13]
+    drawn = writer.policy.rollout(asked, group_size=1, seed=5, plan=Plan(stochastic=()))
+    shown = painter.behind.show(asked)
+    assert [prompt.text for prompt in shown] == [sample.text for sample in drawn.samples]
+    assert [prompt.columns for prompt in shown] == [prompt.columns for prompt in asked]
+    config = EvaluationConfig.model_validate({"prompts": {"source": "x"}, "samples_per_prompt": 2})
+    scorer = Scorer([NamedReward("asked", asked_for)])
+    judged = evaluate(painter.policy, asked, scorer, config, painter.job, show=painter.behind.show)
+    plain = evaluate(painter.policy, shown, scorer, config, painter.job)
+    assert judged is not None
+    assert plain is not None
+    pictures = [[sample.image.tobytes() for sample in one.samples if sample.image] for one in (judged, plain)]
+    assert pictures[0] == pictures[1]
+    assert [sample.prompt for sample in judged.samples] == [prompt for prompt in asked for _ in range(2)]
+
+
+def test_a_reward_of_one_label_and_rewards_of_ones_own(tmp_path: Path) -> None:
+    own = [NamedReward("of_task", OfTask("painter", "asked"), 2.0), NamedReward("caption", is_caption, 0.5)]
+    trainer = trained(tmp_path, rewards=own)
+    writer, painter = (lines(trainer.tasks[name])[0] for name in ("rewriter", "painter"))
+    assert writer["reward/of_task/mean"] == pytest.approx(painter["reward/asked/mean"], rel=1e-5)
+    assert writer["reward/mean"] == pytest.approx(
+        2 * writer["reward/of_task/mean"] + 0.5 * writer["reward/caption/mean"], rel=1e-5
+    )
+
+
+def test_both_learn_and_go_on_exactly(tmp_path: Path) -> None:
+    whole = trained(tmp_path / "whole", steps=2)
+    fresh = {"rewriter": rewriter(), "painter": make_policy()}
+    for name, policy in fresh.items():
+        before = torch.cat([p.detach().flatten() for p in policy.trainable])
+        assert float((weights(whole.tasks[name]) - before).abs().max()) > 1e-4
+    half = trained(tmp_path / "half", steps=1)
+    resumed = trained(tmp_path / "half", steps=2, resume=half.folder.path)
+    for name in fresh:
+        assert torch.equal(weights(resumed.tasks[name]), weights(whole.tasks[name]))
+
+
+def test_what_is_drawn_after_whom() -> None:
+    setting = Setting(step=0, num_prompts=2, group_size=4, seed=0, memory=Memory(), key_of=str)
+    rows = [(0, 0), (0, 1), (3, 0), (3, 1)]
+    alone = following(rows, compare="sample").ask([], setting)
+    assert [(r.prompt, r.members, r.after) for r in alone] == [
+        (4 + n, (0, 1, 2, 3), (row,)) for n, row in enumerate(rows)
+    ]
+    shared = following(rows, compare="prompt").ask([], setting)
+    assert [(r.prompt, r.members) for r in shared] == [(0, (0, 1)), (0, (2, 3)), (3, (0, 1)), (3, (2, 3))]
+    with pytest.raises(ConfigError, match="fewer than the 5 samples"):
+        following([(0, n) for n in range(5)], compare="prompt").ask([], setting)
+
+
+def test_what_follows_from_the_other_is_derived() -> None:
+    painter = tasks_of(load_config("quickstart/digits-rewritten"))["painter"]
+    assert painter.rollout.prompts_per_step == 80
+    assert painter.prompts is not None
+    assert painter.prompts.source == "python:mmgrpo.examples.rewriting:requests"
+
+
+@pytest.mark.parametrize(
+    ("painter", "message"),
+    [
+        ({"task": {"after": "nobody"}}, "'nobody' is no task before it"),
+        ({"task": {"after": "rewriter", "every": 2}}, "rewriter takes part in other steps"),
+        ({"prompts": {"source": "x"}}, "prompts: that follows from rewriter"),
+        ({"rollout": {"prompts_per_step": 3}}, "rollout.prompts_per_step: that follows from rewriter"),
+        ({"task": {"after": "rewriter", "compare": "prompt"}}, "give a multiple of 2, got 3"),
+    ],
+)
+def test_wrong_followers_are_refused(painter: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validated({"tasks": {**TASKS, "painter": {**PAINTER, **painter}}})
+
+
+def test_a_reward_of_a_task_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'poet' is no task after rewriter; those are painter"):
+        trained(tmp_path, rewards=[NamedReward("of_task", OfTask("poet"))])
+    with pytest.raises(ConfigError, match="painter has no reward 'beauty'; it has asked"):
+        trained(tmp_path, rewards=[NamedReward("of_task", OfTask("painter", "beauty"))])
+    with pytest.raises(ConfigError, match="'painter' is no task after this run"):
+        Trainer(rewriter(), OfTask("painter"), ["a"], {"output": str(tmp_path)})
+
+
+def test_the_requests_and_their_literal_rewritings() -> None:
+    asked = {prompt.text: prompt.columns["digit"] for prompt in requests()}
+    assert (asked["the digit after six"], asked["the digit before zero"], asked["two"]) == (7, 9, 2)
+    examples = literal_rewritings(0.6)
+    right = [example.text == example.prompt.columns["answer"] for example in examples]
+    assert sum(right) / len(right) == pytest.approx(1 / 3 + 2 / 3 * 0.4)
+    named = next(one for one in examples if one.prompt.text == "the digit after six")
+    assert named.text == caption(6)
+    tokenizer = rewriter_lm()[1]
+    texts = [example.text or "" for example in examples] + list(asked)
+    assert all(tokenizer.decode(tokenizer(text)["input_ids"]) == text for text in texts)
+
+
+def test_what_the_page_says_of_a_paper_is_a_configuration() -> None:
+    page = (CONFIGS.resolve().parent / "docs" / "mixed-runs.md").read_text()
+    (shown,) = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(rewriter:.*?)```", page, re.DOTALL)]
+    tasks = tasks_of(validated({"tasks": shown}))
+    assert tasks["painter"].rollout.prompts_per_step == tasks["rewriter"].rollout.prompts_per_step
+    assert tasks["painter"].advantage.scaling.numbers == {"eps": 1e-4, "correction": 0}
+
+
+def exact(output: Path, size: int) -> dict[str, torch.Tensor]:
+    """The weights of both at the end, each row computed alone so that processes differ in the order of sums only."""
+    settings = {"chat": False, "max_new_tokens": 3, "rollout_batch": 1, "update_tokens": 1, "temperature": 1.0}
+    update = {"lr": 1e-3, "eps": 1e-2}  # AdamW blows up roundings of small gradients
+    tasks = {
+        "rewriter": {"rollout": {"prompts_per_step": 2, "group_size": 2}, "update": update},
+        "painter": {**PAINTER, "update": update},
+    }
+    values = {"output": str(output), "steps": 2, "runtime": {"device": "cpu"}, "tasks": tasks}
+    model, tokenizer = rewriter_lm()
+    trainer = MixedTrainer(
+        values,
+        policies={
+            "rewriter": LanguagePolicy(model, tokenizer, settings),
+            "painter": make_policy(rollout_batch=1, update_batch=1),
+        },
+        rewards={"rewriter": [NamedReward("of_task", OfTask("painter"))], "painter": {"asked": asked_for}},
+        prompts={"rewriter": requests(), "painter": requests()},
+    )
+    trainer.train()
+    trainer.job.wait()
+    assert trainer.job.size == size
+    return {name: weights(task) for name, task in trainer.tasks.items()}
+
+
+SCRIPT = """
+import os, sys
+from importlib import import_module
+from pathlib import Path
+import torch
+exact = import_module(sys.argv[3]).exact
+found = exact(Path(sys.argv[1]), 2)
+if os.environ["RANK"] == "0":
+    torch.save(found, sys.argv[2])
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("module", ["tests.training.test_following", "tests.training.test_shared_policy"])
+def test_two_processes_make_the_updates_of_one(module: str, tmp_path: Path) -> None:
+    """Each draws the pictures of its own rewritings, or some rows of both tasks, and the credit is the same on both."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+    command += [str(tmp_path / "script.py"), str(tmp_path / "two"), str(tmp_path / "found.pt"), module]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(command, env=environment, timeout=800, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    two, one = torch.load(tmp_path / "found.pt"), import_module(module).exact(tmp_path / "one", 1)
+    for name, found in one.items():
+        assert float((found - two[name]).abs().max()) < 1e-6

@@ -1,0 +1,47 @@
+"""Weights that move away from what was drawn: that becomes less likely, and what is trained stays as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from mmgrpo.maths.forgetting import FORGETTING, Forgetting
+from mmgrpo.policy import Policy
+from mmgrpo.runs.processes import Job
+from mmgrpo.training.forgetting import keep_forgetting
+from mmgrpo.types import Rollout
+from tests.policies.tiny_language import policy_of, prompts_of
+
+
+def logprobs(policy: Policy, rollout: Rollout) -> Tensor:
+    found_BT = torch.zeros(rollout.shape)
+    with torch.no_grad():
+        for part in policy.evaluate(rollout):
+            assert part.rows is not None
+            found_BT[part.rows[:, None], torch.tensor(part.columns)] = part.logprob_BT
+    return found_BT
+
+
+@pytest.mark.parametrize(("settings", "below"), [({}, 99.0), ({"lora": None}, 99.0), ({}, 0.0)])
+def test_what_was_drawn_becomes_less_likely_where_the_policy_is_sure(settings: dict[str, Any], below: float) -> None:
+    policy = policy_of("llama", max_new_tokens=5, **settings)
+    rollout = policy.rollout(prompts_of("llama"), group_size=3, seed=0)
+    before = [parameter.detach().clone() for parameter in policy.trainable]
+    own_BT = logprobs(policy, rollout)
+    how = Forgetting(rate=0.05, below=below, limit=1e-4)
+    assert keep_forgetting(policy, [rollout], how, Job(Accelerator(cpu=True))) == len(rollout.samples)
+    for now, then in zip(policy.trainable, before, strict=True):
+        assert torch.equal(now, then)
+        assert now.grad is None
+    assert torch.equal(logprobs(policy, rollout), own_BT)
+    with policy.using(FORGETTING):
+        moved_BT = logprobs(policy, rollout)
+    if below:
+        loss = (-torch.log1p(-own_BT.exp())).where(rollout.mask_BT, 0.0).sum()
+        assert float((-torch.log1p(-moved_BT.exp())).where(rollout.mask_BT, 0.0).sum()) < float(loss) - 1e-6
+    else:
+        torch.testing.assert_close(moved_BT, own_BT, rtol=0, atol=1e-6)

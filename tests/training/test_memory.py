@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+
+from mmgrpo.errors import CheckpointError, ConfigError
+from mmgrpo.maths.columns import COLUMNS, column_of
+from mmgrpo.maths.replays import replayed
+from mmgrpo.memory import Column, Memory, ReplayRow
+from mmgrpo.training.memory import Facts, outcomes_of, remember
+
+ALL = Memory().declared(COLUMNS.values())
+
+
+def facts(step: int, rewards: dict[str, list[float | None]]) -> Facts:
+    rows = [(key, reward) for key, many in rewards.items() for reward in many]
+    return Facts(
+        keys=[key for key, _ in rows],
+        reward_B=torch.tensor([reward or 0.0 for _, reward in rows]),
+        valid_B=torch.tensor([reward is not None for _, reward in rows]),
+        step=step,
+    )
+
+
+def row(key: str, step: int, reward: float = 0.0) -> ReplayRow:
+    return ReplayRow(key=key, reward=reward, advantage=0.0, step=step, text=f"{key}{step}")
+
+
+def through_file(state: object) -> object:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+class TestColumns:
+    def test_numbers_of_two_steps(self) -> None:
+        memory = remember(ALL, facts(3, {"a": [1, 1, 0, None], "b": [1, 1], "c": [None, None]}))
+        memory = remember(memory, facts(5, {"b": [1, 1], "a": [0, 0, 0, 0]}))
+        keys = ["a", "b", "c"]
+
+        def read(name: str) -> list[float]:
+            return memory.read(name, keys).tolist()
+
+        assert read("visits") == [2, 2, 1]  # c was drawn, and nothing is known of it
+        assert read("num_samples") == [7, 4, 0]
+        assert read("reward_sum") == [2, 4, 0]
+        assert read("reward_square_sum") == [2, 4, 0]
+        assert read("last_rate") == [0, 1, 0]
+        assert read("last_step") == [5, 5, 3]
+        assert read("right_streak") == [0, 2, 0]  # a: 2/3 is neither right nor wrong; 0 is wrong
+        assert read("wrong_streak") == [1, 0, 0]
+        # a: 0.875 (0.875 / 2 + 0.125 * 2/3) + 0 = 175/384; b: 0.5 -> 0.5625 -> 0.6171875; c has no reward
+        assert read("value") == pytest.approx([175 / 384, 0.6171875, 0.5], abs=1e-15)
+
+    def test_groups_of_one_prompt_are_one_visit(self) -> None:
+        outcomes = outcomes_of(facts(0, {"a": [1, 0], "b": [1]}))
+        twice = outcomes_of(
+            Facts(keys=["a", "b", "a"], reward_B=torch.tensor([1.0, 1, 0]), valid_B=torch.ones(3).bool(), step=0)
+        )
+        assert outcomes.keys == twice.keys == ("a", "b")
+        assert outcomes.rate_K.tolist() == twice.rate_K.tolist() == [0.5, 1]
+
+    def test_other_numbers_of_a_rule(self) -> None:
+        memory = Memory().declared([column_of("right_streak", {"right": 0.5})])
+        assert remember(memory, facts(0, {"a": [1, 0]})).read("right_streak", ["a"]).tolist() == [1]
+        with pytest.raises(ConfigError, match="declared twice"):
+            memory.declared([COLUMNS["right_streak"]])
+        assert memory.declared([column_of("right_streak", {"right": 0.5})]) == memory
+        with pytest.raises(ConfigError, match="known are visits"):
+            column_of("visit")
+
+    def test_an_empty_memory_stays_itself(self) -> None:
+        memory = Memory()
+        assert remember(memory, facts(0, {"a": [1.0]})) is memory
+
+    def test_a_column_written_by_its_owner(self) -> None:
+        own = Column("temperature", default=1.0)
+        memory = Memory().declared([own])
+        changed = memory.write("temperature", ["b"], torch.tensor([0.7], dtype=torch.float64))
+        assert changed.read("temperature", ["a", "b"]).tolist() == [1.0, 0.7]
+        assert memory.read("temperature", ["a", "b"]).tolist() == [1.0, 1.0]
+        with pytest.raises(ConfigError, match="nobody declared the column 'visits'"):
+            memory.read("visits", ["a"])
+
+
+class TestReplay:
+    def test_oldest_go_first(self) -> None:
+        memory = Memory().with_replay([row("a", 0), row("a", 1), row("b", 1), row("a", 2)], per_prompt=2, total=9)
+        assert [one.step for one in memory.replay["a"]] == [1, 2]
+        # of b1, a1, a2 and b3, with room for 3, a1 is as old as b1 and came first
+        memory = memory.with_replay([row("b", 3)], per_prompt=2, total=3)
+        assert {key: [one.step for one in held] for key, held in memory.replay.items()} == {"a": [2], "b": [1, 3]}
+        memory = memory.with_replay([row("c", 4), row("c", 5)], per_prompt=2, total=2)
+        assert {key: [one.step for one in held] for key, held in memory.replay.items()} == {"c": [4, 5]}
+
+    def test_strategies(self) -> None:
+        rewards = [0.0, 1.0, 0.6, 0.1, 0.9]
+        memory = Memory().with_replay([row("a", step, r) for step, r in enumerate(rewards)], per_prompt=9, total=9)
+
+        def steps(strategy: str, num: int) -> list[int]:
+            return [one.step for one in replayed(memory, "a", num, strategy)]
+
+        assert steps("recency", 2) == [4, 3]
+        assert steps("reward", 2) == [1, 4]
+        # squared differences of {1, .9, 0}: .01 + 1 + .81 = 1.82; of {1, .6, 0}: .16 + 1 + .36 = 1.52; of
+        # {1, .1, 0}: 1.82 too, and of equals the one with more of the highest is taken
+        assert steps("variance", 2) == [1, 0]
+        assert steps("variance", 3) == [1, 4, 0]
+        assert steps("variance", 4) == [1, 4, 3, 0]
+        assert steps("full", 1) == [4, 3, 2, 1, 0]
+        assert [one.step for one in replayed(memory, "a", 9, "recency", at_least=0.6)] == [4, 2, 1]
+        assert replayed(memory, "a", 9, "recency", least=4, at_least=0.6) == []
+        assert replayed(memory, "nobody", 2, "recency") == []
+        with pytest.raises(ConfigError, match="choose from recency"):
+            replayed(memory, "a", 1, "recent")
+
+    def test_the_surest_row_is_the_likeliest_per_token(self) -> None:
+        likely, long, unlikely = (
+            ReplayRow(key="a", old_logprob_T=torch.tensor(logprob_T), reward=1.0, advantage=0.0, step=step)
+            for step, logprob_T in enumerate(([-0.5], [-0.2] * 4, [-0.1, -3.0]))
+        )
+        unknown = ReplayRow(key="a", reward=1.0, advantage=0.0, step=3)
+        memory = Memory().with_replay([unlikely, unknown, likely, long], per_prompt=9, total=9)
+        assert [one.step for one in replayed(memory, "a", 9, "surest")] == [1, 0, 2, 3]
+
+
+class TestCheckpoint:
+    def test_restored_is_the_same(self) -> None:
+        memory = remember(ALL, facts(0, {"a": [1.0, 0.0], "b": [0.3]})).with_state("kl", {"value": 0.1})
+        one = ReplayRow(
+            key="b",
+            tokens=torch.tensor([3, 4]),
+            old_logprob_T=torch.tensor([-0.1, -2.0]),
+            reward=1,
+            advantage=0.5,
+            step=2,
+            num_forced=1,
+            turns={"turn_ends": [2], "turn_rewards": [None], "turn_keys": ["a"]},
+        )
+        memory = memory.with_replay([one, row("a", 3)], per_prompt=2, total=4)
+        again = ALL.restored(through_file(memory.state_dict()))  # type: ignore[arg-type]
+        for name in COLUMNS:
+            assert torch.equal(again.read(name, ["a", "b", "c"]), memory.read(name, ["a", "b", "c"]))
+        assert again.states == memory.states
+        assert again.replay["a"] == memory.replay["a"]
+        (held,) = again.replay["b"]
+        assert (held.num_forced, held.turns) == (1, one.turns)
+        assert held.old_logprob_T is not None
+        assert held.old_logprob_T.tolist() == torch.tensor([-0.1, -2.0]).tolist()
+        later = facts(4, {"c": [1.0], "b": [0.0]})
+        assert remember(again, later).numbers["value"].tolist() == remember(memory, later).numbers["value"].tolist()
+
+    def test_columns_that_came_or_went(self) -> None:
+        held = remember(ALL, facts(0, {"a": [1.0]})).state_dict()
+        fewer = Memory().declared([COLUMNS["visits"], Column("hint_share", default=0.5)]).restored(held)
+        assert fewer.read("visits", ["a"]).tolist() == [1]
+        assert fewer.read("hint_share", ["a"]).tolist() == [0.5]
+        with pytest.raises(CheckpointError, match="'visits'"):
+            Memory().declared([Column("visits", "float64")]).restored(held)
+
+    def test_a_checkpoint_without_one(self) -> None:
+        assert ALL.restored(None) is ALL

@@ -1,0 +1,272 @@
+"""Steps of several rounds on a tiny language model and a tiny pipeline."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from mmgrpo.examples.digits import digit_prompts
+from torch import Tensor
+
+from mmgrpo import Job, Plan, Prompt, Sample, Scorer, Trainer
+from mmgrpo.config import AdvantageConfig
+from mmgrpo.data.contexts import column_hint, solution_prefix, template
+from mmgrpo.data.history import NOTHING, Context
+from mmgrpo.data.system_texts import systems
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.maths.planners import Answer, Planner, Request, Round, Setting, fixed, refill
+from mmgrpo.maths.second_chances import on_failure, scouts, with_answer, with_replay
+from mmgrpo.memory import Memory, ReplayRow
+from mmgrpo.scoring import NamedReward
+from mmgrpo.training.credit import valued
+from mmgrpo.training.gather import Experience, gather
+from mmgrpo.training.judge import judge
+from mmgrpo.types import Given, Origin, Rollout
+from tests.policies.tiny_language import policy_of, prompts_of
+from tests.test_trainer import make_policy
+
+PROMPTS = [
+    replace(prompt, columns={"hint": "it is two", "solution": "the answer is two"}) for prompt in prompts_of("llama")
+]
+
+
+def gathered(
+    planner: Planner,
+    reward: Any,
+    *,
+    policy: Any = None,
+    memory: Memory | None = None,
+    by_itself: Any = None,
+    **more: Any,
+) -> Experience:
+    rewards = [NamedReward("reward", reward), *([NamedReward("by_itself", by_itself)] if by_itself else [])]
+
+    def value(scores: Any, group_B: Tensor) -> Any:
+        return valued(scores, group_B, rewards=rewards, config=AdvantageConfig(), step=0)
+
+    return gather(
+        policy or policy_of("llama", max_new_tokens=4),
+        planner,
+        lambda number: PROMPTS[number % len(PROMPTS)],
+        Scorer(rewards),
+        setting=Setting(step=0, num_prompts=2, group_size=2, seed=7, memory=memory or Memory(), key_of=str),
+        plan=Plan(),
+        job=Job(Accelerator(cpu=True)),
+        value=value,
+        **more,
+    )
+
+
+def even_prompts_differ(samples: Sequence[Sample]) -> list[float]:
+    return [float(sample.member if sample.group % 2 == 0 else 0) for sample in samples]
+
+
+def test_refilled_groups_are_those_of_their_numbers() -> None:
+    found = gathered(refill(), even_prompts_differ)
+    assert found.num_rounds == 2
+    assert found.rollout.prompt_index_B.tolist() == [0, 0, 1, 1, 2, 2]
+    assert found.keep_B.tolist() == [True, True, False, False, True, True]
+    alone = policy_of("llama", max_new_tokens=4).rollout(
+        [PROMPTS[2 % len(PROMPTS)]], group_size=2, seed=7, plan=Plan(prompt_ids=(2,))
+    )
+    assert [s.tokens for s in found.samples[4:]] == [s.tokens for s in alone.samples]
+    width = alone.shape[1]
+    assert torch.allclose(found.rollout.old_logprob_BT[4:, :width], alone.old_logprob_BT, atol=1e-6)
+    assert found.rollout.on_policy
+
+
+def test_minibatches_share_the_groups_that_are_kept(tmp_path: Path) -> None:
+    rollout = {"prompts_per_step": 2, "group_size": 2, "planner": "refill"}
+    values = {"output": str(tmp_path), "steps": 1, "rollout": rollout, "update": {"minibatches": 2}}
+    policy = policy_of("llama", max_new_tokens=4)
+    trainer = Trainer(policy, {"even": even_prompts_differ}, PROMPTS, values | {"runtime": {"device": "cpu"}})
+    trainer.train()
+    lines = [json.loads(text) for text in (trainer.folder.path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["rollout/groups"] for line in lines] == [3, 3]
+    assert all(line["optimizer/grad_norm"] > 0 for line in lines)  # groups 0 and 2, one each; 1 teaches nothing
+
+
+def test_a_hint_is_shown_and_the_answer_trained_behind_the_bare_prompt() -> None:
+    policy = policy_of("llama", max_new_tokens=4)
+    hint = {"hint": column_hint(column="hint")}
+    found = gathered(
+        on_failure(members=1, context="hint"), lambda samples: [0.0] * len(samples), policy=policy, contexts=hint
+    )
+    rollout = found.rollout
+    assert [(s.group, s.member) for s in found.samples[4:]] == [(0, 2), (1, 2)]
+    assert found.keep_B.tolist() == [True, False, True, False, True, True]
+    assert all(sample.prompt in PROMPTS for sample in found.samples)
+    assert rollout.origin_B is not None
+    assert rollout.origin_B.tolist() == [0, 0, 0, 0, Origin.GIVEN, Origin.GIVEN]
+    assert not rollout.on_policy
+    shown = policy.rollout(
+        [shown_by(hint["hint"], PROMPTS[0], 2)], group_size=1, seed=7, plan=Plan(prompt_ids=(0,), members=((2,),))
+    )
+    assert found.samples[4].tokens == shown.samples[0].tokens
+    T = len(shown.samples[0].tokens or ())
+    assert torch.allclose(rollout.old_logprob_BT[4, :T], shown.old_logprob_BT[0, :T], atol=1e-6)
+    now_BT = scored(policy, rollout)
+    read = policy.read([Given(sample=found.samples[4])], seed=0)
+    assert torch.allclose(now_BT[4, :T], read.old_logprob_BT[0, :T], atol=1e-6)  # behind the bare prompt
+    assert not torch.allclose(now_BT[4, :T], rollout.old_logprob_BT[4, :T], atol=1e-4)
+
+
+def scored(policy: Any, rollout: Rollout) -> Tensor:
+    """Log-probabilities at the weights of now, of every part of a rollout that was joined."""
+    found_BT, start = torch.zeros(rollout.shape), 0
+    with torch.no_grad():
+        for part in rollout.trace.rollouts:
+            for slice_ in policy.evaluate(part):
+                found_BT[slice_.rows[:, None] + start, torch.tensor(slice_.columns)[None]] = slice_.logprob_BT
+            start += len(part.samples)
+    return found_BT
+
+
+def in_context(rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
+    """The fixed groups, every member in a context of its own."""
+    return [replace(one, context="same") for one in fixed().ask(rounds, setting)]
+
+
+def test_a_context_that_changes_nothing_equals_none() -> None:
+    plain = gathered(fixed(), even_prompts_differ)
+    shown = gathered(Planner(ask=in_context), even_prompts_differ, contexts={"same": template(text="{prompt}")})
+    assert [s.tokens for s in shown.samples] == [s.tokens for s in plain.samples]
+    assert torch.allclose(shown.rollout.old_logprob_BT, plain.rollout.old_logprob_BT, atol=1e-6)
+    assert shown.rollout.mask_BT.equal(plain.rollout.mask_BT)
+
+
+def test_a_replayed_row_of_the_policy_of_now_has_the_ratio_one() -> None:
+    policy = policy_of("llama", max_new_tokens=4)
+    own = gathered(fixed(), even_prompts_differ, policy=policy)
+    sample, T = own.samples[0], len(own.samples[0].tokens or ())
+    row = ReplayRow(
+        key="0",
+        text=sample.text,
+        tokens=torch.tensor(list(sample.tokens or ())),
+        finished=sample.finished,
+        old_logprob_T=own.rollout.old_logprob_BT[0, :T],
+        reward=1.0,
+        advantage=1.0,
+        step=0,
+    )
+    memory = Memory().with_replay([row], per_prompt=1, total=1)
+    found = gathered(with_replay(num=1), even_prompts_differ, policy=policy, memory=memory)
+    assert found.rollout.prompt_index_B.tolist() == [0, 0, 1, 1, 0]
+    assert found.rollout.origin_B is not None
+    assert found.rollout.origin_B.tolist() == [0, 0, 0, 0, Origin.REPLAYED]
+    assert torch.allclose(scored(policy, found.rollout)[4, :T], own.rollout.old_logprob_BT[0, :T], atol=1e-6)
+
+
+def test_an_answer_of_the_row_is_a_member() -> None:
+    found = gathered(with_answer(column="solution"), even_prompts_differ)
+    assert [s.text for s in found.samples[4:]] == ["the answer is two"] * 2
+    assert [s.member for s in found.samples[4:]] == [2, 2]
+    with pytest.raises(DataError, match="reads answers from the column 'gold'"):
+        gathered(with_answer(column="gold"), even_prompts_differ)
+
+
+def test_scouts_of_fewer_steps_choose_whom_to_draw_exactly(tmp_path: Path) -> None:
+    planner = {"name": "scouts", "scouts": 3, "best": 1, "worst": 1, "settings": {"call": {"num_inference_steps": 3}}}
+    rollout = {"prompts_per_step": 2, "group_size": 2, "planner": planner}
+    values = {"output": str(tmp_path), "steps": 1, "rollout": rollout, "runtime": {"device": "cpu"}}
+    trainer = Trainer(make_policy(), {"brightness": brightness}, digit_prompts(), values)
+    trainer.train()
+    (line,) = [json.loads(text) for text in (trainer.folder.path / "metrics.jsonl").read_text().splitlines()]
+    assert line["rollout/rounds"] == 2
+    assert line["rollout/kept_frac"] == pytest.approx(4 / 10)  # 3 scouts and 2 exact ones of each of 2 groups
+    assert line["policy/on_policy_gap"] < 1e-5
+    assert line["optimizer/grad_norm"] > 0
+
+
+def lowest_sum(samples: Sequence[Sample]) -> list[float]:
+    """A reward of groups: the sum of the numbers of all members, less 10."""
+    return [float(sum(other.member for other in samples if other.group == one.group)) - 10 for one in samples]
+
+
+@pytest.mark.parametrize(
+    ("replace_failed", "expected"),
+    [
+        (False, [3.0] * 6),  # 0 + 1 + 2
+        (True, [2.0, 1.0, 2.0, 1.0, 2.0, 2.0]),  # members 0 and 2; number 1 is as it was in the first round
+    ],
+)
+def test_a_reward_of_groups_is_asked_again_once_they_are_whole(replace_failed: bool, expected: list[float]) -> None:
+    planner = on_failure(members=1, settings={"temperature": 1.5}, replace_failed=replace_failed)
+    asked: list[int] = []
+
+    def by_itself(samples: Sequence[Sample]) -> list[float]:
+        asked.append(len(samples))
+        return [0.0] * len(samples)
+
+    vars(by_itself)["deterministic"] = True
+    found = gathered(planner, lowest_sum, by_itself=by_itself)
+    scores = found.scored.collected()
+    assert scores.value_BR[:, 0].tolist() == [value - 10 for value in expected]
+    assert sum(asked) <= len(found.samples)  # what depends on the sample alone is not asked again
+    rewards = [NamedReward("reward", lowest_sum), NamedReward("by_itself", by_itself)]
+    verdict = judge(found, rewards, step=0, job=Job(Accelerator(cpu=True)))
+    assert verdict.scores.value_BR.equal(scores.value_BR)
+
+
+def test_a_reward_of_groups_that_come_whole_is_asked_once() -> None:
+    calls: list[int] = []
+
+    def counted(samples: Sequence[Sample]) -> list[float]:
+        calls.append(len(samples))
+        time.sleep(0.02)
+        return even_prompts_differ(samples)
+
+    found = gathered(refill(), counted)
+    scores = found.scored.collected()
+    assert scores.value_BR[:, 0].tolist() == [0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
+    assert scores.took_s["reward"] >= 0.04  # the seconds of both rounds
+    assert calls == [4, 2]
+
+
+def test_scouts_count_among_the_forwards_alone() -> None:
+    policy, exact = policy_of("llama", max_new_tokens=4), policy_of("llama", max_new_tokens=4)
+    planner = scouts(scouts=3, best=1, worst=1, settings={"temperature": 0.5})
+    found = gathered(planner, lambda samples: [float(s.member) for s in samples], policy=policy)
+    assert [(s.group, s.member) for s in found.samples] == [(0, 0), (0, 2), (1, 0), (1, 2)]
+    assert found.scored.collected().value_BR[:, 0].tolist() == [0.0, 2.0, 0.0, 2.0]
+    assert found.keep_B.tolist() == [True] * 4
+    plan = Plan(prompt_ids=(0, 1), members=((0, 2), (0, 2)))
+    rollout = exact.rollout([PROMPTS[0], PROMPTS[1]], group_size=2, seed=7, plan=plan)
+    cheap = exact.rollout(
+        [PROMPTS[0], PROMPTS[1]], group_size=3, seed=7, plan=Plan(prompt_ids=(0, 1), settings={"temperature": 0.5})
+    )
+    assert [s.tokens for s in found.samples] == [s.tokens for s in rollout.samples]
+    assert found.rollout.num_forwards == rollout.num_forwards + cheap.num_forwards
+
+
+def brightness(samples: Sequence[Sample]) -> list[float]:
+    return [sum(sample.image.tobytes()) / 64 for sample in samples if sample.image is not None]
+
+
+def shown_by(context: Context, prompt: Prompt, member: int = 0) -> Prompt:
+    shown = context(prompt, member, NOTHING)
+    assert shown is not None
+    return shown
+
+
+def test_contexts() -> None:
+    prompt = Prompt("how many", columns={"hint": "two", "solution": "a b c d"})
+    assert shown_by(template(text="Q: {prompt}"), prompt).text == "Q: how many"
+    assert shown_by(column_hint(column="hint", text="{prompt} ({hint})"), prompt).text == "how many (two)"
+    said = shown_by(systems(texts=["be brief", "be kind"]), prompt, 3).messages
+    assert said == [{"role": "system", "content": "be kind"}, {"role": "user", "content": "how many"}]
+    assert shown_by(solution_prefix(share=0.5), prompt).prefix == "a b "
+    assert shown_by(solution_prefix(share=0.0), prompt) is prompt
+    with pytest.raises(DataError, match="column 'hint'"):
+        shown_by(column_hint(column="hint"), Prompt("q"))
+    for wrong in (lambda: template(text="no place"), lambda: systems(texts=[]), lambda: solution_prefix(share=2)):
+        with pytest.raises(ConfigError):
+            wrong()
+    assert Answer("solution").column == "solution"

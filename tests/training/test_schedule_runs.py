@@ -1,0 +1,291 @@
+"""Numbers that move while a run goes on: what the configuration is at each step, what is trained with, and resuming."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmgrpo.config import RunConfig
+from mmgrpo.config.loading import dump_config, validated
+from mmgrpo.config.schedules import Course, config_at
+from mmgrpo.data.history import History
+from mmgrpo.errors import ConfigError
+from mmgrpo.memory import Memory
+from mmgrpo.system.yamls import parsed_yaml
+from mmgrpo.training.build import build_rewards
+from mmgrpo.training.moving import Moving
+from mmgrpo.types import Prompt, Sample
+from tests.test_trainer import BASE, lines, run, weights
+
+ASCENT = {"target": 0.8, "rate": 0.5}
+KL_ASCENT = {"name": "dual_ascent", "metric": "policy/kl_mean", "target": 0.1, "rate": -1}
+SHORT = {"name": "overlong", "label": "short", "max_length": 4, "margin": 1}
+KL = {"objective.kl_beta": {"name": "linear", "start": 0, "end": 0.04, "steps": 100}}
+
+
+def config_of(**changes: Any) -> RunConfig:
+    return validated({"objective": {"divergence": "k3"}, **changes})
+
+
+class TestConfigAt:
+    def test_linear_kl(self) -> None:
+        config = config_of(schedules=KL)
+        found = [config_at(config, step, Memory()).objective.kl_beta for step in (0, 50, 100, 500)]
+        assert found == [0.0, 0.02, 0.04, 0.04]
+        assert config_at(config, 50, Memory()).model_dump(exclude={"objective"}) == config.model_dump(
+            exclude={"objective"}
+        )
+
+    def test_nothing_moves_nothing(self) -> None:
+        config = config_of()
+        assert config_at(config, 7, Memory()) is config
+        course = Course(config_of(schedules=KL))
+        assert course.at(200, Memory()) is course.at(300, Memory())
+
+    def test_stages(self) -> None:
+        first = {"rollout.group_size": 4, "objective.surrogate.low": 0.1}
+        config = config_of(stages=[{"until": 20, "set": first}, {"set": {"rollout.group_size": 16}}])
+        early, late = (config_at(config, step, Memory()) for step in (19, 20))
+        assert (early.rollout.group_size, late.rollout.group_size) == (4, 16)
+        assert early.objective.surrogate is not None
+        assert early.objective.surrogate.numbers == {"low": 0.1, "high": 0.2}
+        assert late.objective.surrogate is not None
+        assert late.objective.surrogate.numbers == {"low": 0.2, "high": 0.2}
+
+    def test_whole_numbers_stay_whole(self) -> None:
+        growing = {"rollout.group_size": {"name": "linear", "start": 4, "end": 9, "steps": 10}}
+        config = config_of(schedules=growing)
+        assert [config_at(config, step, Memory()).rollout.group_size for step in (0, 3, 10)] == [4, 6, 9]
+
+    def test_rewards_by_label_and_the_policys_drawing(self) -> None:
+        rewards = [{"name": "overlong", "label": "short", "max_length": 40, "margin": 10, "weight": 0.5}]
+        moving = {
+            "rewards.short.max_length": {"name": "step", "values": [40, 80], "at": [10]},
+            "rewards.short.weight": {"name": "linear", "start": 1, "end": 0, "steps": 10},
+            "policy.temperature": {"name": "linear", "start": 1.2, "end": 1, "steps": 10},
+            "policy.max_new_tokens": {"name": "step", "values": [16, 32], "at": [10]},
+        }
+        config = config_of(rewards=rewards, schedules=moving, policy={"name": "language", "model": "m"})
+        moved = Course(config).at(10, Memory())
+        assert moved.config.rewards[0].weight == 0
+        assert moved.config.rewards[0].numbers == {"max_length": 80, "margin": 10}
+        assert moved.drawing == {"temperature": 1, "max_new_tokens": 32}
+        assert moved.rewards == {"short": {"max_length": 80, "weight": 0}}
+        assert moved.metrics["config/policy.max_new_tokens"] == 32
+        call = {"policy.call.num_inference_steps": {"name": "step", "values": [4, 8], "at": [1]}}
+        live = Course(config_of(schedules=call)).at(1, Memory())
+        assert live.drawing == {"call": {"num_inference_steps": 8}}
+
+    def test_survives_its_file(self) -> None:
+        config = config_of(schedules=KL, stages=[{"until": 3, "set": {"update.max_grad_norm": 0.5}}])
+        assert validated(parsed_yaml(dump_config(config))) == config
+
+    @pytest.mark.parametrize(
+        ("sections", "said"),
+        [
+            ({"schedules": {"policy.model": {"name": "step", "values": ["a"], "at": []}}}, "it is what is trained"),
+            ({"schedules": {"policy.lora.rank": {"name": "linear"}}}, "it is what is trained"),
+            ({"schedules": {"update.lr": {"name": "linear"}}}, "may begins with objective., advantage."),
+            ({"schedules": {"seed": {"name": "linear"}}}, "seed cannot change"),
+            ({"schedules": {"rollout.prompts_per_step": {"name": "linear"}}}, "the order of prompts"),
+            ({"schedules": {"rewards.a.timeout_s": {"name": "linear"}}}, "rewards.LABEL.NUMBER"),
+            ({"schedules": KL, "stages": [{"set": {"objective.kl_beta": 1}}]}, "moved by schedules and by stages"),
+            ({"stages": [{"set": {}}, {"until": 4, "set": {}}]}, "stages follow each other"),
+            ({"stages": [{"until": 4, "set": {}}, {"until": 4, "set": {}}]}, "until must rise"),
+        ],
+    )
+    def test_what_cannot_move_is_said_when_it_is_loaded(self, sections: dict[str, Any], said: str) -> None:
+        with pytest.raises(ConfigError, match=said):
+            config_of(**sections)
+
+    @pytest.mark.parametrize(
+        ("sections", "said"),
+        [
+            ({"schedules": {"objective.kl_beta": {"name": "linaer"}}}, "did you mean linear"),
+            ({"schedules": {"objective.kl_beta": {"name": "linear", "start": 1, "end": 2}}}, "needs steps"),
+            ({"schedules": {"objective.beta": {**KL["objective.kl_beta"]}}}, "did you mean kl_beta"),
+            ({"schedules": {"objective.bound.low": {**KL["objective.kl_beta"]}}}, "has no bound"),
+            ({"schedules": {"objective.kl_beta": {**KL["objective.kl_beta"], "end": -1}}}, "with objective.kl_beta"),
+            ({"stages": [{"set": {"rollout.group_size": 1}}]}, "rollout.group_size"),
+            ({"stages": [{"set": {"policy.rollout_batch": 1, "policy.chat": True}}]}, "policy.chat cannot change"),
+            ({"schedules": {"policy.update_tokens": {**KL["objective.kl_beta"]}}}, "can: temperature, top_k, top_p"),
+            ({"stages": [{"set": {"rewards.x.weight": 1}}]}, "no reward of that label, known are overlong"),
+            ({"controllers": {"objective.kl_beta": {"name": "adaptive_kl", "target": 1}}}, "must begin above 0"),
+            ({"controllers": {"objective.kl_beta": {"name": "dual_ascent", "target": 1, "rate": 1}}}, "needs metric"),
+            ({"controllers": {"objective.kl_beta": {**KL_ASCENT}}}, "rest for ever at 0: begin above 0"),
+            ({"stages": [{"set": {"objective.terms.near.weight": 1}}]}, "has no near"),
+            ({"stages": [{"set": {"auxiliary.supervised.weight": 1}}]}, "has no supervised"),
+            (
+                {"controllers": {"advantage.clamp": {"name": "dual_ascent", "metric": "x", "target": 1, "rate": 1}}},
+                "set it",
+            ),
+        ],
+    )
+    def test_wrong_numbers(self, sections: dict[str, Any], said: str) -> None:
+        rewards = [{"name": "overlong", "max_length": 40, "margin": 10}]
+        with pytest.raises(ConfigError, match=said):
+            Course(config_of(policy={"name": "language", "model": "m"}, rewards=rewards, **sections))
+
+
+class TestControllers:
+    def test_dual_ascent_of_a_rewards_weight(self) -> None:
+        follows = {"name": "dual_ascent", "metric": "reward/short/mean", **ASCENT}
+        rewards = [{**SHORT, "weight": 0.0}]
+        course = Course(config_of(rewards=rewards, controllers={"rewards.short.weight": follows}))
+        memory = course.controlled(Memory(), {"reward/short/mean": 0.6})
+        assert course.at(1, memory).config.rewards[0].weight == pytest.approx(0.1)
+        memory = course.controlled(memory, {"reward/short/mean": 0.9})
+        assert course.at(2, memory).config.rewards[0].weight == pytest.approx(0.05)
+        assert course.controlled(memory, {}) is memory
+        assert course.resting({}) == {"controllers/rewards.short.weight/rests": 1.0}
+
+    def test_one_that_moves_every_other_step_follows_the_mean(self) -> None:
+        follows = {"name": "dual_ascent", "metric": "reward/short/mean", "every": 2, **ASCENT}
+        course = Course(config_of(rewards=[{**SHORT, "weight": 0.0}], controllers={"rewards.short.weight": follows}))
+        memory = course.controlled(Memory(), {"reward/short/mean": 0.4})
+        assert course.at(1, memory).config.rewards[0].weight == 0.0
+        memory = course.controlled(memory, {"reward/short/mean": 0.8})  # 0.5 (0.8 - 0.6)
+        assert course.at(2, memory).config.rewards[0].weight == pytest.approx(0.1)
+
+    @pytest.mark.parametrize(("name", "every"), [("dual_ascent", 0), ("against_trend", 1), ("against_trend", 1.5)])
+    def test_one_that_would_never_move(self, name: str, every: float) -> None:
+        follows = {"name": name, "metric": "reward/mean", "every": every, **(ASCENT if name == "dual_ascent" else {})}
+        with pytest.raises(ConfigError, match="steps or more, got every"):
+            Course(config_of(controllers={"objective.kl_beta": follows}))
+
+    def test_a_constraint_is_a_term_whose_weight_is_its_multiplier(self) -> None:
+        """Held below: lambda' = max(lambda - 0.5 (0.02 - measured), 0.001)."""
+        terms = [{"name": "departure"}, {"name": "divergence", "form": "k3", "label": "near", "weight": 0.1}]
+        multiplier = {"metric": "policy/near_mean", "target": 0.02, "rate": -0.5, "low": 0.001}
+        config = config_of(
+            objective={"terms": terms},
+            controllers={"objective.terms.near.weight": {"name": "dual_ascent", **multiplier}},
+        )
+        course = Course(config)
+        memory = course.controlled(Memory(), {"policy/near_mean": 0.06})
+        assert [term.weight for term in course.at(1, memory).config.objective.terms] == pytest.approx([1.0, 0.12])
+        memory = course.controlled(memory, {"policy/near_mean": 0.0})
+        assert course.at(2, memory).config.objective.terms[1].weight == pytest.approx(0.11)
+        assert [term.weight for term in config.objective.terms] == [1.0, 0.1]
+        without_low = {"name": "dual_ascent", **multiplier, "low": 0.0}
+        with pytest.raises(ConfigError, match="give dual_ascent a low above 0"):
+            Course(config_of(objective={"terms": terms}, controllers={"objective.terms.near.weight": without_low}))
+        with pytest.raises(ConfigError, match="say which number of it"):
+            Course(config_of(objective={"terms": terms}, stages=[{"set": {"objective.terms.near": 1}}]))
+
+    def test_what_is_learnt_beside_the_objective_fades(self) -> None:
+        fades = {"name": "linear", "start": 1, "end": 0, "steps": 4}
+        section = [{"label": "expert", "column": "solution"}]
+        config = config_of(auxiliary=section, schedules={"auxiliary.expert.weight": fades})
+        found = [config_at(config, step, Memory()).auxiliary[0].weight for step in (0, 1, 4)]
+        assert found == [1.0, 0.75, 0.0]
+        with pytest.raises(ConfigError, match=r"the weight may, as auxiliary\.LABEL\.weight"):
+            config_of(auxiliary=section, schedules={"auxiliary.expert.column": fades})
+
+    def test_adaptive_kl_is_kept_in_the_checkpoint(self) -> None:
+        follows = {"objective.kl_beta": {"name": "adaptive_kl", "target": 0.01}}
+        config = config_of(objective={"divergence": "k3", "kl_beta": 0.05}, controllers=follows)
+        memory = Course(config).controlled(Memory(), {"policy/kl_mean": 0.02})
+        again = Memory().restored(memory.state_dict())
+        assert config_at(config, 1, again).objective.kl_beta == pytest.approx(0.05 * 1.02)
+
+
+class TestMoving:
+    def test_a_rewards_own_numbers(self) -> None:
+        rewards = [
+            {"name": "overlong", "label": "short", "max_length": 4, "margin": 2},
+            {"name": "repetition", "size": 2},
+        ]
+        moves = {
+            "rewards.short.max_length": {"name": "step", "values": [4, 8], "at": [2]},
+            "rewards.repetition.weight": {"name": "linear", "start": 1, "end": 0, "steps": 4},
+        }
+        config = config_of(rewards=rewards, schedules=moves)
+        now = Moving(config, build_rewards(config.rewards))
+        samples = [Sample(Prompt("a"), 0, 0, text="w x y z u", tokens=[1, 2, 3, 4, 5])]
+        now.move(0, Memory())
+        early, functions = now.scorer(samples), [one.function for one in now.rewards]
+        now.move(1, Memory())
+        assert [one.function for one in now.rewards] == functions  # only a weight has moved
+        assert [one.weight for one in now.rewards] == [1.0, 0.75]
+        now.move(2, Memory())
+        late = now.scorer(samples)
+        assert now.rewards[1].function is functions[1]
+        # five tokens: beyond 4 is -1; within 8 - 2 is 0
+        assert (float(early.value_BR[0, 0]), float(late.value_BR[0, 0])) == (-1.0, 0.0)
+
+    def test_a_contexts_own_numbers(self) -> None:
+        begun = {"name": "solution_prefix", "share": 1.0}
+        moves = {"rollout.contexts.begun.share": {"name": "linear", "start": 1, "end": 0, "steps": 2}}
+        config = config_of(rollout={"contexts": {"begun": begun}}, rewards=[SHORT], schedules=moves)
+        now = Moving(config, build_rewards(config.rewards))
+        prompt, found = Prompt("a", columns={"solution": "b c"}), []
+        for step in range(3):
+            now.move(step, Memory())
+            shown = now.contexts["begun"](prompt, 0, History())
+            assert shown is not None
+            found.append(shown.prefix)
+        assert found == ["b c ", "b ", None]
+
+    def test_labels_that_are_no_rewards(self) -> None:
+        config = config_of(stages=[{"set": {"rewards.other.weight": 1}}])
+        with pytest.raises(ConfigError, match="no reward 'other', known are short"):
+            Moving(config, build_rewards(config_of(rewards=[SHORT]).rewards))
+
+
+def test_a_run_trains_with_the_numbers_of_the_step_and_resumes(tmp_path: Path) -> None:
+    values = {
+        "objective": {**BASE["objective"], "kl_beta": 0.0},
+        "schedules": {
+            "objective.kl_beta": {"name": "linear", "start": 0, "end": 0.4, "steps": 4},
+            "update.max_grad_norm": {"name": "step", "values": [1.0, 1e-3], "at": [2]},
+        },
+        "stages": [{"until": 2, "set": {"rollout.group_size": 3}}],
+        "controllers": {
+            "advantage.clamp": {"name": "dual_ascent", "metric": "reward/mean", "target": 0, "rate": 1e-3, "low": 0.5}
+        },
+        "advantage": {"clamp": 2.0},
+    }
+    whole = run(tmp_path / "whole", checkpoint={"every": 2}, **values)
+    found = lines(whole)[::2]
+    assert [row["config/objective.kl_beta"] for row in found] == pytest.approx([0, 0.1, 0.2, 0.3])
+    assert [row["config/update.max_grad_norm"] for row in found] == [1.0, 1.0, 1e-3, 1e-3]
+    assert [row.get("config/rollout.group_size") for row in found] == [3, 3, None, None]
+    assert "policy/kl_mean" not in found[0]  # no reference pass yet
+    # the reference is the weights before the first step, though it was first asked for at the second
+    assert found[1]["policy/kl_mean"] > 0
+    clamps = [row["config/advantage.clamp"] for row in found]
+    assert clamps[0] == 2.0
+    for row, before, after in zip(lines(whole)[1::2], clamps, clamps[1:], strict=False):
+        assert after == pytest.approx(max(before - 1e-3 * row["reward/mean"], 0.5))
+    resumed = run(
+        tmp_path / "whole", resume=whole.folder.path / "checkpoints" / "step-000002", checkpoint={"every": 2}, **values
+    )
+    assert torch.equal(weights(resumed), weights(whole))
+    plain = [{k: v for k, v in row.items() if not k.startswith("time")} for row in lines(resumed)]
+    assert [row["config/advantage.clamp"] for row in plain[::2]] == clamps
+
+
+def test_a_multiplier_follows_the_term_that_it_weighs(tmp_path: Path) -> None:
+    """Held below 0, which no divergence is: lambda' = lambda + 1e3 measured."""
+    near = {"name": "divergence", "form": "gaussian", "label": "near", "weight": 0.1}
+    ascent = {"name": "dual_ascent", "metric": "policy/near_mean", "target": 0, "rate": -1e3, "low": 0.01}
+    objective = {"surrogate": BASE["objective"]["surrogate"], "terms": [near]}
+    trainer = run(tmp_path, steps=3, objective=objective, controllers={"objective.terms.near.weight": ascent})
+    found = lines(trainer)
+    multipliers = [row["config/objective.terms.near.weight"] for row in found[::2]]
+    assert multipliers[0] == 0.1
+    for row, before, after in zip(found[1::2], multipliers, multipliers[1:], strict=False):
+        assert row["policy/near_mean"] > 0
+        assert row["policy/loss/near"] == pytest.approx(before * row["policy/near_mean"])
+        assert after == pytest.approx(before + 1e3 * row["policy/near_mean"])
+
+
+def test_a_schedule_that_stands_still_is_the_run_without_it(tmp_path: Path) -> None:
+    still = {"objective.kl_beta": {"name": "linear", "start": 0.1, "end": 0.1, "steps": 4}}
+    assert torch.equal(
+        weights(run(tmp_path / "plain", steps=2)), weights(run(tmp_path / "still", steps=2, schedules=still))
+    )

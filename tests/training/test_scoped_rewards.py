@@ -1,0 +1,181 @@
+"""What rewards say of parts of samples, as advantages of the decisions that made them: tokens and denoising steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from mmgrpo.policies.language import LanguagePolicy
+from torch import Tensor
+
+from mmgrpo.config import AdvantageConfig
+from mmgrpo.errors import ConfigError, PolicyError, RewardError
+from mmgrpo.policy import Policy
+from mmgrpo.runs.processes import Job
+from mmgrpo.scoring import NamedReward, Scorer
+from mmgrpo.scoring.shaping import shaped
+from mmgrpo.training.credit import Batch, estimate
+from mmgrpo.training.gather import Experience
+from mmgrpo.training.judge import Verdict
+from mmgrpo.training.scored import ScoredStep
+from mmgrpo.types import Given, Rollout, Sample, Scope, Score
+from tests.policies import tiny_language, tiny_policies
+from tests.policies.letters import letters
+
+TEXT = "red cat\nblue\nno dog"  # tokens: red, " cat", newline | blue, newline | no, " dog", end
+LINES = ((0, 8), (8, 13), (13, 19))
+
+
+def of_lines(values: Sequence[Sequence[float | None]], whole: float = 0.0) -> Any:
+    """A reward that gives the lines of the text, or the steps, of each member these values."""
+
+    def reward(samples: Sequence[Sample]) -> list[Score]:
+        return [
+            Score(whole, scopes=[Scope(*line, value) for line, value in zip(LINES, values[one.member], strict=True)])
+            for one in samples
+        ]
+
+    return reward
+
+
+def written(policy: LanguagePolicy, members: int = 4, text: str = TEXT) -> Rollout:
+    prompt, _ = tiny_language.prompts_of("llama")
+    return policy.read([Given(sample=Sample(prompt, 0, member, text=text)) for member in range(members)], seed=0)
+
+
+def credit(policy: Policy, rollout: Rollout, rewards: Sequence[NamedReward], *estimators: Any, **config: Any) -> Batch:
+    """One step's credit, as the trainer forms it."""
+    scores = Scorer(rewards)(rollout.samples)
+    keep_B = torch.ones(len(rollout.samples), dtype=torch.bool)
+    verdict = Verdict(
+        scores=scores,
+        counting=shaped(scores, rewards, 0).scores,
+        group_N=rollout.prompt_index_B,
+        root_N=rollout.prompt_index_B,
+        keep_N=keep_B,
+        mine=slice(0, len(keep_B)),
+        metrics={},
+    )
+    scored = ScoredStep(rounds=(), rows=range(len(keep_B)))
+    experience = Experience(rollout=rollout, keep_B=keep_B, scored=scored, requests=(), num_rounds=1)
+    section = AdvantageConfig.model_validate({"estimators": list(estimators), **config})
+    return estimate(policy, experience, verdict, section, job=Job(Accelerator(cpu=True)))
+
+
+def advantage(*args: Any, **config: Any) -> Tensor:
+    return credit(*args, **config).advantage_BT
+
+
+@pytest.fixture(scope="module")
+def policy() -> LanguagePolicy:
+    return tiny_language.policy_of("llama")
+
+
+def test_a_reward_of_a_span_moves_its_columns_alone(policy: LanguagePolicy) -> None:
+    # the first line is 1, 0, 0, 0 over the group: mean 0.25, sample std 0.5; the last 0, 0, 1, 1: 0.5, 0.577350
+    perception = of_lines([[float(member == 0), None, None] for member in range(4)])
+    reasoning = of_lines([[None, None, float(member > 1)] for member in range(4)])
+    rewards = [NamedReward("perception", perception, weight=0.0), NamedReward("reasoning", reasoning, weight=0.0)]
+    rollout = written(policy)
+    seen, thought = ({"name": "scoped", "reward": name, "eps": 0.0} for name in ("perception", "reasoning"))
+    seen_BT = advantage(policy, rollout, rewards, seen)
+    expected_B3 = torch.tensor([[1.5], [-0.5], [-0.5], [-0.5]]).expand(4, 3)
+    torch.testing.assert_close(seen_BT, torch.cat([expected_B3, torch.zeros(4, 5)], dim=1))
+    both_BT = advantage(policy, rollout, rewards, seen, thought)
+    z = 0.5 / math.sqrt(1 / 3)
+    last_B3 = torch.tensor([[-z], [-z], [z], [z]]).expand(4, 3)
+    torch.testing.assert_close(both_BT, torch.cat([expected_B3, torch.zeros(4, 2), last_B3], dim=1))
+
+
+def test_one_scope_over_the_whole_text_is_the_plain_reward(policy: LanguagePolicy) -> None:
+    values = [1.0, 0.0, 0.5, 0.25]
+
+    def plain(samples: Sequence[Sample]) -> list[float]:
+        return [values[sample.member] for sample in samples]
+
+    def in_one(samples: Sequence[Sample]) -> list[Score]:
+        return [Score(0.0, scopes=[Scope(0, len(s.text or ""), values[s.member])]) for s in samples]
+
+    rollout = written(policy)
+    parts_BT = advantage(
+        policy, rollout, [NamedReward("r", in_one, weight=0.0)], {"name": "scoped", "reward": "r"}, scale="group"
+    )
+    assert torch.equal(parts_BT, advantage(policy, rollout, [NamedReward("r", plain)], scale="group"))
+
+
+def test_returns_to_go_on_the_right_tokens(policy: LanguagePolicy) -> None:
+    # lines of 1, 0, 1 give 2, 1, 1; lines of 0, -, 0.5 give 0.5 but nothing where nothing was said
+    reward = NamedReward("steps", of_lines([[1.0, 0.0, 1.0], [0.0, None, 0.5]]), weight=0.0)
+    found_BT = advantage(policy, written(policy, 2), [reward], {"name": "process_returns", "reward": "steps"})
+    assert found_BT.tolist() == [[2, 2, 2, 1, 1, 1, 1, 1], [0.5, 0.5, 0.5, 0, 0, 0.5, 0.5, 0.5]]
+
+
+def test_returns_to_go_of_denoising_steps() -> None:
+    drawing = tiny_policies.policy_of("sd3", call={"num_inference_steps": 4})
+    rollout = drawing.rollout(tiny_policies.prompts_of("sd3")[:1], group_size=2, seed=0)
+    T = rollout.shape[1]
+
+    def reward(samples: Sequence[Sample]) -> list[Score]:
+        return [Score(0.0, scopes=[Scope(t, t + 1, float(t + s.member)) for t in range(T)]) for s in samples]
+
+    found_BT = advantage(
+        drawing, rollout, [NamedReward("steps", reward, weight=0.0)], {"name": "process_returns", "reward": "steps"}
+    )
+    # the sum of t, and of t + 1, from each step to the last
+    assert found_BT.tolist() == [
+        [float(sum(step + member for step in range(t, T))) for t in range(T)] for member in (0, 1)
+    ]
+
+
+def test_a_sample_trains_where_only_its_parts_were_judged(policy: LanguagePolicy) -> None:
+    reward = NamedReward("steps", of_lines([[1.0, 0.0, 1.0], [None] * 3]), weight=0.0)
+    estimator = {"name": "process_returns", "reward": "steps"}
+    batch = credit(policy, written(policy, 2), [reward], estimator, equal_groups="drop")
+    assert batch.rollout.mask_BT.any(1).tolist() == [True, False]
+    assert batch.credit.keep_B.tolist() == [True, False]
+    assert batch.credit.zero_std_frac == 0.0  # its parts teach
+    unread = credit(policy, written(policy, 2), [reward])
+    assert not unread.rollout.mask_BT.any()
+    assert unread.credit.zero_std_frac == 1.0
+    nothing = NamedReward("steps", of_lines([[0.0, 0.0, 0.0]] * 2), weight=0.0)
+    assert credit(policy, written(policy, 2), [nothing], estimator).credit.zero_std_frac == 1.0
+
+
+def test_a_failure_of_a_part_is_a_failure_and_masks_that_part(policy: LanguagePolicy) -> None:
+    reward = NamedReward("steps", of_lines([[1.0, math.nan, 1.0]] + [[0.0] * 3] * 3), weight=0.0)
+    rollout = written(policy)
+    assert Scorer([reward])(rollout.samples).failures == {"steps": 1}
+    found_BT = advantage(policy, rollout, [reward], {"name": "process_returns", "reward": "steps"})
+    assert found_BT[0].tolist() == [2, 2, 2, 0, 0, 1, 1, 1]
+
+
+def test_a_step_on_which_the_reward_applies_nowhere_says_nothing(policy: LanguagePolicy) -> None:
+    plain = NamedReward("plain", lambda samples: [float(sample.member) for sample in samples])
+    absent = NamedReward("steps", lambda samples: [None] * len(samples), weight=0.0)
+    rollout, estimator = written(policy), {"name": "scoped", "reward": "steps"}
+    found_BT = advantage(policy, rollout, [plain, absent], estimator)
+    assert torch.equal(found_BT, advantage(policy, rollout, [plain, absent]))
+
+
+def test_what_cannot_be_is_said(policy: LanguagePolicy) -> None:
+    rollout = written(policy)
+    plain = [NamedReward("plain", lambda samples: [0.0] * len(samples))]
+    with pytest.raises(ConfigError, match="'plain', which gives numbers alone"):
+        advantage(policy, rollout, plain, {"name": "scoped", "reward": "plain"})
+    with pytest.raises(ConfigError, match="'steps', which is none of: plain"):
+        advantage(policy, rollout, plain, {"name": "scoped", "reward": "steps"})
+    beyond = [NamedReward("steps", of_lines([[1.0] * 3] * 4))]
+    with pytest.raises(RewardError, match="'steps' speaks of 13 to 19 of a sample of 3 characters"):
+        advantage(policy, written(policy, text="red"), beyond, {"name": "scoped", "reward": "steps"})
+    mute = letters()
+    spoken = mute.rollout([tiny_language.prompts_of("llama")[0]], group_size=2, seed=0)
+
+    def whole(samples: Sequence[Sample]) -> list[Score]:
+        return [Score(0.0, scopes=[Scope(0, 1, 1.0)]) for _ in samples]
+
+    with pytest.raises(PolicyError, match=r"mmgrpo\.policy\.Writing"):
+        advantage(mute, spoken, [NamedReward("steps", whole)], {"name": "scoped", "reward": "steps"})

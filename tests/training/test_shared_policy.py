@@ -1,0 +1,309 @@
+"""Tasks of a mixed run that train one policy: their rows are one batch, and the weights are there once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+import mmgrpo
+from mmgrpo import Prompt, Sample, Trainer
+from mmgrpo.config import RunConfig
+from mmgrpo.config.loading import load_config, validated
+from mmgrpo.config.parts import tasks_of
+from mmgrpo.errors import CheckpointError, ConfigError
+from mmgrpo.memory import Memory
+from mmgrpo.runs.checkpoint import list_checkpoints
+from mmgrpo.runs.resuming import weights_at
+from mmgrpo.scoring import NamedReward
+from mmgrpo.training.credit import Batch
+from mmgrpo.training.learn import Lesson, learn_together
+from mmgrpo.training.mixed import MixedTrainer
+from tests.policies.letters import letters
+from tests.policies.test_unified import PROMPTS
+from tests.policies.test_unified import policy_of as unified
+from tests.policies.tiny_language import policy_of
+from tests.test_resuming import timeless
+from tests.test_trainer import lines, weights
+from tests.test_trainer_language import TEXTS, vowels
+from tests.tiny.language_models import make
+from tests.training import shared_digits
+
+ASKED = [Prompt(text) for text in TEXTS]
+OWN = {"rollout": {"prompts_per_step": 4, "group_size": 3}, "objective": {"divergence": "k3", "kl_beta": 0.1}}
+UPDATE = {"epochs": 2, "minibatches": 2, "lr": 1e-2, "ema": {"decay": 0.5}}
+
+
+def late(samples: Sequence[Sample]) -> list[float]:
+    return [sum(letter > "m" for letter in sample.text or "") / 4 for sample in samples]
+
+
+def shared(output: Path, *, guest: Any = None, reward: Any = vowels, resume: Path | None = None, steps: int = 2) -> Any:
+    """Two tasks that train one policy of letters, alike but for what is asked for."""
+    tasks = {"one": {**OWN, "update": UPDATE}, "other": {**OWN, "task": {"policy_of": "one"}, **(guest or {})}}
+    values = {"name": "two", "output": str(output), "steps": steps, "runtime": {"device": "cpu"}, "tasks": tasks}
+    trainer = MixedTrainer(
+        values,
+        policies={"one": letters()},
+        rewards={"one": {"vowels": vowels}, "other": {"asked": reward}},
+        prompts={"one": ASKED, "other": ASKED},
+        resume=resume,
+    )
+    trainer.train()
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def batch() -> Batch:
+    """Rows of different lengths, of four prompts, as a language model drew them."""
+    config, job = RunConfig.model_validate(OWN), mmgrpo.Job(Accelerator(cpu=True))
+    policy, rewards = policy_of("llama"), [NamedReward("vowels", vowels)]
+    told = {"setting": mmgrpo.build_setting(config, 0, Memory(), str), "job": job}
+    planner, scorer = mmgrpo.build_planner(config.rollout), mmgrpo.Scorer(rewards)
+    experience = mmgrpo.gather(
+        policy, planner, ASKED.__getitem__, scorer, plan=mmgrpo.build_plan(config, policy, 0), **told
+    )
+    verdict = mmgrpo.judge(experience, rewards, step=0, job=job)
+    found = mmgrpo.estimate(policy, experience, verdict, config.advantage, job=job)
+    length_B = torch.arange(12) % 5 + 2
+    return replace(found, rollout=found.rollout.keep(torch.arange(found.rollout.shape[1]) < length_B[:, None]))
+
+
+def part_of(batch: Batch, groups: Sequence[int]) -> Batch:
+    """The same without the rows of other groups."""
+    mine_B = torch.isin(batch.rollout.prompt_index_B, torch.tensor(groups))
+    return replace(
+        batch,
+        rollout=batch.rollout.keep(mine_B[:, None]),
+        zero_B=batch.zero_B & mine_B,
+        chosen_B=batch.chosen_B & mine_B,
+    )
+
+
+def taught(batches: Sequence[Batch], objective: Mapping[str, Any]) -> tuple[torch.Tensor, list[float]]:
+    """The weights after two updates from these batches together, and the norms of the gradients."""
+    update = {"lr": 1e-2, "eps": 1e-2, "max_grad_norm": None}  # AdamW blows up roundings of small gradients
+    config = RunConfig.model_validate({**OWN, "objective": objective, "update": update})
+    policy, job = policy_of("llama"), mmgrpo.Job(Accelerator(cpu=True))
+    made = partial(Lesson, policy, objective=mmgrpo.build_objective(config.objective), job=job)
+    optimizer = mmgrpo.optimizer_of(config, policy.trainable, job=job)
+    norms = [
+        updates[0].applied.grad_norm
+        for updates in learn_together([made(one) for one in batches], optimizer, epochs=1, minibatches=2)
+    ]
+    return torch.cat([parameter.detach().flatten() for parameter in policy.trainable]), norms
+
+
+@pytest.mark.parametrize("aggregate", ["decision_mean", "group_sum"])
+def test_halves_of_the_prompts_in_two_tasks_are_all_of_them_in_one(aggregate: str, batch: Batch) -> None:
+    """Whatever the loss is a mean over: rows of 2 to 6 tokens count as they would in one batch."""
+    objective = {"aggregate": aggregate, "divergence": "k3", "kl_beta": 0.1}
+    whole, norms = taught([batch], objective)
+    halves, norms_of_halves = taught([part_of(batch, (0, 1)), part_of(batch, (2, 3))], objective)
+    assert norms_of_halves == pytest.approx(norms, rel=1e-5)
+    assert float((halves - whole).abs().max()) < 1e-6
+    first, norms_of_first = taught([part_of(batch, (0, 1))], objective)
+    assert norms_of_first[0] != pytest.approx(norms[0], rel=0.05)
+    assert float((first - whole).abs().max()) > 1e-4
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    """One of the two by itself."""
+    values = {**OWN, "update": UPDATE, "steps": 2, "runtime": {"device": "cpu"}}
+    trainer = Trainer(letters(), {"vowels": vowels}, ASKED, values | {"output": str(tmp_path_factory.mktemp("once"))})
+    trainer.train()
+    return trainer
+
+
+def test_the_same_task_twice_is_the_task_once(once: Trainer, tmp_path: Path) -> None:
+    both = shared(tmp_path)
+    assert torch.equal(weights(both.tasks["one"]), weights(once))
+    assert [task.average for task in both.tasks.values()] == [both.tasks["one"].average] * 2
+    for name, reward in (("one", "vowels"), ("other", "asked")):
+        for line, alone in zip(lines(both.tasks[name]), timeless(lines(once)), strict=True):
+            named = {key.replace(reward, "vowels"): value for key, value in line.items() if "time" not in key}
+            for key in ("policy/loss", "policy/loss/surrogate", "policy/loss/kl"):  # its part of the sum
+                assert named.pop(key) == pytest.approx(alone.pop(key) / 2, rel=1e-5)
+            assert named == {key: value for key, value in alone.items() if "time" not in key}
+
+
+@pytest.mark.parametrize(("weight", "share"), [(0, 0.5), (3, 2)])
+def test_a_weight_multiplies_the_gradient_of_a_tasks_rows(
+    weight: float, share: float, once: Trainer, tmp_path: Path
+) -> None:
+    """Of two that are alike each is half of the gradient."""
+    told = shared(tmp_path, guest={"task": {"policy_of": "one", "weight": weight}}, steps=1)
+    norms = [lines(one)[0]["optimizer/grad_norm"] for one in (told.tasks["one"], once)]
+    assert norms[0] == pytest.approx(share * norms[1], rel=1e-5)
+
+
+def test_the_weights_are_saved_once_and_the_run_goes_on_exactly(tmp_path: Path) -> None:
+    rare = {"task": {"policy_of": "one", "every": 2, "weight": 0.5}}
+    whole = shared(tmp_path / "whole", guest=rare, reward=late, steps=3)
+    half = shared(tmp_path / "half", guest=rare, reward=late, steps=2)
+    resumed = shared(tmp_path / "half", guest=rare, reward=late, steps=3, resume=half.folder.path)
+    for name in ("one", "other"):
+        assert torch.equal(weights(resumed.tasks[name]), weights(whole.tasks[name]))
+        assert timeless(lines(resumed.tasks[name])) == timeless(lines(whole.tasks[name]))
+    assert [line["step"] for line in lines(whole.tasks["other"])] == [1] * 4 + [2] * 4
+    assert len(list((whole.folder.path / "one").rglob("letters.safetensors"))) == 2  # with the average
+    assert not list((whole.folder.path / "other").rglob("*.safetensors"))
+    state = torch.load(list_checkpoints(whole.folder.path / "other")[-1] / "training.pt", weights_only=True)
+    assert state.keys() == {"memory"}
+
+
+def test_a_folder_without_weights_stands_for_those_that_it_trains(tmp_path: Path) -> None:
+    run = shared(tmp_path, steps=1).folder.path
+    newest = list_checkpoints(run / "one")[-1] / "average"
+    assert weights_at(run / "one") == weights_at(run / "other") == newest
+    with pytest.raises(CheckpointError, match=r"holds no weights: they are those of one; give a checkpoint of .*/one"):
+        weights_at(list_checkpoints(run / "other")[-1])
+    assert load_config(run / "other" / "config.yaml").update.lr == UPDATE["lr"]
+
+
+@pytest.mark.parametrize(
+    ("guest", "message"),
+    [
+        ({"task": {"policy_of": "nobody"}}, "task.policy_of: 'nobody' is no task before it; those are one"),
+        ({"update": {"lr": 1.0}}, "tasks.other: update: that follows from one, whose policy it trains; leave it out"),
+        ({"policy": {"name": "language"}}, "tasks.other: policy: that follows from one"),
+        ({"warmup": {"examples": "x", "steps": 1}}, "tasks.other: warmup: that follows from one"),
+        ({"schedules": {"update.max_grad_norm": {"name": "linear", "start": 1, "end": 2, "steps": 3}}},
+         "tasks.other: update.max_grad_norm: that follows from one"),
+        ({"task": {"weight": 2}}, "task.weight=2 weighs the rows of tasks that train one policy, and no other trains"),
+        ({"task": {"policy_of": "one", "weight": -1}}, "tasks.other: .*weight"),
+    ],
+)  # fmt: skip
+def test_what_follows_from_the_owner_is_not_said_twice(guest: dict[str, Any], message: str) -> None:
+    other = {**OWN, "task": {"policy_of": "one"}, **guest}
+    with pytest.raises(ConfigError, match=message):
+        validated({"tasks": {"one": {**OWN, "update": UPDATE}, "other": other}})
+
+
+def test_who_may_have_its_policy_of_whom() -> None:
+    tasks = {
+        "one": OWN,
+        "other": {**OWN, "task": {"policy_of": "one"}},
+        "third": {**OWN, "task": {"policy_of": "other"}},
+    }
+    with pytest.raises(ConfigError, match=r"tasks.third: task.policy_of: other has its policy of one; name that"):
+        validated({"tasks": tasks})
+    with pytest.raises(ConfigError, match=r"takes part in each 2th step .* give a multiple of 2, got 3"):
+        validated(
+            {"tasks": {"one": {**OWN, "task": {"every": 2}}, "b": {**OWN, "task": {"policy_of": "one", "every": 3}}}}
+        )
+    twice: dict[str, Any] = {"one": letters(), "other": letters()}
+    with pytest.raises(ConfigError, match="policies: other trains the policy of one: give that one alone"):
+        MixedTrainer(
+            {"tasks": {name: tasks[name] for name in twice}},
+            policies=twice,
+            rewards=dict.fromkeys(twice, vowels),
+            prompts=dict.fromkeys(twice, ASKED),
+        )
+
+
+def test_an_included_file_leaves_out_what_follows(tmp_path: Path) -> None:
+    """``include: quickstart/digits-vlm`` says policy, warm-up and update, which are those of the owner then."""
+    file = tmp_path / "run.yaml"
+    text = {"tasks": {"a": {"include": "quickstart/digits-vlm"}, "b": {"include": "quickstart/digits-vlm"}}, "steps": 4}
+    text["tasks"]["a"]["update"] = {"lr": 0.5}
+    text["tasks"]["b"]["task"] = {"policy_of": "a"}
+    file.write_text(json.dumps(text))
+    first, second = tasks_of(load_config(file)).values()
+    assert (first.update, first.policy) == (second.update, second.policy)
+    assert (first.warmup is None, second.warmup is None) == (False, True)
+    assert second.rewards == first.rewards
+
+
+def test_an_alarm_of_one_task_ends_the_run_for_all(tmp_path: Path) -> None:
+    """At a step that is whole for both, from which the run goes on."""
+    watched = {"watchdog": {"window": 2, "dead_groups": 0.5, "stop": ["dead_groups"]}}
+    told = shared(tmp_path, guest=watched, reward=lambda samples: [1.0] * len(samples), steps=4)
+    assert (
+        told.status
+        == json.loads((told.folder.path / "run.json").read_text())["status"]
+        == "stopped by the alarm dead_groups"
+    )
+    assert told.step == 2
+    for task in told.tasks.values():
+        assert [one.name for one in list_checkpoints(task.folder.path)] == ["step-000002"]
+
+
+def exact(output: Path, size: int) -> dict[str, torch.Tensor]:
+    """The weights at the end, for a job of so many processes."""
+    trainer = shared(output, reward=late)
+    trainer.job.wait()
+    assert trainer.job.size == size
+    return {"one": weights(trainer.tasks["one"])}
+
+
+def test_a_task_may_draw_by_settings_of_its_own(tmp_path: Path) -> None:
+    """Two tokens where the owner has seven, in updates of both."""
+    size = {"rollout": {"prompts_per_step": 2, "group_size": 2}}
+    named = {"name": "language", "model": "python:tests.training.test_shared_policy:tiny"}
+    short = {"task": {"policy_of": "one"}, "stages": [{"set": {"policy.max_new_tokens": 2}}]}
+    tasks = {"one": {**size, "policy": {**named, "max_new_tokens": 7}}, "other": {**size, **short}}
+    trainer = MixedTrainer(
+        {"steps": 1, "runtime": {"device": "cpu"}, "output": str(tmp_path), "tasks": tasks},
+        rewards=dict.fromkeys(tasks, vowels),
+        prompts=dict.fromkeys(tasks, ASKED),
+    )
+    trainer.train()
+    lengths = [lines(task)[0]["completions/max_length"] for task in trainer.tasks.values()]
+    assert lengths[0] > 2 == lengths[1]
+    gaps = [lines(task)[0]["policy/on_policy_gap"] for task in trainer.tasks.values()]
+    assert max(gaps) < 1e-5
+
+
+def tiny() -> Any:
+    """The model of a policy by its name in a configuration."""
+    return make("llama")
+
+
+@pytest.mark.nightly
+def test_a_model_that_writes_and_draws_is_one_policy_of_two_tasks(tmp_path: Path) -> None:
+    """Texts are rewarded as texts and pictures as pictures, and an update moves the heads of both."""
+    own = {"rollout": {"prompts_per_step": 1, "group_size": 4}}
+    tasks = {"writes": {**own, "update": {"lr": 1e-3}}, "draws": {**own, "task": {"policy_of": "writes"}}}
+    policy, seen = unified(), {"writes": set[tuple[bool, bool]](), "draws": set[tuple[bool, bool]]()}
+
+    def judge(task: str, samples: Sequence[Sample]) -> list[float]:
+        seen[task] |= {(one.text is None, one.image is None) for one in samples}
+        return [sum(one.tokens or ()) % 7 for one in samples]
+
+    before = {name: weight.detach().clone() for name, weight in policy.draw.model.named_parameters()}
+    trainer = MixedTrainer(
+        {"steps": 1, "runtime": {"device": "cpu"}, "output": str(tmp_path), "tasks": tasks},
+        policies={"writes": policy},
+        rewards={task: {"low": partial(judge, task)} for task in tasks},
+        prompts={"writes": PROMPTS[1:], "draws": PROMPTS[:1]},
+    )
+    trainer.train()
+    assert seen == {"writes": {(False, True)}, "draws": {(True, False)}}
+    after = dict(policy.draw.model.named_parameters())
+    for name in ("lm_head.weight", "model.generation_head.vision_head.weight"):
+        assert not torch.equal(before[name], after[name])
+
+
+@pytest.mark.nightly
+def test_a_vision_language_model_learns_to_read_and_to_compare(tmp_path: Path) -> None:
+    """One model, one optimiser: digits in pictures, and the largest of three that are written."""
+    file = tmp_path / "run.yaml"
+    file.write_text(json.dumps(shared_digits.CONFIG | {"steps": 20, "output": str(tmp_path)}))
+    trainer = MixedTrainer(load_config(file))
+    trainer.train()
+    before, *_, after = zip(*(lines(task, "evaluation.jsonl") for task in trainer.tasks.values()), strict=True)
+    score = "eval/held_out_accuracy/mean"
+    reading, largest = [(first[score], last[score]) for first, last in zip(before, after, strict=True)]
+    assert reading[0] < 0.6
+    assert reading[1] > reading[0] + 0.2
+    assert largest[0] < 0.8
+    assert largest[1] > largest[0] + 0.15

@@ -1,0 +1,30 @@
+"""How the groups of a round are shared out over the processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmgrpo.maths.planners import Request
+from mmgrpo.training.gather import _assign
+
+
+def shared(costs: list[int], processes: int) -> list[int]:
+    """The process of each prompt, of which so many members are asked for."""
+    owner: dict[int, int] = {}
+    _assign([Request(prompt=n, members=tuple(range(c))) for n, c in enumerate(costs)], owner, [0] * processes)
+    return [owner[n] for n in range(len(costs))]
+
+
+@pytest.mark.parametrize(
+    ("costs", "processes", "expected"),
+    [
+        ([3, 3, 3, 3], 2, [0, 0, 1, 1]),
+        ([3, 4], 2, [0, 1]),  # a replayed row beside the second
+        ([1, 1, 1, 10], 4, [0, 1, 2, 3]),
+        ([10, 1, 1], 2, [0, 1, 1]),
+        ([2, 2, 2], 2, [0, 1, 1]),
+        ([5], 2, [0]),
+    ],
+)
+def test_blocks_are_even_and_nobody_is_left_without(costs: list[int], processes: int, expected: list[int]) -> None:
+    assert shared(costs, processes) == expected

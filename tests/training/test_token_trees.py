@@ -1,0 +1,276 @@
+"""Trees of tokens in the step: who goes on from whom, states over rounds, what is computed, the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.language.trees import Segment, segments
+
+from mmgrpo import Trainer
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.branches import branch_at_text, branch_at_uncertain, branch_evenly, exits
+from mmgrpo.maths.planners import Branch, Planner, Request, Round, Setting, fixed, refill
+from mmgrpo.training.gather import Experience
+from mmgrpo.training.joining import Parts, joined
+from mmgrpo.training.learner import measured
+from mmgrpo.types import Rollout, Sample
+from mmgrpo.values import ENTROPY
+from tests.policies.contract import gradients, largest_difference, relative_difference, values
+from tests.policies.tiny_language import policy_of, prompts_of
+from tests.training.test_rounds import even_prompts_differ, gathered
+
+TREE = branch_evenly(every=3, factor=2, levels=2)
+
+
+def tree_of(policy: LanguagePolicy, planner: Planner = TREE) -> Experience:
+    return gathered(planner, even_prompts_differ, policy=policy)
+
+
+def flat(rollout: Rollout) -> Rollout:
+    """The same rows, of which nobody knows that they share anything."""
+    apart = [replace(completion, num_taken=0) for completion in rollout.trace.completions]
+    return replace(rollout, trace=replace(rollout.trace, completions=apart), drawn_by_BT=None)
+
+
+@contextmanager
+def counted(policy: LanguagePolicy) -> Iterator[list[int]]:
+    """Tokens that go through the model, padding included."""
+    found: list[int] = []
+
+    def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        found.append(kwargs["input_ids"].numel())
+
+    handle = policy.model.base_model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+def of_group(found: Experience, group: int) -> dict[int, Sample]:
+    return {sample.member: sample for sample in found.samples if sample.group == group}
+
+
+def tokens(sample: Sample) -> list[int]:
+    return list(sample.tokens or ())
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 9}], ids=["whole", "top_k"])
+def test_rows_take_over_beginnings_and_draw_the_rest_by_their_own_numbers(settings: dict[str, Any]) -> None:
+    policy = policy_of("llama", max_new_tokens=9, **settings)
+    found, plain = tree_of(policy), tree_of(policy, fixed())
+    assert (found.num_rounds, len(found.samples)) == (3, 2 * 8)
+    for group in (0, 1):
+        rows = of_group(found, group)
+        assert [tokens(rows[member]) for member in (0, 1)] == [tokens(one) for one in of_group(plain, group).values()]
+        parents = {2: (0, 3), 3: (1, 3), 4: (0, 6), 5: (1, 6), 6: (2, 6), 7: (3, 6)}
+        for member, (parent, after) in parents.items():
+            assert tokens(rows[member])[:after] == tokens(rows[parent])[:after]
+            assert tokens(rows[member])[after:] != tokens(rows[parent])[after:]
+    rollout = found.rollout
+    assert rollout.on_policy
+    assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 2e-6
+    assert rollout.drawn_by_BT is not None
+    place = {(sample.group, sample.member): row for row, sample in enumerate(rollout.samples)}
+    row, root, second = place[1, 6], place[1, 0], place[1, 2]
+    assert rollout.drawn_by_BT[row].tolist() == [*[root] * 3, *[second] * 3, *[row] * 3]
+    assert rollout.old_logprob_BT[row, :3].equal(rollout.old_logprob_BT[root, :3])
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 9}], ids=["whole", "top_k"])
+def test_a_text_behind_what_is_taken_over_is_given(settings: dict[str, Any]) -> None:
+    policy = policy_of("llama", max_new_tokens=12, **settings)
+    found = tree_of(policy, exits(num=2, then="two", before="no such text", room=6))
+    put = policy.processor("two", add_special_tokens=False)["input_ids"]
+    rollout = found.rollout
+    assert len(found.samples) == 2 * 2 * 3
+    assert rollout.drawn_by_BT is not None
+    assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 2e-6
+    for row, sample in enumerate(found.samples):
+        own_T = rollout.drawn_by_BT[row] == row
+        after = int((~own_T).sum())
+        root = found.samples[int(rollout.drawn_by_BT[row, 0])]
+        assert tokens(sample)[:after] == tokens(root)[:after]
+        if sample.member < 2:
+            assert rollout.mask_BT[row, : len(tokens(sample))].all()
+            continue
+        behind = after + len(put)
+        assert tokens(sample)[after:behind] == put
+        assert rollout.mask_BT[row, :after].all()
+        assert not rollout.mask_BT[row, after:behind].any()
+        assert rollout.mask_BT[row, behind : len(tokens(sample))].all()
+
+
+def test_equal_states_of_a_group_have_one_id_over_rounds() -> None:
+    rollout = tree_of(policy_of("llama", max_new_tokens=9)).rollout
+    known: dict[int, tuple[int, ...]] = {}
+    for row, sample in enumerate(rollout.samples):
+        for t in range(len(tokens(sample))):
+            state = (sample.group, *tokens(sample)[:t])
+            assert known.setdefault(int(rollout.state_BT[row, t]), state) == state
+    assert len(known) == len(set(known.values()))
+    # a segment from the prompt of each of 2 roots, of 3 states; 4 of the next, 8 of the last: the prompt's is one
+    assert len(known) == 2 * (2 * 3 + 4 * 3 + 8 * 3 - 1 - 2 - 4)
+
+
+def test_parts_of_other_rounds_share_states_behind_one_prompt() -> None:
+    policy = policy_of("llama", max_new_tokens=4)
+    found = gathered(refill(), even_prompts_differ, policy=policy).rollout
+    assert isinstance(found.trace, Parts)
+    one = found.trace.rollouts[0]
+    bare_B, other = torch.ones(8, dtype=torch.bool), torch.tensor([True] * 4 + [False] * 4)
+    twice = joined([one, one], bare_B=bare_B)
+    assert twice.state_BT[:4].equal(twice.state_BT[4:])
+    apart = joined([one, one], bare_B=other)
+    assert not set(apart.state_BT[:4].flatten().tolist()) & set(apart.state_BT[4:].flatten().tolist())
+
+
+def test_a_segment_is_what_rows_have_alike_up_to_a_fork() -> None:
+    rows = [[1, 2, 3, 4], [1, 2, 5, 6], [1, 2, 3, 9], [7, 8, 9], [1, 2]]
+    first = Segment((0, 2), 2, 3, (Segment((0,), 3, 4, ()), Segment((2,), 3, 4, ())))
+    trunk = Segment((0, 1, 2), 0, 2, (first, Segment((1,), 2, 4, ())))
+    found = segments(range(5), rows, [2, 3])
+    assert set(found) == {trunk, Segment((3,), 0, 3, ()), Segment((4,), 0, 2, ())}
+    assert segments([0, 2], rows, [2, 3]) == (replace(first, start=0),)
+    assert segments([0, 1], rows, []) == (Segment((0,), 0, 4, ()), Segment((1,), 0, 4, ()))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2.5-vl", "gemma2", "qwen3.5"])
+def test_the_gradient_of_a_tree_is_that_of_its_rows_apart(name: str) -> None:
+    policy = policy_of(name, max_new_tokens=9)
+    rollout = tree_of(policy).rollout
+    assert relative_difference(gradients(policy, rollout), gradients(policy, flat(rollout))) < 1e-5
+    found, apart = values(policy, rollout), values(policy, flat(rollout))
+    assert largest_difference(found, apart, rollout.mask_BT) < 2e-6
+
+
+def evaluated(policy: LanguagePolicy, rollout: Rollout) -> int:
+    with counted(policy) as found, torch.no_grad():
+        list(policy.evaluate(rollout))
+    return sum(found)
+
+
+def test_the_update_computes_each_state_once() -> None:
+    policy = policy_of("llama", max_new_tokens=9)
+    rollout = tree_of(policy).rollout
+    lengths = [prompt.length for prompt in rollout.trace.prompts]
+    prompts = len(lengths) * max(lengths)  # prompts of two lengths run as one batch
+    # behind each prompt 2 segments of 3 tokens, 4 of 3, and 8 of 3 whose last token leads nowhere
+    assert evaluated(policy, rollout) == prompts + 2 * (2 * 3 + 4 * 3 + 8 * 2)
+    assert evaluated(policy, flat(rollout)) == prompts + 2 * 8 * 8
+    assert len({tuple(one) for one in rollout.state_BT.tolist()}) == 16
+
+
+def test_a_round_reads_what_its_rows_take_over_once_for_each_place() -> None:
+    policy = policy_of("llama", max_new_tokens=9)
+    longest = max(prompt.length for prompt in tree_of(policy, fixed()).rollout.trace.prompts)
+    with counted(policy) as found:
+        tree_of(policy, branch_evenly(every=3, factor=3))
+    # 2 prompts, behind which 4 rows write 9 tokens; then 4 places behind 3 tokens, from which 8 rows write 6
+    assert sum(found) == 2 * longest + 4 * 8 + 4 * (longest + 3) + 8 * 5
+
+
+def test_what_is_pruned_is_not_computed() -> None:
+    policy = policy_of("llama", max_new_tokens=9)
+    rollout = tree_of(policy).rollout
+    whole = evaluated(policy, rollout)
+    mask_BT = rollout.mask_BT.clone()
+    mask_BT[[sample.member == 4 for sample in rollout.samples]] = False  # a leaf of each tree
+    assert evaluated(policy, replace(rollout, mask_BT=mask_BT)) == whole - 2 * 2
+    mask_BT = rollout.mask_BT.clone()
+    mask_BT[:, 6:] = False  # the last segments: the ones before them end the rows, and lead nowhere
+    assert evaluated(policy, replace(rollout, mask_BT=mask_BT)) == whole - 2 * (8 * 2 + 4)
+
+
+def test_places_of_uncertain_tokens_are_those_of_their_entropies() -> None:
+    policy = policy_of("llama", max_new_tokens=9)
+    found = tree_of(policy, branch_at_uncertain(num=2))
+    rollout = found.rollout
+    assert len(found.samples) == 2 * 6
+    entropy_BT = rollout.values[ENTROPY]
+    for row, sample in enumerate(rollout.samples[:4]):
+        most = [t for t in entropy_BT[row].argsort(descending=True).tolist() if t > 0][:2]
+        members = [2 + 2 * sample.member + order for order in range(2)]
+        for member, after in zip(members, most, strict=True):
+            other = of_group(found, sample.group)[member]
+            assert tokens(other)[:after] == tokens(sample)[:after]
+            assert tokens(other)[after:] != tokens(sample)[after:]
+    bare = replace(rollout, values={})
+    known = measured(policy, bare, [ENTROPY]).values[ENTROPY]
+    assert largest_difference(known, entropy_BT, rollout.mask_BT) < 1e-5  # of what was taken over too
+
+
+def test_rows_go_on_behind_a_text() -> None:
+    policy = policy_of("llama", max_new_tokens=9)
+    found = tree_of(policy, branch_at_text(pattern="e", factor=3))
+    roots = [sample for sample in found.samples if sample.member < 2 and "e" in (sample.text or "")[:-3]]
+    assert roots
+    for root in roots:
+        after = 1 + next(t for t, end in enumerate(policy.text_ends(root)) if end > (root.text or "").index("e"))
+        members = (2 + 2 * root.member, 3 + 2 * root.member)
+        assert all(tokens(of_group(found, root.group)[member])[:after] == tokens(root)[:after] for member in members)
+
+
+def asking(further: Request) -> Planner:
+    def ask(rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
+        return ([further] if len(rounds) == 1 else ()) if rounds else setting.groups(0, 2)
+
+    return Planner(ask=ask, looks_back=True)
+
+
+def test_what_cannot_be_gone_on_from_is_said() -> None:
+    with pytest.raises(ConfigError, match="member 7 of prompt 0, which no round before has drawn"):
+        gathered(asking(Request(prompt=0, members=(2,), continues=Branch(7, 1))), even_prompts_differ)
+    with pytest.raises(ConfigError, match="has 4: the last one to go on from is 3"):
+        gathered(asking(Request(prompt=0, members=(2,), continues=Branch(0, 4))), even_prompts_differ)
+
+
+def test_a_planner_that_parts_nothing_leaves_all_as_it_was() -> None:
+    policy = policy_of("llama", max_new_tokens=9)
+    found, plain = tree_of(policy, branch_evenly(every=20)), tree_of(policy, fixed())
+    assert found.rollout.drawn_by_BT is None
+    for name in ("old_logprob_BT", "mask_BT", "state_BT", "segment_BT"):
+        assert torch.equal(getattr(found.rollout, name), getattr(plain.rollout, name))
+    ours, theirs = (list(policy.evaluate(one.rollout)) for one in (found, plain))
+    assert [part.logprob_BT.tolist() for part in ours] == [part.logprob_BT.tolist() for part in theirs]
+
+
+def run(output: Path, **given: Any) -> Trainer:
+    advantage = {"estimators": ["siblings", "along_segments"], "filters": ["each_decision_once"]}
+    planner = {"name": "branch_evenly", "every": 2, "levels": 2}
+    values = {
+        "output": str(output),
+        "steps": 4,
+        "rollout": {"prompts_per_step": 2, "group_size": 2, "planner": planner},
+        "advantage": advantage,
+        "update": {"lr": 1e-3},
+        "checkpoint": {"every": 2},
+        "runtime": {"device": "cpu"},
+    }
+    trainer = Trainer(
+        policy_of("llama", max_new_tokens=6),
+        {"even": even_prompts_differ},
+        prompts_of("llama"),
+        values | given.pop("changes", {}),
+        **given,
+    )
+    trainer.train()
+    return trainer
+
+
+def test_a_resumed_run_grows_the_trees_of_the_uninterrupted_one(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+    half = run(tmp_path / "half", changes={"steps": 2})
+    resumed = run(tmp_path / "half", resume=half.folder.path)
+    for one, other in zip(resumed.policy.trainable, whole.policy.trainable, strict=True):
+        assert torch.equal(one, other)
+    start = policy_of("llama", max_new_tokens=6)
+    moved = [not torch.equal(one, other) for one, other in zip(whole.policy.trainable, start.trainable, strict=True)]
+    assert any(moved)
