@@ -25,10 +25,12 @@ MethodKind = Literal[
     "environments",
 ]
 
-Need = Literal["verifier", "images", "videos", "turns", "environment_reward"]
+Need = Literal["verifier", "judge", "step_rewards", "critic", "images", "videos", "turns", "environment_reward"]
 """Kinds of needs.
 
-``verifier``: a reward of the run that scores answers (see ``is_verifier``); ``images`` and ``videos``: rows that have
+``verifier``: a reward of the run that scores answers (see ``is_verifier``); ``judge``: a reward by a model that judges
+or was trained to score; ``step_rewards``: the reward that an estimator reads by its label; ``critic``: the section
+``critic``; ``images`` and ``videos``: rows that have
 one; ``turns``: ``rollout.environment``; ``environment_reward``: an environment whose turns carry a reward, or an
 estimator of turns that names a reward of the run.
 """

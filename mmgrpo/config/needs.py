@@ -8,10 +8,19 @@ from typing import Any
 
 from mmgrpo.config import RewardConfig, RunConfig
 from mmgrpo.config.methods import Need
-from mmgrpo.config.registry import resolve
+from mmgrpo.config.registry import names, resolve
 from mmgrpo.config.rewards import is_verifier, no_verifier
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.targets import is_own
+
+_JUDGES = (
+    "mmgrpo.rewards.judges.",
+    "mmgrpo.rewards.images.clip_scores:",
+    "mmgrpo.rewards.images.image_reward:",
+    "mmgrpo.rewards.sounds.clap_scores:",
+    "mmgrpo.rewards.video.video_align:",
+)
+"""Where the rewards are that ask a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +63,49 @@ def _verifier(inputs: Inputs) -> str | None:
     if rewards is None or any(is_verifier(reward) or reward.from_method for reward in rewards):
         return None
     return no_verifier([reward.known_as for reward in rewards])
+
+
+def _judge(inputs: Inputs) -> str | None:
+    rewards = inputs.rewards
+    if rewards is None or any(_asks_model({"name": reward.name, **reward.numbers}) for reward in rewards):
+        return None
+    return (
+        f"a judge, a reward by a model, and rewards: has {', '.join(reward.known_as for reward in rewards)}: add one, "
+        "for example {name: text_judge, model: ..}, {name: reward_model, model: ..} or {name: remote, url: ..}"
+    )
+
+
+def _asks_model(reward: Any) -> bool:
+    """Whether a reward, or one within it, asks a model; custom and live functions may."""
+    if isinstance(reward, str):
+        reward = {"name": reward}
+    if not isinstance(reward, Mapping) or not isinstance(reward.get("name"), str):
+        return False
+    target = names("rewards").get(reward["name"])
+    if target is None or target.startswith(_JUDGES):
+        return True
+    return any(_asks_model(reward[key]) for key in ("of", "grade", "likelihood") if reward.get(key) is not None)
+
+
+def _step_rewards(inputs: Inputs) -> str | None:
+    if inputs.rewards is None:
+        return None
+    labels = [reward.known_as for reward in inputs.rewards]
+    for estimator in inputs.config.advantage.estimators:
+        label = estimator.numbers.get("reward")
+        if isinstance(label, str) and label not in labels:
+            return (
+                f"scores of steps: advantage.estimators {estimator.name} reads the reward labeled {label}, and "
+                f"rewards: has {', '.join(labels)}: add it, for example {{name: step_reward_model, label: {label}, "
+                "weight: 0, model: ..}"
+            )
+    return None
+
+
+def _critic(inputs: Inputs) -> str | None:
+    if inputs.config.critic is not None:
+        return None
+    return "a critic, and the run has none: leave out critic: null, or set critic: {}"
 
 
 def _rows(what: str) -> Callable[[Inputs], str | None]:
@@ -102,6 +154,9 @@ def _environment_reward(inputs: Inputs) -> str | None:
 
 CHECKS: Mapping[Need, Callable[[Inputs], str | None]] = {
     "verifier": _verifier,
+    "judge": _judge,
+    "step_rewards": _step_rewards,
+    "critic": _critic,
     "images": _rows("images"),
     "videos": _rows("videos"),
     "turns": _turns,

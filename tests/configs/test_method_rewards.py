@@ -341,3 +341,34 @@ def test_a_run_of_live_functions_and_a_method_is_not_plain_grpo(name: str, tmp_p
 
 def parity(samples: Sequence[Sample]) -> list[float]:
     return [float(sample.member % 2) for sample in samples]
+
+
+def test_method_of_a_judge_needs_a_reward_by_a_model() -> None:
+    config = load_config("methods/rgr-grpo", {"rewards": [MINE]})
+    with pytest.raises(ConfigError, match=r"methods/rgr-grpo needs a judge.* rewards: has exact_match: add one, for "):
+        require_needs(config)
+    judge = RewardConfig.model_validate({"name": "text_judge", "model": "m", "question": "{response}"})
+    require_needs(config, rewards=[judge])
+    wrapped = RewardConfig.model_validate({"name": "frame_mean", "of": {"name": "vlm_judge", "model": "m"}})
+    require_needs(config, rewards=[wrapped])
+    require_needs(config, rewards=[RewardConfig.model_validate({"name": "live:rubric"})])
+    with pytest.raises(ConfigError, match="methods/dr-irl needs a judge"):
+        require_needs(load_config("methods/dr-irl", {"rewards": [MINE]}))
+
+
+@pytest.mark.parametrize("method", ["prof", "clip-delta-prm-shaping", "process-supervision"])
+def test_method_of_step_rewards_needs_their_label(method: str) -> None:
+    config = load_config(f"methods/{method}", {"rewards": [MINE]})
+    with pytest.raises(
+        ConfigError,
+        match=rf"methods/{method} needs scores of steps: .* labeled steps, and rewards: has exact_match: add",
+    ):
+        require_needs(config)
+    require_needs(config, rewards=[*config.rewards, RewardConfig(name="live:steps", label="steps")])
+
+
+@pytest.mark.parametrize("method", ["ppo", "dvpo", "direct-advantage-policy-optimization"])
+def test_method_of_a_critic_needs_one(method: str) -> None:
+    with pytest.raises(ConfigError, match=f"methods/{method} needs a critic, and the run has none: .* set critic"):
+        require_needs(load_config(f"methods/{method}", {"critic": None}))
+    require_needs(load_config(f"methods/{method}"))
