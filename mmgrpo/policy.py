@@ -78,7 +78,7 @@ class Policy(ABC):
         """Restores what ``save`` wrote."""
 
 
-class Supervised(ABC):
+class SupportsSupervisedLoss(ABC):
     """A policy that can also be taught from examples, for the warm-up stage."""
 
     @abstractmethod
@@ -109,7 +109,7 @@ class SupportsPromptCheck(ABC):
         """
 
 
-class Scheduled(ABC):
+class SupportsWindows(ABC):
     """A policy whose samples all take the same, known number of decisions, so that windows can be laid over them."""
 
     @property
@@ -118,7 +118,7 @@ class Scheduled(ABC):
         """How many decisions of a sample can be stochastic: indices 0 to num_decisions - 1."""
 
 
-class Choosing(ABC):
+class SupportsResolvedSettings(ABC):
     """A policy that decides for itself what its settings leave open, and says so."""
 
     @property
@@ -135,7 +135,7 @@ class SupportsUnbatchedRows(ABC):
         """Runs every row alone from here on: another process of the job measured that rows depend on their batch."""
 
 
-class Reading(ABC):
+class SupportsOffPolicyScoring(ABC):
     """A policy that makes decisions of samples it did not draw: answers of others, replayed rows, final pictures."""
 
     @abstractmethod
@@ -154,7 +154,7 @@ class Reading(ABC):
         """
 
 
-class Seeing(ABC):
+class SupportsPromptOverride(ABC):
     """A policy that says of decisions how likely they are behind other prompts than they were taken behind."""
 
     @abstractmethod
@@ -193,7 +193,7 @@ class Critic(ABC):
 
     @abstractmethod
     def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
-        """The decisions of a policy as the critic reads them, as ``Seeing.behind``."""
+        """The decisions of a policy as the critic reads them, as ``SupportsPromptOverride.behind``."""
 
     @property
     @abstractmethod
@@ -201,7 +201,7 @@ class Critic(ABC):
         """The parameters that training changes, in a fixed order."""
 
 
-class Criticising(ABC):
+class SupportsCritic(ABC):
     """A policy whose model can be made a critic."""
 
     @abstractmethod
@@ -209,7 +209,7 @@ class Criticising(ABC):
         """A critic over the model, which is the policy's no longer; it expects 0 before its first update."""
 
 
-class Writing(ABC):
+class SupportsTextOffsets(ABC):
     """A policy whose decisions write a text piece by piece, so that what is said of a piece is said of decisions."""
 
     @abstractmethod
@@ -224,7 +224,7 @@ class Writing(ABC):
         """
 
 
-class Keeping(ABC):
+class SupportsNamedWeights(ABC):
     """A policy that keeps weights under names beside those it trains: moving references, averages, snapshots."""
 
     @abstractmethod
@@ -244,7 +244,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Of a call: by place and by name."""
 
 
-class Shard(Protocol):
+class ModuleSharder(Protocol):
     """Shards a module in place: its weights are gathered where it is called, always as a whole and as a module.
 
     A collective. Its trained parameters lie in parts from then on, if all of it is trained, and so do their gradients,
@@ -270,11 +270,11 @@ class Shard(Protocol):
         ...
 
 
-class Shardable(ABC):
+class SupportsSharding(ABC):
     """A policy whose modules can lie in parts on the processes of a run."""
 
     @abstractmethod
-    def shard(self, shard: Shard) -> None:
+    def shard(self, shard: ModuleSharder) -> None:
         """Has the modules that are worth it sharded, before anything is drawn.
 
         Args:
@@ -282,7 +282,7 @@ class Shardable(ABC):
         """
 
 
-class Splitting(ABC):
+class SupportsContextParallel(ABC):
     """A policy of which several processes can call a module together, each with a share of every row's sequence."""
 
     @abstractmethod
@@ -300,7 +300,7 @@ class Splitting(ABC):
         """
 
 
-class Exporting(ABC):
+class SupportsExport(ABC):
     """A policy whose whole model can be had as its own library writes it."""
 
     @abstractmethod
@@ -318,7 +318,7 @@ class Exporting(ABC):
         """
 
 
-class Showing(ABC):
+class SupportsPreviews(ABC):
     """A policy whose samples are neither texts nor pictures, and which makes pictures of them for people."""
 
     @abstractmethod
@@ -333,7 +333,7 @@ class Showing(ABC):
         """
 
 
-class Joining(ABC):
+class SupportsTraceConcat(ABC):
     """A policy that scores rows of several rollouts together, so that what they share is computed once."""
 
     @abstractmethod

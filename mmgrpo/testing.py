@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mmgrpo.differentiating import backward
 from mmgrpo.errors import ConfigError, PolicyError
-from mmgrpo.policy import Policy, Reading, Scheduled, Seeing
+from mmgrpo.policy import Policy, SupportsOffPolicyScoring, SupportsPromptOverride, SupportsWindows
 from mmgrpo.types import Origin, Plan, Prompt, Rollout, Sample
 
 SEED = 11
@@ -208,11 +208,11 @@ def check_replayed_rows(subject: Subject) -> None:
     left out.
     """
     policy = subject.make(subject.rows)
-    if not isinstance(policy, Reading):
+    if not isinstance(policy, SupportsOffPolicyScoring):
         return
     plans = [Plan()]
     with suppress(ConfigError):  # a policy whose settings have no window
-        if isinstance(policy, Scheduled) and policy.num_decisions > 1:
+        if isinstance(policy, SupportsWindows) and policy.num_decisions > 1:
             plans.append(Plan(stochastic=(policy.num_decisions - 1,)))
     for plan in plans:
         rollout = subject.rollout(policy, replace(plan, keep_latents=True))
@@ -222,10 +222,10 @@ def check_replayed_rows(subject: Subject) -> None:
 def check_own_prompts(subject: Subject) -> None:
     """Decisions evaluated behind the prompts that they were sampled behind are as likely as they were.
 
-    Policies without ``Seeing`` are left out.
+    Policies without ``SupportsPromptOverride`` are left out.
     """
     policy = subject.make(subject.rows)
-    if not isinstance(policy, Seeing):
+    if not isinstance(policy, SupportsPromptOverride):
         return
     rollout = subject.rollout(policy)
     own = policy.behind(rollout, [sample.prompt for sample in rollout.samples])
@@ -239,7 +239,7 @@ def check_ratio_of_read_rows(subject: Subject, policy: Policy, rollout: Rollout)
 
     What is no token has no log-probabilities that would be read: its decisions are new, and those of the policy now.
     """
-    assert isinstance(policy, Reading)
+    assert isinstance(policy, SupportsOffPolicyScoring)
     given = [rollout.given(row, Origin.REPLAYED) for row in reversed(range(subject.rows))]
     made_of_tokens = all(sample.tokens is not None for sample in rollout.samples)
     if not made_of_tokens:

@@ -195,8 +195,8 @@ class Rollout:
         is_prefix: whether the state of a decision is the prompt of the row and the tokens of the decisions before it,
             so that rows of several rollouts that begin alike have states in common.
         num_decisions_B: how many decisions each row has, in its first columns; None: as many as there are columns.
-        record_B: per row what ``Reading.read`` needs, beside the sample, to make the same decisions of it again, as
-            ``torch.load(weights_only=True)`` reads it; None: nothing.
+        record_B: per row the data that ``SupportsOffPolicyScoring.read`` needs besides the sample to rebuild the same
+            decisions; readable by ``torch.load(weights_only=True)``. None: no data.
         num_forwards: model forwards spent, in rows of one sample.
         num_alone: rows that ran by themselves because they depend on what shares their batch.
     """
@@ -276,7 +276,7 @@ class Rollout:
         return self.mask_BT.shape[0], self.mask_BT.shape[1]
 
     def given(self, row: int, origin: Origin, *, sample: Sample | None = None) -> Given:
-        """A row as ``Reading.read`` takes it: the same decisions, with the log-probabilities of their sampling.
+        """A row as ``SupportsOffPolicyScoring.read`` takes it, with the log-probabilities recorded at sampling.
 
         Args:
             row: which.

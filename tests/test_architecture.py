@@ -298,16 +298,16 @@ def test_bases_are_found_where_they_are_defined() -> None:
     bases = list(our_bases(name, classes()[f"{name}.DenoisingPolicy"]))
     contracts = (
         "Policy",
-        "Supervised",
-        "Scheduled",
-        "Choosing",
+        "SupportsSupervisedLoss",
+        "SupportsWindows",
+        "SupportsResolvedSettings",
         "SupportsUnbatchedRows",
-        "Keeping",
-        "Reading",
-        "Seeing",
-        "Shardable",
+        "SupportsNamedWeights",
+        "SupportsOffPolicyScoring",
+        "SupportsPromptOverride",
+        "SupportsSharding",
     )
-    contracts += ("Splitting", "Exporting")
+    contracts += ("SupportsContextParallel", "SupportsExport")
     assert bases == [f"mmgrpo.policy.{contract}" for contract in contracts]
     assert defined_at("mmgrpo.policies.diffusion.DenoisingPolicy") == f"{name}.DenoisingPolicy"
 

@@ -12,7 +12,7 @@ from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor, nn
 
 from mmgrpo.layouts import arrive, blocks_of, is_waiting, place, waiting
-from mmgrpo.policy import Policy, Shardable
+from mmgrpo.policy import Policy, SupportsSharding
 
 MODELS = {
     DenoisingPolicy: "python:tests.policies.tiny_policies:build_sd3",
@@ -32,7 +32,7 @@ def values(policy: Policy) -> Tensor:
     return torch.cat([p.detach().flatten() for p in policy.trainable])
 
 
-def laid_nowhere(policy: Shardable) -> None:
+def laid_nowhere(policy: SupportsSharding) -> None:
     """Parts it as an engine does, but that nothing lies elsewhere afterwards."""
 
     def shard(name: str, module: nn.Module, *, empty: object = None, within: object = None) -> None:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from mmgrpo.config.registry import POLICIES, SETTINGS, is_scheduled, resolve, settings_type
-from mmgrpo.policy import Scheduled
+from mmgrpo.policy import SupportsWindows
 
 HEAVY = ("torch", "diffusers", "transformers", "accelerate", "peft", "numpy", "PIL", "sklearn", "pyarrow", "datasets")
 
@@ -50,7 +50,7 @@ def test_what_computes_nothing_imports_no_library_that_does(command: tuple[str, 
 def test_settings_read_without_a_policy_are_those_of_the_policy(policy: str) -> None:
     adapter = resolve("policies", policy)
     assert settings_type(policy) is adapter.settings_type
-    assert is_scheduled(policy) == issubclass(adapter, Scheduled)
+    assert is_scheduled(policy) == issubclass(adapter, SupportsWindows)
     assert sorted(SETTINGS) == sorted(POLICIES)
 
 

@@ -116,13 +116,14 @@ def _policy_values(config: Path) -> dict[str, str]:
 
 
 def _write_whole(settings: RunConfig, checkpoint: Path, directory: Path, dtype: str | None) -> None:
-    from mmgrpo.policy import Exporting
+    from mmgrpo.policy import SupportsExport
 
     policy = policy_of(settings, checkpoint)
-    if not isinstance(policy, Exporting):
+    if not isinstance(policy, SupportsExport):
         raise ConfigError(
             f"{type(policy).__name__} has no method export(directory, dtype=...), so its model cannot be written as a "
-            "whole: add one that writes the files of your library (mmgrpo.policy.Exporting), or use the checkpoint: "
+            "whole: add one that writes the files of your library (mmgrpo.policy.SupportsExport), or use the "
+            "checkpoint: "
             f"its policy/ is what {type(policy).__name__}.save wrote, and mmgrpo sample and evaluate take the run"
         )
     policy.export(directory, dtype=dtype)

@@ -45,7 +45,7 @@ from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.maths.terms import Term, of_origins, weighted
 from mmgrpo.maths.trees import TREES
 from mmgrpo.maths.windows import WINDOWS
-from mmgrpo.policy import Policy, Scheduled
+from mmgrpo.policy import Policy, SupportsWindows
 from mmgrpo.splits import Split
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import OLD, REFERENCE
@@ -261,7 +261,7 @@ def _foreign(config: ForeignConfig) -> Foreign:
     return Foreign(surrogate=surrogate, ratio_level=config.ratio_level, weight=config.weight)
 
 
-def window_at(config: RunConfig, policy: Policy | Scheduled, step: int) -> tuple[int, ...] | None:
+def window_at(config: RunConfig, policy: Policy | SupportsWindows, step: int) -> tuple[int, ...] | None:
     """The stochastic decisions of a step, those among them that branches part at; None for all.
 
     Raises ConfigError for a window that does not fit the schedule, a policy without one, or ``policy.tail`` without a
@@ -272,7 +272,7 @@ def window_at(config: RunConfig, policy: Policy | Scheduled, step: int) -> tuple
         if config.policy and config.policy.numbers.get("tail"):
             raise ConfigError("policy.tail is of the steps after rollout.window, and there is none: set it, or no tail")
         return None
-    if not isinstance(policy, Scheduled):
+    if not isinstance(policy, SupportsWindows):
         raise ConfigError(f"rollout.window lays windows over denoising steps; {type(policy).__name__} has none")
     keyed: dict[str, Any] = {}
     if window.name in ("random", "random_subset"):
@@ -283,7 +283,7 @@ def window_at(config: RunConfig, policy: Policy | Scheduled, step: int) -> tuple
     return tuple(sorted({*draw(policy.num_decisions, **keyed), *(split.decision for split in tree_of(config, policy))}))
 
 
-def tree_of(config: RunConfig, policy: Policy | Scheduled) -> tuple[Split, ...]:
+def tree_of(config: RunConfig, policy: Policy | SupportsWindows) -> tuple[Split, ...]:
     """Where the members of a group part; nowhere without a tree.
 
     Raises ConfigError if it does not fit the group or the schedule, or the policy has no schedule.
@@ -291,7 +291,7 @@ def tree_of(config: RunConfig, policy: Policy | Scheduled) -> tuple[Split, ...]:
     rollout = config.rollout
     if rollout.tree is None:
         return ()
-    if not isinstance(policy, Scheduled):
+    if not isinstance(policy, SupportsWindows):
         raise ConfigError(f"rollout.tree parts denoising steps; {type(policy).__name__} has none")
     splits = bound("rollout.tree", TREES, rollout.tree, given=("num_decisions", "group_size"))
     return splits(policy.num_decisions, rollout.group_size)

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mmgrpo.errors import ConfigError, UnknownNameError
-from mmgrpo.policy import Scheduled
+from mmgrpo.policy import SupportsWindows
 from mmgrpo.system.declared import declared
 from mmgrpo.system.targets import import_attribute, is_own, own_attribute
 
@@ -239,7 +239,7 @@ def is_scheduled(policy: str) -> bool:
     if policy in names("settings"):
         return getattr(settings_type(policy), "is_scheduled", False)
     adapter = resolve("policies", policy)
-    return isinstance(adapter, type) and issubclass(adapter, Scheduled)
+    return isinstance(adapter, type) and issubclass(adapter, SupportsWindows)
 
 
 def decides(policy: str) -> str | None:

@@ -29,7 +29,7 @@ from mmgrpo.doctor.checks import (
 from mmgrpo.errors import ConfigError, DataError, MmgrpoError, ReplayError
 from mmgrpo.maths.planners import Request
 from mmgrpo.memory import Memory
-from mmgrpo.policy import Choosing, Policy
+from mmgrpo.policy import Policy, SupportsResolvedSettings
 from mmgrpo.reward import Told
 from mmgrpo.scoring import NamedReward, named_rewards, score
 from mmgrpo.splits import num_leaves
@@ -160,7 +160,7 @@ def _plain_samples(policy: Policy, prompts: Sequence[Prompt]) -> Sequence[Sample
 
 def _choices(policy: Policy) -> list[Finding]:
     """What the policy decided where its settings leave it open."""
-    chosen = policy.choices if isinstance(policy, Choosing) else ()
+    chosen = policy.choices if isinstance(policy, SupportsResolvedSettings) else ()
     return [Finding("choices", True, "; ".join(chosen))] if chosen else []
 
 

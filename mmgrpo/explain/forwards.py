@@ -16,7 +16,7 @@ from mmgrpo.config.numbers import bound
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.views import still_views
 from mmgrpo.maths.windows import WINDOWS, shortened, subset_size
-from mmgrpo.policy import Scheduled
+from mmgrpo.policy import SupportsWindows
 from mmgrpo.splits import Branching
 from mmgrpo.values import OLD, Value, from_reference
 
@@ -131,7 +131,7 @@ def _credit_passes(config: RunConfig) -> list[frozenset[Value]]:
 
 
 @final
-class _Schedule(Scheduled):
+class _Schedule(SupportsWindows):
     """So many steps that can be stochastic; all that a window asks of a policy."""
 
     def __init__(self, num_decisions: int) -> None:

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 
 from mmgrpo.data.spectrograms import spectrogram
 from mmgrpo.errors import MmgrpoError
-from mmgrpo.policy import Policy, Showing
+from mmgrpo.policy import Policy, SupportsPreviews
 from mmgrpo.runs.folder import claimed
 from mmgrpo.runs.samples import SAMPLES, write_samples
 from mmgrpo.scoring import NamedReward, Scorer
@@ -83,8 +83,8 @@ def draw(
 
 
 def shown_by(policy: Policy, sample: Sample) -> Sample:
-    """The sample as people look at it: with the picture that its policy makes of it, where that is ``Showing``."""
-    return policy.shown(sample) if isinstance(policy, Showing) else sample
+    """The sample with its policy's preview, where the policy is a ``SupportsPreviews``."""
+    return policy.shown(sample) if isinstance(policy, SupportsPreviews) else sample
 
 
 def write(drawn: Drawn, folder: Path) -> Path:

@@ -21,7 +21,7 @@ from mmgrpo.errors import ConfigError, MmgrpoError
 from mmgrpo.layouts import layout_of, waiting
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.diagnostics import Diagnostics
-from mmgrpo.policy import Policy, Shardable, Splitting
+from mmgrpo.policy import Policy, SupportsContextParallel, SupportsSharding
 from mmgrpo.runs.folder import make_accelerator
 from mmgrpo.runs.parts import Part
 from mmgrpo.runs.sharding import sharding_of
@@ -111,13 +111,13 @@ class Job:
             ConfigError: it is of a kind that cannot, or a module of it cannot.
         """
         if self.sharding:
-            if not isinstance(policy, Shardable):
+            if not isinstance(policy, SupportsSharding):
                 raise ConfigError(
                     f"{type(policy).__name__} cannot be sharded: leave FSDP and DeepSpeed out of accelerate's settings"
                 )
             policy.shard(self.sharding.shard)
         if self._per_seat > 1:
-            if not isinstance(policy, Splitting):
+            if not isinstance(policy, SupportsContextParallel):
                 raise ConfigError(f"{type(policy).__name__} splits no sequences: leave out runtime.context_parallel")
             shape, names = (self.size, 1, self._per_seat), ("seats", "ring", "ulysses")
             policy.split(init_device_mesh(self.accelerator.device.type, shape, mesh_dim_names=names))

@@ -94,7 +94,7 @@ class Sharding:
         empty: Callable[[], Arguments] | None = None,
         within: nn.Module | None = None,
     ) -> None:
-        """Shards a module in place, block by block: ``Shard``. A collective.
+        """Shards a module in place, block by block: ``ModuleSharder``. A collective.
 
         What is in no block stays whole on every process, as the embeddings of tokens, which output heads may share, and
         so do the few trained parameters of an adapter. Gradients of other trained parameters are summed over the

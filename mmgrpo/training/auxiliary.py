@@ -22,7 +22,7 @@ from mmgrpo.data.prompts import load_prompts
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policy import Policy, Writing
+from mmgrpo.policy import Policy, SupportsTextOffsets
 from mmgrpo.runs.processes import Job
 from mmgrpo.training.credit import Batch
 from mmgrpo.training.learner import Gradient
@@ -53,7 +53,7 @@ class Auxiliaries:
         """Loads the examples.
 
         Args:
-            policy: must also be ``Supervised``, if there is any.
+            policy: must also be ``SupportsSupervisedLoss``, if there is any.
             configs: the section.
             seed: the run's.
             job: the processes.
@@ -188,7 +188,7 @@ class Auxiliaries:
         return came_to, len(examples)
 
     def _begun(self, sample: Sample) -> str:
-        if not isinstance(self._supervised, Writing):
+        if not isinstance(self._supervised, SupportsTextOffsets):
             raise ConfigError("auxiliary: begun is of what is written, and this policy does not write: leave it out")
         return (sample.text or "")[: self._supervised.text_ends(sample)[sample.num_forced - 1]]
 

@@ -127,7 +127,7 @@ def build_plan(config: RunConfig, policy: Policy, step: int, settings: Mapping[s
 
     Args:
         config: the run.
-        policy: what draws; a window needs it to be ``Scheduled``.
+        policy: what draws; a window needs it to be ``SupportsWindows``.
         step: counted from 0.
         settings: of the policy's drawing, where they are others than its own.
 

@@ -14,7 +14,7 @@ from mmgrpo.data.contexts import CONTEXTS
 from mmgrpo.data.corruption import IMAGE_CONTEXTS
 from mmgrpo.data.history import Context
 from mmgrpo.errors import ConfigError
-from mmgrpo.policy import Keeping, Policy
+from mmgrpo.policy import Policy, SupportsNamedWeights
 from mmgrpo.training.build import build_policy
 from mmgrpo.training.ema import Average
 from mmgrpo.training.views import View
@@ -104,7 +104,7 @@ def _view(
         return View(name=name, using=average.applied, moves=True, context=context)
     if one.weights == REFERENCE:
         return View(name=name, using=policy.reference, context=context)
-    if not isinstance(policy, Keeping) or not _is_kept(policy, one.weights):
+    if not isinstance(policy, SupportsNamedWeights) or not _is_kept(policy, one.weights):
         raise ConfigError(
             f"views.{name}: no weights are kept under {one.weights!r}"
             f"{suggestion(one.weights, ['now', 'old', 'average', REFERENCE])}"
@@ -114,7 +114,7 @@ def _view(
 
 
 def _is_kept(policy: Policy, name: str) -> bool:
-    if not isinstance(policy, Keeping):
+    if not isinstance(policy, SupportsNamedWeights):
         return False
     try:
         with policy.using(name):

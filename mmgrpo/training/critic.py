@@ -19,7 +19,7 @@ from mmgrpo.differentiating import backward
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.critics import generalised_advantage, value_loss
 from mmgrpo.maths.diagnostics import Diagnostics
-from mmgrpo.policy import Critic, Criticising
+from mmgrpo.policy import Critic, SupportsCritic
 from mmgrpo.runs.processes import Job
 from mmgrpo.training.auxiliary import Beside
 from mmgrpo.training.build import build_policy, optimizer_of
@@ -44,10 +44,10 @@ def build_critic(config: RunConfig, device: str | torch.device) -> Critic:
             "critic.policy: the policy of this run is a live one, so name the model to learn a value with"
         )
     policy = build_policy(config.model_copy(update={"policy": named}), device)
-    if not isinstance(policy, Criticising):
+    if not isinstance(policy, SupportsCritic):
         raise ConfigError(
-            f"critic: {type(policy).__name__} makes no critic (mmgrpo.policy.Criticising); a language model does, and "
-            "for a policy that draws there is none: leave the section out"
+            f"critic: {type(policy).__name__} makes no critic (mmgrpo.policy.SupportsCritic); a language model does, "
+            "and for a policy that draws there is none: leave the section out"
         )
     return policy.critic()
 

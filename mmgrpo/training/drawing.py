@@ -18,7 +18,7 @@ from mmgrpo.data.history import Context, History
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.planners import Request
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policy import Keeping, Policy, Writing
+from mmgrpo.policy import Policy, SupportsNamedWeights, SupportsTextOffsets
 from mmgrpo.training.reading import PromptOf, given_of, read, reader, verified
 from mmgrpo.types import Continuation, Given, Origin, Plan, Prompt, Rollout, Sample
 
@@ -94,7 +94,7 @@ def draw(
     """
     own = rows_by_identity([rollout for one in before for rollout in one.rollouts])
     known = rows_by_identity(others) | own
-    text_ends = policy.text_ends if isinstance(policy, Writing) and not others else None
+    text_ends = policy.text_ends if isinstance(policy, SupportsTextOffsets) and not others else None
     history_of = _histories(known, rewards, seed, text_ends)
     alike: dict[tuple[object, ...], list[int]] = {}
     for n in mine:
@@ -319,7 +319,7 @@ def _drawn(
 
 def _read_again(policy: Policy, rollout: Rollout, plan: Plan, seed: int) -> Rollout:
     """The samples of a rollout as the rows that reading makes of them: noised again, or hidden again."""
-    if isinstance(policy, Writing):
+    if isinstance(policy, SupportsTextOffsets):
         raise ConfigError(
             "rollout.decisions: read is for denoisers and masked policies; what is written is trained on as it was "
             "drawn"
@@ -351,6 +351,6 @@ def _without_settings(record: Mapping[str, Any] | None) -> dict[str, Any] | None
 def _weights(policy: Policy, name: str | None) -> AbstractContextManager[None]:
     if name is None:
         return nullcontext()
-    if not isinstance(policy, Keeping):
+    if not isinstance(policy, SupportsNamedWeights):
         raise ConfigError(f"the planner draws with the weights {name!r}, and {type(policy).__name__} keeps none")
     return policy.using(name)

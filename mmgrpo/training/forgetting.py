@@ -12,7 +12,7 @@ import torch
 from mmgrpo.differentiating import backward
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.forgetting import FORGETTING, Forgetting, forgetting_loss
-from mmgrpo.policy import Keeping, Policy
+from mmgrpo.policy import Policy, SupportsNamedWeights
 from mmgrpo.runs.processes import Job
 from mmgrpo.training.streaming import cells, evaluations
 from mmgrpo.types import Rollout
@@ -36,7 +36,7 @@ def keep_forgetting(policy: Policy, rollouts: Sequence[Rollout], how: Forgetting
     Raises:
         ConfigError: the policy keeps no weights.
     """
-    if not isinstance(policy, Keeping):
+    if not isinstance(policy, SupportsNamedWeights):
         raise ConfigError(f"the planner draws with weights of its own, and {type(policy).__name__} keeps none")
     num_rows = sum(job.gather(sum(int(rollout.mask_BT.any(1).sum()) for rollout in rollouts)))
     entropy, count, num_forwards = _backward(policy, rollouts, how, num_rows)

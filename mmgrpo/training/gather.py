@@ -15,7 +15,7 @@ from mmgrpo.data.history import Context
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.places import Places, Row, height
 from mmgrpo.maths.planners import Planner, Request, Round, Setting
-from mmgrpo.policy import Policy, Writing
+from mmgrpo.policy import Policy, SupportsTextOffsets
 from mmgrpo.runs.processes import Job
 from mmgrpo.scoring import PendingScores, Scorer
 from mmgrpo.training.drawing import Drawn, PromptOf, draw
@@ -301,7 +301,7 @@ def _rows(drawn: Drawn, policy: Policy, places: Places) -> list[Row]:
         sample, branch = rollout.samples[row], drawn.requests[number].continues
         if sample.tokens is None or sample.turn_ends or not rollout.reads_in_order(row):
             raise ConfigError("only what is written in one turn can be gone on from: denoisers part by rollout.tree")
-        if places.text and not isinstance(policy, Writing):
+        if places.text and not isinstance(policy, SupportsTextOffsets):
             raise ConfigError(f"the planner looks for places in texts, which {type(policy).__name__} does not tell")
         found.append(
             Row(
@@ -309,7 +309,7 @@ def _rows(drawn: Drawn, policy: Policy, places: Places) -> list[Row]:
                 begins=sample.num_forced if branch is None else branch.after,
                 value_T=rollout.values[places.values[0]][row] if places.values else None,
                 text=sample.text or "",
-                ends_T=policy.text_ends(sample) if places.text and isinstance(policy, Writing) else (),
+                ends_T=policy.text_ends(sample) if places.text and isinstance(policy, SupportsTextOffsets) else (),
             )
         )
     return found

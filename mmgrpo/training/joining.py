@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmgrpo.maths.planners import Branch
 from mmgrpo.maths.prefixes import prefix_states
-from mmgrpo.policy import Joining, Policy
+from mmgrpo.policy import Policy, SupportsTraceConcat
 from mmgrpo.types import Noise, Rollout
 
 
@@ -53,7 +53,9 @@ def joined(rollouts: Sequence[Rollout], *, bare_B: Tensor | None = None, policy:
         mask_BT=_padded([one.mask_BT for one in rollouts], T),
         state_BT=_shared_states(rollouts, T, bare_B),
         segment_BT=_padded([one.segment_BT for one in rollouts], T),
-        trace=policy.joined([one.trace for one in rollouts]) if isinstance(policy, Joining) else Parts(rollouts),
+        trace=policy.joined([one.trace for one in rollouts])
+        if isinstance(policy, SupportsTraceConcat)
+        else Parts(rollouts),
         noise=_joined_noise(noises, T) if len(noises) == len(rollouts) else None,
         values={value: _padded([one.values[value] for one in rollouts], T) for value in known},
         origin_B=_cat_or_none([one.origin_B for one in rollouts], [len(one.samples) for one in rollouts]),

@@ -13,7 +13,7 @@ from torch import Tensor
 from mmgrpo.errors import ConfigError, PolicyError, RewardError
 from mmgrpo.maths.feedback import Scoped, Turns
 from mmgrpo.maths.parts import part_of_decisions
-from mmgrpo.policy import Policy, Writing
+from mmgrpo.policy import Policy, SupportsTextOffsets
 from mmgrpo.training.judge import Verdict
 from mmgrpo.types import Origin, Rollout, Sample, Scope, Scores
 
@@ -93,10 +93,10 @@ def _ends(policy: Policy, sample: Sample, num_decisions: int) -> Tensor:
     """Where what each decision made ends: in characters of the text, or in decisions where there is none."""
     if sample.text is None:
         return torch.arange(1, num_decisions + 1)
-    if not isinstance(policy, Writing):
+    if not isinstance(policy, SupportsTextOffsets):
         raise PolicyError(
             f"a reward speaks of parts of a text, and {type(policy).__name__} does not say which decisions wrote which "
-            "characters: give it the method of mmgrpo.policy.Writing"
+            "characters: give it the method of mmgrpo.policy.SupportsTextOffsets"
         )
     return torch.tensor(policy.text_ends(sample), dtype=torch.long)
 

@@ -15,7 +15,7 @@ from mmgrpo.maths.drafts import accepted
 from mmgrpo.maths.planners import Answer, Request
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.memory import ReplayRow
-from mmgrpo.policy import Policy, Reading
+from mmgrpo.policy import Policy, SupportsOffPolicyScoring
 from mmgrpo.types import Given, Origin, Plan, Prompt, Rollout, Sample
 
 PromptOf = Callable[[int], Prompt]
@@ -77,9 +77,9 @@ def verified(
     return kept, now.num_forwards
 
 
-def reader(policy: Policy) -> Reading:
+def reader(policy: Policy) -> SupportsOffPolicyScoring:
     """The policy as one that reads. Raises ConfigError for one that only draws."""
-    if not isinstance(policy, Reading):
+    if not isinstance(policy, SupportsOffPolicyScoring):
         raise ConfigError(f"the planner reads samples, and {type(policy).__name__} only draws: choose another planner")
     return policy
 

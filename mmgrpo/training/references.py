@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from mmgrpo.config import ReferenceConfig
 from mmgrpo.errors import ConfigError
-from mmgrpo.policy import Keeping, Policy
+from mmgrpo.policy import Policy, SupportsNamedWeights
 from mmgrpo.training.optimizer import GuardedOptimizer
 from mmgrpo.values import REFERENCE
 
 
 def require_movable(policy: Policy, config: ReferenceConfig | None) -> None:
     """Raises ConfigError if the reference is to move and the policy keeps no weights."""
-    if config is not None and not isinstance(policy, Keeping):
+    if config is not None and not isinstance(policy, SupportsNamedWeights):
         raise ConfigError(f"reference: {type(policy).__name__} keeps no weights under names, so its reference stays")
 
 
@@ -26,7 +26,7 @@ def move_reference(policy: Policy, config: ReferenceConfig | None, step: int, op
         step: steps done.
         optimizer: begins anew at a reset, where that is asked for.
     """
-    if config is None or not isinstance(policy, Keeping):
+    if config is None or not isinstance(policy, SupportsNamedWeights):
         return
     if config.reset_every is not None and step % config.reset_every == 0:
         policy.keep(REFERENCE)

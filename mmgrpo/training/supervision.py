@@ -15,7 +15,7 @@ from mmgrpo.differentiating import backward
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.diagnostics import ValueSum
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policy import Policy, Supervised
+from mmgrpo.policy import Policy, SupportsSupervisedLoss
 from mmgrpo.runs.processes import Job
 from mmgrpo.types import Example, SupervisedLoss
 
@@ -77,7 +77,7 @@ class ExampleBatches:
 
 
 def accumulate_supervised(
-    policy: Supervised, lesson: Lesson, *, parameters: Sequence[nn.Parameter], job: Job, scale: float = 1.0
+    policy: SupportsSupervisedLoss, lesson: Lesson, *, parameters: Sequence[nn.Parameter], job: Job, scale: float = 1.0
 ) -> Taught:
     """Adds the gradient of the mean over the job's examples to the trainable parameters' ``grad``.
 
@@ -120,7 +120,7 @@ def accumulate_supervised(
 
 
 def accumulate_weighted(
-    policy: Supervised, lesson: Lesson, weights: Sequence[float], *, num: int, job: Job, scale: float = 1.0
+    policy: SupportsSupervisedLoss, lesson: Lesson, weights: Sequence[float], *, num: int, job: Job, scale: float = 1.0
 ) -> Taught:
     """Adds the gradient of weighted losses of examples to the trainable parameters' ``grad``.
 
@@ -155,7 +155,7 @@ def accumulate_weighted(
     return Taught(mean=mean, own_loss=float(scale * own.total / num), own_sum=own)
 
 
-def _loss(policy: Supervised, examples: Sequence[Example], seeds: Sequence[int]) -> SupervisedLoss:
+def _loss(policy: SupportsSupervisedLoss, examples: Sequence[Example], seeds: Sequence[int]) -> SupervisedLoss:
     loss = policy.supervised_loss(examples, seeds=seeds)
     if not isinstance(loss, SupervisedLoss):
         raise PolicyError(
@@ -165,9 +165,9 @@ def _loss(policy: Supervised, examples: Sequence[Example], seeds: Sequence[int])
     return loss
 
 
-def require_supervised(policy: Policy, section: str) -> Supervised:
+def require_supervised(policy: Policy, section: str) -> SupportsSupervisedLoss:
     """The policy, as one that can be taught. Raises ConfigError, naming the section, if it cannot."""
-    if not isinstance(policy, Supervised):
+    if not isinstance(policy, SupportsSupervisedLoss):
         raise ConfigError(f"{section}: {type(policy).__name__} cannot be taught from examples; remove the section")
     return policy
 

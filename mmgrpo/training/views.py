@@ -16,7 +16,7 @@ from torch import Tensor
 from mmgrpo.data.history import Context, History
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policy import Critic, Policy, Seeing
+from mmgrpo.policy import Critic, Policy, SupportsPromptOverride
 from mmgrpo.training.joining import Parts
 from mmgrpo.training.streaming import cells, evaluations, index_of
 from mmgrpo.types import Prompt, Rollout
@@ -125,10 +125,10 @@ class Sights(Mapping[str, Seen]):
         if view.policy is None and view.context is None:
             every_B = torch.ones(len(rollout.samples), dtype=torch.bool)
             return Seen(view=view, policy=policy, rollout=rollout, seen_B=every_B)
-        if not isinstance(policy, Seeing):
+        if not isinstance(policy, SupportsPromptOverride):
             raise ConfigError(
                 f"views.{view.name}: {type(policy).__name__} does not say how likely decisions are behind other "
-                "prompts than they were taken behind (mmgrpo.policy.Seeing): leave the view out"
+                "prompts than they were taken behind (mmgrpo.policy.SupportsPromptOverride): leave the view out"
             )
         shown = self._shown(view)
         bare = [sample.prompt if one is None else one for one, sample in zip(shown, rollout.samples, strict=True)]
@@ -218,8 +218,8 @@ def _looked(seen: Seen, mask_BT: Tensor, further: Sequence[Value]) -> Looked:
     return Looked({**found, seen_in(seen.view.name): seen_BT}, num_forwards)
 
 
-def behind(policy: Seeing | Critic, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
-    """``Seeing.behind`` of every part of a rollout that was joined."""
+def behind(policy: SupportsPromptOverride | Critic, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
+    """``SupportsPromptOverride.behind`` of every part of a rollout that was joined."""
     if not isinstance(rollout.trace, Parts):
         return policy.behind(rollout, prompts)
     parts, start = [], 0

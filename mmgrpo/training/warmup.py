@@ -35,7 +35,7 @@ class Warmup:
         """Prepares the stage.
 
         Args:
-            policy: must also be ``Supervised``.
+            policy: must also be ``SupportsSupervisedLoss``.
             config: the ``warmup:`` section.
             seed: the run's seed.
             job: the processes; each takes its part of every batch.

@@ -18,7 +18,7 @@ from .trace import Trace
 
 
 def behind(rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
-    """``Seeing.behind``: the same latents; rows share a state where they did and are shown the very same prompt."""
+    """``SupportsPromptOverride.behind``: the same latents; rows share a state if they did and get one prompt object."""
     places: dict[tuple[int, int], int] = {}
     keys = [(group, id(prompt)) for group, prompt in zip(rollout.prompt_index_B.tolist(), prompts, strict=True)]
     entry_B = torch.tensor([places.setdefault(key, len(places)) for key in keys])

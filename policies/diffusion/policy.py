@@ -17,18 +17,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from mmgrpo.errors import ConfigError
 from mmgrpo.layouts import place
 from mmgrpo.policy import (
-    Choosing,
-    Exporting,
-    Keeping,
+    ModuleSharder,
     Policy,
-    Reading,
-    Scheduled,
-    Seeing,
-    Shard,
-    Shardable,
-    Splitting,
-    Supervised,
+    SupportsContextParallel,
+    SupportsExport,
+    SupportsNamedWeights,
+    SupportsOffPolicyScoring,
+    SupportsPromptOverride,
+    SupportsResolvedSettings,
+    SupportsSharding,
+    SupportsSupervisedLoss,
     SupportsUnbatchedRows,
+    SupportsWindows,
 )
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
 from mmgrpo.values import REFERENCE, Value
@@ -77,16 +77,16 @@ EXACTNESS = {torch.float32: 1e-5, torch.bfloat16: 1e-3}
 
 class DenoisingPolicy(
     Policy,
-    Supervised,
-    Scheduled,
-    Choosing,
+    SupportsSupervisedLoss,
+    SupportsWindows,
+    SupportsResolvedSettings,
     SupportsUnbatchedRows,
-    Keeping,
-    Reading,
-    Seeing,
-    Shardable,
-    Splitting,
-    Exporting,
+    SupportsNamedWeights,
+    SupportsOffPolicyScoring,
+    SupportsPromptOverride,
+    SupportsSharding,
+    SupportsContextParallel,
+    SupportsExport,
 ):
     """A diffusers pipeline whose denoising steps are decisions.
 
@@ -297,7 +297,7 @@ class DenoisingPolicy(
         with self._weights.using(name), self._stage.substituted(self._weights.stand_ins):
             yield
 
-    def shard(self, shard: Shard) -> None:
+    def shard(self, shard: ModuleSharder) -> None:
         """Has the denoisers sharded; text encoders and the autoencoder stay whole."""
         if self.settings.compile:
             raise ConfigError("policy.compile: sharded denoisers are not compiled; leave it out")

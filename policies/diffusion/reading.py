@@ -92,7 +92,7 @@ class Reader:
     buckets: Buckets
 
     def read(self, given: Sequence[Given], seed: int, plan: Plan) -> Rollout:
-        """``Reading.read``."""
+        """``SupportsOffPolicyScoring.read``."""
         reading, call = _settings(self, plan.settings, self.stage.form)
         T = reading.num_levels
         _require_readable(given, T)

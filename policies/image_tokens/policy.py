@@ -15,15 +15,15 @@ from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.policy import (
-    Exporting,
-    Joining,
-    Keeping,
     Policy,
-    Reading,
-    Scheduled,
-    Seeing,
-    Supervised,
+    SupportsExport,
+    SupportsNamedWeights,
+    SupportsOffPolicyScoring,
     SupportsPromptCheck,
+    SupportsPromptOverride,
+    SupportsSupervisedLoss,
+    SupportsTraceConcat,
+    SupportsWindows,
 )
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
 from mmgrpo.values import ENTROPY, REFERENCE, Value
@@ -48,7 +48,15 @@ TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 
 
 class ImageTokensPolicy(
-    Policy, Supervised, Scheduled, Reading, Keeping, Joining, Seeing, Exporting, SupportsPromptCheck
+    Policy,
+    SupportsSupervisedLoss,
+    SupportsWindows,
+    SupportsOffPolicyScoring,
+    SupportsNamedWeights,
+    SupportsTraceConcat,
+    SupportsPromptOverride,
+    SupportsExport,
+    SupportsPromptCheck,
 ):
     """A unified model of transformers, or a causal one over codes, whose image tokens are decisions.
 

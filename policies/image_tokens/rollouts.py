@@ -95,7 +95,7 @@ class Rollouts:
         return replace(rollout, origin_B=torch.tensor([one.origin for one in given]), num_forwards=0)
 
     def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
-        """``Seeing.behind``: the same codes, under the distribution that they were drawn from."""
+        """``SupportsPromptOverride.behind``: the same codes, under the distribution that they were drawn from."""
         if not isinstance(rollout.trace, Trace):
             raise ConfigError("image tokens are looked at as they were drawn: the view is of a policy of another kind")
         trace = replace(rollout.trace, prompts=[self.encoder(prompt) for prompt in prompts])

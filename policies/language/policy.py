@@ -16,18 +16,18 @@ from transformers import PreTrainedModel
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.layouts import place
 from mmgrpo.policy import (
-    Criticising,
-    Exporting,
-    Joining,
-    Keeping,
+    ModuleSharder,
     Policy,
-    Reading,
-    Seeing,
-    Shard,
-    Shardable,
-    Supervised,
+    SupportsCritic,
+    SupportsExport,
+    SupportsNamedWeights,
+    SupportsOffPolicyScoring,
     SupportsPromptCheck,
-    Writing,
+    SupportsPromptOverride,
+    SupportsSharding,
+    SupportsSupervisedLoss,
+    SupportsTextOffsets,
+    SupportsTraceConcat,
 )
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
 from mmgrpo.values import ENTROPY, PEERS, REFERENCE, Value
@@ -59,15 +59,15 @@ WHOLE = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed
 
 class LanguagePolicy(
     Policy,
-    Supervised,
-    Reading,
-    Writing,
-    Keeping,
-    Joining,
-    Seeing,
-    Criticising,
-    Shardable,
-    Exporting,
+    SupportsSupervisedLoss,
+    SupportsOffPolicyScoring,
+    SupportsTextOffsets,
+    SupportsNamedWeights,
+    SupportsTraceConcat,
+    SupportsPromptOverride,
+    SupportsCritic,
+    SupportsSharding,
+    SupportsExport,
     SupportsPromptCheck,
 ):
     """A causal language model, a vision-language model or an encoder-decoder, whose tokens are decisions.
@@ -192,7 +192,7 @@ class LanguagePolicy(
         """The reference that was never kept is the adapters off, or full weights as they were when first asked for."""
         return self._weights.using(name)
 
-    def shard(self, shard: Shard) -> None:
+    def shard(self, shard: ModuleSharder) -> None:
         """Has the blocks that read tokens sharded; embeddings, output head and what sees or hears stay whole."""
         self._weights.shard(lambda _, model: shard_decoder(model, shard, compiles=self.settings.compile))
         self._in_parts = lies_in_parts(self.trainable)

@@ -173,7 +173,7 @@ class Rollouts:
         return replace(rollout, origin_B=torch.tensor([one.origin for one in given]), num_forwards=0)
 
     def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
-        """``Seeing.behind``: the same tokens, under the distribution that they were drawn from."""
+        """``SupportsPromptOverride.behind``: the same tokens, under the distribution that they were drawn from."""
         trace = rollout.trace
         if not isinstance(trace, Trace):
             raise ConfigError("a language policy looks at what was written: the view is of a policy of another kind")

@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.layouts import layout_of
-from mmgrpo.policy import Arguments, Shard
+from mmgrpo.policy import Arguments, ModuleSharder
 
 
-def shard_decoder(model: nn.Module, shard: Shard, *, compiles: bool) -> None:
+def shard_decoder(model: nn.Module, shard: ModuleSharder, *, compiles: bool) -> None:
     """Has the blocks that read tokens sharded; embeddings, output head and what sees or hears stay whole.
 
     Raises: ConfigError for what has no such blocks alone, or is compiled.

@@ -13,7 +13,16 @@ from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policy import Exporting, Keeping, Policy, Reading, Scheduled, Seeing, Supervised, SupportsPromptCheck
+from mmgrpo.policy import (
+    Policy,
+    SupportsExport,
+    SupportsNamedWeights,
+    SupportsOffPolicyScoring,
+    SupportsPromptCheck,
+    SupportsPromptOverride,
+    SupportsSupervisedLoss,
+    SupportsWindows,
+)
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
 from mmgrpo.values import ENTROPY, REFERENCE, Value
 
@@ -32,7 +41,16 @@ from .supervised import supervised_loss
 from .trace import Drawing, Look, Trace, Traces, reveal_looks
 
 
-class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping, Exporting, SupportsPromptCheck):
+class MaskedPolicy(
+    Policy,
+    SupportsSupervisedLoss,
+    SupportsWindows,
+    SupportsOffPolicyScoring,
+    SupportsPromptOverride,
+    SupportsNamedWeights,
+    SupportsExport,
+    SupportsPromptCheck,
+):
     """A model of hidden tokens, whose reveals are decisions.
 
     A sample begins hidden. At each reveal tokens are drawn at all hidden places and some of them are shown; what is

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.policy import Exporting, Keeping, Policy, Reading, Seeing, Supervised, SupportsPromptCheck
+from mmgrpo.policy import (
+    Policy,
+    SupportsExport,
+    SupportsNamedWeights,
+    SupportsOffPolicyScoring,
+    SupportsPromptCheck,
+    SupportsPromptOverride,
+    SupportsSupervisedLoss,
+)
 from mmgrpo.system.targets import import_attribute
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
 from mmgrpo.values import REFERENCE, Value
@@ -25,7 +33,15 @@ WRITER, DRAWER = "mmgrpo.policies.language:LanguagePolicy", "mmgrpo.policies.ima
 LOADER = "mmgrpo.policies.image_tokens.loading:load"
 
 
-class UnifiedPolicy(Policy, Supervised, Reading, Keeping, Seeing, Exporting, SupportsPromptCheck):
+class UnifiedPolicy(
+    Policy,
+    SupportsSupervisedLoss,
+    SupportsOffPolicyScoring,
+    SupportsNamedWeights,
+    SupportsPromptOverride,
+    SupportsExport,
+    SupportsPromptCheck,
+):
     """One model whose rows are texts or pictures, as their prompts ask: two policies over the same weights.
 
     A rollout has rows of both kinds, padded to the longest. Each kind is what its policy alone would make of it.

@@ -25,7 +25,7 @@ from mmgrpo.config.objective import TermConfig
 from mmgrpo.config.sections import at, has
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.surrogates import SURROGATES
-from mmgrpo.policy import Scheduled
+from mmgrpo.policy import SupportsWindows
 from mmgrpo.runs.watchdog import watched
 from mmgrpo.training.build import build_plan, build_rewards
 from tests.breadth.assembly import build
@@ -173,7 +173,7 @@ def test_every_method_lies_over_every_model(model: str, method: str, tmp_path: P
 
 
 @final
-class Steps(Scheduled):
+class Steps(SupportsWindows):
     """So many decisions, which is all that a window asks of a policy."""
 
     def __init__(self, num_decisions: int) -> None:

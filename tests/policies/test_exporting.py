@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.policy import Exporting
+from mmgrpo.policy import SupportsExport
 from mmgrpo.types import Plan
 from tests.policies import tiny_language, tiny_masked, tiny_policies
 from tests.policies.contract import move
@@ -79,7 +79,7 @@ def test_the_dtype_is_that_of_the_model_or_the_one_asked_for(tmp_path: Path) -> 
 
 def test_what_no_library_reads_as_a_whole_is_refused(tmp_path: Path) -> None:
     policy = tiny_masked.policy_of("amused", lora=None)
-    assert isinstance(policy, Exporting)
+    assert isinstance(policy, SupportsExport)
     with pytest.raises(ConfigError, match="a masked pipeline is not written as a whole"):
         policy.export(tmp_path)
     assert isinstance(policy, MaskedPolicy)

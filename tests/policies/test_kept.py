@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.policy import Keeping, Policy
+from mmgrpo.policy import Policy, SupportsNamedWeights
 from mmgrpo.types import Prompt, Rollout
 from mmgrpo.values import Value
 from tests.policies import tiny_language, tiny_policies
@@ -65,7 +65,7 @@ def divergences(name: str) -> list[str]:
 @every
 def test_what_was_just_kept_is_the_policy_of_now(name: str, settings: dict[str, Any]) -> None:
     policy, rollout = made(name, settings)
-    assert issubclass(type(policy), Keeping)
+    assert issubclass(type(policy), SupportsNamedWeights)
     first_BT = values(policy, rollout)
     move(policy.trainable)
     now_BT = values(policy, rollout)

@@ -10,7 +10,7 @@ from mmgrpo.policies.language.text_ends import text_ends
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from mmgrpo.policy import Writing
+from mmgrpo.policy import SupportsTextOffsets
 from mmgrpo.types import Given, Sample
 from tests.policies.tiny_language import policy_of, prompts_of
 
@@ -18,7 +18,7 @@ from tests.policies.tiny_language import policy_of, prompts_of
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2"])
 def test_words_bytes_and_ends(name: str) -> None:
     policy = policy_of(name)
-    assert isinstance(policy, Writing)
+    assert isinstance(policy, SupportsTextOffsets)
     (prompt, _) = prompts_of(name)
     sample = policy.read([Given(sample=Sample(prompt, 0, 0, text="red cat\nblue 漢 no"))], seed=0).samples[0]
     # red, " cat", newline, blue, space, three bytes of one character of which the first has it, " no", end

@@ -177,5 +177,5 @@ def test_what_cannot_be_is_said(policy: LanguagePolicy) -> None:
     def whole(samples: Sequence[Sample]) -> list[Score]:
         return [Score(0.0, scopes=[Scope(0, 1, 1.0)]) for _ in samples]
 
-    with pytest.raises(PolicyError, match=r"mmgrpo\.policy\.Writing"):
+    with pytest.raises(PolicyError, match=r"mmgrpo\.policy\.SupportsTextOffsets"):
         advantage(mute, spoken, [NamedReward("steps", whole)], {"name": "scoped", "reward": "steps"})

@@ -28,7 +28,7 @@ from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES, 
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.transitions import kernel_mean, x0_to_prediction
-from mmgrpo.policy import Keeping, Policy, Scheduled, Showing, Supervised
+from mmgrpo.policy import Policy, SupportsNamedWeights, SupportsPreviews, SupportsSupervisedLoss, SupportsWindows
 from mmgrpo.values import OLD, REFERENCE, Value
 
 CHUNKS_OF_A_LESSON = 4  # of each demonstration
@@ -49,7 +49,7 @@ class Episodes:
     mean_BTHA: Tensor
 
 
-class ChunkPolicy(Policy, Supervised, Scheduled, Keeping, Showing):
+class ChunkPolicy(Policy, SupportsSupervisedLoss, SupportsWindows, SupportsNamedWeights, SupportsPreviews):
     """Denoises chunks of a robot's actions, conditioned on what it sees."""
 
     settings_type = ChunkSettings
