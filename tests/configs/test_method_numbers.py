@@ -161,3 +161,13 @@ def test_advantages_are_held_within_five(name: str) -> None:
         names=("reward",), weight_R=torch.ones(1), value_BR=reward_BR, valid_BR=torch.ones_like(reward_BR).bool()
     )
     assert float(credit_of(scores, 64, config).advantage_B.max()) == 5.0
+
+
+FORK_BOUNDS = {"spo": 10.0, "intuitor": 3.0, "tempo": 3.0, "ttrv": 3.0, "depo": 3.0, "coba-rl": 3.0}
+"""``clip_ratio_c`` of the authors' forks of verl, as their scripts leave or set it."""
+
+
+@pytest.mark.parametrize("name", FORK_BOUNDS)
+def test_losses_of_negative_advantages_are_bounded_as_in_the_fork(name: str) -> None:
+    surrogate = read_layers(CONFIGS / "methods" / f"{name}.yaml")["objective"]["surrogate"]
+    assert (surrogate["name"], surrogate["bound"]) == ("dual_clipped", FORK_BOUNDS[name])
