@@ -54,7 +54,10 @@ def test_index_says_what_a_method_is_made_of() -> None:
     assert row.sources[1] == ("policy.strength", "0.7", "flow_grpo, config/base.py, sample.noise_level")
     assert row.published[1][:2] == ("rollout.prompts_per_step", "48")
     assert {key for key, _, _ in row.sources} & {key for key, _, _ in row.published} == set()
-    assert (row.heading, row.method.applies_to) == ("Ratios: over what, and in what norm", "denoising")
+    assert (row.heading, row.method.applies_to) == (
+        "Ratios: importance ratios of tokens, steps and sequences",
+        "denoising",
+    )
     assert row.method.published_on == "Stable Diffusion 3.5 Medium at 512 x 512, LoRA of rank 32"
     assert row.formulas == (
         "A = (r - mean_G r) / (std_G r + eps), std^2 = sum (r - mean_G r)^2 / (n - correction)",
@@ -93,7 +96,9 @@ def test_methods_on_the_command_line() -> None:
     listed = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "200"})
     assert listed.exit_code == 0
     assert (
-        listed.output.index("Advantages: what a") < listed.output.index("methods/bnpo") < listed.output.index("Ratios:")
+        listed.output.index("Advantages: the adv")
+        < listed.output.index("methods/bnpo")
+        < listed.output.index("Ratios:")
     )
     narrow = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "80"}).output
     assert all(len(line) <= 80 for line in narrow.splitlines())

@@ -58,12 +58,12 @@ def test_explain_shows_the_note_and_the_sources() -> None:
 
 
 def test_a_one_gpu_variant_is_its_recipe_with_a_smaller_batch() -> None:
-    variants = shipped("one-gpu")
-    hinted = {p.stem for p in (CONFIGS / "recipes").glob("*.yaml") if "On one GPU:" in p.read_text()}
-    assert {name.partition("/")[2] for name in variants} == hinted
+    variants = [name for name in shipped("recipes") if name.endswith("-one-gpu")]
+    hinted = {p.stem for p in (CONFIGS / "recipes").rglob("*.yaml") if "On one GPU:" in p.read_text()}
+    assert {name.partition("/")[2].removesuffix("-one-gpu") for name in variants} == hinted
     assert len(hinted) == 6
     for name in variants:
-        small, whole = (load_config(each) for each in (name, name.replace("one-gpu/", "recipes/")))
+        small, whole = (load_config(each) for each in (name, name.removesuffix("-one-gpu")))
         moved = {"name", "method", "rollout"}
         assert small.model_dump(exclude=moved) == whole.model_dump(exclude=moved)
         sides = {"prompts_per_step", "group_size"}

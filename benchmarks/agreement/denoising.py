@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.agreement.authors import Source
 from benchmarks.agreement.comparing import Case, Numbers, Rows
-from mmgrpo.config.loading import CONFIGS, read_layers
+from mmgrpo.config.loading import find_config, read_layers
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
 from mmgrpo.maths.transitions import (
     SAMPLERS,
@@ -61,7 +61,7 @@ def latents(rows: Rows) -> Latents:
 
 
 def _case(method: str, source: Source, theirs: Callable[[SimpleNamespace, Latents, float], Numbers], said: str) -> Case:
-    policy = read_layers(CONFIGS / f"methods/{method}.yaml")["policy"]
+    policy = read_layers(find_config(f"methods/{method}"))["policy"]
 
     def ours(rows: Rows) -> Numbers:
         at = latents(rows)

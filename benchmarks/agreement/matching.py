@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.agreement.authors import Settings, Source
 from benchmarks.agreement.comparing import Case, G, Given, Numbers, P, Rows, T, loss
-from mmgrpo.config.loading import CONFIGS, read_layers
+from mmgrpo.config.loading import find_config, read_layers
 from mmgrpo.maths.matching import matching_errors
 from mmgrpo.maths.matching_terms import optimality
 from mmgrpo.values import DRIFT, of_view
@@ -139,7 +139,7 @@ def _predictions(rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 
 def _nft_ours(rows: Rows) -> Numbers:
-    (term,) = read_layers(CONFIGS / "methods/diffusion-nft.yaml")["objective"]["terms"]
+    (term,) = read_layers(find_config("methods/diffusion-nft"))["objective"]["terms"]
     now_BD, old_BD, clean_BD, noised_BD, level_B = _predictions(rows)
     errors = matching_errors(clean_BD, noised_BD, level_B, now_BD, old_BD, strength=term["strength"])
     share_B = optimality(rows.reward_B[:, None], limit=term["limit"])[:, 0]

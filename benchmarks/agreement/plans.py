@@ -10,7 +10,7 @@ from mmgrpo.policies.cooling import Cooling
 
 from benchmarks.agreement.authors import Source
 from benchmarks.agreement.comparing import Case, Numbers, Rows
-from mmgrpo.config.loading import CONFIGS, read_layers
+from mmgrpo.config.loading import find_config, read_layers
 from mmgrpo.maths.schedules import VALUE_SCHEDULES
 from mmgrpo.maths.windows import WINDOWS
 
@@ -19,7 +19,7 @@ TOKENS = (0, 9, 10, 60, 400, 2000)
 
 
 def _read(method: str) -> dict:
-    return read_layers(CONFIGS / f"methods/{method}.yaml")
+    return read_layers(find_config(f"methods/{method}"))
 
 
 def _window(rows: Rows) -> Numbers:

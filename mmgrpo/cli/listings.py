@@ -15,7 +15,9 @@ from mmgrpo.system.console import page, styled
 
 
 def recipes(
-    named: Annotated[str, typer.Argument(help="those whose names hold it: quickstart, one-gpu, papers, flux, vl")] = "",
+    named: Annotated[
+        str, typer.Argument(help="Part of the names to list: quickstart, recipes, one-gpu, papers, flux, vl.")
+    ] = "",
 ) -> None:
     """Lists the configurations that come to be run, with what each wants."""
     with plain_errors():

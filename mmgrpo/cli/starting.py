@@ -93,7 +93,7 @@ def recipes(named: str = "") -> dict[str, str]:
     Raises:
         UnknownNameError: none is so named.
     """
-    every = [name for folder in ("quickstart", "recipes", "one-gpu", "papers") for name in shipped(folder)]
+    every = [name for folder in ("quickstart", "recipes", "papers") for name in shipped(folder)]
     found = [name for name in every if named in name]
     if not found:
         raise UnknownNameError(f"no recipe has {named!r} in its name; mmgrpo recipes lists all {len(every)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -24,6 +25,7 @@ from mmgrpo.system.targets import import_attribute
 from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parsed_yaml
 
 LAUNCHES = CONFIGS / "accelerate"  # settings of accelerate, which are no runs
+METHODS = (CONFIGS / "methods").resolve()
 LAUNCHED = "MMGRPO_LAUNCHED"
 """What ``mmgrpo train`` was given to start the processes of a run, in their environment."""
 
@@ -119,6 +121,8 @@ def dump_config(config: RunConfig) -> str:
 def find_config(name: str | Path, beside: Path | None = None) -> Path:
     """The file of a path, a shipped name, with or without ``.yaml``, or a name of another package's: ``methods/NAME``.
 
+    The shipped name of ``configs/methods/selection/gfpo.yaml`` is ``methods/gfpo``: inner folders are left out.
+
     Args:
         name: the path or name.
         beside: a folder to look in first, that of the file which includes this one.
@@ -134,6 +138,8 @@ def find_config(name: str | Path, beside: Path | None = None) -> Path:
         for candidate in (root / name, root / f"{name}.yaml"):
             if _is_file(candidate):
                 return candidate
+    if (shipped_file := _shipped_files().get(str(name).removesuffix(".yaml"))) is not None:
+        return shipped_file
     of_others = packaged()
     if str(name) in of_others:
         return _path_at(of_others[str(name)])
@@ -193,8 +199,17 @@ def _is_file(path: Path) -> bool:
 
 def shipped(folder: str = "") -> list[str]:
     """Names of the configurations that come with the package, as ``train`` and ``include`` take them."""
-    found = (path for path in (CONFIGS / folder).rglob("*.yaml") if LAUNCHES not in path.parents)
-    return sorted(path.relative_to(CONFIGS).with_suffix("").as_posix() for path in found)
+    return sorted(name for name in _shipped_files() if not folder or name.startswith(f"{folder}/"))
+
+
+@cache
+def _shipped_files() -> Mapping[str, Path]:
+    """The files of ``configs`` by name: the first folder and the file's name."""
+    files = [path for path in sorted(CONFIGS.rglob("*.yaml")) if LAUNCHES not in path.parents]
+    return {
+        "/".join([*path.relative_to(CONFIGS).parts[:1], path.stem]) if path.parent != CONFIGS else path.stem: path
+        for path in files
+    }
 
 
 def read_layers(path: Path, *, published: bool | None = None, with_methods: bool = True) -> dict[str, Any]:
@@ -256,6 +271,8 @@ def _layers(
         raise ConfigError(f"{above[0]} includes files more than {MAX_INCLUDED} deep; write them together")
     if (path, published) not in known:
         values = _read(path)
+        if METHODS in path.parents and isinstance(values.get("method"), dict):
+            values["method"] = {"kind": path.parent.name, **values["method"]}
         asks = values.pop("published") if isinstance(values.get("published"), bool) else None
         inner = asks if published is None else published  # the outermost file that says so decides
         if not with_methods and at(values, "method.name", None) is not None:

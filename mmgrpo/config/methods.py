@@ -14,13 +14,13 @@ MethodKind = Literal[
     "credit",
     "surrogates",
     "ratios",
-    "groups",
+    "group_losses",
     "selection",
     "sampling",
-    "rounds",
+    "strategies",
     "memory",
     "views",
-    "reading",
+    "off_policy",
     "updates",
     "environments",
 ]
@@ -73,7 +73,9 @@ class MethodConfig(Section):
     name: str
     title: str
     paper: str | None = Field(default=None, description="its number on arXiv; null: it is not published")
-    kind: MethodKind | None = Field(default=None, description="what it changes: see docs/methods.md; null: not said")
+    kind: MethodKind | None = Field(
+        default=None, description="part of the algorithm that it changes; of a shipped method the folder of its file"
+    )
     applies_to: AppliesTo = "both"
     published_on: str | None = Field(
         default=None, description="model of the run that the values under published are of"

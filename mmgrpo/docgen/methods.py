@@ -122,19 +122,19 @@ TRL_OPTIONS = (
 
 
 KINDS: Mapping[MethodKind, str] = {
-    "advantages": "Advantages: what a sample is worth beside its group",
-    "credit": "Credit: what each decision is worth",
-    "surrogates": "Surrogates: the loss of a decision, and how decisions are averaged",
-    "ratios": "Ratios: over what, and in what norm",
-    "groups": "Groups: losses of a whole group",
-    "selection": "Selection: which samples and decisions count, and how much",
-    "sampling": "Sampling: how samples are drawn, and where they branch",
-    "rounds": "Rounds: what is drawn next",
-    "memory": "Memory: what a run knows of its prompts and samples",
+    "advantages": "Advantages: the advantage of a sample within its group",
+    "credit": "Credit: the advantage of each decision",
+    "surrogates": "Surrogates: the loss of a decision, and its average",
+    "ratios": "Ratios: importance ratios of tokens, steps and sequences",
+    "group_losses": "Group losses: losses of a whole group",
+    "selection": "Selection: which samples and decisions are trained, and their weights",
+    "sampling": "Sampling: how samples are generated, and where they branch",
+    "strategies": "Strategies: rounds of requests within a step",
+    "memory": "Memory: statistics of prompts, and replay of samples",
     "views": "Views: other weights, and other prompts",
-    "reading": "Reading: samples that are scored, not drawn",
-    "updates": "Updates: what is done with gradients and weights",
-    "environments": "Environments: turns, and what answers them",
+    "off_policy": "Off-policy: demonstrations and replayed samples",
+    "updates": "Updates: gradients and weights after the loss",
+    "environments": "Environments: several turns, with tools",
 }
 """Kinds of methods by what they change, with their headings."""
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.loading import CONFIGS, load_config, read_layers, shipped
+from mmgrpo.config.loading import find_config, load_config, read_layers, shipped
 from mmgrpo.config.registry import settings_type
 from mmgrpo.config.sections import at
 from mmgrpo.errors import MmgrpoError
@@ -146,7 +146,7 @@ def mechanism_keys(name: str) -> tuple[str, ...]:
 
 @cache
 def _layers(name: str) -> Mapping[str, Any]:
-    return read_layers(CONFIGS / "methods" / f"{name}.yaml")
+    return read_layers(find_config(f"methods/{name}"))
 
 
 @cache

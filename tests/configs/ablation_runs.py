@@ -12,7 +12,7 @@ from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.rewards.text.exchanges import EnvironmentReturn
 
 from mmgrpo.config import Named, RunConfig
-from mmgrpo.config.loading import CONFIGS, read_layers
+from mmgrpo.config.loading import find_config, read_layers
 from mmgrpo.policy import Policy
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.build import build_policy
@@ -326,7 +326,7 @@ def _chain(name: str) -> dict[str, Any]:
         changes["rollout.contexts.solution.pattern"] = None
     if name == "delethink":
         changes |= {"rollout.contexts.chunk.head": 1, "rollout.contexts.chunk.tail": 1}
-    then = read_layers(CONFIGS / "methods" / f"{name}.yaml").get("rollout", {}).get("planner", {}).get("then")
+    then = read_layers(find_config(f"methods/{name}")).get("rollout", {}).get("planner", {}).get("then")
     if then:  # settings of drawing are of models with room for long answers
         short = [{key: value for key, value in stage.items() if key != "settings"} for stage in then]
         changes["rollout.planner.then"] = short
@@ -350,12 +350,12 @@ def bright_left(samples: Sequence[Sample]) -> list[float]:
 
 
 def _denoising(name: str) -> TinyRun:
-    own = read_layers(CONFIGS / "methods" / f"{name}.yaml").get("policy", {})
+    own = read_layers(find_config(f"methods/{name}")).get("policy", {})
     settings = {key: value for key, value in settings_of("sd3").items() if key not in own}
     settings["call"] = {**settings["call"], "num_inference_steps": 4, "height": 16, "width": 16}
     changes = {f"policy.{key}": value for key, value in {"name": "denoising", **settings}.items()}
     changes |= {"policy.model": "python:tests.policies.tiny_policies:build_sd3", "rollout.prompts_per_step": 2}
-    if "clamp" in read_layers(CONFIGS / "methods" / f"{name}.yaml").get("advantage", {}):
+    if "clamp" in read_layers(find_config(f"methods/{name}")).get("advantage", {}):
         changes["advantage.clamp"] = 1.0  # so few members are never five standard deviations apart
 
     def policy(config: RunConfig) -> Policy:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.config.loading import CONFIGS, read_layers, shipped
+from mmgrpo.config.loading import find_config, read_layers, shipped
 
 PLACES = ("prompts", "rollout", "advantage", "objective", "auxiliary", "reference")
 """Sections in which a method says what it is."""
@@ -113,20 +113,20 @@ def nightly(of: str, names: Iterable[str]) -> list[Any]:
 
 def settings(name: str) -> set[str]:
     """What a method's file sets: each key, with a choice that is no name of a function; of functions the keys alone."""
-    values = read_layers(CONFIGS / f"{name}.yaml")
+    values = read_layers(find_config(name))
     sections = {section: value for section, value in values.items() if section not in ("method", "published")}
     return {found for section, value in sections.items() for found in _set(section, value)}
 
 
 def functions(name: str) -> set[tuple[str, str]]:
     """The functions that a method's file names, each with its place."""
-    values = read_layers(CONFIGS / f"{name}.yaml")
+    values = read_layers(find_config(name))
     return {found for section in PLACES for found in _named(section, values.get(section, {}))}
 
 
 def applies_to(name: str) -> str:
     """The policies that a method is for."""
-    return read_layers(CONFIGS / f"{name}.yaml")["method"]["applies_to"]
+    return read_layers(find_config(name))["method"]["applies_to"]
 
 
 def untrained(kind: str, trained: list[str]) -> set[tuple[str, str]]:

@@ -12,7 +12,7 @@ import torch
 
 from mmgrpo.config import AdvantageConfig, ObjectiveConfig
 from mmgrpo.config.binding import build_objective
-from mmgrpo.config.loading import CONFIGS, read_layers
+from mmgrpo.config.loading import CONFIGS, find_config, read_layers
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, Moments
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
@@ -70,14 +70,14 @@ ADVANTAGES = {
 
 
 def test_every_drawing_method_has_its_numbers() -> None:
-    names = {path.stem for path in (CONFIGS / "methods").glob("*.yaml")}
+    names = {path.stem for path in (CONFIGS / "methods").rglob("*.yaml")}
     assert set(LOSSES) <= names
     assert set(ADVANTAGES) == set(LOSSES)
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss(name: str) -> None:
-    values = read_layers(CONFIGS / "methods" / f"{name}.yaml")
+    values = read_layers(find_config(f"methods/{name}"))
     config = ObjectiveConfig.model_validate(values["objective"])
     objective = build_objective(config)
     density, reduce = DENSITIES[values["policy"]["density"]], REDUCTIONS[values["policy"]["reduction"]]
@@ -113,7 +113,7 @@ def test_loss(name: str) -> None:
 
 def test_chunks_have_one_ratio_and_weigh_alike() -> None:
     """Log-ratios 3e-4 and 1e-4 of one chunk: r = exp(2e-4), held at 1.0001; 5e-5 of another: 1.00005000125."""
-    values = read_layers(CONFIGS / "methods" / "chunk-grpo.yaml")
+    values = read_layers(find_config("methods/chunk-grpo"))
     objective = build_objective(ObjectiveConfig.model_validate(values["objective"]))
     mask_BT, zero_BT = torch.ones(1, 3, dtype=torch.bool), torch.zeros(1, 3, dtype=torch.float64)
     decisions = Decisions(
@@ -130,7 +130,7 @@ def test_chunks_have_one_ratio_and_weigh_alike() -> None:
 
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_advantages(name: str) -> None:
-    config = AdvantageConfig.model_validate(read_layers(CONFIGS / "methods" / f"{name}.yaml")["advantage"])
+    config = AdvantageConfig.model_validate(read_layers(find_config(f"methods/{name}"))["advantage"])
     reward_BR = torch.tensor(REWARDS).reshape(12, 1)
     scores = Scores(
         names=("reward",), weight_R=torch.ones(1), value_BR=reward_BR, valid_BR=torch.ones_like(reward_BR).bool()
@@ -141,7 +141,7 @@ def test_advantages(name: str) -> None:
 
 
 def test_rewards_of_mix_grpo_are_normalised_and_added_without_another_scale() -> None:
-    config = AdvantageConfig.model_validate(read_layers(CONFIGS / "methods" / "mix-grpo.yaml")["advantage"])
+    config = AdvantageConfig.model_validate(read_layers(find_config("methods/mix-grpo"))["advantage"])
     # of the group (0, 0, 1, 1) the second reward says (6, 4, 4, 6), at half the weight: sample std 0.57735 and 1.154701
     value_BR = torch.tensor([[0.0, 6.0], [0.0, 4.0], [1.0, 4.0], [1.0, 6.0]])
     scores = Scores(
@@ -154,7 +154,7 @@ def test_rewards_of_mix_grpo_are_normalised_and_added_without_another_scale() ->
 
 @pytest.mark.parametrize("name", [name for name in ADVANTAGES if name != "flow-dppo"])
 def test_advantages_are_held_within_five(name: str) -> None:
-    config = AdvantageConfig.model_validate(read_layers(CONFIGS / "methods" / f"{name}.yaml")["advantage"])
+    config = AdvantageConfig.model_validate(read_layers(find_config(f"methods/{name}"))["advantage"])
     reward_BR = torch.zeros(64, 1)
     reward_BR[0] = 1.0  # over the group's spread: 63 / 64 / 0.125, about 7.9
     scores = Scores(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmgrpo.config.binding import build_answer_weight, build_planner
-from mmgrpo.config.loading import CONFIGS, read_layers, shipped
+from mmgrpo.config.loading import find_config, read_layers, shipped
 from mmgrpo.data.samplers import Pool, build_sampler
 from mmgrpo.maths.planners import Request, Round, Setting
 from mmgrpo.memory import Memory
@@ -19,7 +19,7 @@ from tests.configs.pins.rows import ONE_OF_FOUR
 TINY = ("nft", "luffy", "rl-plus", "ampo", "critique-grpo", "exgrpo", "rgr-grpo")
 """Divided by a length of thousands."""
 
-AS_TRL = {name for name in shipped("methods") if read_layers(CONFIGS / f"{name}.yaml")["method"].get("trl")}
+AS_TRL = {name for name in shipped("methods") if read_layers(find_config(name))["method"].get("trl")}
 ELSEWHERE = {
     *pins.ELSEWHERE,
     *test_method_numbers.LOSSES,

@@ -9,13 +9,13 @@ import pytest
 
 from mmgrpo.config import ObjectiveConfig
 from mmgrpo.config.binding import build_objective
-from mmgrpo.config.loading import CONFIGS, read_layers, shipped
+from mmgrpo.config.loading import find_config, read_layers, shipped
 from tests.maths.test_objectives_trl_live import draw_batch
 from tests.maths.trl_oracle import our_outcome, totals_as_trl, trl_outcome
 
 pytest.importorskip("trl")
 
-FILES = {name: read_layers(CONFIGS / f"{name}.yaml") for name in shipped("methods")}
+FILES = {name: read_layers(find_config(name)) for name in shipped("methods")}
 SAME = {name: values for name, values in FILES.items() if values["method"].get("trl")}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmgrpo.config.binding import build_objective
-from mmgrpo.config.loading import CONFIGS, dump_config, load_config, read_layers, shipped
+from mmgrpo.config.loading import dump_config, find_config, load_config, read_layers, shipped
 from mmgrpo.config.sections import has
 from mmgrpo.explain.method import recipe_rows
 from mmgrpo.scoring import score
@@ -46,7 +46,7 @@ def test_every_value_has_a_source_and_every_source_a_value(name: str) -> None:
     assert recipe is not None
     said = own["recipe"]["sources"]
     assert [key for key in leaves(own) if not under(key, OPEN) and not under(key, said)] == []
-    assert [key for key in said if not has(read_layers(CONFIGS / f"{name}.yaml"), key)] == []
+    assert [key for key in said if not has(read_layers(find_config(name)), key)] == []
     assert re.fullmatch(r"\d{4}\.\d{5}", recipe.paper or "")
     assert recipe.deviations
     assert recipe.evidence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import yaml
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.loading import CONFIGS, dump_config, load_config, read_layers, shipped, validated
+from mmgrpo.config.loading import dump_config, find_config, load_config, read_layers, shipped, validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.explain.method import method_rows
@@ -34,12 +33,12 @@ METHOD = {
 MODEL = {"update": {"lr": 0.25, "weight_decay": 0.125}}
 
 RESOLVED = {
-    "one-gpu/flux-dance-grpo": "06b9b387bb26b479",
-    "one-gpu/flux-mix-grpo": "4b6a104e01d8fdef",
-    "one-gpu/sd3.5-flow-grpo-fast": "b7e7218d5facc3a4",
-    "one-gpu/sd3.5-flow-grpo-geneval": "25822ee5d599bc68",
-    "one-gpu/sd3.5-flow-grpo-ocr": "25822ee5d599bc68",
-    "one-gpu/sd3.5-flow-grpo-pick-score": "245892a18956daa5",
+    "recipes/flux-dance-grpo-one-gpu": "06b9b387bb26b479",
+    "recipes/flux-mix-grpo-one-gpu": "4b6a104e01d8fdef",
+    "recipes/sd3.5-flow-grpo-fast-one-gpu": "b7e7218d5facc3a4",
+    "recipes/sd3.5-flow-grpo-geneval-one-gpu": "25822ee5d599bc68",
+    "recipes/sd3.5-flow-grpo-ocr-one-gpu": "25822ee5d599bc68",
+    "recipes/sd3.5-flow-grpo-pick-score-one-gpu": "245892a18956daa5",
     "quickstart/arithmetic-text": "5507d1812615496f",
     "quickstart/digits-image": "622c002cac229c65",
     "quickstart/digits-vlm": "0fc1be5edd7d73c9",
@@ -198,7 +197,7 @@ MODEL_OF = {
 
 def with_its_scale(name: str, write: Write) -> RunConfig:
     """A method over a model of its kind, with its published scale if it has one."""
-    values = read_layers(CONFIGS / f"{name}.yaml")
+    values = read_layers(find_config(name))
     published, model = values.get("published", {}), MODEL_OF[values["method"]["applies_to"]]
     asked = {"rollout": {"environment": ENVIRONMENT}} if name in EXCHANGED else {}
     return load_config(write("run", {"include": [model, name], "published": bool(published), **asked}))
@@ -250,14 +249,3 @@ def test_explanation_says_what_the_method_sets_with_the_values_of_the_run(write:
         objective.kl_beta = 0.04
         """
     assert " ".join(expected.split()) in rows(load_config(path))
-
-
-def test_who_includes_a_name_of_another_meaning_is_told(write: Write, caplog: pytest.LogCaptureFixture) -> None:
-    said = "methods/bnpo was TRL's loss of that name, a mean over tokens, which is methods/token-mean-grpo now"
-    with caplog.at_level(logging.WARNING):
-        config = load_config(write("run", {"include": ["models/qwen2.5-vl-3b", "methods/bnpo"]}))
-    assert [record.message.startswith(said) for record in caplog.records] == [True]
-    assert said in rows(config)
-    caplog.clear()
-    load_config(write("run", {"include": ["models/qwen2.5-vl-3b", "methods/token-mean-grpo"]}))
-    assert caplog.records == []

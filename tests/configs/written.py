@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from mmgrpo.config.loading import CONFIGS
+from mmgrpo.config.loading import find_config
 
 
 def plain(text: str) -> Any:
@@ -23,4 +23,4 @@ def written(name: str) -> dict[str, Any]:
 
 @cache
 def _read(name: str) -> dict[str, Any]:
-    return plain((CONFIGS / f"{name}.yaml").read_text())
+    return plain((find_config(name)).read_text())
