@@ -123,7 +123,7 @@ class SupportsResolvedSettings(ABC):
 
     @property
     @abstractmethod
-    def choices(self) -> tuple[str, ...]:
+    def resolved_settings(self) -> tuple[str, ...]:
         """What it decided, a sentence each, for people."""
 
 
@@ -131,7 +131,7 @@ class SupportsUnbatchedRows(ABC):
     """A policy that measures whether its rows depend on their batch, and can run each row in a call of its own."""
 
     @abstractmethod
-    def run_rows_alone(self) -> None:
+    def disable_row_batching(self) -> None:
         """Runs every row alone from here on: another process of the job measured that rows depend on their batch."""
 
 
@@ -158,7 +158,7 @@ class SupportsPromptOverride(ABC):
     """A policy that says of decisions how likely they are behind other prompts than they were taken behind."""
 
     @abstractmethod
-    def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
+    def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """The same decisions, each row's behind another prompt.
 
         Args:
@@ -192,8 +192,8 @@ class Critic(ABC):
         """
 
     @abstractmethod
-    def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
-        """The decisions of a policy as the critic reads them, as ``SupportsPromptOverride.behind``."""
+    def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
+        """The decisions of a policy as the critic reads them, as ``SupportsPromptOverride.override_prompts``."""
 
     @property
     @abstractmethod
@@ -213,7 +213,7 @@ class SupportsTextOffsets(ABC):
     """A policy whose decisions write a text piece by piece, so that what is said of a piece is said of decisions."""
 
     @abstractmethod
-    def text_ends(self, sample: Sample) -> Sequence[int]:
+    def text_offsets(self, sample: Sample) -> Sequence[int]:
         """How many characters of ``Sample.text`` there are after each decision of the sample.
 
         Args:
@@ -286,7 +286,7 @@ class SupportsContextParallel(ABC):
     """A policy of which several processes can call a module together, each with a share of every row's sequence."""
 
     @abstractmethod
-    def split(self, mesh: DeviceMesh) -> None:
+    def enable_context_parallel(self, mesh: DeviceMesh) -> None:
         """Has the modules that are trained, and copies of them, split their sequences, before anything is drawn.
 
         From then on the processes that share a sequence make the same calls; what they get is whole, and gradients of
@@ -322,7 +322,7 @@ class SupportsPreviews(ABC):
     """A policy whose samples are neither texts nor pictures, and which makes pictures of them for people."""
 
     @abstractmethod
-    def shown(self, sample: Sample) -> Sample:
+    def preview(self, sample: Sample) -> Sample:
         """The sample with a picture, or frames, of what it is; asked of those that are kept, never before rewards.
 
         Args:
@@ -337,7 +337,7 @@ class SupportsTraceConcat(ABC):
     """A policy that scores rows of several rollouts together, so that what they share is computed once."""
 
     @abstractmethod
-    def joined(self, traces: Sequence[Any]) -> Any:
+    def concat_traces(self, traces: Sequence[Any]) -> Any:
         """One trace of the rows of several, one after the other.
 
         Args:

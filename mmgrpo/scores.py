@@ -114,7 +114,7 @@ class Scores:
                 raise ShapeError(f"{what} must be one per sample, of {len(self.value_BR)}, got {wrong}")
 
     @classmethod
-    def joined(cls, parts: Sequence[Scores]) -> Scores:
+    def concat(cls, parts: Sequence[Scores]) -> Scores:
         """The scores of several calls or processes by the same rewards, one after the other."""
         first = parts[0]
         return cls(

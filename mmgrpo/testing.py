@@ -228,7 +228,7 @@ def check_own_prompts(subject: Subject) -> None:
     if not isinstance(policy, SupportsPromptOverride):
         return
     rollout = subject.rollout(policy)
-    own = policy.behind(rollout, [sample.prompt for sample in rollout.samples])
+    own = policy.override_prompts(rollout, [sample.prompt for sample in rollout.samples])
     assert torch.equal(own.mask_BT, rollout.mask_BT)
     largest = largest_difference(values(policy, own), rollout.old_logprob_BT, rollout.mask_BT)
     assert largest <= max(subject.gap, subject.rounding)

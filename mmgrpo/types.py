@@ -198,7 +198,7 @@ class Rollout:
         record_B: per row the data that ``SupportsOffPolicyScoring.read`` needs besides the sample to rebuild the same
             decisions; readable by ``torch.load(weights_only=True)``. None: no data.
         num_forwards: model forwards spent, in rows of one sample.
-        num_alone: rows that ran by themselves because they depend on what shares their batch.
+        num_unbatched: rows that ran by themselves because they depend on what shares their batch.
     """
 
     samples: Sequence[Sample]
@@ -219,7 +219,7 @@ class Rollout:
     num_decisions_B: Tensor | None = None
     record_B: Sequence[Mapping[str, Any] | None] | None = None
     num_forwards: int = 0
-    num_alone: int = 0
+    num_unbatched: int = 0
 
     def __post_init__(self) -> None:
         B = len(self.samples)

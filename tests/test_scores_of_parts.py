@@ -76,10 +76,10 @@ def test_numbers_of_parts_are_read_as_numbers_of_samples_are() -> None:
 def test_they_stay_with_their_samples() -> None:
     reward = [NamedReward("words", words)]
     one, none, two = (score(texts(*some), reward) for some in (["a b", "c"], ["", ""], ["d e f"]))
-    joined = Scores.joined([one, none, two])
+    joined = Scores.concat([one, none, two])
     assert joined.scopes["words"] == [*one.scopes["words"], None, None, *two.scopes["words"]]
     assert joined.rows([4, 1]).scopes["words"] == [two.scopes["words"][0], one.scopes["words"][1]]
-    assert Scores.joined([none, none]).scopes == {}
+    assert Scores.concat([none, none]).scopes == {}
 
 
 def test_known_results_keep_them() -> None:

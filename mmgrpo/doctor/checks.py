@@ -125,8 +125,10 @@ def on_policy_gap(subject: Subject, update: Update) -> Finding:
 def batch_invariance(subject: Subject) -> Finding:
     """Whether a row scores the same alone as among others."""
     rollout = subject.rollout
-    if rollout.num_alone:
-        said = f"{rollout.num_alone} of {len(rollout.samples)} rows depend on what shares their batch, and run alone"
+    if rollout.num_unbatched:
+        said = (
+            f"{rollout.num_unbatched} of {len(rollout.samples)} rows depend on what shares their batch, and run alone"
+        )
         cure = "nothing, but for time; set the rollout's and the update's batch size to 1 to say so"
         return Finding("batch invariance", True, said, cure)
     together_BT = _values(subject.policy, rollout, range(len(rollout.samples)))

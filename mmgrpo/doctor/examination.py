@@ -160,7 +160,7 @@ def _plain_samples(policy: Policy, prompts: Sequence[Prompt]) -> Sequence[Sample
 
 def _choices(policy: Policy) -> list[Finding]:
     """What the policy decided where its settings leave it open."""
-    chosen = policy.choices if isinstance(policy, SupportsResolvedSettings) else ()
+    chosen = policy.resolved_settings if isinstance(policy, SupportsResolvedSettings) else ()
     return [Finding("choices", True, "; ".join(chosen))] if chosen else []
 
 

@@ -84,7 +84,7 @@ def draw(
 
 def shown_by(policy: Policy, sample: Sample) -> Sample:
     """The sample with its policy's preview, where the policy is a ``SupportsPreviews``."""
-    return policy.shown(sample) if isinstance(policy, SupportsPreviews) else sample
+    return policy.preview(sample) if isinstance(policy, SupportsPreviews) else sample
 
 
 def write(drawn: Drawn, folder: Path) -> Path:

@@ -120,7 +120,7 @@ class Job:
             if not isinstance(policy, SupportsContextParallel):
                 raise ConfigError(f"{type(policy).__name__} splits no sequences: leave out runtime.context_parallel")
             shape, names = (self.size, 1, self._per_seat), ("seats", "ring", "ulysses")
-            policy.split(init_device_mesh(self.accelerator.device.type, shape, mesh_dim_names=names))
+            policy.enable_context_parallel(init_device_mesh(self.accelerator.device.type, shape, mesh_dim_names=names))
 
     def shard(self, items: Sequence[T], what: str) -> list[tuple[int, T]]:
         """This process's consecutive share of the job's items, each with its index in the whole.

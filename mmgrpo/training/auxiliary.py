@@ -190,7 +190,7 @@ class Auxiliaries:
     def _begun(self, sample: Sample) -> str:
         if not isinstance(self._supervised, SupportsTextOffsets):
             raise ConfigError("auxiliary: begun is of what is written, and this policy does not write: leave it out")
-        return (sample.text or "")[: self._supervised.text_ends(sample)[sample.num_forced - 1]]
+        return (sample.text or "")[: self._supervised.text_offsets(sample)[sample.num_forced - 1]]
 
     def _answer(self, sample: Sample, column: str) -> Example:
         prompt, key = sample.prompt, (id(sample.prompt), column)

@@ -94,7 +94,7 @@ def draw(
     """
     own = rows_by_identity([rollout for one in before for rollout in one.rollouts])
     known = rows_by_identity(others) | own
-    text_ends = policy.text_ends if isinstance(policy, SupportsTextOffsets) and not others else None
+    text_ends = policy.text_offsets if isinstance(policy, SupportsTextOffsets) and not others else None
     history_of = _histories(known, rewards, seed, text_ends)
     alike: dict[tuple[object, ...], list[int]] = {}
     for n in mine:

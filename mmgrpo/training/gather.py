@@ -278,7 +278,7 @@ def _round(
     if value is None:
         raise ConfigError("a planner that looks back needs to know what the scores combine to")
     identity_B2 = torch.cat([one.identity_B2 for one in said])
-    valued = value(Scores.joined([one.scores for one in said]), identity_B2[:, 0])
+    valued = value(Scores.concat([one.scores for one in said]), identity_B2[:, 0])
     return Round(
         requests=requests,
         request_B=torch.cat([one.request_B for one in said]),
@@ -309,7 +309,7 @@ def _rows(drawn: Drawn, policy: Policy, places: Places) -> list[Row]:
                 begins=sample.num_forced if branch is None else branch.after,
                 value_T=rollout.values[places.values[0]][row] if places.values else None,
                 text=sample.text or "",
-                ends_T=policy.text_ends(sample) if places.text and isinstance(policy, SupportsTextOffsets) else (),
+                ends_T=policy.text_offsets(sample) if places.text and isinstance(policy, SupportsTextOffsets) else (),
             )
         )
     return found

@@ -53,7 +53,7 @@ def joined(rollouts: Sequence[Rollout], *, bare_B: Tensor | None = None, policy:
         mask_BT=_padded([one.mask_BT for one in rollouts], T),
         state_BT=_shared_states(rollouts, T, bare_B),
         segment_BT=_padded([one.segment_BT for one in rollouts], T),
-        trace=policy.joined([one.trace for one in rollouts])
+        trace=policy.concat_traces([one.trace for one in rollouts])
         if isinstance(policy, SupportsTraceConcat)
         else Parts(rollouts),
         noise=_joined_noise(noises, T) if len(noises) == len(rollouts) else None,
@@ -66,7 +66,7 @@ def joined(rollouts: Sequence[Rollout], *, bare_B: Tensor | None = None, policy:
         num_decisions_B=torch.tensor([one.num_decisions(row) for one in rollouts for row in range(len(one.samples))]),
         record_B=[record for one in rollouts for record in one.record_B or [None] * len(one.samples)],
         num_forwards=sum(one.num_forwards for one in rollouts),
-        num_alone=sum(one.num_alone for one in rollouts),
+        num_unbatched=sum(one.num_unbatched for one in rollouts),
     )
 
 

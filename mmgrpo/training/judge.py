@@ -59,7 +59,7 @@ def judge(experience: Experience, rewards: Sequence[NamedReward], *, step: int, 
     Raises:
         RewardError: a reward failed on too many samples of any process.
     """
-    scores = Scores.joined(job.from_leaders(experience.scored.collected))
+    scores = Scores.concat(job.from_leaders(experience.scored.collected))
     groups = job.gather(experience.rollout.prompt_index_B)
     group_N = torch.cat(groups)
     start = sum(len(group_B) for group_B in groups[: job.rank])

@@ -42,7 +42,7 @@ def step_metrics(
     sums = job.gather((float(batch.rollout.old_logprob_BT[kept_BT].double().sum()), int(kept_BT.sum())))
     metrics["rollout/logprob_mean"] = sum(each for each, _ in sums) / max(sum(num for _, num in sums), 1)
     num_failed = sum(sample.failure is not None for sample in experience.samples)
-    alone, failed = zip(*job.gather((experience.rollout.num_alone, num_failed)), strict=True)
+    alone, failed = zip(*job.gather((experience.rollout.num_unbatched, num_failed)), strict=True)
     metrics |= {ROWS_ALONE: sum(alone)} if any(alone) else {}
     metrics |= {"rollout/failed_samples": sum(failed)} if any(failed) else {}
     return metrics

@@ -98,7 +98,7 @@ def _ends(policy: Policy, sample: Sample, num_decisions: int) -> Tensor:
             f"a reward speaks of parts of a text, and {type(policy).__name__} does not say which decisions wrote which "
             "characters: give it the method of mmgrpo.policy.SupportsTextOffsets"
         )
-    return torch.tensor(policy.text_ends(sample), dtype=torch.long)
+    return torch.tensor(policy.text_offsets(sample), dtype=torch.long)
 
 
 def _require_parts(scores: Scores, reward: str) -> None:

@@ -56,7 +56,7 @@ class ScoredStep:
         """The scores of the step's rows, waited for now if they were not."""
         rounds = [one.collected() for one in self.rounds]
         took_s = {name: sum(one.took_s[name] for one in rounds) for name in rounds[0].took_s}
-        scores = replace(Scores.joined(rounds).rows(self.rows), took_s=took_s)
+        scores = replace(Scores.concat(rounds).rows(self.rows), took_s=took_s)
         if self.regrouped is None:
             return scores
         of_step = [place for place, row in enumerate(self.regrouped_rows) if row is not None]

@@ -236,7 +236,7 @@ class Trainer:
         metrics = step_metrics(experience, verdict, batch, config.advantage, self.job) | self.now.metrics
         metrics |= reward_changes(verdict, batch, config.advantage, rewards=self.now.rewards, job=self.job)
         if metrics.get(ROWS_ALONE) and isinstance(self.policy, SupportsUnbatchedRows):
-            self.policy.run_rows_alone()
+            self.policy.disable_row_batching()
         metrics |= source_metrics(verdict.scores, verdict.root_N, prompts.prompt)
         if self.stream.skips:
             metrics["prompts/unreadable"] = prompts.num_replaced

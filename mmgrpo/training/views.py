@@ -219,9 +219,9 @@ def _looked(seen: Seen, mask_BT: Tensor, further: Sequence[Value]) -> Looked:
 
 
 def behind(policy: SupportsPromptOverride | Critic, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
-    """``SupportsPromptOverride.behind`` of every part of a rollout that was joined."""
+    """``SupportsPromptOverride.override_prompts`` of every part of a rollout that was joined."""
     if not isinstance(rollout.trace, Parts):
-        return policy.behind(rollout, prompts)
+        return policy.override_prompts(rollout, prompts)
     parts, start = [], 0
     for part in rollout.trace.rollouts:
         parts.append(behind(policy, part, prompts[start : start + len(part.samples)]))

@@ -70,7 +70,7 @@ class Drafter:
         rollout = assemble(chunks, plan, self.segments)
         needs_full = any(self.exactness.needs_full(chunk.kind, chunk.stochastic) for chunk in chunks)
         trace = replace(rollout.trace, run_ghosts=needs_full)
-        return replace(rollout, trace=trace, num_alone=len(rollout.samples) if self.batches.alone else 0)
+        return replace(rollout, trace=trace, num_unbatched=len(rollout.samples) if self.batches.alone else 0)
 
     def deterministic(self, parts: Sequence[Part], plan: Plan) -> Rollout:
         """The stock pipeline with its stock sampler; nothing is recorded."""

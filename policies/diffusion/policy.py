@@ -210,7 +210,7 @@ class DenoisingPolicy(
         return cls(pipeline, settings)
 
     @property
-    def choices(self) -> tuple[str, ...]:
+    def resolved_settings(self) -> tuple[str, ...]:
         """The sampler, the scheduler of the decisions and the caches, where the settings leave them open."""
         found = ["rows depend on what shares their batch, so each runs alone"] if self._batches.alone else []
         form = self._stage.form
@@ -224,7 +224,7 @@ class DenoisingPolicy(
             )
         return (*self._choices, *found)
 
-    def run_rows_alone(self) -> None:
+    def disable_row_batching(self) -> None:
         """A run of the pipeline for each row, in rollouts, updates and evaluations."""
         if not self._batches.alone:
             name = type(self.pipeline).__name__
@@ -303,7 +303,7 @@ class DenoisingPolicy(
             raise ConfigError("policy.compile: sharded denoisers are not compiled; leave it out")
         self._weights.shard(shard)
 
-    def split(self, mesh: DeviceMesh) -> None:
+    def enable_context_parallel(self, mesh: DeviceMesh) -> None:
         """Has the denoisers split their sequences; text encoders and the autoencoder run whole on each process."""
         if self.settings.compile:
             raise ConfigError("policy.compile: denoisers that split their sequence are not compiled; leave it out")
@@ -348,7 +348,7 @@ class DenoisingPolicy(
         self._drafter.settle_showing([one.sample.prompt for one in given], self._drawing)
         return self._reader.read(given, seed, plan or Plan())
 
-    def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
+    def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """The same latents behind other prompts, of this policy or of one whose pipeline steps the same latents."""
         shown = behind(rollout, prompts)
         for call, rows in rows_by_call(shown.trace):

@@ -190,7 +190,7 @@ class ImageTokensPolicy(
         """``using("reference")``."""
         return self.using(REFERENCE)
 
-    def joined(self, traces: Sequence[Any]) -> Trace:
+    def concat_traces(self, traces: Sequence[Any]) -> Trace:
         """The rows of all of them."""
         every = [(trace.prompts, trace.completions) for trace in traces]
         return Trace(*([one for part in parts for one in part] for parts in zip(*every, strict=True)))
@@ -228,9 +228,9 @@ class ImageTokensPolicy(
         plan.hand_over(rollout.samples)
         return rollout
 
-    def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
+    def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """The same codes behind other prompts, of this policy or of one with the same codes."""
-        return self._rollouts.behind(rollout, prompts)
+        return self._rollouts.override_prompts(rollout, prompts)
 
     def evaluate(
         self,

@@ -94,8 +94,8 @@ class Rollouts:
         rollout = self._assembled(trace, samples, replace(plan, values=()), mask_BT=self._sampled(given))
         return replace(rollout, origin_B=torch.tensor([one.origin for one in given]), num_forwards=0)
 
-    def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
-        """``SupportsPromptOverride.behind``: the same codes, under the distribution that they were drawn from."""
+    def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
+        """``SupportsPromptOverride.override_prompts``: the same codes, under their sampling distribution."""
         if not isinstance(rollout.trace, Trace):
             raise ConfigError("image tokens are looked at as they were drawn: the view is of a policy of another kind")
         trace = replace(rollout.trace, prompts=[self.encoder(prompt) for prompt in prompts])

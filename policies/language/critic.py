@@ -61,7 +61,7 @@ class LanguageCritic(Critic):
         """Of the model, then w and b; float32."""
         return [*self._body, self._weight_D, self._bias_1]
 
-    def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
+    def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """The same tokens, for a model with the same tokenizer."""
         return self._behind(rollout, prompts)
 

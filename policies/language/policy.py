@@ -197,11 +197,11 @@ class LanguagePolicy(
         self._weights.shard(lambda _, model: shard_decoder(model, shard, compiles=self.settings.compile))
         self._in_parts = lies_in_parts(self.trainable)
 
-    def text_ends(self, sample: Sample) -> Sequence[int]:
+    def text_offsets(self, sample: Sample) -> Sequence[int]:
         """What each token adds to the text, by decoding."""
         return text_ends(self._tokenizer, list(sample.tokens or ()), sample.text or "", decode=self._encoder.text)
 
-    def joined(self, traces: Sequence[Any]) -> Trace:
+    def concat_traces(self, traces: Sequence[Any]) -> Trace:
         """Rows that were shown one prompt share it, and those that went on from others what they took over."""
         return Trace.joined(traces)
 
@@ -238,9 +238,9 @@ class LanguagePolicy(
         plan.hand_over(rollout.samples)
         return rollout
 
-    def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
+    def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """The same tokens behind other prompts, of this policy or of one with the same tokenizer."""
-        return self._rollouts.behind(rollout, prompts)
+        return self._rollouts.override_prompts(rollout, prompts)
 
     def critic(self) -> LanguageCritic:
         """A number in place of the logits. Raises ConfigError for a model that has no hidden states to put it on."""
@@ -249,7 +249,7 @@ class LanguagePolicy(
         if head is None:
             raise ConfigError(f"critic: {type(self.model).__name__} has no output embeddings, so use another model")
         width, device = head.weight.shape[1], self.model.device
-        return LanguageCritic(self._states, self.behind, body=self.trainable, width=width, device=device)
+        return LanguageCritic(self._states, self.override_prompts, body=self.trainable, width=width, device=device)
 
     def evaluate(
         self,

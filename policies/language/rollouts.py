@@ -172,8 +172,8 @@ class Rollouts:
         )
         return replace(rollout, origin_B=torch.tensor([one.origin for one in given]), num_forwards=0)
 
-    def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
-        """``SupportsPromptOverride.behind``: the same tokens, under the distribution that they were drawn from."""
+    def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
+        """``SupportsPromptOverride.override_prompts``: the same tokens, under their sampling distribution."""
         trace = rollout.trace
         if not isinstance(trace, Trace):
             raise ConfigError("a language policy looks at what was written: the view is of a policy of another kind")

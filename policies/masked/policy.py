@@ -245,7 +245,7 @@ class MaskedPolicy(
         plan.hand_over(rollout.samples)
         return rollout
 
-    def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
+    def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """The same maskings of the same answers behind other prompts, of which nothing is hidden."""
         if not isinstance(rollout.trace, Trace | Traces):
             raise ConfigError("a masked policy looks at what was hidden: the view is of a policy of another kind")

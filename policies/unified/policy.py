@@ -145,12 +145,12 @@ class UnifiedPolicy(
 
         return self._parted([one.sample.prompt for one in given], read)
 
-    def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
+    def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """The same decisions behind other prompts, which ask for the same kind."""
         parts = []
         for part in rollout.trace.parts:
             shown = [prompts[row] for row in part.row_N.tolist()]
-            parts.append(replace(part, rollout=self._policy(part.draws).behind(part.rollout, shown)))
+            parts.append(replace(part, rollout=self._policy(part.draws).override_prompts(part.rollout, shown)))
         return replace(rollout, trace=Parts(parts))
 
     def evaluate(

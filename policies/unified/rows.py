@@ -90,5 +90,5 @@ def whole(parts: Sequence[Part]) -> Rollout:
         record_B=[records[row] for row in order_B.tolist()],
         origin_B=torch.cat(origins)[order_B] if len(origins) == len(rollouts) else None,
         num_forwards=sum(rollout.num_forwards for rollout in rollouts),
-        num_alone=sum(rollout.num_alone for rollout in rollouts),
+        num_unbatched=sum(rollout.num_unbatched for rollout in rollouts),
     )

@@ -202,7 +202,7 @@ def _gap(name: str, attempt: Attempt) -> tuple[float, bool]:
         torch.manual_seed(SEED)
         policy = DenoisingPolicy(pipeline, settings)
         rollout = policy.rollout(prompts, group_size=GROUP_SIZE, seed=SEED)
-        return _measured(policy, rollout), rollout.num_alone > 0
+        return _measured(policy, rollout), rollout.num_unbatched > 0
 
 
 def _measured(policy: DenoisingPolicy, rollout: Rollout) -> float:

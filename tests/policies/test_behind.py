@@ -56,7 +56,7 @@ def test_behind_the_same_prompt_nothing_changes(name: str) -> None:
     build, prompts, make = CASES[name]
     policy = build()
     rollout = make(policy, prompts)
-    seen = policy.behind(rollout, [replace(sample.prompt) for sample in rollout.samples])
+    seen = policy.override_prompts(rollout, [replace(sample.prompt) for sample in rollout.samples])
     assert torch.equal(seen.mask_BT, rollout.mask_BT)
     assert torch.equal(seen.old_logprob_BT, rollout.old_logprob_BT)
     torch.testing.assert_close(logprobs(policy, seen), logprobs(policy, rollout), atol=1e-6, rtol=1e-6)
@@ -69,8 +69,10 @@ def test_behind_another_prompt_a_decision_is_as_likely_as_that_prompt_makes_it(n
     policy = build()
     rollout = make(policy, prompts)
     swapped = [prompts[1 - sample.group] for sample in rollout.samples]
-    found_BT = logprobs(policy, policy.behind(rollout, swapped))
-    back_BT = logprobs(policy, policy.behind(policy.behind(rollout, swapped), [s.prompt for s in rollout.samples]))
+    found_BT = logprobs(policy, policy.override_prompts(rollout, swapped))
+    back_BT = logprobs(
+        policy, policy.override_prompts(policy.override_prompts(rollout, swapped), [s.prompt for s in rollout.samples])
+    )
     now_BT = logprobs(policy, rollout)
     assert ((found_BT - now_BT).abs() > 1e-5)[rollout.mask_BT].float().mean() > 0.5
     torch.testing.assert_close(back_BT, now_BT, atol=1e-6, rtol=1e-6)
@@ -86,8 +88,8 @@ def test_members_that_are_shown_different_prompts_share_no_state() -> None:
     policy = pictures()
     rollout = policy.rollout([Prompt("a red fox")], group_size=2, seed=3, plan=Plan(share_noise=True))
     other = Prompt("two blue squares")
-    seen = policy.behind(rollout, [rollout.samples[0].prompt, other])
-    alone = policy.behind(rollout, [other, other])
+    seen = policy.override_prompts(rollout, [rollout.samples[0].prompt, other])
+    alone = policy.override_prompts(rollout, [other, other])
     assert rollout.state_BT[0, 0] == rollout.state_BT[1, 0]
     assert seen.state_BT[0, 0] != seen.state_BT[1, 0]
     assert alone.state_BT[0, 0] == alone.state_BT[1, 0]
@@ -99,12 +101,12 @@ def test_what_cannot_be_looked_at_is_said() -> None:
     words, images = policy_of("llama"), pictures()
     written, painted = drawn(words, prompts_of("llama")), drawn(images, [Prompt("a red fox")])
     with pytest.raises(ConfigError, match="of another kind"):
-        words.behind(painted, [sample.prompt for sample in painted.samples])
+        words.override_prompts(painted, [sample.prompt for sample in painted.samples])
     with pytest.raises(ConfigError, match="of another kind"):
-        images.behind(written, [sample.prompt for sample in written.samples])
+        images.override_prompts(written, [sample.prompt for sample in written.samples])
     other = replace(written, samples=[replace(sample, text="quite another") for sample in written.samples])
     with pytest.raises(ConfigError, match="give it the tokenizer"):
-        words.behind(other, [sample.prompt for sample in other.samples])
+        words.override_prompts(other, [sample.prompt for sample in other.samples])
 
 
 def test_an_exchange_has_no_view_behind_other_prompts() -> None:
@@ -113,11 +115,13 @@ def test_an_exchange_has_no_view_behind_other_prompts() -> None:
     told = [replace(one, turns=(Written(start=0, end=1, reward=None, key=""),)) for one in rollout.trace.completions]
     exchanged = replace(rollout, trace=replace(rollout.trace, completions=told))
     with pytest.raises(ConfigError, match="an exchange"):
-        policy.behind(exchanged, [sample.prompt for sample in rollout.samples])
+        policy.override_prompts(exchanged, [sample.prompt for sample in rollout.samples])
 
 
 def test_a_masked_picture_changes_what_is_written() -> None:
     policy = policy_of("qwen2.5-vl")
     rollout = drawn(policy, prompts_of("qwen2.5-vl"))
     other = [replace(s.prompt, images=[picture(*p.size, seed=9) for p in s.prompt.images]) for s in rollout.samples]
-    assert not torch.allclose(logprobs(policy, policy.behind(rollout, other)), logprobs(policy, rollout), atol=1e-4)
+    assert not torch.allclose(
+        logprobs(policy, policy.override_prompts(rollout, other)), logprobs(policy, rollout), atol=1e-4
+    )

@@ -218,7 +218,7 @@ def test_schedulers_without_decisions_draw_them_with_a_first_order_one(
         policy, expected = policy_of(name, own), policy_of(name, replaced)
     (line,) = [record.getMessage() for record in caplog.records]
     assert f"the steps of {kind} are no decisions, so they are drawn and scored with {stand_in}" in line
-    assert any(kind in choice for choice in policy.choices)
+    assert any(kind in choice for choice in policy.resolved_settings)
     rollout = policy.rollout(prompts_of(name), group_size=1, seed=SEED)
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
     as_replaced = expected.rollout(prompts_of(name), group_size=1, seed=SEED)
@@ -266,8 +266,8 @@ def test_a_scheduler_without_a_step_is_refused() -> None:
 def test_the_sampler_is_chosen_by_the_scheduler_where_none_is_named() -> None:
     for name, sampler in (("sd3", "flow_sde"), ("sd15", "ddim"), ("sd15-lcm", "native"), ("wan", "flow_sde")):
         chosen, named = policy_of(name, sampler=None), policy_of(name, sampler=sampler)
-        assert [choice for choice in chosen.choices if f"sampler {sampler}, which fits" in choice]
-        assert named.choices == ()
+        assert [choice for choice in chosen.resolved_settings if f"sampler {sampler}, which fits" in choice]
+        assert named.resolved_settings == ()
         found, expected = (p.rollout(prompts_of(name), group_size=1, seed=SEED) for p in (chosen, named))
         assert torch.equal(found.old_logprob_BT, expected.old_logprob_BT)
 

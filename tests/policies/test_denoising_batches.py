@@ -55,18 +55,18 @@ def test_rows_that_depend_on_their_batch_run_alone(
     policy = _policy(name, rollout_batch=batches[0], update_batch=batches[1])
     with caplog.at_level(logging.WARNING, logger="mmgrpo"):
         rollout = policy.rollout(PROMPTS, group_size=2, seed=SEED, plan=plan)
-    assert rollout.num_alone == 4
+    assert rollout.num_unbatched == 4
     (line,) = [record.getMessage() for record in caplog.records if "depends on its batch" in record.getMessage()]
     assert "every row runs alone" in line
     for rows in ([0, 1, 2, 3], [3, 0], [2]):
         assert torch.equal(values(policy, rollout, rows)[rows], rollout.old_logprob_BT[rows])
     last = policy.rollout(PROMPTS[1:], group_size=2, seed=SEED, plan=Plan(prompt_ids=(1,)))
-    assert last.num_alone == 2
+    assert last.num_unbatched == 2
 
 
 @pytest.mark.parametrize("name", EACH)
 def test_one_prompt_is_enough_to_see_it(name: str) -> None:
-    assert _policy(name).rollout(PROMPTS[:1], group_size=2, seed=SEED).num_alone == 2
+    assert _policy(name).rollout(PROMPTS[:1], group_size=2, seed=SEED).num_unbatched == 2
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -103,4 +103,4 @@ def test_samples_of_rows_drawn_anew_are_handed_over_once() -> None:
 @pytest.mark.parametrize("name", ["sd15", "sdxl", "sd3", "cogvideox", "wan"])
 def test_rounding_is_no_dependence(name: str, settings: dict[str, Any]) -> None:
     rollout = policy_of(name, guided=True, **settings).rollout(prompts_of(name), group_size=2, seed=SEED)
-    assert rollout.num_alone == 0
+    assert rollout.num_unbatched == 0

@@ -47,7 +47,7 @@ def test_a_student_is_drawn_as_it_was_distilled(name: str, steps: int, sampler: 
     policy, prompts = _student(name)
     rollout = policy.rollout(prompts, group_size=1, seed=SEED)
     assert policy.num_decisions == steps - 1
-    assert f"sampler {sampler}, which fits" in "; ".join(policy.choices)
+    assert f"sampler {sampler}, which fits" in "; ".join(policy.resolved_settings)
     assert rollout.noise is not None
     torch.testing.assert_close(rollout.noise.std_BT[0], torch.tensor(std), atol=1e-5, rtol=0)
     assert rollout.mask_BT[0].tolist() == [number > 0 for number in std]
@@ -136,9 +136,9 @@ def test_the_doctor_says_that_few_steps_leave_too_much_noise() -> None:
     found = {}
     for sampler in ("flow_sde", "cps"):
         policy = policy_of("flux", call={"num_inference_steps": 2}, sampler=sampler)
-        assert not policy.choices
+        assert not policy.resolved_settings
         policy.rollout(prompts_of("flux"), group_size=1, seed=SEED)
-        found[sampler] = policy.choices
+        found[sampler] = policy.resolved_settings
     (said,) = found["flow_sde"]
     assert "flow_sde takes steps so long that they leave up to" in said
     assert said.endswith("sampler cps leaves none")

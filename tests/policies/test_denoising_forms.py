@@ -66,7 +66,7 @@ def test_a_pipeline_that_takes_one_string_is_asked_row_by_row(caplog: Any) -> No
         _same(policy)
     assert "OneStringPipeline does not take rows as lists" in caplog.text
     assert "'list' object has no attribute 'removesuffix'" in caplog.text
-    assert _drawn(policy).num_alone == 4
+    assert _drawn(policy).num_unbatched == 4
 
 
 def test_a_pipeline_that_takes_one_string_is_sampled_without_noise() -> None:
@@ -181,7 +181,7 @@ def test_a_helper_that_is_read_by_a_hook_is_called_each_time() -> None:
 def test_a_row_may_have_several_entries_in_the_state() -> None:
     policy = _policy(foreign_pipelines.FramesPipeline)
     _same(policy)
-    assert _drawn(policy).num_alone == 4
+    assert _drawn(policy).num_unbatched == 4
 
 
 def test_a_scheduler_that_is_no_component_is_watched_too() -> None:
@@ -246,7 +246,7 @@ def test_sizes_of_yaml_reach_the_call_as_tuples() -> None:
     def pictures(**call: Any) -> np.ndarray:
         plan = Plan(stochastic=(), settings={"call": call})
         rollout = policy.rollout(PROMPTS, group_size=1, seed=SEED, plan=plan)
-        assert not rollout.num_alone
+        assert not rollout.num_unbatched
         return np.stack([np.asarray(sample.image) for sample in rollout.samples])
 
     stated = pictures(original_size=(32, 24))

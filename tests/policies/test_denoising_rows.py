@@ -112,7 +112,7 @@ def test_a_longer_prompt_than_any_before_is_scored_as_alone(name: str) -> None:
     policy, shown = _padded(name)
     policy.rollout([replace(shown, text=text) for text in PADDED[name]], group_size=1, seed=1)
     later = policy.rollout([replace(shown, text=text) for text in ("a cat", LONG)], group_size=1, seed=2)
-    assert later.num_alone == 2
+    assert later.num_unbatched == 2
     for row in (0, 1):
         assert torch.equal(values(policy, later, [row])[row], later.old_logprob_BT[row])
 
@@ -133,35 +133,35 @@ def test_padding_is_measured_before_anything_else_than_a_rollout(first: str) -> 
         with torch.no_grad():
             losses = [float(policy.supervised_loss([e], seeds=[n]).mean) for n, e in enumerate(examples)]
             assert float(policy.supervised_loss(examples, seeds=[0, 1]).mean) == pytest.approx(sum(losses) / 2)
-    assert any("each runs alone" in choice for choice in policy.choices)
+    assert any("each runs alone" in choice for choice in policy.resolved_settings)
 
 
 def test_another_prompt_behind_a_view_is_measured() -> None:
     policy, shown = _padded("CogView4Pipeline")
     rollout = policy.rollout([replace(shown, text="a cat")], group_size=1, seed=SEED)
-    assert rollout.num_alone == 0
+    assert rollout.num_unbatched == 0
     both = policy.rollout([replace(shown, text="a cat"), replace(shown, text="one cat")], group_size=1, seed=SEED)
-    view = policy.behind(both, [replace(shown, text=text) for text in ("a cat", LONG)])
+    view = policy.override_prompts(both, [replace(shown, text=text) for text in ("a cat", LONG)])
     assert torch.equal(values(policy, view)[0], values(policy, view, [0])[0])
 
 
 def test_padding_that_a_pipeline_masks_leaves_rows_together() -> None:
     policy = policy_of("sd3", guided=True)
     policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
-    assert policy.rollout([*prompts_of("sd3"), Prompt(LONG)], group_size=1, seed=SEED).num_alone == 0
+    assert policy.rollout([*prompts_of("sd3"), Prompt(LONG)], group_size=1, seed=SEED).num_unbatched == 0
 
 
 def test_rounding_in_bfloat16_leaves_rows_together() -> None:
     pipeline = pipeline_of("qwen-image").to(torch.bfloat16)  # masked padding takes other kernels: 1.3e-2 on the CPU
     policy = policy_of("qwen-image", pipeline, guided=True)
-    assert policy.rollout(prompts_of("qwen-image"), group_size=1, seed=SEED).num_alone == 0
+    assert policy.rollout(prompts_of("qwen-image"), group_size=1, seed=SEED).num_unbatched == 0
 
 
 def dependence_on_one(folder: Path, names: Sequence[str]) -> list[float]:
     """Rows alone of each step, where the second process alone has measured that they depend on their batch."""
     policy = policy_of("sd3")
     if os.environ["RANK"] == "1":
-        policy.run_rows_alone()
+        policy.disable_row_batching()
     run = {"steps": 2, "output": str(folder), "rollout": {"prompts_per_step": 2, "group_size": 2}}
     lines: list[float] = []
 

@@ -91,8 +91,8 @@ def test_rows_share_runs_as_far_as_the_pipeline_keeps_them_apart(
     policy = policy_of(name, build(), **settings)
     first = policy.rollout(prompts, group_size=2, seed=SEED)
     assert policy._stage.form.showing is showing
-    assert any(showing.value in choice for choice in policy.choices)
-    assert first.num_alone == 0
+    assert any(showing.value in choice for choice in policy.resolved_settings)
+    assert first.num_unbatched == 0
     runs = _runs(policy)
     rollout = policy.rollout(prompts, group_size=2, seed=SEED)
     assert set(runs) == {rows}

@@ -103,6 +103,6 @@ def test_the_scheduler_of_stable_audio_open_is_trained() -> None:
     pipeline.scheduler = CosineDPMSolverMultistepScheduler(sigma_min=0.3, sigma_max=500, sigma_schedule="exponential")
     policy = policy_of(pipeline=pipeline, num_inference_steps=4)
     rollout = policy.rollout([PROMPT], group_size=2, seed=0)
-    assert policy.choices == ("sampler ddim, which fits CosineDPMSolverMultistepScheduler",)
+    assert policy.resolved_settings == ("sampler ddim, which fits CosineDPMSolverMultistepScheduler",)
     assert rollout.mask_BT.sum(1).tolist() == [3, 3]
     assert float((values(policy, rollout) - rollout.old_logprob_BT).abs().max()) < 1e-6

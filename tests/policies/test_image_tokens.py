@@ -196,7 +196,7 @@ def test_settings_of_a_plan_hold_for_its_rows() -> None:
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-5
     other = policy_of("llamagen", guidance_scale=1.0, temperature=0.5)
     assert torch.equal(rollout_of(other).old_logprob_BT, rollout.old_logprob_BT)
-    mixed = policy.joined([rollout.trace, rollout_of(policy).trace])
+    mixed = policy.concat_traces([rollout.trace, rollout_of(policy).trace])
     assert len(mixed.completions) == 8
     assert len(mixed.batches(range(8), max_tokens=10**6)) == 2  # no batch is of two distributions
     with pytest.raises(ConfigError, match="no setting 'grid' of its own"):
@@ -254,7 +254,7 @@ def test_the_warm_up_is_the_cross_entropy_of_the_codes_behind_the_prompt_or_with
 def test_the_same_codes_behind_another_prompt() -> None:
     policy = policy_of("chameleon")
     rollout = rollout_of(policy)
-    seen = policy.behind(rollout, [Prompt("a table")] * 4)
+    seen = policy.override_prompts(rollout, [Prompt("a table")] * 4)
     assert torch.equal(seen.old_logprob_BT, rollout.old_logprob_BT)
     here = policy.rollout([Prompt("a table")], group_size=1, seed=1).trace.prompts[0]
     assert seen.trace.prompts[3].shown_P.tolist() == here.shown_P.tolist()

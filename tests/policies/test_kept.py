@@ -210,7 +210,7 @@ def test_prompts_may_be_new_behind_the_reference() -> None:
     """Ways through a model are compared by their gradients, which the reference of adapters has none of."""
     policy = tiny_language.policy_of("llama", lora=LORA["lora"])
     rollout = policy.rollout([Prompt("what")], group_size=2, seed=SEED)
-    longer = policy.behind(rollout, [Prompt("say the number that you see")] * 2)
+    longer = policy.override_prompts(rollout, [Prompt("say the number that you see")] * 2)
     move(policy.trainable)
     with policy.reference():
         reference_BT = values(policy, longer)

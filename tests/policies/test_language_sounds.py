@@ -97,7 +97,7 @@ def test_what_is_written_depends_on_what_is_heard() -> None:
     rollout = policy.rollout([Prompt("what ?", audios=[LOW])], group_size=2, seed=0)
     before = values(policy, rollout)
     others = [Prompt("what ?", audios=[sound]) for sound in (at_rate(LOW, 4000), silence(rate=8000, duration_s=0.3))]
-    same, other = (values(policy, policy.behind(rollout, [prompt] * 2)) for prompt in others)
+    same, other = (values(policy, policy.override_prompts(rollout, [prompt] * 2)) for prompt in others)
     torch.testing.assert_close(same, before, rtol=0, atol=2e-2)  # the processor hears at 4 kHz
     assert float((other - before).abs().max()) > 0.1
 

@@ -212,7 +212,7 @@ def test_the_same_decisions_behind_another_prompt() -> None:
     policy = policy_of("eurobert", num_steps=3)
     first, second = prompts_of()
     rollout = policy.rollout([first], group_size=2, seed=SEED)
-    seen = policy.behind(rollout, [second, first])
+    seen = policy.override_prompts(rollout, [second, first])
     found_BT = values(policy, seen)
     assert torch.allclose(found_BT[1], rollout.old_logprob_BT[1], atol=1e-6)
     sample, look = rollout.samples[0], rollout.trace.looks[0]

@@ -171,7 +171,7 @@ def test_given_log_probabilities_stay_and_captions_have_no_holes() -> None:
         pictures.read(given_of(pictures), seed=SEED)
     holes = policy_of("eurobert", reading=READINGS["whole"])
     with pytest.raises(ConfigError, match="set prompt_share to 0"):
-        holes.behind(holes.read(given_of(holes), seed=SEED), prompts_of() * 2)
+        holes.override_prompts(holes.read(given_of(holes), seed=SEED), prompts_of() * 2)
 
 
 @pytest.mark.parametrize("name", READINGS)

@@ -22,7 +22,7 @@ def test_words_bytes_and_ends(name: str) -> None:
     (prompt, _) = prompts_of(name)
     sample = policy.read([Given(sample=Sample(prompt, 0, 0, text="red cat\nblue 漢 no"))], seed=0).samples[0]
     # red, " cat", newline, blue, space, three bytes of one character of which the first has it, " no", end
-    assert policy.text_ends(sample) == [3, 7, 8, 12, 13, 14, 14, 14, 17, 17]
+    assert policy.text_offsets(sample) == [3, 7, 8, 12, 13, 14, 14, 14, 17, 17]
 
 
 def test_a_tokenizer_that_takes_the_first_space_away() -> None:

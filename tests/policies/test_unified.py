@@ -114,12 +114,12 @@ def test_the_same_decisions_behind_other_prompts() -> None:
     policy = policy_of()
     rollout = policy.rollout(PROMPTS, group_size=1, seed=4)
     asked = [Prompt("two squares", columns={"draw": True}), Prompt("what is the table")]
-    seen_BT = values(policy, policy.behind(rollout, asked))
+    seen_BT = values(policy, policy.override_prompts(rollout, asked))
     alone = (ImageTokensPolicy(*parts_of(), DRAW), LanguagePolicy(*parts_of(), WRITE))
     for row, one in enumerate(alone):
         read = one.read([Given(sample=replace(rollout.samples[row], group=0))], seed=0)
         assert read.shape[1] == int(rollout.mask_BT[row].sum())
-        there_BT = values(one, one.behind(read, [asked[row]]))
+        there_BT = values(one, one.override_prompts(read, [asked[row]]))
         torch.testing.assert_close(seen_BT[row, : read.shape[1]], there_BT[0], atol=1e-5, rtol=1e-5)
 
 

@@ -89,9 +89,9 @@ def test_tags_that_are_special_tokens_are_part_of_the_text() -> None:
     sample = answered(policy, text)
     assert sample.text == text  # without <|im_end|>
     pieces = ["<think>", "red", "</think>", "<answer>", "4", "</answer>", "<|call|>"]
-    ends = sorted(set(policy.text_ends(sample)))
+    ends = sorted(set(policy.text_offsets(sample)))
     assert {len("".join(pieces[: n + 1])) for n in range(len(pieces))} <= set(ends)
-    assert policy.text_ends(sample)[-2:] == [len(text)] * 2
+    assert policy.text_offsets(sample)[-2:] == [len(text)] * 2
     (score,) = Format()([answered(policy, "<think>red</think><answer>4</answer>")])
     assert getattr(score, "value", score) == 1.0
 

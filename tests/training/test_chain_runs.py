@@ -162,7 +162,7 @@ def test_chunks_of_an_answer_go_on_from_their_tails() -> None:
     assert [one.after for one in found.samples][:4] == [()] * 4
     for one in found.samples[4:]:
         before = by_identity[one.after[0]]
-        ends = policy.text_ends(before)
+        ends = policy.text_offsets(before)
         assert not before.finished
         assert (one.text or "").startswith((before.text or "")[ends[-3] :])
         assert one.num_forced > 0

@@ -87,7 +87,7 @@ def test_the_value_is_a_number_on_the_state_before_the_token() -> None:
     critic, model = body.critic(), body.model
     move(critic.trainable)
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=0)
-    seen = critic.behind(rollout, [sample.prompt for sample in rollout.samples])
+    seen = critic.override_prompts(rollout, [sample.prompt for sample in rollout.samples])
     found_BT = torch.zeros(rollout.shape)
     with torch.no_grad():
         for part in critic.evaluate(seen, values=(VALUE,)):

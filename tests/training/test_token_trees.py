@@ -213,7 +213,7 @@ def test_rows_go_on_behind_a_text() -> None:
     roots = [sample for sample in found.samples if sample.member < 2 and "e" in (sample.text or "")[:-3]]
     assert roots
     for root in roots:
-        after = 1 + next(t for t, end in enumerate(policy.text_ends(root)) if end > (root.text or "").index("e"))
+        after = 1 + next(t for t, end in enumerate(policy.text_offsets(root)) if end > (root.text or "").index("e"))
         members = (2 + 2 * root.member, 3 + 2 * root.member)
         assert all(tokens(of_group(found, root.group)[member])[:after] == tokens(root)[:after] for member in members)
 

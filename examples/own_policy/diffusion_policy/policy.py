@@ -155,7 +155,7 @@ class ChunkPolicy(Policy, SupportsSupervisedLoss, SupportsWindows, SupportsNamed
         num = len(examples) * CHUNKS_OF_A_LESSON
         return SupervisedLoss(mean=total / num, num_terms=num)
 
-    def shown(self, sample: Sample) -> Sample:
+    def preview(self, sample: Sample) -> Sample:
         """With a picture of the ways of pusher and block."""
         return sample if sample.array is None else replace(sample, image=picture_of(sample.array))
 
