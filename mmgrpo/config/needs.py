@@ -13,14 +13,26 @@ from mmgrpo.config.rewards import is_verifier, no_verifier
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.targets import is_own
 
-_JUDGES = (
-    "mmgrpo.rewards.judges.",
-    "mmgrpo.rewards.images.clip_scores:",
-    "mmgrpo.rewards.images.image_reward:",
-    "mmgrpo.rewards.sounds.clap_scores:",
-    "mmgrpo.rewards.video.video_align:",
+MODEL_REWARDS = frozenset(
+    {
+        "aesthetic",
+        "api_judge",
+        "clap_score",
+        "clip_score",
+        "hps_v2",
+        "image_reward",
+        "pick_score",
+        "prompt_likelihood",
+        "remote",
+        "reward_model",
+        "solver",
+        "step_reward_model",
+        "text_judge",
+        "video_align",
+        "vlm_judge",
+    }
 )
-"""Where the rewards are that ask a model."""
+"""Rewards that ask a model that judges or was trained to score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +93,7 @@ def _asks_model(reward: Any) -> bool:
         reward = {"name": reward}
     if not isinstance(reward, Mapping) or not isinstance(reward.get("name"), str):
         return False
-    target = names("rewards").get(reward["name"])
-    if target is None or target.startswith(_JUDGES):
+    if reward["name"] in MODEL_REWARDS or reward["name"] not in names("rewards"):
         return True
     return any(_asks_model(reward[key]) for key in ("of", "grade", "likelihood") if reward.get(key) is not None)
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 import yaml
 
-from mmgrpo.config import RewardConfig, RunConfig
+from mmgrpo.config import RewardConfig, RunConfig, needs
 from mmgrpo.config.loading import dump_config, load_config, shipped
 from mmgrpo.config.needs import require_needs
+from mmgrpo.config.registry import names
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.scoring import NamedReward
@@ -351,6 +352,9 @@ def test_method_of_a_judge_needs_a_reward_by_a_model() -> None:
     require_needs(config, rewards=[judge])
     wrapped = RewardConfig.model_validate({"name": "frame_mean", "of": {"name": "vlm_judge", "model": "m"}})
     require_needs(config, rewards=[wrapped])
+    for name in ("clap_score", "clip_score", "image_reward", "remote", "reward_model", "video_align"):
+        require_needs(config, rewards=[RewardConfig.model_validate({"name": name})])
+    assert names("rewards").keys() >= needs.MODEL_REWARDS
     require_needs(config, rewards=[RewardConfig.model_validate({"name": "live:rubric"})])
     with pytest.raises(ConfigError, match="methods/dr-irl needs a judge"):
         require_needs(load_config("methods/dr-irl", {"rewards": [MINE]}))
