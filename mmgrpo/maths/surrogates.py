@@ -76,7 +76,7 @@ def two_sided_clipped(
     """
     del logprob_BT
     floor, ceiling = _limit(1 - low, ratio_BT), _limit(1 + high, ratio_BT)
-    capped_BT = ratio_BT.clamp(max=delta)
+    capped_BT = _held(ratio_BT, None, delta)
     bounded_BT = _held(ratio_BT, floor, ceiling)
     flat_BT = ((ratio_BT > delta) | (ratio_BT > ceiling)) & (advantage_BT > 0)
     capped_flat_BT = (ratio_BT > delta) & (ratio_BT > ceiling) & (advantage_BT < 0)
@@ -242,12 +242,12 @@ def _limit(limit: float | Tensor, ratio_BT: Tensor) -> float | Tensor:
 
 
 def _held(ratio_BT: Tensor, floor: float | Tensor | None, ceiling: float | Tensor) -> Tensor:
-    """The ratio within bounds."""
-    if not isinstance(floor, torch.Tensor) and not isinstance(ceiling, torch.Tensor):
-        return ratio_BT.clamp(floor, ceiling)
-    # a clamp between tensors has half a gradient at a bound, where one between numbers has none
-    held_BT = torch.where(ratio_BT >= ceiling, ceiling, ratio_BT)
-    return held_BT if floor is None else torch.where(ratio_BT <= floor, floor, held_BT)
+    """The ratio within bounds, without a gradient at a bound.
+
+    ``clamp`` has all, half or none of the gradient there, by the version of torch and the type of the bound.
+    """
+    bounded_BT = ratio_BT if floor is None else torch.where(ratio_BT <= floor, floor, ratio_BT)
+    return torch.where(bounded_BT >= ceiling, ceiling, bounded_BT)
 
 
 SURROGATES: Mapping[str, Callable[..., Surrogate]] = MappingProxyType(

@@ -259,6 +259,16 @@ def test_bounds_of_each_decision_that_are_all_one_are_the_number_to_the_bit(name
     assert torch.equal(plain_BT, each_BT)
 
 
+@pytest.mark.parametrize("name", ["clipped", "two_sided_clipped"])
+def test_a_ratio_on_its_bound_has_half_of_the_gradient(name: str):
+    # max(-A r, -A bound) with both arms equal: torch.maximum halves the gradient, the bounded arm has none on its bound
+    ratio_BT = torch.tensor([[0.75, 1.25, 1.0]], requires_grad=True)
+    advantage_BT = torch.tensor([[-2.0, 2.0, 2.0]])
+    loss_BT = BOUND[name](ratio_BT, torch.zeros(1, 3), advantage_BT, low=0.25, high=0.25).loss_BT
+    (grad_BT,) = torch.autograd.grad(loss_BT.sum(), ratio_BT)
+    assert grad_BT.tolist() == [[1.0, -1.0, -2.0]]
+
+
 def test_each_decision_has_its_own_bounds():
     # A 1 at ratio 2 under ceilings of 1.2 and 1.5, A -1 at ratio 0.5 over floors of 0.8 and 0.4
     ratio_BT = torch.tensor([[2.0, 2.0, 0.5, 0.5]])
