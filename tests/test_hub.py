@@ -20,7 +20,7 @@ LOAD = """
 import json, sys
 from mmgrpo.errors import MmgrpoError
 from mmgrpo.data.prompts import load_prompts
-from mmgrpo.policies.diffusion.loading import load_pipeline
+from mmgrpo.policies.diffusion.pipeline_loading import load_pipeline
 from mmgrpo.policies.diffusion.settings import DenoisingSettings
 from mmgrpo.policies.language.loading import load_model
 from mmgrpo.policies.language.settings import LanguageSettings

@@ -16,8 +16,8 @@ import pyarrow.parquet
 import pytest
 from datasets import Dataset, Features, List, Value
 from datasets import Image as ImageFeature
-from mmgrpo.policies.diffusion.calls import CallForm
-from mmgrpo.policies.diffusion.rows import Row
+from mmgrpo.policies.diffusion.call_form import CallForm
+from mmgrpo.policies.diffusion.denoising_rows import DenoisingRow
 from PIL import Image
 
 from mmgrpo.config.loading import validated
@@ -240,7 +240,7 @@ def test_json_that_python_cannot_hold_is_one_line(line: str, said: str, tmp_path
 def test_policies_ask_nobody_for_what_a_live_prompt_names(shown: str, server: Server) -> None:
     media: dict[str, Any] = {shown: (f"{server.url}/a.png",)}
     prompt = Prompt("what?", **media)
-    row = Row(prompt=prompt, seed=0, group=0, member=0)
+    row = DenoisingRow(prompt=prompt, seed=0, group=0, member=0)
     with pytest.raises(DataError, match="is a URL and nothing is fetched"):
         CallForm().arguments([row], {})
     with pytest.raises(DataError, match="is a URL and nothing is fetched"):

@@ -28,7 +28,7 @@ RUNS_TEXT = {"mmgrpo.rewards.code.dialogue"}
 
 LOADS_FOREIGN_CODE = {
     "mmgrpo.policies.masked.settings",
-    "mmgrpo.policies.masked.loading",
+    "mmgrpo.policies.masked.masked_loading",
     "mmgrpo.policies.text_models",
     "mmgrpo.runs.trust",
 }

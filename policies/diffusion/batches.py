@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from .rows import Row
+from .denoising_rows import DenoisingRow
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +31,11 @@ class Batches:
         self.rollout, self.update, self.alone = 1, 1, True
 
 
-def chunked(rows: Iterable[Row], size: int, together: Callable[[Row, Row], bool]) -> Iterator[list[Row]]:
+def chunked(
+    rows: Iterable[DenoisingRow], size: int, together: Callable[[DenoisingRow, DenoisingRow], bool]
+) -> Iterator[list[DenoisingRow]]:
     """Consecutive rows in runs of at most ``size`` that may share one."""
-    chunk: list[Row] = []
+    chunk: list[DenoisingRow] = []
     for row in rows:
         if chunk and (len(chunk) == size or not together(chunk[0], row)):
             yield chunk

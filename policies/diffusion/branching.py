@@ -12,10 +12,10 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.splits import Branching
 from mmgrpo.types import Plan
 
-from .record import Drawn
-from .rows import Row
+from .denoising_rows import DenoisingRow
+from .recorder import RecordedStep
 
-Branch = Sequence[Row]
+Branch = Sequence[DenoisingRow]
 """Rows that have shared every state so far; the pipeline runs the first of them."""
 
 
@@ -25,11 +25,11 @@ class Stem:
 
     branches: Sequence[Branch]
     parted_at: int = -1
-    known: tuple[Drawn, ...] = ()
+    known: tuple[RecordedStep, ...] = ()
     num_forwards: int = 0
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[DenoisingRow]:
         """The row that runs, of each branch."""
         return [branch[0] for branch in self.branches]
 
@@ -55,15 +55,15 @@ def branching_of(plan: Plan, num_members: int) -> Branching:
     return Branching.of(plan.splits)
 
 
-def branches(rows: Sequence[Row], decision: int) -> list[Branch]:
+def branches(rows: Sequence[DenoisingRow], decision: int) -> list[Branch]:
     """The rows by the branch they are on once a decision is taken; rows of different prompts are on none together."""
-    found: dict[tuple[int, int, int], list[Row]] = {}
+    found: dict[tuple[int, int, int], list[DenoisingRow]] = {}
     for row in rows:
         found.setdefault((row.group, row.entry, row.branch(decision)), []).append(row)
     return list(found.values())
 
 
-def states_of(rows: Sequence[Row], num_steps: int) -> Tensor:
+def states_of(rows: Sequence[DenoisingRow], num_steps: int) -> Tensor:
     """(B, T) the state that each decision is taken in, numbered row by row, by the first row that is in it."""
     state_BT = torch.empty(len(rows), num_steps, dtype=torch.long)
     for t in range(num_steps):

@@ -11,9 +11,9 @@ from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.types import Example
 
-from .calls import CallForm
-from .drawing import Drawing
-from .rows import Row
+from .call_form import CallForm
+from .denoising_rows import DenoisingRow
+from .sampling_params import SamplingParams
 from .settings import BucketSettings
 
 BUCKET = -3  # keys the choice of a bucket, apart from every decision, the initial noise and levels that are read
@@ -22,14 +22,14 @@ ASPECT_WEIGHT = 4.0  # how much more a change of form counts than one of area or
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RowSet:
     """Rows of whole groups that are drawn alike."""
 
-    groups: Sequence[Sequence[Row]]
-    drawing: Drawing
+    groups: Sequence[Sequence[DenoisingRow]]
+    drawing: SamplingParams
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[DenoisingRow]:
         """All rows, group by group."""
         return [row for members in self.groups for row in members]
 
@@ -55,17 +55,17 @@ class Buckets:
         if unknown := sorted(name for name in names if not form.takes(name)):
             raise ConfigError(f"policy.buckets.sizes: the pipeline's call takes no {' and no '.join(unknown)}")
 
-    def parts(self, groups: Sequence[Sequence[Row]], drawing: Drawing) -> list[Part]:
+    def parts(self, groups: Sequence[Sequence[DenoisingRow]], drawing: SamplingParams) -> list[RowSet]:
         """The rows by bucket, in the order of the buckets; a group is in one, which is a function of its keys."""
         if self.settings is None:
-            return [Part(groups, drawing)]
+            return [RowSet(groups, drawing)]
         chosen: dict[int, int] = {}
-        found: dict[int, list[Sequence[Row]]] = {}
+        found: dict[int, list[Sequence[DenoisingRow]]] = {}
         for members in groups:
             if members:
                 bucket = chosen.setdefault(members[0].group, self._bucket_of(members[0]))
                 found.setdefault(bucket, []).append(members)
-        return [Part(found[bucket], _in_size(drawing, self._sizes[bucket])) for bucket in sorted(found)]
+        return [RowSet(found[bucket], _in_size(drawing, self._sizes[bucket])) for bucket in sorted(found)]
 
     def calls(self, examples: Sequence[Example], call: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """The call that draws what is likest in size to each finished picture or video: of a bucket, one object."""
@@ -78,7 +78,7 @@ class Buckets:
     def _sizes(self) -> Sequence[dict[Any, int]]:
         return () if self.settings is None else self.settings.sizes
 
-    def _bucket_of(self, row: Row) -> int:
+    def _bucket_of(self, row: DenoisingRow) -> int:
         assert self.settings is not None
         if self.settings.choose == "nearest":
             return self._nearest(_size_of(row))
@@ -89,12 +89,12 @@ class Buckets:
         return far.index(min(far))
 
 
-def _in_size(drawing: Drawing, size: Mapping[str, int]) -> Drawing:
+def _in_size(drawing: SamplingParams, size: Mapping[str, int]) -> SamplingParams:
     call = {**size, **drawing.changed_call}
     return replace(drawing, call={**drawing.call, **call}, changes={**drawing.changes, "call": call})
 
 
-def _size_of(row: Row) -> Size:
+def _size_of(row: DenoisingRow) -> Size:
     columns = row.prompt.columns
     stated: dict[str, Any] = {
         name: columns.get(name) for name in SIZES if name != "num_frames" or columns.get(name) is not None

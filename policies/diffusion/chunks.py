@@ -14,11 +14,11 @@ from mmgrpo.errors import ConfigError, DataError, PolicyError, ReplayError
 from mmgrpo.types import Noise, Plan, Prompt, Rollout, Sample
 
 from .branching import branching_of, require_parted, states_of
-from .drawing import Drawing
+from .denoising_rows import DenoisingRow
+from .denoising_trace import DenoisingTrace
 from .failures import STATES
-from .record import Recorder, is_stochastic
-from .rows import Row
-from .trace import Trace
+from .recorder import Recorder, is_stochastic
+from .sampling_params import SamplingParams
 
 SINGLE_STEP = (
     "a single step ends on the clean sample and draws nothing: set num_inference_steps to 2 or more, or "
@@ -27,11 +27,11 @@ SINGLE_STEP = (
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class RecordedChunk:
     """Rows that have run, and in which manner they brought what they show."""
 
-    rows: Sequence[Row]
-    drawing: Drawing
+    rows: Sequence[DenoisingRow]
+    drawing: SamplingParams
     recorder: Recorder
     samples: Sequence[Sample]
     num_forwards: int
@@ -55,7 +55,7 @@ class Chunk:
         return max((step.decision.excess_noise for step in self.recorder.drawn), default=0.0)
 
 
-def make_groups(prompts: Sequence[Prompt], group_size: int, seed: int, plan: Plan) -> list[list[Row]]:
+def make_groups(prompts: Sequence[Prompt], group_size: int, seed: int, plan: Plan) -> list[list[DenoisingRow]]:
     """The rows of a rollout, prompt by prompt.
 
     Args:
@@ -88,7 +88,7 @@ def make_groups(prompts: Sequence[Prompt], group_size: int, seed: int, plan: Pla
     branching = branching_of(plan, 1 + max(member for members in members_of for member in members))
     return [
         [
-            Row(prompt=prompt, seed=seed, group=group, member=member, branching=branching, entry=entry)
+            DenoisingRow(prompt=prompt, seed=seed, group=group, member=member, branching=branching, entry=entry)
             for member in members
         ]
         for entry, (group, prompt, members) in enumerate(zip(ids, prompts, members_of, strict=True))
@@ -96,10 +96,14 @@ def make_groups(prompts: Sequence[Prompt], group_size: int, seed: int, plan: Pla
 
 
 def state_batches(
-    rollout: Rollout, rows: Sequence[int], column: int, size: int, together: Callable[[Row, Row], bool]
+    rollout: Rollout,
+    rows: Sequence[int],
+    column: int,
+    size: int,
+    together: Callable[[DenoisingRow, DenoisingRow], bool],
 ) -> Iterator[list[int]]:
     """Rows in batches of at most ``size`` distinct states at a decision, of one shape, that may share a run."""
-    trace: Trace = rollout.trace
+    trace: DenoisingTrace = rollout.trace
     rows_of: dict[int, list[int]] = {}
     alike: dict[int, list[list[int]]] = {}
     for row in rows:
@@ -119,7 +123,7 @@ def state_batches(
         yield [row for some in batch for row in some]
 
 
-def assemble(chunks: Sequence[Chunk], plan: Plan, segments: Sequence[int] | None) -> Rollout:
+def assemble(chunks: Sequence[RecordedChunk], plan: Plan, segments: Sequence[int] | None) -> Rollout:
     """The rollout that the chunks make together.
 
     Args:
@@ -166,7 +170,7 @@ def assemble(chunks: Sequence[Chunk], plan: Plan, segments: Sequence[int] | None
         mask_BT=mask_BT[order],
         state_BT=states_of(rows, T),
         segment_BT=_segments(T, segments).expand(len(rows), T),
-        trace=Trace(
+        trace=DenoisingTrace(
             rows=tuple(rows),
             drawings=tuple(drawings[place] for place in order),
             transitions=tuple(transitions[place] for place in order),
@@ -176,7 +180,7 @@ def assemble(chunks: Sequence[Chunk], plan: Plan, segments: Sequence[int] | None
     )
 
 
-def _noise(chunks: Sequence[Chunk], num_steps: int) -> Noise:
+def _noise(chunks: Sequence[RecordedChunk], num_steps: int) -> Noise:
     std_BT, step_BT, level_BT = (torch.zeros(sum(len(c.rows) for c in chunks), num_steps) for _ in range(3))
     start = 0
     for chunk in chunks:
@@ -189,7 +193,7 @@ def _noise(chunks: Sequence[Chunk], num_steps: int) -> Noise:
     return Noise(std_BT=std_BT, step_BT=step_BT, level_BT=level_BT)
 
 
-def _logprobs(chunk: Chunk, mask_T: Tensor) -> Tensor:
+def _logprobs(chunk: RecordedChunk, mask_T: Tensor) -> Tensor:
     columns = [
         chunk.recorder.logprob_rows(t).cpu() if bool(mask_T[t]) else torch.zeros(len(chunk.rows))
         for t in range(len(mask_T))

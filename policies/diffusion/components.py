@@ -69,14 +69,14 @@ def find_denoisers(pipeline: Any) -> tuple[str, ...]:
     return tuple(others)
 
 
-def held_pipelines(pipeline: Any) -> list[Any]:
+def nested_pipelines(pipeline: Any) -> list[Any]:
     """Pipelines that a pipeline is combined of; they hold the same modules under names of their own."""
     held = [part for part in pipeline.__dict__.values() if isinstance(part, DiffusionPipeline)]
-    return [*held, *(deeper for part in held for deeper in held_pipelines(part))]
+    return [*held, *(deeper for part in held for deeper in nested_pipelines(part))]
 
 
 @contextmanager
-def exchanged(pipeline: Any, stand_ins: Mapping[int, Any]) -> Iterator[None]:
+def components_replaced(pipeline: Any, stand_ins: Mapping[int, Any]) -> Iterator[None]:
     """Within it others stand in for some of a pipeline's components, and it shows no progress."""
     attributes = pipeline.__dict__
     replaced = {name: stand_ins[id(part)] for name, part in attributes.items() if id(part) in stand_ins}

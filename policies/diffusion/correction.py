@@ -13,16 +13,19 @@ from mmgrpo.errors import PolicyError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.self_correction import level_after, off_path
 
-from .matching import Clean, Matched, Noising, matched, predicted, two_steps
+from .instrumented_pipeline import InstrumentedPipeline
+from .noised_prediction import CleanSample, NoisedPrediction, Noising, predict_at_levels, predict_noised, two_step_call
 from .noising import Noised, per_row
-from .schedules import FLOW, family_of
-from .session import StepCall
+from .pipeline_run import StepCall
+from .scheduler_families import FLOW, family_of
 from .settings import SupervisionSettings
-from .stage import Stage
 
 
 def supervised_error(
-    stage: Stage, cleans: Sequence[Clean], call: Mapping[str, Any], supervision: SupervisionSettings
+    stage: InstrumentedPipeline,
+    cleans: Sequence[CleanSample],
+    call: Mapping[str, Any],
+    supervision: SupervisionSettings,
 ) -> Tensor:
     """Mean squared error on noised examples and, with a correction, on K points beside each.
 
@@ -41,18 +44,22 @@ def supervised_error(
         PolicyError: the pipeline does not fit, or has a correction without flow matching.
     """
     reading, correction, grad = supervision.reading, supervision.correction, torch.is_grad_enabled()
-    own = matched(stage, cleans, two_steps(call), reading, grad=grad)
+    own = predict_at_levels(stage, cleans, two_step_call(call), reading, grad=grad)
     if correction is None:
         return own.error_mean
-    step = matched(stage, cleans, two_steps({**call, **correction.call}), reading, grad=False)
+    step = predict_at_levels(stage, cleans, two_step_call({**call, **correction.call}), reading, grad=False)
     total = own.error_mean
     for point in range(correction.points):
-        beside = predicted(stage, cleans, two_steps(call), _off_path(cleans, step, supervision, point), grad=grad)
+        beside = predict_noised(
+            stage, cleans, two_step_call(call), _off_path(cleans, step, supervision, point), grad=grad
+        )
         total = total + correction.weight * beside.error_mean
     return total / (1 + correction.weight * correction.points)
 
 
-def _off_path(cleans: Sequence[Clean], step: Matched, supervision: SupervisionSettings, point: int) -> Noising:
+def _off_path(
+    cleans: Sequence[CleanSample], step: NoisedPrediction, supervision: SupervisionSettings, point: int
+) -> Noising:
     """A point of each example beside its way, the same for a seed in any batch."""
     correction, before = supervision.correction, step.noised
     assert correction is not None

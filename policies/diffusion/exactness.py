@@ -13,18 +13,18 @@ from mmgrpo.errors import ReplayError
 from mmgrpo.system.exhausted import is_out_of_memory
 from mmgrpo.types import Rollout
 
-from .calls import CallForm
-from .trace import Trace
+from .call_form import CallForm
+from .denoising_trace import DenoisingTrace
 
 BATCH_ROUNDING = 10.0  # times the tolerance: kernels of another batch size round otherwise
-WRONG_CALL = (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError)
+CALL_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError)
 
 
-class Replay(Protocol):
+class ReplayFunction(Protocol):
     """Log-probabilities of stored decisions under the weights of now, (N,) float32."""
 
     def __call__(
-        self, trace: Trace, rows: Sequence[int], column: int, *, states: Sequence[int], run_ghosts: bool
+        self, trace: DenoisingTrace, rows: Sequence[int], column: int, *, states: Sequence[int], run_ghosts: bool
     ) -> Tensor:
         """Of ``rows`` at ``column``, in one run of the pipeline; rows of one state share its forward."""
         ...
@@ -43,7 +43,7 @@ class Exactness:
     """
 
     name: str
-    replay: Replay
+    replay: ReplayFunction
     tolerance: float
     unit: Callable[[int], float]
     excess_noise: float = 0.0
@@ -112,7 +112,7 @@ class Exactness:
         states = rollout.state_BT[list(rows), column].tolist()
         try:
             found_N = self.replay(rollout.trace, rows, column, states=states, run_ghosts=run_ghosts)
-        except WRONG_CALL as error:
+        except CALL_ERRORS as error:
             if is_out_of_memory(error):
                 raise
             if run_ghosts:
@@ -121,13 +121,15 @@ class Exactness:
         return _largest(found_N - rollout.old_logprob_BT[list(rows), column])
 
     @torch.no_grad()
-    def _batch_gap(self, rollout: Rollout, kind: Any, column: int, real: Sequence[int], beside: Trace) -> float:
+    def _batch_gap(
+        self, rollout: Rollout, kind: Any, column: int, real: Sequence[int], beside: DenoisingTrace
+    ) -> float:
         """What the batch does to a row: drawn among the rollout's rows, and scored beside another prompt."""
         run_ghosts, rows = self._needs_full[kind, column], range(len(beside.rows))
         try:
             alone_N = torch.cat([self.replay(beside, [n], column, states=[n], run_ghosts=run_ghosts) for n in rows])
             together_N = self.replay(beside, rows, column, states=rows, run_ghosts=run_ghosts)
-        except WRONG_CALL as error:
+        except CALL_ERRORS as error:
             if is_out_of_memory(error):
                 raise
             return float("inf")
@@ -139,7 +141,7 @@ def _largest(gap_N: Tensor) -> float:
     return float(torch.nan_to_num(gap_N.abs().max(), nan=float("inf")))
 
 
-def _beside(trace: Trace, form: CallForm, rows: Sequence[int]) -> tuple[list[int], Trace]:
+def _beside(trace: DenoisingTrace, form: CallForm, rows: Sequence[int]) -> tuple[list[int], DenoisingTrace]:
     """Rows that are scored side by side, of ``rows``: which of them are the rollout's, and all of them.
 
     They are the first row and the one whose prompt differs most in length. A stranger, who asks for something else and

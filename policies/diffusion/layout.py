@@ -19,17 +19,17 @@ from torch import Tensor, nn
 
 from mmgrpo.errors import PolicyError
 
-from .components import held_pipelines
-from .schedules import advance, schedule_index
-from .session import Session, StepCall, Stop
-from .stage import Stage
+from .components import nested_pipelines
+from .instrumented_pipeline import InstrumentedPipeline
+from .pipeline_run import PipelineRun, StepCall, Stop
+from .scheduler_families import advance, schedule_index
 
 DIGITS = 16  # the place of an element is spelt in digits this large, which bfloat16 keeps apart
 TOLERANCE = 2e-2  # relative; bfloat16 rounds to 4e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class LatentLayout:
     """latent_i = scale_i state_{source_i} + shift_i.
 
     Attributes:
@@ -62,7 +62,7 @@ class Layout:
         return flat_N.reshape(self.state_shape)
 
 
-def read_layout(stage: Stage, arguments: Mapping[str, Any]) -> Layout:
+def read_layout(stage: InstrumentedPipeline, arguments: Mapping[str, Any]) -> LatentLayout:
     """Reads the layout of one row's states.
 
     Args:
@@ -101,7 +101,7 @@ def read_layout(stage: Stage, arguments: Mapping[str, Any]) -> Layout:
         bound_N = TOLERANCE * ((scale_N * probe_N[source_N]).abs() + shift_N.abs() + scale_N.abs())
         if bool(((answered(probe_N) - expected_N).abs() <= bound_N).all()):
             decoder: Any = zero.decoder
-            return Layout(
+            return LatentLayout(
                 decoder=decoder,
                 encodes=(decoder.device, decoder.dtype),
                 state_shape=state_shape,
@@ -125,7 +125,7 @@ class _Decoded:
     state_shape: torch.Size
 
 
-def _decoded(stage: Stage, arguments: Mapping[str, Any], fill: Callable[[Tensor], Tensor]) -> _Decoded:
+def _decoded(stage: InstrumentedPipeline, arguments: Mapping[str, Any], fill: Callable[[Tensor], Tensor]) -> _Decoded:
     """One run whose every step returns ``fill(state)``, the last in float32, ended where it decodes."""
     shapes: list[torch.Size] = []
     found: list[tuple[nn.Module, Tensor]] = []
@@ -138,11 +138,11 @@ def _decoded(stage: Stage, arguments: Mapping[str, Any], fill: Callable[[Tensor]
         advance(call.scheduler)
         return fill(call.sample.float()).to(torch.float32 if is_last else call.sample.dtype)
 
-    pipelines = (stage.pipeline, *held_pipelines(stage.pipeline))
+    pipelines = (stage.pipeline, *nested_pipelines(stage.pipeline))
     modules = [part for one in pipelines for part in one.components.values() if isinstance(part, nn.Module)]
     decoders = {id(module): module for module in modules if callable(getattr(module, "decode", None))}
     with _watched(list(decoders.values()), found, looping=lambda: bool(shapes)):
-        stage.run(Session(on_step=on_step, ghost=lambda iteration: True), arguments, seed=0)
+        stage.run(PipelineRun(on_step=on_step, ghost=lambda iteration: True), arguments, seed=0)
     if not shapes or not found:
         raise PolicyError(
             f"{type(stage.pipeline).__name__} has no component whose decode makes pictures of its states, so that the "

@@ -16,7 +16,8 @@ from torch import Tensor
 from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.maths.self_correction import shifted
 
-from .schedules import (
+from .pipeline_run import StepCall
+from .scheduler_families import (
     DISCRETE,
     EDM,
     FLOW,
@@ -25,7 +26,6 @@ from .schedules import (
     VARIANCE_PRESERVING,
     family_of,
 )
-from .session import StepCall
 from .settings import ReadingSettings
 
 DIFFUSION = (DISCRETE, VARIANCE_PRESERVING, VARIANCE_EXPLODING)
@@ -58,7 +58,7 @@ class Noised:
         return self.of_noisy * self.noisy + self.of_output * output
 
 
-def placed(uniform_N: Tensor, place_N: Tensor, reading: ReadingSettings) -> Tensor:
+def noise_levels(uniform_N: Tensor, place_N: Tensor, reading: ReadingSettings) -> Tensor:
     """Levels as shares of the schedule, in [0, 1], of uniform numbers and the places of decisions.
 
     u in its place's part of the line where levels are stratified, 1 / (1 + e^-z) of its normal quantile z where they
@@ -100,7 +100,7 @@ def noised(
     uniform_N = torch.cat([torch.rand(1, generator=generator) for generator in generators])
     shape = (entries, *data.shape[1:])
     noise = torch.cat([torch.randn(shape, generator=generator) for generator in generators]).to(data.device)
-    share_N = placed(uniform_N, torch.tensor(list(places)), reading).repeat_interleave(entries)
+    share_N = noise_levels(uniform_N, torch.tensor(list(places)), reading).repeat_interleave(entries)
     family, scheduler = family_of(call.scheduler), call.scheduler
     if family in (FLOW, INVERTED_FLOW):
         return _flow(scheduler, data, noise, share_N, whole=whole, inverted=family is INVERTED_FLOW)

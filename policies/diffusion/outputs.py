@@ -13,9 +13,9 @@ from torch import Tensor
 from mmgrpo.errors import DataError, PolicyError
 from mmgrpo.types import Audio, Sample
 
-from .calls import RowsError
+from .call_form import RowsError
+from .denoising_rows import DenoisingRow
 from .failures import DECODED
-from .rows import Row
 
 MEDIA = ("images", "frames", "videos", "audios")  # fields looked at first, in this order
 SOUNDS = ("audios", "audio", "sound")
@@ -24,7 +24,7 @@ COLOURS = (1, 3, 4)  # channels, last, of an array that is a picture
 
 
 def samples_of(
-    rows: Sequence[Row],
+    rows: Sequence[DenoisingRow],
     output: Any,
     latents: Sequence[Tensor] | None = None,
     *,

@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from mmgrpo.system.exhausted import is_out_of_memory
 
 from .batches import Batches
-from .exactness import WRONG_CALL
-from .rows import Row, shows_media
-from .session import Session, StepCall, Stop
-from .shown import unlike
-from .stage import Stage
+from .conditioning import contrasting_prompt
+from .denoising_rows import DenoisingRow, call_has_media
+from .exactness import CALL_ERRORS
+from .instrumented_pipeline import InstrumentedPipeline
+from .pipeline_run import PipelineRun, StepCall, Stop
 
 LONG_PROMPT = 64  # words, or as many times 4 characters: of the prompt that the first rows of a kind are compared with
 BATCHED_FACTOR = 4.0  # how many times what batching with itself changes a longer prompt in the batch may change
@@ -45,13 +45,13 @@ class BatchParity:
         dtype: that the denoiser computes in.
     """
 
-    stage: Stage
+    stage: InstrumentedPipeline
     batches: Batches
     tolerance: float
     dtype: torch.dtype
     _longest: dict[Any, Lengths] = field(default_factory=dict)
 
-    def settle(self, rows: Sequence[Row], call: Mapping[str, Any]) -> bool:
+    def settle(self, rows: Sequence[DenoisingRow], call: Mapping[str, Any]) -> bool:
         """Has every row run alone from here on if rows depend on the prompts beside them.
 
         Args:
@@ -66,13 +66,13 @@ class BatchParity:
             self.batches.run_alone(f"a row of {type(self.stage.pipeline).__name__} depends on its batch: {reason}")
         return bool(reason)
 
-    def _dependence(self, rows: Sequence[Row], call: Mapping[str, Any]) -> str:
+    def _dependence(self, rows: Sequence[DenoisingRow], call: Mapping[str, Any]) -> str:
         """Why rows have to run alone; empty where they need not, or where nothing is new."""
         form = self.stage.form
         shares_runs = max(self.batches.rollout, self.batches.update) > 1 and not form.single
-        if not shares_runs or len(rows) < 2 or shows_media(call) or not form.takes("generator"):
+        if not shares_runs or len(rows) < 2 or call_has_media(call) or not form.takes("generator"):
             return ""
-        kinds: dict[Any, list[Row]] = {}
+        kinds: dict[Any, list[DenoisingRow]] = {}
         for row in rows:
             if form.is_proven or not form.shows(row):
                 kinds.setdefault((form.row_arguments(row), form.shows(row)), []).append(row)
@@ -81,7 +81,7 @@ class BatchParity:
                 return reason
         return ""
 
-    def _dependence_of_kind(self, kind: Any, rows: Sequence[Row], call: Mapping[str, Any]) -> str:
+    def _dependence_of_kind(self, kind: Any, rows: Sequence[DenoisingRow], call: Mapping[str, Any]) -> str:
         is_first, before = kind not in self._longest, self._longest.get(kind, {})
         lengths = [self._lengths(row) for row in rows]
         longest = {name: max(each[name] for each in lengths) for name in lengths[0]}
@@ -100,16 +100,16 @@ class BatchParity:
         self._longest[kind] = {name: max(length, before.get(name, 0)) for name, length in longest.items()}
         return ""
 
-    def _lengths(self, row: Row) -> Lengths:
+    def _lengths(self, row: DenoisingRow) -> Lengths:
         return {name: len(text.encode(errors="replace")) for name, text in self.stage.form.texts(row).items()}
 
-    def _long(self, row: Row) -> Row:
+    def _long(self, row: DenoisingRow) -> DenoisingRow:
         """A row that asks for something else in a long prompt."""
         text, form = row.prompt.text, self.stage.form
         times = 1 + max(2, -(-LONG_PROMPT // max(len(text.split()), -(-len(text) // 4), 1)))
-        return replace(row, prompt=unlike(row.prompt, form.pictures, form.columns, times=times))
+        return replace(row, prompt=contrasting_prompt(row.prompt, form.pictures, form.columns, times=times))
 
-    def _compared(self, row: Row, other: Row, call: Mapping[str, Any]) -> str:
+    def _compared(self, row: DenoisingRow, other: DenoisingRow, call: Mapping[str, Any]) -> str:
         """How the prediction of a row changes beside another; empty where by no more than rounding."""
         if not self.stage.form.together(row, other):
             return ""
@@ -124,7 +124,7 @@ class BatchParity:
             return ""
         return f"beside another prompt its prediction changes by {gap:.1e} of its size, more than {allowed:.0e}"
 
-    def _noise(self, row: Row, alone: Tensor, call: Mapping[str, Any]) -> float:
+    def _noise(self, row: DenoisingRow, alone: Tensor, call: Mapping[str, Any]) -> float:
         """What rounding may change of a prediction, by batching the row with itself and by rounding its state.
 
         A mask for the padding of other rows takes other kernels, which round otherwise than those of a row alone.
@@ -147,7 +147,7 @@ class BatchParity:
 
     @torch.no_grad()
     def _prediction(
-        self, rows: Sequence[Row], call: Mapping[str, Any], *, rewrite: Rewrite | None = None
+        self, rows: Sequence[DenoisingRow], call: Mapping[str, Any], *, rewrite: Rewrite | None = None
     ) -> Tensor | None:
         """What the first step of a run is given, float32; None where these rows cannot run."""
         outputs: list[Tensor] = []
@@ -157,9 +157,9 @@ class BatchParity:
             raise Stop
 
         try:
-            session = Session(on_step=first_step, rewrite=rewrite)
+            session = PipelineRun(on_step=first_step, rewrite=rewrite)
             self.stage.run(session, self.stage.form.arguments(rows, call), seed=rows[0].seed)
-        except WRONG_CALL as error:
+        except CALL_ERRORS as error:
             if is_out_of_memory(error):
                 raise
             return None

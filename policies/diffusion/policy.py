@@ -37,37 +37,37 @@ from ..adapter_files import DiffusersFiles
 from ..exporting import merge_for_good
 from ..loading import DTYPES
 from ..weights import Weights
-from .adapted import adapter_targets
 from .batches import Batches
-from .behind import behind, rows_by_call
 from .buckets import Buckets
 from .chunks import SINGLE_STEP, make_groups
 from .components import prepared_denoisers
-from .drafting import Drafter
-from .drawing import Drawing, with_settings, with_tail
+from .denoising_rows import call_has_media
+from .denoising_scorer import DenoisingScorer
+from .denoising_values import require_denoising_values
+from .encoder_cache import EncoderCache
 from .exactness import BATCH_ROUNDING, Exactness
-from .loading import (
+from .instrumented_pipeline import InstrumentedPipeline
+from .lora_targets import adapter_targets
+from .outputs import rate_of
+from .parity import BatchParity
+from .pipeline_loading import (
     choices_of,
     compile_denoiser,
     configured_scheduler,
     decision_scheduler,
     load_pipeline,
 )
-from .memo import Memo
-from .outputs import rate_of
-from .parity import BatchParity
-from .reading import Reader, ReadTrace, require_read_values
-from .rows import shows_media
-from .sampling import Sampling
-from .schedules import fitting_sampler
-from .scoring import Scorer
+from .prompt_override import override_prompts, rows_by_call
+from .renoising import RenoisedTrace, Renoiser, require_read_values
+from .sampler_loop import SamplerLoop
+from .sampling_params import SamplingParams, with_settings, with_tail
+from .scheduler_families import fitting_sampler
 from .sequence import split_sequence
 from .settings import DenoisingSettings
 from .signature import require_arguments
 from .sizes import require_sizes
-from .stage import Stage
-from .supervised import Targets, supervised_loss
-from .values import require_known
+from .step_sampler import StepSampler
+from .supervised_denoising import Targets, supervised_loss
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class DenoisingPolicy(
         self.settings = settings
         scheduler = configured_scheduler(pipeline.scheduler, settings.scheduler)
         self._decisions = decision_scheduler(scheduler)
-        sampling = Sampling(
+        sampling = StepSampler(
             sampler=settings.sampler or fitting_sampler(self._decisions),
             strength=settings.strength,
             last_std=settings.last_std,
@@ -130,7 +130,7 @@ class DenoisingPolicy(
             reduction=settings.reduction,
         )
         sampling.check_scheduler(self._decisions)
-        self._drawing = Drawing(sampling=sampling, call=settings.call)
+        self._drawing = SamplingParams(sampling=sampling, call=settings.call)
         self._choices = choices_of(scheduler, self._decisions, list(denoisers.values()))
         for choice in self._choices:
             logger.warning("%s: %s", type(pipeline).__name__, choice)
@@ -140,12 +140,12 @@ class DenoisingPolicy(
         self._weights = Weights(denoisers, settings.lora, targets, DiffusersFiles(pipeline))
         if settings.adapter is not None:
             self._weights.begin_from(Path(settings.adapter))
-        self._stage = Stage(
+        self._stage = InstrumentedPipeline(
             pipeline,
             scheduler,
             self._decisions,
             tuple(denoisers),
-            Memo(settings.memo_bytes),
+            EncoderCache(settings.memo_bytes),
             columns=settings.columns,
             pictures=settings.pictures,
             decode=settings.decode,
@@ -164,13 +164,13 @@ class DenoisingPolicy(
             )
         sampling_rate = own_rate or settings.sampling_rate
         self._targets = Targets(self._stage, sampling_rate)
-        alone = shows_media({**settings.call, **settings.evaluation_call})
+        alone = call_has_media({**settings.call, **settings.evaluation_call})
         self._batches = Batches(1 if alone else settings.rollout_batch, 1 if alone else settings.update_batch)
         tolerance = EXACTNESS.get(dtype, max(EXACTNESS.values()))
         self._parity = BatchParity(
             stage=self._stage, batches=self._batches, tolerance=BATCH_ROUNDING * tolerance, dtype=dtype
         )
-        self._reader = Reader(
+        self._reader = Renoiser(
             stage=self._stage,
             targets=self._targets,
             batches=self._batches,
@@ -180,8 +180,8 @@ class DenoisingPolicy(
             call=settings.call,
             buckets=self._buckets,
         )
-        self._scorer = Scorer(stage=self._stage, batches=self._batches, using=self.using)
-        self._drafter = Drafter(
+        self._scorer = DenoisingScorer(stage=self._stage, batches=self._batches, using=self.using)
+        self._drafter = SamplerLoop(
             stage=self._stage,
             batches=self._batches,
             exactness=Exactness(
@@ -350,7 +350,7 @@ class DenoisingPolicy(
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """The same latents behind other prompts, of this policy or of one whose pipeline steps the same latents."""
-        shown = behind(rollout, prompts)
+        shown = override_prompts(rollout, prompts)
         for call, rows in rows_by_call(shown.trace):
             self._parity.settle(rows, call)
         return shown
@@ -370,9 +370,9 @@ class DenoisingPolicy(
         is given. Rows that were read have values of their own: see ``read``.
         """
         chosen = list(range(len(rollout.samples))) if rows is None else [int(row) for row in rows]
-        if isinstance(rollout.trace, ReadTrace):
+        if isinstance(rollout.trace, RenoisedTrace):
             require_read_values(values, self._weights.kept)
             yield from self._reader.evaluate(rollout, chosen, values)
         else:
-            require_known(values, self._weights.kept)
+            require_denoising_values(values, self._weights.kept)
             yield from self._scorer.evaluate(rollout, chosen, values)

@@ -50,7 +50,7 @@ def leading_rows(args: Any, kwargs: Any) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Blank:
+class ZeroTemplate:
     """An output tensor without its values: what each row of the call adds to it.
 
     Attributes:
@@ -70,7 +70,7 @@ class Blank:
         return torch.zeros((rows * self.shape[0], *self.shape[1:]), dtype=self.dtype, device=self.device)
 
 
-class Shapes:
+class OutputShapes:
     """Remembers the shapes of a module's outputs, so that a ghost call can be answered with zeros.
 
     What a denoiser gives back has the shape of its first argument's rows, whatever their number and however long the
@@ -116,7 +116,9 @@ def _call_key(name: str, args: Any, kwargs: Any) -> Any:
     return name, frozenset(states), tuple(kwargs), tuple(flags)
 
 
-def _blank_of(output: Any, first: Tensor | Sequence[Tensor] | None) -> tuple[tuple[Blank | None, ...], Any] | None:
+def _blank_of(
+    output: Any, first: Tensor | Sequence[Tensor] | None
+) -> tuple[tuple[ZeroTemplate | None, ...], Any] | None:
     """The output as blanks, with its structure; None if it holds more than rows of tensors."""
     if first is None:
         return None
@@ -127,11 +129,11 @@ def _blank_of(output: Any, first: Tensor | Sequence[Tensor] | None) -> tuple[tup
     return (blanks, spec) if answerable else None
 
 
-def _blank(leaf: Any, rows: int) -> Blank | None:
+def _blank(leaf: Any, rows: int) -> ZeroTemplate | None:
     if isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] % rows == 0:
-        return Blank((leaf.shape[0] // rows, *leaf.shape[1:]), leaf.dtype, leaf.device, listed=False)
+        return ZeroTemplate((leaf.shape[0] // rows, *leaf.shape[1:]), leaf.dtype, leaf.device, listed=False)
     if isinstance(leaf, list) and all(isinstance(row, Tensor) and row.shape == leaf[0].shape for row in leaf):
-        return Blank(tuple(leaf[0].shape), leaf[0].dtype, leaf[0].device, listed=True)
+        return ZeroTemplate(tuple(leaf[0].shape), leaf[0].dtype, leaf[0].device, listed=True)
     return None
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, Moments
 
-from .sampling import Sampling, at_rows
-from .session import StepCall, Stop
-from .trace import Transition, joined
+from .denoising_trace import Transition, batched_next_states
+from .pipeline_run import StepCall, Stop
+from .step_sampler import StepSampler, at_rows
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Replayer:
     rows: Sequence[tuple[Transition, ...]]
     state_of_N: Tensor
     iteration: int
-    sampling: Sampling
+    sampling: StepSampler
     moments: list[Moments] = field(default_factory=list)
     _position: int = 0
 
@@ -45,18 +45,18 @@ class Replayer:
         stored = self.states[0][position]
         if stored.iteration != self.iteration:
             self.sampling.skip(call)
-            return joined(self.states, position)
+            return batched_next_states(self.states, position)
         self.moments.append(self.sampling.decide(call, stochastic=True).moments)
         if position + 1 == len(self.states[0]) or self.states[0][position + 1].iteration != self.iteration:
             raise Stop
-        return joined(self.states, position)
+        return batched_next_states(self.states, position)
 
     def logprob_N(self) -> Tensor:
         """Log-probability of each row's stored decision, (N,) float32."""
         densities = []
         for position, moments in zip(self._positions(), self.moments, strict=True):
             own = at_rows(moments, self.state_of_N, len(self.states))
-            density = self.sampling.logdensity(joined(self.rows, position), own)
+            density = self.sampling.logdensity(batched_next_states(self.rows, position), own)
             densities.append((density, _kept(self.rows, position)))
         return self.sampling.reduced(densities, len(self.rows))
 

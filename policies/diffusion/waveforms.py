@@ -12,11 +12,11 @@ from mmgrpo.data.sounds import at_rate
 from mmgrpo.errors import PolicyError
 from mmgrpo.types import Audio
 
-from .layout import Layout
+from .layout import LatentLayout
 
 
 @torch.no_grad()
-def waveform_of(audio: Audio, layout: Layout, rate: int | None) -> Tensor:
+def waveform_of(audio: Audio, layout: LatentLayout, rate: int | None) -> Tensor:
     """The sound as what a pipeline's autoencoder would decode: at its rate, with its channels and of its length.
 
     One channel is given to all; several become their mean and that is. Silence follows a shorter sound, a longer one
@@ -39,7 +39,7 @@ def waveform_of(audio: Audio, layout: Layout, rate: int | None) -> Tensor:
     return pad(values[:, :N], (0, max(0, N - values.shape[1])))[None]
 
 
-def _decoded(layout: Layout) -> Tensor:
+def _decoded(layout: LatentLayout) -> Tensor:
     vae: Any = layout.decoder
     found = vae.decode(torch.zeros(layout.latent_shape, device=vae.device, dtype=vae.dtype))
     return found[0] if isinstance(found, tuple) else found.sample

@@ -31,14 +31,14 @@ from ..exporting import merge_for_good
 from ..overriding import overridden
 from ..rescoring import rescored
 from ..weights import Weights
-from .drawing import Filled, Sampler, fill
-from .loading import load, predictor_of
-from .reveals import Reveal, reveals_of
-from .rows import assembled, parts_of, read_again, sampled_records
-from .scoring import Scored, alike, scored
+from .masked_loading import load, predictor_of
+from .masked_records import assembled, parts_of, read_again, sampled_records
+from .masked_scoring import ScoredPass, batches_of_kind, score_pass
+from .masked_trace import MaskedPass, MaskedTrace, MaskedTraces, TokenSampling, unmasking_passes
 from .settings import MaskedSettings
 from .supervised import supervised_loss
-from .trace import Drawing, Look, Trace, Traces, reveal_looks
+from .unmasking import UnmaskedAnswers, UnmaskingSampler, unmask
+from .unmasking_schedule import UnmaskingStep, unmasking_steps
 
 
 class MaskedPolicy(
@@ -170,25 +170,25 @@ class MaskedPolicy(
             carried = [[row for row, (q, _) in enumerate(rows) if q == p] for p in range(len(prompts))]
         first = [rows[carriers[0]] for carriers in carried]
         conditions = [self.predictor.condition(prompt) for prompt in prompts]
-        filled: dict[int, Filled] = {}
+        filled: dict[int, UnmaskedAnswers] = {}
         samples: dict[int, Sample] = {}
-        for batch in alike([conditions[p].kind for p, _ in first], self.settings.rollout_batch):
+        for batch in batches_of_kind([conditions[p].kind for p, _ in first], self.settings.rollout_batch):
             own = [conditions[first[n][0]] for n in batch]
             seeds = [derive_seed(seed, ids[first[n][0]], first[n][1]) for n in batch]
             with self._computing():
-                found = fill(self.predictor, self._modules, own, seeds, sampler)
+                found = unmask(self.predictor, self._modules, own, seeds, sampler)
             carriers = [(place, row) for place, n in enumerate(batch) for row in carried[n]]
             bare = [self._bare(prompts, ids, rows[row], found, place, plan) for place, row in carriers]
             new = self.predictor.samples(bare, found.token_NL[[place for place, _ in carriers]])
             for (place, row), sample in zip(carriers, new, strict=True):
                 filled[row], samples[row] = found.row(place), sample
             plan.hand_over(new)
-        whole = Filled.joined([filled[row] for row in range(len(rows))])
+        whole = UnmaskedAnswers.joined([filled[row] for row in range(len(rows))])
         condition_B = torch.tensor([p for p, _ in rows])
-        trace = Trace(
+        trace = MaskedTrace(
             conditions=conditions,
             token_BL=whole.token_NL,
-            looks=reveal_looks(condition_B, whole.order_NL, [reveal.count for reveal in sampler.reveals]),
+            looks=unmasking_passes(condition_B, whole.order_NL, [reveal.count for reveal in sampler.reveals]),
             pooled=settings.reduction if settings.decision == "reveal" else None,
             drawing=drawing,
         )
@@ -226,7 +226,7 @@ class MaskedPolicy(
             given,
             tokens,
             settings.reading,
-            Drawing(temperature=settings.temperature, guidance_scale=settings.guidance_scale),
+            TokenSampling(temperature=settings.temperature, guidance_scale=settings.guidance_scale),
             seed=seed,
         )
         rollout = replace(rollout, origin_B=torch.tensor([int(one.origin) for one in given]))
@@ -247,7 +247,7 @@ class MaskedPolicy(
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """The same maskings of the same answers behind other prompts, of which nothing is hidden."""
-        if not isinstance(rollout.trace, Trace | Traces):
+        if not isinstance(rollout.trace, MaskedTrace | MaskedTraces):
             raise ConfigError("a masked policy looks at what was hidden: the view is of a policy of another kind")
         made = {id(prompt): self.predictor.condition(prompt) for prompt in prompts}
         place = {key: number for number, key in enumerate(made)}
@@ -260,7 +260,7 @@ class MaskedPolicy(
             condition_N = torch.tensor([place[id(prompts[row])] for row in row_N.tolist()])
             looks = [replace(look, condition_B=condition_N) for look in trace.looks]
             parts.append((row_N, replace(trace, conditions=list(made.values()), looks=looks)))
-        return replace(rollout, trace=parts[0][1] if len(parts) == 1 else Traces(parts))
+        return replace(rollout, trace=parts[0][1] if len(parts) == 1 else MaskedTraces(parts))
 
     def evaluate(
         self,
@@ -283,7 +283,7 @@ class MaskedPolicy(
                 yield replace(found, rows=row_N[found.rows])
 
     def _evaluated(
-        self, trace: Trace, mask_NT: Tensor, chosen: Sequence[int], values: Collection[Value]
+        self, trace: MaskedTrace, mask_NT: Tensor, chosen: Sequence[int], values: Collection[Value]
     ) -> Iterator[Evaluation]:
         """The slices of the rows of one trace, by their numbers in it."""
         views = views_of(values, self._weights.kept, own=OF_LOGITS)
@@ -292,7 +292,7 @@ class MaskedPolicy(
             kept_N = mask_NT[:, list(columns)].any(1)
             kept = [row for row in chosen if bool(kept_N[row])]
             kinds = [trace.conditions[int(look.condition_B[row])].kind for row in kept]
-            for places in alike(kinds, self.settings.update_batch):
+            for places in batches_of_kind(kinds, self.settings.update_batch):
                 batch = [kept[place] for place in places]
                 others = {view: self._of_view(view, trace, look, batch) for view in views}
                 now = self._scored(trace, look, batch, own)
@@ -309,9 +309,9 @@ class MaskedPolicy(
         """What is asked now: the modules, or the frozen copies that stand in for them."""
         return {**self.predictor.facts.modules, **self._weights.stand_ins}
 
-    def _reveals_of(self, settings: MaskedSettings) -> list[Reveal]:
+    def _reveals_of(self, settings: MaskedSettings) -> list[UnmaskingStep]:
         facts = self.predictor.facts
-        return reveals_of(
+        return unmasking_steps(
             facts.length,
             num_steps=settings.num_steps or facts.num_steps,
             block_length=settings.block_length,
@@ -319,25 +319,29 @@ class MaskedPolicy(
             noise=facts.order_noise if settings.order_noise is None else settings.order_noise,
         )
 
-    def _sampler(self, settings: MaskedSettings, plan: Plan) -> tuple[Drawing, Sampler]:
+    def _sampler(self, settings: MaskedSettings, plan: Plan) -> tuple[TokenSampling, UnmaskingSampler]:
         """How a plan is drawn, and what its tokens are scored by."""
-        drawing = Drawing(temperature=settings.temperature, guidance_scale=settings.guidance_scale)
+        drawing = TokenSampling(temperature=settings.temperature, guidance_scale=settings.guidance_scale)
         reveals = self._reveals_of(settings)
         if plan.stochastic and settings.decision == "token":
             raise ConfigError("windows are laid over reveals: set policy.decision: reveal")
         if not plan.deterministic or plan.to_be_read:
             stochastic = None if plan.to_be_read else plan.stochastic
-            return drawing, Sampler(reveals=reveals, order=settings.order, drawing=drawing, stochastic=stochastic)
+            return drawing, UnmaskingSampler(
+                reveals=reveals, order=settings.order, drawing=drawing, stochastic=stochastic
+            )
         warm = settings.evaluation_temperature
         shown = replace(drawing, temperature=warm or drawing.temperature)
-        return shown, Sampler(reveals=reveals, order=settings.order, drawing=shown, stochastic=None if warm else ())
+        return shown, UnmaskingSampler(
+            reveals=reveals, order=settings.order, drawing=shown, stochastic=None if warm else ()
+        )
 
     def _bare(
         self,
         prompts: Sequence[Prompt],
         ids: Sequence[int],
         row: tuple[int, int],
-        found: Filled,
+        found: UnmaskedAnswers,
         place: int,
         plan: Plan,
     ) -> Sample:
@@ -362,12 +366,14 @@ class MaskedPolicy(
             )
         return torch.tensor(list(sample.tokens))
 
-    def _scored(self, trace: Trace, look: Look, rows: Sequence[int], values: Sequence[Value] = ()) -> Scored:
+    def _scored(
+        self, trace: MaskedTrace, look: MaskedPass, rows: Sequence[int], values: Sequence[Value] = ()
+    ) -> ScoredPass:
         with self._computing():
-            return scored(self.predictor, self._modules, trace, look, rows, values)
+            return score_pass(self.predictor, self._modules, trace, look, rows, values)
 
     @torch.no_grad()
-    def _of_view(self, view: str, trace: Trace, look: Look, rows: Sequence[int]) -> Tensor:
+    def _of_view(self, view: str, trace: MaskedTrace, look: MaskedPass, rows: Sequence[int]) -> Tensor:
         with self.using(view):
             return self._scored(trace, look, rows).logprob
 
@@ -386,7 +392,7 @@ def _require_drawable(plan: Plan) -> None:
         raise PolicyError("every answer begins hidden as a whole: leave out rollout.tree and rollout.share_noise")
 
 
-def _pooled(value_BL: Tensor, trace: Trace) -> Tensor:
+def _pooled(value_BL: Tensor, trace: MaskedTrace) -> Tensor:
     """Numbers of tokens, in the order of their showing, as numbers of decisions."""
     if trace.pooled is None:
         return value_BL
@@ -395,7 +401,7 @@ def _pooled(value_BL: Tensor, trace: Trace) -> Tensor:
     return torch.cat([pool(part, dim=1, keepdim=True) for part in parts], dim=1)
 
 
-def _drawn_columns(trace: Trace, plan: Plan) -> Tensor:
+def _drawn_columns(trace: MaskedTrace, plan: Plan) -> Tensor:
     """(T,) bool, the decisions that the plan draws at random."""
     if plan.stochastic is None or plan.deterministic:
         return torch.full((trace.num_decisions,), not plan.deterministic)

@@ -33,7 +33,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Facts:
+class PredictorSpec:
     """What a model is, as far as the policy has to know.
 
     Attributes:
@@ -68,7 +68,7 @@ class Predictor(Protocol):
         facts: what it is.
     """
 
-    facts: Facts
+    facts: PredictorSpec
 
     def condition(self, prompt: Prompt) -> Condition:
         """The prompt's tensors. Raises DataError for what the model cannot be shown."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mmgrpo.policies.diffusion.memo import Memo
+from mmgrpo.policies.diffusion.encoder_cache import EncoderCache
 
 from benchmarks import forwards, overhead
 from benchmarks.forwards import count_method
@@ -65,7 +65,7 @@ def test_time_is_charged_to_the_first_owner() -> None:
     assert group_of((denoising + "session.py", 1, "_installed")) == "preamble: session"
     assert group_of(("/site/torch/_tensor.py", 1, "backward")) is None
     # the memo's hashing and the sine are charged to the memo, what calls the memo to nobody
-    memo, x = Memo(1024), torch.ones(4)
+    memo, x = EncoderCache(1024), torch.ones(4)
     found = shares(lambda: [memo(None, torch.sin, (x,), {}) for _ in range(10)])
     assert set(found) == {"memo", "other"}
     assert sum(found.values()) == pytest.approx(1.0)

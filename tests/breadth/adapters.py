@@ -13,8 +13,8 @@ import diffusers
 import numpy as np
 import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
-from mmgrpo.policies.diffusion.calls import form_of
-from mmgrpo.policies.diffusion.rows import Row
+from mmgrpo.policies.diffusion.call_form import form_of
+from mmgrpo.policies.diffusion.denoising_rows import DenoisingRow
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
@@ -99,7 +99,7 @@ def outputs(name: str, pipeline: Any) -> list[np.ndarray]:
     """What a call gives, for one prompt and seed."""
     prompts, call = prompts_and_call(name, pipeline)
     form = replace(form_of(type(pipeline).__call__, ()), single=True)
-    row = Row(prompt=prompts[0], seed=SEED, group=0, member=0)
+    row = DenoisingRow(prompt=prompts[0], seed=SEED, group=0, member=0)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(SEED)
         return list(_arrays(pipeline(**form.arguments([row], call))))

@@ -13,9 +13,9 @@ from typing import Any
 import diffusers
 import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
-from mmgrpo.policies.diffusion.calls import form_of
-from mmgrpo.policies.diffusion.rows import Row
-from mmgrpo.policies.diffusion.shown import unlike
+from mmgrpo.policies.diffusion.call_form import form_of
+from mmgrpo.policies.diffusion.conditioning import contrasting_prompt
+from mmgrpo.policies.diffusion.denoising_rows import DenoisingRow
 from PIL import Image
 
 from mmgrpo.errors import MmgrpoError
@@ -128,7 +128,7 @@ def _stock_error(name: str) -> str:
     pipeline = assembly.build(name)
     prompts, call = prompts_and_call(name, pipeline)
     form = replace(form_of(type(pipeline).__call__, ()), single=True)
-    row = Row(prompt=prompts[0], seed=SEED, group=0, member=0)
+    row = DenoisingRow(prompt=prompts[0], seed=SEED, group=0, member=0)
     try:
         pipeline(**form.arguments([row], call))
     except Exception as error:
@@ -242,4 +242,4 @@ def prompts_and_call(name: str, pipeline: Any) -> tuple[list[Prompt], dict[str, 
             shown[attribute] = (call.pop(argument),) if argument == "video" else tuple(call.pop(argument))
     first, *others = assembly.recipes()[name].get("texts") or TEXTS
     own = Prompt(first, **shown)
-    return [own, *(replace(unlike(own, {}), text=text) for text in others)], call
+    return [own, *(replace(contrasting_prompt(own, {}), text=text) for text in others)], call

@@ -12,7 +12,7 @@ import yaml
 from diffusers import QwenImageEditPipeline
 from mmgrpo.policies.adapter_files import DiffusersFiles
 from mmgrpo.policies.diffusion import DenoisingPolicy
-from mmgrpo.policies.diffusion.adapted import adapter_targets
+from mmgrpo.policies.diffusion.lora_targets import adapter_targets
 from mmgrpo.policies.diffusion.settings import DenoisingSettings
 from mmgrpo.policies.weights import Weights
 from torch import nn

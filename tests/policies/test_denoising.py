@@ -12,7 +12,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from mmgrpo.policies.diffusion.rows import Row
+from mmgrpo.policies.diffusion.denoising_rows import DenoisingRow
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.types import Plan, Prompt, Sample
@@ -27,7 +27,7 @@ GREEDY = Plan(stochastic=())
 
 def _generators(prompts: list[Prompt], group_size: int) -> list[torch.Generator]:
     return [
-        Row(prompt=prompt, seed=SEED, group=group, member=member).generator()
+        DenoisingRow(prompt=prompt, seed=SEED, group=group, member=member).generator()
         for group, prompt in enumerate(prompts)
         for member in range(group_size)
     ]

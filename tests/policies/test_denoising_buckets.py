@@ -10,10 +10,10 @@ import pytest
 import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.diffusion.buckets import Buckets
-from mmgrpo.policies.diffusion.drawing import Drawing
-from mmgrpo.policies.diffusion.rows import Row
-from mmgrpo.policies.diffusion.sampling import Sampling
+from mmgrpo.policies.diffusion.denoising_rows import DenoisingRow
+from mmgrpo.policies.diffusion.sampling_params import SamplingParams
 from mmgrpo.policies.diffusion.settings import BucketSettings, DenoisingSettings
+from mmgrpo.policies.diffusion.step_sampler import StepSampler
 from pydantic import ValidationError
 
 from mmgrpo.errors import ConfigError, DataError
@@ -100,15 +100,15 @@ def test_the_order_of_prompts_changes_no_sample() -> None:
     assert contract.sample_difference(forth.samples, [back.samples[row] for row in again]) == 0
 
 
-def row(group: int, *, seed: int = 0, member: int = 0, **columns: Any) -> Row:
-    return Row(prompt=Prompt("x", columns=columns), seed=seed, group=group, member=member, entry=group)
+def row(group: int, *, seed: int = 0, member: int = 0, **columns: Any) -> DenoisingRow:
+    return DenoisingRow(prompt=Prompt("x", columns=columns), seed=seed, group=group, member=member, entry=group)
 
 
-def chosen(sizes: Sequence[dict[str, int]], rows: Sequence[Row], choose: str) -> list[dict[str, Any]]:
+def chosen(sizes: Sequence[dict[str, int]], rows: Sequence[DenoisingRow], choose: str) -> list[dict[str, Any]]:
     """The bucket of each row."""
-    sampling = Sampling(sampler="flow_sde", strength=0.7, density="gaussian", reduction="mean")
+    sampling = StepSampler(sampler="flow_sde", strength=0.7, density="gaussian", reduction="mean")
     buckets = Buckets(BucketSettings.model_validate({"sizes": sizes, "choose": choose}))
-    parts = buckets.parts([[one] for one in rows], Drawing(sampling=sampling, call={"width": 1, "steps": 4}))
+    parts = buckets.parts([[one] for one in rows], SamplingParams(sampling=sampling, call={"width": 1, "steps": 4}))
     found = {id(one): dict(part.drawing.call) for part in parts for one in part.rows}
     return [{**found[id(one)]} for one in rows]
 

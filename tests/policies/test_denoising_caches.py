@@ -19,7 +19,7 @@ from diffusers import (
     PyramidAttentionBroadcastConfig,
     TaylorSeerCacheConfig,
 )
-from mmgrpo.policies.diffusion.rows import Row
+from mmgrpo.policies.diffusion.denoising_rows import DenoisingRow
 
 from mmgrpo.types import Plan, Prompt
 from tests.policies.contract import gradients, move, relative_difference, sample_difference, values
@@ -100,7 +100,7 @@ def test_samples_without_noise_keep_the_cache(name: str) -> None:
 
 
 def _generator(prompt: Prompt) -> torch.Generator:
-    return Row(prompt=prompt, seed=SEED, group=0, member=0).generator()
+    return DenoisingRow(prompt=prompt, seed=SEED, group=0, member=0).generator()
 
 
 def test_a_cache_switched_on_later_is_passed_by_too() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from diffusers import FluxPipeline, StableDiffusion3Pipeline, StableDiffusionPipeline, WanPipeline
 from mmgrpo.policies.diffusion import DenoisingPolicy
-from mmgrpo.policies.diffusion.calls import RowsError, form_of
+from mmgrpo.policies.diffusion.call_form import RowsError, form_of
 from mmgrpo.policies.diffusion.policy import load_pipeline
 from mmgrpo.policies.diffusion.settings import DenoisingSettings
 from mmgrpo.policies.diffusion.signature import arguments_of

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusion3Img2ImgPipeline, StableDiffusionInstructPix2PixPipeline, WanVideoToVideoPipeline
-from mmgrpo.policies.diffusion.calls import CallForm
-from mmgrpo.policies.diffusion.rows import Row
-from mmgrpo.policies.diffusion.shown import of_prompt
+from mmgrpo.policies.diffusion.call_form import CallForm
+from mmgrpo.policies.diffusion.conditioning import load_media
+from mmgrpo.policies.diffusion.denoising_rows import DenoisingRow
 from PIL import Image
 
 from mmgrpo.data.clips import encoded
@@ -82,7 +82,7 @@ def test_pipelines_that_begin_in_the_middle_of_the_schedule_are_exact(
 def test_a_video_may_be_given_as_a_path(tmp_path: Path) -> None:
     frames = _video()
     frames[0].save(tmp_path / "source.gif", save_all=True, append_images=frames[1:])
-    row = Row(prompt=Prompt("a red fox", videos=(str(tmp_path / "source.gif"),)), seed=0, group=0, member=0)
+    row = DenoisingRow(prompt=Prompt("a red fox", videos=(str(tmp_path / "source.gif"),)), seed=0, group=0, member=0)
     found = CallForm().arguments([row], {})["video"]
     assert [frame.size for frame in found] == [(32, 32)] * 5
     differences = [
@@ -166,7 +166,7 @@ def test_a_video_file_is_read(tmp_path: Path) -> None:
     frames = [Image.new("RGB", (32, 32), (40 * n, 40 * n, 40 * n)) for n in range(5)]
     (tmp_path / "a.mp4").write_bytes(encoded(frames, side=32, quality=1))
     shown = [
-        of_prompt(Prompt("a", videos=[video]), image="image", columns={})["video"]
+        load_media(Prompt("a", videos=[video]), image="image", columns={})["video"]
         for video in (str(tmp_path / "a.mp4"), frames)
     ]
     assert [frame.size for frame in shown[0]] == [(32, 32)] * 5

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
-from mmgrpo.policies.diffusion.decoding import decoders_of
+from mmgrpo.policies.diffusion.latent_decoding import decoders_of
 from torch import nn
 
 from mmgrpo.errors import ConfigError

@@ -15,9 +15,9 @@ import torch
 from diffusers import StableDiffusionPipeline
 from diffusers.pipelines.stable_diffusion.safety_checker import StableDiffusionSafetyChecker
 from mmgrpo.policies.diffusion import DenoisingPolicy
+from mmgrpo.policies.diffusion.denoising_rows import DenoisingRow
 from mmgrpo.policies.diffusion.failures import DECODED, REPLACED, STATES, failures_of, finite_rows
 from mmgrpo.policies.diffusion.outputs import samples_of
-from mmgrpo.policies.diffusion.rows import Row
 from mmgrpo.rewards.images.pixels import Brightness
 from PIL import Image
 from transformers import CLIPConfig, CLIPImageProcessor
@@ -153,7 +153,7 @@ def test_a_preview_says_why_it_has_no_score(tmp_path: Path) -> None:
 
 
 def test_sounds_and_arrays_that_are_not_finite_are_failures() -> None:
-    rows = [Row(prompt=Prompt("rain"), seed=0, group=n, member=0) for n in range(2)]
+    rows = [DenoisingRow(prompt=Prompt("rain"), seed=0, group=n, member=0) for n in range(2)]
     sounds = np.zeros((2, 8), dtype=np.float32)
     sounds[1, 3] = np.nan
     for rate in (8, None):  # a sound, or an array of unknown rate

@@ -13,8 +13,8 @@ import diffusers
 import pytest
 import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
-from mmgrpo.policies.diffusion.sampling import Sampling
-from mmgrpo.policies.diffusion.session import StepCall
+from mmgrpo.policies.diffusion.pipeline_run import StepCall
+from mmgrpo.policies.diffusion.step_sampler import StepSampler
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Plan
@@ -89,7 +89,7 @@ def _first_call(kind: str, config: Mapping[str, Any], *, steps: int) -> StepCall
 @pytest.mark.parametrize("steps", [2, 4])
 def test_noising_again_is_cps_of_full_strength(kind: str, config: dict[str, Any], steps: int) -> None:
     native, ours = (
-        Sampling(sampler=name, strength=1.0, density="gaussian", reduction="mean")
+        StepSampler(sampler=name, strength=1.0, density="gaussian", reduction="mean")
         .decide(_first_call(kind, config, steps=steps), stochastic=True)
         .moments
         for name in ("native", "cps")

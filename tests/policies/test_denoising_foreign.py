@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
-from mmgrpo.policies.diffusion.rows import Row
+from mmgrpo.policies.diffusion.denoising_rows import DenoisingRow
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, PolicyError, ReplayError
@@ -94,7 +94,7 @@ def _by_hand(policy: DenoisingPolicy, rollout: Rollout) -> Tensor:
 
 def test_noise_is_the_rows_own() -> None:
     rollout = _policy(strength=0.0).rollout(PROMPTS, group_size=1, seed=3)
-    row = Row(prompt=PROMPTS[1], seed=3, group=1, member=0, entry=1)
+    row = DenoisingRow(prompt=PROMPTS[1], seed=3, group=1, member=0, entry=1)
     assert rollout.trace.rows[1] == row
     assert not rollout.mask_BT.any()
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
+from mmgrpo.policies.diffusion.denoising_rows import DenoisingRow
 from mmgrpo.policies.diffusion.failures import DECODED
 from mmgrpo.policies.diffusion.outputs import media_of, samples_of, sounds_of
-from mmgrpo.policies.diffusion.rows import Row
 from PIL import Image
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError, ReplayError
@@ -142,7 +142,7 @@ def test_sound_of_a_row_that_comes_without_a_batch_and_of_no_numbers() -> None:
     found = sounds_of(output, 1, 8)
     assert found is not None
     assert found[0].values.tolist() == [[0.5, -1.0, 0.0]]
-    (sample,) = samples_of([Row(prompt=Prompt("rain"), seed=0, group=0, member=0)], output, rate=8)
+    (sample,) = samples_of([DenoisingRow(prompt=Prompt("rain"), seed=0, group=0, member=0)], output, rate=8)
     assert sample.failure == DECODED
     flat = sounds_of({"frames": [[]], "audio": torch.zeros(3)}, 1, 8)
     assert flat is not None

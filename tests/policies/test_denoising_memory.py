@@ -6,7 +6,7 @@ from functools import wraps
 from typing import Any
 
 import torch
-from mmgrpo.policies.diffusion.memo import Memo
+from mmgrpo.policies.diffusion.encoder_cache import EncoderCache
 from torch import Tensor, nn
 
 from mmgrpo.types import Plan, Prompt
@@ -76,7 +76,7 @@ def test_a_condition_image_is_encoded_once() -> None:
 
 
 def test_rows_are_computed_alone_and_put_together_again() -> None:
-    memo, layer = Memo(2**20), nn.Linear(3, 2)
+    memo, layer = EncoderCache(2**20), nn.Linear(3, 2)
     rows = torch.tensor([[1.0, 2, 3], [4, 5, 6], [1, 2, 3]])
     with torch.no_grad():
         expected = layer(rows)
@@ -87,13 +87,13 @@ def test_rows_are_computed_alone_and_put_together_again() -> None:
 
 
 def test_what_is_remembered_cannot_be_written_into() -> None:
-    memo, layer = Memo(2**20), nn.Identity()
+    memo, layer = EncoderCache(2**20), nn.Identity()
     memo(layer, layer, (torch.zeros(1, 2),), {}).add_(1)
     assert torch.equal(memo(layer, layer, (torch.zeros(1, 2),), {}), torch.zeros(1, 2))
 
 
 def test_random_and_opaque_inputs_are_never_remembered() -> None:
-    memo, layer = Memo(2**20), nn.Identity()
+    memo, layer = EncoderCache(2**20), nn.Identity()
 
     def sample(x: Tensor, *, source: Any) -> Tensor:
         return torch.randn(x.shape, generator=source if isinstance(source, torch.Generator) else None)
@@ -105,7 +105,7 @@ def test_random_and_opaque_inputs_are_never_remembered() -> None:
 
 
 def test_the_least_recently_used_is_forgotten_first() -> None:
-    memo, layer = Memo(2 * 4 * 10), nn.Identity()  # two rows of ten floats
+    memo, layer = EncoderCache(2 * 4 * 10), nn.Identity()  # two rows of ten floats
     a, b, c = (torch.full((1, 10), value) for value in (1.0, 2.0, 3.0))
     for row in (a, b, a, c):
         memo(layer, layer, (row,), {})
@@ -120,7 +120,7 @@ def test_key_value_caches_are_not_kept() -> None:
     class DynamicCache:
         pass
 
-    memo, layer = Memo(2**20), nn.Identity()
+    memo, layer = EncoderCache(2**20), nn.Identity()
     for rows in (1, 2):
         output = memo(layer, lambda x: {"state": x, "cache": DynamicCache()}, (torch.ones(rows, 2),), {})
         assert torch.equal(output["state"], torch.ones(rows, 2))

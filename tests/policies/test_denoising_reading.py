@@ -11,7 +11,7 @@ import pytest
 import torch
 from diffusers import EDMEulerScheduler, UniPCMultistepScheduler, WanPipeline
 from mmgrpo.policies.diffusion import DenoisingPolicy
-from mmgrpo.policies.diffusion.noising import placed
+from mmgrpo.policies.diffusion.noising import noise_levels
 from mmgrpo.policies.diffusion.settings import ReadingSettings
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
@@ -138,17 +138,17 @@ def test_other_keys_have_other_noise_and_a_group_may_share_it() -> None:
 
 def test_levels_are_spread_as_asked() -> None:
     uniform, place = torch.tensor([0.5, 0.5, 0.25, 0.0]), torch.tensor([0, 1, 2, 3])
-    found = placed(uniform, place, ReadingSettings(num_levels=4, low=0.2, high=0.6))
+    found = noise_levels(uniform, place, ReadingSettings(num_levels=4, low=0.2, high=0.6))
     # (k + u) / 4 = 0.125, 0.375, 0.5625, 0.75; times 0.4, plus 0.2
     torch.testing.assert_close(found, torch.tensor([0.25, 0.35, 0.425, 0.5]))
     plain = ReadingSettings(num_levels=4, levels="uniform", shift=3.0)
     # 3 u / (1 + 2 u) at 0.5 and 0.25: 0.75 and 0.5
-    torch.testing.assert_close(placed(uniform, place, plain), torch.tensor([0.75, 0.75, 0.5, 0.0]))
+    torch.testing.assert_close(noise_levels(uniform, place, plain), torch.tensor([0.75, 0.75, 0.5, 0.0]))
     # the quartiles of a normal number are 0.674490 from its mean: 1 / (1 + e^0.674490)
-    normal = placed(torch.tensor([0.25, 0.5, 0.75, 0.0]), place, ReadingSettings(levels="logit_normal"))
+    normal = noise_levels(torch.tensor([0.25, 0.5, 0.75, 0.0]), place, ReadingSettings(levels="logit_normal"))
     torch.testing.assert_close(normal, torch.tensor([0.337492, 0.5, 0.662508, 0.0]), rtol=1e-5, atol=1e-6)
     with pytest.raises(ConfigError, match="low must be below high"):
-        placed(uniform, place, ReadingSettings(low=0.6, high=0.6))
+        noise_levels(uniform, place, ReadingSettings(low=0.6, high=0.6))
 
 
 @pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "wan"]))

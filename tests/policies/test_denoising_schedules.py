@@ -11,9 +11,9 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from mmgrpo.policies.diffusion.schedules import family_of, fitting_sampler
-from mmgrpo.policies.diffusion.session import StepCall
-from mmgrpo.policies.diffusion.stock import first_step_gap
+from mmgrpo.policies.diffusion.pipeline_run import StepCall
+from mmgrpo.policies.diffusion.scheduler_check import first_step_gap
+from mmgrpo.policies.diffusion.scheduler_families import family_of, fitting_sampler
 
 ROUNDING = 3e-4  # DEIS integrates in logarithms, the consistency sampler keeps a trace of its state
 BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}

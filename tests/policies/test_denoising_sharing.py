@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from mmgrpo.policies.diffusion.chunks import make_groups
-from mmgrpo.policies.diffusion.memo import Memo
-from mmgrpo.policies.diffusion.proxies import Shapes
-from mmgrpo.policies.diffusion.record import Recorder
-from mmgrpo.policies.diffusion.sampling import Sampling
-from mmgrpo.policies.diffusion.session import Session
-from mmgrpo.policies.diffusion.stage import Stage
+from mmgrpo.policies.diffusion.encoder_cache import EncoderCache
+from mmgrpo.policies.diffusion.instrumented_pipeline import InstrumentedPipeline
+from mmgrpo.policies.diffusion.pipeline_run import PipelineRun
+from mmgrpo.policies.diffusion.proxies import OutputShapes
+from mmgrpo.policies.diffusion.recorder import Recorder
+from mmgrpo.policies.diffusion.step_sampler import StepSampler
 from torch import Tensor
 
 from mmgrpo.types import Plan, Prompt
@@ -34,15 +34,15 @@ def test_shared_states_give_the_samples_of_rows_drawn_alone(name: str) -> None:
     settings = settings_of(name)
     denoiser = "unet" if name == "sd15" else "transformer"
     pipeline = pipeline_of(name)
-    stage = Stage(pipeline, pipeline.scheduler, pipeline.scheduler, (denoiser,), Memo(2**20))
-    sampling = Sampling(
+    stage = InstrumentedPipeline(pipeline, pipeline.scheduler, pipeline.scheduler, (denoiser,), EncoderCache(2**20))
+    sampling = StepSampler(
         sampler=settings["sampler"], strength=settings["strength"], density="gaussian", reduction="mean"
     )
     rows = [row for group in make_groups(prompts, GROUP_SIZE, SEED, WINDOW) for row in group]
     for index, row in enumerate(rows):
         alone = Recorder([row], WINDOW, sampling)
         with torch.no_grad():
-            stage.run(Session(on_step=alone), stage.form.arguments([row], settings["call"]), seed=SEED)
+            stage.run(PipelineRun(on_step=alone), stage.form.arguments([row], settings["call"]), seed=SEED)
         scale = float(final_latent(rollout, index).abs().max())
         for drawn, transition in zip(alone.drawn, rollout.trace.transitions[index], strict=True):
             assert float((drawn.next_state - transition.next_state).abs().max()) < 1e-5 * scale
@@ -92,12 +92,12 @@ def test_ghosts_cost_nothing_in_any_batch(name: str) -> None:
         assert spent == [len(rows)] * 3
 
 
-def _answer(shapes: Shapes, rows: int, **others: Any) -> Any:
+def _answer(shapes: OutputShapes, rows: int, **others: Any) -> Any:
     return shapes.zeros("net", (torch.rand(rows, 3),), others)
 
 
 def test_shapes_scale_with_the_rows() -> None:
-    shapes = Shapes()
+    shapes = OutputShapes()
     assert _answer(shapes, 2) is None
     shapes.learn("net", (torch.rand(2, 3),), {}, {"sample": torch.rand(4, 5), "extra": None})
     found = _answer(shapes, 3)
@@ -109,7 +109,7 @@ def test_shapes_scale_with_the_rows() -> None:
 
 
 def test_shapes_of_lists_scale_with_their_length() -> None:
-    shapes = Shapes()
+    shapes = OutputShapes()
     shapes.learn("net", ([torch.rand(3)], torch.rand(1)), {}, ([torch.rand(3, 7)],))
     found = shapes.zeros("net", ([torch.rand(3), torch.rand(3)], torch.rand(2)), {})
     assert found is not None
@@ -118,13 +118,13 @@ def test_shapes_of_lists_scale_with_their_length() -> None:
 
 @pytest.mark.parametrize("output", [torch.rand(5, 3), (torch.rand(2, 3), "cache"), torch.tensor(1.0)])
 def test_outputs_that_are_not_rows_of_tensors_are_never_answered_for(output: Any) -> None:
-    shapes = Shapes()
+    shapes = OutputShapes()
     shapes.learn("net", (torch.rand(2, 3),), {}, output)
     assert _answer(shapes, 2) is None
 
 
 def test_a_shape_that_breaks_the_rule_is_forgotten() -> None:
-    shapes = Shapes()
+    shapes = OutputShapes()
     shapes.learn("net", (torch.rand(2, 3),), {}, torch.rand(2, 3))
     shapes.learn("net", (torch.rand(2, 3),), {}, torch.rand(2, 4))
     shapes.learn("net", (torch.rand(2, 3),), {}, torch.rand(2, 3))

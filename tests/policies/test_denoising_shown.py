@@ -13,8 +13,8 @@ import pytest
 import torch
 from diffusers import FluxKontextPipeline, StableDiffusion3Img2ImgPipeline
 from mmgrpo.policies.diffusion import DenoisingPolicy
-from mmgrpo.policies.diffusion.calls import form_of
-from mmgrpo.policies.diffusion.shown import Showing, arranged
+from mmgrpo.policies.diffusion.call_form import form_of
+from mmgrpo.policies.diffusion.conditioning import MediaBatching, batch_media
 from PIL import Image
 
 from mmgrpo.data.prompts import load_prompts
@@ -74,18 +74,23 @@ def _runs(policy: DenoisingPolicy) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "build", "prompts", "showing", "rows"),
     [
-        ("flux-kontext", lambda: pipeline_of("flux-kontext"), _prompts(), Showing.EACH, 4),
-        ("sd3", _img2img, _prompts(), Showing.EACH, 4),
+        ("flux-kontext", lambda: pipeline_of("flux-kontext"), _prompts(), MediaBatching.EACH, 4),
+        ("sd3", _img2img, _prompts(), MediaBatching.EACH, 4),
         pytest.param(
-            "flux2", lambda: pipeline_of("flux2"), _prompts(1, side=64), Showing.SHARED, 2, marks=pytest.mark.nightly
+            "flux2",
+            lambda: pipeline_of("flux2"),
+            _prompts(1, side=64),
+            MediaBatching.SHARED,
+            2,
+            marks=pytest.mark.nightly,
         ),
-        ("flux2-klein", lambda: pipeline_of("flux2-klein"), _prompts(2, side=64), Showing.SHARED, 2),
-        ("flux-kontext", _first_picture_kontext, _prompts(), Showing.SHARED, 2),
+        ("flux2-klein", lambda: pipeline_of("flux2-klein"), _prompts(2, side=64), MediaBatching.SHARED, 2),
+        ("flux-kontext", _first_picture_kontext, _prompts(), MediaBatching.SHARED, 2),
     ],
     ids=["kontext", "img2img", "flux2", "klein-of-two", "first-picture-alone"],
 )
 def test_rows_share_runs_as_far_as_the_pipeline_keeps_them_apart(
-    name: str, build: Any, prompts: list[Prompt], showing: Showing, rows: int
+    name: str, build: Any, prompts: list[Prompt], showing: MediaBatching, rows: int
 ) -> None:
     settings: dict[str, Any] = {"call": {"num_inference_steps": 3}}
     policy = policy_of(name, build(), **settings)
@@ -159,7 +164,7 @@ def test_columns_are_pictures_of_further_arguments(tmp_path: Path, as_list: bool
     without = ("image", "mask_image")
     policy = policy_of("sd15-inpaint", without=without, pictures={"mask_image": "where"})
     rollout = policy.rollout(prompts, group_size=2, seed=SEED)
-    assert policy._stage.form.showing is Showing.EACH
+    assert policy._stage.form.showing is MediaBatching.EACH
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
     for row, (name, mask) in enumerate(masks.items()):
         in_call = policy_of("sd15-inpaint", without=without, call={"image": _picture(row), "mask_image": mask})
@@ -182,7 +187,7 @@ def test_a_column_goes_to_an_ip_adapter(name: str, guided: bool) -> None:
     shown = policy(pictures={"ip_adapter_image": "style"})
     prompts = [Prompt(text, columns={"style": _picture(row)}) for row, text in enumerate(TEXTS)]
     rollout = shown.rollout(prompts, group_size=2, seed=SEED)
-    assert shown._stage.form.showing is Showing.SHARED  # a list is one of adapters
+    assert shown._stage.form.showing is MediaBatching.SHARED  # a list is one of adapters
     assert torch.equal(values(shown, rollout), rollout.old_logprob_BT)
     for row in (0, 1):
         known = drawn(policy(call={"ip_adapter_image": _picture(row)}), row)
@@ -224,9 +229,9 @@ def test_pictures_that_a_call_may_pass_on_are_warned_of(caplog: pytest.LogCaptur
 
 def test_what_rows_show_is_laid_out_as_each_way_has_it() -> None:
     one, two = _picture(1), _picture(2)
-    assert arranged([one, two], Showing.EACH) == [one, two]
-    assert arranged([[one, two], [two, one]], Showing.EACH) == [[one, two], [two, one]]
-    assert arranged([one, two], Showing.NESTED) == [[one], [two]]
-    assert arranged([one, one], Showing.SHARED) is one
-    assert arranged([one], Showing.NESTED) is one
-    assert [showing.following for showing in Showing] == [*list(Showing)[1:], Showing.ALONE]
+    assert batch_media([one, two], MediaBatching.EACH) == [one, two]
+    assert batch_media([[one, two], [two, one]], MediaBatching.EACH) == [[one, two], [two, one]]
+    assert batch_media([one, two], MediaBatching.NESTED) == [[one], [two]]
+    assert batch_media([one, one], MediaBatching.SHARED) is one
+    assert batch_media([one], MediaBatching.NESTED) is one
+    assert [showing.following for showing in MediaBatching] == [*list(MediaBatching)[1:], MediaBatching.ALONE]

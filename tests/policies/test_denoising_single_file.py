@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
-from mmgrpo.policies.diffusion.loading import load_pipeline
+from mmgrpo.policies.diffusion.pipeline_loading import load_pipeline
 from mmgrpo.policies.diffusion.settings import DenoisingSettings
 from mmgrpo.policies.language import LanguagePolicy
 from safetensors.torch import load_file, save_file

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
+from mmgrpo.policies.diffusion.denoising_rows import DenoisingRow
 from mmgrpo.policies.diffusion.layout import read_layout
-from mmgrpo.policies.diffusion.matching import two_steps
-from mmgrpo.policies.diffusion.rows import Row
-from mmgrpo.policies.diffusion.supervised import Targets
+from mmgrpo.policies.diffusion.noised_prediction import two_step_call
+from mmgrpo.policies.diffusion.supervised_denoising import Targets
 from mmgrpo.policies.diffusion.waveforms import waveform_of
 
 from mmgrpo.errors import DataError, PolicyError
@@ -37,7 +37,7 @@ def test_a_target_is_what_the_autoencoder_makes_of_it() -> None:
     vae = policy.pipeline.vae
     rate = vae.config.sampling_rate
     sound = Audio(torch.linspace(-1, 1, 400).reshape(2, 200).contiguous(), rate)
-    call, row = two_steps(policy.settings.call), Row(prompt=PROMPT, seed=0, group=0, member=0)
+    call, row = two_step_call(policy.settings.call), DenoisingRow(prompt=PROMPT, seed=0, group=0, member=0)
     (state,) = targets_of(policy)([Example(PROMPT, audio=sound)], [row], call)
     layout = read_layout(policy._stage, policy._stage.form.arguments([row], call))  # pyright: ignore[reportPrivateUsage]
     waveform = waveform_of(sound, layout, rate)
@@ -51,8 +51,8 @@ def test_a_target_is_what_the_autoencoder_makes_of_it() -> None:
 
 def test_channels_and_rates_are_the_autoencoders() -> None:
     policy = policy_of()
-    row = Row(prompt=PROMPT, seed=0, group=0, member=0)
-    arguments = policy._stage.form.arguments([row], two_steps(policy.settings.call))  # pyright: ignore[reportPrivateUsage]
+    row = DenoisingRow(prompt=PROMPT, seed=0, group=0, member=0)
+    arguments = policy._stage.form.arguments([row], two_step_call(policy.settings.call))  # pyright: ignore[reportPrivateUsage]
     layout = read_layout(policy._stage, arguments)  # pyright: ignore[reportPrivateUsage]
     mono = tone(1, rate=8, duration_s=2.0)
     found = waveform_of(mono, layout, 8)[0]

@@ -10,8 +10,8 @@ import pytest
 import torch
 from diffusers import EulerDiscreteScheduler, FluxPipeline, LTXPipeline, QwenImagePipeline
 from mmgrpo.policies.diffusion import DenoisingPolicy
+from mmgrpo.policies.diffusion.denoising_rows import DenoisingRow
 from mmgrpo.policies.diffusion.layout import read_layout
-from mmgrpo.policies.diffusion.rows import Row
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import mse_loss
@@ -119,14 +119,14 @@ def uneven(name: str) -> Any:
 
 
 def one_row(policy: DenoisingPolicy, text: str) -> dict[str, Any]:
-    row = Row(prompt=Prompt(text), seed=0, group=0, member=0)
+    row = DenoisingRow(prompt=Prompt(text), seed=0, group=0, member=0)
     return policy._stage.form.arguments([row], {**policy.settings.call, "num_inference_steps": 2})
 
 
 @pytest.mark.parametrize("name", STATES)
 def test_targets_are_the_states_that_decode_to_them(name: str) -> None:
     policy, examples = policy_of(name, uneven(name)), examples_of(name)
-    rows = [Row(prompt=example.prompt, seed=0, group=0, member=0) for example in examples]
+    rows = [DenoisingRow(prompt=example.prompt, seed=0, group=0, member=0) for example in examples]
     found = torch.cat(policy._targets(examples, rows, {**policy.settings.call, "num_inference_steps": 2}))
     expected = torch.cat([STATES[name](policy.pipeline, example) for example in examples])
     assert float(expected.std()) > 0.05

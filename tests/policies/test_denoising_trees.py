@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from mmgrpo.policies.diffusion.chunks import make_groups
-from mmgrpo.policies.diffusion.memo import Memo
-from mmgrpo.policies.diffusion.record import Recorder
-from mmgrpo.policies.diffusion.sampling import Sampling
-from mmgrpo.policies.diffusion.session import Session
-from mmgrpo.policies.diffusion.stage import Stage
+from mmgrpo.policies.diffusion.encoder_cache import EncoderCache
+from mmgrpo.policies.diffusion.instrumented_pipeline import InstrumentedPipeline
+from mmgrpo.policies.diffusion.pipeline_run import PipelineRun
+from mmgrpo.policies.diffusion.recorder import Recorder
+from mmgrpo.policies.diffusion.step_sampler import StepSampler
 
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Plan, Split
@@ -35,15 +35,15 @@ def test_a_tree_gives_the_samples_of_its_leaves_drawn_alone(name: str) -> None:
     settings = settings_of(name)
     pipeline = pipeline_of(name)
     denoiser = "unet" if name == "sd15" else "transformer"
-    stage = Stage(pipeline, pipeline.scheduler, pipeline.scheduler, (denoiser,), Memo(2**20))
-    sampling = Sampling(
+    stage = InstrumentedPipeline(pipeline, pipeline.scheduler, pipeline.scheduler, (denoiser,), EncoderCache(2**20))
+    sampling = StepSampler(
         sampler=settings["sampler"], strength=settings["strength"], density="gaussian", reduction="mean"
     )
     rows = [row for group in make_groups(prompts, 4, SEED, BINARY) for row in group]
     for index, row in enumerate(rows):
         alone = Recorder([row], BINARY, sampling)
         with torch.no_grad():
-            stage.run(Session(on_step=alone), stage.form.arguments([row], settings["call"]), seed=SEED)
+            stage.run(PipelineRun(on_step=alone), stage.form.arguments([row], settings["call"]), seed=SEED)
         scale = float(final_latent(rollout, index).abs().max())
         for drawn, transition in zip(alone.drawn, rollout.trace.transitions[index], strict=True):
             assert float((drawn.next_state - transition.next_state).abs().max()) < 1e-5 * scale

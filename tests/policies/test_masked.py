@@ -12,7 +12,7 @@ import pytest
 import torch
 from diffusers import AmusedScheduler
 from mmgrpo.policies.masked import MaskedPolicy
-from mmgrpo.policies.masked.reveals import COUNTS, reveals_of
+from mmgrpo.policies.masked.unmasking_schedule import COUNTS, unmasking_steps
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
@@ -44,7 +44,7 @@ def test_a_picture_is_shown_as_fast_as_the_stock_scheduler_shows_it(schedule: st
 def test_a_text_is_shown_block_by_block_as_evenly_as_it_comes_out() -> None:
     # 10 places in 4 steps: 3 3 2 2, as LLaDA's get_num_transfer_tokens counts them
     assert COUNTS["even"](10, 4) == [3, 3, 2, 2]
-    found = reveals_of(12, num_steps=4, block_length=6, schedule="even", noise=(3.0, 0.0))
+    found = unmasking_steps(12, num_steps=4, block_length=6, schedule="even", noise=(3.0, 0.0))
     assert [(one.start, one.stop, one.count, one.noise) for one in found] == [
         (0, 6, 3, 3.0),
         (0, 6, 3, 2.0),
@@ -52,7 +52,7 @@ def test_a_text_is_shown_block_by_block_as_evenly_as_it_comes_out() -> None:
         (6, 12, 3, 0.0),
     ]
     with pytest.raises(ConfigError, match="2 blocks of 6 places take as many steps each, from 1 to 6"):
-        reveals_of(12, num_steps=5, block_length=6, schedule="even", noise=(0.0, 0.0))
+        unmasking_steps(12, num_steps=5, block_length=6, schedule="even", noise=(0.0, 0.0))
 
 
 def by_hand(policy: MaskedPolicy, prompt: Prompt, answer: Sequence[int | None], guidance: float) -> torch.Tensor:

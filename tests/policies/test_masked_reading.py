@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from mmgrpo.policies.masked.reveals import bound_maskings, share_maskings
-from mmgrpo.policies.masked.trace import Look, Trace
+from mmgrpo.policies.masked.masked_trace import MaskedPass, MaskedTrace
+from mmgrpo.policies.masked.unmasking_schedule import bound_maskings, share_maskings
 
 from mmgrpo import Trainer
 from mmgrpo.errors import ConfigError
@@ -126,9 +126,11 @@ def _logprobs(policy: Any, sample: Sample, hidden_BL: torch.Tensor) -> torch.Ten
     """Of each hidden place, under each of these masks."""
     B, L = hidden_BL.shape
     rollout = policy.read([Given(sample=replace(sample, member=member)) for member in range(B)], seed=0)
-    trace: Trace = rollout.trace
+    trace: MaskedTrace = rollout.trace
     everywhere_BL = torch.arange(L).expand(B, L)
-    look = Look(condition_B=trace.looks[0].condition_B, hidden_BL=hidden_BL, place_Bn=everywhere_BL, asked_Bn=hidden_BL)
+    look = MaskedPass(
+        condition_B=trace.looks[0].condition_B, hidden_BL=hidden_BL, place_Bn=everywhere_BL, asked_Bn=hidden_BL
+    )
     asked = Rollout(
         samples=rollout.samples,
         prompt_index_B=rollout.prompt_index_B,

@@ -20,15 +20,15 @@ from mmgrpo.values import OLD, Value
 from .batches import Batches
 from .branching import branching_of
 from .buckets import Buckets
-from .calls import CallForm
-from .drawing import checked_call
-from .matching import Clean, Matched, matched, two_steps
+from .call_form import CallForm
+from .denoising_rows import INITIAL_NOISE, DenoisingRow, call_has_media
+from .denoising_scorer import require_grad
+from .instrumented_pipeline import InstrumentedPipeline
+from .noised_prediction import CleanSample, NoisedPrediction, predict_at_levels, two_step_call
 from .parity import BatchParity
-from .rows import INITIAL_NOISE, Row, shows_media
-from .scoring import require_grad
+from .sampling_params import checked_call
 from .settings import ReadingSettings
-from .stage import Stage
-from .supervised import Targets
+from .supervised_denoising import Targets
 
 READ = -2  # keys levels and their noise, apart from every decision that is drawn and from the initial noise
 ERROR, LEVEL = Value("error"), Value("level")
@@ -37,7 +37,7 @@ DIVERGENCES = ("velocity_mse", *LOGPROB_DIVERGENCES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadTrace:
+class RenoisedTrace:
     """The record of rows that were read.
 
     Attributes:
@@ -47,7 +47,7 @@ class ReadTrace:
         old: per row, what the network said when it was read, T states, if the plan asks for what takes it.
     """
 
-    cleans: tuple[tuple[Clean, ...], ...]
+    cleans: tuple[tuple[CleanSample, ...], ...]
     reading: ReadingSettings
     calls: tuple[Mapping[str, Any], ...]
     old: tuple[tuple[Tensor, ...], ...] | None = None
@@ -68,7 +68,7 @@ def require_read_values(values: Collection[Value], kept: Collection[str]) -> Non
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
+class Renoiser:
     """Reads finished samples, and scores what it read.
 
     Attributes:
@@ -82,7 +82,7 @@ class Reader:
         buckets: sizes that it is asked for instead.
     """
 
-    stage: Stage
+    stage: InstrumentedPipeline
     targets: Targets
     batches: Batches
     parity: BatchParity
@@ -99,7 +99,7 @@ class Reader:
         noised = replace(plan, share_noise=True) if reading.shared else plan
         branching = branching_of(noised, 1 + max(one.sample.member for one in given))
         rows = [
-            Row(
+            DenoisingRow(
                 prompt=one.sample.prompt,
                 seed=seed,
                 group=one.sample.group,
@@ -115,9 +115,9 @@ class Reader:
         calls = self.buckets.calls(examples, call)
         for shared in {id(one): one for one in calls}.values():
             self.parity.settle([row for row, own in zip(rows, calls, strict=True) if own is shared], shared)
-        trace = ReadTrace(
+        trace = RenoisedTrace(
             cleans=tuple(
-                tuple(Clean(row=row, data=state, seed=_key(row, place), place=place) for place in range(T))
+                tuple(CleanSample(row=row, data=state, seed=_key(row, place), place=place) for place in range(T))
                 for row, state in zip(rows, self._states(given, examples, rows, calls), strict=True)
             ),
             reading=reading,
@@ -139,7 +139,7 @@ class Reader:
     @torch.no_grad()
     def _at_the_weights_of_now(self, rollout: Rollout, given: Sequence[Given], *, keeps_old: bool) -> Rollout:
         """The rollout with its log-probabilities and levels, and the predictions of now where they are asked for."""
-        trace: ReadTrace = rollout.trace
+        trace: RenoisedTrace = rollout.trace
         logprob_BT, level_BT = torch.zeros(rollout.shape), torch.zeros(rollout.shape)
         old: list[list[Tensor]] = [[torch.empty(0)] * rollout.shape[1] for _ in given]
         num_forwards = 0
@@ -172,7 +172,7 @@ class Reader:
             yield self._score(rollout, cells, values)
 
     def _score(self, rollout: Rollout, cells: Sequence[tuple[int, int]], values: Collection[Value]) -> Evaluation:
-        trace: ReadTrace = rollout.trace
+        trace: RenoisedTrace = rollout.trace
         others, num_forwards = {}, 0
         for view in sorted({value.view for value in values if value.view is not None}):
             if view == OLD:
@@ -201,9 +201,9 @@ class Reader:
 
     def _runs(self, rollout: Rollout, chosen: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
         """The kept cells of some rows, in runs: whole rows of one shape side by side, or a part of a row's levels."""
-        trace: ReadTrace = rollout.trace
+        trace: RenoisedTrace = rollout.trace
         form = self.stage.form
-        size = 1 if shows_media(trace.calls[0]) or form.single else self.batches.update
+        size = 1 if call_has_media(trace.calls[0]) or form.single else self.batches.update
         run: list[tuple[int, int]] = []
         for row in chosen:
             cells = [(row, column) for column in range(rollout.shape[1]) if bool(rollout.mask_BT[row, column])]
@@ -226,15 +226,17 @@ class Reader:
         if run:
             yield run
 
-    def _matched(self, trace: ReadTrace, cells: Sequence[tuple[int, int]]) -> Matched:
+    def _matched(self, trace: RenoisedTrace, cells: Sequence[tuple[int, int]]) -> NoisedPrediction:
         cleans = [trace.cleans[row][place] for row, place in cells]
-        return matched(self.stage, cleans, trace.calls[cells[0][0]], trace.reading, grad=torch.is_grad_enabled())
+        return predict_at_levels(
+            self.stage, cleans, trace.calls[cells[0][0]], trace.reading, grad=torch.is_grad_enabled()
+        )
 
     def _states(
         self,
         given: Sequence[Given],
         examples: Sequence[Example],
-        rows: Sequence[Row],
+        rows: Sequence[DenoisingRow],
         calls: Sequence[Mapping[str, Any]],
     ) -> list[Tensor]:
         """The final state of each sample: its own, or what its picture or video is encoded to."""
@@ -247,7 +249,9 @@ class Reader:
         return found
 
 
-def _settings(reader: Reader, settings: Mapping[str, Any], form: CallForm) -> tuple[ReadingSettings, Mapping[str, Any]]:
+def _settings(
+    reader: Renoiser, settings: Mapping[str, Any], form: CallForm
+) -> tuple[ReadingSettings, Mapping[str, Any]]:
     if unknown := sorted(set(settings) - {"call", "reading"}):
         raise ConfigError(f"Plan.settings of samples that are read are call and reading; got {', '.join(unknown)}")
     changes = dict(settings.get("reading", {}))
@@ -255,7 +259,7 @@ def _settings(reader: Reader, settings: Mapping[str, Any], form: CallForm) -> tu
         known = ", ".join(ReadingSettings.model_fields)
         raise ConfigError(f"Plan.settings: reading takes {known}; got {', '.join(unknown)}")
     reading = ReadingSettings(**{**reader.reading.model_dump(), **changes})
-    return reading, two_steps({**reader.call, **checked_call(settings.get("call", {}), form)})
+    return reading, two_step_call({**reader.call, **checked_call(settings.get("call", {}), form)})
 
 
 def _require_readable(given: Sequence[Given], num_levels: int) -> None:
@@ -268,31 +272,31 @@ def _require_readable(given: Sequence[Given], num_levels: int) -> None:
         raise DataError(f"old_logprob_T must be {num_levels} numbers, one of each level, got {wrong[0]}")
 
 
-def _key(row: Row, place: int) -> int:
+def _key(row: DenoisingRow, place: int) -> int:
     return derive_seed(row.seed, row.group, row.branch(INITIAL_NOISE), READ, place)
 
 
-def _alike(trace: ReadTrace, row: int, other: int) -> bool:
+def _alike(trace: RenoisedTrace, row: int, other: int) -> bool:
     shapes = [trace.cleans[one][0].data.shape for one in (row, other)]
     return trace.calls[row] is trace.calls[other] and shapes[0] == shapes[1]
 
 
-def _stored(trace: ReadTrace, cells: Sequence[tuple[int, int]]) -> Tensor:
+def _stored(trace: RenoisedTrace, cells: Sequence[tuple[int, int]]) -> Tensor:
     if trace.old is None:
         raise ConfigError("nothing was kept of the policy that read: name the values of view old in Plan.values")
     return torch.cat([trace.old[row][place] for row, place in cells])
 
 
-def _logprob_N(found: Matched, reading: ReadingSettings) -> Tensor:
+def _logprob_N(found: NoisedPrediction, reading: ReadingSettings) -> Tensor:
     return -_weight_N(found, reading) * found.error_N
 
 
-def _weight_N(found: Matched, reading: ReadingSettings) -> Tensor:
+def _weight_N(found: NoisedPrediction, reading: ReadingSettings) -> Tensor:
     return reading.weight * found.sigma_N.to(found.output.device) ** reading.power
 
 
 def _value_N(
-    value: Value, now: Matched, others: Mapping[str, Tensor], logprob_N: Tensor, reading: ReadingSettings
+    value: Value, now: NoisedPrediction, others: Mapping[str, Tensor], logprob_N: Tensor, reading: ReadingSettings
 ) -> Tensor:
     """A value of N noised samples."""
     if value == ERROR:
@@ -309,7 +313,7 @@ def _value_N(
     return other_N if value.name == "logprob" else LOGPROB_DIVERGENCES[value.name](logprob_N, other_N)
 
 
-def _implied_errors(now: Matched, old_output: Tensor, *, strength: float) -> MatchingErrors:
+def _implied_errors(now: NoisedPrediction, old_output: Tensor, *, strength: float) -> MatchingErrors:
     """``matching_errors`` in terms of clean samples, x0 = 0 - 1 (-x0), which every family's output says."""
     by_row = [
         x.reshape(now.num_rows, -1) for x in (now.data, now.noised.clean(now.output), now.noised.clean(old_output))

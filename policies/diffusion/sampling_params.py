@@ -11,14 +11,14 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.transitions import SAMPLERS
 from mmgrpo.maths.windows import shortened
 
-from .calls import CallForm
-from .rows import shows_media
-from .sampling import NATIVE, Sampling
+from .call_form import CallForm
+from .denoising_rows import call_has_media
 from .settings import DenoisingSettings, TailSettings, require_single_results
+from .step_sampler import NATIVE, StepSampler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Drawing:
+class SamplingParams:
     """How rows are drawn; rows are scored as they were.
 
     Attributes:
@@ -27,7 +27,7 @@ class Drawing:
         changes: what of these is a plan's, by name.
     """
 
-    sampling: Sampling
+    sampling: StepSampler
     call: Mapping[str, Any]
     changes: Mapping[str, Any] = field(default_factory=dict)
 
@@ -43,10 +43,12 @@ class Drawing:
 
     def batch(self, most: int) -> int:
         """How many rows share a run, of at most so many: one, where a plan shows the pipeline something."""
-        return 1 if shows_media(self.changed_call) else most
+        return 1 if call_has_media(self.changed_call) else most
 
 
-def with_settings(drawing: Drawing, settings: Mapping[str, Any], form: CallForm, scheduler: Any) -> Drawing:
+def with_settings(
+    drawing: SamplingParams, settings: Mapping[str, Any], form: CallForm, scheduler: Any
+) -> SamplingParams:
     """The drawing with a plan's settings laid over it.
 
     Args:
@@ -75,12 +77,12 @@ def with_settings(drawing: Drawing, settings: Mapping[str, Any], form: CallForm,
     sampling = replace(drawing.sampling, sampler=sampler, strength=strength)
     sampling.check_scheduler(scheduler)
     call = checked_call(settings.get("call", {}), form)
-    return Drawing(sampling=sampling, call={**drawing.call, **call}, changes=dict(settings))
+    return SamplingParams(sampling=sampling, call={**drawing.call, **call}, changes=dict(settings))
 
 
 def with_tail(
-    drawing: Drawing, tail: TailSettings, *, last: int, num_steps: int, form: CallForm, scheduler: Any
-) -> Drawing:
+    drawing: SamplingParams, tail: TailSettings, *, last: int, num_steps: int, form: CallForm, scheduler: Any
+) -> SamplingParams:
     """The drawing with the steps after decision ``last`` made fewer, and of second order.
 
     Args:

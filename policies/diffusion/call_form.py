@@ -11,17 +11,17 @@ from typing import Any
 from mmgrpo.errors import ConfigError, DataError, ReplayError
 from mmgrpo.types import Prompt
 
-from .rows import Row
-from .shown import (
-    Album,
-    Showing,
-    arranged,
-    is_prompt,
-    layout,
-    num_pictures,
-    of_prompt,
-    unlike,
+from .conditioning import (
+    MediaBatching,
+    MediaCache,
+    batch_media,
+    contrasting_prompt,
+    is_prompt_column,
+    load_media,
+    media_sizes,
+    num_images,
 )
+from .denoising_rows import DenoisingRow
 from .signature import arguments_of, unknown_arguments
 
 logger = logging.getLogger(__name__)
@@ -58,15 +58,15 @@ class CallForm:
     pictures: Mapping[str, str] = field(default_factory=dict)
     tuples: frozenset[str] = frozenset()
     single: bool = False
-    showing: Showing = Showing.EACH
+    showing: MediaBatching = MediaBatching.EACH
     is_proven: bool = False
-    album: Album = field(default_factory=lambda: Album(ALBUM_BYTES), repr=False, compare=False)
+    album: MediaCache = field(default_factory=lambda: MediaCache(ALBUM_BYTES), repr=False, compare=False)
 
     def takes(self, name: str) -> bool:
         """Whether the call has an argument of this name."""
         return self.names is None or name in self.names
 
-    def arguments(self, rows: Sequence[Row], call: Mapping[str, Any]) -> dict[str, Any]:
+    def arguments(self, rows: Sequence[DenoisingRow], call: Mapping[str, Any]) -> dict[str, Any]:
         """The pipeline's arguments for these rows, which may share a run: see ``together``.
 
         Args:
@@ -93,7 +93,7 @@ class CallForm:
         if self.takes("generator"):
             per_row["generator"] = [row.generator() for row in rows]
         items = [self._shown(row) for row in rows]
-        shown = {name: arranged([item[name] for item in items], self.showing) for name in items[0]}
+        shown = {name: batch_media([item[name] for item in items], self.showing) for name in items[0]}
         if unknown := sorted(name for name in {*per_row, *shown} if not self.takes(name)):
             raise ConfigError(f"the pipeline's call takes no {' and no '.join(unknown)}; it takes {self._known()}")
         own = {name: value[0] for name, value in per_row.items()} if self.single else {}
@@ -101,11 +101,11 @@ class CallForm:
         alike |= {name: tuple(value) for name in self.tuples if isinstance(value := alike.get(name), list)}
         return {**alike, **({} if self.single else per_row), **shown}
 
-    def shows(self, row: Row) -> bool:
+    def shows(self, row: DenoisingRow) -> bool:
         """Whether a row shows the pipeline pictures or videos."""
         return bool(self.pictures) or len(row.prompt.images) > 0 or len(row.prompt.videos) > 0
 
-    def row_arguments(self, row: Row) -> frozenset[str]:
+    def row_arguments(self, row: DenoisingRow) -> frozenset[str]:
         """The optional arguments that a row brings: its columns that are not None, and its negative prompt.
 
         A pipeline does something else without an argument than with an empty one, so rows that bring different
@@ -122,39 +122,39 @@ class CallForm:
         names = [name for name in self.columns if _column(prompt, name, "columns") is not None]
         return frozenset(names if prompt.negative is None else [*names, "negative_prompt"])
 
-    def together(self, row: Row, other: Row) -> bool:
+    def together(self, row: DenoisingRow, other: DenoisingRow) -> bool:
         """Whether two rows may share a run: the same arguments, and as many pictures each, of the same sizes."""
         if self.row_arguments(row) != self.row_arguments(other):
             return False
         if not (self.shows(row) or self.shows(other)):
             return True
-        if self.showing is Showing.ALONE or self.shows(row) is not self.shows(other):
+        if self.showing is MediaBatching.ALONE or self.shows(row) is not self.shows(other):
             return False
         if row.prompt is other.prompt:
             return True
-        return self.showing is not Showing.SHARED and self._layout(row) == self._layout(other)
+        return self.showing is not MediaBatching.SHARED and self._layout(row) == self._layout(other)
 
-    def manner(self, row: Row) -> Any:
+    def manner(self, row: DenoisingRow) -> Any:
         """Tells apart rows that bring other arguments, more or fewer pictures, or bring these otherwise."""
         names = self.row_arguments(row)
         if not self.shows(row):
             return names
-        return names, self.showing, tuple((name, num_pictures(item)) for name, item in self._shown(row).items())
+        return names, self.showing, tuple((name, num_images(item)) for name, item in self._shown(row).items())
 
-    def texts(self, row: Row) -> Mapping[str, str]:
+    def texts(self, row: DenoisingRow) -> Mapping[str, str]:
         """The texts that a row brings, by argument: prompt, negative prompt, and columns that are further prompts."""
         prompt = row.prompt
         texts = {"prompt": prompt.text, "negative_prompt": prompt.negative or ""}
         columns = {name: prompt.columns[name] for name in self.row_arguments(row) if name in self.columns}
-        return texts | {name: text for name, text in columns.items() if is_prompt(name, text)}
+        return texts | {name: text for name, text in columns.items() if is_prompt_column(name, text)}
 
-    def stranger(self, row: Row) -> Row:
+    def stranger(self, row: DenoisingRow) -> DenoisingRow:
         """A row that may share a run with this one, and asks for something else behind other pictures."""
-        if self.shows(row) and self.showing in (Showing.SHARED, Showing.ALONE):
+        if self.shows(row) and self.showing in (MediaBatching.SHARED, MediaBatching.ALONE):
             return row
-        return replace(row, prompt=unlike(row.prompt, self.pictures, self.columns))
+        return replace(row, prompt=contrasting_prompt(row.prompt, self.pictures, self.columns))
 
-    def _shown(self, row: Row) -> Mapping[str, Any]:
+    def _shown(self, row: DenoisingRow) -> Mapping[str, Any]:
         return self.album.shown(row.prompt, self._opened) if self.shows(row) else {}
 
     def _opened(self, prompt: Prompt) -> Mapping[str, Any]:
@@ -166,10 +166,10 @@ class CallForm:
             )
         for name in self.pictures.values():
             _column(prompt, name, "pictures")
-        return of_prompt(prompt, image=image, columns=self.pictures)
+        return load_media(prompt, image=image, columns=self.pictures)
 
-    def _layout(self, row: Row) -> Any:
-        return {name: layout(item) for name, item in self._shown(row).items()}
+    def _layout(self, row: DenoisingRow) -> Any:
+        return {name: media_sizes(item) for name, item in self._shown(row).items()}
 
     def _known(self) -> str:
         return ", ".join(sorted(self.names or ()))

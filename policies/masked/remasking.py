@@ -13,10 +13,10 @@ from torch import Tensor
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.types import Sample
 
+from .masked_trace import MaskedPass, MaskedTrace, TokenSampling
 from .predictor import Condition, Predictor
-from .reveals import Masking, bound_maskings, share_maskings, whole_maskings
 from .settings import MaskingSettings
-from .trace import Drawing, Look, Trace
+from .unmasking_schedule import Masking, bound_maskings, share_maskings, whole_maskings
 
 READ = -2
 """Keys the maskings, apart from the random numbers of drawing."""
@@ -38,10 +38,10 @@ def read_trace(
     samples: Sequence[Sample],
     token_BL: Tensor,
     settings: MaskingSettings,
-    drawing: Drawing,
+    drawing: TokenSampling,
     *,
     keys: Sequence[Sequence[int]],
-) -> Trace:
+) -> MaskedTrace:
     """The trace of answers that are there, hidden again by numbers of (seed, group, member, masking).
 
     Tokens behind an answer's end are hidden with the others and not asked for.
@@ -76,7 +76,7 @@ def read_trace(
                 conditions.append(predictor.hidden(condition, settings.prompt_share, generator))
         asked_Bn = hidden_BL & kept_BL
         looks.append(
-            Look(
+            MaskedPass(
                 condition_B=condition_B,
                 hidden_BL=hidden_BL,
                 place_Bn=place_BL,
@@ -85,4 +85,4 @@ def read_trace(
             )
         )
     pooled = "sum" if settings.estimate == "bound" else None
-    return Trace(conditions=conditions, token_BL=token_BL, looks=looks, pooled=pooled, drawing=drawing)
+    return MaskedTrace(conditions=conditions, token_BL=token_BL, looks=looks, pooled=pooled, drawing=drawing)

@@ -18,7 +18,7 @@ from mmgrpo.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Reveal:
+class UnmaskingStep:
     """A step of the sampler.
 
     Attributes:
@@ -72,9 +72,9 @@ COUNTS: Mapping[str, Callable[[int, int], list[int]]] = MappingProxyType(
 """Places that each step shows, by the name of the schedule: (places, steps) -> a number a step."""
 
 
-def reveals_of(
+def unmasking_steps(
     length: int, *, num_steps: int, block_length: int | None, schedule: str, noise: tuple[float, float]
-) -> list[Reveal]:
+) -> list[UnmaskingStep]:
     """The sampler's steps, block after block.
 
     Args:
@@ -99,7 +99,9 @@ def reveals_of(
         )
     noises = torch.linspace(*noise, num_steps).tolist()
     counts = [(start, count) for start in range(0, length, block) for count in COUNTS[schedule](block, steps)]
-    return [Reveal(start, start + block, count, each) for (start, count), each in zip(counts, noises, strict=True)]
+    return [
+        UnmaskingStep(start, start + block, count, each) for (start, count), each in zip(counts, noises, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

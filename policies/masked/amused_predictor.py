@@ -17,8 +17,8 @@ from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Example, Prompt, Sample
 
 from ..adapter_files import DiffusersFiles
-from .codes import NOISE, STEPS, Codebook
-from .predictor import Condition, Facts
+from .codebook import NOISE, STEPS, Codebook
+from .predictor import Condition, PredictorSpec
 from .settings import MaskedSettings
 
 CALL = ("height", "width", "micro_conditioning_aesthetic_score", "micro_conditioning_crop_coord")
@@ -26,7 +26,7 @@ MEMO = 1024
 """Captions that stay encoded."""
 
 
-class PicturePredictor:
+class AmusedPredictor:
     """The pipeline's transformer, called as the pipeline calls it."""
 
     def __init__(self, pipeline: Any, settings: MaskedSettings) -> None:
@@ -49,7 +49,7 @@ class PicturePredictor:
         self._shape = tuple(side // scale for side in self._size)
         self.codebook = Codebook(pipeline.vqvae, *self._shape)
         self.mask_id = pipeline.scheduler.config.mask_token_id
-        self.facts = Facts(
+        self.facts = PredictorSpec(
             modules={"transformer": transformer},
             targets=[path for path, layer in transformer.named_modules() if type(layer) is nn.Linear],
             files=DiffusersFiles(pipeline),

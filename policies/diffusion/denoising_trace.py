@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .drawing import Drawing
-from .rows import Row
+from .denoising_rows import DenoisingRow
+from .sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Transition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class DenoisingTrace:
     """The record of a rollout.
 
     Attributes:
@@ -40,8 +40,8 @@ class Trace:
         run_ghosts: whether replay has to run the denoiser in the iterations it passes through.
     """
 
-    rows: tuple[Row, ...]
-    drawings: tuple[Drawing, ...]
+    rows: tuple[DenoisingRow, ...]
+    drawings: tuple[SamplingParams, ...]
     transitions: tuple[tuple[Transition, ...], ...]
     run_ghosts: bool = False
 
@@ -54,6 +54,6 @@ class Trace:
         return self.drawings[row] is self.drawings[other] and self.shapes(row) == self.shapes(other)
 
 
-def joined(transitions: Sequence[tuple[Transition, ...]], position: int) -> Tensor:
+def batched_next_states(transitions: Sequence[tuple[Transition, ...]], position: int) -> Tensor:
     """The next states of several rows at one step call, as a batch the pipeline may write into."""
     return torch.cat([row[position].next_state for row in transitions])

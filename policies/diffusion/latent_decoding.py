@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mmgrpo.errors import ConfigError
 
-from .components import held_pipelines
+from .components import nested_pipelines
 from .proxies import leading_rows
 from .settings import DecodeSettings
 
@@ -25,7 +25,7 @@ COMPUTED = (torch.float32, torch.bfloat16, torch.float16)
 
 def decoders_of(pipeline: Any) -> list[nn.Module]:
     """The components that decode, those of held pipelines among them."""
-    pipelines = (pipeline, *held_pipelines(pipeline))
+    pipelines = (pipeline, *nested_pipelines(pipeline))
     modules = [part for one in pipelines for part in one.components.values() if isinstance(part, nn.Module)]
     return list({id(module): module for module in modules if callable(getattr(module, "decode", None))}.values())
 

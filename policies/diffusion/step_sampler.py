@@ -14,9 +14,8 @@ from mmgrpo.maths.divergences import Moments
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
 from mmgrpo.maths.transitions import SAMPLERS, Prediction, Step, ddim, extrapolated, kernel_mean
 
-from .schedules import advance, family_of, num_steps, schedule_index
-from .session import StepCall
-from .stock import (
+from .pipeline_run import StepCall
+from .scheduler_check import (
     first_step_gap,
     native_mean_and_std,
     network_output,
@@ -24,6 +23,7 @@ from .stock import (
     stepped_elements,
     stock_result,
 )
+from .scheduler_families import advance, family_of, num_steps, schedule_index
 
 NATIVE = "native"
 FIRST_ORDER_TOLERANCE = 1e-3
@@ -59,7 +59,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class StepSampler:
     """How decisions are drawn and scored.
 
     Attributes:

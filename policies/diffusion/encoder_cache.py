@@ -40,7 +40,7 @@ class _Output:
         )
 
 
-class Memo:
+class EncoderCache:
     """Remembers calls of frozen modules; the least recently used goes first.
 
     A call whose tensors all have the same number of rows is split: each unique row is computed once, alone, so that

@@ -15,15 +15,15 @@ from mmgrpo.values import OLD, Value
 
 from .batches import Batches
 from .chunks import state_batches
+from .denoising_trace import DenoisingTrace
+from .denoising_values import value_N
+from .instrumented_pipeline import InstrumentedPipeline
+from .pipeline_run import PipelineRun
 from .replay import Replayer
-from .session import Session
-from .stage import Stage
-from .trace import Trace
-from .values import value_N
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scorer:
+class DenoisingScorer:
     """Scores the decisions of drawn rows again.
 
     Attributes:
@@ -32,7 +32,7 @@ class Scorer:
         using: the weights of a view, within the context.
     """
 
-    stage: Stage
+    stage: InstrumentedPipeline
     batches: Batches
     using: Callable[[str], AbstractContextManager[None]]
 
@@ -61,7 +61,9 @@ class Scorer:
             num_forwards=num_forwards + spent,
         )
 
-    def replay(self, trace: Trace, rows: Sequence[int], column: int, *, states: Sequence[int]) -> tuple[Replayer, int]:
+    def replay(
+        self, trace: DenoisingTrace, rows: Sequence[int], column: int, *, states: Sequence[int]
+    ) -> tuple[Replayer, int]:
         """One run of the pipeline that is real at ``column`` alone; with its forwards.
 
         ``states`` says which of the rows were taken in one state: the pipeline runs each state once.
@@ -80,20 +82,22 @@ class Scorer:
             iteration=column,
             sampling=drawing.sampling,
         )
-        session = Session(on_step=replayer, ghost=lambda iteration: iteration != column, run_ghosts=trace.run_ghosts)
+        session = PipelineRun(
+            on_step=replayer, ghost=lambda iteration: iteration != column, run_ghosts=trace.run_ghosts
+        )
         arguments = self.stage.form.arguments([trace.rows[row] for row in heads], drawing.call)
         self.stage.run(session, arguments, seed=trace.rows[heads[0]].seed, grad=torch.is_grad_enabled())
         return replayer, session.num_forwards
 
     def logprobs(
-        self, trace: Trace, rows: Sequence[int], column: int, *, states: Sequence[int], run_ghosts: bool
+        self, trace: DenoisingTrace, rows: Sequence[int], column: int, *, states: Sequence[int], run_ghosts: bool
     ) -> Tensor:
         """``exactness.Replay``."""
         replayer, _ = self.replay(replace(trace, run_ghosts=run_ghosts), rows, column, states=states)
         return replayer.logprob_N().cpu()
 
 
-def require_grad(logprob_N: Tensor, what: str, stage: Stage) -> None:
+def require_grad(logprob_N: Tensor, what: str, stage: InstrumentedPipeline) -> None:
     """Raises PolicyError where grad is enabled and a log-probability has none."""
     if torch.is_grad_enabled() and not logprob_N.requires_grad:
         raise PolicyError(

@@ -16,7 +16,7 @@ from .predictor import Condition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Look:
+class MaskedPass:
     """One masking of every row, and the tokens asked for under it.
 
     Attributes:
@@ -35,7 +35,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Drawing:
+class TokenSampling:
     """The distribution that tokens are drawn from and scored by.
 
     Attributes:
@@ -48,7 +48,7 @@ class Drawing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trace:
+class MaskedTrace:
     """What a rollout of masked rows is scored from.
 
     Attributes:
@@ -61,9 +61,9 @@ class Trace:
 
     conditions: Sequence[Condition]
     token_BL: Tensor
-    looks: Sequence[Look]
+    looks: Sequence[MaskedPass]
     pooled: Literal["mean", "sum"] | None
-    drawing: Drawing
+    drawing: TokenSampling
 
     @property
     def columns(self) -> list[range]:
@@ -110,17 +110,17 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Traces:
+class MaskedTraces:
     """Rows whose decisions are of several kinds.
 
     Attributes:
         parts: rows of the rollout and their trace; no row is in two.
     """
 
-    parts: Sequence[tuple[Tensor, Trace]]
+    parts: Sequence[tuple[Tensor, MaskedTrace]]
 
 
-def reveal_looks(condition_B: Tensor, order_BL: Tensor, counts: Sequence[int]) -> list[Look]:
+def unmasking_passes(condition_B: Tensor, order_BL: Tensor, counts: Sequence[int]) -> list[MaskedPass]:
     """The states that a sampler revealed in, and what it showed there.
 
     Args:
@@ -135,7 +135,7 @@ def reveal_looks(condition_B: Tensor, order_BL: Tensor, counts: Sequence[int]) -
     for count in counts:
         place_Bn = order_BL[:, shown : shown + count]
         asked_Bn = torch.ones_like(place_Bn, dtype=torch.bool)
-        found.append(Look(condition_B=condition_B, hidden_BL=hidden_BL, place_Bn=place_Bn, asked_Bn=asked_Bn))
+        found.append(MaskedPass(condition_B=condition_B, hidden_BL=hidden_BL, place_Bn=place_Bn, asked_Bn=asked_Bn))
         hidden_BL = hidden_BL.scatter(1, place_Bn, value=False)
         shown += count
     return found

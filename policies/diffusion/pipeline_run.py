@@ -15,7 +15,7 @@ from typing import Any
 from diffusers.utils.outputs import BaseOutput
 from torch import Tensor
 
-from .calls import RewoundError
+from .call_form import RewoundError
 
 
 class Stop(BaseException):
@@ -61,7 +61,7 @@ class StepOutput(BaseOutput):
     pred_original_sample: Tensor | None = None
 
 
-class Session:
+class PipelineRun:
     """Counts the iterations of one pipeline run and applies the caller's two answers.
 
     Attributes:

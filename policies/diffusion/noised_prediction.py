@@ -17,13 +17,13 @@ from torch.nn.functional import mse_loss
 
 from mmgrpo.errors import PolicyError
 
+from .denoising_rows import DenoisingRow
+from .instrumented_pipeline import InstrumentedPipeline
 from .noising import Noised, noised
+from .pipeline_run import PipelineRun, StepCall, Stop
 from .proxies import call_argument, leading_rows
-from .rows import Row
-from .schedules import advance, schedule_index
-from .session import Session, StepCall, Stop
+from .scheduler_families import advance, schedule_index
 from .settings import ReadingSettings
-from .stage import Stage
 
 TIMESTEP_NAMES = ("timestep", "timesteps", "t")
 ROUNDING = 1e-2  # relative; what half precision makes of a state between two steps
@@ -32,7 +32,7 @@ Noising = Callable[[StepCall, Tensor, bool], Noised]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clean:
+class CleanSample:
     """One finished sample at one of its levels.
 
     Attributes:
@@ -42,14 +42,14 @@ class Clean:
         place: which of the sample's levels it is.
     """
 
-    row: Row
+    row: DenoisingRow
     data: Tensor
     seed: int
     place: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Matched:
+class NoisedPrediction:
     """What the network said of noised data.
 
     Attributes:
@@ -82,15 +82,20 @@ class Matched:
         return mse_loss(self.output, self.noised.target)
 
 
-def two_steps(call: Mapping[str, Any]) -> dict[str, Any]:
+def two_step_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call for a run of two iterations that ends, if it ends, in pictures."""
     kept = {key: value for key, value in call.items() if key not in ("timesteps", "sigmas", "output_type")}
     return {**kept, "num_inference_steps": 2}
 
 
-def matched(
-    stage: Stage, cleans: Sequence[Clean], call: Mapping[str, Any], reading: ReadingSettings, *, grad: bool
-) -> Matched:
+def predict_at_levels(
+    stage: InstrumentedPipeline,
+    cleans: Sequence[CleanSample],
+    call: Mapping[str, Any],
+    reading: ReadingSettings,
+    *,
+    grad: bool,
+) -> NoisedPrediction:
     """The network's predictions on finished samples at their levels, all in one run.
 
     Args:
@@ -111,20 +116,20 @@ def matched(
     def noising(step: StepCall, data: Tensor, whole: bool) -> Noised:
         return noised(step, data, seeds, places, reading, whole=whole)
 
-    return predicted(stage, cleans, call, noising, grad=grad)
+    return predict_noised(stage, cleans, call, noising, grad=grad)
 
 
-def predicted(
-    stage: Stage, cleans: Sequence[Clean], call: Mapping[str, Any], noising: Noising, *, grad: bool
-) -> Matched:
+def predict_noised(
+    stage: InstrumentedPipeline, cleans: Sequence[CleanSample], call: Mapping[str, Any], noising: Noising, *, grad: bool
+) -> NoisedPrediction:
     """As ``matched``, noised in another way."""
     matcher = _Matcher(cleans=cleans, noising=noising)
-    session = Session(on_step=matcher.on_step, ghost=lambda iteration: iteration == 0, rewrite=matcher.rewrite)
+    session = PipelineRun(on_step=matcher.on_step, ghost=lambda iteration: iteration == 0, rewrite=matcher.rewrite)
     rows = [clean.row for clean in cleans]
     stage.run(session, stage.form.arguments(rows, call), seed=rows[0].seed, grad=grad)
     if matcher.output is None or matcher.noised is None:
         raise PolicyError("the pipeline ended before its second step, so there is no prediction of a noised sample")
-    return Matched(
+    return NoisedPrediction(
         noised=matcher.noised,
         data=matcher.data,
         output=matcher.output,
@@ -137,7 +142,7 @@ def predicted(
 class _Matcher:
     """Answers the two iterations."""
 
-    cleans: Sequence[Clean]
+    cleans: Sequence[CleanSample]
     noising: Noising
     noised: Noised | None = None
     output: Tensor | None = None

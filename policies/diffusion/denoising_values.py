@@ -13,7 +13,7 @@ from mmgrpo.values import OLD, Value
 from .replay import Replayer
 
 
-def require_known(values: Collection[Value], kept: Collection[str]) -> None:
+def require_denoising_values(values: Collection[Value], kept: Collection[str]) -> None:
     """Raises ConfigError for a value that drawn denoising steps do not have, or of a view that is not kept."""
     known = {OLD: [*GAUSSIAN_DIVERGENCES]}
     known |= {name: ["logprob", *GAUSSIAN_DIVERGENCES, *LOGPROB_DIVERGENCES] for name in kept}

@@ -13,10 +13,10 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.system.hub import why_not
 
 from ..loading import DTYPES, built, named
-from .pictures import PicturePredictor
+from .amused_predictor import AmusedPredictor
 from .predictor import Predictor
 from .settings import MaskedSettings
-from .text import TextPredictor
+from .text_predictor import TextPredictor
 
 
 def load(settings: MaskedSettings) -> Any:
@@ -59,7 +59,7 @@ def predictor_of(parts: tuple[Any, ...], settings: MaskedSettings) -> Predictor:
                 f"{type(parts[0]).__name__} does not fill in hidden codes; use policy: {{name: denoising}} for "
                 "pipelines of continuous states, AmusedPipeline here"
             )
-        return PicturePredictor(parts[0], settings)
+        return AmusedPredictor(parts[0], settings)
     if len(parts) not in (2, 3):
         raise ConfigError("policy.model must return a pipeline, or a model, its tokenizer and, for pictures, a VQModel")
     return TextPredictor(parts[0], parts[1], settings, *parts[2:])

@@ -17,7 +17,7 @@ from ..adapter_files import DiffusersFiles
 from ..loading import DTYPES, built, named
 from ..shapes import Shapes, on_meta, shapes_of
 from ..weights import Weights
-from .adapted import adapter_targets
+from .lora_targets import adapter_targets
 from .settings import DenoisingSettings
 from .single_file import single_file_of
 

@@ -16,12 +16,12 @@ from mmgrpo.values import Value
 
 from ..distribution import OF_LOGITS
 from ..rescoring import placed
+from .masked_trace import MaskedPass, MaskedTrace, TokenSampling
 from .predictor import Condition, Predictor
-from .trace import Drawing, Look, Trace
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredPass:
     """What a look says of some rows.
 
     Attributes:
@@ -33,7 +33,7 @@ class Scored:
     values: Mapping[Value, Tensor]
 
 
-def tempered(logits: Tensor, drawing: Drawing, never: Tensor) -> Tensor:
+def tempered(logits: Tensor, drawing: TokenSampling, never: Tensor) -> Tensor:
     """Float32 logits over the temperature, what is never drawn at minus infinity.
 
     Shapes: (..., V) -> (..., V).
@@ -68,14 +68,14 @@ def logits_of(
     return logits_SLV if len(first) == len(owner) else logits_SLV[owner]
 
 
-def scored(
+def score_pass(
     predictor: Predictor,
     modules: Mapping[str, nn.Module],
-    trace: Trace,
-    look: Look,
+    trace: MaskedTrace,
+    look: MaskedPass,
     rows: Sequence[int],
     values: Sequence[Value] = (),
-) -> Scored:
+) -> ScoredPass:
     """What one look says of rows of one kind, (N, n) or, pooled, (N, 1)."""
     conditions = [trace.conditions[number] for number in look.condition_B[list(rows)].tolist()]
     logits_NLV = logits_of(
@@ -93,10 +93,10 @@ def scored(
         num_N1 = asked_Nn.sum(1, keepdim=True).clamp(min=1)
         logprob_Nn = logprob_Nn.sum(1, keepdim=True) / (num_N1 if trace.pooled == "mean" else 1)
         found_Nn = [each_Nn.sum(1, keepdim=True) / num_N1 for each_Nn in found_Nn]
-    return Scored(logprob_Nn, dict(zip(values, found_Nn, strict=True)))
+    return ScoredPass(logprob_Nn, dict(zip(values, found_Nn, strict=True)))
 
 
-def alike(kinds: Sequence[Hashable], size: int) -> Iterator[list[int]]:
+def batches_of_kind(kinds: Sequence[Hashable], size: int) -> Iterator[list[int]]:
     """Places of one kind, at most so many together."""
     of_kind: dict[Hashable, list[int]] = {}
     for place, kind in enumerate(kinds):

@@ -17,20 +17,20 @@ from mmgrpo.types import Plan, Prompt, Rollout, Sample
 
 from .batches import Batches, chunked
 from .branching import Branch, Stem, branches
-from .buckets import Part
-from .calls import RewoundError, RowsError
-from .chunks import Chunk, assemble
-from .drawing import Drawing
-from .exactness import WRONG_CALL, Exactness
+from .buckets import RowSet
+from .call_form import RewoundError, RowsError
+from .chunks import RecordedChunk, assemble
+from .conditioning import MediaBatching
+from .denoising_rows import INITIAL_NOISE, DenoisingRow
+from .denoising_trace import DenoisingTrace
+from .exactness import CALL_ERRORS, Exactness
 from .failures import FIXES, STATES, failures_of, finite_states, warn_of
+from .instrumented_pipeline import InstrumentedPipeline, require_denoisers
 from .outputs import samples_of
 from .parity import BatchParity
-from .record import Recorder, owner_of, split_rows
-from .rows import INITIAL_NOISE, Row
-from .session import Session, StepCall, Stop
-from .shown import Showing
-from .stage import Stage, require_denoisers
-from .trace import Trace
+from .pipeline_run import PipelineRun, StepCall, Stop
+from .recorder import Recorder, owner_of, split_rows
+from .sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ FRAME_RATE_ARGUMENTS = ("frame_rate", "fps", "target_fps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drafter:
+class SamplerLoop:
     """Draws the rows of rollouts.
 
     Attributes:
@@ -54,7 +54,7 @@ class Drafter:
         warned: reasons of failed samples that were logged.
     """
 
-    stage: Stage
+    stage: InstrumentedPipeline
     batches: Batches
     exactness: Exactness
     parity: BatchParity
@@ -64,7 +64,7 @@ class Drafter:
     sampling_rate: int | None
     warned: set[str] = field(default_factory=set)
 
-    def stochastic(self, parts: Sequence[Part], plan: Plan) -> Rollout:
+    def stochastic(self, parts: Sequence[RowSet], plan: Plan) -> Rollout:
         """The rows with their decisions on record."""
         chunks = self._drawn(parts, plan)
         rollout = assemble(chunks, plan, self.segments)
@@ -72,10 +72,10 @@ class Drafter:
         trace = replace(rollout.trace, run_ghosts=needs_full)
         return replace(rollout, trace=trace, num_unbatched=len(rollout.samples) if self.batches.alone else 0)
 
-    def deterministic(self, parts: Sequence[Part], plan: Plan) -> Rollout:
+    def deterministic(self, parts: Sequence[RowSet], plan: Plan) -> Rollout:
         """The stock pipeline with its stock sampler; nothing is recorded."""
         self._settle_batches(parts[0])
-        placed: list[tuple[Row, Sample, Drawing]] = []
+        placed: list[tuple[DenoisingRow, Sample, SamplingParams]] = []
         num_forwards, T = 0, 1
         judged = {} if plan.keep_latents else self.evaluation_call  # what is kept is read, and trained on
         calls = [{**part.drawing.call, **judged, **part.drawing.changed_call} for part in parts]
@@ -83,7 +83,7 @@ class Drafter:
             self.parity.settle(part.rows, call)
         for part, call in zip(parts, calls, strict=True):
             for chunk in chunked(part.rows, part.drawing.batch(self.batches.rollout), self.stage.form.together):
-                session = Session(on_step=None)
+                session = PipelineRun(on_step=None)
                 output = self._run(session, chunk, call)
                 latents = None
                 if plan.keep_latents and session.last_state is not None:
@@ -102,13 +102,13 @@ class Drafter:
             mask_BT=torch.zeros(B, T, dtype=torch.bool),
             state_BT=torch.arange(B * T).reshape(B, T),
             segment_BT=torch.arange(T).expand(B, T),
-            trace=Trace(rows=rows, drawings=drawings, transitions=()),
+            trace=DenoisingTrace(rows=rows, drawings=drawings, transitions=()),
             num_forwards=num_forwards,
         )
 
-    def _drawn(self, parts: Sequence[Part], plan: Plan) -> list[Chunk]:
+    def _drawn(self, parts: Sequence[RowSet], plan: Plan) -> list[RecordedChunk]:
         """All rows, run after run; the first of each kind is examined before its samples are handed over."""
-        chunks: list[Chunk] = []
+        chunks: list[RecordedChunk] = []
         try:
             return self._drawn_as_called(parts, plan, chunks)
         except RewoundError:
@@ -124,7 +124,7 @@ class Drafter:
                 self._run_singly(f"{type(self.stage.pipeline).__name__} does not take rows as lists: {error}")
             return self._drawn(parts, plan)
 
-    def _drawn_as_called(self, parts: Sequence[Part], plan: Plan, chunks: list[Chunk]) -> list[Chunk]:
+    def _drawn_as_called(self, parts: Sequence[RowSet], plan: Plan, chunks: list[RecordedChunk]) -> list[RecordedChunk]:
         """All rows, put into ``chunks`` one by one."""
         for stem, drawing in ((stem, part.drawing) for part in parts for stem in self._stems(part, plan)):
             chunk = self._record(stem, plan, drawing)
@@ -142,7 +142,7 @@ class Drafter:
             chunks.append(chunk)
         return chunks
 
-    def _shown_otherwise(self, row: Row, why: str) -> bool:
+    def _shown_otherwise(self, row: DenoisingRow, why: str) -> bool:
         """Whether rows can bring what they show in another way, which is taken from here on."""
         form = self.stage.form
         if not form.shows(row) or form.showing.following is form.showing:
@@ -151,7 +151,7 @@ class Drafter:
         logger.info("pictures brought as %s: %s. Next: %s", form.showing.value, why, form.showing.following.value)
         return True
 
-    def _require_first_step(self, row: Row, drawing: Drawing) -> None:
+    def _require_first_step(self, row: DenoisingRow, drawing: SamplingParams) -> None:
         """Raises RowsError where a row fails by itself too: lists of rows are not the cause."""
 
         def stop(call: StepCall) -> Tensor:
@@ -159,10 +159,10 @@ class Drafter:
 
         arguments = replace(self.stage.form, single=True).arguments([row], drawing.call)
         try:
-            self.stage.run(Session(on_step=stop), arguments, seed=row.seed)
+            self.stage.run(PipelineRun(on_step=stop), arguments, seed=row.seed)
         except MmgrpoError:
             return
-        except WRONG_CALL as error:
+        except CALL_ERRORS as error:
             if is_out_of_memory(error):
                 raise
             raise _failed_call(arguments, error) from error
@@ -172,21 +172,21 @@ class Drafter:
         self.batches.run_alone(why)
         self.stage.form = replace(self.stage.form, single=True)
 
-    def _run(self, session: Session, rows: Sequence[Row], call: Mapping[str, Any]) -> Any:
+    def _run(self, session: PipelineRun, rows: Sequence[DenoisingRow], call: Mapping[str, Any]) -> Any:
         """What the pipeline gives for rows. Raises RowsError where the first call of it fails, however it does."""
         arguments = self.stage.form.arguments(rows, call)
         try:
             return self.stage.run(session, arguments, seed=rows[0].seed)
         except MmgrpoError:
             raise
-        except WRONG_CALL as error:
+        except CALL_ERRORS as error:
             if is_out_of_memory(error):
                 raise
             if not self.exactness.is_new and (self.stage.form.is_proven or not self.stage.form.shows(rows[0])):
                 raise
             raise _failed_call(arguments, error) from error
 
-    def _batch_dependence(self, chunk: Chunk, plan: Plan) -> str:
+    def _batch_dependence(self, chunk: RecordedChunk, plan: Plan) -> str:
         """Why the rows of a run, if they are the first of their kind, have to run alone; empty where they need not."""
         if self.exactness.knows(chunk.kind, chunk.stochastic):
             return ""
@@ -205,7 +205,7 @@ class Drafter:
             self.stage.form = replace(form, is_proven=True)
         return reason
 
-    def _initial_gap(self, chunk: Chunk) -> str:
+    def _initial_gap(self, chunk: RecordedChunk) -> str:
         """Whether rows that show something begin elsewhere alone than in their run; empty where they do not."""
         began = chunk.recorder.initial
         assert began is not None
@@ -217,19 +217,19 @@ class Drafter:
                 found.append(call.sample)
                 raise Stop
 
-            session = Session(on_step=first_state, ghost=lambda iteration: True)
+            session = PipelineRun(on_step=first_state, ghost=lambda iteration: True)
             self._run(session, [row], chunk.drawing.call)
             own = began[number : number + 1] if len(chunk.rows) > 1 else began
             if found and not torch.allclose(found[0].float(), own.float(), rtol=INITIAL, atol=INITIAL):
                 return "it begins at another noise or picture alone"
         return ""
 
-    def _stems(self, part: Part, plan: Plan) -> Iterator[Stem]:
+    def _stems(self, part: RowSet, plan: Plan) -> Iterator[Stem]:
         """Runs of rows to record, with what each shares with others already drawn."""
         for stem in self._run_together(branches(part.rows, INITIAL_NOISE), part.drawing):
             yield from self._grown(stem, plan, part.drawing)
 
-    def _grown(self, stem: Stem, plan: Plan, drawing: Drawing) -> Iterator[Stem]:
+    def _grown(self, stem: Stem, plan: Plan, drawing: SamplingParams) -> Iterator[Stem]:
         """What a stem becomes once it has parted at every split: each state before one is run once, here."""
         split = stem.next_split
         if split is None:
@@ -246,7 +246,9 @@ class Drafter:
             branch_at=split,
             check=check,
         )
-        session = Session(on_step=recorder, ghost=lambda iteration: iteration <= stem.last_known, stop_before=split + 1)
+        session = PipelineRun(
+            on_step=recorder, ghost=lambda iteration: iteration <= stem.last_known, stop_before=split + 1
+        )
         self.stage.run(session, self.stage.form.arguments(stem.rows, drawing.call), seed=stem.rows[0].seed)
         spent, offset, owner = stem.num_forwards + session.num_forwards, 0, owner_of(parted)
         for part in self._run_together([branch for some in parted for branch in some], drawing):
@@ -255,38 +257,38 @@ class Drafter:
             yield from self._grown(replace(part, parted_at=split, known=known, num_forwards=spent), plan, drawing)
             spent, offset = 0, offset + len(part.branches)
 
-    def _run_together(self, parts: Sequence[Branch], drawing: Drawing) -> Iterator[Stem]:
+    def _run_together(self, parts: Sequence[Branch], drawing: SamplingParams) -> Iterator[Stem]:
         """Consecutive branches in runs of as many as share one."""
         left = iter(parts)
         heads = (branch[0] for branch in parts)
         for chunk in chunked(heads, drawing.batch(self.batches.rollout), self.stage.form.together):
             yield Stem([next(left) for _ in chunk])
 
-    def _record(self, stem: Stem, plan: Plan, drawing: Drawing) -> Chunk:
+    def _record(self, stem: Stem, plan: Plan, drawing: SamplingParams) -> RecordedChunk:
         check = self.exactness.is_new and not stem.known  # what was predicted of a known step is a ghost's
         recorder = Recorder(stem.rows, plan, drawing.sampling, known=stem.known, check=check)
-        session = Session(on_step=recorder, ghost=lambda iteration: iteration <= stem.last_known)
+        session = PipelineRun(on_step=recorder, ghost=lambda iteration: iteration <= stem.last_known)
         output = self._run(session, stem.rows, drawing.call)
         require_denoisers(self.stage, session)
         latents = recorder.latents() if plan.keep_latents else None
         samples = self._samples(stem.rows, output, latents, drawing.call, session, recorder.last_state)
         manner = self.stage.form.manner(stem.rows[0])
-        return Chunk(stem.rows, drawing, recorder, samples, session.num_forwards + stem.num_forwards, manner)
+        return RecordedChunk(stem.rows, drawing, recorder, samples, session.num_forwards + stem.num_forwards, manner)
 
-    def settle_showing(self, prompts: Sequence[Prompt], drawing: Drawing) -> None:
+    def settle_showing(self, prompts: Sequence[Prompt], drawing: SamplingParams) -> None:
         """Finds out how rows bring what they show, before any is drawn, for whoever runs several at once."""
-        rows = [Row(prompt=prompt, seed=0, group=n, member=0) for n, prompt in enumerate(prompts)]
+        rows = [DenoisingRow(prompt=prompt, seed=0, group=n, member=0) for n, prompt in enumerate(prompts)]
         shown = [row for row in rows if self.stage.form.shows(row)]
         if shown and not self.stage.form.is_proven:
             self._examine(shown[:1], drawing)
 
     def _samples(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[DenoisingRow],
         output: Any,
         latents: Sequence[Tensor] | None,
         call: Mapping[str, Any],
-        session: Session,
+        session: PipelineRun,
         state: Tensor | None,
     ) -> list[Sample]:
         """What rewards see of a run's output, and what of it is no result."""
@@ -301,7 +303,7 @@ class Drafter:
         asked = next((call[name] for name in FRAME_RATE_ARGUMENTS if call.get(name) is not None), None)
         return asked if self.frame_rate is None else self.frame_rate
 
-    def _settle_batches(self, part: Part) -> None:
+    def _settle_batches(self, part: RowSet) -> None:
         """Finds out before the first samples without noise whether rows may share a run; they have no densities."""
         rows, drawing = part.rows, part.drawing
         if self.batches.rollout == 1 or len(rows) == 1:
@@ -311,13 +313,13 @@ class Drafter:
             self._examine(list({row.prompt.text: row for row in alone}.values())[:2], drawing)
         self.settle_showing([row.prompt for row in rows], drawing)
 
-    def _examine(self, rows: Sequence[Row], drawing: Drawing) -> None:
+    def _examine(self, rows: Sequence[DenoisingRow], drawing: SamplingParams) -> None:
         """Draws rows, each a group of its own, for what is found out by it."""
         try:
-            self._drawn([Part([[row] for row in rows], drawing)], Plan())
+            self._drawn([RowSet([[row] for row in rows], drawing)], Plan())
         except MmgrpoError:  # what cannot be trained may still be sampled
             if self.stage.form.shows(rows[0]) and not self.stage.form.is_proven:
-                self.stage.form = replace(self.stage.form, showing=Showing.ALONE)
+                self.stage.form = replace(self.stage.form, showing=MediaBatching.ALONE)
 
 
 def _failed_call(arguments: Mapping[str, Any], error: Exception) -> RowsError:

@@ -21,8 +21,8 @@ from mmgrpo.maths.transitions import (
     x0_to_prediction,
 )
 
-from .schedules import Family, schedule_index
-from .session import StepCall
+from .pipeline_run import StepCall
+from .scheduler_families import Family, schedule_index
 
 UNIFORM_STD = 1e-2  # relative; rounding of a large state shows in the difference of two results
 LEARNED = ("learned", "learned_range")

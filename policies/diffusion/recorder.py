@@ -14,15 +14,15 @@ from mmgrpo.maths.divergences import Moments
 from mmgrpo.types import Plan
 from mmgrpo.values import OLD
 
-from .calls import RewoundError, RowsError
-from .rows import Row
-from .sampling import Decision, Sampling
-from .session import StepCall
-from .trace import Transition
+from .call_form import RewoundError, RowsError
+from .denoising_rows import DenoisingRow
+from .denoising_trace import Transition
+from .pipeline_run import StepCall
+from .step_sampler import Decision, StepSampler
 
 
 @dataclass(slots=True)
-class Drawn:
+class RecordedStep:
     """One step call of a chunk while it is being recorded; rows first."""
 
     iteration: int
@@ -31,11 +31,11 @@ class Drawn:
     next_state: Tensor
     keep: Tensor | None = None
 
-    def rows(self, index: Tensor) -> Drawn:
+    def rows(self, index: Tensor) -> RecordedStep:
         """The same step call for some of its rows."""
         keep = None if self.keep is None else self.keep[index]
         decision = replace(self.decision, keep=self.keep).at(index, len(self.next_state))
-        return Drawn(self.iteration, self.ordinal, decision, self.next_state[index], keep)
+        return RecordedStep(self.iteration, self.ordinal, decision, self.next_state[index], keep)
 
 
 @dataclass(slots=True)
@@ -54,16 +54,16 @@ class Recorder:
         check: whether the first step call is checked, to refuse a scheduler that is read wrongly; it has to be real.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[DenoisingRow]
     plan: Plan
-    sampling: Sampling
-    known: Sequence[Drawn] = ()
-    branch: Sequence[Sequence[Row]] | None = None
+    sampling: StepSampler
+    known: Sequence[RecordedStep] = ()
+    branch: Sequence[Sequence[DenoisingRow]] | None = None
     branch_at: int = -1
-    drawn: list[Drawn] = field(default_factory=list)
+    drawn: list[RecordedStep] = field(default_factory=list)
     initial: Tensor | None = None
     check: bool = False
-    _last: dict[int, Drawn] = field(default_factory=dict)
+    _last: dict[int, RecordedStep] = field(default_factory=dict)
 
     @torch.no_grad()
     def __call__(self, call: StepCall) -> Tensor:
@@ -98,7 +98,7 @@ class Recorder:
             own = own[[owner.index(group) for group in range(len(self.branch))]]  # the run goes on with first members
         return own.clone()
 
-    def _draw(self, call: StepCall) -> Drawn:
+    def _draw(self, call: StepCall) -> RecordedStep:
         stochastic, last = self.plan.stochastic, self._last.get(call.stream)
         is_tail = stochastic is not None and call.iteration > max(stochastic)
         decision = self.sampling.decide(
@@ -119,7 +119,7 @@ class Recorder:
             noise_like = noise_like * self.plan.spread(call.iteration)
             noise_like = noise_like if decision.keep is None else noise_like * decision.keep
             next_state = moments.mean + moments.std * noise_like
-        return Drawn(call.iteration, call.ordinal, decision, next_state.to(call.sample.dtype), decision.keep)
+        return RecordedStep(call.iteration, call.ordinal, decision, next_state.to(call.sample.dtype), decision.keep)
 
     def _note_overwritten(self, call: StepCall) -> None:
         """Marks the elements of the last state that the pipeline has overwritten since: no decision of the policy.
@@ -163,7 +163,7 @@ class Recorder:
             for row in range(len(self.rows))
         ]
 
-    def _transition(self, drawn: Drawn, row: slice) -> Transition:
+    def _transition(self, drawn: RecordedStep, row: slice) -> Transition:
         asked = any(value.view == OLD for value in self.plan.values)
         keeps_mean = asked and is_stochastic(drawn.decision.moments)
         return Transition(

@@ -16,12 +16,12 @@ from mmgrpo.types import Audio, Example
 from .batches import chunked
 from .buckets import SIZES, Buckets
 from .correction import supervised_error
-from .layout import Layout, read_layout
-from .matching import Clean, two_steps
+from .denoising_rows import DenoisingRow, call_has_media
+from .instrumented_pipeline import InstrumentedPipeline
+from .layout import LatentLayout, read_layout
+from .noised_prediction import CleanSample, two_step_call
 from .parity import BatchParity
-from .rows import Row, shows_media
 from .settings import SupervisionSettings
-from .stage import Stage
 from .waveforms import waveform_of
 
 LENGTHS = ("audio_end_in_s", "audio_length_in_s", "audio_duration", "audio_duration_s", "duration")
@@ -34,7 +34,7 @@ Sized = tuple[Any, ...]
 class Targets:
     """Encodes target images, videos and sounds to states of the pipeline with its autoencoder, each target once."""
 
-    def __init__(self, stage: Stage, sampling_rate: int | None = None) -> None:
+    def __init__(self, stage: InstrumentedPipeline, sampling_rate: int | None = None) -> None:
         """Encodes nothing yet.
 
         Args:
@@ -43,11 +43,16 @@ class Targets:
         """
         self._stage = stage
         self._rate = sampling_rate
-        self._layouts: dict[Sized, Layout] = {}
+        self._layouts: dict[Sized, LatentLayout] = {}
         self._known: dict[tuple[int, Sized], tuple[Any, Tensor]] = {}  # the target is kept: its id stays its own
 
     def __call__(
-        self, examples: Sequence[Example], rows: Sequence[Row], call: Mapping[str, Any], *, remember: bool = True
+        self,
+        examples: Sequence[Example],
+        rows: Sequence[DenoisingRow],
+        call: Mapping[str, Any],
+        *,
+        remember: bool = True,
     ) -> list[Tensor]:
         """The states the pipeline should end in.
 
@@ -90,7 +95,7 @@ class Targets:
         return state
 
     @torch.no_grad()
-    def _encoded(self, frames: Sequence[Any], layout: Layout, call: Mapping[str, Any]) -> Tensor:
+    def _encoded(self, frames: Sequence[Any], layout: LatentLayout, call: Mapping[str, Any]) -> Tensor:
         """The latent of the frames, at the size that the pipeline draws."""
         processor, height, width = _processor(self._stage.pipeline), call.get("height"), call.get("width")
         pixels = processor.preprocess(list(frames), height=height, width=width)
@@ -107,7 +112,7 @@ def _target(example: Example) -> Any:
     return next((one for one in (example.video, example.image, example.audio) if one is not None), None)
 
 
-def _latent(layout: Layout, pixels: Tensor) -> Tensor:
+def _latent(layout: LatentLayout, pixels: Tensor) -> Tensor:
     """The mode of the encoder's answer to frames of pixels: (F, C, H, W) -> what ``decode`` would be given."""
     if len(layout.latent_shape) == 5:  # a video, or an image to an autoencoder of videos
         pixels = pixels.transpose(0, 1)[None]
@@ -115,7 +120,7 @@ def _latent(layout: Layout, pixels: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _mode(layout: Layout, values: Tensor) -> Tensor:
+def _mode(layout: LatentLayout, values: Tensor) -> Tensor:
     """The mode of the encoder's answer to a batch."""
     device, dtype = layout.encodes
     encoded = layout.decoder.encode(values.to(device=device, dtype=dtype))
@@ -134,7 +139,7 @@ _PLAIN = VaeImageProcessor()
 
 
 def supervised_loss(
-    stage: Stage,
+    stage: InstrumentedPipeline,
     targets: Targets,
     examples: Sequence[Example],
     call: Mapping[str, Any],
@@ -154,16 +159,17 @@ def supervised_loss(
     Source: flow matching, arXiv:2210.02747; DDPM, arXiv:2006.11239.
     """
     rows = [
-        Row(prompt=example.prompt, seed=seed, group=0, member=0) for example, seed in zip(examples, seeds, strict=True)
+        DenoisingRow(prompt=example.prompt, seed=seed, group=0, member=0)
+        for example, seed in zip(examples, seeds, strict=True)
     ]
     asked = buckets.calls(examples, call)
     errors, runs = [], []
     for own in {id(one): one for one in asked}.values():
         chosen = [n for n, one in enumerate(asked) if one is own]
-        data = targets([examples[n] for n in chosen], [rows[n] for n in chosen], two_steps(own))
-        cleans = [Clean(row=rows[n], data=one, seed=rows[n].seed) for n, one in zip(chosen, data, strict=True)]
+        data = targets([examples[n] for n in chosen], [rows[n] for n in chosen], two_step_call(own))
+        cleans = [CleanSample(row=rows[n], data=one, seed=rows[n].seed) for n, one in zip(chosen, data, strict=True)]
         parity.settle([rows[n] for n in chosen], own)
-        size = 1 if stage.form.single or parity.batches.alone or shows_media(own) else len(cleans)
+        size = 1 if stage.form.single or parity.batches.alone or call_has_media(own) else len(cleans)
         left = iter(cleans)
         for run in chunked([rows[n] for n in chosen], size, stage.form.together):
             errors.append(supervised_error(stage, [next(left) for _ in run], own, supervision))

@@ -17,7 +17,7 @@ from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt
 
 
-class Showing(Enum):
+class MediaBatching(Enum):
     """How several rows of a run bring what they show; the first that a pipeline takes, and that keeps rows apart."""
 
     EACH = "a list with an entry a row"
@@ -26,22 +26,22 @@ class Showing(Enum):
     ALONE = "each row in a run of its own"
 
     @property
-    def following(self) -> Showing:
+    def following(self) -> MediaBatching:
         """What is tried next; the last stays."""
-        order = list(Showing)
+        order = list(MediaBatching)
         return order[min(order.index(self) + 1, len(order) - 1)]
 
 
-def arranged(items: Sequence[Any], showing: Showing) -> Any:
+def batch_media(items: Sequence[Any], showing: MediaBatching) -> Any:
     """The argument that the items of several rows become; a row alone brings its own as it is."""
-    if len(items) == 1 or showing in (Showing.SHARED, Showing.ALONE):
+    if len(items) == 1 or showing in (MediaBatching.SHARED, MediaBatching.ALONE):
         return items[0]
-    if showing is Showing.NESTED:
+    if showing is MediaBatching.NESTED:
         return [item if isinstance(item, list) else [item] for item in items]
     return list(items)
 
 
-class Album:
+class MediaCache:
     """What prompts show, opened once as long as memory lasts; the least recently looked at goes first."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -65,7 +65,7 @@ class Album:
         return self._kept[key][1]
 
 
-def of_prompt(prompt: Prompt, *, image: str, columns: Mapping[str, str]) -> dict[str, Any]:
+def load_media(prompt: Prompt, *, image: str, columns: Mapping[str, str]) -> dict[str, Any]:
     """What a prompt shows, opened.
 
     Args:
@@ -93,22 +93,24 @@ def of_prompt(prompt: Prompt, *, image: str, columns: Mapping[str, str]) -> dict
     return {name: items[0] if len(items) == 1 else items for name, items in shown.items() if items}
 
 
-def layout(item: Any) -> Any:
+def media_sizes(item: Any) -> Any:
     """The sizes of an item's pictures, nested as they are."""
-    return tuple(map(layout, item)) if isinstance(item, list) else item.size
+    return tuple(map(media_sizes, item)) if isinstance(item, list) else item.size
 
 
-def num_pictures(item: Any) -> Any:
+def num_images(item: Any) -> Any:
     """How many pictures an item has, nested as they are."""
-    return tuple(map(num_pictures, item)) if isinstance(item, list) else 1
+    return tuple(map(num_images, item)) if isinstance(item, list) else 1
 
 
-def is_prompt(name: str, value: Any) -> bool:
+def is_prompt_column(name: str, value: Any) -> bool:
     """Whether a column is a further prompt (``prompt_2``), and not a label or a number."""
     return "prompt" in name and isinstance(value, str)
 
 
-def unlike(prompt: Prompt, pictures: Mapping[str, str], columns: Sequence[str] = (), *, times: int = 2) -> Prompt:
+def contrasting_prompt(
+    prompt: Prompt, pictures: Mapping[str, str], columns: Sequence[str] = (), *, times: int = 2
+) -> Prompt:
     """A prompt that differs in all that it says and shows: repeated texts, and every picture's negative.
 
     Args:
@@ -120,7 +122,7 @@ def unlike(prompt: Prompt, pictures: Mapping[str, str], columns: Sequence[str] =
     Returns:
         A prompt with the same optional arguments.
     """
-    texts = {name: prompt.columns[name] for name in columns if is_prompt(name, prompt.columns.get(name))}
+    texts = {name: prompt.columns[name] for name in columns if is_prompt_column(name, prompt.columns.get(name))}
     return replace(
         prompt,
         text=_repeated(prompt.text, times),

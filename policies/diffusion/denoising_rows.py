@@ -19,7 +19,7 @@ INITIAL_NOISE = -1  # keys the pipeline's own generator, before every decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class DenoisingRow:
     """The identity of a sample: everything random about it is a function of this.
 
     Attributes:
@@ -53,7 +53,7 @@ class Row:
         return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed))
 
 
-def shows_media(call: Mapping[str, Any]) -> bool:
+def call_has_media(call: Mapping[str, Any]) -> bool:
     """Whether the pipeline is shown an image, a mask or a video with every prompt.
 
     Rows then run alone: pipelines encode such an argument once for the whole batch, with the first row's generator.

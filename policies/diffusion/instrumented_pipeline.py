@@ -18,9 +18,10 @@ from torch import Tensor
 from mmgrpo.errors import PolicyError
 
 from .caches import caches_off
-from .calls import form_of
-from .components import exchanged, held_pipelines, without_no_grad
-from .decoding import (
+from .call_form import form_of
+from .components import components_replaced, nested_pipelines, without_no_grad
+from .encoder_cache import EncoderCache
+from .latent_decoding import (
     decoders_of,
     finite_entries,
     in_dtype_of,
@@ -28,13 +29,12 @@ from .decoding import (
     row_by_row,
     sliced,
 )
-from .memo import Memo
-from .proxies import ModuleProxy, Shapes, leading_rows
-from .session import Session, StepOutput, Stop
+from .pipeline_run import PipelineRun, StepOutput, Stop
+from .proxies import ModuleProxy, OutputShapes, leading_rows
 from .settings import DecodeSettings
 
 
-class Stage:
+class InstrumentedPipeline:
     """A pipeline fitted with a watching scheduler and proxies, between runs exactly as its owner left it.
 
     Attributes:
@@ -50,7 +50,7 @@ class Stage:
         scheduler: Any,
         decisions: Any,
         denoisers: tuple[str, ...],
-        memo: Memo,
+        memo: EncoderCache,
         *,
         columns: Sequence[str] = (),
         pictures: Mapping[str, str] | None = None,
@@ -75,8 +75,8 @@ class Stage:
         self._decode = decode or DecodeSettings()
         require_slices(pipeline, self._decode)
         self._decoders = decoders_of(pipeline)
-        self._shapes = Shapes()
-        self._session: Session | None = None
+        self._shapes = OutputShapes()
+        self._session: PipelineRun | None = None
         self._substitutes: dict[str, Any] = {}
         self._autocast: torch.dtype | None = None
         self._verbosity: Callable[[], AbstractContextManager[None]] = nullcontext  # only the first run may warn
@@ -100,7 +100,7 @@ class Stage:
         finally:
             self._substitutes = before
 
-    def run(self, session: Session, arguments: Mapping[str, Any], *, seed: int, grad: bool = False) -> Any | None:
+    def run(self, session: PipelineRun, arguments: Mapping[str, Any], *, seed: int, grad: bool = False) -> Any | None:
         """Runs the pipeline once; returns its output, or None where the session stopped it.
 
         Random numbers the pipeline draws from the global generator are a function of ``seed`` alone.
@@ -116,7 +116,7 @@ class Stage:
                 return None
 
     @contextmanager
-    def _installed(self, session: Session) -> Iterator[None]:
+    def _installed(self, session: PipelineRun) -> Iterator[None]:
         if self.pipeline.__dict__["scheduler"] is not self._stock_scheduler:
             raise PolicyError("the pipeline's scheduler was replaced after the policy was made: wrap the pipeline anew")
         is_greedy = session.on_step is None
@@ -130,9 +130,9 @@ class Stage:
         self._session = session
         try:
             with ExitStack() as stack:
-                for pipeline in (self.pipeline, *held_pipelines(self.pipeline)):
-                    stack.enter_context(exchanged(pipeline, stand_ins))
-                for held in held_pipelines(self.pipeline):
+                for pipeline in (self.pipeline, *nested_pipelines(self.pipeline)):
+                    stack.enter_context(components_replaced(pipeline, stand_ins))
+                for held in nested_pipelines(self.pipeline):
                     stack.enter_context(without_no_grad(held))
                 if not is_greedy:
                     stack.enter_context(caches_off(denoisers))
@@ -144,7 +144,7 @@ class Stage:
     def _modules(self) -> Iterator[tuple[str, Any]]:
         """The modules by name; one that only a held pipeline knows is named by both."""
         known = dict(self.pipeline.components)
-        for held in held_pipelines(self.pipeline):
+        for held in nested_pipelines(self.pipeline):
             here = {id(part) for part in known.values()}
             others = {f"{type(held).__name__}.{name}": part for name, part in held.components.items()}
             known |= {name: part for name, part in others.items() if id(part) not in here}
@@ -293,7 +293,7 @@ def _quiet() -> Iterator[None]:
             handler.setLevel(level)
 
 
-def require_denoisers(stage: Stage, session: Session) -> None:
+def require_denoisers(stage: InstrumentedPipeline, session: PipelineRun) -> None:
     """Raises PolicyError for a run that took no step, or that never called what was taken for the denoiser."""
     if session.num_steps == 0:
         raise PolicyError(

@@ -19,8 +19,8 @@ from mmgrpo.types import Example, Prompt, Sample
 from ..adapter_files import PeftFiles
 from ..chat_template import render, require_no_arguments, require_room
 from ..vocabulary import TextDecoder, num_logits, unnamed_ids
-from .codes import NOISE, STEPS, Codebook
-from .predictor import Condition, Facts
+from .codebook import NOISE, STEPS, Codebook
+from .predictor import Condition, PredictorSpec
 from .settings import MaskedSettings
 
 
@@ -53,7 +53,7 @@ class TextPredictor:
         never = {self.mask_id, *unnamed, *settings.suppress} - {tokenizer.eos_token_id} if codes is None else set()
         self._text = TextDecoder(tokenizer, control_ids=[self.mask_id], turns=self._all_turns)
         length = settings.length if codes is None else codes.height * codes.width
-        self.facts = Facts(
+        self.facts = PredictorSpec(
             modules={"model": model},
             targets=_linears(model),
             files=PeftFiles(),

@@ -12,40 +12,43 @@ from torch import Tensor
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt, Rollout
 
-from .reading import ReadTrace
-from .rows import Row
-from .trace import Trace
+from .denoising_rows import DenoisingRow
+from .denoising_trace import DenoisingTrace
+from .renoising import RenoisedTrace
 
 
-def behind(rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
-    """``SupportsPromptOverride.behind``: the same latents; rows share a state if they did and get one prompt object."""
+def override_prompts(rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
+    """``SupportsPromptOverride.override_prompts``: the same latents under other prompts.
+
+    Rows share a state if they did before and get one prompt object.
+    """
     places: dict[tuple[int, int], int] = {}
     keys = [(group, id(prompt)) for group, prompt in zip(rollout.prompt_index_B.tolist(), prompts, strict=True)]
     entry_B = torch.tensor([places.setdefault(key, len(places)) for key in keys])
     trace = rollout.trace
 
-    def shown(row: Row, number: int) -> Row:
+    def shown(row: DenoisingRow, number: int) -> DenoisingRow:
         return replace(row, prompt=prompts[number], entry=int(entry_B[number]))
 
-    if isinstance(trace, ReadTrace):
+    if isinstance(trace, RenoisedTrace):
         cleans = enumerate(trace.cleans)
         own = replace(
             trace, cleans=tuple(tuple(replace(c, row=shown(c.row, number)) for c in many) for number, many in cleans)
         )
-    elif isinstance(trace, Trace):
+    elif isinstance(trace, DenoisingTrace):
         own = replace(trace, rows=tuple(shown(row, number) for number, row in enumerate(trace.rows)))
     else:
         raise ConfigError("a denoising policy looks at denoising steps: the view is of a policy of another kind")
     return replace(rollout, trace=own, state_BT=_apart(rollout.state_BT, entry_B))
 
 
-def rows_by_call(trace: Trace | ReadTrace) -> list[tuple[Mapping[str, Any], list[Row]]]:
+def rows_by_call(trace: DenoisingTrace | RenoisedTrace) -> list[tuple[Mapping[str, Any], list[DenoisingRow]]]:
     """The rows of a trace by the arguments that they share, in their order."""
-    if isinstance(trace, ReadTrace):
+    if isinstance(trace, RenoisedTrace):
         rows, calls = [cleans[0].row for cleans in trace.cleans], list(trace.calls)
     else:
         rows, calls = list(trace.rows), [drawing.call for drawing in trace.drawings]
-    by_call: dict[int, tuple[Mapping[str, Any], list[Row]]] = {}
+    by_call: dict[int, tuple[Mapping[str, Any], list[DenoisingRow]]] = {}
     for row, call in zip(rows, calls, strict=True):
         by_call.setdefault(id(call), (call, []))[1].append(row)
     return list(by_call.values())

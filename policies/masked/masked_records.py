@@ -15,15 +15,15 @@ from torch.nn.functional import pad
 from mmgrpo.errors import DataError
 from mmgrpo.types import Given, Origin, Rollout, Sample
 
+from .masked_trace import MaskedTrace, MaskedTraces, TokenSampling, unmasking_passes
 from .predictor import Predictor
-from .reading import read_trace
+from .remasking import read_trace
 from .settings import MaskingSettings
-from .trace import Drawing, Trace, Traces, reveal_looks
 
 Record = Mapping[str, Any]
 
 
-def sampled_records(trace: Trace, order_BL: Tensor, sampled_T: Tensor) -> list[dict[str, Any]]:
+def sampled_records(trace: MaskedTrace, order_BL: Tensor, sampled_T: Tensor) -> list[dict[str, Any]]:
     """The records of sampled rows: the order of unmasking, the tokens of each step, and which steps sampled.
 
     Args:
@@ -48,7 +48,7 @@ def read_again(
     given: Sequence[Given],
     tokens: Sequence[Tensor],
     reading: MaskingSettings,
-    drawing: Drawing,
+    drawing: TokenSampling,
     *,
     seed: int,
 ) -> Rollout:
@@ -81,7 +81,7 @@ def read_again(
     parts, masks, records = [], [], {}
     for rows in rows_of.values():
         record = given[rows[0]].record or {}
-        found = Drawing(**record["settings"]) if "settings" in record else drawing
+        found = TokenSampling(**record["settings"]) if "settings" in record else drawing
         own, token_NL = [given[row] for row in rows], torch.stack([tokens[row] for row in rows])
         if "order" in record:
             trace = _unmasked_trace(predictor, own, token_NL, found)
@@ -103,7 +103,7 @@ def read_again(
 
 
 def assembled(
-    parts: Sequence[tuple[Tensor, Trace]],
+    parts: Sequence[tuple[Tensor, MaskedTrace]],
     samples: Sequence[Sample],
     masks: Sequence[Tensor],
     records: Sequence[Record],
@@ -122,7 +122,7 @@ def assembled(
     T = max(mask_NT.shape[1] for mask_NT in masks)
     order_B = torch.cat([row_N for row_N, _ in parts]).argsort()
 
-    def whole(matrix_of: Callable[[Trace], Tensor], value: int = 0) -> Tensor:
+    def whole(matrix_of: Callable[[MaskedTrace], Tensor], value: int = 0) -> Tensor:
         matrices = [matrix_of(trace) for _, trace in parts]
         return torch.cat([pad(each, (0, T - each.shape[1]), value=value) for each in matrices])[order_B]
 
@@ -141,31 +141,33 @@ def assembled(
         mask_BT=mask_BT,
         state_BT=whole(lambda trace: trace.state_BT() + starts[id(trace)]),
         segment_BT=whole(lambda trace: trace.segment_BT()),
-        trace=parts[0][1] if len(parts) == 1 else Traces(parts),
+        trace=parts[0][1] if len(parts) == 1 else MaskedTraces(parts),
         token_BT=whole(lambda trace: _present(trace.token_BT()), -1) if have_tokens else None,
         num_decisions_B=counts,
         record_B=records,
     )
 
 
-def parts_of(trace: Trace | Traces) -> Iterator[tuple[Tensor, Trace]]:
+def parts_of(trace: MaskedTrace | MaskedTraces) -> Iterator[tuple[Tensor, MaskedTrace]]:
     """The rows of each trace, with the trace."""
-    if isinstance(trace, Trace):
+    if isinstance(trace, MaskedTrace):
         yield torch.arange(len(trace.token_BL)), trace
     else:
         yield from trace.parts
 
 
-def _unmasked_trace(predictor: Predictor, given: Sequence[Given], token_NL: Tensor, drawing: Drawing) -> Trace:
+def _unmasked_trace(
+    predictor: Predictor, given: Sequence[Given], token_NL: Tensor, drawing: TokenSampling
+) -> MaskedTrace:
     """The trace of rows that were sampled, from their records, which are of one kind."""
     made = {id(one.sample.prompt): one.sample.prompt for one in given}
     number_of = {key: number for number, key in enumerate(made)}
     condition_N = torch.tensor([number_of[id(one.sample.prompt)] for one in given])
     records = [one.record or {} for one in given]
-    return Trace(
+    return MaskedTrace(
         conditions=[predictor.condition(prompt) for prompt in made.values()],
         token_BL=token_NL,
-        looks=reveal_looks(condition_N, torch.stack([record["order"] for record in records]), records[0]["counts"]),
+        looks=unmasking_passes(condition_N, torch.stack([record["order"] for record in records]), records[0]["counts"]),
         pooled=records[0]["pooled"],
         drawing=drawing,
     )
@@ -189,7 +191,7 @@ def _kind(record: Record) -> str:
     return repr([record.get(name) for name in ("settings", "counts", "pooled", "reading")])
 
 
-def _settings(drawing: Drawing) -> dict[str, float]:
+def _settings(drawing: TokenSampling) -> dict[str, float]:
     return {"temperature": drawing.temperature, "guidance_scale": drawing.guidance_scale}
 
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from ..sampling import certainties, drawn, entropies
+from .masked_scoring import logits_of, tempered
+from .masked_trace import TokenSampling
 from .predictor import Condition, Predictor
-from .reveals import Reveal
-from .scoring import logits_of, tempered
-from .trace import Drawing
+from .unmasking_schedule import UnmaskingStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampler:
+class UnmaskingSampler:
     """How answers are filled in.
 
     Attributes:
@@ -29,14 +29,14 @@ class Sampler:
         stochastic: the steps that draw; None: all. The others take the likeliest tokens, and choose without noise.
     """
 
-    reveals: Sequence[Reveal]
+    reveals: Sequence[UnmaskingStep]
     order: str
-    drawing: Drawing
+    drawing: TokenSampling
     stochastic: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class UnmaskedAnswers:
     """Answers of a batch.
 
     Attributes:
@@ -53,9 +53,9 @@ class Filled:
     entropy_NL: Tensor
     certainty_NL: Tensor
 
-    def row(self, place: int) -> Filled:
+    def row(self, place: int) -> UnmaskedAnswers:
         """One of the answers."""
-        return Filled(*(tensor[place : place + 1] for tensor in self.tensors))
+        return UnmaskedAnswers(*(tensor[place : place + 1] for tensor in self.tensors))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -63,19 +63,19 @@ class Filled:
         return self.token_NL, self.order_NL, self.logprob_NL, self.entropy_NL, self.certainty_NL
 
     @classmethod
-    def joined(cls, parts: Sequence[Filled]) -> Filled:
+    def joined(cls, parts: Sequence[UnmaskedAnswers]) -> UnmaskedAnswers:
         """All answers of several."""
         return cls(*map(torch.cat, zip(*(one.tensors for one in parts), strict=True)))
 
 
 @torch.no_grad()
-def fill(
+def unmask(
     predictor: Predictor,
     modules: Mapping[str, nn.Module],
     conditions: Sequence[Condition],
     seeds: Sequence[int],
-    sampler: Sampler,
-) -> Filled:
+    sampler: UnmaskingSampler,
+) -> UnmaskedAnswers:
     """Answers of N rows, all hidden at first.
 
     A row's numbers are those of its own generator, as many at each step whatever is left to be shown.
@@ -122,7 +122,7 @@ def fill(
         hidden_NL = hidden_NL.scatter(1, order_Nn, value=False)
         numbers = _of(logits_NmV, drawn_Nm), entropies(logits_NmV), certainties(logits_NmV)
         shown.append((order_Nn, *(each_Nm.cpu().gather(1, shown_Nn) for each_Nm in numbers)))
-    return Filled(token_NL, *(torch.cat(each, dim=1) for each in zip(*shown, strict=True)))
+    return UnmaskedAnswers(token_NL, *(torch.cat(each, dim=1) for each in zip(*shown, strict=True)))
 
 
 def _of(logits: Tensor, token: Tensor) -> Tensor:
