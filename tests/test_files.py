@@ -8,13 +8,15 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mmgrpo.config.loading import validated
 from mmgrpo.errors import OutputError
+from mmgrpo.report.run_files import RunFiles
 from mmgrpo.runs.folder import RunFolder, claim_folder, require_output
-from mmgrpo.system.files import append_line, read_lines, remove_folder, replace_folder, replace_text
+from mmgrpo.system.files import append_line, read_lines, remove_folder, replace_folder, replace_text, sync_tree
 
 
 def test_torn_blank_and_foreign_lines_are_dropped_and_counted(tmp_path: Path) -> None:
@@ -57,6 +59,7 @@ FULL = """
 import resource, sys
 from pathlib import Path
 from mmgrpo.errors import OutputError
+from mmgrpo.report.run_files import RunFiles
 from mmgrpo.system.files import append_line
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 try:
@@ -90,6 +93,27 @@ def test_folders_are_swapped_and_removed_out_of_sight(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*")] == ["old", "of.new"]
     remove_folder(tmp_path / "old")
     assert not list(tmp_path.iterdir())
+
+
+def test_files_are_replaced_where_folders_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_open = os.open
+
+    def open_as_windows(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        if os.path.isdir(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real_open(path, flags, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", open_as_windows)
+    replace_text(tmp_path / "config.yaml", "a: 1\n")
+    sync_tree(tmp_path)
+    assert (tmp_path / "config.yaml").read_text() == "a: 1\n"
+
+
+def test_run_files_are_read_without_the_flags_of_posix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    monkeypatch.delattr(os, "O_NONBLOCK")
+    monkeypatch.delattr(os, "O_CLOEXEC")
+    assert RunFiles(tmp_path).text("run.json") == "{}"
 
 
 def test_runs_that_start_at_once_get_a_folder_each(tmp_path: Path) -> None:

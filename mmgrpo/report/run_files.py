@@ -115,8 +115,10 @@ class RunFiles:
         real = self.found(path)
         if real is None:
             return None
-        try:  # without waiting for what may have become a pipe meanwhile
-            return os.fdopen(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        # O_NONBLOCK: without waiting for what may have become a pipe meanwhile; Windows has O_BINARY alone
+        flags = (getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+        try:
+            return os.fdopen(os.open(real, os.O_RDONLY | sum(flags)), "rb")
         except OSError:
             return self._refuse(path)
 

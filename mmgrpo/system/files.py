@@ -124,13 +124,17 @@ def sync_tree(folder: Path, wanted: Callable[[Path], bool] = lambda _: True) -> 
 
 def sync(path: Path) -> None:
     """Waits until a file, or the entries of a folder, are on the disk, where the file system can say so."""
-    handle = os.open(path, os.O_RDONLY)
+    if path.is_dir():
+        with suppress(OSError):  # Windows opens no folder, and some file systems sync none
+            _sync(path, os.O_RDONLY)
+    else:
+        _sync(path, os.O_RDWR if hasattr(os, "O_BINARY") else os.O_RDONLY)  # Windows syncs what it may write
+
+
+def _sync(path: Path, flags: int) -> None:
+    handle = os.open(path, flags)
     try:
-        if path.is_dir():
-            with suppress(OSError):  # some file systems sync no folders
-                os.fsync(handle)
-        else:
-            os.fsync(handle)
+        os.fsync(handle)
     finally:
         os.close(handle)
 
