@@ -1,4 +1,4 @@
-"""The contract between the engine and anything that generates."""
+"""The contract between the engine and a generator: ``Policy``, and the optional contracts that each add a feature."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from mmgrpo.values import REFERENCE
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -17,18 +19,19 @@ if TYPE_CHECKING:
 
 
 class Policy(ABC):
-    """Something that draws samples by a chain of decisions and can say again how likely each decision was."""
+    """A generator that samples by a chain of decisions and can recompute the log-probability of each decision."""
 
     @abstractmethod
     def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
-        """Draws ``group_size`` samples per prompt; every random number is keyed by (seed, prompt id, member, decision).
+        """Generates ``group_size`` samples per prompt; random numbers are keyed by (seed, prompt id, member, decision).
 
         Args:
-            prompts: P prompts; the rollout holds their members, prompt-major: B = P * group_size, unless the plan
+            prompts: P prompts. The rollout holds their members, prompt-major: B = P * group_size, unless the plan
                 names other members.
             group_size: members per prompt.
-            seed: the step's seed; the same seed and weights give the same samples however they are batched.
-            plan: which decisions are stochastic and what the group shares; None draws every decision independently.
+            seed: the step's seed; the same seed and weights give the same samples under any batching.
+            plan: which decisions are stochastic and which randomness the group shares; None samples every decision
+                independently.
 
         Returns:
             The samples with the log-probability of every stochastic decision.
@@ -42,27 +45,27 @@ class Policy(ABC):
         *,
         values: Collection[Value] = (),
     ) -> Iterator[Evaluation]:
-        """Streams the log-probabilities of the rollout's unmasked decisions under the weights of now.
+        """Streams the log-probabilities of the rollout's unmasked decisions under the current policy.
 
-        Every decision of the asked-for rows that ``rollout.mask_BT`` keeps appears in exactly one slice. A slice
-        carries a graph where grad is enabled; it may be backwarded and dropped before the next one is asked for, so
-        memory does not grow with T.
+        Every decision of the requested rows that ``rollout.mask_BT`` keeps appears in exactly one slice. A slice
+        carries a graph where grad is enabled. The caller may backpropagate and drop it before it requests the next
+        one, so memory does not grow with T.
 
         Args:
-            rollout: what to score, as this policy drew it.
+            rollout: a rollout of this policy.
             rows: indices along B; None means all.
-            values: what else to give of every decision, each in every slice; nothing else is computed.
+            values: further values per decision that each slice must hold; no other value is computed.
 
         Returns:
             An iterator over slices.
 
         Raises:
-            ConfigError: a value that this policy does not have, or not of this rollout.
+            ConfigError: the policy does not have a value, or not for this rollout.
         """
 
     @abstractmethod
     def reference(self) -> AbstractContextManager[None]:
-        """Within the context the policy is the frozen reference: the adapter off, or the frozen copy."""
+        """A context in which the policy has the frozen reference weights: the adapter off, or the frozen copy."""
 
     @property
     @abstractmethod
@@ -71,46 +74,113 @@ class Policy(ABC):
 
     @abstractmethod
     def save(self, directory: Path) -> None:
-        """Writes the trained weights, in the form the model's own library loads, into an existing directory."""
+        """Writes the trained weights into an existing directory, in the format of the model's own library."""
 
     @abstractmethod
     def load(self, directory: Path) -> None:
-        """Restores what ``save`` wrote."""
+        """Restores the files that ``save`` wrote."""
+
+
+class NamedWeights(ABC):
+    """The trained weights of a policy, and frozen weights under names: the reference, averages, snapshots."""
+
+    @property
+    @abstractmethod
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters that training changes, in a fixed order."""
+
+    @abstractmethod
+    def save(self, directory: Path) -> None:
+        """Writes the trained and the named weights into an existing directory."""
+
+    @abstractmethod
+    def load(self, directory: Path) -> None:
+        """Restores the files that ``save`` wrote."""
+
+    @abstractmethod
+    def store(self, name: str, *, decay: float = 0.0) -> None:
+        """Stores the current weights under a name: stored = decay * stored + (1 - decay) * current.
+
+        A new name starts as the current weights, whatever the decay. ``reference`` always exists: it starts as the
+        policy before its first update.
+
+        Args:
+            name: letters, digits, _ and -.
+            decay: 0 to 1; 0 replaces the stored weights.
+
+        Raises:
+            ConfigError: the name or the decay is not allowed.
+        """
+
+    @abstractmethod
+    def using(self, name: str) -> AbstractContextManager[None]:
+        """A context in which the policy has the weights of that name, frozen; ``reference`` always exists.
+
+        Raises:
+            ConfigError: no weights have that name.
+        """
+
+
+class SupportsNamedWeights(Policy, ABC):
+    """A policy that has its weights, trained and named, in one attribute.
+
+    Attributes:
+        weights: the trained weights and the named ones.
+    """
+
+    weights: NamedWeights
+
+    @property
+    def trainable(self) -> list[nn.Parameter]:
+        """The trained parameters of ``weights``, in a fixed order."""
+        return self.weights.trainable
+
+    def reference(self) -> AbstractContextManager[None]:
+        """``weights.using("reference")``."""
+        return self.weights.using(REFERENCE)
+
+    def save(self, directory: Path) -> None:
+        """Writes ``weights`` into an existing directory."""
+        self.weights.save(directory)
+
+    def load(self, directory: Path) -> None:
+        """Restores ``weights`` from the files that ``save`` wrote."""
+        self.weights.load(directory)
 
 
 class SupportsSupervisedLoss(ABC):
-    """A policy that can also be taught from examples, for the warm-up stage."""
+    """A policy that also trains on examples, for the warm-up and auxiliary losses."""
 
     @abstractmethod
     def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
         """Mean loss of a batch of examples, with grad: flow matching for denoisers, cross-entropy for tokens.
 
         Args:
-            examples: prompts with the target the policy should produce.
-            seeds: one per example, of whatever noise its loss takes.
+            examples: prompts with the target of each.
+            seeds: one per example, for the noise of its loss.
 
         Returns:
-            The mean, with grad, and how many terms it is over.
+            The mean, with grad, and its number of terms.
         """
 
 
 class SupportsPromptCheck(ABC):
-    """A policy that does not take every prompt, and tells before it samples."""
+    """A policy that rejects some prompts, and can report them before it samples."""
 
     @abstractmethod
     def check_prompt(self, prompt: Prompt) -> None:
-        """Called for each prompt where such rows are to be skipped, ``prompts.when_unreadable: skip``.
+        """Checks a prompt; called for each prompt under ``prompts.when_unreadable: skip``.
 
         Args:
-            prompt: of the data.
+            prompt: a prompt of the data.
 
         Raises:
-            DataError: the policy cannot take it: it is too long, or an image has a shape that is not supported.
+            DataError: the policy cannot take the prompt: it is too long, or an image has an unsupported shape.
         """
 
 
 class SupportsWindows(ABC):
-    """A policy whose samples all take the same, known number of decisions, so that windows can be laid over them."""
+    """A policy whose samples all have the same number of decisions, known in advance, as ``rollout.window`` needs."""
 
     @property
     @abstractmethod
@@ -119,81 +189,82 @@ class SupportsWindows(ABC):
 
 
 class SupportsResolvedSettings(ABC):
-    """A policy that decides for itself what its settings leave open, and says so."""
+    """A policy that resolves settings that its configuration leaves open."""
 
     @property
     @abstractmethod
     def resolved_settings(self) -> tuple[str, ...]:
-        """What it decided, a sentence each, for people."""
+        """One sentence per resolved setting, for the doctor."""
 
 
 class SupportsUnbatchedRows(ABC):
-    """A policy that measures whether its rows depend on their batch, and can run each row in a call of its own."""
+    """A policy that measures whether its rows depend on their batch, and can run each row in a separate call."""
 
     @abstractmethod
     def disable_row_batching(self) -> None:
-        """Runs every row alone from here on: another process of the job measured that rows depend on their batch."""
+        """Runs every row in a separate call from now on, because another process measured that rows depend on their
+        batch."""
 
 
 class SupportsOffPolicyScoring(ABC):
-    """A policy that makes decisions of samples it did not draw: answers of others, replayed rows, final pictures."""
+    """A policy that scores samples it did not generate: answers of other models, replayed rows, finished images."""
 
     @abstractmethod
     def read(self, given: Sequence[Given], *, seed: int, plan: Plan | None = None) -> Rollout:
-        """The rows that the samples make, to be scored and trained on as drawn ones are.
+        """Makes one row of decisions per sample, to be scored and trained on as sampled rows are.
 
         Args:
-            given: B samples; each one's prompt is what the policy is shown, its group and member key the noise. One
-                with a record (``Rollout.given``) becomes a row of the same decisions as it was, scored under the same
+            given: B samples. The policy conditions on the prompt of each; its group and member key the noise. A sample
+                with a record (``Rollout.given``) becomes a row of the recorded decisions, scored under the recorded
                 settings.
-            seed: of whatever noise reading takes, keyed as in a rollout.
-            plan: as of a rollout; whose members and prompts are those of the samples.
+            seed: seed of the noise that scoring needs, keyed as in a rollout.
+            plan: as of a rollout, except that members and prompts are those of the samples.
 
         Returns:
-            A row of each sample, in their order; ``old_logprob_BT`` as given, or the policy's own of now.
+            One row per sample, in order; ``old_logprob_BT`` as in the sample, else computed by the current policy.
         """
 
 
 class SupportsPromptOverride(ABC):
-    """A policy that says of decisions how likely they are behind other prompts than they were taken behind."""
+    """A policy that scores the decisions of a rollout under other prompts."""
 
     @abstractmethod
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
-        """The same decisions, each row's behind another prompt.
+        """The same decisions, each row under another prompt.
 
         Args:
-            rollout: of this policy, or of another that takes the same decisions.
-            prompts: one per row, in their order; rows that are shown the very same object may share its states.
+            rollout: of this policy, or of another one that takes the same decisions.
+            prompts: one per row, in row order; rows with the same prompt object may share its states.
 
         Returns:
-            A rollout for ``evaluate`` alone, of the same rows and columns; old_logprob_BT stays what it was.
+            A rollout for ``evaluate`` only, with the same rows, columns and old_logprob_BT.
 
         Raises:
-            ConfigError: decisions that cannot be looked at so.
+            ConfigError: the decisions cannot be scored under another prompt.
         """
 
 
 class Critic(ABC):
-    """What is learnt beside a policy of the states that it takes its decisions in."""
+    """A value model: predicts the rewards to come in each state of a policy's rollout."""
 
     @abstractmethod
     def evaluate(
         self, rollout: Rollout, rows: Sequence[int] | Tensor | None = None, *, values: Collection[Value] = ()
     ) -> Iterator[Evaluation]:
-        """Streams what it expects of the rewards to come, in slices as those of ``Policy.evaluate``.
+        """Streams the predicted return, in slices like those of ``Policy.evaluate``.
 
         Args:
-            rollout: that ``behind`` gave.
+            rollout: a result of ``override_prompts``.
             rows: indices along B; None means all.
-            values: ``VALUE``, in each state before its decision, with grad where grad is enabled.
+            values: ``VALUE``: the prediction in each state before its decision, with grad where grad is enabled.
 
         Returns:
-            An iterator over slices, whose log-probabilities are 0: it takes no decisions.
+            An iterator over slices, whose log-probabilities are 0: a critic takes no decisions.
         """
 
     @abstractmethod
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
-        """The decisions of a policy as the critic reads them, as ``SupportsPromptOverride.override_prompts``."""
+        """The decisions of a policy as input of the critic, as ``SupportsPromptOverride.override_prompts``."""
 
     @property
     @abstractmethod
@@ -202,53 +273,37 @@ class Critic(ABC):
 
 
 class SupportsCritic(ABC):
-    """A policy whose model can be made a critic."""
+    """A policy whose model can become a critic."""
 
     @abstractmethod
     def critic(self) -> Critic:
-        """A critic over the model, which is the policy's no longer; it expects 0 before its first update."""
+        """A critic that takes over the policy's model; it predicts 0 before its first update."""
 
 
 class SupportsTextOffsets(ABC):
-    """A policy whose decisions write a text piece by piece, so that what is said of a piece is said of decisions."""
+    """A policy whose decisions write a text piece by piece, so that spans of the text map to decisions."""
 
     @abstractmethod
     def text_offsets(self, sample: Sample) -> Sequence[int]:
-        """How many characters of ``Sample.text`` there are after each decision of the sample.
+        """The length of ``Sample.text``, in characters, after each decision of the sample.
 
         Args:
-            sample: as a rollout of this policy holds it.
+            sample: a sample of a rollout of this policy.
 
         Returns:
-            A number for each decision, never lower than the one before it.
+            One number per decision, non-decreasing.
         """
-
-
-class SupportsNamedWeights(ABC):
-    """A policy that keeps weights under names beside those it trains: moving references, averages, snapshots."""
-
-    @abstractmethod
-    def keep(self, name: str, *, decay: float = 0.0) -> None:
-        """Keeps the weights of now under a name: kept = decay * kept + (1 - decay) * now.
-
-        A name that is new begins as the weights of now, whatever the decay; ``reference`` is there from the beginning,
-        as the policy before its first update.
-        """
-
-    @abstractmethod
-    def using(self, name: str) -> AbstractContextManager[None]:
-        """Within the context the policy has the kept weights, frozen; ``reference`` is there from the beginning."""
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""Of a call: by place and by name."""
+"""Positional and keyword arguments of a call."""
 
 
 class ModuleSharder(Protocol):
-    """Shards a module in place: its weights are gathered where it is called, always as a whole and as a module.
+    """Shards a module in place; its weights are gathered where it is called, always as one module.
 
-    A collective. Its trained parameters lie in parts from then on, if all of it is trained, and so do their gradients,
-    which are those of all processes; what carries an adapter is sharded but for that.
+    A collective. If the module is trained in full, its trained parameters and their gradients are sharded from then
+    on, and a gradient is the sum over all processes. Adapter parameters are not sharded.
     """
 
     def __call__(
@@ -259,41 +314,41 @@ class ModuleSharder(Protocol):
         empty: Callable[[], Arguments] | None = None,
         within: nn.Module | None = None,
     ) -> None:
-        """Shards it.
+        """Shards the module.
 
         Args:
-            name: of the module, for messages.
-            module: whose parameters are sharded.
-            empty: arguments of a call that is made for other processes' sake; None: those of the last call.
-            within: the module that it is a part of and that is saved as one; None: itself.
+            name: name of the module, for messages.
+            module: the module whose parameters are sharded.
+            empty: returns arguments for a call that only serves other processes; None: those of the last call.
+            within: the module that contains it and that is saved as one; None: itself.
         """
         ...
 
 
 class SupportsSharding(ABC):
-    """A policy whose modules can lie in parts on the processes of a run."""
+    """A policy whose modules can be sharded over the processes of a run."""
 
     @abstractmethod
     def shard(self, shard: ModuleSharder) -> None:
-        """Has the modules that are worth it sharded, before anything is drawn.
+        """Shards the large modules; called before the first rollout.
 
         Args:
-            shard: shards one in place.
+            shard: shards one module in place.
         """
 
 
 class SupportsContextParallel(ABC):
-    """A policy of which several processes can call a module together, each with a share of every row's sequence."""
+    """A policy whose modules can run on several processes at once, each with a part of every row's sequence."""
 
     @abstractmethod
     def enable_context_parallel(self, mesh: DeviceMesh) -> None:
-        """Has the modules that are trained, and copies of them, split their sequences, before anything is drawn.
+        """Splits the sequences of the trained modules and their copies; called before the first rollout.
 
-        From then on the processes that share a sequence make the same calls; what they get is whole, and gradients of
-        trained parameters add up over them to those of one process.
+        From then on the processes that share a sequence make the same calls and get full outputs; gradients of trained
+        parameters sum over those processes to the gradient of one process.
 
         Args:
-            mesh: of all processes, with the axes ``ring`` and ``ulysses``; along the latter lie those that share one.
+            mesh: all processes, with the axes ``ring`` and ``ulysses``; processes along ``ulysses`` share a sequence.
 
         Raises:
             ConfigError: a module cannot be split.
@@ -301,48 +356,48 @@ class SupportsContextParallel(ABC):
 
 
 class SupportsExport(ABC):
-    """A policy whose whole model can be had as its own library writes it."""
+    """A policy whose full model can be written in the format of its own library."""
 
     @abstractmethod
     def export(self, directory: Path, *, dtype: str | None = None) -> None:
-        """Writes model and processor, or the pipeline, for ``from_pretrained``, adapters made part of its weights.
+        """Writes model and processor, or the pipeline, for ``from_pretrained``, with adapters merged into its weights.
 
-        The policy is of no use after that.
+        The policy cannot be used afterwards.
 
         Args:
             directory: an existing folder.
-            dtype: of the trained model, ``float32`` or ``bfloat16``; None: that in which it was loaded.
+            dtype: dtype of the trained model, ``float32`` or ``bfloat16``; None: the dtype in which it was loaded.
 
         Raises:
-            ConfigError: there is no library that would read it.
+            ConfigError: no library could read the result.
         """
 
 
 class SupportsPreviews(ABC):
-    """A policy whose samples are neither texts nor pictures, and which makes pictures of them for people."""
+    """A policy whose samples are neither texts nor images, and which renders images of them for people."""
 
     @abstractmethod
     def preview(self, sample: Sample) -> Sample:
-        """The sample with a picture, or frames, of what it is; asked of those that are kept, never before rewards.
+        """Adds a rendered image or video to a sample; called for samples that are saved, never before rewards.
 
         Args:
-            sample: as a rollout of this policy holds it.
+            sample: a sample of a rollout of this policy.
 
         Returns:
-            The same with ``image`` or ``video``, for the report, the trackers and contact sheets.
+            The sample with ``image`` or ``video``, for the report, the trackers and contact sheets.
         """
 
 
 class SupportsTraceConcat(ABC):
-    """A policy that scores rows of several rollouts together, so that what they share is computed once."""
+    """A policy that scores rows of several rollouts together, so that shared states are computed once."""
 
     @abstractmethod
     def concat_traces(self, traces: Sequence[Any]) -> Any:
-        """One trace of the rows of several, one after the other.
+        """Concatenates traces along their rows.
 
         Args:
-            traces: of rollouts of this policy.
+            traces: traces of rollouts of this policy.
 
         Returns:
-            The trace of a rollout of all their rows, which keeps nothing that is there for going on from them.
+            The trace of a rollout of all rows, without the data that only continuations need.
         """

@@ -8,8 +8,8 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from .kept import ADAPTER
 from .loading import DTYPES
+from .named_weights import ADAPTER
 from .weights import Weights
 
 

@@ -1,4 +1,4 @@
-"""What is trained of a model, and where its frozen reference and its files are."""
+"""The trained weights of a policy, its named weights, and their files."""
 
 from __future__ import annotations
 
@@ -15,57 +15,58 @@ from transformers import PreTrainedModel
 
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.layouts import is_waiting, place
+from mmgrpo.policy import NamedWeights
 from mmgrpo.shards import is_sharded, load_module, save_module
 from mmgrpo.values import REFERENCE
 
-from .adapter_files import AdapterFiles, lora_config, require_same_shapes
+from .adapter_files import AdapterFiles, PeftFiles, lora_config, require_same_shapes
 from .adapters import read_adapter, read_tensors
-from .kept import ADAPTER, Adapters, Copies, require_name
 from .lora import LoraSettings
+from .named_weights import ADAPTER, ModuleCopies, NamedAdapters, require_name
 
-KEPT = "kept"
+STORED_FOLDER = "kept"
 
 
-class Weights:
-    """The trained modules of a policy, frozen but for what is trained, and the weights that are kept beside them.
+class Weights(NamedWeights):
+    """The trained modules of a policy, their files, and further weights under names.
 
     Attributes:
         modules: the modules by component name.
-        lora: the adapters' settings, if adapters are trained.
-        dtype: of the modules as they were given; those that are trained in full are float32 from now on.
+        lora: the adapters' settings; None: every weight is trained.
+        dtype: dtype of the modules before; modules that are trained in full become float32.
     """
 
     def __init__(
         self,
         modules: Mapping[str, nn.Module],
-        lora: LoraSettings | None,
-        targets: str | Sequence[str],
-        files: AdapterFiles,
+        lora: LoraSettings | None = None,
+        targets: str | Sequence[str] = (),
+        files: AdapterFiles | None = None,
     ) -> None:
-        """Freezes what is not trained, in place, and adds the adapters.
+        """Adds the adapters and freezes the weights that are not trained, in place; turns dropout off.
 
         Args:
             modules: the modules by component name.
             lora: the adapters' settings; None trains every weight.
-            targets: what carries adapters where the settings do not say.
-            files: how adapters are kept on disk.
+            targets: the layers that carry adapters if ``lora.targets`` is None.
+            files: the file format of adapters; None: that of peft, for one module.
         """
         self.modules = dict(modules)
         self.dtype = next((p.dtype for module in self.modules.values() for p in module.parameters()), torch.float32)
         self.lora = lora if lora is None or lora.targets else lora.model_copy(update={"targets": targets})
-        self._files = files
+        self._files = files or PeftFiles()
         for name, module in self.modules.items():
-            _require_bare(name, module, files.merge)
+            _require_bare(name, module, self._files.merge)
             module.eval()  # no dropout: the rollout and the update must see the same policy
             if self.lora is not None:
                 module.requires_grad_(False)
                 _inject(name, module, self.lora)
             else:
                 module.requires_grad_(True)
-                place([module], lambda one: one.float())
-        self._kept = Copies(self.modules) if self.lora is None else Adapters(self.modules)
-        self._stand_ins: Mapping[str, nn.Module] = {}
-        self._begin: Path | None = None  # the weights to start from, once these lie in parts
+                place([module], lambda part: part.float())
+        self._store = ModuleCopies(self.modules) if self.lora is None else NamedAdapters(self.modules)
+        self._active_copies: Mapping[str, nn.Module] = {}
+        self._initial: Path | None = None  # weights to load once the modules are sharded
 
     @property
     def trainable(self) -> list[nn.Parameter]:
@@ -73,72 +74,74 @@ class Weights:
         return [p for module in self.modules.values() for p in module.parameters() if p.requires_grad]
 
     @property
-    def kept(self) -> Collection[str]:
+    def names(self) -> Collection[str]:
         """The names that ``using`` takes."""
-        return {REFERENCE, *self._kept.names}
+        return {REFERENCE, *self._store.names}
 
-    def keep(self, name: str, *, decay: float = 0.0) -> None:
-        """Keeps the weights of now under a name. Raises ConfigError for a name or a decay that cannot be."""
+    def store(self, name: str, *, decay: float = 0.0) -> None:
+        """Stored adapters are further frozen adapters, stored full weights frozen copies of the modules."""
         require_name(name, decay)
-        self._kept.keep(name, decay=decay)
+        self._store.store(name, decay=decay)
 
     @property
-    def stand_ins(self) -> Mapping[str, nn.Module]:
-        """The copies that stand in for modules now, by component name; those within ``using``, if any."""
-        return self._stand_ins
+    def active_copies(self) -> Mapping[str, nn.Module]:
+        """The copies to call in place of the modules, by component name; empty outside ``using`` and for adapters."""
+        return self._active_copies
 
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
-        """Within it the modules have the kept weights, or ``stand_ins`` stand in for them.
+        """A context in which the modules have the stored adapters, or ``active_copies`` replace the modules.
 
-        The reference that was never kept is the adapters switched off, or full weights as they were when first asked
-        for. Raises ConfigError for a name under which nothing is kept.
+        A reference that was never stored is the adapters switched off, or a copy of the full weights at its first use.
+
+        Raises:
+            ConfigError: no weights have that name.
         """
-        with self._standing_in(self._kept.using(name)):
+        with self._activated(self._store.using(name)):
             yield
 
     @contextmanager
-    def trained(self) -> Iterator[None]:
-        """Within ``using``, the modules have the trained weights again."""
-        with self._standing_in(self._kept.trained()):
+    def current(self) -> Iterator[None]:
+        """A context inside ``using`` in which the modules have the trained weights again."""
+        with self._activated(self._store.current()):
             yield
 
     @contextmanager
-    def _standing_in(self, context: AbstractContextManager[Mapping[str, nn.Module]]) -> Iterator[None]:
-        before = self._stand_ins
+    def _activated(self, context: AbstractContextManager[Mapping[str, nn.Module]]) -> Iterator[None]:
+        before = self._active_copies
         try:
-            with context as self._stand_ins:
+            with context as self._active_copies:
                 yield
         finally:
-            self._stand_ins = before
+            self._active_copies = before
 
     def shard(self, shard: Callable[[str, nn.Module], None]) -> None:
-        """Has every module sharded, and what is kept of it from now on.
+        """Shards every module and its copies.
 
         Args:
-            shard: shards one of that name in place.
+            shard: shards a module of that name in place.
         """
-        if isinstance(self._kept, Copies):
-            self._kept.shard(shard)
+        if isinstance(self._store, ModuleCopies):
+            self._store.shard(shard)
         for name, module in self.modules.items():
             shard(name, module)
-        if self._begin is not None:
-            self._load_modules(self.modules, self._begin)
-            self._begin = None
+        if self._initial is not None:
+            self._load_modules(self.modules, self._initial)
+            self._initial = None
 
-    def begin_from(self, path: Path) -> None:
-        """Starts from the weights that another run, or another library, has left; kept weights stay this policy's own.
+    def load_initial(self, path: Path) -> None:
+        """Loads initial weights from the files of another run or another library; named weights do not change.
 
         Args:
-            path: adapters in any form that peft or diffusers reads; for whole weights a folder that ``save`` wrote.
+            path: adapters in any form that peft or diffusers reads; for full weights a folder that ``save`` wrote.
 
         Raises:
             CheckpointError: the files are missing, cannot be read, or are of another model.
-            ConfigError: the settings of the adapters cannot hold the file's.
+            ConfigError: the adapters' settings do not fit the adapters of the file.
         """
         if self.lora is None:
-            if any(map(is_waiting, self.modules.values())):  # for parts, into which no more than fits them is read
-                self._begin = path
+            if any(map(is_waiting, self.modules.values())):  # read once sharded, to load no more than a shard
+                self._initial = path
             else:
                 self._load_modules(self.modules, path)
             return
@@ -147,36 +150,36 @@ class Weights:
             set_peft_model_state_dict(module, tensors[name], adapter_name=ADAPTER)
 
     def save(self, directory: Path) -> None:
-        """Adapters in the form of ``files``, full weights as ``save_pretrained`` folders; what is kept in folders.
+        """Adapters in the format of ``files``, full weights as ``save_pretrained`` folders; others in subfolders.
 
-        Modules that lie in parts are written as they lie, by all processes.
+        All processes write the shards of sharded modules.
         """
-        if isinstance(self._kept, Copies):
+        if isinstance(self._store, ModuleCopies):
             self._save_modules(self.modules, directory)
-            for name in self._kept.names:
-                self._save_modules(self._kept.of(name), directory / KEPT / name)
+            for name in self._store.names:
+                self._save_modules(self._store.of(name), directory / STORED_FOLDER / name)
         elif self.lora is not None:
             self._files.save(self.modules, self.lora, directory, ADAPTER)
-            for name in self._kept.names:
-                (directory / KEPT / name).mkdir(parents=True, exist_ok=True)
-                self._files.save(self.modules, self.lora, directory / KEPT / name, self._kept.key(name))
+            for name in self._store.names:
+                (directory / STORED_FOLDER / name).mkdir(parents=True, exist_ok=True)
+                self._files.save(self.modules, self.lora, directory / STORED_FOLDER / name, self._store.key(name))
 
     def load(self, directory: Path) -> None:
         """Restores what ``save`` wrote. Raises CheckpointError if files are missing or are of another model."""
-        folders = {path.name: path for path in sorted((directory / KEPT).glob("*")) if path.is_dir()}
-        if isinstance(self._kept, Copies):
+        folders = {path.name: path for path in sorted((directory / STORED_FOLDER).glob("*")) if path.is_dir()}
+        if isinstance(self._store, ModuleCopies):
             self._load_modules(self.modules, directory)
-            if (directory / REFERENCE).is_dir():  # where checkpoints had it before there were other kept weights
+            if (directory / REFERENCE).is_dir():  # its place in older checkpoints, without other named weights
                 folders.setdefault(REFERENCE, directory / REFERENCE)
             for name, folder in folders.items():
-                self._load_modules(self._kept.of(name), folder)
+                self._load_modules(self._store.of(name), folder)
             return
         assert self.lora is not None
         self._files.load(self.modules, self.lora, directory, ADAPTER)
         for name, folder in folders.items():
-            if name not in self._kept.names:
-                self._kept.add(name)
-            self._files.load(self.modules, self.lora, folder, self._kept.key(name))
+            if name not in self._store.names:
+                self._store.add(name)
+            self._files.load(self.modules, self.lora, folder, self._store.key(name))
 
     def _save_modules(self, modules: Mapping[str, nn.Module], directory: Path) -> None:
         for name, module in modules.items():
@@ -190,7 +193,7 @@ class Weights:
 def _require_bare(name: str, module: nn.Module, merge: str) -> None:
     if any(isinstance(layer, BaseTunerLayer) for layer in module.modules()):
         raise ConfigError(
-            f"{name} already carries adapters, which the reference would lose; make them part of its weights first: "
+            f"{name} already carries adapters, which the reference would lose; merge them into its weights first: "
             f"{merge}"
         )
 
@@ -233,7 +236,7 @@ def _load_module(module: nn.Module, folder: Path) -> None:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise CheckpointError(f"{folder} holds no .safetensors file; was the checkpoint made with LoRA?")
-    if isinstance(module, PreTrainedModel):  # whose files have names of their own, and leave out what is tied
+    if isinstance(module, PreTrainedModel):  # its files rename keys and omit tied weights
         tensors = type(module).from_pretrained(folder, dtype=module.dtype).state_dict()
     else:
         tensors = {key: value for file in files for key, value in read_tensors(file)[0].items()}

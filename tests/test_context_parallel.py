@@ -137,7 +137,7 @@ def peak(folder: Path, names: Sequence[str]) -> int:
     job.spread(policy)
     rollout = policy.rollout(tiny_policies.prompts_of("wan")[:1], group_size=2, seed=1)
     gradients(policy, rollout)  # what is tried first is not measured
-    with Meter(policy._weights.modules["transformer"].parameters()) as meter:
+    with Meter(policy.weights.modules["transformer"].parameters()) as meter:
         gradients(policy, rollout)
     return meter.peak
 

@@ -241,7 +241,7 @@ def _plain(policy: Policy, rollout: Rollout) -> tuple[list[list[Tensor]], list[l
 
 def _of_tokens(policy: LanguagePolicy, rollout: Rollout) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
     now, entropy = [], []
-    model = policy._weights.stand_ins.get("model", policy.model)
+    model = policy.weights.active_copies.get("model", policy.model)
     for sample in rollout.samples:
         encoded, token_T = policy._encoder(sample.prompt), torch.tensor(list(sample.tokens or ()))
         ids_L = torch.cat([encoded.ids_P, token_T])

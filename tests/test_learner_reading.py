@@ -48,7 +48,7 @@ def test_streamed_gradient_is_the_full_graphs(name: str, update_batch: int) -> N
     policy, objective = make_policy(reading={"num_levels": 3}, update_batch=update_batch), OBJECTIVES[name]
     with policy.reference():  # a full fine-tune's reference is what the weights are now
         pass
-    policy.keep("average")
+    policy.weights.store("average")
     rollout = read(policy, objective)
     assert rollout.on_policy
     disturb(policy)

@@ -224,9 +224,9 @@ def test_a_view_that_does_not_move_is_known_once_and_one_that_does_is_looked_at_
 def test_weights_of_a_view_are_taken_back() -> None:
     policy, rollout = drawn(tokens)
     assert isinstance(policy, LanguagePolicy)
-    policy.keep("snapshot")
+    policy.weights.store("snapshot")
     move(policy.trainable)
-    views = sights(policy, rollout, then=View(name="then", using=lambda: policy.using("snapshot")))
+    views = sights(policy, rollout, then=View(name="then", using=lambda: policy.weights.using("snapshot")))
     known = measured(policy, rollout, [of_view("then")], views)
     gap_BT = (known.values[of_view("then")] - rollout.old_logprob_BT)[rollout.mask_BT]
     assert float(gap_BT.abs().max()) < 1e-5

@@ -122,7 +122,7 @@ def run(folder: Path, names: Sequence[str], *, in_parts: bool) -> dict[str, Outc
         torch.manual_seed(0)
         trainer = SCENARIOS[name](folder / str(in_parts) / name)
         weights, lines = scenarios.outcome(trainer)
-        modules: Any = trainer.policy._weights.modules  # pyright: ignore[reportAttributeAccessIssue]
+        modules: Any = trainer.policy.weights.modules  # pyright: ignore[reportAttributeAccessIssue]
         frozen = [p for module in modules.values() for p in module.parameters() if layout_of(p) is not None]
         whole = sum(layout.shape.numel() for layout in map(layout_of, frozen) if layout is not None)
         held = sum(own_part(p).numel() for p in frozen) / max(whole, 1)
@@ -234,7 +234,7 @@ def drawn_alone(folder: Path, names: Sequence[str]) -> tuple[list[int], list[Ten
         job.wait()
         said: list[Tensor] = []
         for one in (whole, policy):
-            with one.using("reference"):
+            with one.weights.using("reference"):
                 said.append(one.rollout(prompts_of("llama"), group_size=2, seed=1).old_logprob_BT)
         job.wait()
     found.append(held())

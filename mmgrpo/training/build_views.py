@@ -110,14 +110,14 @@ def _view(
             f"{suggestion(one.weights, ['now', 'old', 'average', REFERENCE])}"
         )
     weights = one.weights
-    return View(name=name, using=lambda: policy.using(weights), context=context)
+    return View(name=name, using=lambda: policy.weights.using(weights), context=context)
 
 
 def _is_kept(policy: Policy, name: str) -> bool:
     if not isinstance(policy, SupportsNamedWeights):
         return False
     try:
-        with policy.using(name):
+        with policy.weights.using(name):
             return True
     except ConfigError:
         return False

@@ -353,4 +353,4 @@ def _weights(policy: Policy, name: str | None) -> AbstractContextManager[None]:
         return nullcontext()
     if not isinstance(policy, SupportsNamedWeights):
         raise ConfigError(f"the planner draws with the weights {name!r}, and {type(policy).__name__} keeps none")
-    return policy.using(name)
+    return policy.weights.using(name)

@@ -49,7 +49,7 @@ def keep_forgetting(policy: Policy, rollouts: Sequence[Rollout], how: Forgetting
             if parameter.grad is not None and rate:
                 parameter -= rate * parameter.grad
             parameter.grad = None
-        policy.keep(FORGETTING)
+        policy.weights.store(FORGETTING)
         for parameter, own in zip(policy.trainable, before, strict=True):
             parameter.copy_(own)
     return num_forwards

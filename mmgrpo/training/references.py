@@ -29,8 +29,8 @@ def move_reference(policy: Policy, config: ReferenceConfig | None, step: int, op
     if config is None or not isinstance(policy, SupportsNamedWeights):
         return
     if config.reset_every is not None and step % config.reset_every == 0:
-        policy.keep(REFERENCE)
+        policy.weights.store(REFERENCE)
         if config.reset_optimizer:
             optimizer.forget()
     elif config.ema is not None and step % config.ema.every == 0:
-        policy.keep(REFERENCE, decay=config.ema.decay)
+        policy.weights.store(REFERENCE, decay=config.ema.decay)

@@ -52,6 +52,7 @@ class InstrumentedPipeline:
         denoisers: tuple[str, ...],
         memo: EncoderCache,
         *,
+        copies: Callable[[], Mapping[str, Any]] = dict,
         columns: Sequence[str] = (),
         pictures: Mapping[str, str] | None = None,
         decode: DecodeSettings | None = None,
@@ -64,6 +65,7 @@ class InstrumentedPipeline:
             decisions: what it shall run with where steps are decisions, the same or another.
             denoisers: names of its components that denoise.
             memo: remembers what its frozen components compute.
+            copies: returns the modules to call in place of denoisers now, by component name (a frozen reference).
             columns: data columns that go to its call.
             pictures: arguments of its call, with the data columns that hold their pictures.
             decode: how what it draws is decoded; None: as its owner has it.
@@ -77,7 +79,7 @@ class InstrumentedPipeline:
         self._decoders = decoders_of(pipeline)
         self._shapes = OutputShapes()
         self._session: PipelineRun | None = None
-        self._substitutes: dict[str, Any] = {}
+        self._copies = copies
         self._autocast: torch.dtype | None = None
         self._verbosity: Callable[[], AbstractContextManager[None]] = nullcontext  # only the first run may warn
         self._looping: set[str] = set()  # components other than the denoisers that are called within the loop
@@ -90,15 +92,6 @@ class InstrumentedPipeline:
     def autocast(self, dtype: torch.dtype | None) -> None:
         """Runs the denoisers under autocast to ``dtype`` from now on; None runs them as they are."""
         self._autocast = dtype
-
-    @contextmanager
-    def substituted(self, modules: Mapping[str, Any]) -> Iterator[None]:
-        """Within it other modules answer for the denoisers (a frozen reference)."""
-        before, self._substitutes = self._substitutes, dict(modules)
-        try:
-            yield
-        finally:
-            self._substitutes = before
 
     def run(self, session: PipelineRun, arguments: Mapping[str, Any], *, seed: int, grad: bool = False) -> Any | None:
         """Runs the pipeline once; returns its output, or None where the session stopped it.
@@ -126,7 +119,7 @@ class InstrumentedPipeline:
         for part in vars(self.pipeline).values():
             if isinstance(part, VaeImageProcessor) and type(part).preprocess is VaeImageProcessor.preprocess:
                 stand_ins[id(part)] = ModuleProxy(part, _called, {"preprocess": self._pixels})
-        denoisers = [*(modules[name] for name in self.denoisers), *self._substitutes.values()]
+        denoisers = [*(modules[name] for name in self.denoisers), *self._copies().values()]
         self._session = session
         try:
             with ExitStack() as stack:
@@ -181,7 +174,7 @@ class InstrumentedPipeline:
         session = self._session
         assert session is not None
         session.enter_denoiser(name)
-        module = self._substitutes.get(name, module)
+        module = self._copies().get(name, module)
         if session.on_step is not None and not session.grad and torch.is_grad_enabled():
             raise PolicyError(
                 f"{type(self.pipeline).__name__} differentiates through its denoiser within its loop, so that its "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.layouts import place
 from mmgrpo.policy import (
     ModuleSharder,
-    Policy,
     SupportsContextParallel,
     SupportsExport,
     SupportsNamedWeights,
@@ -31,7 +29,7 @@ from mmgrpo.policy import (
     SupportsWindows,
 )
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
-from mmgrpo.values import REFERENCE, Value
+from mmgrpo.values import Value
 
 from ..adapter_files import DiffusersFiles
 from ..exporting import merge_for_good
@@ -76,12 +74,11 @@ EXACTNESS = {torch.float32: 1e-5, torch.bfloat16: 1e-3}
 
 
 class DenoisingPolicy(
-    Policy,
+    SupportsNamedWeights,
     SupportsSupervisedLoss,
     SupportsWindows,
     SupportsResolvedSettings,
     SupportsUnbatchedRows,
-    SupportsNamedWeights,
     SupportsOffPolicyScoring,
     SupportsPromptOverride,
     SupportsSharding,
@@ -96,7 +93,8 @@ class DenoisingPolicy(
 
     Attributes:
         pipeline: the wrapped pipeline, usable as ever between calls.
-        settings: how it draws and what is trained.
+        settings: the sampling and training settings.
+        weights: LoRA as diffusers' ``pytorch_lora_weights.safetensors``, full weights as ``save_pretrained`` folders.
     """
 
     settings_type = DenoisingSettings
@@ -137,15 +135,16 @@ class DenoisingPolicy(
         if settings.sampler is None:
             self._choices.append(f"sampler {sampling.sampler}, which fits {type(self._decisions).__name__}")
         targets = adapter_targets(denoisers) if settings.lora and not settings.lora.targets else ()
-        self._weights = Weights(denoisers, settings.lora, targets, DiffusersFiles(pipeline))
+        weights = self.weights = Weights(denoisers, settings.lora, targets, DiffusersFiles(pipeline))
         if settings.adapter is not None:
-            self._weights.begin_from(Path(settings.adapter))
+            self.weights.load_initial(Path(settings.adapter))
         self._stage = InstrumentedPipeline(
             pipeline,
             scheduler,
             self._decisions,
             tuple(denoisers),
             EncoderCache(settings.memo_bytes),
+            copies=lambda: weights.active_copies,
             columns=settings.columns,
             pictures=settings.pictures,
             decode=settings.decode,
@@ -175,12 +174,12 @@ class DenoisingPolicy(
             targets=self._targets,
             batches=self._batches,
             parity=self._parity,
-            using=self.using,
+            using=self.weights.using,
             reading=settings.reading,
             call=settings.call,
             buckets=self._buckets,
         )
-        self._scorer = DenoisingScorer(stage=self._stage, batches=self._batches, using=self.using)
+        self._scorer = DenoisingScorer(stage=self._stage, batches=self._batches, using=self.weights.using)
         self._drafter = SamplerLoop(
             stage=self._stage,
             batches=self._batches,
@@ -231,11 +230,6 @@ class DenoisingPolicy(
             self._batches.run_alone(f"on another process a row of {name} depends on its batch")
 
     @property
-    def trainable(self) -> list[nn.Parameter]:
-        """The denoiser's adapters, or all its weights; float32."""
-        return self._weights.trainable
-
-    @property
     def num_decisions(self) -> int:
         """Steps that can be stochastic: all, but without ``last_std`` the last, which ends on the clean sample.
 
@@ -270,48 +264,26 @@ class DenoisingPolicy(
         )
         return SupervisedLoss(mean=mean, num_terms=len(examples))
 
-    def save(self, directory: Path) -> None:
-        """LoRA as diffusers' ``pytorch_lora_weights.safetensors``, full weights as ``save_pretrained`` folders."""
-        self._weights.save(directory)
-
     def export(self, directory: Path, *, dtype: str | None = None) -> None:
         """The whole pipeline by ``save_pretrained``; ``dtype`` is that of all its components."""
-        merge_for_good(self._weights, dtype)
+        merge_for_good(self.weights, dtype)
         if dtype is not None:
             for component in self.pipeline.components.values():
                 if isinstance(component, nn.Module):
                     component.to(DTYPES[dtype])
         self.pipeline.save_pretrained(directory)
 
-    def load(self, directory: Path) -> None:
-        """Restores what ``save`` wrote."""
-        self._weights.load(directory)
-
-    def keep(self, name: str, *, decay: float = 0.0) -> None:
-        """Kept adapters are further frozen adapters, kept full weights further frozen copies of the denoisers."""
-        self._weights.keep(name, decay=decay)
-
-    @contextmanager
-    def using(self, name: str) -> Iterator[None]:
-        """The reference that was never kept is the adapters off, or full weights as they were when first asked for."""
-        with self._weights.using(name), self._stage.substituted(self._weights.stand_ins):
-            yield
-
     def shard(self, shard: ModuleSharder) -> None:
         """Has the denoisers sharded; text encoders and the autoencoder stay whole."""
         if self.settings.compile:
             raise ConfigError("policy.compile: sharded denoisers are not compiled; leave it out")
-        self._weights.shard(shard)
+        self.weights.shard(shard)
 
     def enable_context_parallel(self, mesh: DeviceMesh) -> None:
         """Has the denoisers split their sequences; text encoders and the autoencoder run whole on each process."""
         if self.settings.compile:
             raise ConfigError("policy.compile: denoisers that split their sequence are not compiled; leave it out")
-        self._weights.shard(partial(split_sequence, mesh=mesh))
-
-    def reference(self) -> AbstractContextManager[None]:
-        """``using("reference")``."""
-        return self.using(REFERENCE)
+        self.weights.shard(partial(split_sequence, mesh=mesh))
 
     def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
         """Draws ``group_size`` images or videos per prompt; a decision is one denoising step.
@@ -371,8 +343,8 @@ class DenoisingPolicy(
         """
         chosen = list(range(len(rollout.samples))) if rows is None else [int(row) for row in rows]
         if isinstance(rollout.trace, RenoisedTrace):
-            require_read_values(values, self._weights.kept)
+            require_read_values(values, self.weights.names)
             yield from self._reader.evaluate(rollout, chosen, values)
         else:
-            require_denoising_values(values, self._weights.kept)
+            require_denoising_values(values, self.weights.names)
             yield from self._scorer.evaluate(rollout, chosen, values)

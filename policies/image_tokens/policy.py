@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -15,7 +14,6 @@ from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.policy import (
-    Policy,
     SupportsExport,
     SupportsNamedWeights,
     SupportsOffPolicyScoring,
@@ -26,7 +24,7 @@ from mmgrpo.policy import (
     SupportsWindows,
 )
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
-from mmgrpo.values import ENTROPY, REFERENCE, Value
+from mmgrpo.values import ENTROPY, Value
 
 from ..adapter_files import PeftFiles
 from ..distribution import OF_LOGITS, seen_by, views_of
@@ -48,11 +46,10 @@ TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 
 
 class ImageTokensPolicy(
-    Policy,
+    SupportsNamedWeights,
     SupportsSupervisedLoss,
     SupportsWindows,
     SupportsOffPolicyScoring,
-    SupportsNamedWeights,
     SupportsTraceConcat,
     SupportsPromptOverride,
     SupportsExport,
@@ -114,9 +111,9 @@ class ImageTokensPolicy(
             )
         mapping = getattr(model.base_model, "vocabulary_mapping", None)
         grid = grid_of(settings.grid, autoencoder, processor, getattr(mapping, "eol_token_id", None))
-        self._weights = Weights({"model": model}, settings.lora, language_linears(model), PeftFiles())
+        self.weights = Weights({"model": model}, settings.lora, language_linears(model), PeftFiles())
         if settings.adapter is not None:
-            self._weights.begin_from(Path(settings.adapter))
+            self.weights.load_initial(Path(settings.adapter))
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
         self._painter = Painter(model, grid, _range(model, processor, settings, autoencoder), autocast=self._autocast)
         drawing = [model.get_decoder(), model.get_input_embeddings(), *self._painter.codes.parts]
@@ -149,46 +146,20 @@ class ImageTokensPolicy(
         return cls(model, processor, settings, autoencoder=autoencoder)
 
     @property
-    def weights(self) -> Weights:
-        """What is trained and kept, for a policy that has the same model."""
-        return self._weights
-
-    @property
-    def trainable(self) -> list[nn.Parameter]:
-        """The adapters, or all weights that drawing goes through; float32."""
-        return self._weights.trainable
-
-    @property
     def num_decisions(self) -> int:
         """Codes of a picture."""
         return self._painter.grid.num_codes
 
     def save(self, directory: Path) -> None:
         """LoRA as peft's own folder, full weights as ``save_pretrained`` has them, the processor beside."""
-        self._weights.save(directory)
-        self.processor.save_pretrained(directory if self._weights.lora else directory / "model")
+        self.weights.save(directory)
+        self.processor.save_pretrained(directory if self.weights.lora else directory / "model")
 
     def export(self, directory: Path, *, dtype: str | None = None) -> None:
         """The model and its processor by ``save_pretrained``."""
-        merge_for_good(self._weights, dtype)
+        merge_for_good(self.weights, dtype)
         self.model.save_pretrained(directory)
         self.processor.save_pretrained(directory)
-
-    def load(self, directory: Path) -> None:
-        """Restores what ``save`` wrote."""
-        self._weights.load(directory)
-
-    def keep(self, name: str, *, decay: float = 0.0) -> None:
-        """Kept adapters are further frozen adapters, kept full weights a further frozen copy of the model."""
-        self._weights.keep(name, decay=decay)
-
-    def using(self, name: str) -> AbstractContextManager[None]:
-        """The reference that was never kept is the adapters off, or full weights as they were when first asked for."""
-        return self._weights.using(name)
-
-    def reference(self) -> AbstractContextManager[None]:
-        """``using("reference")``."""
-        return self.using(REFERENCE)
 
     def concat_traces(self, traces: Sequence[Any]) -> Trace:
         """The rows of all of them."""
@@ -244,7 +215,7 @@ class ImageTokensPolicy(
         Of values there are those of ``OF_LOGITS``, of the guided distribution, and of another view its log-probability
         and divergences k1, k2 and k3.
         """
-        views, trace = views_of(values, self._weights.kept, own=OF_LOGITS), rollout.trace
+        views, trace = views_of(values, self.weights.names, own=OF_LOGITS), rollout.trace
         own = [value for value in values if value.view is None]
         chosen = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
         kept = [row for row in chosen if bool(rollout.mask_BT[row].any())]
@@ -275,7 +246,7 @@ class ImageTokensPolicy(
 
     @torch.no_grad()
     def _of_view(self, view: str, trace: Trace, rows: Sequence[int], mask_NT: Tensor) -> Tensor:
-        with self.using(view):
+        with self.weights.using(view):
             return self._scored(trace, rows, mask_NT)[0]
 
     def _scored(
@@ -289,7 +260,7 @@ class ImageTokensPolicy(
 
     def _scoring(self, *, shared: bool | None = None) -> Scoring:
         """By the model, or by the frozen copy of it that stands in."""
-        copied: Any = self._weights.stand_ins.get("model")
+        copied: Any = self.weights.active_copies.get("model")
         if copied is not None and id(copied) not in self._frozen:
             self._frozen[id(copied)] = self._painter.through(copied)
         painter = self._painter if copied is None else self._frozen[id(copied)]

@@ -90,7 +90,7 @@ def trained_weights(model: PreTrainedModel, settings: LanguageSettings) -> Weigh
     """The adapters or the weights that the settings train."""
     weights = Weights({"model": model}, settings.lora, language_linears(model), PeftFiles())
     if settings.adapter is not None:
-        weights.begin_from(Path(settings.adapter))
+        weights.load_initial(Path(settings.adapter))
     if settings.lora is None and settings.freeze_vision:
         kept = language_parameters(model)
         for parameter in model.parameters():

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.layouts import place
 from mmgrpo.policy import (
     ModuleSharder,
-    Policy,
     SupportsCritic,
     SupportsExport,
     SupportsNamedWeights,
@@ -30,7 +29,7 @@ from mmgrpo.policy import (
     SupportsTraceConcat,
 )
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
-from mmgrpo.values import ENTROPY, PEERS, REFERENCE, Value
+from mmgrpo.values import ENTROPY, PEERS, Value
 
 from ..distribution import OF_LOGITS, seen_by, views_of
 from ..exporting import merge_for_good
@@ -58,11 +57,10 @@ WHOLE = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed
 
 
 class LanguagePolicy(
-    Policy,
+    SupportsNamedWeights,
     SupportsSupervisedLoss,
     SupportsOffPolicyScoring,
     SupportsTextOffsets,
-    SupportsNamedWeights,
     SupportsTraceConcat,
     SupportsPromptOverride,
     SupportsCritic,
@@ -120,7 +118,7 @@ class LanguagePolicy(
         self._end_ids = torch.tensor(ends, device=model.device)
         never = suppressed_ids(model, processor, self._tokenizer, settings.suppress, end_ids=ends)
         self._sampling = Sampling.of(settings, never)
-        self._weights = weights or trained_weights(model, settings)
+        self.weights = weights or trained_weights(model, settings)
         if settings.gradient_checkpointing:
             enable_checkpointing(model)
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
@@ -155,11 +153,6 @@ class LanguagePolicy(
         return cls(model, processor, settings)
 
     @property
-    def trainable(self) -> list[nn.Parameter]:
-        """The adapters, or all weights; float32."""
-        return self._weights.trainable
-
-    @property
     def way(self) -> Way:
         """How rows go through the model now; decided anew when a kind of prompt comes that was not seen before."""
         return self._choice.way
@@ -171,30 +164,18 @@ class LanguagePolicy(
 
     def save(self, directory: Path) -> None:
         """LoRA as peft's own folder, full weights as ``save_pretrained`` has them, the processor beside."""
-        self._weights.save(directory)
-        self.processor.save_pretrained(directory if self._weights.lora else directory / "model")
-
-    def load(self, directory: Path) -> None:
-        """Restores what ``save`` wrote."""
-        self._weights.load(directory)
+        self.weights.save(directory)
+        self.processor.save_pretrained(directory if self.weights.lora else directory / "model")
 
     def export(self, directory: Path, *, dtype: str | None = None) -> None:
         """The model and its processor by ``save_pretrained``."""
-        merge_for_good(self._weights, dtype)
+        merge_for_good(self.weights, dtype)
         self.model.save_pretrained(directory)
         self.processor.save_pretrained(directory)
 
-    def keep(self, name: str, *, decay: float = 0.0) -> None:
-        """Kept adapters are further frozen adapters, kept full weights a further frozen copy of the model."""
-        self._weights.keep(name, decay=decay)
-
-    def using(self, name: str) -> AbstractContextManager[None]:
-        """The reference that was never kept is the adapters off, or full weights as they were when first asked for."""
-        return self._weights.using(name)
-
     def shard(self, shard: ModuleSharder) -> None:
         """Has the blocks that read tokens sharded; embeddings, output head and what sees or hears stay whole."""
-        self._weights.shard(lambda _, model: shard_decoder(model, shard, compiles=self.settings.compile))
+        self.weights.shard(lambda _, model: shard_decoder(model, shard, compiles=self.settings.compile))
         self._in_parts = lies_in_parts(self.trainable)
 
     def text_offsets(self, sample: Sample) -> Sequence[int]:
@@ -204,10 +185,6 @@ class LanguagePolicy(
     def concat_traces(self, traces: Sequence[Any]) -> Trace:
         """Rows that were shown one prompt share it, and those that went on from others what they took over."""
         return Trace.joined(traces)
-
-    def reference(self) -> AbstractContextManager[None]:
-        """``using("reference")``."""
-        return self.using(REFERENCE)
 
     def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
         """Writes ``group_size`` completions per prompt; a decision is one token.
@@ -263,7 +240,7 @@ class LanguagePolicy(
         Of values there are those of ``values.OF_LOGITS`` and ``values.OF_STATES``, and of another view its
         log-probability and divergences k1, k2 and k3.
         """
-        views, trace = views_of(values, self._weights.kept, own=OWN), rollout.trace
+        views, trace = views_of(values, self.weights.names, own=OWN), rollout.trace
         own = [value for value in values if value.view is None and value != PEERS]
         peers_BT = self._peers(rollout) if PEERS in values else None
         for batch, mask_NT in self._batches(rollout, rows):
@@ -313,7 +290,7 @@ class LanguagePolicy(
 
     @torch.no_grad()
     def _of_view(self, view: str, trace: Trace, rows: Sequence[int], mask_NT: Tensor) -> Tensor:
-        with self.using(view):
+        with self.weights.using(view):
             return self._scored(trace, rows, mask_NT)[0]
 
     def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
@@ -363,7 +340,7 @@ class LanguagePolicy(
 
     def _now(self, way: Way) -> Way:
         """A way through the model, or through the frozen copy of it that stands in."""
-        copied: Any = self._weights.stand_ins.get("model")
+        copied: Any = self.weights.active_copies.get("model")
         if copied is not None and self._frozen.get(id(copied), (None, None))[0] is not way:
             self._frozen[id(copied)] = (way, way.through(copied))
         return way if copied is None else self._frozen[id(copied)][1]
@@ -387,7 +364,7 @@ class LanguagePolicy(
             checkpointing=self._checkpointing,
         )
         every, teaching = (
-            Choice(ways, found.plain, trial, self._tolerance, within=self._weights.trained, against=found.against)
+            Choice(ways, found.plain, trial, self._tolerance, within=self.weights.current, against=found.against)
             for ways in ([*found.shared, *found.whole], found.whole)
         )
         return every, teaching

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import (
-    Policy,
     SupportsExport,
     SupportsNamedWeights,
     SupportsOffPolicyScoring,
@@ -24,7 +23,7 @@ from mmgrpo.policy import (
     SupportsWindows,
 )
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
-from mmgrpo.values import ENTROPY, REFERENCE, Value
+from mmgrpo.values import ENTROPY, Value
 
 from ..distribution import OF_LOGITS, seen_by, views_of
 from ..exporting import merge_for_good
@@ -42,12 +41,11 @@ from .unmasking_schedule import UnmaskingStep, unmasking_steps
 
 
 class MaskedPolicy(
-    Policy,
+    SupportsNamedWeights,
     SupportsSupervisedLoss,
     SupportsWindows,
     SupportsOffPolicyScoring,
     SupportsPromptOverride,
-    SupportsNamedWeights,
     SupportsExport,
     SupportsPromptCheck,
 ):
@@ -80,9 +78,9 @@ class MaskedPolicy(
         if dtype == torch.float16:
             raise ConfigError("float16 gradients underflow without a loss scaler; load it in bfloat16 or float32")
         facts = self.predictor.facts
-        self._weights = Weights(facts.modules, settings.lora, facts.targets, facts.files)
+        self.weights = Weights(facts.modules, settings.lora, facts.targets, facts.files)
         if settings.adapter is not None:
-            self._weights.begin_from(Path(settings.adapter))
+            self.weights.load_initial(Path(settings.adapter))
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
         self._reveals = self._reveals_of(settings)
 
@@ -97,11 +95,6 @@ class MaskedPolicy(
         return cls(*(part.to(device) if hasattr(part, "to") else part for part in parts), settings=settings)
 
     @property
-    def trainable(self) -> list[nn.Parameter]:
-        """The adapters, or all weights of what is trained; float32."""
-        return self._weights.trainable
-
-    @property
     def num_decisions(self) -> int:
         """The reveals of a sample. Raises ConfigError where single tokens are decisions."""
         if self.settings.decision == "token":
@@ -110,7 +103,7 @@ class MaskedPolicy(
 
     def save(self, directory: Path) -> None:
         """LoRA as peft or diffusers have it, full weights as ``save_pretrained`` folders, a tokenizer beside."""
-        self._weights.save(directory)
+        self.weights.save(directory)
         if self.predictor.facts.beside is not None:
             (name,) = self.predictor.facts.modules
             self.predictor.facts.beside.save_pretrained(directory if self.settings.lora else directory / name)
@@ -123,25 +116,9 @@ class MaskedPolicy(
                 "a masked pipeline is not written as a whole: its checkpoints hold adapters that diffusers loads, or "
                 "the transformer as save_pretrained has it"
             )
-        (model,) = merge_for_good(self._weights, dtype).values()
+        (model,) = merge_for_good(self.weights, dtype).values()
         model.save_pretrained(directory)  # pyright: ignore[reportCallIssue] (the stub of a module hides it)
         facts.beside.save_pretrained(directory)
-
-    def load(self, directory: Path) -> None:
-        """Restores what ``save`` wrote."""
-        self._weights.load(directory)
-
-    def keep(self, name: str, *, decay: float = 0.0) -> None:
-        """Kept adapters are further frozen adapters, kept full weights further frozen copies of the model."""
-        self._weights.keep(name, decay=decay)
-
-    def using(self, name: str) -> AbstractContextManager[None]:
-        """The reference that was never kept is the adapters off, or full weights as they were when first asked for."""
-        return self._weights.using(name)
-
-    def reference(self) -> AbstractContextManager[None]:
-        """``using("reference")``."""
-        return self.using(REFERENCE)
 
     def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
         """Cross-entropy of a random number of hidden tokens; a mean over examples."""
@@ -286,7 +263,7 @@ class MaskedPolicy(
         self, trace: MaskedTrace, mask_NT: Tensor, chosen: Sequence[int], values: Collection[Value]
     ) -> Iterator[Evaluation]:
         """The slices of the rows of one trace, by their numbers in it."""
-        views = views_of(values, self._weights.kept, own=OF_LOGITS)
+        views = views_of(values, self.weights.names, own=OF_LOGITS)
         own = [value for value in values if value.view is None]
         for look, columns in zip(trace.looks, trace.columns, strict=True):
             kept_N = mask_NT[:, list(columns)].any(1)
@@ -307,7 +284,7 @@ class MaskedPolicy(
     @property
     def _modules(self) -> Mapping[str, nn.Module]:
         """What is asked now: the modules, or the frozen copies that stand in for them."""
-        return {**self.predictor.facts.modules, **self._weights.stand_ins}
+        return {**self.predictor.facts.modules, **self.weights.active_copies}
 
     def _reveals_of(self, settings: MaskedSettings) -> list[UnmaskingStep]:
         facts = self.predictor.facts
@@ -374,7 +351,7 @@ class MaskedPolicy(
 
     @torch.no_grad()
     def _of_view(self, view: str, trace: MaskedTrace, look: MaskedPass, rows: Sequence[int]) -> Tensor:
-        with self.using(view):
+        with self.weights.using(view):
             return self._scored(trace, look, rows).logprob
 
     def _computing(self) -> AbstractContextManager[Any]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.policy import (
@@ -23,8 +22,9 @@ from mmgrpo.policy import (
 )
 from mmgrpo.system.targets import import_attribute
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
-from mmgrpo.values import REFERENCE, Value
+from mmgrpo.values import Value
 
+from ..weights import Weights
 from .rows import Part, Parts, whole
 from .settings import DRAWS, WRITES, UnifiedSettings
 
@@ -34,10 +34,9 @@ LOADER = "mmgrpo.policies.image_tokens.loading:load"
 
 
 class UnifiedPolicy(
-    Policy,
+    SupportsNamedWeights,
     SupportsSupervisedLoss,
     SupportsOffPolicyScoring,
-    SupportsNamedWeights,
     SupportsPromptOverride,
     SupportsExport,
     SupportsPromptCheck,
@@ -47,9 +46,10 @@ class UnifiedPolicy(
     A rollout has rows of both kinds, padded to the longest. Each kind is what its policy alone would make of it.
 
     Attributes:
-        write: of the prompts that ask for a text.
-        draw: of those that ask for a picture.
-        settings: what is of both.
+        write: the language policy, for prompts that ask for a text.
+        draw: the image-token policy, for prompts that ask for an image.
+        weights: the weights of both.
+        settings: the settings of both.
     """
 
     settings_type = UnifiedSettings
@@ -70,6 +70,7 @@ class UnifiedPolicy(
         self.settings = settings
         self.draw: Any = import_attribute(DRAWER)(model, processor, settings.of(DRAWS), alone=False, **parts)
         self.write: Any = import_attribute(WRITER)(model, processor, settings.of(WRITES), weights=self.draw.weights)
+        self.weights: Weights = self.draw.weights
 
     @classmethod
     def from_config(
@@ -82,11 +83,6 @@ class UnifiedPolicy(
         model.to(device)
         return cls(model, processor, settings, autoencoder=autoencoder)
 
-    @property
-    def trainable(self) -> list[nn.Parameter]:
-        """The adapters, or all weights but the autoencoder's; float32."""
-        return self.write.trainable
-
     def save(self, directory: Path) -> None:
         """As a language policy does."""
         self.write.save(directory)
@@ -94,22 +90,6 @@ class UnifiedPolicy(
     def export(self, directory: Path, *, dtype: str | None = None) -> None:
         """As a language policy does."""
         self.write.export(directory, dtype=dtype)
-
-    def load(self, directory: Path) -> None:
-        """Restores what ``save`` wrote."""
-        self.write.load(directory)
-
-    def keep(self, name: str, *, decay: float = 0.0) -> None:
-        """The weights are the same for both."""
-        self.write.keep(name, decay=decay)
-
-    def using(self, name: str) -> AbstractContextManager[None]:
-        """The weights are the same for both."""
-        return self.write.using(name)
-
-    def reference(self) -> AbstractContextManager[None]:
-        """``using("reference")``."""
-        return self.using(REFERENCE)
 
     def check_prompt(self, prompt: Prompt) -> None:
         """Raises DataError for a prompt that its part of the policy cannot take."""

@@ -64,8 +64,8 @@ def differences(policy: DenoisingPolicy, stock: Any) -> list[str]:
 
     Raises AssertionError where the policy adapts none.
     """
-    wanted = dict(_added(policy.pipeline, policy._weights.modules))
-    loaded = dict(_added(stock, policy._weights.modules))
+    wanted = dict(_added(policy.pipeline, policy.weights.modules))
+    loaded = dict(_added(stock, policy.weights.modules))
     assert wanted
     return sorted(
         layer

@@ -26,7 +26,7 @@ from mmgrpo.training.trainer import Trainer
 from tests.breadth import adapters, assembly
 from tests.policies import tiny_language, tiny_policies
 from tests.policies.contract import gradients, move, values
-from tests.policies.test_kept import DORA, FULL, LORA
+from tests.policies.test_named_weights import DORA, FULL, LORA
 from tests.test_trainer import BASE, CALL, brightness, make_policy, weights
 
 CASES = [("sd3", LORA), ("sd3", FULL), ("sd3", DORA), ("llama", LORA), ("llama", FULL), ("llama", DORA)]
@@ -272,7 +272,7 @@ def test_peft_folders_of_components_are_exported(tmp_path: Path) -> None:
     saved, exported = tmp_path / "saved", tmp_path / "exported"
     saved.mkdir()
     exported.mkdir()
-    policy.keep("before")
+    policy.weights.store("before")
     policy.save(saved)
     copy_adapters(saved, exported, base=None, revision=None)
     names = sorted(str(path.relative_to(exported)) for path in exported.rglob("*") if path.is_file())

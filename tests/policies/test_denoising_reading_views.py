@@ -31,7 +31,7 @@ def test_values_of_kept_weights_take_the_same_levels_and_noise(name: str) -> Non
     rollout = policy.read(latents_of(policy), seed=SEED)
     first_BT = values(policy, rollout)
     move(policy.trainable)
-    policy.keep("now")
+    policy.weights.store("now")
     for what in ("velocity_mse", "k1", "k2", "k3"):
         assert not value_of(policy, rollout, Value(what, "now")).any()
         assert value_of(policy, rollout, Value(what, "reference")).abs().max() > 1e-9
@@ -49,7 +49,7 @@ def test_implied_errors_are_equal_at_the_weights_kept(name: str) -> None:
     policy = policy_of(name, reading={**READING, "low": 0.1})
     rollout = policy.read(latents_of(policy), seed=SEED)
     move(policy.trainable)
-    policy.keep("kept")
+    policy.weights.store("kept")
     for better, worse in (NFT[:2], NFT[2:]):
         positive_BT, negative_BT = value_of(policy, rollout, better), value_of(policy, rollout, worse)
         torch.testing.assert_close(positive_BT, negative_BT, rtol=1e-4, atol=1e-6)
@@ -72,7 +72,7 @@ def _gradient(policy: DenoisingPolicy, rollout: Rollout, weights: dict[Value, fl
 def test_implied_errors_are_those_of_the_paper_on_flow(view: str) -> None:
     policy = policy_of("sd3", reading=READING)
     move(policy.trainable)
-    policy.keep("kept")
+    policy.weights.store("kept")
     asked = [replace(value, view=view) for value in NFT]
     given = latents_of(policy)
     rollout = policy.read(given, seed=SEED, plan=Plan(values=tuple(asked)))

@@ -67,8 +67,8 @@ def test_the_frozen_copy_of_a_full_fine_tune_survives_save_and_load(tmp_path: Pa
     assert torch.equal(values(resumed, rollout), trained_BT)
     with resumed.reference():
         assert torch.equal(values(resumed, rollout), rollout.old_logprob_BT)
-    with resumed._weights.using("reference"):
-        copies = resumed._weights.stand_ins
+    with resumed.weights.using("reference"):
+        copies = resumed.weights.active_copies
         assert copies.keys() == {"transformer"}
         assert not any(p.requires_grad for copied in copies.values() for p in copied.parameters())
     stock = SD3Transformer2DModel.from_pretrained(tmp_path / "transformer")

@@ -18,7 +18,7 @@ from mmgrpo.policy import SupportsExport
 from mmgrpo.types import Plan
 from tests.policies import tiny_language, tiny_masked, tiny_policies
 from tests.policies.contract import move
-from tests.policies.test_kept import DORA, FULL, LORA
+from tests.policies.test_named_weights import DORA, FULL, LORA
 
 TOKENS = torch.tensor([[5, 9, 2, 14, 7, 3]])
 GREEDY = Plan(stochastic=())
@@ -39,7 +39,7 @@ def test_a_language_model_is_read_by_its_stock_class(
     policy = tiny_language.policy_of(name, **settings)
     untrained = logits_of(policy.model)
     move(policy.trainable, scale=0.1)
-    policy.keep("before", decay=0.0)  # further adapters, which are no part of what is written
+    policy.weights.store("before", decay=0.0)  # further adapters, which are no part of what is written
     trained = logits_of(policy.model)
     policy.export(tmp_path)
     found = stock.from_pretrained(tmp_path)

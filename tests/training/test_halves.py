@@ -38,7 +38,7 @@ def test_what_was_drawn_becomes_less_likely_where_the_policy_is_sure(settings: d
         assert torch.equal(now, then)
         assert now.grad is None
     assert torch.equal(logprobs(policy, rollout), own_BT)
-    with policy.using(FORGETTING):
+    with policy.weights.using(FORGETTING):
         moved_BT = logprobs(policy, rollout)
     if below:
         loss = (-torch.log1p(-own_BT.exp())).where(rollout.mask_BT, 0.0).sum()

@@ -175,11 +175,11 @@ def test_a_reference_that_follows(tmp_path: Path) -> None:
     start = torch.cat([parameter.detach().flatten() for parameter in policy.trainable])
     trainer = run(tmp_path, policy, steps=1, reference={"ema": {"decay": 0.9}}, update={"lr": 1e-3})
     now = weights(trainer)
-    with policy.using("reference"):
+    with policy.weights.using("reference"):
         pass
-    kept = policy._weights._kept.of("reference")  # pyright: ignore[reportAttributeAccessIssue]
-    held = torch.cat([parameter.flatten() for module in kept.values() for parameter in module.parameters()])
-    assert torch.allclose(held, 0.9 * start + 0.1 * now, atol=1e-7)
+    copies = policy.weights._store.of("reference")  # pyright: ignore[reportAttributeAccessIssue]
+    reference = torch.cat([parameter.flatten() for module in copies.values() for parameter in module.parameters()])
+    assert torch.allclose(reference, 0.9 * start + 0.1 * now, atol=1e-7)
     assert float((now - start).abs().max()) > 1e-4
 
 

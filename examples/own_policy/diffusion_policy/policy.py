@@ -7,14 +7,11 @@ numbers of an action, S = 4 numbers of a state.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from mmgrpo.policies.kept import Copies
-from safetensors.torch import load_file, save_file
+from mmgrpo.policies.weights import Weights
 from torch import Tensor, nn
 
 from diffusion_policy import simulator
@@ -28,7 +25,7 @@ from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES, 
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.transitions import kernel_mean, x0_to_prediction
-from mmgrpo.policy import Policy, SupportsNamedWeights, SupportsPreviews, SupportsSupervisedLoss, SupportsWindows
+from mmgrpo.policy import SupportsNamedWeights, SupportsPreviews, SupportsSupervisedLoss, SupportsWindows
 from mmgrpo.values import OLD, REFERENCE, Value
 
 CHUNKS_OF_A_LESSON = 4  # of each demonstration
@@ -49,7 +46,7 @@ class Episodes:
     mean_BTHA: Tensor
 
 
-class ChunkPolicy(Policy, SupportsSupervisedLoss, SupportsWindows, SupportsNamedWeights, SupportsPreviews):
+class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows, SupportsPreviews):
     """Denoises chunks of a robot's actions, conditioned on what it sees."""
 
     settings_type = ChunkSettings
@@ -68,8 +65,7 @@ class ChunkPolicy(Policy, SupportsSupervisedLoss, SupportsWindows, SupportsNamed
         self.settings = settings if isinstance(settings, ChunkSettings) else ChunkSettings(**(settings or {}))
         self.network = Denoiser(self.settings).to(device)
         self.device = torch.device(device)
-        self._kept = Copies({"network": self.network})
-        self._using: nn.Module = self.network
+        self.weights = Weights({"network": self.network})
         self._steps, self._kernels = steps(self.settings), kernels(self.settings)
 
     @classmethod
@@ -150,7 +146,7 @@ class ChunkPolicy(Policy, SupportsSupervisedLoss, SupportsWindows, SupportsNamed
                     torch.stack(one).to(self.device) for one in zip(*lesson, strict=True)
                 )
                 level = self._steps[k].level
-                clean_BHA = self._using(level.alpha * action_BHA + level.sigma * noise_BHA, state_BS, _angle(level))
+                clean_BHA = self._network(level.alpha * action_BHA + level.sigma * noise_BHA, state_BS, _angle(level))
                 total = total + (clean_BHA - action_BHA).square().mean((1, 2)).sum()
         num = len(examples) * CHUNKS_OF_A_LESSON
         return SupervisedLoss(mean=total / num, num_terms=num)
@@ -159,46 +155,10 @@ class ChunkPolicy(Policy, SupportsSupervisedLoss, SupportsWindows, SupportsNamed
         """With a picture of the ways of pusher and block."""
         return sample if sample.array is None else replace(sample, image=picture_of(sample.array))
 
-    def keep(self, name: str, *, decay: float = 0.0) -> None:
-        """Keeps the weights of now under a name."""
-        self._kept.keep(name, decay=decay)
-
-    @contextmanager
-    def using(self, name: str) -> Iterator[None]:
-        """Within the context the policy has the kept weights."""
-        before = self._using
-        with self._kept.using(name) as modules:
-            self._using = modules["network"]
-            try:
-                yield
-            finally:
-                self._using = before
-
-    def reference(self) -> Any:
-        """The policy before its first update, or as it was kept last under that name."""
-        return self.using(REFERENCE)
-
     @property
-    def trainable(self) -> list[nn.Parameter]:
-        """The network's parameters."""
-        return list(self.network.parameters())
-
-    def save(self, directory: Path) -> None:
-        """Writes the network and what is kept, each as safetensors."""
-        for name, module in self._saved():
-            save_file(module.state_dict(), directory / f"{name}.safetensors")
-
-    def load(self, directory: Path) -> None:
-        """Reads what ``save`` wrote."""
-        for path in sorted(directory.glob("kept-*.safetensors")):
-            self._kept.keep(path.stem.removeprefix("kept-"), decay=0.0)
-        for name, module in self._saved():
-            module.load_state_dict(load_file(directory / f"{name}.safetensors"))
-
-    def _saved(self) -> Iterator[tuple[str, nn.Module]]:
-        yield "network", self.network
-        for name, modules in self._kept.copies.items():
-            yield f"kept-{name}", modules["network"]
+    def _network(self) -> nn.Module:
+        """The trained network, or the frozen copy that replaces it inside ``weights.using``."""
+        return self.weights.active_copies.get("network", self.network)
 
     def _episodes(
         self, rows: Sequence[tuple[Prompt, int, int]], seed: int, stochastic_T: Tensor
@@ -242,7 +202,7 @@ class ChunkPolicy(Policy, SupportsSupervisedLoss, SupportsWindows, SupportsNamed
         for value in values:
             view = value.view or REFERENCE
             if view not in others:
-                with torch.no_grad(), self.using(view):
+                with torch.no_grad(), self.weights.using(view):
                     others[view] = self._moments(latent_BHA, state_BS, k)
             other = others[view]
             if value.name in LOGPROB_DIVERGENCES:
@@ -256,7 +216,7 @@ class ChunkPolicy(Policy, SupportsSupervisedLoss, SupportsWindows, SupportsNamed
     def _moments(self, latent_BHA: Tensor, state_BS: Tensor, k: int) -> Moments:
         """A denoising step as the weights in use see it."""
         step, kernel = self._steps[k], self._kernels[k]
-        clean = self._using(latent_BHA, state_BS, _angle(step.level))
+        clean = self._network(latent_BHA, state_BS, _angle(step.level))
         prediction = x0_to_prediction(latent_BHA, clean, step.level)
         velocity = prediction.noise - prediction.x0
         return Moments(mean=kernel_mean(kernel, prediction), velocity=velocity, std=kernel.std, step=step.length)

@@ -73,11 +73,11 @@ def test_what_was_just_kept_is_the_policy_of_now(name: str, settings: dict[str, 
         reference_BT = values(policy, rollout)
     assert torch.equal(reference_BT, now_BT if settings["lora"] is None else first_BT)
     for kept in ("reference", "snapshot"):
-        policy.keep(kept)
+        policy.weights.store(kept)
         assert all(not of_view(policy, rollout, f"{what}@{kept}").any() for what in divergences(name))
         assert torch.equal(of_view(policy, rollout, f"logprob@{kept}"), now_BT)
     move(policy.trainable, seed=6)
-    policy.keep("snapshot")
+    policy.weights.store("snapshot")
     assert torch.equal(of_view(policy, rollout, "logprob@reference"), now_BT)
     assert torch.equal(of_view(policy, rollout, "logprob@snapshot"), values(policy, rollout))
     assert of_view(policy, rollout, "k3@reference").any()
@@ -87,7 +87,7 @@ def test_what_was_just_kept_is_the_policy_of_now(name: str, settings: dict[str, 
 def test_using_leaves_nothing_behind(name: str, settings: dict[str, Any]) -> None:
     policy, rollout = made(name, settings)
     move(policy.trainable)
-    policy.keep("one")
+    policy.weights.store("one")
     one_BT = values(policy, rollout)
     move(policy.trainable, seed=6)
     before, now_BT = [id(p) for p in policy.trainable], values(policy, rollout)
@@ -96,11 +96,11 @@ def test_using_leaves_nothing_behind(name: str, settings: dict[str, Any]) -> Non
     for parameter in policy.trainable:
         parameter.grad = torch.full_like(parameter, 2.0)
     for view in ("one", "reference"):
-        with policy.using(view):
+        with policy.weights.using(view):
             assert torch.equal(values(policy, rollout), one_BT) == (view == "one")
-            with policy.using("one"):  # within another
+            with policy.weights.using("one"):  # within another
                 assert torch.equal(values(policy, rollout), one_BT)
-    with pytest.raises(RuntimeError, match="halfway"), policy.using("one"):
+    with pytest.raises(RuntimeError, match="halfway"), policy.weights.using("one"):
         raise RuntimeError("halfway")
     assert [id(p) for p in policy.trainable] == before
     assert all(bool((p.grad == 2.0).all()) for p in policy.trainable)
@@ -120,22 +120,22 @@ def test_an_average_moves_by_its_decay(name: str, settings: dict[str, Any]) -> N
     with torch.no_grad():
         for parameter in policy.trainable:
             parameter.zero_()
-        policy.keep("average", decay=0.9)  # new: as the weights of now
+        policy.weights.store("average", decay=0.9)  # new: as the weights of now
         for parameter in policy.trainable:
             parameter.fill_(1.0)
     for expected in (0.1, 0.19, 0.271):
-        policy.keep("average", decay=0.9)
+        policy.weights.store("average", decay=0.9)
         for kept in kept_parameters(policy, "average"):
             torch.testing.assert_close(kept, torch.full_like(kept, expected), rtol=1e-6, atol=0)
-    policy.keep("average")
+    policy.weights.store("average")
     assert all(bool((kept == 1.0).all()) for kept in kept_parameters(policy, "average"))
 
 
 def kept_parameters(policy: Any, name: str) -> list[torch.Tensor]:
-    weights = policy._weights
+    weights = policy.weights
     if weights.lora is None:
-        return [p for module in weights._kept.of(name).values() for p in module.parameters()]
-    key = weights._kept.key(name)
+        return [p for module in weights._store.of(name).values() for p in module.parameters()]
+    key = weights._store.key(name)
     return [p for module in weights.modules.values() for path, p in module.named_parameters() if key in path]
 
 
@@ -144,11 +144,11 @@ def kept_parameters(policy: Any, name: str) -> list[torch.Tensor]:
 def test_the_average_of_a_reference_without_adapters_begins_at_none(name: str, settings: dict[str, Any]) -> None:
     policy, rollout = made(name, settings)
     move(policy.trainable)
-    policy.keep("reference", decay=1.0)
+    policy.weights.store("reference", decay=1.0)
     torch.testing.assert_close(
         of_view(policy, rollout, "logprob@reference"), rollout.old_logprob_BT * rollout.mask_BT, rtol=1e-5, atol=1e-5
     )
-    policy.keep("reference", decay=0.5)
+    policy.weights.store("reference", decay=0.5)
     assert of_view(policy, rollout, "k2@reference").any()
 
 
@@ -159,7 +159,7 @@ def test_kept_weights_are_saved_and_loaded(name: str, settings: dict[str, Any], 
     kept_BT = {}
     for seed, view in enumerate(("reference", "ema_2", "ema")):
         move(policy.trainable, seed=seed)
-        policy.keep(view)
+        policy.weights.store(view)
         kept_BT[view] = values(policy, rollout)
     move(policy.trainable, seed=9)
     policy.save(tmp_path)
@@ -194,16 +194,16 @@ def test_checkpoints_of_before_there_were_names_load(name: str, tmp_path: Path) 
 @pytest.mark.parametrize("name", ["sd3", "llama"])
 def test_what_was_never_kept_is_named(name: str) -> None:
     policy, rollout = made(name, LORA)
-    refused = pytest.raises(ConfigError, match="no weights are kept under 'teacher'; kept are reference")
-    with refused, policy.using("teacher"):
+    refused = pytest.raises(ConfigError, match="no weights are stored under 'teacher'; stored are reference")
+    with refused, policy.weights.using("teacher"):
         pass
     with pytest.raises(ConfigError, match="no value k3@teacher"):
         next(policy.evaluate(rollout, values=[Value("k3", "teacher")]))
-    for wrong, why in (("old", "the policy that sampled"), ("a/b", "named by letters"), ("default", "not default")):
+    for wrong, why in (("old", "the policy that sampled"), ("a/b", "have letters"), ("default", "do not contain")):
         with pytest.raises(ConfigError, match=why):
-            policy.keep(wrong)
-    with pytest.raises(ConfigError, match=r"decay of kept weights lies in \[0, 1\], got 1.5"):
-        policy.keep("average", decay=1.5)
+            policy.weights.store(wrong)
+    with pytest.raises(ConfigError, match=r"decay of stored weights must be in \[0, 1\], got 1.5"):
+        policy.weights.store("average", decay=1.5)
 
 
 def test_prompts_may_be_new_behind_the_reference() -> None:
