@@ -14,7 +14,7 @@ from mmgrpo.rewards.images.pixels import Brightness
 from mmgrpo.config import RunConfig
 from mmgrpo.config.binding import build_objective
 from mmgrpo.config.loading import find_config, merge, read_layers, validated
-from mmgrpo.explain.forwards import Forwards, forwards_per_sample
+from mmgrpo.explain.forward_counts import SampleForwards, forwards_per_sample
 from mmgrpo.maths.aggregates import count
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.training.build import build_plan
@@ -118,7 +118,7 @@ def spend_step(config: RunConfig, policy: DenoisingPolicy, step: int = 0) -> Spe
 def predicted(config: RunConfig, num_steps: int, *, guided: bool) -> Spending:
     """The same on average over a long run, by the formula behind ``mmgrpo explain``."""
     config = config.model_copy(update={"steps": RUN_STEPS})
-    forwards: Forwards = forwards_per_sample(config, num_steps)
+    forwards: SampleForwards = forwards_per_sample(config, num_steps)
     branches = 2 if guided else 1
     assert forwards.rollout is not None
     sample, trained = branches * forwards.rollout.at(num_steps), branches * forwards.update.at(num_steps)

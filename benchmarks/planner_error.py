@@ -17,9 +17,9 @@ from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.config import RunConfig
 from mmgrpo.config.binding import build_objective
 from mmgrpo.config.loading import validated
-from mmgrpo.explain.machine import Machine, measured
-from mmgrpo.explain.metering import Meter
-from mmgrpo.explain.scale import planned
+from mmgrpo.explain.memory_meter import MemoryMeter
+from mmgrpo.explain.operator_times import MachineSpeed, measured
+from mmgrpo.explain.process_scale import planned
 from mmgrpo.maths.aggregates import count
 from mmgrpo.policy import Policy
 from mmgrpo.training.learner import accumulate_gradient
@@ -77,7 +77,7 @@ def text_model() -> tuple[Any, Any]:
     return model_and_processor(CASES["text"])
 
 
-def compared(kind: str, lora: dict[str, Any] | None, checkpointing: bool, machine: Machine) -> Iterator[str]:
+def compared(kind: str, lora: dict[str, Any] | None, checkpointing: bool, machine: MachineSpeed) -> Iterator[str]:
     """Lines of one case."""
     settings = {**MODELS[kind], "lora": lora, "gradient_checkpointing": checkpointing}
     config = validated({"policy": settings, "rollout": {"prompts_per_step": 1, "group_size": GROUP}})
@@ -98,11 +98,11 @@ def compared(kind: str, lora: dict[str, Any] | None, checkpointing: bool, machin
     known = [*parameters.values(), *states, *(p.grad for p in policy.trainable if p.grad is not None)]
     held = memory.held.total - memory.held.buffers
     yield _line("bytes held", held, sum(one.nbytes for one in known))
-    with Meter(known) as meter:
+    with MemoryMeter(known) as meter:
         policy.rollout([prompt], group_size=GROUP, seed=1)
     yield _line("peak of the rollout", memory.rollout, meter.peak)
     _learn(policy, config, drawn)
-    with Meter(known) as meter:
+    with MemoryMeter(known) as meter:
         _learn(policy, config, drawn)
     yield _line("peak of the update", memory.update, meter.peak)
     spent = min(_seconds(lambda: policy.rollout([prompt], group_size=GROUP, seed=2)) for _ in range(3))

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from mmgrpo.config.loading import load_config, validated
-from mmgrpo.explain.machine import Machine
-from mmgrpo.explain.scale import GIB, Engine, planned
+from mmgrpo.explain.operator_times import MachineSpeed
+from mmgrpo.explain.process_scale import GIB, ShardingEngine, planned
 
 RECIPES = {
     "recipes/sd3.5-flow-grpo-geneval": 1,
@@ -32,12 +32,12 @@ def table() -> Iterator[str]:
                 {**written.model_dump(), "rollout": {**written.rollout.model_dump(), "prompts_per_step": groups}}
             )
             plan = planned(sized, num_processes=num, prompt_tokens=tokens)
-            machine = Machine(link_gb_s=LINKS[num > NODE])
-            for engine in (Engine.GPUS, Engine.FSDP2) if num > 1 else (Engine.GPUS,):
+            machine = MachineSpeed(link_gb_s=LINKS[num > NODE])
+            for engine in (ShardingEngine.GPUS, ShardingEngine.FSDP2) if num > 1 else (ShardingEngine.GPUS,):
                 memory, seconds = plan.memory(engine), plan.seconds(machine, engine)
                 parts = (getattr(seconds, one.name) for one in fields(seconds))
                 told = " | ".join(f"{one:.3g}" for one in parts)
-                name = "whole" if engine is Engine.GPUS else "parts"
+                name = "whole" if engine is ShardingEngine.GPUS else "parts"
                 yield (
                     f"| {recipe.partition('/')[2]} | {num} | {groups} | {name} | {memory.peak / GIB:.1f} "
                     f"| {seconds.total:.3g} | {told} |"

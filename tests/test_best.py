@@ -13,7 +13,7 @@ import torch
 from mmgrpo.examples.digits import digit_prompts
 from safetensors.torch import load_file
 
-from mmgrpo.cli.commanded import weights_for
+from mmgrpo.cli.run_inputs import weights_for
 from mmgrpo.config.loading import validated
 from mmgrpo.config.parts import tasks_of
 from mmgrpo.errors import CheckpointError, ConfigError

@@ -14,7 +14,7 @@ from diffusers import DiffusionPipeline
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from torch import Tensor
 
-from mmgrpo.report.usage import FOLDER, Base, auto_class, exported_in, usage
+from mmgrpo.report.usage_code import FOLDER, BaseModelSource, auto_class, exported_in, usage
 from tests.breadth import adapters
 from tests.policies import test_language_sounds as sounds
 from tests.policies import test_unified as unified
@@ -38,7 +38,7 @@ ONE_LEVEL = 1 / 255
 """Of a pixel, which float32 may round otherwise where weights lie at other addresses."""
 
 
-def run_card(folder: Path, base: Base) -> tuple[dict[str, Any], str]:
+def run_card(folder: Path, base: BaseModelSource) -> tuple[dict[str, Any], str]:
     """The variables that the code leaves, and the code."""
     code = usage(exported_in(folder), base)
     variables: dict[str, Any] = {}
@@ -104,7 +104,7 @@ def test_card_of_a_transformers_model_loads_it(kind: str, form: str, tmp_path: P
     move(policy.trainable, scale=0.05)
     trained = logits_of(model_of(policy))
     (policy.save if form == "adapters" else policy.export)(folder)
-    variables, code = run_card(folder, Base(model=str(base)))
+    variables, code = run_card(folder, BaseModelSource(model=str(base)))
     assert class_name in code
     assert processor in code
     assert (trained - untrained).abs().max() > 1e-3
@@ -147,7 +147,7 @@ def test_stock_pipeline_with_a_cards_adapters_gives_the_policys_outputs(name: st
     untrained = image_of(policy.pipeline, name)
     move(policy.trainable, scale=0.1)
     policy.save(folder)
-    variables, _ = run_card(folder, Base(model=str(base)))
+    variables, _ = run_card(folder, BaseModelSource(model=str(base)))
     trained = image_of(policy.pipeline, name)
     assert np.array_equal(image_of(variables["pipeline"], name), trained)
     assert np.abs(untrained - trained).max() > 1e-3
@@ -161,7 +161,7 @@ def test_card_of_a_whole_pipeline_loads_it_in_its_dtype(lora: Any, dtype: str, t
     policy = tiny_policies.policy_of("sd3", tiny_policies.pipeline_of("sd3").to(loaded), lora=lora)
     move(policy.trainable, scale=0.05)
     policy.export(tmp_path)
-    variables, code = run_card(tmp_path, Base())
+    variables, code = run_card(tmp_path, BaseModelSource())
     assert f"dtype=torch.{dtype}" in code
     parts = variables["model"].components.items()
     assert {part.dtype for _, part in parts if isinstance(part, torch.nn.Module)} == {loaded}
@@ -172,7 +172,7 @@ def test_dtype_of_a_merged_pipeline_is_that_of_all_its_components(tmp_path: Path
     policy = tiny_policies.policy_of("sd15", tiny_policies.pipeline_of("sd15").to(torch.bfloat16), lora=LORA)
     policy.export(tmp_path, dtype="float32")
     assert set(exported_in(tmp_path).dtypes.values()) == {"float32"}
-    variables, code = run_card(tmp_path, Base())
+    variables, code = run_card(tmp_path, BaseModelSource())
     assert "dtype=torch.float32" in code
     assert np.isfinite(image_of(variables["model"], "sd15")).all()
 
@@ -181,7 +181,7 @@ def test_components_of_unlike_dtypes_are_loaded_in_their_own(tmp_path: Path) -> 
     pipeline = tiny_policies.pipeline_of("sd15")
     pipeline.unet.to(torch.bfloat16)
     pipeline.save_pretrained(tmp_path)
-    variables, code = run_card(tmp_path, Base())
+    variables, code = run_card(tmp_path, BaseModelSource())
     assert '"unet": torch.bfloat16' in code
     assert (variables["model"].unet.dtype, variables["model"].vae.dtype) == (torch.bfloat16, torch.float32)
 
@@ -194,7 +194,7 @@ def test_masked_pipelines_adapters_load_by_their_card(tmp_path: Path) -> None:
     policy_base.save_pretrained(base)
     move(policy.trainable, scale=0.05)
     policy.save(folder)
-    variables, code = run_card(folder, Base(model=str(base)))
+    variables, code = run_card(folder, BaseModelSource(model=str(base)))
     assert "pipeline.transformer.load_lora_adapter" in code
     wanted = policy.predictor.pipeline.transformer.state_dict()  # pyright: ignore
     loaded = variables["pipeline"].transformer.state_dict()
@@ -206,11 +206,11 @@ def test_masked_pipelines_adapters_load_by_their_card(tmp_path: Path) -> None:
 def test_base_is_loaded_as_the_run_loaded_it(tmp_path: Path) -> None:
     policy = tiny_policies.policy_of("sd15", lora=LORA)
     policy.save(tmp_path)
-    base = Base(model="owner/name", dtype="bfloat16", options={"revision": "a'b", "variant": "fp16"})
+    base = BaseModelSource(model="owner/name", dtype="bfloat16", options={"revision": "a'b", "variant": "fp16"})
     code = usage(exported_in(tmp_path), base)
     assert """from_pretrained('owner/name', dtype=torch.bfloat16, revision="a'b", variant='fp16')""" in code
-    assert "from_pretrained('BASE_MODEL', " in usage(exported_in(tmp_path), Base(model="python:a:b"))
-    parts = Base(model="owner/name", components={"vae": "float32", "text_encoder": None}, dtype="bfloat16")
+    assert "from_pretrained('BASE_MODEL', " in usage(exported_in(tmp_path), BaseModelSource(model="python:a:b"))
+    parts = BaseModelSource(model="owner/name", components={"vae": "float32", "text_encoder": None}, dtype="bfloat16")
     stated = 'dtype={"default": torch.bfloat16, "vae": torch.float32}, text_encoder=None)'
     assert stated in usage(exported_in(tmp_path), parts)
     single = usage(exported_in(tmp_path), replace(parts, model="a.safetensors", single_file_config="b"))

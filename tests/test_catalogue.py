@@ -11,7 +11,7 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-from mmgrpo.cli import commands as cli
+from mmgrpo.cli import command_line as cli
 from mmgrpo.cli import listings
 from mmgrpo.config import RewardConfig
 from mmgrpo.config.loading import CONFIGS

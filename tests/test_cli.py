@@ -15,7 +15,7 @@ from PIL import Image, ImageChops, ImageStat
 from typer.testing import CliRunner, Result
 
 from mmgrpo.cli import app
-from mmgrpo.cli.launching import launch
+from mmgrpo.cli.launch import launch
 from mmgrpo.config.loading import LAUNCHED, LAUNCHES, load_config
 from mmgrpo.runs.resuming import how_to_resume
 from tests.tiny.language_models import make
@@ -269,7 +269,7 @@ def test_the_launcher_passes_on_what_slurm_warns_by(monkeypatch: pytest.MonkeyPa
         "mmgrpo train --resume run --accelerate gpus --processes 2"
     )
     assert became == [
-        [sys.executable, "-m", "mmgrpo.cli.launcher", "--config_file", str(LAUNCHES / "gpus.yaml"),
+        [sys.executable, "-m", "mmgrpo.cli.accelerate_entry", "--config_file", str(LAUNCHES / "gpus.yaml"),
          "--num_processes", "2", "-m", "mmgrpo.cli", "train", DIGITS]
     ]  # fmt: skip
     told = get_args_parser().parse_args(["script.py"]).signals_to_handle  # as accelerate has torch read it

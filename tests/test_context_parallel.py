@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmgrpo import Sample, Trainer
 from mmgrpo.errors import ConfigError
-from mmgrpo.explain.metering import Meter
+from mmgrpo.explain.memory_meter import MemoryMeter
 from mmgrpo.runs.processes import Job
 from mmgrpo.types import Score
 from tests.forked import on_processes
@@ -137,7 +137,7 @@ def peak(folder: Path, names: Sequence[str]) -> int:
     job.spread(policy)
     rollout = policy.rollout(tiny_policies.prompts_of("wan")[:1], group_size=2, seed=1)
     gradients(policy, rollout)  # what is tried first is not measured
-    with Meter(policy.weights.modules["transformer"].parameters()) as meter:
+    with MemoryMeter(policy.weights.modules["transformer"].parameters()) as meter:
         gradients(policy, rollout)
     return meter.peak
 

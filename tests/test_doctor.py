@@ -18,7 +18,7 @@ from torch import nn
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import merge, validated
-from mmgrpo.doctor.checks import Finding
+from mmgrpo.doctor.checks import CheckResult
 from mmgrpo.doctor.examination import examine, render
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Sample
@@ -45,7 +45,7 @@ def policy_of(**settings: Any) -> DenoisingPolicy:
     return DenoisingPolicy(tiny.build(), {"call": {**tiny.call, **tiny.no_cfg}, "lora": LORA, **settings})
 
 
-def findings_of(policy: DenoisingPolicy, config: RunConfig | None = None, **rewards: Any) -> dict[str, Finding]:
+def findings_of(policy: DenoisingPolicy, config: RunConfig | None = None, **rewards: Any) -> dict[str, CheckResult]:
     found = examine(config or config_of(), policy, rewards or {"brightness": Brightness()}, PROMPTS)
     assert len({finding.check for finding in found}) == len(found)
     return {finding.check: finding for finding in found}
@@ -59,7 +59,7 @@ def dropping_policy(*, active: bool, **settings: Any) -> tuple[DenoisingPolicy, 
     return policy, dropout
 
 
-def first_number(pattern: str, finding: Finding) -> float:
+def first_number(pattern: str, finding: CheckResult) -> float:
     found = re.search(pattern, finding.measured)
     assert found, finding
     return float(found[1])
@@ -257,7 +257,7 @@ JUDGES = (constant, broken, raising, absent, partial, OfTask("painter"), short)
 
 
 @pytest.fixture(scope="module")
-def judges() -> list[Finding]:
+def judges() -> list[CheckResult]:
     """What is found of each, in one examination."""
     rewards: dict[str, Any] = {f"judge-{n}": reward for n, reward in enumerate(JUDGES)}
     found = findings_of(policy_of(), **rewards)
@@ -276,7 +276,7 @@ def judges() -> list[Finding]:
         (short, False, "reward 'judge-6': expected 4 values, one per sample in order, got 1", "change what"),
     ],
 )
-def test_rewards(reward: Callable[..., Any], ok: bool, measured: str, cure: str, judges: list[Finding]) -> None:
+def test_rewards(reward: Callable[..., Any], ok: bool, measured: str, cure: str, judges: list[CheckResult]) -> None:
     finding = judges[JUDGES.index(reward)]
     assert finding.ok is ok
     assert finding.measured.startswith(measured)
@@ -320,9 +320,9 @@ def test_what_cannot_be_examined_is_an_error() -> None:
 
 def test_table() -> None:
     findings = [
-        Finding("one", True, "[4 of 4] samples"),
-        Finding("two", True, "0 of 2 groups", "a finer reward"),
-        Finding("three", False, "gap 1", "dropout off"),
+        CheckResult("one", True, "[4 of 4] samples"),
+        CheckResult("two", True, "0 of 2 groups", "a finer reward"),
+        CheckResult("three", False, "gap 1", "dropout off"),
     ]
     console = Console(width=120, file=io.StringIO())
     with console.capture() as capture:
@@ -344,8 +344,8 @@ def test_table_at_80_columns() -> None:
     )
     cure = "groups of equal reward teach nothing: see whether larger ones spread; else take a finer reward"
     findings = [
-        Finding("on-policy gap", True, measured),
-        Finding("reward a_long_name_of_a_reward", True, measured, cure),
+        CheckResult("on-policy gap", True, measured),
+        CheckResult("reward a_long_name_of_a_reward", True, measured, cure),
     ]
     console = Console(width=80, file=io.StringIO())
     with console.capture() as capture:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from mmgrpo.cli import app
 from mmgrpo.config.loading import shipped
 from mmgrpo.config.registry import REWARDS, resolve
-from mmgrpo.docgen.declared import declared
+from mmgrpo.docgen.reward_signatures import declared
 
 SMALL = ["steps=1", "warmup.steps=2", "rollout.group_size=2", "evaluation.samples_per_prompt=2"]
 

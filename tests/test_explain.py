@@ -11,7 +11,7 @@ from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation, formula_of
-from mmgrpo.explain.forwards import Forwards, forwards_per_sample
+from mmgrpo.explain.forward_counts import SampleForwards, forwards_per_sample
 from mmgrpo.maths.advantages import ADVANTAGES, gdpo_advantage
 from mmgrpo.maths.aggregates import AGGREGATES
 from mmgrpo.maths.ratios import BOUNDS
@@ -39,7 +39,7 @@ def changed(**sections: Mapping[str, Any]) -> RunConfig:
     return validated(DIGITS | {name: {**DIGITS.get(name, {}), **values} for name, values in sections.items()})
 
 
-def numbers(counted: Forwards, num_steps: int) -> list[float]:
+def numbers(counted: SampleForwards, num_steps: int) -> list[float]:
     assert counted.rollout is not None
     return [count.at(num_steps) for count in (counted.rollout, counted.values, counted.views, counted.update)]
 

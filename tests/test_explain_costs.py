@@ -13,7 +13,7 @@ from mmgrpo.rewards.images.pixels import Brightness
 from mmgrpo.config.binding import window_at
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import ConfigError
-from mmgrpo.explain.forwards import forwards_per_sample
+from mmgrpo.explain.forward_counts import forwards_per_sample
 from mmgrpo.training.trainer import Trainer
 from tests.test_explain import changed, numbers, rows
 from tests.tiny.pipelines import PIPELINES

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 from mmgrpo.cli import app
 from mmgrpo.config.loading import load_config, validated
-from mmgrpo.explain.machine import Machine, Operator, measured, optimizer_work, work_of
-from mmgrpo.explain.memory import block_sizes, gathered_bytes, held_by
-from mmgrpo.explain.metering import ran
-from mmgrpo.explain.scale import Engine, Planned, planned, scale_rows
+from mmgrpo.explain.memory_meter import ran
+from mmgrpo.explain.operator_times import MachineSpeed, Operator, measured, optimizer_work, work_of
+from mmgrpo.explain.process_scale import Planned, ShardingEngine, planned, scale_rows
+from mmgrpo.explain.resident_memory import block_sizes, gathered_bytes, held_by
 from mmgrpo.runs.parts import held
 from mmgrpo.runs.processes import Job
 from tests.test_sharding import on_two
@@ -74,7 +74,7 @@ def test_bytes_of_what_is_prepared_count_and_its_operators_do_not() -> None:
 
 
 def test_seconds_of_operators_by_hand() -> None:
-    machine = Machine(tflops=1.0, memory_gb_s=1000.0, launch_us=2.0)
+    machine = MachineSpeed(tflops=1.0, memory_gb_s=1000.0, launch_us=2.0)
     # of arithmetic 4 us against 1 us; of bytes 3 us; less than a launch
     work = Counter({Operator(4_000_000, 1_000_000): 1, Operator(0, 3_000_000): 2, Operator(10, 10): 5})
     assert machine.seconds(work) == pytest.approx((4 + 2 * 3 + 5 * 2) * 1e-6)
@@ -147,19 +147,23 @@ def test_what_stays_is_what_each_of_two_processes_holds_in_parts(tmp_path: Path)
     config = load_config("quickstart/arithmetic-text")
     for lora, (trained, frozen) in zip(LORAS, found, strict=True):
         run = validated({**config.model_dump(), "policy": {"name": "language", **settings_with(lora)}})
-        said = planned(run, num_processes=2).memory(Engine.FSDP2).held
+        said = planned(run, num_processes=2).memory(ShardingEngine.FSDP2).held
         assert (said.trained, said.frozen) == (trained, frozen)
 
 
 def test_a_plan_is_told() -> None:
     config = load_config("quickstart/arithmetic-text")
     alone, two, plan = (planned(config, num_processes=num, prompt_tokens=8) for num in (1, 2, 3))
-    said = dict(scale_rows(plan, Machine(), Engine.FSDP2))
+    said = dict(scale_rows(plan, MachineSpeed(), ShardingEngine.FSDP2))
     assert said["processes"] == "3, the model in parts (FSDP2): predicted, not measured"
     assert "GiB at the most on each: trained" in said["memory"]
-    assert alone.seconds(Machine(), Engine.FSDP2).gathers == alone.seconds(Machine(), Engine.FSDP2).sums == 0
-    assert two.seconds(Machine(), Engine.FSDP2).gathers == pytest.approx(
-        2 * two.seconds(Machine(link_gb_s=100.0), Engine.FSDP2).gathers
+    assert (
+        alone.seconds(MachineSpeed(), ShardingEngine.FSDP2).gathers
+        == alone.seconds(MachineSpeed(), ShardingEngine.FSDP2).sums
+        == 0
+    )
+    assert two.seconds(MachineSpeed(), ShardingEngine.FSDP2).gathers == pytest.approx(
+        2 * two.seconds(MachineSpeed(link_gb_s=100.0), ShardingEngine.FSDP2).gathers
     )
 
 
@@ -169,14 +173,14 @@ def test_engines_hold_and_gather_what_they_say(lora: dict[str, Any] | None) -> N
     named = {"name": "language", **settings_with(lora)}
     runtime = {**config.runtime.model_dump(), "gather_for_rollout": True}
     plan = planned(validated({**config.model_dump(), "policy": named, "runtime": runtime}), num_processes=2)
-    memory = {engine: plan.memory(engine) for engine in Engine}
-    seconds = {engine: plan.seconds(Machine(), engine) for engine in Engine}
-    fsdp2, zero2, zero3 = Engine.FSDP2, Engine.ZERO2, Engine.ZERO3
+    memory = {engine: plan.memory(engine) for engine in ShardingEngine}
+    seconds = {engine: plan.seconds(MachineSpeed(), engine) for engine in ShardingEngine}
+    fsdp2, zero2, zero3 = ShardingEngine.FSDP2, ShardingEngine.ZERO2, ShardingEngine.ZERO3
     assert memory[zero3] == memory[fsdp2]
     assert seconds[zero3] == seconds[fsdp2]
     if lora:  # ZeRO-2 leaves whole what carries an adapter
-        assert memory[zero2] == memory[Engine.GPUS]
-        assert seconds[zero2] == seconds[Engine.GPUS]
+        assert memory[zero2] == memory[ShardingEngine.GPUS]
+        assert seconds[zero2] == seconds[ShardingEngine.GPUS]
         return
     blocks = sum(block_sizes(plan.outline.sharded))
     assert memory[zero2].held == memory[fsdp2].held
@@ -218,7 +222,7 @@ def test_passes_are_counted_once_for_a_model_and_its_settings(tmp_path: Path, mo
     again = plan_of()
     assert len(lines) == num_lines
     assert again.passes == first.passes
-    assert again.seconds(Machine()) == first.seconds(Machine())
+    assert again.seconds(MachineSpeed()) == first.seconds(MachineSpeed())
     assert plan_of(max_new_tokens=5).passes != first.passes
     assert len(lines) == 2 * num_lines
     values = json.loads((model / "config.json").read_text())

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from mmgrpo.cli import app
-from mmgrpo.cli.commanded import policy_of
+from mmgrpo.cli.run_inputs import policy_of
 from mmgrpo.config.loading import load_config, validated
-from mmgrpo.report.card import code, licence_of
+from mmgrpo.report.model_card import code, licence_of
 from mmgrpo.runs.best import best_checkpoint
 from mmgrpo.system import hub
 from mmgrpo.training.build import build_policy

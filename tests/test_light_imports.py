@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmgrpo.cli.commanded import say_importing
-from mmgrpo.cli.launching import launch
+from mmgrpo.cli.launch import launch
+from mmgrpo.cli.run_inputs import say_importing
 from mmgrpo.config.registry import POLICIES, resolve
-from mmgrpo.docgen.declared import summary_line
+from mmgrpo.docgen.reward_signatures import summary_line
 
 CODE = """
 import sys

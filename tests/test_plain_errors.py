@@ -14,7 +14,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from mmgrpo.cli import app
-from mmgrpo.cli.exporting import _write_whole
+from mmgrpo.cli.export import _write_whole
 from mmgrpo.config import RunConfig
 from mmgrpo.config.binding import build_objective
 from mmgrpo.config.loading import load_config, validated
@@ -26,7 +26,7 @@ from mmgrpo.system.console import EncodableStream, PlainConsole
 from mmgrpo.system.files import full_disk
 from mmgrpo.training.arguments import with_policy_name
 from mmgrpo.training.build import build_policy
-from mmgrpo.trials.running import Carrying, failure_reason
+from mmgrpo.trials.run_trials import ComparisonRunner, failure_reason
 
 DIGITS = "quickstart/digits-image"
 
@@ -126,7 +126,7 @@ def test_a_comparison_shows_the_reason_of_a_failure_once(tmp_path: Path) -> None
     for trial in trials[:2]:
         trial.log.write_bytes(b"loading ...\nerror: policy.model: there is no /models/\xb1x\nin all\n")
     trials[2].log.write_text("Traceback\n  File x\nValueError: no\n", encoding="utf-8")
-    carrying = Carrying(num_jobs=1, say=lambda line: None)
+    carrying = ComparisonRunner(num_jobs=1, say=lambda line: None)
     lines = [carrying._failure(trial) for trial in trials]  # pyright: ignore[reportArgumentType]
     assert lines == [
         f"failed: policy.model: there is no /models/\ufffdx (log: {trials[0].log})",
@@ -137,7 +137,7 @@ def test_a_comparison_shows_the_reason_of_a_failure_once(tmp_path: Path) -> None
 
 
 def test_a_policy_without_an_export_is_told_what_to_add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmgrpo.cli.exporting.policy_of", lambda settings, checkpoint: UnbuildablePolicy())
+    monkeypatch.setattr("mmgrpo.cli.export.policy_of", lambda settings, checkpoint: UnbuildablePolicy())
     with pytest.raises(ConfigError, match=r"has no method export\(directory, dtype=\.\.\.\).*its policy/ is what"):
         _write_whole(RunConfig(), tmp_path, tmp_path, None)
 

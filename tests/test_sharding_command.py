@@ -17,8 +17,8 @@ from diffusers import SD3Transformer2DModel
 from typer.testing import CliRunner
 
 from mmgrpo.cli import app
-from mmgrpo.cli.exporting import Wanted, export_run
-from mmgrpo.cli.launching import launch
+from mmgrpo.cli.export import ExportRequest, export_run
+from mmgrpo.cli.launch import launch
 from mmgrpo.config.loading import LAUNCHES
 from mmgrpo.errors import ConfigError, MissingPackageError
 from mmgrpo.runs.checkpoint import list_checkpoints
@@ -52,7 +52,7 @@ def test_what_the_command_cannot_start_is_said(tmp_path: Path, monkeypatch: pyte
 
 
 def test_deepspeed_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmgrpo.cli.launching.is_installed", lambda package: False)
+    monkeypatch.setattr("mmgrpo.cli.launch.is_installed", lambda package: False)
     with pytest.raises(MissingPackageError, match=r"--accelerate zero3 needs .*--extra deepspeed"):
         launch("zero3", [], processes=None)
 
@@ -115,7 +115,7 @@ def test_the_command_starts_its_processes(engine: str, name: str, tmp_path: Path
     assert said["command"].startswith("mmgrpo train ")
     assert said["command"].endswith(f" --accelerate {tmp_path / 'mine.yaml'} --processes 2")
     stored = read_shards(folder / "checkpoints" / "step-000001" / "policy" / "transformer")
-    exported = export_run(str(folder), Wanted(to=tmp_path / "exported"))
+    exported = export_run(str(folder), ExportRequest(to=tmp_path / "exported"))
     loaded = SD3Transformer2DModel.from_pretrained(exported / "transformer").state_dict()
     assert loaded.keys() == stored.keys()
     assert all(torch.equal(loaded[key], stored[key].whole()) for key in loaded)

@@ -55,7 +55,7 @@ def test_settings_read_without_a_policy_are_those_of_the_policy(policy: str) -> 
 
 
 SETTLED = """
-from mmgrpo.cli.commanded import settings_of
+from mmgrpo.cli.run_inputs import settings_of
 settings_of("quickstart/arithmetic-text", None)
 from huggingface_hub.utils import are_progress_bars_disabled
 from transformers.utils.logging import is_progress_bar_enabled

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mmgrpo.system.lazy import exports
 
 if TYPE_CHECKING:
-    from mmgrpo.cli.commands import app
+    from mmgrpo.cli.command_line import app
 
 __all__ = ["app"]
 
@@ -16,4 +16,4 @@ __all__ = ["app"]
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-__getattr__ = exports(__name__, {"app": "mmgrpo.cli.commands"})
+__getattr__ = exports(__name__, {"app": "mmgrpo.cli.command_line"})

@@ -9,7 +9,7 @@ import typer
 from rich.padding import Padding
 from rich.table import Table
 
-from mmgrpo.cli.plain import console, plain_errors
+from mmgrpo.cli.plain_errors import console, plain_errors
 from mmgrpo.errors import MmgrpoError
 from mmgrpo.system.console import page, styled
 
@@ -21,7 +21,7 @@ def recipes(
 ) -> None:
     """Lists the configurations that come to be run, with what each wants."""
     with plain_errors():
-        from mmgrpo.cli.starting import recipes as notes
+        from mmgrpo.cli.init import recipes as notes
 
         for name, note in notes(named).items():
             console.print(styled(name, "bold"))
@@ -64,7 +64,7 @@ def methods(
     kind: Annotated[str | None, typer.Option(help="those of a kind; with --papers of a group")] = None,
 ) -> None:
     """Lists the published methods that come as YAML by kind, or the papers, or shows the values and sources of one."""
-    from mmgrpo.cli.published import method_lines, method_text, paper_lines
+    from mmgrpo.cli.method_lists import method_lines, method_text, paper_lines
 
     with plain_errors():
         if name is not None or paper is not None:
@@ -76,7 +76,7 @@ def methods(
 
 def _list_names(kind: str) -> None:
     from mmgrpo.config.registry import names, resolve
-    from mmgrpo.docgen.declared import summary_line
+    from mmgrpo.docgen.reward_signatures import summary_line
 
     table = Table("name", "what it is", "where", box=None, header_style="bold")
     for name, target in sorted(names(kind).items()):

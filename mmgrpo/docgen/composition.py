@@ -17,7 +17,7 @@ from mmgrpo.config import (
 )
 from mmgrpo.config.numbers import named_in
 from mmgrpo.explain.explanation import formula_of
-from mmgrpo.explain.method import shown_value
+from mmgrpo.explain.method_settings import shown_value
 from mmgrpo.maths.advantages import SCALES
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.losses import TERMS

@@ -17,7 +17,7 @@ from mmgrpo.config.registry import suggestion
 from mmgrpo.config.sections import at, has
 from mmgrpo.docgen.composition import composition, formulas
 from mmgrpo.errors import ConfigError, UnknownNameError
-from mmgrpo.explain.method import shown_value
+from mmgrpo.explain.method_settings import shown_value
 
 PREAMBLE = """# Methods
 

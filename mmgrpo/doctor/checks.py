@@ -35,7 +35,7 @@ NOISE_SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """What one check found.
 
     Attributes:
@@ -52,7 +52,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class CheckedPolicy:
     """A policy under examination, with a rollout of its own, in whole groups of two.
 
     Attributes:
@@ -81,7 +81,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class ProbeUpdate:
     """One pass of an objective over the whole rollout.
 
     Attributes:
@@ -100,14 +100,14 @@ class Update:
         return math.sqrt(sum(norm**2 for norm in self.norms if norm is not None))
 
 
-def first_update(subject: Subject) -> Update:
+def first_update(subject: CheckedPolicy) -> ProbeUpdate:
     """The run's own first update, with advantages +1 and -1 in turn; no weight changes."""
     advantage_B = torch.ones(len(subject.rollout.samples))
     advantage_B[1::2] = -1
     return _update(subject, subject.objective, advantage_B)
 
 
-def on_policy_gap(subject: Subject, update: Update) -> Finding:
+def on_policy_gap(subject: CheckedPolicy, update: ProbeUpdate) -> CheckResult:
     """Whether log-probabilities computed now are those stored at the rollout."""
     gap = float(update.gradient.diagnostics.log_ratio_abs_max)
     bound = subject.clip_bound
@@ -115,14 +115,14 @@ def on_policy_gap(subject: Subject, update: Update) -> Finding:
         "no clip bound" if bound is None else f"smallest clip bound {bound:g}"
     )
     if gap <= subject.limit:
-        return Finding("on-policy gap", True, said)
+        return CheckResult("on-policy gap", True, said)
     cure = "the same weights score a sample differently now: switch off dropout and caches, or compute in float32"
     if bound is not None and math.isfinite(gap):
         cure += f"; or raise the clip bounds to {gap / GAP_SHARE:.1g} or more"
-    return Finding("on-policy gap", False, said, cure)
+    return CheckResult("on-policy gap", False, said, cure)
 
 
-def batch_invariance(subject: Subject) -> Finding:
+def batch_invariance(subject: CheckedPolicy) -> CheckResult:
     """Whether a row scores the same alone as among others."""
     rollout = subject.rollout
     if rollout.num_unbatched:
@@ -130,31 +130,31 @@ def batch_invariance(subject: Subject) -> Finding:
             f"{rollout.num_unbatched} of {len(rollout.samples)} rows depend on what shares their batch, and run alone"
         )
         cure = "nothing, but for time; set the rollout's and the update's batch size to 1 to say so"
-        return Finding("batch invariance", True, said, cure)
+        return CheckResult("batch invariance", True, said, cure)
     together_BT = _values(subject.policy, rollout, range(len(rollout.samples)))
     alone_BT = sum(_values(subject.policy, rollout, [row]) for row in range(len(rollout.samples)))
     gap = _largest(together_BT - alone_BT, rollout)
     said = f"rows alone against together: log-prob {gap:.1e}, allowed {subject.limit:.1e}"
     if gap <= subject.limit:
-        return Finding("batch invariance", True, said)
+        return CheckResult("batch invariance", True, said)
     cure = (
         "a sample's log-prob depends on the batch it is computed in: switch off dropout and batch norms, compute in "
         "float32, or set the rollout's and the update's batch size to 1"
     )
-    return Finding("batch invariance", False, said, cure)
+    return CheckResult("batch invariance", False, said, cure)
 
 
-def same_seed_replay(first: Rollout, again: Rollout) -> Finding:
+def same_seed_replay(first: Rollout, again: Rollout) -> CheckResult:
     """Whether the same seed and weights draw the same samples."""
     differing = sum(not _same(a, b) for a, b in zip(first.samples, again.samples, strict=True))
     said = f"{len(first.samples) - differing} of {len(first.samples)} samples identical"
     if not differing:
-        return Finding("same-seed replay", True, said)
+        return CheckResult("same-seed replay", True, said)
     cure = "something draws outside the policy's seeds: switch off dropout and non-deterministic kernels"
-    return Finding("same-seed replay", False, said, cure)
+    return CheckResult("same-seed replay", False, said, cure)
 
 
-def reference_is_untrained(subject: Subject) -> Finding:
+def reference_is_untrained(subject: CheckedPolicy) -> CheckResult:
     """Whether the reference scores as the policy does; a full fine-tune fixes its reference at the weights of now."""
     rollout, rows = subject.rollout, range(len(subject.rollout.samples))
     now_BT = _values(subject.policy, rollout, rows)
@@ -163,12 +163,12 @@ def reference_is_untrained(subject: Subject) -> Finding:
     gap = _largest(now_BT - reference_BT, rollout)
     said = f"log-prob of policy against reference {gap:.1e}, allowed {subject.limit:.1e}"
     if gap <= subject.limit:
-        return Finding("reference", True, said)
+        return CheckResult("reference", True, said)
     cure = "of no harm if the policy is trained already; an untrained one needs adapters that start at zero (lora.init)"
-    return Finding("reference", False, said, cure)
+    return CheckResult("reference", False, said, cure)
 
 
-def kl_gradient(subject: Subject) -> Finding:
+def kl_gradient(subject: CheckedPolicy) -> CheckResult:
     """Whether the KL term alone pulls moved weights back."""
     objective = replace(_probe(subject.objective), kl_beta=subject.objective.kl_beta)
     with _moved(subject.policy.trainable):
@@ -177,12 +177,12 @@ def kl_gradient(subject: Subject) -> Finding:
     kl = known.total / max(known.count, 1)
     said = f"norm {update.norm:.1e} at a KL of {kl:.1e}, weights moved by {NOISE:.0e} of their size"
     if update.norm > 0 and math.isfinite(update.norm):
-        return Finding("KL gradient", True, said)
+        return CheckResult("KL gradient", True, said)
     cure = "the penalty would do nothing: choose another objective.divergence, or train in float32"
-    return Finding("KL gradient", False, said, cure)
+    return CheckResult("KL gradient", False, said, cure)
 
 
-def gradient_reach(subject: Subject, update: Update) -> Finding:
+def gradient_reach(subject: CheckedPolicy, update: ProbeUpdate) -> CheckResult:
     """Whether gradients are finite and reach every trained tensor."""
     objective = replace(_probe(subject.objective), kl_beta=0.0)
     advantage_B = torch.ones(len(subject.rollout.samples))
@@ -196,26 +196,28 @@ def gradient_reach(subject: Subject, update: Update) -> Finding:
         f"{unreached} of {len(moved.norms)} trained tensors without gradient ({share:.0%})"
     )
     if not (math.isfinite(update.norm) and math.isfinite(moved.norm)):
-        return Finding("gradient", False, said, "gradients are not finite: compute in bfloat16 or float32, not float16")
+        return CheckResult(
+            "gradient", False, said, "gradients are not finite: compute in bfloat16 or float32, not float16"
+        )
     if update.norm == 0:
-        return Finding("gradient", False, said, "nothing would be learnt: check the window and what is trainable")
+        return CheckResult("gradient", False, said, "nothing would be learnt: check the window and what is trainable")
     if share > UNREACHED:
-        return Finding("gradient", True, said, "train only what the trained decisions use, or widen the window")
-    return Finding("gradient", True, said)
+        return CheckResult("gradient", True, said, "train only what the trained decisions use, or widen the window")
+    return CheckResult("gradient", True, said)
 
 
-def kept_drift(subject: Subject) -> Finding:
+def kept_drift(subject: CheckedPolicy) -> CheckResult:
     """Whether the rollout keeps what normalised ratios need; the drift is 0 where the weights have not moved."""
     try:
         with torch.no_grad():
             parts = [part.values[DRIFT] for part in subject.policy.evaluate(subject.rollout, values=[DRIFT])]
     except ConfigError as error:
         cure = "this policy keeps no Gaussian means: set objective.normalise_ratio to false"
-        return Finding("drift", False, str(error), cure)
+        return CheckResult("drift", False, str(error), cure)
     drift = float(torch.stack([part.abs().amax() for part in parts]).amax())
     said = f"kept; {drift:.1e} at the weights that sampled"
     cure = "" if drift <= subject.limit else "the stored means are not those of now: see the on-policy gap"
-    return Finding("drift", drift <= subject.limit, said, cure)
+    return CheckResult("drift", drift <= subject.limit, said, cure)
 
 
 @contextmanager
@@ -253,7 +255,7 @@ def _probe(objective: Objective) -> Objective:
     )
 
 
-def _update(subject: Subject, objective: Objective, advantage_B: Tensor) -> Update:
+def _update(subject: CheckedPolicy, objective: Objective, advantage_B: Tensor) -> ProbeUpdate:
     """One pass with gradients; those that the parameters had before are put back."""
     # aged: the values are computed, so that a gap is seen at every ratio level
     rollout, parameters = subject.rollout.aged(), subject.policy.trainable
@@ -275,7 +277,7 @@ def _update(subject: Subject, objective: Objective, advantage_B: Tensor) -> Upda
     finally:
         for parameter, grad in zip(parameters, before, strict=True):
             parameter.grad = grad
-    return Update(gradient, norms, time.perf_counter() - clock)
+    return ProbeUpdate(gradient, norms, time.perf_counter() - clock)
 
 
 @torch.no_grad()

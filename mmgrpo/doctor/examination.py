@@ -14,9 +14,9 @@ from rich.text import Text
 from mmgrpo.config import RunConfig
 from mmgrpo.config.binding import build_objective, window_at
 from mmgrpo.doctor.checks import (
-    Finding,
-    Subject,
-    Update,
+    CheckedPolicy,
+    CheckResult,
+    ProbeUpdate,
     batch_invariance,
     first_update,
     gradient_reach,
@@ -57,7 +57,7 @@ def examine(
     prompts: Sequence[Prompt | str],
     *,
     device: torch.device | str | None = None,
-) -> list[Finding]:
+) -> list[CheckResult]:
     """Checks what a run relies on; whatever is wrong becomes a finding, and the policy's weights stay as they were.
 
     Args:
@@ -87,7 +87,7 @@ def examine(
         check = "on-policy gap" if isinstance(error, ReplayError) else "rollout"
         return [_refused(check, error), *_rewards(judges, _plain_samples(policy, asked), raw=raw)]
     views = _views(config, policy, rollout, where)
-    subject = Subject(config=config, policy=policy, objective=objective, rollout=rollout, views=views)
+    subject = CheckedPolicy(config=config, policy=policy, objective=objective, rollout=rollout, views=views)
     drawn = [*_choices(policy), _window(subject), same_seed_replay(rollout, again)]
     trained = _updates(subject, rollout_s, where) if bool(rollout.mask_BT.any()) else []
     trained += [_guarded("critic", lambda: _critic(config, rollout, where))] if trained and config.critic else []
@@ -101,15 +101,15 @@ def _views(config: RunConfig, policy: Policy, rollout: Rollout, device: torch.de
     return Sights(views, policy, rollout, reward_B=ones_B, scored_B=ones_B.bool(), seed=config.seed)
 
 
-def _critic(config: RunConfig, rollout: Rollout, device: torch.device | None) -> Finding:
+def _critic(config: RunConfig, rollout: Rollout, device: torch.device | None) -> CheckResult:
     """What the run's critic expects before it has learnt anything."""
     critic = build_critic(config, device or "cpu")
     value_M = seen_by(critic, rollout).values[VALUE][rollout.mask_BT]
     said = f"expects {float(value_M.amin()):.3g} to {float(value_M.amax()):.3g} of {len(value_M)} decisions"
-    return Finding("critic", bool(value_M.isfinite().all()), said)
+    return CheckResult("critic", bool(value_M.isfinite().all()), said)
 
 
-def render(findings: Sequence[Finding]) -> Table:
+def render(findings: Sequence[CheckResult]) -> Table:
     """The findings as a table that 80 columns hold: what was measured, and the cure, if any, on lines of its own."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
@@ -158,32 +158,32 @@ def _plain_samples(policy: Policy, prompts: Sequence[Prompt]) -> Sequence[Sample
         return ()
 
 
-def _choices(policy: Policy) -> list[Finding]:
+def _choices(policy: Policy) -> list[CheckResult]:
     """What the policy decided where its settings leave it open."""
     chosen = policy.resolved_settings if isinstance(policy, SupportsResolvedSettings) else ()
-    return [Finding("choices", True, "; ".join(chosen))] if chosen else []
+    return [CheckResult("choices", True, "; ".join(chosen))] if chosen else []
 
 
-def _window(subject: Subject) -> Finding:
+def _window(subject: CheckedPolicy) -> CheckResult:
     """Whether what is trained on is the window, and which the next ones are."""
     mask_BT = subject.rollout.mask_BT
     trained = tuple(mask_BT.any(0).nonzero().flatten().tolist())
     if subject.config.rollout.decisions == "read":
-        return Finding("levels", True, f"each sample read at {len(trained)} levels of noise, all trained on")
+        return CheckResult("levels", True, f"each sample read at {len(trained)} levels of noise, all trained on")
     said = f"{len(trained)} of {mask_BT.shape[1]} decisions of a sample trained on"
     if not trained:
-        return Finding("window", False, said, "no decision is random: raise the sampler's strength above 0")
+        return CheckResult("window", False, said, "no decision is random: raise the sampler's strength above 0")
     windows = [window_at(subject.config, subject.policy, step) for step in range(NUM_WINDOWS)]
     chosen = [window for window in windows if window is not None]
     if chosen:
         said += f"; of the first steps {' '.join(map(_listed, chosen))}"
     if chosen and trained != chosen[0]:
         cure = f"only {_listed(trained)} of the window is random: keep it off the other steps, or change the sampler"
-        return Finding("window", False, said, cure)
-    return Finding("window", True, said)
+        return CheckResult("window", False, said, cure)
+    return CheckResult("window", True, said)
 
 
-def _updates(subject: Subject, rollout_s: float, device: torch.device | None) -> list[Finding]:
+def _updates(subject: CheckedPolicy, rollout_s: float, device: torch.device | None) -> list[CheckResult]:
     """What is measured by scoring the rollout again, with and without gradients."""
     rollout_gib = _take_peak(device)
     try:
@@ -193,7 +193,7 @@ def _updates(subject: Subject, rollout_s: float, device: torch.device | None) ->
     cost = _cost(subject, rollout_s, update)
     if rollout_gib is not None:
         cost += f"; peak memory {rollout_gib:.1f} GiB in the rollout, {_take_peak(device):.1f} GiB in the update"
-    checks: dict[str, Callable[[], Finding]] = {
+    checks: dict[str, Callable[[], CheckResult]] = {
         "on-policy gap": lambda: on_policy_gap(subject, update),
         "batch invariance": lambda: batch_invariance(subject),
         "gradient": lambda: gradient_reach(subject, update),
@@ -203,10 +203,10 @@ def _updates(subject: Subject, rollout_s: float, device: torch.device | None) ->
         checks["KL gradient"] = lambda: kl_gradient(subject)
     if DRIFT in subject.objective.values:
         checks["drift"] = lambda: kept_drift(subject)
-    return [*(_guarded(name, check) for name, check in checks.items()), Finding("cost", True, cost)]
+    return [*(_guarded(name, check) for name, check in checks.items()), CheckResult("cost", True, cost)]
 
 
-def _cost(subject: Subject, rollout_s: float, update: Update) -> str:
+def _cost(subject: CheckedPolicy, rollout_s: float, update: ProbeUpdate) -> str:
     B, config = len(subject.rollout.samples), subject.config
     num_samples = config.rollout.prompts_per_step * config.rollout.group_size
     step_s = num_samples / B * (rollout_s + config.update.epochs * update.seconds)
@@ -216,7 +216,7 @@ def _cost(subject: Subject, rollout_s: float, update: Update) -> str:
     )
 
 
-def _rewards(rewards: Sequence[NamedReward], samples: Sequence[Sample], *, raw: bool) -> list[Finding]:
+def _rewards(rewards: Sequence[NamedReward], samples: Sequence[Sample], *, raw: bool) -> list[CheckResult]:
     if not samples:
         return []
     return [
@@ -224,7 +224,7 @@ def _rewards(rewards: Sequence[NamedReward], samples: Sequence[Sample], *, raw: 
     ]
 
 
-def _reward(reward: NamedReward, samples: Sequence[Sample], *, raw: bool) -> Finding:
+def _reward(reward: NamedReward, samples: Sequence[Sample], *, raw: bool) -> CheckResult:
     """What a reward says of a few samples, and whether it tells members of a group apart.
 
     Of a raw model, whose warm-up is yet to come, it need not.
@@ -238,11 +238,13 @@ def _reward(reward: NamedReward, samples: Sequence[Sample], *, raw: bool) -> Fin
     said = f"failed on {num_failed} of {B} samples, None on {B - num_valid - num_failed}"
     if num_failed:
         cure = "it raised, or gave NaN or infinity: mend it, or return None for samples that it does not apply to"
-        return Finding(check, False, said, cure)
+        return CheckResult(check, False, said, cure)
     if not num_valid and isinstance(reward.function, Told):
-        return Finding(check, True, f"goes by what task '{reward.function.task}' makes of the samples: see there")
+        return CheckResult(check, True, f"goes by what task '{reward.function.task}' makes of the samples: see there")
     if not num_valid:
-        return Finding(check, True, said, "it judged nothing: check its columns, unless it is meant for other prompts")
+        return CheckResult(
+            check, True, said, "it judged nothing: check its columns, unless it is meant for other prompts"
+        )
     high_P, low_P = (extreme(value_PG, valid_PG) for extreme in (_highest, _lowest))
     num_spread = int((high_P > low_P).sum())
     said = (
@@ -250,11 +252,11 @@ def _reward(reward: NamedReward, samples: Sequence[Sample], *, raw: bool) -> Fin
         f"{said}; {seconds / B:.1g} s a sample"
     )
     if num_spread or reward.weight == 0:
-        return Finding(check, True, said)
+        return CheckResult(check, True, said)
     if raw:
-        return Finding(check, True, f"{said}; the warm-up is yet to come")
+        return CheckResult(check, True, f"{said}; the warm-up is yet to come")
     cure = "groups of equal reward teach nothing: see whether larger ones spread; else take a finer reward"
-    return Finding(check, True, said, cure)
+    return CheckResult(check, True, said, cure)
 
 
 def _highest(value_PG: torch.Tensor, valid_PG: torch.Tensor) -> torch.Tensor:
@@ -265,14 +267,14 @@ def _lowest(value_PG: torch.Tensor, valid_PG: torch.Tensor) -> torch.Tensor:
     return value_PG.where(valid_PG, torch.inf).amin(1)
 
 
-def _guarded(check: str, find: Callable[[], Finding]) -> Finding:
+def _guarded(check: str, find: Callable[[], CheckResult]) -> CheckResult:
     try:
         return find()
     except (MmgrpoError, torch.OutOfMemoryError) as error:
         return _refused(check, error)
 
 
-def _refused(check: str, error: Exception) -> Finding:
+def _refused(check: str, error: Exception) -> CheckResult:
     """An error made on purpose, or the lack of memory, as what was found."""
     remedies = {
         ReplayError: "a step must depend on its latents alone: switch off what the message names",
@@ -282,7 +284,7 @@ def _refused(check: str, error: Exception) -> Finding:
     cure = next(
         (remedy for kind, remedy in remedies.items() if isinstance(error, kind)), "change what the message names"
     )
-    return Finding(check, False, f"{error}", cure)
+    return CheckResult(check, False, f"{error}", cure)
 
 
 def _take_peak(device: torch.device | None) -> float | None:

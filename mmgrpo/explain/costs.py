@@ -8,17 +8,17 @@ from typing import Any
 from mmgrpo.config import RunConfig
 from mmgrpo.config.numbers import named_in
 from mmgrpo.explain.formulas import numbers_text, summary, with_defaults
-from mmgrpo.explain.forwards import Count, Forwards, forwards_per_sample
-from mmgrpo.explain.rounds import MAX_ROUNDS, Played, played
+from mmgrpo.explain.forward_counts import SampleForwards, StepForwards, forwards_per_sample
+from mmgrpo.explain.simulated_rounds import MAX_ROUNDS, SimulatedRounds, played
 from mmgrpo.maths.second_chances import PLANNERS
 
 
-def cases_of(config: RunConfig) -> list[Played]:
+def cases_of(config: RunConfig) -> list[SimulatedRounds]:
     """A step as the run's planner may play it; none where every step is the same."""
     return [] if config.rollout.planner.name == "fixed" else played(config)
 
 
-def planner_rows(config: RunConfig, cases: Sequence[Played]) -> Iterator[tuple[str, str]]:
+def planner_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Iterator[tuple[str, str]]:
     """What is drawn, read and trained on at a step, where that is not the same at every one."""
     if not cases:
         return
@@ -38,7 +38,7 @@ def planner_rows(config: RunConfig, cases: Sequence[Played]) -> Iterator[tuple[s
         yield "", f"it was asked {MAX_ROUNDS} times and no further: see that it asks for nothing some time"
 
 
-def drawn_in_all(config: RunConfig, cases: Sequence[Played]) -> str:
+def drawn_in_all(config: RunConfig, cases: Sequence[SimulatedRounds]) -> str:
     """The samples that a run draws; the least and the most where rewards decide."""
     if not cases:
         return f"{config.steps * config.rollout.prompts_per_step * config.rollout.group_size:,}"
@@ -46,7 +46,7 @@ def drawn_in_all(config: RunConfig, cases: Sequence[Played]) -> str:
 
 
 def cost_rows(
-    config: RunConfig, settings: Mapping[str, Any] | None, cases: Sequence[Played]
+    config: RunConfig, settings: Mapping[str, Any] | None, cases: Sequence[SimulatedRounds]
 ) -> Iterator[tuple[str, str]]:
     """What a sample costs in forwards, of a policy whose samples take a known number of decisions, and a step of it."""
     of_tokens = config.policy is None and config.method is not None and config.method.applies_to == "tokens"
@@ -63,7 +63,7 @@ def cost_rows(
     counted = forwards_per_sample(config, num_steps, num_levels)
     views = " and ".join(counted.view_names)
     parts = {"rollout": counted.rollout, "values": counted.values, views: counted.views}
-    parts = {name: count for name, count in parts.items() if count != Count(0, 0)} | {"update": counted.update}
+    parts = {name: count for name, count in parts.items() if count != StepForwards(0, 0)} | {"update": counted.update}
     text = ", ".join(f"{name} {_count(count, num_steps)}" for name, count in parts.items())
     if num_steps is not None and counted.rollout is not None:
         text += f"; in all {_count(counted.rollout + _trained(counted), num_steps)}"
@@ -95,25 +95,25 @@ def _num_levels(settings: Mapping[str, Any] | None) -> int | None:
     return None if settings is None else settings.get("reading", {}).get("num_levels")
 
 
-def _trained(counted: Forwards) -> Count:
+def _trained(counted: SampleForwards) -> StepForwards:
     return counted.values + counted.views + counted.update
 
 
-def _drawing(case: Played, counted: Forwards, num_steps: int, num_levels: int | None) -> float:
+def _drawing(case: SimulatedRounds, counted: SampleForwards, num_steps: int, num_levels: int | None) -> float:
     """Forwards that a step's samples take, each drawn with the steps of its own request, or read at each level."""
     assert counted.rollout is not None
     drawn = sum(num * counted.rollout.at(num_steps_of(one.settings, "call") or num_steps) for one, num in case.drawn)
     return drawn + case.num_read * (num_levels or 0)
 
 
-def _training(case: Played, counted: Forwards, num_steps: int, num_levels: int | None) -> float:
+def _training(case: SimulatedRounds, counted: SampleForwards, num_steps: int, num_levels: int | None) -> float:
     """Forwards of the passes over what is trained on; one over a sample that was read takes one a level."""
     of_drawn = _trained(counted).at(num_steps)
     passes = of_drawn / counted.update.at(num_steps) if of_drawn else 0.0
     return case.trained_drawn * of_drawn + case.trained_read * (num_levels or 0) * passes
 
 
-def _count(count: Count | None, num_steps: int | None) -> str:
+def _count(count: StepForwards | None, num_steps: int | None) -> str:
     if count is None:
         return "fewer than N"
     if num_steps is not None:

@@ -18,16 +18,16 @@ from mmgrpo.config.numbers import bound, named_in
 from mmgrpo.config.registry import is_scheduled, names, policy_class, settings_type
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
-from mmgrpo.explain.auxiliary import auxiliary_rows
+from mmgrpo.explain.auxiliary_losses import auxiliary_rows
 from mmgrpo.explain.costs import cases_of, cost_rows, drawn_in_all, num_steps_of, planner_rows
-from mmgrpo.explain.course import course_rows, moving_reference_rows, prompt_rows, task_rows
 from mmgrpo.explain.formulas import formula_of, with_defaults
 from mmgrpo.explain.formulas import numbers_text as _numbers
 from mmgrpo.explain.formulas import summary as _summary
 from mmgrpo.explain.lines import WIDTH, told
-from mmgrpo.explain.method import method_rows, recipe_rows, reward_rows
-from mmgrpo.explain.rounds import Played
-from mmgrpo.explain.views import view_rows
+from mmgrpo.explain.method_settings import method_rows, recipe_rows, reward_rows
+from mmgrpo.explain.run_course import course_rows, moving_reference_rows, prompt_rows, task_rows
+from mmgrpo.explain.simulated_rounds import SimulatedRounds
+from mmgrpo.explain.view_passes import view_rows
 from mmgrpo.maths import objectives
 from mmgrpo.maths.advantages import SCALES, clamp_advantage
 from mmgrpo.maths.aggregates import AGGREGATES
@@ -266,7 +266,7 @@ def _divergence_line(name: str) -> str:
     return f"{name}: {_summary(known[name])}" if name in known else name
 
 
-def _geometry(config: RunConfig, cases: Sequence[Played]) -> Iterator[tuple[str, str]]:
+def _geometry(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Iterator[tuple[str, str]]:
     P, G, update = config.rollout.prompts_per_step, config.rollout.group_size, config.update
     num_updates = update.epochs * update.minibatches
     sizes = sorted({P // update.minibatches * G, -(-P // update.minibatches) * G})

@@ -4,7 +4,7 @@ The page needs no network, no server and no other file: pictures travel in it as
 the run folder lacks is said to be "not recorded"; whatever is left out for size is counted.
 """
 
-from mmgrpo.report.comparing import write_comparison
 from mmgrpo.report.page import write_report
+from mmgrpo.report.run_comparison import write_comparison
 
 __all__ = ["write_comparison", "write_report"]

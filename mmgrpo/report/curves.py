@@ -8,15 +8,15 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from mmgrpo.report.numbers import number
-from mmgrpo.report.reading import Log, by_step, is_finite, is_number
+from mmgrpo.report.logs import Log, by_step, is_finite, is_number
+from mmgrpo.report.number_format import number
 from mmgrpo.report.ticks import enclosing_ticks, tick_labels, whole_ticks
 
 MAX_POINTS = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class MetricCurve:
     """One line of a chart.
 
     Attributes:
@@ -42,7 +42,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stroke:
+class PlottedCurve:
     """A curve in the plot's coordinates: both axes run from 0 to 100, y downwards.
 
     Attributes:
@@ -81,8 +81,8 @@ class Chart:
     note: str
     remark: str
     summary: str
-    curves: tuple[Curve, ...]
-    strokes: tuple[Stroke, ...]
+    curves: tuple[MetricCurve, ...]
+    strokes: tuple[PlottedCurve, ...]
     is_named: bool
     x_ticks: tuple[tuple[float, str], ...]
     y_ticks: tuple[tuple[float, str], ...]
@@ -98,13 +98,13 @@ class Chart:
 
 def read_curve(
     log: Log, key: str, label: str, *, spread: str | None = None, pick: Callable[[list[float]], float] = fmean
-) -> Curve:
+) -> MetricCurve:
     """The curve of a logged number, one point per step; ``pick`` says what stands for a step's updates."""
     value_by_step = by_step(log, key, pick)
     points = tuple(value_by_step.items())
     kept = _thinned([y for _, y in points])
     spread_by_step = by_step(log, spread, fmean) if spread else {}
-    return Curve(
+    return MetricCurve(
         label=label,
         points=tuple(points[index] for index in kept),
         spread=tuple(spread_by_step.get(points[index][0], 0.0) for index in kept) if spread_by_step else None,
@@ -120,7 +120,7 @@ def _of_verdicts(mean: float, spread: float) -> bool:
 
 
 def draw_chart(
-    title: str, curves: Sequence[Curve], *, note: str = "", within: Sequence[float] = (), axis: str = "step"
+    title: str, curves: Sequence[MetricCurve], *, note: str = "", within: Sequence[float] = (), axis: str = "step"
 ) -> Chart | None:
     """The chart of the curves that have points; None if none has.
 
@@ -167,7 +167,7 @@ def draw_chart(
     )
 
 
-def span(curve: Curve) -> tuple[float, float]:
+def span(curve: MetricCurve) -> tuple[float, float]:
     """Lowest and highest value, the band included."""
     return min(low for low, _ in curve.band), max(high for _, high in curve.band)
 
@@ -188,7 +188,7 @@ def _scale(at_0: float, at_100: float) -> Callable[[float], float]:
     return lambda value: round(100 * (value - at_0) / (at_100 - at_0), 2) + 0.0
 
 
-def _stroke(curve: Curve, series: int, x: Callable[[float], float], y: Callable[[float], float]) -> Stroke:
+def _stroke(curve: MetricCurve, series: int, x: Callable[[float], float], y: Callable[[float], float]) -> PlottedCurve:
     band = None
     if curve.spread:
         above = [f"{x(step)} {y(high)}" for (step, _), (_, high) in zip(curve.points, curve.band, strict=True)]
@@ -196,10 +196,10 @@ def _stroke(curve: Curve, series: int, x: Callable[[float], float], y: Callable[
         band = "M" + "L".join(above + below[::-1]) + "Z"
     at = [f"{x(step)} {y(value)}" for step, value in curve.points]
     dots = "".join(f"M{point}h0" for point in at) if len(at) <= 20 else None
-    return Stroke(label=curve.label, series=series, line="M" + "L".join(at), band=band, dots=dots)
+    return PlottedCurve(label=curve.label, series=series, line="M" + "L".join(at), band=band, dots=dots)
 
 
-def _in_words(curve: Curve, axis: str) -> str:
+def _in_words(curve: MetricCurve, axis: str) -> str:
     values = [value for _, value in curve.points]
     return (
         f"{curve.label}: {number(values[0])} at {axis} {curve.points[0][0]:g}, {number(values[-1])} at {axis} "

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mmgrpo.report.reading import finite_numbers
+from mmgrpo.report.logs import finite_numbers
 
 MAX_SIDE = 64  # cells
 

@@ -6,8 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.errors import DataError
-from mmgrpo.report.about import environment, facts, parse_note, parse_tasks
-from mmgrpo.report.charts import (
+from mmgrpo.report.chart_sections import drawn_once
+from mmgrpo.report.image_grids import pictures_of
+from mmgrpo.report.logs import by_step, by_tasks, mean_or_none, parse_mapping, read_log
+from mmgrpo.report.number_format import clip
+from mmgrpo.report.page_templates import write_page
+from mmgrpo.report.phase_times import phases
+from mmgrpo.report.run_charts import (
     completion_charts,
     evaluation_charts,
     headlines,
@@ -18,15 +23,10 @@ from mmgrpo.report.charts import (
     total_rewards,
     unrecorded_titles,
 )
-from mmgrpo.report.numbers import clip
-from mmgrpo.report.phases import phases
-from mmgrpo.report.pictures import pictures_of
-from mmgrpo.report.reading import by_step, by_tasks, mean_or_none, parse_mapping, read_log
-from mmgrpo.report.rendering import write_page
 from mmgrpo.report.run_files import RunFiles
+from mmgrpo.report.run_info import environment, facts, parse_note, parse_tasks
 from mmgrpo.report.sample_sets import read_sample_sets
-from mmgrpo.report.sections import drawn_once
-from mmgrpo.report.texts import MEDIA_BYTES, texts_of
+from mmgrpo.report.text_samples import MEDIA_BYTES, texts_of
 
 ALARM = ("step", "kind", "measured", "cure")
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.report.choosing import evenly
-from mmgrpo.report.notes import Note, Timeline, note_of, timeline_of
-from mmgrpo.report.reading import Log, is_finite, is_step, mean_or_none, read_log
+from mmgrpo.report.logs import Log, is_finite, is_step, mean_or_none, read_log
+from mmgrpo.report.reward_notes import RewardNote, Timeline, note_of, timeline_of
 from mmgrpo.report.run_files import RunFiles
+from mmgrpo.report.sample_selection import evenly
 
 MAX_ALBUMS = 500
 """Steps whose samples are read; of more, evenly spaced ones."""
@@ -55,7 +55,7 @@ class SampleRecord:
     sound: Path | None = None
 
     @property
-    def notes(self) -> dict[str, Note]:
+    def notes(self) -> dict[str, RewardNote]:
         """Reward -> what it said in words."""
         return {name: note_of(said, self.reference) for name, said in self.explanations.items()}
 
@@ -76,7 +76,7 @@ class SampleSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class RewardChange:
     """A reward before and after; None where it was not given."""
 
     name: str
@@ -116,7 +116,7 @@ def shared_requests(ends: Sequence[SampleSet]) -> list[int]:
     return [index for index in range(num_lines) if _same(*asked[0][index], *asked[1][index])]
 
 
-def reward_changes(ends: Sequence[SampleSet], requests: Sequence[int]) -> tuple[Change, ...]:
+def reward_changes(ends: Sequence[SampleSet], requests: Sequence[int]) -> tuple[RewardChange, ...]:
     """Mean reward of the requests at the first step and the last, reward by reward."""
     names = dict.fromkeys(
         name for sample_set in ends for index in requests for name in sample_set.records[index].rewards
@@ -128,10 +128,10 @@ def reward_changes(ends: Sequence[SampleSet], requests: Sequence[int]) -> tuple[
         ]
         for name in names
     }
-    return tuple(Change(name=name, before=mean[0], after=mean[-1]) for name, mean in means.items())
+    return tuple(RewardChange(name=name, before=mean[0], after=mean[-1]) for name, mean in means.items())
 
 
-def common_changes(ends: Sequence[SampleSet], requests: Sequence[int]) -> tuple[Change, ...]:
+def common_changes(ends: Sequence[SampleSet], requests: Sequence[int]) -> tuple[RewardChange, ...]:
     """The rewards that gave all of the requests one and the same value, at the first step and at the last.
 
     So does whatever judges the samples as a whole. None where there are fewer than two requests.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mmgrpo.report.numbers import MINUS, power_of_ten
+from mmgrpo.report.number_format import MINUS, power_of_ten
 
 
 def enclosing_ticks(low: float, high: float) -> list[float]:

@@ -19,7 +19,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.report.usage import FOLDER, Base, exported_in, usage
+from mmgrpo.report.usage_code import FOLDER, BaseModelSource, exported_in, usage
 from tests.breadth import assembly
 from tests.breadth.denoising import read_page
 from tests.breadth.trial import prompts_and_call
@@ -37,7 +37,7 @@ def names(*, called: bool = False) -> list[str]:
 
 def stock_with_adapters(name: str, folder: Path) -> Any:
     """The stock pipeline of a class after the code of the card for a folder, its base built in place of read."""
-    code = usage(exported_in(folder), Base(model=name))
+    code = usage(exported_in(folder), BaseModelSource(model=name))
     variables: dict[str, Any] = {}
     with mock.patch.object(diffusers.DiffusionPipeline, "from_pretrained", return_value=assembly.build(name)):
         exec(code.replace(FOLDER, repr(str(folder))), variables)

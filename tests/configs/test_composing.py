@@ -17,7 +17,7 @@ from mmgrpo.config.composing import CHAINS
 from mmgrpo.config.loading import dump_config, find_config, load_config, read_layers, shipped
 from mmgrpo.config.sections import at
 from mmgrpo.errors import ConfigError
-from mmgrpo.explain.method import method_rows
+from mmgrpo.explain.method_settings import method_rows
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample
 from tests.policies.tiny_language import policy_of, prompts_of

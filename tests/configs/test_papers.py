@@ -11,7 +11,7 @@ import pytest
 from mmgrpo.config.binding import build_objective
 from mmgrpo.config.loading import dump_config, find_config, load_config, read_layers, shipped
 from mmgrpo.config.sections import has
-from mmgrpo.explain.method import recipe_rows
+from mmgrpo.explain.method_settings import recipe_rows
 from mmgrpo.scoring import score
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.training.build import build_rewards

@@ -15,7 +15,7 @@ from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import dump_config, find_config, load_config, read_layers, shipped, validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
-from mmgrpo.explain.method import method_rows
+from mmgrpo.explain.method_settings import method_rows
 from mmgrpo.runs.resuming import changed
 
 Write = Callable[[str, dict[str, Any]], Path]

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from mmgrpo.config import RunConfig
 from mmgrpo.errors import CheckpointError, ConfigError
-from mmgrpo.report.usage import FOLDER, Base, exported_in, usage
+from mmgrpo.report.usage_code import FOLDER, BaseModelSource, exported_in, usage
 from mmgrpo.training.arguments import with_policy
 from tests.policies.contract import move
 from tests.policies.tiny_policies import pipeline_of, policy_of, settings_of
@@ -62,7 +62,7 @@ def test_adapters_trained_on_the_file_load_as_their_card_says(folder: Path, tmp_
     policy = DenoisingPolicy.from_config({**settings(folder).model_dump(exclude_unset=True), **given})
     move(policy.trainable, scale=0.1)
     policy.save(tmp_path)
-    base = Base(model=policy.settings.model, single_file_config=policy.settings.single_file_config)
+    base = BaseModelSource(model=policy.settings.model, single_file_config=policy.settings.single_file_config)
     code = usage(exported_in(tmp_path), base)
     assert "StableDiffusionPipeline.from_single_file(" in code
     variables: dict[str, Any] = {}

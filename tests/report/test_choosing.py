@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmgrpo.report.choosing import evenly, in_turn, moved_most
+from mmgrpo.report.sample_selection import evenly, in_turn, moved_most
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from mmgrpo.report.drawings import Mark, marks_of
-from mmgrpo.report.notes import Note, Stretch, note_of, timeline_of
+from mmgrpo.report.image_marks import ImageMark, marks_of
+from mmgrpo.report.reward_notes import RewardNote, TimelineSpan, note_of, timeline_of
 from mmgrpo.runs.samples import write_samples
 from mmgrpo.types import Prompt, Sample, Scores
 from tests.report.folder import write_lines
@@ -83,9 +83,9 @@ def test_what_a_score_rests_on_in_words(tmp_path: Path) -> None:
         "majority": ["7", "8"], "reason": "<i>why</i>",
     }  # fmt: skip
     parts = "type 1, place 0.333, most say 7 or 8"
-    assert note_of(said, None) == Note(read="7", wanted="8", reason="<i>why</i>", parts=parts)
+    assert note_of(said, None) == RewardNote(read="7", wanted="8", reason="<i>why</i>", parts=parts)
     assert note_of(said, "8").wanted is None  # the row's own reference stands beside the request
-    assert note_of({"parts": 3, "reason": ["x"], "majority": []}, None) == Note()
+    assert note_of({"parts": 3, "reason": ["x"], "majority": []}, None) == RewardNote()
     assert note_of({"parts": {str(i): i for i in range(14)}}, None).parts == ", ".join(
         [*(f"{i} {i}" for i in range(12)), "and 2 more"]
     )
@@ -103,7 +103,7 @@ def test_spans_and_moments_lie_on_a_line(tmp_path: Path) -> None:
     assert line is not None
     # from 2 to 8: 4 is a third of the way, 6 two thirds, 7 five sixths
     assert line.stretches == (
-        Stretch(role="stated", left=33.33, width=66.67), Stretch(role="reference", left=0, width=66.67),
+        TimelineSpan(role="stated", left=33.33, width=66.67), TimelineSpan(role="reference", left=0, width=66.67),
     )  # fmt: skip
     assert (line.start, line.end, line.moments) == ("2", "8", ((0, 25), (83.33, 100)))
     assert line.label == "stated 4 to 8; reference 2 to 6; overlap 0.25 at 2; overlap 1.00 at 7"
@@ -132,7 +132,7 @@ def test_masks_are_outlined(tmp_path: Path) -> None:
 def test_marks() -> None:
     point = {"points": [{"point": [500, 250], "role": "stated"}], "space": {"name": "norm1000"}}
     assert marks_of({"x": point}, None, "after") == [
-        Mark(kind="after", left=49, top=24, width=2, height=2, label="point")
+        ImageMark(kind="after", left=49, top=24, width=2, height=2, label="point")
     ]
     assert marks_of({"x": boxed([0, 0, 1, 1])}, None, "after") == []  # original pixels of a picture of unknown size
     for strange in ({"boxes": 7}, {"boxes": [{"box": ["a", 0, 1, 1]}]}, {"boxes": [3], "points": [None], "pairs": [4]}):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mmgrpo.report.methods import MethodRuns, write_methods
-from mmgrpo.report.seeds import Difference, Spread, difference, over_seeds
+from mmgrpo.report.method_comparison import MethodRuns, write_methods
+from mmgrpo.report.seed_stats import Difference, SeedMean, difference, over_seeds
 from tests.report.browser import BROWSERS, browser, layouts
 from tests.report.folder import write_lines
 from tests.report.page import Page
@@ -129,7 +129,7 @@ def test_curves_stand_where_their_seeds_do_on_average() -> None:
     found = over_seeds([{1: 1.0, 2: 2.0}, {1: 3.0, 2: 2.0, 3: 9.0}], "m", [{1: 10.0, 2: 20.0}, {1: 14.0, 2: 26.0}])
     assert found.points == ((12.0, 2.0), (23.0, 2.0))
     assert found.spread == pytest.approx((2**0.5, 0.0))
-    assert Spread.of([]) is None
+    assert SeedMean.of([]) is None
 
 
 @pytest.mark.skipif(browser() is None, reason=f"none of {', '.join(BROWSERS)}")

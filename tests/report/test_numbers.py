@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmgrpo.report.numbers import duration, number, within
+from mmgrpo.report.number_format import duration, number, within
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from mmgrpo.cli import app
-from mmgrpo.report.media import load_picture
+from mmgrpo.report.embedded_media import load_picture
 from mmgrpo.report.run_files import MAX_LINE, RunFiles
 from tests.report.folder import STEPS, sample, write_lines
 from tests.report.page import Page, decoded

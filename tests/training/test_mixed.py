@@ -19,7 +19,7 @@ from mmgrpo import Trainer
 from mmgrpo.config.loading import dump_config, load_config, validated
 from mmgrpo.config.parts import tasks_of
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.report.about import parse_tasks
+from mmgrpo.report.run_info import parse_tasks
 from mmgrpo.runs.checkpoint import Place, list_checkpoints
 from mmgrpo.training.mixed import MixedTrainer
 from mmgrpo.types import Prompt, Sample

@@ -16,7 +16,7 @@ from mmgrpo.policies.diffusion import DenoisingPolicy
 import mmgrpo
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config
-from mmgrpo.explain.forwards import forwards_per_sample
+from mmgrpo.explain.forward_counts import forwards_per_sample
 from mmgrpo.memory import Memory
 from mmgrpo.scoring import named_rewards
 from mmgrpo.training.credit import Batch

@@ -17,8 +17,8 @@ from mmgrpo.config.binding import build_planner
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.doctor.examination import examine
 from mmgrpo.errors import ConfigError
-from mmgrpo.explain.forwards import forwards_per_sample
-from mmgrpo.explain.views import view_rows
+from mmgrpo.explain.forward_counts import forwards_per_sample
+from mmgrpo.explain.view_passes import view_rows
 from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy
 from mmgrpo.runs.processes import Job

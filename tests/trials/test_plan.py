@@ -8,7 +8,7 @@ import pytest
 
 from mmgrpo.config.loading import dump_config, load_config
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.trials.plan import Comparison, plan_comparison, write_configurations
+from mmgrpo.trials.trial_plan import Comparison, plan_comparison, write_configurations
 
 TEXT, IMAGE = "quickstart/arithmetic-text", "quickstart/digits-image"
 

@@ -18,8 +18,8 @@ from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.runs.folder import has_ended, status_of
 from mmgrpo.training.build import build_policy, build_rewards
 from mmgrpo.training.trainer import Trainer
-from mmgrpo.trials.plan import plan_comparison, write_configurations
-from mmgrpo.trials.running import Carrying
+from mmgrpo.trials.run_trials import ComparisonRunner
+from mmgrpo.trials.trial_plan import plan_comparison, write_configurations
 
 TEXT = "quickstart/arithmetic-text"
 SHORT = ("steps=2", "warmup.steps=3", "evaluation.every=2", "rollout.prompts_per_step=4", "rollout.group_size=4")
@@ -71,7 +71,7 @@ def test_a_run_that_fails_is_said_and_the_others_go_on(tmp_path: Path) -> None:
     found = plan_comparison(["grpo", str(broken)], TEXT, num_seeds=1, overrides=SHORT, root=tmp_path / "c")
     write_configurations(found)
     said: list[str] = []
-    failed = Carrying(num_jobs=2, say=said.append).carry_out(found)
+    failed = ComparisonRunner(num_jobs=2, say=said.append).carry_out(found)
     assert [trial.name for trial in failed] == ["broken-0"]
     assert has_ended(found.trials[0].folder)
     assert any("broken-0" in line and "failed; see" in line for line in said)

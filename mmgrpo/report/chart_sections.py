@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mmgrpo.report.curves import Chart, Curve
-from mmgrpo.report.numbers import number
+from mmgrpo.report.curves import Chart, MetricCurve
+from mmgrpo.report.number_format import number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class ChartSection:
     """The charts of a part of the page.
 
     Attributes:
@@ -24,9 +24,9 @@ class Section:
     repeated: tuple[tuple[str, str, str], ...] = ()
 
 
-def drawn_once(charts_of: Mapping[str, Sequence[Chart]]) -> dict[str, Section]:
+def drawn_once(charts_of: Mapping[str, Sequence[Chart]]) -> dict[str, ChartSection]:
     """The sections of a page, in its order, each without what an earlier one or itself shows already."""
-    drawn: list[tuple[Curve, str]] = []
+    drawn: list[tuple[MetricCurve, str]] = []
     found = {}
     for name, charts in charts_of.items():
         shown, constants, repeated = [], [], []
@@ -40,11 +40,11 @@ def drawn_once(charts_of: Mapping[str, Sequence[Chart]]) -> dict[str, Section]:
                 continue
             drawn += [(curve, chart.title) for curve in chart.curves]
             shown.append(chart)
-        found[name] = Section(charts=tuple(shown), constants=tuple(constants), repeated=tuple(repeated))
+        found[name] = ChartSection(charts=tuple(shown), constants=tuple(constants), repeated=tuple(repeated))
     return found
 
 
-def _is_same(curve: Curve, drawn: Curve) -> bool:
+def _is_same(curve: MetricCurve, drawn: MetricCurve) -> bool:
     """Whether a curve adds nothing to one that is drawn."""
     return curve.points == drawn.points and curve.spread in (None, drawn.spread)
 

@@ -17,7 +17,7 @@ RUNS, CONFIGURATIONS, LOGS = "runs", "configs", "logs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class ComparisonTrial:
     """A run of a comparison.
 
     Attributes:
@@ -69,12 +69,12 @@ class Comparison:
     on: str
     overrides: tuple[str, ...]
     methods: tuple[str, ...]
-    warmups: tuple[Trial, ...]
-    trials: tuple[Trial, ...]
+    warmups: tuple[ComparisonTrial, ...]
+    trials: tuple[ComparisonTrial, ...]
     root: Path
 
     @property
-    def runs(self) -> tuple[Trial, ...]:
+    def runs(self) -> tuple[ComparisonTrial, ...]:
         """All of them, in an order in which each finds what it needs: a seed of every method, then the next."""
         return (*self.warmups, *sorted(self.trials, key=lambda trial: trial.seed))
 
@@ -111,7 +111,7 @@ def plan_comparison(
     configs = {label: _over_task(on, source, overrides) for label, source in sources.items()}
     shares = base.warmup is not None and _trains_every_weight(base)
     warmups = [_trial("", seed, _warmup_alone(base), root) for seed in seeds] if shares else []
-    begins: list[Trial | None] = [*warmups] if warmups else [None] * num_seeds
+    begins: list[ComparisonTrial | None] = [*warmups] if warmups else [None] * num_seeds
     trials = [
         _trial(label, seed, config if warmup is None else _after(config, warmup), root)
         for label, config in configs.items()
@@ -179,13 +179,13 @@ def _warmup_alone(base: RunConfig) -> RunConfig:
     return base.model_copy(update={"steps": 0, "evaluation": None, "watchdog": None})
 
 
-def _after(config: RunConfig, warmup: Trial) -> RunConfig:
+def _after(config: RunConfig, warmup: ComparisonTrial) -> RunConfig:
     assert config.policy is not None
     policy = config.policy.model_copy(update={"adapter": str(warmup.folder)})
     return config.model_copy(update={"policy": policy, "warmup": None})
 
 
-def _trial(method: str, seed: int, config: RunConfig, root: Path) -> Trial:
-    trial = Trial(method=method, seed=seed, config=config, root=root)
+def _trial(method: str, seed: int, config: RunConfig, root: Path) -> ComparisonTrial:
+    trial = ComparisonTrial(method=method, seed=seed, config=config, root=root)
     own = {"seed": seed, "name": trial.name, "output": str(root / RUNS)}
-    return Trial(method=method, seed=seed, config=config.model_copy(update=own), root=root)
+    return ComparisonTrial(method=method, seed=seed, config=config.model_copy(update=own), root=root)

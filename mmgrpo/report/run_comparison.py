@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.errors import DataError
-from mmgrpo.report.about import environment, facts
-from mmgrpo.report.charts import Headline, headlines, measures
-from mmgrpo.report.choosing import in_turn
+from mmgrpo.report.chart_sections import drawn_once
 from mmgrpo.report.curves import Chart, draw_chart, read_curve, span
+from mmgrpo.report.image_grids import MEDIA_BYTES, CellBuilder
+from mmgrpo.report.logs import Log, parse_mapping, read_log
 from mmgrpo.report.movement import scales_of
-from mmgrpo.report.numbers import clip
-from mmgrpo.report.pictures import MEDIA_BYTES, CellBuilder
-from mmgrpo.report.reading import Log, parse_mapping, read_log
-from mmgrpo.report.rendering import write_page
+from mmgrpo.report.number_format import clip
+from mmgrpo.report.page_templates import write_page
+from mmgrpo.report.run_charts import Headline, headlines, measures
 from mmgrpo.report.run_files import RunFiles
+from mmgrpo.report.run_info import environment, facts
+from mmgrpo.report.sample_selection import in_turn
 from mmgrpo.report.sample_sets import SampleRecord, SampleSet, common_changes, read_sample_sets, shared_requests
-from mmgrpo.report.sections import drawn_once
-from mmgrpo.report.texts import verdicts_of
+from mmgrpo.report.text_samples import verdicts_of
 from mmgrpo.system.yamls import YamlError, parsed_yaml
 
 MAX_RUNS = 6
@@ -30,7 +30,7 @@ TRAINING = {"reward/mean": "Reward in training", "policy/kl_mean": "KL from the 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ComparedRun:
     """What is read of a run.
 
     Attributes:
@@ -86,10 +86,10 @@ def _labels(folders: Sequence[Path]) -> list[str]:
     return [str(folder) for folder in folders]
 
 
-def _read(folder: Path, label: str) -> Run:
+def _read(folder: Path, label: str) -> ComparedRun:
     files = RunFiles(folder)
     sample_sets = read_sample_sets(files)
-    return Run(
+    return ComparedRun(
         label=label,
         files=files,
         about=parse_mapping(files.text("run.json") or "") or {},
@@ -126,7 +126,7 @@ def _named(members: Sequence[Any]) -> dict[str, Any] | None:
     return dict(zip(names if len(set(names)) == len(names) else map(str, range(len(names))), members, strict=True))
 
 
-def _page(runs: Sequence[Run]) -> dict[str, Any]:
+def _page(runs: Sequence[ComparedRun]) -> dict[str, Any]:
     told = [dict(facts(run.about, run.metrics)) | dict(environment(run.about)) for run in runs]
     judged = [{item.name: item for item in headlines(run.evaluation)} for run in runs]
     requests = _shared(runs)
@@ -160,7 +160,7 @@ def _short(value: str | Headline | None) -> str | Headline | None:
     return clip(value, 300) if isinstance(value, str) else value
 
 
-def _charts(runs: Sequence[Run]) -> list[Chart]:
+def _charts(runs: Sequence[ComparedRun]) -> list[Chart]:
     """A chart of every measure, with a curve of each run that has it."""
     names = list(dict.fromkeys(name for run in runs for name in measures(run.evaluation)))
     asked = [("evaluation", f"eval/{name}/mean", name) for name in names]
@@ -174,7 +174,7 @@ def _charts(runs: Sequence[Run]) -> list[Chart]:
     return [chart for chart in charts if chart]
 
 
-def _shared(runs: Sequence[Run]) -> list[tuple[str, list[tuple[Any, Any]]]]:
+def _shared(runs: Sequence[ComparedRun]) -> list[tuple[str, list[tuple[Any, Any]]]]:
     """(prompt, the picture and the sample of each run) of a few requests that every run answered at its end."""
     sample_sets = [run.sample_set for run in runs if run.sample_set]
     if len(sample_sets) < len(runs):

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mmgrpo.config.tasks import TASK_NAME
-from mmgrpo.report.numbers import clip, duration
-from mmgrpo.report.reading import Log, is_finite
+from mmgrpo.report.logs import Log, is_finite
+from mmgrpo.report.number_format import clip, duration
 from mmgrpo.system.yamls import YamlError, parsed_yaml
 
 MAX_ROWS = 30

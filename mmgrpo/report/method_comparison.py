@@ -9,17 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.report.about import environment
-from mmgrpo.report.curves import Chart, Curve, draw_chart, span
-from mmgrpo.report.numbers import MINUS, duration, number, within
-from mmgrpo.report.reading import parse_mapping
-from mmgrpo.report.rendering import write_page
+from mmgrpo.report.curves import Chart, MetricCurve, draw_chart, span
+from mmgrpo.report.logs import parse_mapping
+from mmgrpo.report.number_format import MINUS, duration, number, within
+from mmgrpo.report.page_templates import write_page
 from mmgrpo.report.run_files import RunFiles
-from mmgrpo.report.seeds import (
+from mmgrpo.report.run_info import environment
+from mmgrpo.report.seed_stats import (
     DIVERSITY,
     Difference,
+    SeedMean,
     SeedRun,
-    Spread,
     at_the_end,
     difference,
     last,
@@ -49,7 +49,7 @@ class MethodRuns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class MethodSummary:
     """A method in the table.
 
     Attributes:
@@ -65,12 +65,12 @@ class Row:
 
     name: str
     runs: tuple[SeedRun | None, ...]
-    measured: Mapping[str, tuple[Spread | None, Spread | None]]
+    measured: Mapping[str, tuple[SeedMean | None, SeedMean | None]]
     against: Difference | None
-    reward: Spread | None
-    diversity: Spread | None
-    forwards: Spread | None
-    seconds: Spread | None
+    reward: SeedMean | None
+    diversity: SeedMean | None
+    forwards: SeedMean | None
+    seconds: SeedMean | None
 
 
 LEGEND = (
@@ -115,7 +115,7 @@ def write_methods(title: str, command: str, members: Sequence[MethodRuns], folde
     return write_page(folder / "comparison.html", "methods.html.jinja", values)
 
 
-def table_of(rows: Sequence[Row]) -> list[str]:
+def table_of(rows: Sequence[MethodSummary]) -> list[str]:
     """The lines of a table in Markdown: mean and deviation over the seeds, and the difference from the first row."""
     names = _measures(rows)
     heads = ["method", *names, f"{names[0] if names else 'reward'} against {rows[0].name}", "reward", "diversity"]
@@ -137,18 +137,20 @@ def against_text(found: Difference | None) -> str:
     return f"{said}{', beyond noise' if found.is_beyond_noise else ''}"
 
 
-def _rows(members: Sequence[MethodRuns]) -> list[Row]:
+def _rows(members: Sequence[MethodRuns]) -> list[MethodSummary]:
     found = [(one.name, tuple(read_run(RunFiles(path)) if path else None for path in one.folders)) for one in members]
     first = found[0][1]
     main = next((name for run in first if run for name in run.measured), None)
     return [_row(name, runs, first, main) for name, runs in found]
 
 
-def _row(name: str, runs: tuple[SeedRun | None, ...], first: tuple[SeedRun | None, ...], main: str | None) -> Row:
+def _row(
+    name: str, runs: tuple[SeedRun | None, ...], first: tuple[SeedRun | None, ...], main: str | None
+) -> MethodSummary:
     there = [run for run in runs if run]
     names = list(dict.fromkeys(measure for run in there for measure in run.measured))
     ends = [[_main(run, main) for run in of] for of in (runs, first)]
-    return Row(
+    return MethodSummary(
         name=name,
         runs=runs,
         measured={
@@ -177,7 +179,7 @@ def _first(values: Mapping[float, float]) -> float | None:
     return values[min(values)] if values else None
 
 
-def _measures(rows: Sequence[Row]) -> list[str]:
+def _measures(rows: Sequence[MethodSummary]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row.measured))
 
 
@@ -198,7 +200,7 @@ class Panel:
     at: Callable[[SeedRun], Mapping[float, float]] | None = None
 
 
-def _panels(rows: Sequence[Row]) -> list[Panel]:
+def _panels(rows: Sequence[MethodSummary]) -> list[Panel]:
     measured = [Panel(f"{name}, held out", partial(_measured, name=name)) for name in _measures(rows)]
     logged = {key for row in rows for run in row.runs if run for key in run.diversity}
     return [
@@ -223,7 +225,7 @@ def _thousands(run: SeedRun) -> dict[float, float]:
     return {step: count / 1000 for step, count in run.forwards.items()}
 
 
-def _multiples(panel: Panel, rows: Sequence[Row]) -> list[Chart]:
+def _multiples(panel: Panel, rows: Sequence[MethodSummary]) -> list[Chart]:
     """Each method beside the first, on one scale; the first alone where there is no other."""
     curves = {row.name: _curve(panel, row) for row in rows}
     drawn = [span(curve) for curve in curves.values() if curve.points]
@@ -234,14 +236,14 @@ def _multiples(panel: Panel, rows: Sequence[Row]) -> list[Chart]:
     return [chart for chart in charts if chart]
 
 
-def _curve(panel: Panel, row: Row) -> Curve:
+def _curve(panel: Panel, row: MethodSummary) -> MetricCurve:
     runs = [run for run in row.runs if run]
     return over_seeds(
         [panel.values(run) for run in runs], row.name, [panel.at(run) for run in runs] if panel.at else ()
     )
 
 
-def _bars(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _bars(rows: Sequence[MethodSummary]) -> list[dict[str, Any]]:
     """Each method's difference from the first as a bar with its interval, in percent of the widest."""
     found = [(row.name, row.against) for row in rows[1:] if row.against]
     widest = max((abs(one.mean) + (one.half or 0.0) for _, one in found), default=0.0) or 1.0
@@ -262,7 +264,7 @@ def _about(folder: Path) -> dict[str, Any]:
     return parse_mapping(RunFiles(folder).text("run.json") or "") or {}
 
 
-def _plain(row: Row) -> dict[str, Any]:
+def _plain(row: MethodSummary) -> dict[str, Any]:
     """A row for programs: of each number the values of the seeds in order."""
     names = row.measured
     return {
@@ -280,19 +282,19 @@ def _signed(value: float) -> str:
     return f"{value:+.3f}".replace("-", MINUS)
 
 
-def _said(found: Spread | None) -> str:
+def _said(found: SeedMean | None) -> str:
     if found is None:
         return ""
     return number(found.mean) if found.deviation is None else within(found.mean, found.deviation)
 
 
-def _moved(first: Spread | None, end: Spread | None) -> str:
+def _moved(first: SeedMean | None, end: SeedMean | None) -> str:
     return "" if first is None or end is None else f"{number(first.mean)} → {_said(end)}"
 
 
-def _many(found: Spread | None) -> str:
+def _many(found: SeedMean | None) -> str:
     return "" if found is None else f"{found.mean:,.0f}"
 
 
-def _took(found: Spread | None) -> str:
+def _took(found: SeedMean | None) -> str:
     return "" if found is None else duration(found.mean)

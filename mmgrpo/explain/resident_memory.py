@@ -14,7 +14,7 @@ STEP_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class ResidentMemory:
     """Bytes that stay on each process.
 
     Attributes:
@@ -50,7 +50,7 @@ def held_by(
     num_processes: int = 1,
     averages: bool = False,
     num_copies: int = 0,
-) -> Held:
+) -> ResidentMemory:
     """What each process holds; the largest part, where parts are not alike.
 
     Args:
@@ -72,7 +72,7 @@ def held_by(
     kept = _unique(one for module in copied for one in module.parameters())
     of_kept = sum(_part(one, parted, num_processes) for one in kept)
     of_kept += sum(map(_size, _unique(one for module in copied for one in module.buffers())))
-    return Held(
+    return ResidentMemory(
         trained=of_trained,
         frozen=sum(_part(one, parted, num_processes) for one in parameters if not one.requires_grad),
         buffers=sum(map(_size, _unique(one for module in modules for one in module.buffers()))),

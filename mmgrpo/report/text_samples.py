@@ -8,15 +8,22 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from mmgrpo.report.choosing import evenly, moved_most
-from mmgrpo.report.drawings import MAX_MARKS, Mark, marks_of
-from mmgrpo.report.media import Picture, load_picture
+from mmgrpo.report.embedded_media import EmbeddedImage, load_picture
+from mmgrpo.report.image_marks import MAX_MARKS, ImageMark, marks_of
 from mmgrpo.report.movement import movement_of, scales_of
-from mmgrpo.report.numbers import clip
+from mmgrpo.report.number_format import clip
 from mmgrpo.report.run_files import RunFiles
-from mmgrpo.report.sample_sets import Change, SampleRecord, SampleSet, common_changes, first_and_last, shared_requests
+from mmgrpo.report.sample_selection import evenly, moved_most
+from mmgrpo.report.sample_sets import (
+    RewardChange,
+    SampleRecord,
+    SampleSet,
+    common_changes,
+    first_and_last,
+    shared_requests,
+)
 
-Load = Callable[[Path], Picture | None]
+Load = Callable[[Path], EmbeddedImage | None]
 
 MAX_TEXTS = 20
 MAX_TRAINED_STEPS = 4
@@ -27,7 +34,7 @@ MEDIA_BYTES = 4_800_000  # base64 makes 6.4 MB of it; the page stays under 8 MB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class AnsweredRequest:
     """What was asked.
 
     Attributes:
@@ -41,19 +48,19 @@ class Request:
     """
 
     prompt: str
-    pictures: tuple[Picture | None, ...]
+    pictures: tuple[EmbeddedImage | None, ...]
     num_more: int
     num_videos: int
     reference: str | None
     alt: str
-    marks: tuple[Mark, ...]
+    marks: tuple[ImageMark, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRow:
     """One request's answers, one per step; None where a step has none."""
 
-    request: Request
+    request: AnsweredRequest
     answers: tuple[SampleRecord | None, ...]
 
 
@@ -70,7 +77,7 @@ class TrainedGroup:
     """
 
     step: int
-    request: Request
+    request: AnsweredRequest
     members: tuple[SampleRecord, ...]
     num_members: int
     is_dead: bool
@@ -82,7 +89,7 @@ class TrainedGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turned:
+class OutcomeChanges:
     """Of ``num`` requests, how many became right, became wrong, and were right or wrong at both steps."""
 
     num: int
@@ -110,16 +117,16 @@ class Texts:
 
     steps: tuple[int, ...]
     rows: tuple[TextRow, ...]
-    common: tuple[Change, ...]
+    common: tuple[RewardChange, ...]
     verdicts: frozenset[str]
-    turned: Mapping[str, Turned]
+    turned: Mapping[str, OutcomeChanges]
     num_requests: int
     num_movers: int
     groups: tuple[TrainedGroup, ...]
     num_kept_steps: int
 
     @property
-    def pictures(self) -> list[Picture]:
+    def pictures(self) -> list[EmbeddedImage]:
         """Every picture that is shown."""
         requests = [row.request for row in self.rows] + [group.request for group in self.groups]
         return [picture for request in requests for picture in request.pictures if picture]
@@ -196,12 +203,12 @@ def verdicts_of(records: Sequence[SampleRecord]) -> set[str]:
     return {name for name, values in given.items() if values == {0, 1}}
 
 
-def _turned(name: str, ends: Sequence[SampleSet], requests: Sequence[int]) -> Turned:
+def _turned(name: str, ends: Sequence[SampleSet], requests: Sequence[int]) -> OutcomeChanges:
     """How a verdict turned, over the requests that have it at every end."""
     pairs = [
         tuple(sample_set.records[index].rewards.get(name) for sample_set in (ends[0], ends[-1])) for index in requests
     ]
-    return Turned(
+    return OutcomeChanges(
         num=sum(None not in pair for pair in pairs),
         gained=pairs.count((0, 1)),
         lost=pairs.count((1, 0)),
@@ -238,14 +245,14 @@ def _trained_group(step: int, records: Sequence[SampleRecord], load: Load) -> Tr
     )
 
 
-def _request(records: Sequence[SampleRecord], load: Load, *, grouped: bool = False) -> Request:
+def _request(records: Sequence[SampleRecord], load: Load, *, grouped: bool = False) -> AnsweredRequest:
     """What was asked, with the marks of all answers; of those to one request over time the first is before."""
     record, shown = records[0], records[0].images[:MAX_IMAGES]
     kinds = ["after" if grouped or len(records) == 1 else "before", *["after"] * (len(records) - 1)]
     marks = [
         m for s, kind in zip(records, kinds, strict=True) for m in marks_of(s.explanations, record.image_size, kind)
     ]
-    return Request(
+    return AnsweredRequest(
         prompt=record.prompt,
         pictures=tuple(load(path) if path else None for path in shown),
         num_more=len(record.images) - len(shown),

@@ -12,12 +12,12 @@ from typing import Any
 
 import yaml
 
-from mmgrpo.report.about import facts
-from mmgrpo.report.charts import measures, total_rewards
-from mmgrpo.report.numbers import clip, number
-from mmgrpo.report.reading import Log, by_step, mean_or_none, parse_mapping, read_log
+from mmgrpo.report.logs import Log, by_step, mean_or_none, parse_mapping, read_log
+from mmgrpo.report.number_format import clip, number
+from mmgrpo.report.run_charts import measures, total_rewards
 from mmgrpo.report.run_files import RunFiles
-from mmgrpo.report.usage import Base, Exported, exported_in, usage
+from mmgrpo.report.run_info import facts
+from mmgrpo.report.usage_code import BaseModelSource, ExportedModel, exported_in, usage
 from mmgrpo.runs.exporting import is_hub_id
 from mmgrpo.system.console import shown
 from mmgrpo.system.targets import is_own
@@ -110,7 +110,7 @@ def _fenced(text: str, language: str = "") -> str:
     return f"{fence}{language}\n{plain}\n{fence}"
 
 
-def _metadata(exported: Exported, base: str | None, licence: Mapping[str, str]) -> dict[str, Any]:
+def _metadata(exported: ExportedModel, base: str | None, licence: Mapping[str, str]) -> dict[str, Any]:
     head: dict[str, Any] = {"library_name": exported.library, "tags": ["mmgrpo", "reinforcement-learning"]}
     if exported.is_adapter:
         head["tags"].append("lora")
@@ -119,13 +119,13 @@ def _metadata(exported: Exported, base: str | None, licence: Mapping[str, str]) 
     return head | dict(licence)
 
 
-def _what(exported: Exported) -> str:
+def _what(exported: ExportedModel) -> str:
     return "LoRA adapters" if exported.is_adapter else "All weights"
 
 
-def _base_of(policy: Mapping[str, Any]) -> Base:
+def _base_of(policy: Mapping[str, Any]) -> BaseModelSource:
     options = {key: value for key in ("revision", "variant") if (value := _text(policy.get(key)))}
-    return Base(
+    return BaseModelSource(
         model=_text(policy.get("model")),
         dtype=_text(policy.get("dtype")) or "float32",
         components={name: _text(dtype) for name, dtype in _mapping(policy.get("components")).items() if _is_name(name)},

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from mmgrpo.report.about import elapsed_s
-from mmgrpo.report.reading import Log, by_step
+from mmgrpo.report.logs import Log, by_step
+from mmgrpo.report.run_info import elapsed_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mmgrpo.report.choosing import evenly, in_turn, moved_most
-from mmgrpo.report.drawings import Mark, marks_of
-from mmgrpo.report.media import Picture, load_picture, with_sound
+from mmgrpo.report.embedded_media import EmbeddedImage, load_picture, with_sound
+from mmgrpo.report.image_marks import ImageMark, marks_of
 from mmgrpo.report.movement import movement_of, scales_of
-from mmgrpo.report.numbers import clip, number
+from mmgrpo.report.number_format import clip, number
 from mmgrpo.report.run_files import RunFiles
-from mmgrpo.report.sample_sets import Change, SampleSet, common_changes, first_and_last, reward_changes, shared_requests
+from mmgrpo.report.sample_selection import evenly, in_turn, moved_most
+from mmgrpo.report.sample_sets import (
+    RewardChange,
+    SampleSet,
+    common_changes,
+    first_and_last,
+    reward_changes,
+    shared_requests,
+)
 
 MAX_PER_GRID = 100
 MAX_VIDEOS_PER_GRID = 36
@@ -29,24 +36,24 @@ class Cell:
     """A picture in its place; ``bars`` holds how full each reward's bar is, or None where it does not apply."""
 
     request: int
-    picture: Picture | None
+    picture: EmbeddedImage | None
     alt: str
     bars: tuple[float | None, ...]
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[ImageMark, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PictureRow:
+class PromptImages:
     """One prompt's pictures, a strip per step, and its mean rewards; ``shown`` is what each request was shown."""
 
     prompt: str
     strips: tuple[tuple[Cell, ...], ...]
-    changes: tuple[Change, ...] = ()
+    changes: tuple[RewardChange, ...] = ()
     shown: tuple[Cell, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pictures:
+class ImageGrids:
     """The grids before and after, and a few requests over time.
 
     Attributes:
@@ -62,12 +69,12 @@ class Pictures:
     """
 
     steps: tuple[int, ...]
-    rows: tuple[PictureRow, ...]
+    rows: tuple[PromptImages, ...]
     strip_steps: tuple[int, ...]
     movement: Mapping[int, float]
-    strips: tuple[PictureRow, ...]
+    strips: tuple[PromptImages, ...]
     scales: Mapping[str, tuple[float, float]]
-    common: tuple[Change, ...]
+    common: tuple[RewardChange, ...]
     num_requests: int
     num_unmatched: int
 
@@ -114,7 +121,7 @@ class Pictures:
         return sum(rises), len(rises) - sum(rises)
 
 
-def pictures_of(files: RunFiles, sample_sets: Sequence[SampleSet]) -> Pictures | None:
+def pictures_of(files: RunFiles, sample_sets: Sequence[SampleSet]) -> ImageGrids | None:
     """What the page shows of the samples; None if none is a picture.
 
     A grid that cannot hold every request takes them from the prompts in turn, so that each prompt has its row.
@@ -139,10 +146,10 @@ def pictures_of(files: RunFiles, sample_sets: Sequence[SampleSet]) -> Pictures |
     in_grid, in_strip = len(ends) + have_sources, len(timeline) + have_sources
     num_cells = in_grid * sum(map(len, shown.values())) + len(strips) * in_strip
     builder = CellBuilder(files=files, share=MEDIA_BYTES // num_cells, scales=scales)
-    return Pictures(
+    return ImageGrids(
         steps=tuple(sample_set.step for sample_set in ends),
         rows=tuple(
-            PictureRow(
+            PromptImages(
                 prompt=prompt,
                 strips=tuple(tuple(builder.cell(sample_set, index) for index in grid) for sample_set in ends),
                 changes=tuple(c for c in reward_changes(ends, by_prompt[prompt]) if c.name not in said_once),
@@ -153,7 +160,7 @@ def pictures_of(files: RunFiles, sample_sets: Sequence[SampleSet]) -> Pictures |
         strip_steps=tuple(sample_set.step for sample_set in timeline),
         movement=movement,
         strips=tuple(
-            PictureRow(
+            PromptImages(
                 prompt=ends[0].records[index].prompt,
                 strips=(tuple(builder.cell(sample_set, index) for sample_set in timeline),),
                 changes=tuple(c for c in reward_changes(ends, [index]) if c.name not in said_once),

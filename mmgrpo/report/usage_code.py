@@ -28,7 +28,7 @@ SINGLE_FILE = ".safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
+class ExportedModel:
     """The model in a folder.
 
     Attributes:
@@ -53,7 +53,7 @@ class Exported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Base:
+class BaseModelSource:
     """The base model as the run's configuration names it.
 
     Attributes:
@@ -71,27 +71,29 @@ class Base:
     single_file_config: str | None = None
 
 
-def exported_in(folder: Path) -> Exported:
+def exported_in(folder: Path) -> ExportedModel:
     """The model that a folder holds, by the files that libraries look for."""
     processor = "AutoTokenizer" if any((folder / name).is_file() for name in TOKENIZER_FILES) else None
     processor = "AutoProcessor" if any((folder / name).is_file() for name in PROCESSOR_FILES) else processor
     if (folder / ADAPTERS[0]).is_file() or (folder / PEFT_CONFIG).is_file():
         mapping = _mapping((_json(folder / PEFT_CONFIG) or {}).get("auto_mapping"))
         kind = _name(mapping.get("base_model_class"))
-        return Exported(library="peft", is_adapter=True, model_class=kind, processor=processor)
+        return ExportedModel(library="peft", is_adapter=True, model_class=kind, processor=processor)
     if (folder / ADAPTERS[1]).is_file():
         loaders, kind = _header(folder / ADAPTERS[1])
-        return Exported(library="diffusers", is_adapter=True, model_class=kind, loaders=loaders)
+        return ExportedModel(library="diffusers", is_adapter=True, model_class=kind, loaders=loaders)
     index = _json(folder / "model_index.json")
     if index is not None:
         kind = _name(index.get("_class_name"))
         parts = {entry.name: dtype for entry in sorted(folder.iterdir()) if (dtype := _dtype_in(entry))}
-        return Exported(library="diffusers", is_adapter=False, model_class=kind, absent=absent_in(index), dtypes=parts)
+        return ExportedModel(
+            library="diffusers", is_adapter=False, model_class=kind, absent=absent_in(index), dtypes=parts
+        )
     config = _json(folder / "config.json") or {}
     architectures = config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else None
     dtype = config.get("dtype") or config.get("torch_dtype")
-    return Exported(
+    return ExportedModel(
         library="transformers",
         is_adapter=False,
         model_class=_name(first),
@@ -106,7 +108,7 @@ def absent_in(index: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name, kind in index.items() if kind == [None, None] and name.isidentifier())
 
 
-def usage(exported: Exported, base: Base) -> str:
+def usage(exported: ExportedModel, base: BaseModelSource) -> str:
     """The code: names of classes and, as literals, how the run names its base model."""
     if exported.library == "peft":
         return _peft_model(exported, base)
@@ -115,7 +117,7 @@ def usage(exported: Exported, base: Base) -> str:
     return _whole_model(exported)
 
 
-def _peft_model(exported: Exported, base: Base) -> str:
+def _peft_model(exported: ExportedModel, base: BaseModelSource) -> str:
     kind = auto_class(exported.model_class, exported.model_type)
     classes: list[str] = sorted({kind, *([exported.processor] if exported.processor else [])})
     load = f"base = {kind}.from_pretrained({_literal(base)}, {_arguments(base)}{_remote(exported)})"
@@ -130,7 +132,7 @@ def _peft_model(exported: Exported, base: Base) -> str:
     return "\n".join(lines + _processor(exported))
 
 
-def _pipeline_adapters(exported: Exported, base: Base) -> str:
+def _pipeline_adapters(exported: ExportedModel, base: BaseModelSource) -> str:
     by_peft = [name for name, loader in exported.loaders.items() if loader == "peft"]
     kind = exported.model_class if _is_single_file(base) and exported.model_class else "DiffusionPipeline"
     lines = ["import torch", f"from diffusers import {kind}"]
@@ -146,11 +148,11 @@ def _pipeline_adapters(exported: Exported, base: Base) -> str:
     return "\n".join(lines)
 
 
-def _is_single_file(base: Base) -> bool:
+def _is_single_file(base: BaseModelSource) -> bool:
     return base.model is not None and not is_own(base.model) and base.model.endswith(SINGLE_FILE)
 
 
-def _base_pipeline(base: Base, kind: str) -> list[str]:
+def _base_pipeline(base: BaseModelSource, kind: str) -> list[str]:
     """The lines that load the base, as the run loaded it."""
     if _is_single_file(base):
         left_out = "".join(f", {name}=None" for name, dtype in base.components.items() if dtype is None)
@@ -166,7 +168,7 @@ def _base_pipeline(base: Base, kind: str) -> list[str]:
     return [f"pipeline = DiffusionPipeline.from_pretrained({_literal(base)}, {_arguments(base)}{absent})"]
 
 
-def _whole_pipeline(exported: Exported) -> str:
+def _whole_pipeline(exported: ExportedModel) -> str:
     kind = exported.model_class or "DiffusionPipeline"
     absent = "".join(f", {name}=None" for name in exported.absent)
     dtypes = set(exported.dtypes.values()) or {"float32"}
@@ -179,7 +181,7 @@ def _whole_pipeline(exported: Exported) -> str:
     )
 
 
-def _whole_model(exported: Exported) -> str:
+def _whole_model(exported: ExportedModel) -> str:
     kind = auto_class(exported.model_class, exported.model_type)
     classes: list[str] = sorted({kind, *([exported.processor] if exported.processor else [])})
     dtype = exported.dtypes.get("", "float32")
@@ -192,7 +194,7 @@ def _whole_model(exported: Exported) -> str:
     return "\n".join(lines + _processor(exported))
 
 
-def _processor(exported: Exported) -> list[str]:
+def _processor(exported: ExportedModel) -> list[str]:
     if exported.processor is None:
         return []
     name = "processor" if exported.processor == "AutoProcessor" else "tokenizer"
@@ -227,16 +229,16 @@ def auto_class(model_class: str | None, model_type: str | None = None) -> str:
     return model_class if hasattr(transformers, model_class) else "AutoModel"
 
 
-def _remote(exported: Exported) -> str:
+def _remote(exported: ExportedModel) -> str:
     is_foreign = exported.model_class and auto_class(exported.model_class, exported.model_type) == "AutoModel"
     return ", trust_remote_code=True" if is_foreign and exported.model_class != "AutoModel" else ""
 
 
-def _literal(base: Base) -> str:
+def _literal(base: BaseModelSource) -> str:
     return repr(base.model if base.model and not is_own(base.model) else "BASE_MODEL")
 
 
-def _arguments(base: Base) -> str:
+def _arguments(base: BaseModelSource) -> str:
     default = base.dtype if base.dtype in DTYPES.values() else "float32"
     dtypes = {name: dtype for name, dtype in base.components.items() if dtype in DTYPES.values()}
     parts = {"default": default, **dtypes}.items()

@@ -25,7 +25,7 @@ MAX_REEXPORTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class RewardSignature:
     """The settings of a reward.
 
     Attributes:
@@ -46,7 +46,7 @@ def require_rewards(config: RunConfig) -> None:
         _require(reward.name, reward.numbers)
 
 
-def declared(target: str) -> Declared | None:
+def declared(target: str) -> RewardSignature | None:
     """The settings of a reward at "module:attribute"; None where its source leaves them open.
 
     Raises ConfigError if the module's source has no such name.
@@ -124,7 +124,7 @@ def _source_of(module: str) -> Path | None:
     return Path(origin) if origin and origin.endswith(".py") else None
 
 
-def _of_class(node: ast.ClassDef) -> Declared | None:
+def _of_class(node: ast.ClassDef) -> RewardSignature | None:
     decorators = {ast.unparse(one).partition("(")[0] for one in node.decorator_list}
     init = next((one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None)
     if init is not None:
@@ -135,15 +135,15 @@ def _of_class(node: ast.ClassDef) -> Declared | None:
         if any(isinstance(one.value, ast.Call) for one in fields):  # field(init=False) and the like
             return None
         takes = [ast.unparse(one.target) for one in fields]
-        return Declared(tuple(takes), tuple(ast.unparse(one.target) for one in fields if one.value is None))
-    return None if node.bases or decorators - {"final"} else Declared((), ())
+        return RewardSignature(tuple(takes), tuple(ast.unparse(one.target) for one in fields if one.value is None))
+    return None if node.bases or decorators - {"final"} else RewardSignature((), ())
 
 
-def _of_arguments(arguments: ast.arguments) -> Declared:
+def _of_arguments(arguments: ast.arguments) -> RewardSignature:
     by_place = [one.arg for one in (*arguments.posonlyargs, *arguments.args)][1:]
     needs = by_place[: max(0, len(by_place) - len(arguments.defaults))]
     by_name = list(zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
-    return Declared(
+    return RewardSignature(
         (*by_place, *(one.arg for one, _ in by_name)),
         (*needs, *(one.arg for one, default in by_name if default is None)),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmgrpo.cli.commanded import is_run, policy_of, say_importing, single_settings_of, weights_for
+from mmgrpo.cli.run_inputs import is_run, policy_of, say_importing, single_settings_of, weights_for
 from mmgrpo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ CARD, CONFIG = "README.md", "mmgrpo.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ExportRequest:
     """What of a run is exported, and where to.
 
     Attributes:
@@ -37,7 +37,7 @@ class Wanted:
     trust: bool = False
 
 
-def export_run(run: str, wanted: Wanted) -> Path:
+def export_run(run: str, wanted: ExportRequest) -> Path:
     """Writes the export, all of it or nothing.
 
     Adapters are copied from the checkpoint and nothing is loaded; a whole model is loaded, merged and written.
@@ -130,7 +130,7 @@ def _write_whole(settings: RunConfig, checkpoint: Path, directory: Path, dtype: 
 
 
 def _describe(run: Path, directory: Path, *, name: str, weights: str) -> None:
-    from mmgrpo.report.card import card_of
+    from mmgrpo.report.model_card import card_of
     from mmgrpo.runs.folder import CONFIG as RUN_CONFIG
 
     shutil.copyfile(run / RUN_CONFIG, directory / CONFIG)

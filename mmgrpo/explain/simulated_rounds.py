@@ -27,7 +27,7 @@ MAX_PLACES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class SimulatedRounds:
     """A step as a planner asked for it.
 
     Attributes:
@@ -55,7 +55,7 @@ class Played:
         return self.trained_drawn + self.trained_read
 
 
-def played(config: RunConfig) -> list[Played]:
+def played(config: RunConfig) -> list[SimulatedRounds]:
     """A step of the run's planner where all groups fail or get 0, where all succeed, where rewards differ, and where
     half of them are right.
 
@@ -90,7 +90,7 @@ def _rows(key: str, planner: Planner) -> tuple[ReplayRow, ...]:
     return tuple(ReplayRow(key=key, reward=float(place), advantage=0.0, step=0) for place in range(num))
 
 
-def _play(planner: Planner, setting: Setting, case: _Case) -> Played:
+def _play(planner: Planner, setting: Setting, case: _Case) -> SimulatedRounds:
     rounds: list[Round] = []
     while len(rounds) < MAX_ROUNDS and (requests := tuple(planner.ask(rounds, setting))):
         num_places = MAX_PLACES if planner.places is not None and case.best > 0 else 0
@@ -99,7 +99,7 @@ def _play(planner: Planner, setting: Setting, case: _Case) -> Played:
             break
     kept = planner.kept(rounds, setting) if planner.looks_back else [trained(one) for one in rounds]
     given = [torch.tensor([bool(one.requests[n].given) for n in one.request_B.tolist()]) for one in rounds]
-    return Played(
+    return SimulatedRounds(
         drawn=[(request, len(request.members)) for request in _requests(rounds) if not request.given],
         num_rounds=len(rounds),
         num_read=sum(len(request.members) for request in _requests(rounds) if request.given),

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from mmgrpo.report.curves import Chart, draw_chart, read_curve, span
-from mmgrpo.report.numbers import number
-from mmgrpo.report.reading import Log, by_step
+from mmgrpo.report.logs import Log, by_step
+from mmgrpo.report.number_format import number
 
 KNOWN = {
     "policy/loss": "Policy loss",

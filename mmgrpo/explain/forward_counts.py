@@ -14,7 +14,7 @@ from mmgrpo.config import Named, RunConfig
 from mmgrpo.config.binding import build_estimators, build_filters, build_objective, tree_of, window_at
 from mmgrpo.config.numbers import bound
 from mmgrpo.errors import ConfigError
-from mmgrpo.explain.views import still_views
+from mmgrpo.explain.view_passes import still_views
 from mmgrpo.maths.windows import WINDOWS, shortened, subset_size
 from mmgrpo.policy import SupportsWindows
 from mmgrpo.splits import Branching
@@ -24,7 +24,7 @@ MAX_WINDOWS = 1000  # steps of a run whose windows are looked at
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class StepForwards:
     """A number of forwards per sample that may still depend on N: per_step * N + constant.
 
     Attributes:
@@ -35,12 +35,12 @@ class Count:
     per_step: float
     constant: float
 
-    def __add__(self, other: Count) -> Count:
-        return Count(self.per_step + other.per_step, self.constant + other.constant)
+    def __add__(self, other: StepForwards) -> StepForwards:
+        return StepForwards(self.per_step + other.per_step, self.constant + other.constant)
 
-    def times(self, factor: float) -> Count:
+    def times(self, factor: float) -> StepForwards:
         """The same for ``factor`` passes."""
-        return Count(self.per_step * factor, self.constant * factor + 0.0)
+        return StepForwards(self.per_step * factor, self.constant * factor + 0.0)
 
     def at(self, num_steps: int) -> float:
         """The number, once N is known."""
@@ -48,7 +48,7 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forwards:
+class SampleForwards:
     """Forwards per sample and step of the run, in rows of one sample, without guidance, which doubles each.
 
     Attributes:
@@ -60,14 +60,14 @@ class Forwards:
         view_names: whose the forwards of views are.
     """
 
-    rollout: Count | None
-    values: Count
-    views: Count
-    update: Count
+    rollout: StepForwards | None
+    values: StepForwards
+    views: StepForwards
+    update: StepForwards
     view_names: tuple[str, ...] = ()
 
 
-def forwards_per_sample(config: RunConfig, num_steps: int | None, num_levels: int | None = None) -> Forwards:
+def forwards_per_sample(config: RunConfig, num_steps: int | None, num_levels: int | None = None) -> SampleForwards:
     """Counts what a sample costs at a step of the run, on average over the run's windows.
 
     rollout = N, less (f + 1) (1 - 1 / G) where the group shares its noise: the steps up to the first stochastic one,
@@ -92,15 +92,15 @@ def forwards_per_sample(config: RunConfig, num_steps: int | None, num_levels: in
     if rollout.decisions == "read":
         if num_levels is None:
             raise ConfigError("samples that are read are counted for a known number of levels: policy.reading")
-        drawing, one_pass = Count(1, num_levels), Count(0, num_levels)
+        drawing, one_pass = StepForwards(1, num_levels), StepForwards(0, num_levels)
     elif rollout.tree is not None:
         drawing, one_pass = _tree(config, num_steps)
     else:
         saved = 1 - 1 / rollout.group_size if rollout.share_noise else 0.0
-        one_pass = _trained_steps(rollout.window, num_steps) + Count(0, -saved)
+        one_pass = _trained_steps(rollout.window, num_steps) + StepForwards(0, -saved)
         first, spared = _mean_first(config, num_steps), _mean_spared(config, num_steps)
         shared = 0.0 if not saved else None if first is None else (first + 1) * saved
-        drawing = None if shared is None or spared is None else Count(1, -shared - spared)
+        drawing = None if shared is None or spared is None else StepForwards(1, -shared - spared)
     passes = float(update.epochs)
     values = 0.0
     if objective.needs_values:
@@ -112,7 +112,7 @@ def forwards_per_sample(config: RunConfig, num_steps: int | None, num_levels: in
     of_credit = [sorted({value.view for value in part if value.view} - {OLD}) for part in _credit_passes(config)]
     own = sum(any(value.view not in config.views for value in part) for part in _credit_passes(config))
     in_credit = {name for names in of_credit for name in names}
-    return Forwards(
+    return SampleForwards(
         rollout=drawing,
         values=one_pass.times(values + own),
         views=one_pass.times(beside * len(in_loss) + len(still - in_credit) + sum(map(len, of_credit))),
@@ -142,7 +142,7 @@ class _Schedule(SupportsWindows):
         return self._num_decisions
 
 
-def _tree(config: RunConfig, num_steps: int | None) -> tuple[Count, Count]:
+def _tree(config: RunConfig, num_steps: int | None) -> tuple[StepForwards, StepForwards]:
     """What a tree takes to draw, and a pass over its trained steps, on average over the run's windows."""
     if num_steps is None:
         raise ConfigError("the states of a tree are counted for a known number of steps: set num_inference_steps")
@@ -151,22 +151,22 @@ def _tree(config: RunConfig, num_steps: int | None) -> tuple[Count, Count]:
     cost_T = [1 / branching.width(step - 1) for step in range(num_steps)]
     windows = [window_at(config, schedule, step) for step in range(min(max(config.steps, 1), MAX_WINDOWS))]
     trained = fmean(sum(cost_T[t] for t in (range(num_steps - 1) if w is None else w)) for w in windows)
-    return Count(0, sum(cost_T)), Count(0, trained)
+    return StepForwards(0, sum(cost_T)), StepForwards(0, trained)
 
 
-def _trained_steps(window: Named | None, num_steps: int | None) -> Count:
+def _trained_steps(window: Named | None, num_steps: int | None) -> StepForwards:
     if window is None or window.name == "all":
-        return Count(1, -1)  # every step but the last, which is never stochastic
+        return StepForwards(1, -1)  # every step but the last, which is never stochastic
     bound("rollout.window", WINDOWS, window, given=("num_decisions", "step", "seed"))
     numbers: dict[str, Any] = window.numbers
     size, low, high = numbers["size"], numbers.get("low", 0), numbers.get("high")
     if size >= 1:
-        return Count(0, size)
+        return StepForwards(0, size)
     if high is None:
         if num_steps is None:
-            return Count(size, -size * (1 + low))
+            return StepForwards(size, -size * (1 + low))
         high = num_steps - 1
-    return Count(0, subset_size(size, high - low))
+    return StepForwards(0, subset_size(size, high - low))
 
 
 def _mean_first(config: RunConfig, num_steps: int | None) -> float | None:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mmgrpo.report.reading import finite_numbers, is_number
+from mmgrpo.report.logs import finite_numbers, is_number
 
 MAX_PARTS = 12
 MAX_MOMENTS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class RewardNote:
     """What a reward said beside its score.
 
     Attributes:
@@ -30,7 +30,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class TimelineSpan:
     """A span on a line of time, in percent of it; ``role`` is stated or reference."""
 
     role: str
@@ -52,12 +52,12 @@ class Timeline:
 
     start: str
     end: str
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[TimelineSpan, ...]
     moments: tuple[tuple[float, float], ...]
     label: str
 
 
-def note_of(said: Mapping[str, Any], reference: str | None) -> Note:
+def note_of(said: Mapping[str, Any], reference: str | None) -> RewardNote:
     """What an explanation says in words.
 
     Args:
@@ -78,7 +78,7 @@ def note_of(said: Mapping[str, Any], reference: str | None) -> Note:
     listed += [f"most say {' or '.join(map(str, most))}"] if isinstance(most, list) and most else []
     more = [f"and {len(listed) - MAX_PARTS} more"] if len(listed) > MAX_PARTS else []
     key = next((key for key in ("parsed", "text") if key in said), None)
-    return Note(
+    return RewardNote(
         read=None if key is None else _written(said[key]) or "nothing",
         wanted=None if wanted == reference else wanted,
         reason=said["reason"] if isinstance(said.get("reason"), str) else None,
@@ -101,7 +101,7 @@ def timeline_of(said: Mapping[str, Any]) -> Timeline | None:
         start=_written(start) or "",
         end=_written(end) or "",
         stretches=tuple(
-            Stretch(
+            TimelineSpan(
                 role=role,
                 left=round(100 * (min(span) - start) / length, 2),
                 width=round(100 * abs(span[1] - span[0]) / length, 2),

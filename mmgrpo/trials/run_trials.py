@@ -14,18 +14,18 @@ from threading import Lock
 from types import FrameType
 from typing import final
 
-from mmgrpo.report.numbers import duration
+from mmgrpo.report.number_format import duration
 from mmgrpo.runs.folder import clear_unbegun, has_ended
 from mmgrpo.runs.stopping import TERMINATING
 from mmgrpo.system.console import brief
-from mmgrpo.trials.plan import Comparison, Trial
+from mmgrpo.trials.trial_plan import Comparison, ComparisonTrial
 
 LOG_TAIL = 20_000
 """Bytes at the end of a log in which the reason of a failure is looked for."""
 
 
 @final
-class Told(BaseException):
+class ComparisonInterrupted(BaseException):
     """A signal that ends the comparison.
 
     Attributes:
@@ -39,7 +39,7 @@ class Told(BaseException):
 
 
 @final
-class Carrying:
+class ComparisonRunner:
     """Runs in processes, a few at a time; what ended before is not run again, and what was cut off goes on."""
 
     def __init__(self, *, num_jobs: int, say: Callable[[str], None]) -> None:
@@ -56,7 +56,7 @@ class Carrying:
         self._is_told = False
         self._reasons: dict[str, str] = {}
 
-    def carry_out(self, comparison: Comparison) -> list[Trial]:
+    def carry_out(self, comparison: Comparison) -> list[ComparisonTrial]:
         """Runs what is left of a comparison: the warm-ups, then everything else.
 
         Args:
@@ -66,7 +66,7 @@ class Carrying:
             The runs that failed; what they said is in their logs.
 
         Raises:
-            Told: Ctrl-C or SIGTERM came; what runs was told to end.
+            ComparisonInterrupted: Ctrl-C or SIGTERM came; what runs was told to end.
         """
         left = [trial for trial in comparison.runs if not has_ended(trial.folder)]
         if known := len(comparison.runs) - len(left):
@@ -77,8 +77,8 @@ class Carrying:
             rest = [trial for trial in left if trial not in comparison.warmups]
             return first + self._all([trial for trial in rest if trial.seed not in broken])
 
-    def _all(self, trials: Sequence[Trial]) -> list[Trial]:
-        failed: list[Trial] = []
+    def _all(self, trials: Sequence[ComparisonTrial]) -> list[ComparisonTrial]:
+        failed: list[ComparisonTrial] = []
         began = time.perf_counter()
         with ThreadPoolExecutor(self._num_jobs) as pool:
             pending = {pool.submit(self._one, trial): trial for trial in trials}
@@ -100,7 +100,7 @@ class Carrying:
                 raise
         return failed
 
-    def _failure(self, trial: Trial) -> str:
+    def _failure(self, trial: ComparisonTrial) -> str:
         """How a run failed: the reason in full the first time, and for the same reason again the run that had it."""
         reason = failure_reason(trial.log)
         first = self._reasons.setdefault(reason, trial.name)
@@ -108,7 +108,7 @@ class Carrying:
             f"failed: {reason} (log: {trial.log})" if first == trial.name else f"failed as {first} did; see {trial.log}"
         )
 
-    def _one(self, trial: Trial) -> float:
+    def _one(self, trial: ComparisonTrial) -> float:
         began = time.perf_counter()
         what = ["--resume", str(trial.folder)] if clear_unbegun(trial.folder) else [str(trial.file)]
         with trial.log.open("ab") as log:
@@ -148,7 +148,7 @@ def _told_to_end() -> Iterator[None]:
     """Ctrl-C, SIGTERM and what Slurm warns by raise what tells them apart."""
 
     def told(number: int, frame: FrameType | None) -> None:
-        raise Told(number)
+        raise ComparisonInterrupted(number)
 
     before = {number: signal.signal(number, told) for number in (signal.SIGINT, *TERMINATING)}
     try:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmgrpo.cli.commanded import SERIES, prompts_of, settings_of
+from mmgrpo.cli.run_inputs import SERIES, prompts_of, settings_of
 from mmgrpo.config.loading import dump_config
 from mmgrpo.config.parts import runs_of
 from mmgrpo.errors import ConfigError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RunEnd:
     """A run that came to an end without an error: its folder, how it ended, whether this process talks for it."""
 
     run: Path
@@ -29,7 +29,7 @@ class Ended:
     main: bool
 
 
-def train_one(settings: RunConfig, resume: Path | None = None) -> Ended:
+def train_one(settings: RunConfig, resume: Path | None = None) -> RunEnd:
     """A single run, or a mixed one.
 
     Args:
@@ -43,7 +43,7 @@ def train_one(settings: RunConfig, resume: Path | None = None) -> Ended:
         return (_mixed if settings.tasks else _trained)(settings, accelerator, resume)
 
 
-def train_series(settings: RunConfig, say: Callable[[str], None]) -> Ended:
+def train_series(settings: RunConfig, say: Callable[[str], None]) -> RunEnd:
     """A new series, in a folder of its own.
 
     Args:
@@ -65,7 +65,7 @@ def train_series(settings: RunConfig, say: Callable[[str], None]) -> Ended:
         return _trained_in_turn(settings, folder, accelerator, say)
 
 
-def resume_series(folder: Path, overrides: list[str], say: Callable[[str], None]) -> Ended:
+def resume_series(folder: Path, overrides: list[str], say: Callable[[str], None]) -> RunEnd:
     """A series that was cut off: runs that ended stay, the one at hand goes on, the others follow.
 
     Args:
@@ -89,11 +89,11 @@ def resume_series(folder: Path, overrides: list[str], say: Callable[[str], None]
         return _trained_in_turn(settings, folder, accelerator, say)
 
 
-def _trained_in_turn(settings: RunConfig, folder: Path, accelerator: Accelerator, say: Callable[[str], None]) -> Ended:
+def _trained_in_turn(settings: RunConfig, folder: Path, accelerator: Accelerator, say: Callable[[str], None]) -> RunEnd:
     from mmgrpo.runs.folder import clear_unbegun, has_ended
     from mmgrpo.runs.processes import Job
 
-    ended = Ended(folder, "finished", accelerator.is_main_process)
+    ended = RunEnd(folder, "finished", accelerator.is_main_process)
     runs = runs_of(settings)
     for number, config in enumerate(runs):
         run = folder / config.name
@@ -132,17 +132,17 @@ def _accelerator(settings: RunConfig, *, is_new: bool) -> Iterator[Accelerator]:
         accelerator.state.destroy_process_group()
 
 
-def _trained(settings: RunConfig, accelerator: Accelerator, resume: Path | None) -> Ended:
+def _trained(settings: RunConfig, accelerator: Accelerator, resume: Path | None) -> RunEnd:
     from mmgrpo.training.build import build_rewards
     from mmgrpo.training.trainer import Trainer
 
     judges, prompts = build_rewards(settings.rewards), prompts_of(settings)
     trainer = Trainer(None, judges, prompts, settings, accelerator=accelerator, resume=resume)
-    return Ended(trainer.train(), trainer.status, accelerator.is_main_process)
+    return RunEnd(trainer.train(), trainer.status, accelerator.is_main_process)
 
 
-def _mixed(settings: RunConfig, accelerator: Accelerator, resume: Path | None) -> Ended:
+def _mixed(settings: RunConfig, accelerator: Accelerator, resume: Path | None) -> RunEnd:
     from mmgrpo.training.mixed import MixedTrainer
 
     trainer = MixedTrainer(settings, accelerator=accelerator, resume=resume)
-    return Ended(trainer.train(), trainer.status, accelerator.is_main_process)
+    return RunEnd(trainer.train(), trainer.status, accelerator.is_main_process)

@@ -94,7 +94,7 @@ def optimizer_work(sizes: Sequence[int], *, averages: bool, together: bool) -> W
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class MachineSpeed:
     """What a process gets done; unless it was ``measured``, an assumption.
 
     Attributes:
@@ -142,7 +142,7 @@ class Machine:
         return whole * self.seconds(work) + (self.seconds(work, left / each) if left else 0.0)
 
 
-def measured(dtype: torch.dtype, *, device: torch.device, link_gb_s: float) -> Machine:
+def measured(dtype: torch.dtype, *, device: torch.device, link_gb_s: float) -> MachineSpeed:
     """What this machine gets done: a large product, a large sum, and the operators of a tiny transformer.
 
     Args:
@@ -164,7 +164,7 @@ def measured(dtype: torch.dtype, *, device: torch.device, link_gb_s: float) -> M
     with torch.no_grad():
         num = sum(work_of(lambda: small(input_128)).values())
         launches = _fastest(lambda: small(input_128), device)
-    return Machine(
+    return MachineSpeed(
         tflops=2 * side**3 / product / 1e12,
         memory_gb_s=2 * term_N.nbytes / addition / 1e9,
         link_gb_s=link_gb_s,

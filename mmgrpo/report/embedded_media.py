@@ -15,9 +15,9 @@ from PIL import Image, ImageSequence
 from mmgrpo.data.clips import decoded, encoded, filmstrip
 from mmgrpo.data.media import UNREADABLE
 from mmgrpo.errors import DataError
-from mmgrpo.report.choosing import evenly
+from mmgrpo.report.embedded_audio import PICTURE_QUALITY, played
 from mmgrpo.report.run_files import RunFiles
-from mmgrpo.report.sounds import PICTURE_QUALITY, played
+from mmgrpo.report.sample_selection import evenly
 
 SIDES = (512, 384, 256, 192, 128, 96, 64)
 MAX_PIXELS = 2**26
@@ -34,7 +34,7 @@ MP4 = "video/mp4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class EmbeddedImage:
     """A picture, a video or a sound's spectrogram as it travels in the page; ``exact`` if it is the file itself.
 
     Attributes:
@@ -50,7 +50,7 @@ class Picture:
     sound: str | None = None
 
 
-def load_picture(files: RunFiles, path: Path, share: int) -> Picture | None:
+def load_picture(files: RunFiles, path: Path, share: int) -> EmbeddedImage | None:
     """The file itself if it takes at most ``share`` bytes, else a smaller WebP; None if it cannot be read.
 
     So are a file outside of the run folder, one of another kind than runs have, and one that unpacks to too much.
@@ -75,13 +75,13 @@ def load_picture(files: RunFiles, path: Path, share: int) -> Picture | None:
         return None
 
 
-def with_sound(picture: Picture | None, files: RunFiles, path: Path, share: int) -> Picture | None:
+def with_sound(picture: EmbeddedImage | None, files: RunFiles, path: Path, share: int) -> EmbeddedImage | None:
     """A video with the sound that lies beside it; the sound's spectrogram where there is no video."""
     sound = load_picture(files, path, share)
     return sound if picture is None or sound is None else replace(picture, sound=sound.sound)
 
 
-def _heard(data: bytes, share: int) -> Picture | None:
+def _heard(data: bytes, share: int) -> EmbeddedImage | None:
     found = played(data, share)
     if found is None:
         return None
@@ -91,7 +91,7 @@ def _heard(data: bytes, share: int) -> Picture | None:
     return replace(_carried(buffer.getvalue(), MIME["WEBP"], image.size, exact=exact), sound=uri)
 
 
-def _clip(data: bytes, share: int) -> Picture:
+def _clip(data: bytes, share: int) -> EmbeddedImage:
     """An MP4 file, or a smaller one, with a sheet of its frames."""
     frames, frame_rate = decoded(data, max_pixels=MAX_PIXELS)
     size = frames[0].size
@@ -107,7 +107,7 @@ def _clip(data: bytes, share: int) -> Picture:
     return _carried(smaller, MP4, size, exact=False, frames=sheet)
 
 
-def _reduced(image: Image.Image, share: int) -> Picture:
+def _reduced(image: Image.Image, share: int) -> EmbeddedImage:
     frames, length_ms = _frames(image)
     data, size = _fitting(frames, share, lambda some: _webp(some, length_ms / len(frames)))
     return _carried(data, MIME["WEBP"], size, exact=False)
@@ -147,9 +147,9 @@ def _webp(frames: Sequence[Image.Image], frame_ms: float) -> bytes:
     return buffer.getvalue()
 
 
-def _carried(data: bytes, mime: str, size: tuple[int, int], *, exact: bool, frames: str | None = None) -> Picture:
+def _carried(data: bytes, mime: str, size: tuple[int, int], *, exact: bool, frames: str | None = None) -> EmbeddedImage:
     uri = f"data:{mime};base64,{_base64(data)}"
-    return Picture(uri=uri, width=size[0], height=size[1], exact=exact, frames=frames)
+    return EmbeddedImage(uri=uri, width=size[0], height=size[1], exact=exact, frames=frames)
 
 
 def _base64(data: bytes) -> str:

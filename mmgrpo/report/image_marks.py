@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mmgrpo.report.logs import finite_numbers, is_number
 from mmgrpo.report.outlines import outline
-from mmgrpo.report.reading import finite_numbers, is_number
 
 NORMALISED = {"norm1000": (1000.0, 1000.0), "norm1": (1.0, 1.0)}
 MAX_MARKS = 60
@@ -17,7 +17,7 @@ Explanations = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class ImageMark:
     """A box or an outline over a picture, in percent of its sides.
 
     Attributes:
@@ -35,7 +35,7 @@ class Mark:
     path: str | None = None
 
 
-def marks_of(explanations: Explanations, size: Sequence[float] | None, kind: str) -> list[Mark]:
+def marks_of(explanations: Explanations, size: Sequence[float] | None, kind: str) -> list[ImageMark]:
     """The boxes, points and outlines to draw over a picture.
 
     Args:
@@ -50,7 +50,7 @@ def marks_of(explanations: Explanations, size: Sequence[float] | None, kind: str
     return list(dict.fromkeys(found))[:MAX_MARKS]
 
 
-def _marks(said: Mapping[str, Any], size: Sequence[float] | None, kind: str) -> Iterator[Mark]:
+def _marks(said: Mapping[str, Any], size: Sequence[float] | None, kind: str) -> Iterator[ImageMark]:
     scale = _scale(said.get("space"), size)
     if scale is None:
         return
@@ -89,11 +89,11 @@ def _scale(space: object, size: Sequence[float] | None) -> tuple[float, float] |
     return (sides[0], sides[1]) if sides is not None and min(sides) > 0 else None
 
 
-def _mark(kind: str, corners: Sequence[float], scale: tuple[float, float], label: str) -> Mark:
+def _mark(kind: str, corners: Sequence[float], scale: tuple[float, float], label: str) -> ImageMark:
     left, right = (min(max(x / scale[0] * 100, 0.0), 100.0) for x in (corners[0], corners[2]))
     top, bottom = (min(max(y / scale[1] * 100, 0.0), 100.0) for y in (corners[1], corners[3]))
     width, height = max(right - left, 0.0), max(bottom - top, 0.0)
-    return Mark(
+    return ImageMark(
         kind=kind, left=round(left, 2), top=round(top, 2), width=round(width, 2), height=round(height, 2), label=label
     )
 

@@ -17,11 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from mmgrpo.explain.machine import Work, work_of
+from mmgrpo.explain.operator_times import Work, work_of
 from mmgrpo.outline import Outline
 
 
-class Meter(TorchDispatchMode):
+class MemoryMeter(TorchDispatchMode):
     """Within it every new storage counts, until nobody holds it any more.
 
     Attributes:
@@ -66,7 +66,7 @@ class Meter(TorchDispatchMode):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class MeteredPass:
     """What a call takes.
 
     Attributes:
@@ -89,9 +89,9 @@ class Passes:
         rollout_calls: calls of the model in it.
     """
 
-    update: Ran
-    forward: Ran | None
-    rollout: Ran
+    update: MeteredPass
+    forward: MeteredPass | None
+    rollout: MeteredPass
     rollout_calls: int
 
 
@@ -123,7 +123,7 @@ def passes_of(outline: Outline, *, without_grad: bool = True, say: Callable[[str
         for parameter in parameters:
             parameter.grad = torch.empty_like(parameter)
         known = [*twins.values(), *(one.grad for one in parameters if one.grad is not None)]
-        drawn: list[Ran] = []
+        drawn: list[MeteredPass] = []
         with torch.no_grad():
             for one in outline.rollout:
                 begin(f"a rollout of {outline.rollout_rows} row(s)")
@@ -139,12 +139,14 @@ def passes_of(outline: Outline, *, without_grad: bool = True, say: Callable[[str
     return Passes(
         update=update,
         forward=forward,
-        rollout=Ran(num_bytes=max(one.num_bytes for one in drawn), work=work),
+        rollout=MeteredPass(num_bytes=max(one.num_bytes for one in drawn), work=work),
         rollout_calls=sum(one.times for one in outline.rollout),
     )
 
 
-def ran(call: Callable[[Any], object], known: Iterable[Tensor], *, prepare: Callable[[], Any] = lambda: None) -> Ran:
+def ran(
+    call: Callable[[Any], object], known: Iterable[Tensor], *, prepare: Callable[[], Any] = lambda: None
+) -> MeteredPass:
     """Makes a call and counts what it takes.
 
     Args:
@@ -155,10 +157,10 @@ def ran(call: Callable[[Any], object], known: Iterable[Tensor], *, prepare: Call
     Returns:
         Its peak and its operators.
     """
-    with Meter(known) as meter:
+    with MemoryMeter(known) as meter:
         prepared = prepare()
         work = work_of(lambda: call(prepared))
-    return Ran(num_bytes=meter.peak, work=work)
+    return MeteredPass(num_bytes=meter.peak, work=work)
 
 
 def _without_values(module: nn.Module, twins: dict[int, Tensor]) -> None:

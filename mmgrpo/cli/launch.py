@@ -46,7 +46,7 @@ def launch(accelerate: str, arguments: Sequence[str], *, processes: int | None) 
         )
     if processes is None and "num_processes" not in settings:
         processes = nodes * _num_gpus()
-    command = [sys.executable, "-m", "mmgrpo.cli.launcher", "--config_file", str(file)]
+    command = [sys.executable, "-m", "mmgrpo.cli.accelerate_entry", "--config_file", str(file)]
     command += [] if processes is None else ["--num_processes", str(processes)]
     command += _of_node(nodes) if nodes > 1 else []
     command += ["-m", "mmgrpo.cli", "train", *arguments]

@@ -16,11 +16,11 @@ from mmgrpo.config.binding import build_objective
 from mmgrpo.config.registry import outline_of, settings_type
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.costs import num_steps_of
-from mmgrpo.explain.forwards import forwards_per_sample
-from mmgrpo.explain.machine import Machine, optimizer_work
-from mmgrpo.explain.memory import Held, block_sizes, gathered_bytes, held_by, trained_sizes
-from mmgrpo.explain.metering import Passes, passes_of
-from mmgrpo.explain.passes_cache import cache_file, read_passes, write_passes
+from mmgrpo.explain.forward_counts import forwards_per_sample
+from mmgrpo.explain.measured_passes import cache_file, read_passes, write_passes
+from mmgrpo.explain.memory_meter import Passes, passes_of
+from mmgrpo.explain.operator_times import MachineSpeed, optimizer_work
+from mmgrpo.explain.resident_memory import ResidentMemory, block_sizes, gathered_bytes, held_by, trained_sizes
 from mmgrpo.outline import Outline
 from mmgrpo.system.targets import is_own
 from mmgrpo.values import REFERENCE
@@ -28,7 +28,7 @@ from mmgrpo.values import REFERENCE
 GIB = 2**30
 
 
-class Engine(StrEnum):
+class ShardingEngine(StrEnum):
     """How the processes hold a model."""
 
     GPUS = "gpus"
@@ -39,13 +39,13 @@ class Engine(StrEnum):
     @property
     def words(self) -> str:
         """As a line has it."""
-        if self is Engine.GPUS:
+        if self is ShardingEngine.GPUS:
             return "whole on each"
-        return f"in parts ({'FSDP2' if self is Engine.FSDP2 else f'DeepSpeed ZeRO-{self[-1]}'})"
+        return f"in parts ({'FSDP2' if self is ShardingEngine.FSDP2 else f'DeepSpeed ZeRO-{self[-1]}'})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class ProcessMemory:
     """Bytes on each process.
 
     Attributes:
@@ -57,7 +57,7 @@ class Memory:
         update: beside them, of a slice of an update.
     """
 
-    held: Held
+    held: ResidentMemory
     drawing: int
     learning: int
     rollout: int
@@ -110,12 +110,12 @@ class Planned:
     names_kept: int
     num_processes: int
 
-    def memory(self, engine: Engine = Engine.GPUS) -> Memory:
+    def memory(self, engine: ShardingEngine = ShardingEngine.GPUS) -> ProcessMemory:
         """Of each process."""
         outline, parts = self.outline, self._parts(engine)
         full = [] if self._lora else [outline.modules[name] for name in outline.trained]
         sizes = sum(block_sizes(parts))
-        return Memory(
+        return ProcessMemory(
             held=held_by(
                 outline.modules.values(),
                 copied=full,
@@ -125,12 +125,12 @@ class Planned:
                 num_copies=self.names_kept,
             ),
             drawing=sizes if self.config.runtime.gather_for_rollout else gathered_bytes(parts),
-            learning=sizes if engine is Engine.ZERO2 else gathered_bytes(parts),
+            learning=sizes if engine is ShardingEngine.ZERO2 else gathered_bytes(parts),
             rollout=self.passes.rollout.num_bytes,
             update=self.passes.update.num_bytes,
         )
 
-    def seconds(self, machine: Machine, engine: Engine = Engine.GPUS) -> Seconds:
+    def seconds(self, machine: MachineSpeed, engine: ShardingEngine = ShardingEngine.GPUS) -> Seconds:
         """Of a step on each process; a group is whole, so that a process has one at least."""
         config, outline, passes, num_processes = self.config, self.outline, self.passes, self.num_processes
         rows = ceil(config.rollout.prompts_per_step / num_processes) * config.rollout.group_size
@@ -141,7 +141,7 @@ class Planned:
         if parts:
             gathered, trained = sum(block_sizes(parts)), 0 if self._lora else 1
             drawing = ceil(rows / outline.rollout_rows) * drawn * passes.rollout_calls
-            slices, with_grad = rows / outline.update_rows, (1 if engine is Engine.ZERO2 else 2) + trained
+            slices, with_grad = rows / outline.update_rows, (1 if engine is ShardingEngine.ZERO2 else 2) + trained
             times = (1 if config.runtime.gather_for_rollout else drawing) + slices * (beside + with_grad * learnt)
             gathers = times * share * gathered / link
             summed = held_by(outline.modules.values()).gradients - trained * gathered
@@ -176,9 +176,11 @@ class Planned:
     def _lora(self) -> bool:
         return _settings_of(self.config).lora is not None
 
-    def _parts(self, engine: Engine) -> Sequence[nn.Module]:
+    def _parts(self, engine: ShardingEngine) -> Sequence[nn.Module]:
         """The modules whose blocks lie in parts; ZeRO-2 leaves whole what carries an adapter."""
-        whole = self.num_processes == 1 or engine is Engine.GPUS or (engine is Engine.ZERO2 and self._lora)
+        whole = (
+            self.num_processes == 1 or engine is ShardingEngine.GPUS or (engine is ShardingEngine.ZERO2 and self._lora)
+        )
         return () if whole else self.outline.sharded
 
 
@@ -245,10 +247,10 @@ def _passes(config: RunConfig, outline: Outline, call: str, say: Callable[[str],
     return passes
 
 
-def scale_rows(plan: Planned, machine: Machine, engine: Engine) -> Iterator[tuple[str, str]]:
+def scale_rows(plan: Planned, machine: MachineSpeed, engine: ShardingEngine) -> Iterator[tuple[str, str]]:
     """Lines of ``mmgrpo explain``."""
     num_processes, memory, seconds = plan.num_processes, plan.memory(engine), plan.seconds(machine, engine)
-    words = engine.words if memory.learning else Engine.GPUS.words
+    words = engine.words if memory.learning else ShardingEngine.GPUS.words
     yield "processes", f"{num_processes}, the model {words}: predicted, not measured"
     held = memory.held
     parts = {

@@ -14,7 +14,9 @@ import typer
 from rich.table import Table
 
 from mmgrpo import __version__
-from mmgrpo.cli.commanded import (
+from mmgrpo.cli.listings import methods, policies, recipes, rewards
+from mmgrpo.cli.plain_errors import console, plain_errors
+from mmgrpo.cli.run_inputs import (
     evaluated_settings_of,
     is_series,
     judged_by,
@@ -27,8 +29,6 @@ from mmgrpo.cli.commanded import (
     single_settings_of,
     weights_for,
 )
-from mmgrpo.cli.listings import methods, policies, recipes, rewards
-from mmgrpo.cli.plain import console, plain_errors
 from mmgrpo.errors import ConfigError
 from mmgrpo.system import interrupts
 from mmgrpo.system.console import PlainConsole, brief, log_plainly, raised_plainly, shown, styled
@@ -89,7 +89,7 @@ def train(
     interrupts.install()
     with plain_errors():
         if accelerate is not None:
-            from mmgrpo.cli.launching import launch
+            from mmgrpo.cli.launch import launch
 
             if resume is not None and not is_series(resume):  # what is wrong is said once, and not by each process
                 resumed_settings(resume, config, overrides or [], computes=False)
@@ -99,7 +99,7 @@ def train(
             launch(accelerate, [*again, *(["--trust"] if trust else [])], processes=processes)
         if processes is not None:
             raise ConfigError("--processes says how many of --accelerate: give that too, gpus for example")
-        from mmgrpo.cli.training import resume_series, train_one, train_series
+        from mmgrpo.cli.train import resume_series, train_one, train_series
 
         if resume is not None and is_series(resume):
             ended = resume_series(resume, [*([config] if config else []), *(overrides or [])], console.say)
@@ -211,11 +211,11 @@ def export(
 ) -> None:
     """Writes a run's adapters, or its whole model, as diffusers, peft and transformers load them, with a model card."""
     with plain_errors():
-        from mmgrpo.cli.exporting import Wanted, export_run, push_export
+        from mmgrpo.cli.export import ExportRequest, export_run, push_export
 
         if public and push is None:
             raise ConfigError("--public says who may see what --push uploads; give that too")
-        folder = export_run(run, Wanted(to=to, merged=merged, dtype=dtype, best=best, task=task, trust=trust))
+        folder = export_run(run, ExportRequest(to=to, merged=merged, dtype=dtype, best=best, task=task, trust=trust))
         console.say(f"exported to {folder}")
         if push is not None:
             console.say(f"pushed: {push_export(folder, push, public=public)}")
@@ -247,12 +247,12 @@ def compare(
 ) -> None:
     """Trains several methods on one task and puts them side by side; given again, it goes on where it was cut off."""
     with plain_errors():
-        from mmgrpo.cli.compared import compared
-        from mmgrpo.trials.running import Told
+        from mmgrpo.cli.compare import compared
+        from mmgrpo.trials.run_trials import ComparisonInterrupted
 
         try:
             page, failed = compared(methods, on, num_seeds=seeds, num_jobs=jobs, out=out, say=console.say)
-        except Told as told:
+        except ComparisonInterrupted as told:
             raise typer.Exit(told.exit_code) from None
         console.say(f"page: {page}" if page else "no run has ended, so there is no page")
         raise typer.Exit(1 if failed else 0)
@@ -304,7 +304,7 @@ def explain(
     """Prints the resolved formula with its numbers, the batch geometry and what a sample costs; loads no model."""
     with plain_errors():
         from mmgrpo.config.parts import singles_of
-        from mmgrpo.docgen.declared import require_rewards
+        from mmgrpo.docgen.reward_signatures import require_rewards
         from mmgrpo.explain.explanation import explanation
         from mmgrpo.explain.lines import WIDTH, told
 
@@ -319,8 +319,8 @@ def explain(
             require_rewards(settings)
             typer.echo(shown(explanation(settings, width)))
             if processes is not None:
-                from mmgrpo.explain.machine import Machine, measured
-                from mmgrpo.explain.scale import Engine, planned, scale_rows
+                from mmgrpo.explain.operator_times import MachineSpeed, measured
+                from mmgrpo.explain.process_scale import ShardingEngine, planned, scale_rows
 
                 say = PlainConsole(stderr=True).say
                 plan = planned(settings, num_processes=processes, prompt_tokens=prompt_tokens, say=say)
@@ -330,9 +330,9 @@ def explain(
                     "launch_us": launch_us,
                     "link_gb_s": link_gb_s,
                 }
-                machine = Machine(**{name: number for name, number in numbers.items() if number is not None})
+                machine = MachineSpeed(**{name: number for name, number in numbers.items() if number is not None})
                 machine = measured(plan.dtype, device=plan.device, link_gb_s=machine.link_gb_s) if measure else machine
-                typer.echo(told(scale_rows(plan, machine, Engine(accelerate)), width))
+                typer.echo(told(scale_rows(plan, machine, ShardingEngine(accelerate)), width))
 
 
 @app.command("serve-rewards")
@@ -384,7 +384,7 @@ def serve_rewards(
 def init(folder: Annotated[Path, typer.Argument(help="where to; made if it is not there")] = Path()) -> None:
     """Writes a configuration, a reward and prompts to edit, which train takes as they are."""
     with plain_errors():
-        from mmgrpo.cli.starting import start
+        from mmgrpo.cli.init import start
 
         for path in start(folder):
             console.say(f"wrote {path}")

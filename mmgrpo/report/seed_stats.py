@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean, stdev
 
-from mmgrpo.report.charts import measures
-from mmgrpo.report.curves import Curve
-from mmgrpo.report.reading import Log, by_step, is_finite, read_log
+from mmgrpo.report.curves import MetricCurve
+from mmgrpo.report.logs import Log, by_step, is_finite, read_log
+from mmgrpo.report.run_charts import measures
 from mmgrpo.report.run_files import RunFiles
 
 DIVERSITY = {
@@ -54,14 +54,14 @@ class SeedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class SeedMean:
     """Mean over the seeds and sample deviation; no deviation of one seed alone."""
 
     mean: float
     deviation: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread | None:
+    def of(cls, values: Sequence[float]) -> SeedMean | None:
         """None of no values."""
         if not values:
             return None
@@ -107,7 +107,9 @@ def _running(of_step: Mapping[float, float]) -> dict[float, float]:
     return dict(zip(of_step, accumulate(of_step.values()), strict=True))
 
 
-def over_seeds(found: Sequence[Mapping[float, float]], label: str, at: Sequence[Mapping[float, float]] = ()) -> Curve:
+def over_seeds(
+    found: Sequence[Mapping[float, float]], label: str, at: Sequence[Mapping[float, float]] = ()
+) -> MetricCurve:
     """The mean over the seeds at every step that all have, with their sample deviation as a band.
 
     Args:
@@ -119,12 +121,12 @@ def over_seeds(found: Sequence[Mapping[float, float]], label: str, at: Sequence[
         The curve.
     """
     steps = sorted(set.intersection(*(set(one) for one in (*found, *at)))) if found else []
-    spreads = [Spread.of([one[step] for one in found]) for step in steps]
+    spreads = [SeedMean.of([one[step] for one in found]) for step in steps]
     places = [fmean(one[step] for one in at) if at else step for step in steps]
     kept = [
         (x, y) for x, y in zip(places, spreads, strict=True) if y is not None and is_finite(x) and is_finite(y.mean)
     ]
-    return Curve(
+    return MetricCurve(
         label=label,
         points=tuple((x, y.mean) for x, y in kept),
         spread=tuple(y.deviation or 0.0 for _, y in kept) if len(found) > 1 else None,
@@ -143,9 +145,9 @@ def last(values: Mapping[float, float]) -> float | None:
     return values[max(values)] if values else None
 
 
-def spread_of(runs: Iterable[SeedRun], take: Callable[[SeedRun], float | None]) -> Spread | None:
+def spread_of(runs: Iterable[SeedRun], take: Callable[[SeedRun], float | None]) -> SeedMean | None:
     """A number of each run over the seeds; those that lack it are left out."""
-    return Spread.of([value for run in runs if (value := take(run)) is not None])
+    return SeedMean.of([value for run in runs if (value := take(run)) is not None])
 
 
 def difference(values: Sequence[float | None], others: Sequence[float | None]) -> Difference | None:
@@ -160,7 +162,7 @@ def difference(values: Sequence[float | None], others: Sequence[float | None]) -
         differences that are equal, as counts of few samples are by chance, s = 0 would promise too much.
     """
     pairs = [a - b for a, b in zip(values, others, strict=True) if a is not None and b is not None]
-    spread = Spread.of(pairs)
+    spread = SeedMean.of(pairs)
     if spread is None:
         return None
     if spread.deviation is None or spread.deviation <= ROUNDING:

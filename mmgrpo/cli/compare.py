@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.trials.plan import Comparison, plan_comparison, write_configurations
+from mmgrpo.trials.trial_plan import Comparison, plan_comparison, write_configurations
 
 
 def compared(
@@ -35,7 +35,7 @@ def compared(
     Raises:
         ConfigError: no method is given, or a configuration is wrong.
         DataError: the folder holds a comparison with other settings.
-        Told: a signal cut it off.
+        ComparisonInterrupted: a signal cut it off.
     """
     overrides = [one for one in methods if "=" in one]
     names = [one for one in methods if "=" not in one]
@@ -45,9 +45,9 @@ def compared(
     comparison = plan_comparison(names, on, num_seeds=num_seeds, overrides=overrides, root=root)
     write_configurations(comparison)
     say(_course(comparison))
-    from mmgrpo.trials.running import Carrying
+    from mmgrpo.trials.run_trials import ComparisonRunner
 
-    failed = Carrying(num_jobs=num_jobs, say=say).carry_out(comparison)
+    failed = ComparisonRunner(num_jobs=num_jobs, say=say).carry_out(comparison)
     return _page(comparison, _command(names, comparison, num_seeds), num_jobs), bool(failed)
 
 
@@ -62,7 +62,7 @@ def _command(names: Sequence[str], comparison: Comparison, num_seeds: int) -> st
 
 
 def _page(comparison: Comparison, command: str, num_jobs: int) -> Path | None:
-    from mmgrpo.report.methods import MethodRuns, write_methods
+    from mmgrpo.report.method_comparison import MethodRuns, write_methods
     from mmgrpo.runs.folder import has_ended
 
     members = [

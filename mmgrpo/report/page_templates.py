@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from mmgrpo.report.numbers import abridged, clip, duration, number, signed, within
+from mmgrpo.report.number_format import abridged, clip, duration, number, signed, within
 from mmgrpo.system.files import replace_text
 
 

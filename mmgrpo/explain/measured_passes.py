@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.errors import OutputError
-from mmgrpo.explain import machine, metering
-from mmgrpo.explain.machine import Operator
-from mmgrpo.explain.metering import Passes, Ran
+from mmgrpo.explain import memory_meter, operator_times
+from mmgrpo.explain.memory_meter import MeteredPass, Passes
+from mmgrpo.explain.operator_times import Operator
 from mmgrpo.outline import Outline
 from mmgrpo.system.files import replace_text
 
@@ -61,23 +61,23 @@ def write_passes(file: Path, passes: Passes) -> None:
         replace_text(file, json.dumps({**values, "rollout_calls": passes.rollout_calls}))
 
 
-def _plain(ran: Ran | None) -> dict[str, Any] | None:
+def _plain(ran: MeteredPass | None) -> dict[str, Any] | None:
     if ran is None:
         return None
     work = [[operator.flops, operator.num_bytes, count] for operator, count in ran.work.items()]
     return {"num_bytes": ran.num_bytes, "work": work}
 
 
-def _ran(values: dict[str, Any]) -> Ran:
+def _ran(values: dict[str, Any]) -> MeteredPass:
     work = Counter({Operator(flops=flops, num_bytes=size): count for flops, size, count in values["work"]})
-    return Ran(num_bytes=int(values["num_bytes"]), work=work)
+    return MeteredPass(num_bytes=int(values["num_bytes"]), work=work)
 
 
 def _versions() -> Iterator[str]:
     for library in LIBRARIES:
         with suppress(PackageNotFoundError):
             yield f"{library}=={version(library)}"
-    for module in (machine, metering):
+    for module in (operator_times, memory_meter):
         yield hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
 
 
