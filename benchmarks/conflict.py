@@ -48,7 +48,7 @@ def right(samples: Sequence[Sample]) -> list[float]:
     return [(sample.text or "")[:2].count("a") / 2 for sample in samples]
 
 
-GATED = NamedReward("easy", easy, gate=Gate("right", at_least=1.0, closed="zero"))
+GATED = NamedReward("easy", easy, gate=Gate("right", at_least=1.0, otherwise="zero"))
 RUNS: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "sum": ([many, last], {}),
     "gdpo": ([many, last], {"scale": "gdpo"}),

@@ -60,7 +60,7 @@ def train(name: str, overrides: Sequence[str] = ()) -> Policy:
         known = partial(mmgrpo.remembered, memory, verdict.root_N, prompts.key)
         told = {"truncated": config.objective.truncated, "step": step, "remembered": known, "views": views}
         batch = mmgrpo.estimate(policy, experience, verdict, config.advantage, job=job, **told)
-        passes = {name: getattr(config.update, name) for name in ("epochs", "minibatches", "in_turn")}
+        passes = {name: getattr(config.update, name) for name in ("epochs", "minibatches", "cycle_masks")}
         beside = auxiliaries.beside(config.auxiliary, batch, step * passes["epochs"] * passes["minibatches"])
         for update in mmgrpo.learn(policy, batch, objective, optimizer, **passes, job=job, beside=beside):
             reward = float(batch.credit.total_B.mean())

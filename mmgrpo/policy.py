@@ -169,7 +169,7 @@ class SupportsPromptCheck(ABC):
 
     @abstractmethod
     def check_prompt(self, prompt: Prompt) -> None:
-        """Checks a prompt; called for each prompt under ``prompts.when_unreadable: skip``.
+        """Checks a prompt; called for each prompt under ``prompts.on_error: skip``.
 
         Args:
             prompt: a prompt of the data.

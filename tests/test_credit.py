@@ -94,7 +94,7 @@ def test_equal_groups_have_no_advantage_without_eps_either(scale: str) -> None:
 def test_a_group_is_dead_whose_advantages_are_zero_not_whose_rewards_are_equal(
     scale: Any, expected: list[float]
 ) -> None:
-    config = AdvantageConfig.model_validate({"scale": scale, "equal_groups": "drop"})
+    config = AdvantageConfig.model_validate({"scale": scale, "zero_variance_groups": "drop"})
     credit = credit_of(scores_of([1.0, 1.0, 0.0, 1.0]), 2, config)  # of weight 2
     torch.testing.assert_close(credit.advantage_B, torch.tensor(expected))
     dead = expected[:2] == [0.0, 0.0]
@@ -147,9 +147,9 @@ def test_a_divergence_needs_its_weight_and_a_weight_its_divergence() -> None:
             validated({"advantage": values})
 
 
-@pytest.mark.parametrize(("choice", "keep"), [("zero", [True, True, True, True]), ("drop", [False, False, True, True])])
-def test_equal_groups(choice: str, keep: list[bool]) -> None:
-    config = AdvantageConfig.model_validate({"equal_groups": choice})
+@pytest.mark.parametrize(("choice", "keep"), [("keep", [True, True, True, True]), ("drop", [False, False, True, True])])
+def test_zero_variance_groups(choice: str, keep: list[bool]) -> None:
+    config = AdvantageConfig.model_validate({"zero_variance_groups": choice})
     credit = credit_of(scores_of([1.0, 1.0, 0.0, 1.0]), 2, config)
     assert credit.keep_B.tolist() == keep
     assert credit.zero_std_frac == 0.5

@@ -98,8 +98,8 @@ def test_known_results_keep_them() -> None:
 def test_a_closed_gate_is_closed_for_parts() -> None:
     samples = texts("red cat", "a -")
     open_first: Any = lambda samples: [1.0, 0.0]  # noqa: E731
-    for closed, expected in (("none", None), ("zero", [Scope(0, 1, 0.0), Scope(2, 3, None)])):
-        gate = Gate("open", 1.0, closed)  # type: ignore[arg-type]
+    for otherwise, expected in (("skip", None), ("zero", [Scope(0, 1, 0.0), Scope(2, 3, None)])):
+        gate = Gate("open", 1.0, otherwise)  # type: ignore[arg-type]
         rewards = [NamedReward("open", open_first), NamedReward("words", words, gate=gate)]
         scores = score(samples, rewards)
         counting = shaped(scores, rewards, 0).scores.scopes["words"]

@@ -38,11 +38,11 @@ def column(scores: Scores, r: int) -> list[float | None]:
     return [value if valid else None for value, valid in pairs]
 
 
-@pytest.mark.parametrize(("closed", "wanted"), [("zero", [5.0, 0.0, None, 5.0]), ("none", [5.0, None, None, 5.0])])
-def test_a_gate(closed: Any, wanted: list[float | None]) -> None:
+@pytest.mark.parametrize(("otherwise", "wanted"), [("zero", [5.0, 0.0, None, 5.0]), ("skip", [5.0, None, None, 5.0])])
+def test_a_gate(otherwise: Any, wanted: list[float | None]) -> None:
     # open from 0.5 on; where the gate's reward has no value, the gated one has none, whatever is chosen
     opens = giving("format", [1.0, 0.4, None, 0.5])
-    gated = giving("right", [5.0, 5.0, 5.0, 5.0], gate=Gate("format", 0.5, closed))
+    gated = giving("right", [5.0, 5.0, 5.0, 5.0], gate=Gate("format", 0.5, otherwise))
     scores, metrics = counting([gated, opens])
     assert column(scores, 0) == wanted
     assert column(scores, 1) == [1.0, pytest.approx(0.4), None, 0.5]
@@ -104,7 +104,7 @@ REWARDS: list[dict[str, Any]] = [
         "name": "exact_match",
         "weight": 2.0,
         "clip": [0.0, 0.5],
-        "gate": {"reward": "form", "at_least": 1, "closed": "zero"},
+        "gate": {"reward": "form", "at_least": 1, "otherwise": "zero"},
     },
     {"name": "format", "label": "form", "schedule": {"name": "linear", "initial": 1.0, "final": 0.0, "end": 50}},
 ]
@@ -127,16 +127,16 @@ def test_the_configuration_says_it_and_explain_shows_it() -> None:
 @pytest.mark.parametrize(
     ("rewards", "said"),
     [
-        ([{"name": "count", "gate": {"reward": "form", "at_least": 1, "closed": "zero"}}], "is none of count"),
+        ([{"name": "count", "gate": {"reward": "form", "at_least": 1, "otherwise": "zero"}}], "is none of count"),
         (
             [
-                {"name": "count", "gate": {"reward": "number", "at_least": 1, "closed": "zero"}},
-                {"name": "number", "gate": {"reward": "count", "at_least": 1, "closed": "none"}},
+                {"name": "count", "gate": {"reward": "number", "at_least": 1, "otherwise": "zero"}},
+                {"name": "number", "gate": {"reward": "count", "at_least": 1, "otherwise": "skip"}},
             ],
             "in a circle: ",
         ),
         ([{"name": "count", "clip": [1, 0]}], "low below high"),
-        ([{"name": "count", "gate": {"reward": "count", "at_least": 1}}], "closed"),
+        ([{"name": "count", "gate": {"reward": "count", "at_least": 1}}], "otherwise"),
         ([{"name": "count", "timeout_s": 0}], "greater than 0"),
     ],
 )

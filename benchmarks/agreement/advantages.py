@@ -149,7 +149,9 @@ GRPO = "compute_grpo_outcome_advantage"
 RIGHT_OR_WRONG = "rewards 0 or 1"
 PREFIXES = {"name": "prefix_tree", "weight": 1.0, "normalise": True, "eps": 1e-6}
 CASES: Sequence[Case] = (
-    advantage("dapo", _verl(GRPO), _call(GRPO), over={"advantage.equal_groups": "zero"}, said="whole groups kept"),
+    advantage(
+        "dapo", _verl(GRPO), _call(GRPO), over={"advantage.zero_variance_groups": "keep"}, said="whole groups kept"
+    ),
     advantage("gspo", _verl(GRPO), _call(GRPO)),
     advantage(
         "dr-grpo",

@@ -15,7 +15,7 @@ from mmgrpo.config.objective import ForeignConfig, ObjectiveConfig, TermConfig
 from mmgrpo.config.prompts import PromptsConfig, ReadingConfig, SourceConfig
 from mmgrpo.config.references import ReferenceConfig
 from mmgrpo.config.registry import decides
-from mmgrpo.config.rewards import Closed, GateConfig, RewardConfig, RewardList, gate_order
+from mmgrpo.config.rewards import GateConfig, Otherwise, RewardConfig, RewardList, gate_order
 from mmgrpo.config.runtime import RuntimeConfig
 from mmgrpo.config.sections import Named, Section, unknown_keys
 from mmgrpo.config.series import SeriesRun
@@ -31,7 +31,6 @@ __all__ = [
     "POLICIES",
     "AlarmKind",
     "AuxiliaryConfig",
-    "Closed",
     "CriticConfig",
     "EmaConfig",
     "ForeignConfig",
@@ -40,6 +39,7 @@ __all__ = [
     "MethodKind",
     "Named",
     "ObjectiveConfig",
+    "Otherwise",
     "PromptsConfig",
     "ReadingConfig",
     "RecipeConfig",
@@ -129,9 +129,9 @@ class AdvantageConfig(Section):
         default=None, description="of scale likewise; 1: sample standard deviation; 0: population; null: its own"
     )
     clamp: float | None = Field(default=None, gt=0, description="advantages are held within plus and minus this")
-    equal_groups: Literal["zero", "drop"] = Field(
-        default="zero",
-        description="groups without an advantage: zero counts their samples in the loss's means, drop nowhere",
+    zero_variance_groups: Literal["keep", "drop"] = Field(
+        default="keep",
+        description="groups of equal rewards: keep counts their samples in the loss's means, drop nowhere",
     )
     foreign: Literal["together", "apart"] = Field(
         default="together",
@@ -142,9 +142,9 @@ class AdvantageConfig(Section):
         default=(), description="what becomes of each decision's advantage, in order; none: its sample's"
     )
     filters: tuple[Named, ...] = Field(default=(), description="which samples or decisions train, in order; none: all")
-    filtered: Literal["drop", "zero"] = Field(
+    filtered_samples: Literal["drop", "mask"] = Field(
         default="drop",
-        description="samples that a filter leaves out: drop counts them nowhere, zero in the loss's means",
+        description="samples that a filter leaves out: drop counts them nowhere, mask in the loss's means",
     )
     kl_beta: float = Field(
         default=0.0,

@@ -23,5 +23,7 @@ class CriticConfig(Section):
     )
     gamma: float = Field(default=1.0, gt=0, le=1, description="of what it learns to say, as gae's for the policy")
     decay: float = Field(default=0.95, ge=0, le=1, description="likewise; 1: the reward that came, discounted")
-    alone: int = Field(default=0, ge=0, description="so many steps at first move it and not the policy")
-    until: int | None = Field(default=None, ge=1, description="steps after which it stands still; null: it never does")
+    warmup_steps: int = Field(default=0, ge=0, description="first steps that train the critic and not the policy")
+    freeze_after: int | None = Field(
+        default=None, ge=1, description="steps after which the critic is frozen; null: never"
+    )

@@ -64,8 +64,12 @@ def _idle_sections(config: RunConfig) -> Iterator[str]:
         every = min((n for n in (reference.reset_every, reference.ema and reference.ema.every) if n), default=0)
         if every >= config.steps:
             yield _sentence(config, f"reference: it first moves after step {every}", "a lower reset_every")
-    if critic is not None and critic.alone >= config.steps:
-        yield _sentence(config, f"critic.alone: the policy does not train before step {critic.alone}", "a lower number")
+    if critic is not None and critic.warmup_steps >= config.steps:
+        yield _sentence(
+            config,
+            f"critic.warmup_steps: the policy does not train before step {critic.warmup_steps}",
+            "a lower number",
+        )
     num_updates = config.steps * update.epochs * update.minibatches
     for hook in update.hooks:
         first_round = hook.numbers.get("inner", 0)

@@ -153,8 +153,8 @@ def _sharing(task: TaskConfig, own: Mapping[str, Any], before: Mapping[str, RunC
     if at(own, "checkpoint.best", None) is not None:
         raise ConfigError(f"checkpoint.best: its checkpoints hold no weights; name a reward of {task.policy_of}")
     _require_unsaid(OF_OWNER, own, f"{task.policy_of}, whose policy it trains")
-    if at(own, "critic.alone", 0):
-        raise ConfigError(f"critic.alone: {task.policy_of} says when their policy stands still; leave it out")
+    if at(own, "critic.warmup_steps", 0):
+        raise ConfigError(f"critic.warmup_steps: {task.policy_of} says when their policy stands still; leave it out")
     return owner.model_dump(mode="json", include={*OF_OWNER} - {"warmup"})  # the policy is warmed up once
 
 

@@ -20,11 +20,11 @@ class ReadingConfig(Section):
         "folder, and what is encoded is opened when it is looked at",
     )
     limit: int | None = Field(default=None, ge=1, description="keep the first so many")
-    when_unreadable: Literal["stop", "skip"] = Field(
-        default="stop",
-        description="of a row that cannot be read, or whose image or sound on this machine cannot be decoded: stop: an "
-        "error that names it; skip: such rows are counted, named and left out, and the media of each step are decoded "
-        "once more to find them",
+    on_error: Literal["raise", "skip"] = Field(
+        default="raise",
+        description="for a row that cannot be read, or whose local image or audio cannot be decoded: raise: an error "
+        "that names it; skip: such rows are counted, named and left out, and the media of each step are decoded once "
+        "more to find them",
     )
     allow_fetch: bool = Field(
         default=False, description="images of rows may be URLs, fetched whenever they are looked at; false: refused"

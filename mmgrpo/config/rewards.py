@@ -12,7 +12,7 @@ from mmgrpo.config.sections import Named, Section
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.targets import is_own
 
-Closed = Literal["none", "zero"]
+Otherwise = Literal["skip", "zero"]
 
 
 NO_VERIFIERS = frozenset(
@@ -42,13 +42,13 @@ NO_VERIFIERS = frozenset(
 class GateConfig(Section):
     """A condition under which a reward counts: another reward's value, before clipping, is at least a threshold.
 
-    Below it, or where the other reward's own gate is closed, it is ``closed`` that counts. Where the other reward gave
+    Below it, or where the other reward's own gate is closed, ``otherwise`` applies. Where the other reward gave
     no value, the gated one has none either.
     """
 
     reward: str = Field(description="the other reward, by the name it is logged under")
     at_least: float = Field(description="the threshold")
-    closed: Closed = Field(description="none: as if it did not apply; zero: 0, before its weight")
+    otherwise: Otherwise = Field(description="skip: as if it did not apply; zero: 0, before its weight")
 
 
 class RewardConfig(Named):

@@ -12,13 +12,13 @@ class RuntimeConfig(Section):
 
     device: str | None = Field(default=None, description="null: what accelerate finds")
     threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; null leaves its default")
-    wait_s: float = Field(
+    collective_timeout_s: float = Field(
         default=3600.0,
         gt=0,
         description="of several processes: seconds that one may wait in an exchange for one that is still at work (its "
         "rewards, the judges of an evaluation); then the run fails",
     )
-    silent_s: float = Field(
+    heartbeat_timeout_s: float = Field(
         default=300.0,
         gt=0,
         description="of several processes: seconds without a sign of life after which one counts as stopped, or as "

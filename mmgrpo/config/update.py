@@ -31,7 +31,7 @@ class UpdateConfig(Section):
 
     epochs: int = Field(default=1, ge=1, description="passes over a rollout")
     minibatches: int = Field(default=1, ge=1, description="updates per pass; at most prompts_per_step")
-    in_turn: bool = Field(
+    cycle_masks: bool = Field(
         default=False,
         description="pass n trains the segments of number n alone (n + epochs too, and so on), counted from 0, and not "
         "all of a row: of what is hidden again, a masking for each pass",

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.registry import suggestion
+from mmgrpo.config.renamed import renamed_key, renamed_value
 from mmgrpo.errors import ConfigError, UnknownNameError
 
 NAMED = ("policy", "window", "tree", "scale", "combine", "surrogate", "bound", "aggregate", "examples")
@@ -43,9 +44,6 @@ INCLUDE = (
     "example include: [run.yaml, methods/dapo], and name that file (in Python: load_config(FILE))"
 )
 
-RENAMED = {"objective.recentre": "objective.normalise_ratio"}
-"""Keys of earlier versions, with what took their place."""
-
 
 def typed(values: Mapping[str, Any]) -> RunConfig:
     """A ``RunConfig`` from plain values; its runs or tasks are not looked at. Raises ConfigError for wrong keys."""
@@ -67,8 +65,9 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
             if where == "include":
                 lines.append(INCLUDE)
                 continue
-            now = f"; it is now {RENAMED[where]}" if where in RENAMED else suggestion(str(problem["loc"][-1]), known)
-            lines.append(f"unknown key {where!r}{now}")
+            new = renamed_key(where)
+            fix = suggestion(str(problem["loc"][-1]), known) if new is None else f"; it is now {new}"
+            lines.append(f"unknown key {where!r}{fix}")
         elif where == "policy.name" and problem["type"] == "missing":
             lines.append(
                 "policy.name: no kind of policy is named (denoising, language, ...); name it, policy: {name: language, "
@@ -91,7 +90,10 @@ def _plain_message(problem: Mapping[str, Any], where: str) -> str:
     wanted = KINDS.get(match[1], match[1]) if match else message.removeprefix("Input should be ")
     if where in EXAMPLES:
         wanted = f"{wanted.partition(', such as')[0]}, such as {where}={EXAMPLES[where]}"
-    return f"must be {wanted}; got {problem['input']!r:.80}"
+    new = renamed_value(where, problem["input"])
+    return f"must be {wanted}; got {problem['input']!r:.80}" + (
+        "" if new is None else f": {problem['input']!r} is now {new}"
+    )
 
 
 def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel] | None:

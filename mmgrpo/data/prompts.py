@@ -56,7 +56,7 @@ def load_prompts(
     allow_fetch: bool = False,
     pictures: Sequence[str] = (),
     allow_outside: bool = False,
-    when_unreadable: Literal["stop", "skip"] = "stop",
+    on_error: Literal["raise", "skip"] = "raise",
 ) -> list[Prompt]:
     """The prompts of a file, a folder, a dataset of the Hub or a Python function.
 
@@ -89,7 +89,7 @@ def load_prompts(
         pictures: further columns that hold pictures, one or a list (masks, edges), found and opened as ``image`` is.
         allow_outside: media may lie outside of the file's folder, by absolute paths, ``..`` and links; those of a live
             dataset may in any case.
-        when_unreadable: rows that cannot be read stop it, or are counted, named in a warning and left out.
+        on_error: rows that cannot be read stop it, or are counted, named in a warning and left out.
 
     Returns:
         At least one prompt, in the order of the source.
@@ -102,7 +102,7 @@ def load_prompts(
     if limit is not None and limit < 1:
         raise DataError(f"limit must be at least 1 or absent, got {limit}")
     require_limit(source, limit)
-    unreadable = Unreadable(skip=when_unreadable == "skip")
+    unreadable = Unreadable(skip=on_error == "skip")
     rules = _Rules(text_column, allow_fetch, unreadable, tuple(pictures), allow_outside)
     read = _read(str(source), split, rules) if isinstance(source, str | Path) else _live(source, split, rules)
     where = source if isinstance(source, str | Path) else "the dataset"

@@ -42,11 +42,11 @@ def stream_of(
             f"{', '.join(labels) or 'not there'}; label the source that it takes"
         )
     parts = [*section.sources] if section else []
-    skipping = [part.known_as for part in parts if part.when_unreadable == "skip"]
+    skipping = [part.known_as for part in parts if part.on_error == "skip"]
     return PromptStream(
         prompts,
         check=check,
-        skipping=[*skipping, *([None] if section and section.when_unreadable == "skip" else [])],
+        skipping=[*skipping, *([None] if section and section.on_error == "skip" else [])],
         num_per_step=config.rollout.prompts_per_step,
         seed=config.seed,
         shuffle=section is None or section.shuffle,

@@ -127,7 +127,7 @@ def require_media(prompts: Sequence[Prompt], section: PromptsConfig | None, chec
         DataError: as the check does.
     """
     parts = [] if section is None else [section, *section.sources]
-    if any(part.when_unreadable == "skip" for part in parts):
+    if any(part.on_error == "skip" for part in parts):
         return
     first: dict[tuple[bool, ...], Prompt] = {}
     for prompt in prompts:

@@ -94,7 +94,7 @@ def _advantage(advantage: AdvantageConfig) -> str:
         line += ", rows that are read apart"
     if advantage.kl_beta:
         line += f" of the reward less {advantage.kl_beta:g} {advantage.divergence} KL"
-    return line if advantage.equal_groups == "zero" else f"{line}, equal groups dropped"
+    return line if advantage.zero_variance_groups == "keep" else f"{line}, equal groups dropped"
 
 
 def _objective(objective: ObjectiveConfig) -> Iterator[str]:

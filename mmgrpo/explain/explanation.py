@@ -213,8 +213,8 @@ def _terms(reward: RewardConfig) -> Iterator[str]:
     """How a reward counts, where there is more to it than its weight."""
     counts = [] if reward.clip is None else [f"clipped to [{reward.clip[0]:g}, {reward.clip[1]:g}]"]
     if reward.gate is not None:
-        closed = {"zero": "else 0", "none": "else does not apply"}[reward.gate.closed]
-        counts.append(f"counts where {reward.gate.reward} >= {reward.gate.at_least:g}, {closed}")
+        otherwise = {"zero": "else 0", "skip": "else does not apply"}[reward.gate.otherwise]
+        counts.append(f"counts where {reward.gate.reward} >= {reward.gate.at_least:g}, {otherwise}")
     if counts:
         yield ", ".join(counts)
     if reward.schedule is not None:
@@ -232,7 +232,7 @@ def _advantage_line(config: AdvantageConfig) -> str:
         line += f". {_summary(clamp_advantage)}, limit = {config.clamp:g}"
     if config.foreign == "apart":
         line += ". Rows that are read are compared among themselves"
-    return line if config.equal_groups == "zero" else f"{line}. Groups without an advantage count nowhere"
+    return line if config.zero_variance_groups == "zero" else f"{line}. Groups without an advantage count nowhere"
 
 
 def _ratio_line(objective: ObjectiveConfig) -> str:
@@ -291,7 +291,7 @@ def _geometry(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Iterator[t
         yield "warm-up", f"{updates} of {_many(config.warmup.batch_size, 'example')} before the first step"
     yield from auxiliary_rows(config)
     if config.critic:
-        alone, until = config.critic.alone, config.critic.until
+        alone, until = config.critic.warmup_steps, config.critic.freeze_after
         when = [f"alone for {_many(alone, 'step')}"] * bool(alone) + [f"still after {until}"] * bool(until)
         under = "another copy of the policy" if config.critic.policy is None else f"policy {config.critic.policy.name}"
         yield (

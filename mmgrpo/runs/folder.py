@@ -258,7 +258,7 @@ def make_accelerator(config: RunConfig) -> Accelerator:
     num_processes, device = num_launched(), config.runtime.device
     accelerator = Accelerator(
         cpu=device == "cpu" or (num_processes > 1 and device is None and not torch.accelerator.is_available()),
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=config.runtime.wait_s))],
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=config.runtime.collective_timeout_s))],
         log_with=list(config.tracking.trackers) or None,
         project_dir=str(Path(config.output).absolute()),  # the trackers are told the run's own
     )

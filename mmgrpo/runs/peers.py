@@ -2,7 +2,7 @@
 
 A process that waits for one that is gone would wait until the process group's time is up, and then name a socket. Here
 the first that fails leaves its cause in the store that the processes met by; one that is killed is missed at once by
-those of its machine, and by the others once it was silent for ``runtime.silent_s``.
+those of its machine, and by the others once it was silent for ``runtime.heartbeat_timeout_s``.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class Peers:
         lost: what is wrong with one of them; None: nothing that is known of.
     """
 
-    def __init__(self, job: Job, *, silent_s: float) -> None:
+    def __init__(self, job: Job, *, heartbeat_timeout_s: float) -> None:
         """Looks at nothing yet.
 
         Args:
             job: the processes.
-            silent_s: seconds without a sign of life after which a process counts as gone.
+            heartbeat_timeout_s: seconds without a sign of life after which a process counts as gone.
         """
         self.lost: ProcessLostError | None = None
         self._job = job
-        self._silent_s = silent_s
+        self._heartbeat_timeout_s = heartbeat_timeout_s
         self._store: Any = None
         self._ended = threading.Event()
         self._turn = threading.Lock()
@@ -103,7 +103,7 @@ class Peers:
             if self.lost is None and of_exchange and any(sign in said for sign in _OF_EXCHANGES):
                 self.lost = ProcessLostError(
                     "an exchange with the other processes failed: one of them is gone, or came to it later than "
-                    f"runtime.wait_s allows; the output of each may say why. It was said: {said:.300}"
+                    f"runtime.collective_timeout_s allows; the output of each may say why. It was said: {said:.300}"
                 )
             if self.lost is None:
                 self._tell(f"process {self._job.process} of {self._job.num_processes} failed: {said}")
@@ -179,8 +179,9 @@ class Peers:
         silent = [rank for rank in self._heard if self._is_silent(rank)]
         if silent:
             self._tell(
-                f"{self._names[silent[0]]} gave no sign of life for {self._silent_s:g} s: it is stopped, hangs in a "
-                "call that lets no other thread run, or its machine is gone; runtime.silent_s is how long that may be"
+                f"{self._names[silent[0]]} gave no sign of life for {self._heartbeat_timeout_s:g} s: it is stopped, "
+                "hangs in a call that lets no other thread run, or its machine is gone; runtime.heartbeat_timeout_s "
+                "sets the limit"
             )
 
     def _tell(self, cause: str) -> None:
@@ -211,7 +212,7 @@ class Peers:
         return bool(self._asked(lambda: self._store.check([f"{_DONE}/{rank}"])))
 
     def _is_silent(self, rank: int) -> bool:
-        return rank in self._heard and time.monotonic() - self._heard[rank][1] > self._silent_s
+        return rank in self._heard and time.monotonic() - self._heard[rank][1] > self._heartbeat_timeout_s
 
     def _is_gone(self, rank: int) -> bool:
         return (rank in self._pids and not _is_there(self._pids[rank])) or self._is_silent(rank)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mmgrpo.config.rewards import Closed, gate_order
+from mmgrpo.config.rewards import Otherwise, gate_order
 from mmgrpo.errors import ConfigError
 from mmgrpo.scoring.column_uses import column_uses
 from mmgrpo.scoring.trl_form import as_reward
@@ -22,12 +22,12 @@ class Gate:
     Attributes:
         reward: name of the other reward.
         at_least: the threshold.
-        closed: what the gated reward is below it: ``none``, as if it did not apply, or ``zero``.
+        otherwise: the value of the gated reward below it: ``skip``, as if it did not apply, or ``zero``.
     """
 
     reward: str
     at_least: float
-    closed: Closed
+    otherwise: Otherwise
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,5 +91,5 @@ def _gated(scores: Scores, gates: Mapping[str, Gate]) -> dict[str, _Gated]:
         open_B = known_B & (scores.value_BR[:, other] >= gate.at_least)
         if gate.reward in found:
             open_B = open_B & ~found[gate.reward].closed_B
-        found[name] = _Gated(~open_B, ~open_B if gate.closed == "none" else ~known_B)
+        found[name] = _Gated(~open_B, ~open_B if gate.otherwise == "skip" else ~known_B)
     return found

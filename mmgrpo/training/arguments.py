@@ -83,7 +83,7 @@ def prompts_of(given: Any, config: RunConfig) -> list[Prompt]:
     """Prompts from a path, hub id or live dataset as ``prompts.source`` has them, or from a sequence.
 
     A sequence holds ``Prompt``s, texts, or rows of columns in any mixture. Raises DataError for anything else, of which
-    the items of a sequence are left out, with a warning, under ``prompts.when_unreadable: skip``.
+    the items of a sequence are left out, with a warning, under ``prompts.on_error: skip``.
     """
     if isinstance(given, str | Path) or hasattr(given, "column_names"):
         return load_prompts(given, **(reading_of(config.prompts) if config.prompts else {}))
@@ -92,7 +92,7 @@ def prompts_of(given: Any, config: RunConfig) -> list[Prompt]:
             f"prompts must be a path, a datasets.Dataset, or a list of texts, rows or Prompts, got "
             f"{type(given).__name__}; make a list of it"
         )
-    unreadable = Unreadable(skip=config.prompts is not None and config.prompts.when_unreadable == "skip")
+    unreadable = Unreadable(skip=config.prompts is not None and config.prompts.on_error == "skip")
     readers = (partial(_prompt_of, item, number, config.prompts) for number, item in enumerate(given))
     prompts = [prompt for reader in readers for prompt in unreadable.read(reader)]
     unreadable.tell("prompts", len(prompts))

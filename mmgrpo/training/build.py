@@ -250,7 +250,7 @@ def _named_reward(config: RewardConfig, live: Functions) -> NamedReward:
         config.known_as,
         function,
         config.weight,
-        gate=config.gate and Gate(config.gate.reward, config.gate.at_least, config.gate.closed),
+        gate=config.gate and Gate(config.gate.reward, config.gate.at_least, config.gate.otherwise),
         clip=config.clip,
         schedule=schedule,
         timeout_s=config.timeout_s,

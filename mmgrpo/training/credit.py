@@ -35,7 +35,7 @@ class Credit:
     Attributes:
         advantage_B: float32; 0 where the sample is not trained on.
         keep_B: bool, whether the sample is trained on and counts: whether any reward applied to it, and with
-            ``equal_groups: drop``, whether its group teaches anything; or an estimator reads what a reward said of its
+            ``zero_variance_groups: drop``, whether its group has an advantage; or an estimator reads a reward of its
             parts.
         zero_std_frac: share of the groups that teach nothing, all their advantages being 0; where there are estimators,
             those of the decisions after them.
@@ -134,7 +134,7 @@ def form_credit(
         advantage_PG = clamp_advantage(advantage_PG, limit=config.clamp)
     dead_P = ((advantage_PG == 0) | ~groups.present_PG).all(1)
     trains_B = scored_B
-    if config.equal_groups == "drop":
+    if config.zero_variance_groups == "drop":
         trains_B = trains_B & ~groups.rows(dead_P[:, None].expand_as(advantage_PG))
     return Credit(
         groups.rows(advantage_PG).float(),

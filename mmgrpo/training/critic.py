@@ -85,10 +85,10 @@ class Learnt:
             ConfigError: the policy would have no step.
         """
         assert config.critic is not None
-        if config.critic.alone >= config.steps > 0:
+        if config.critic.warmup_steps >= config.steps > 0:
             raise ConfigError(
-                f"critic.alone={config.critic.alone} leaves the policy none of steps={config.steps}: lower the one, or "
-                "raise the other"
+                f"critic.warmup_steps={config.critic.warmup_steps} leaves the policy none of steps={config.steps}: "
+                "lower the first, or raise the second"
             )
         self._config, self._critic, self._job = config.critic, critic, job
         own = {"lr": self._config.lr, "max_grad_norm": self._config.max_grad_norm, "hooks": ()}
@@ -99,9 +99,9 @@ class Learnt:
         self._seen: Rollout | None = None
         self._learns = True
 
-    def alone(self, step: int) -> bool:
+    def is_warming_up(self, step: int) -> bool:
         """Whether the policy stands still at a step, counted from 0."""
-        return step < self._config.alone
+        return step < self._config.warmup_steps
 
     def valued(self, experience: Experience) -> Experience:
         """The rows with the value of every state that a decision was taken in, at the weights of now."""
@@ -121,7 +121,7 @@ class Learnt:
             For ``learn``; ``apply`` then moves the weights.
         """
         assert self._seen is not None
-        self._learns = self._config.until is None or step < self._config.until
+        self._learns = self._config.freeze_after is None or step < self._config.freeze_after
         if not self._learns:
             self.metrics = {}
             return policy

@@ -111,7 +111,7 @@ def credit_by_decision(
         keep_BT = keep_BT[:, None] if keep_BT.ndim == 1 else keep_BT
         changes[f"credit/{label}"] = changed_count(~keep_BT, rollout.mask_BT)
         advantage_BT = advantage_BT.where(keep_BT, 0.0)
-        rollout = rollout if config.filtered == "zero" else rollout.keep(keep_BT)
+        rollout = rollout if config.filtered_samples == "mask" else rollout.keep(keep_BT)
     job_changes = job.merged(Diagnostics(change_sums=changes)).change_sums
     metrics = _means(feedback.job) | changed_fracs(job_changes)
     return DecisionCredit(rollout=rollout, advantage_BT=advantage_BT, zero_std_frac=zero_std_frac, metrics=metrics)

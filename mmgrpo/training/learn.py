@@ -80,13 +80,13 @@ class Lesson:
         self._number, self._rows, self._taken = 0, list[int](), self._rollout
         self._own = Totals(num_samples=0, num_decisions=0)
 
-    def begin(self, number: int, *, epochs: int, minibatches: int, in_turn: bool) -> Totals:
+    def begin(self, number: int, *, epochs: int, minibatches: int, cycle_masks: bool) -> Totals:
         """Takes the rows of an update; gives what they add to the loss's means, over the whole job."""
         epoch, part = divmod(number, minibatches)
         rows = ((self._place_B + epoch) % minibatches == part).nonzero().flatten().tolist()
         rollout = self._rollout
         self._number, self._rows = number, rows
-        self._taken = rollout.keep(rollout.segment_BT % epochs == epoch) if in_turn else rollout
+        self._taken = rollout.keep(rollout.segment_BT % epochs == epoch) if cycle_masks else rollout
         zero_B, group_B = self._batch.zero_B[rows], rollout.prompt_index_B[rows]
         self._own = self.job.total(count(self._taken.mask_BT[rows], zero_B, group_B))
         return self._own
@@ -117,7 +117,7 @@ def learn(
     *,
     epochs: int,
     minibatches: int,
-    in_turn: bool = False,
+    cycle_masks: bool = False,
     job: Job,
     before_apply: Callable[[], None] = lambda: None,
     beside: Callable[[int, Sequence[int]], Gradient] | None = None,
@@ -131,7 +131,7 @@ def learn(
         optimizer: over its trainable parameters.
         epochs: passes.
         minibatches: updates per pass.
-        in_turn: whether a pass trains one segment of each row, the one of its own number, and not all.
+        cycle_masks: whether a pass trains one segment of each row, the one of its own number, and not all.
         job: the processes; each takes part in every update, with whatever rows it has.
         before_apply: called before the weights move.
         beside: adds further gradient, given the update's number and this process's rows (``Auxiliaries.beside``).
@@ -140,12 +140,12 @@ def learn(
         Update: what was done, update by update.
     """
     lesson = Lesson(policy, batch, objective, job=job, before_apply=before_apply, beside=beside)
-    passes = {"epochs": epochs, "minibatches": minibatches, "in_turn": in_turn}
+    passes = {"epochs": epochs, "minibatches": minibatches, "cycle_masks": cycle_masks}
     yield from (update for (update,) in learn_together([lesson], optimizer, **passes))
 
 
 def learn_together(
-    lessons: Sequence[Lesson], optimizer: GuardedOptimizer, *, epochs: int, minibatches: int, in_turn: bool = False
+    lessons: Sequence[Lesson], optimizer: GuardedOptimizer, *, epochs: int, minibatches: int, cycle_masks: bool = False
 ) -> Iterator[tuple[Update, ...]]:
     """The same of several lessons for one policy: the rows of all are one batch, each in its own loss.
 
@@ -156,13 +156,13 @@ def learn_together(
         optimizer: over them.
         epochs: as of ``learn``, of each lesson's rows.
         minibatches: likewise.
-        in_turn: likewise.
+        cycle_masks: likewise.
 
     Yields:
         tuple[Update, ...]: an update, as each of the lessons took part in it.
     """
     for number in range(epochs * minibatches):
-        parts = [one.begin(number, epochs=epochs, minibatches=minibatches, in_turn=in_turn) for one in lessons]
+        parts = [one.begin(number, epochs=epochs, minibatches=minibatches, cycle_masks=cycle_masks) for one in lessons]
         totals = sum(parts[1:], start=parts[0])
         optimizer.clear()
         gradients = [lesson.accumulate(totals) for lesson in lessons]

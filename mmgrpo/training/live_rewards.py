@@ -93,7 +93,7 @@ def _with_labels_of(methods: Sequence[MethodConfig], stated: Sequence[RewardConf
 def _config_of(name: str, reward: NamedReward) -> RewardConfig:
     """A live reward as a configuration states it."""
     gate = reward.gate and GateConfig(
-        reward=reward.gate.reward, at_least=reward.gate.at_least, closed=reward.gate.closed
+        reward=reward.gate.reward, at_least=reward.gate.at_least, otherwise=reward.gate.otherwise
     )
     counting = {"weight": reward.weight, "gate": gate, "clip": reward.clip}
     defaults = {"weight": 1.0, "gate": None, "clip": None}

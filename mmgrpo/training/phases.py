@@ -138,7 +138,7 @@ def take_updates(tasks: Sequence[tuple[Task, Judged]]) -> None:
     """
     owner, _ = tasks[0]
     update, taught = owner.config.update, [task.teach(judged) for task, judged in tasks]
-    passes = {"epochs": update.epochs, "minibatches": update.minibatches, "in_turn": update.in_turn}
+    passes = {"epochs": update.epochs, "minibatches": update.minibatches, "cycle_masks": update.cycle_masks}
     for updates in learn_together([one.lesson for one in taught], owner.optimizer, **passes):
         for one, each in zip(taught, updates, strict=True):
             one.updated(each)

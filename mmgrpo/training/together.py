@@ -78,7 +78,7 @@ class Together:
         self._job = job
         self._whole = whole
         self._stopping = Stopping(job)
-        self._peers = Peers(job, silent_s=config.runtime.silent_s)
+        self._peers = Peers(job, heartbeat_timeout_s=config.runtime.heartbeat_timeout_s)
         self._progress = self._made_progress()
 
     def train(self) -> str:

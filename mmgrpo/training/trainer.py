@@ -143,7 +143,7 @@ class Trainer:
         self.watchdog = Watchdog(subject) if subject and self.job.is_main else None
         held_out = partial(load_prompts_of, key="evaluation.prompts", note=self.config.note)
         self.held_out = held_out(evaluation.prompts) if evaluation else []
-        if evaluation and evaluation.prompts.when_unreadable == "skip":
+        if evaluation and evaluation.prompts.on_error == "skip":
             self.held_out = readable(self.held_out, "evaluation.prompts", check_of(policy))
         require_media(self.held_out, evaluation.prompts if evaluation else None, check_of(policy))
         require_rows(judges, self.held_out, "evaluation.prompts")
@@ -205,7 +205,9 @@ class Trainer:
         clock = time.perf_counter()
         self.now.move(self.step, self.session.memory)
         if self._owns:
-            self.optimizer.begin(self.now.config.update, rests=bool(self.critic and self.critic.alone(self.step)))
+            self.optimizer.begin(
+                self.now.config.update, rests=bool(self.critic and self.critic.is_warming_up(self.step))
+            )
         prompts, behind = self.stream.at_step(self.step, self.session.memory), None
         if self.behind:
             prompts, behind = self.behind.followed(before, self.job)

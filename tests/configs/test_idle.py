@@ -30,8 +30,8 @@ LATE = {
     "rlvr-linearity": ("update.hooks: slow_fast first acts after 100 updates, of which the run has 30", 100),
     "curriculum-grpo": ("schedules.rewards.length_peak.max_length: the value is 512 at every step", 151),
     "scaf-grpo": ("rollout.planner starts at step 50", 51),
-    "dvpo": ("critic.alone: the policy does not train before step 100", 101),
-    "direct-advantage-policy-optimization": ("critic.alone: the policy does not train before step 100", 101),
+    "dvpo": ("critic.warmup_steps: the policy does not train before step 100", 101),
+    "direct-advantage-policy-optimization": ("critic.warmup_steps: the policy does not train before step 100", 101),
     "diver": ("rewards (unique_formulas).schedule: the factor is 1 at every step", 100),
 }
 """What of a method has no effect in 30 steps, and the steps in which it has."""
@@ -129,7 +129,9 @@ def test_filter_that_leaves_nothing_out_is_a_note_at_the_first_step(
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "output": str(tmp_path)}
     for bound, is_idle in ((1e6, True), (1e-9, False)):
         filters = [{"name": "within_curvature", "shift": bound, "divergence": bound}]
-        config = load_config("methods/capo", {**small, "advantage.filters": filters, "advantage.filtered": "zero"})
+        config = load_config(
+            "methods/capo", {**small, "advantage.filters": filters, "advantage.filtered_samples": "mask"}
+        )
         folder = Trainer(policy_of("llama", max_new_tokens=3), by_member, prompts_of("llama"), config).train()
         shown = capsys.readouterr()
         text = " ".join((shown.out + shown.err).split())

@@ -113,7 +113,7 @@ def test_a_method_adds_its_rewards_in_either_order_and_once(name: str, tmp_path:
 
 def test_a_reward_of_a_method_is_computed_of_each_verifier(tmp_path: Path) -> None:
     """Times its weight, behind its gate; rewards of form are none."""
-    gate = {"reward": "format", "at_least": 1.0, "closed": "zero"}
+    gate = {"reward": "format", "at_least": 1.0, "otherwise": "zero"}
     rewards = [
         {"name": "exact_match", "weight": 2.0, "gate": gate},
         {"name": "math_verify", "weight": 0.5, "clip": [0.0, 1.0]},
@@ -143,7 +143,7 @@ def test_a_verifier_that_a_gate_reads_is_reported(tmp_path: Path) -> None:
             "name": "overlong",
             "max_length": 8,
             "margin": 2,
-            "gate": {"reward": "right", "at_least": 1.0, "closed": "zero"},
+            "gate": {"reward": "right", "at_least": 1.0, "otherwise": "zero"},
         },
     ]
     config = run_of(tmp_path, "methods/unlikeliness-reward", rewards=rewards)
@@ -164,7 +164,7 @@ def test_a_reward_of_the_run_replaces_the_methods_of_its_label(tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"'reasoning' is the label of a reward remote that methods/p-grpo adds"):
         run_of(tmp_path, "methods/p-grpo", rewards=[MINE, judge | {"verifier": False}])
     config = run_of(tmp_path, "methods/p-grpo", rewards=[MINE, judge | {"from_method": "p-grpo"}])
-    gate = {"reward": "exact_match", "at_least": 1.0, "closed": "zero"}
+    gate = {"reward": "exact_match", "at_least": 1.0, "otherwise": "zero"}
     assert listed(config) == [MINE, judge | {"from_method": "p-grpo", "gate": gate}]
     marks = {"name": "rarity", "marks": ["<A>", "<B>"], "schedule": {"name": "constant"}}
     arm = load_config("methods/arm").method

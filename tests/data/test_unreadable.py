@@ -48,7 +48,7 @@ def test_the_first_is_an_error_with_its_line(tmp_path: Path) -> None:
 def test_all_are_counted_and_named_where_they_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = rows(tmp_path)
     with caplog.at_level(logging.WARNING):
-        found = load_prompts(file, when_unreadable="skip")
+        found = load_prompts(file, on_error="skip")
     assert [prompt.text for prompt in found] == ["one", "two", "three"]
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith(f"{file}: 3 of 6 rows cannot be read and are left out: ")
@@ -60,7 +60,7 @@ def test_all_are_counted_and_named_where_they_are_left_out(tmp_path: Path, caplo
 def test_of_many_the_first_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "a"}\n' + "{\n" * 30)
-    load_prompts(file, when_unreadable="skip")
+    load_prompts(file, on_error="skip")
     said = caplog.records[-1].getMessage()
     assert "30 of 31 rows" in said
     assert "line 21 is" in said
@@ -72,7 +72,7 @@ def test_nothing_that_can_be_read_is_an_error_all_the_same(tmp_path: Path) -> No
     file = tmp_path / "rows.jsonl"
     file.write_text("{\n{\n")
     with pytest.raises(DataError, match="holds no prompts"):
-        load_prompts(file, when_unreadable="skip")
+        load_prompts(file, on_error="skip")
 
 
 def test_rows_of_a_dataset_are_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -86,7 +86,7 @@ def test_rows_of_a_dataset_are_left_out_and_named(tmp_path: Path, caplog: pytest
     features = Features({"prompt": Value("string"), "image": Stored()})
     table = [{"prompt": str(n), "image": {"bytes": one, "path": None}} for n, one in enumerate([*data, b"no picture"])]
     dataset = Dataset.from_list(table, features=features)
-    found = load_prompts(dataset, when_unreadable="skip")
+    found = load_prompts(dataset, on_error="skip")
     assert [prompt.text for prompt in found] == [
         "0",
         "1",
@@ -132,7 +132,7 @@ def trainer(folder: Path, when: str) -> Trainer:
         "output": str(folder / "runs"),
         "steps": 3,
         "rollout": {"prompts_per_step": 2, "group_size": 2},
-        "prompts": {"when_unreadable": when},
+        "prompts": {"on_error": when},
         "runtime": {"device": "cpu"},
     }
     return Trainer(policy_of("qwen2.5-vl"), {"vowels": vowels}, prompts(folder, cut=1), values)
@@ -151,7 +151,7 @@ def test_a_run_goes_on_without_it_and_counts(tmp_path: Path) -> None:
 
 
 def test_a_section_says_what_is_done(tmp_path: Path) -> None:
-    config = validated({"prompts": {"source": str(rows(tmp_path)), "when_unreadable": "skip"}})
+    config = validated({"prompts": {"source": str(rows(tmp_path)), "on_error": "skip"}})
     assert config.prompts is not None
     assert len(load_prompts_of(config.prompts)) == 3
 
@@ -174,7 +174,7 @@ def test_rows_that_the_policy_cannot_take_are_skipped_and_counted(
         "output": str(tmp_path / "runs"),
         "steps": 3,
         "rollout": {"prompts_per_step": 2, "group_size": 2},
-        "prompts": {"when_unreadable": "skip"},
+        "prompts": {"on_error": "skip"},
         "runtime": {"device": "cpu"},
     }
     run = Trainer(policy_of("qwen2.5-vl"), {"vowels": vowels}, unfit(tmp_path), values).train()

@@ -29,7 +29,7 @@ ALL: dict[str, Any] = {
     "watchdog": {"window": 2, "interval": 1, "on_policy_gap": 1e-12, "dead_groups": 1e-9},
     "controllers": {"objective.kl_beta": {"name": "adaptive_kl", "target": 1e-6}},
     "prompts": {"sampler": {"name": "skip_settled", "right": 100, "wrong": 0, "start": 0.5}},
-    "runtime": {"device": "cpu", "silent_s": 10},
+    "runtime": {"device": "cpu", "heartbeat_timeout_s": 10},
 }
 TEXTS = ("say one", "say a long word", "what number is this", "name a fruit that is red", "count")
 Reward = Callable[[Sequence[Sample]], Sequence[float | None]]

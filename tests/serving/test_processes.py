@@ -102,7 +102,7 @@ def test_a_reward_that_ends_its_thread_fails_and_the_server_goes_on():
 
 
 def test_settings_that_a_server_ignores_are_named():
-    counts = {"weight": 2.0, "timeout_s": 3.0, "gate": {"reward": "exact_match", "at_least": 1, "closed": "none"}}
+    counts = {"weight": 2.0, "timeout_s": 3.0, "gate": {"reward": "exact_match", "at_least": 1, "otherwise": "skip"}}
     rewards = [{"name": "number", "label": "n", "relative": 0.1, **counts}, "exact_match"]
     config = validated({"rewards": rewards, "steps": 3, "runtime": {"threads": 1}})
     assert ignored_settings(config) == ["steps", "rewards.n.gate", "rewards.n.timeout_s", "rewards.n.weight"]

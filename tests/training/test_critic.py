@@ -125,7 +125,7 @@ def test_a_run_with_a_critic_resumes_as_the_uninterrupted_one(tmp_path: Path) ->
 
 @pytest.mark.parametrize("method", ["dvpo", "direct-advantage-policy-optimization"])
 def test_first_the_critic_moves_alone_and_then_the_policy(method: str, tmp_path: Path) -> None:
-    still = {"critic.alone": 1, "critic.until": 1, "checkpoint.every": 1, "critic.lr": 1e-2}
+    still = {"critic.warmup_steps": 1, "critic.freeze_after": 1, "checkpoint.every": 1, "critic.lr": 1e-2}
     config = config_of(tmp_path, method, **still)
     trainer = trainer_of(config)
     assert trainer.critic is not None
@@ -145,8 +145,8 @@ def test_first_the_critic_moves_alone_and_then_the_policy(method: str, tmp_path:
 
 
 def test_a_policy_that_never_moves_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"critic.alone=2 leaves the policy none of steps=2"):
-        trainer_of(config_of(tmp_path, "dvpo", **{"critic.alone": 2}))
+    with pytest.raises(ConfigError, match=r"critic.warmup_steps=2 leaves the policy none of steps=2"):
+        trainer_of(config_of(tmp_path, "dvpo", **{"critic.warmup_steps": 2}))
 
 
 def test_a_model_that_gives_logits_alone_is_no_critic() -> None:

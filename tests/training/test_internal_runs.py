@@ -148,7 +148,7 @@ def test_the_bonus_of_the_file() -> None:
 
 def test_tokens_that_would_move_much_are_left_out(tmp_path: Path) -> None:
     """|A| is 0.5 / 0.7072 of two members, so the shift is lr A^2 a, of which the mean parts the tokens."""
-    zero = {"steps": 1, "advantage.filtered": "zero", "update.lr": 1.5e-5}
+    zero = {"steps": 1, "advantage.filtered_samples": "mask", "update.lr": 1.5e-5}
     wide = {"name": "within_curvature", "shift": 0.01, "divergence": 1e-4}
     (line,) = lines_of("capo", tmp_path / "all", **zero, **{"advantage.filters": [wide]})
     assert line["policy/weighed_frac"] == 1.0

@@ -134,7 +134,7 @@ def test_returns_to_go_of_denoising_steps() -> None:
 def test_a_sample_trains_where_only_its_parts_were_judged(policy: LanguagePolicy) -> None:
     reward = NamedReward("steps", of_lines([[1.0, 0.0, 1.0], [None] * 3]), weight=0.0)
     estimator = {"name": "process_returns", "reward": "steps"}
-    batch = credit(policy, written(policy, 2), [reward], estimator, equal_groups="drop")
+    batch = credit(policy, written(policy, 2), [reward], estimator, zero_variance_groups="drop")
     assert batch.rollout.mask_BT.any(1).tolist() == [True, False]
     assert batch.credit.keep_B.tolist() == [True, False]
     assert batch.credit.zero_std_frac == 0.0  # its parts teach

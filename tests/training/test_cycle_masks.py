@@ -13,9 +13,9 @@ from tests.policies.letters import letters
 
 
 @pytest.mark.parametrize(
-    ("in_turn", "columns"), [(True, [[0, 2], [1, 3]]), (False, [[0, 1, 2, 3]] * 2)], ids=["in turn", "all"]
+    ("cycle_masks", "columns"), [(True, [[0, 2], [1, 3]]), (False, [[0, 1, 2, 3]] * 2)], ids=["cycled", "all"]
 )
-def test_a_pass_trains_the_segments_of_its_own_number(in_turn: bool, columns: list[list[int]]) -> None:
+def test_a_pass_trains_the_segments_of_its_own_number(cycle_masks: bool, columns: list[list[int]]) -> None:
     """Each letter is a segment; of four, two passes take every other one."""
     policy, seen = letters(), []
     evaluate = policy.evaluate
@@ -28,7 +28,7 @@ def test_a_pass_trains_the_segments_of_its_own_number(in_turn: bool, columns: li
     config = {
         "steps": 1,
         "rollout": {"prompts_per_step": 2, "group_size": 4},
-        "update": {"epochs": 2, "in_turn": in_turn, "lr": 0.1},
+        "update": {"epochs": 2, "cycle_masks": cycle_masks, "lr": 0.1},
     }
     rewards = {"vowels": lambda samples: [float(sum(letter in "aeiou" for letter in one.text)) for one in samples]}
     before = policy.logits.detach().clone()

@@ -1,0 +1,45 @@
+"""Keys, values and registered names of earlier versions, with the new ones: the old one is an error that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+RENAMED: Mapping[str, str] = {
+    "advantage.equal_groups": "advantage.zero_variance_groups",
+    "advantage.filtered": "advantage.filtered_samples",
+    "critic.alone": "critic.warmup_steps",
+    "critic.until": "critic.freeze_after",
+    "objective.recentre": "objective.normalise_ratio",
+    "prompts.sources.when_unreadable": "prompts.sources.on_error",
+    "prompts.when_unreadable": "prompts.on_error",
+    "rewards.gate.closed": "rewards.gate.otherwise",
+    "runtime.silent_s": "runtime.heartbeat_timeout_s",
+    "runtime.wait_s": "runtime.collective_timeout_s",
+    "update.in_turn": "update.cycle_masks",
+}
+"""Earlier key -> its new name, dotted, without the numbers of list items."""
+
+RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
+    "advantage.filtered_samples": {"zero": "mask"},
+    "advantage.zero_variance_groups": {"zero": "keep"},
+    "prompts.on_error": {"stop": "raise"},
+    "prompts.sources.on_error": {"stop": "raise"},
+    "rewards.gate.otherwise": {"none": "skip"},
+}
+"""Key -> earlier value -> its new name."""
+
+
+def renamed_key(key: str) -> str | None:
+    """The new name of a dotted key, which may be inside another section (``evaluation.prompts...``); None: none."""
+    parts = [part for part in key.split(".") if not part.isdigit()]
+    for number in range(len(parts)):
+        if (new := RENAMED.get(".".join(parts[number:]))) is not None:
+            return ".".join([*parts[:number], new])
+    return None
+
+
+def renamed_value(key: str, value: object) -> str | None:
+    """The new name of a value of a dotted key; None: none."""
+    parts = [part for part in key.split(".") if not part.isdigit()]
+    tables = (RENAMED_VALUES.get(".".join(parts[number:]), {}) for number in range(len(parts)))
+    return next((table[value] for table in tables if isinstance(value, str) and value in table), None)
