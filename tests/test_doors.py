@@ -65,8 +65,8 @@ def test_recipes_are_found_by_a_part_of_their_names() -> None:
     printed = call("recipes", "flux", COLUMNS="80").output
     names = [
         "recipes/flux-dance-grpo",
-        "recipes/flux-mix-grpo",
         "recipes/flux-dance-grpo-one-gpu",
+        "recipes/flux-mix-grpo",
         "recipes/flux-mix-grpo-one-gpu",
     ]
     assert [line for line in printed.splitlines() if line and not line.startswith(" ")] == names
