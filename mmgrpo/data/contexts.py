@@ -18,6 +18,7 @@ from mmgrpo.data.corruption import IMAGE_CONTEXTS
 from mmgrpo.data.history import NOTHING, Context, History
 from mmgrpo.data.system_texts import SYSTEM_CONTEXTS
 from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.maths.registry import Registry
 from mmgrpo.types import Prompt, Sample
 
 PLACE = re.compile(r"{([^{}]+)}")
@@ -171,7 +172,7 @@ def found_in_answer(*, pattern: str, text: str) -> Context:
     return partial(_with_found, pattern=compiled, text=text)
 
 
-CONTEXTS: Mapping[str, Callable[..., Context]] = MappingProxyType(
+CONTEXTS: Registry[Callable[..., Context]] = Registry(
     {
         "template": template,
         "column_hint": column_hint,
@@ -184,9 +185,9 @@ CONTEXTS: Mapping[str, Callable[..., Context]] = MappingProxyType(
         "peer_answer": peer_answer,
         "after_answers": after_answers,
         "carried_over": carried_over,
-        **IMAGE_CONTEXTS,
-        **SYSTEM_CONTEXTS,
-    }
+    },
+    IMAGE_CONTEXTS,
+    SYSTEM_CONTEXTS,
 )
 """Contexts by the name that ``rollout.contexts`` and ``views`` use; called with their settings."""
 

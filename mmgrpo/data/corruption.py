@@ -5,10 +5,9 @@ Random numbers are keyed by the seed of the history, the member and the image's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 
 import numpy as np
 from PIL import Image
@@ -16,6 +15,7 @@ from PIL import Image
 from mmgrpo.data.history import NOTHING, Context, History
 from mmgrpo.data.media import opened
 from mmgrpo.errors import ConfigError
+from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.types import Prompt
 
@@ -49,7 +49,7 @@ def noised_image(*, share: float, per_member: bool = True, chance: float = 1.0) 
     return noised if chance == 1 else partial(_by_chance, noised=noised, chance=chance, per_member=per_member)
 
 
-IMAGE_CONTEXTS: Mapping[str, Callable[..., Context]] = MappingProxyType(
+IMAGE_CONTEXTS: Registry[Callable[..., Context]] = Registry(
     {"masked_image": masked_image, "noised_image": noised_image}
 )
 """Contexts that spoil images, by name; called with their settings."""

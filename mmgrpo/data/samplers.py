@@ -7,11 +7,10 @@ Axes: N prompts of a source.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import ValidationError
@@ -21,6 +20,7 @@ from mmgrpo.config.numbers import bound
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.columns import COLUMNS, column_of
 from mmgrpo.maths.prompt_weights import FORMULAS, adapted_probability, kept_probability, offered, opened_share, variance
+from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.memory import Column, Memory, Outcomes
 from mmgrpo.system.lazy import torch
@@ -311,7 +311,7 @@ def mixed(*, share: float, first: PromptSampler, second: PromptSampler) -> Promp
     return PromptSampler(draw, (*first.columns, *second.columns), partial(_learn_all, learners) if learners else None)
 
 
-SAMPLERS: Mapping[str, Callable[..., PromptSampler]] = MappingProxyType(
+SAMPLERS: Registry[Callable[..., PromptSampler]] = Registry(
     {
         "shuffled": shuffled,
         "in_order": in_order,

@@ -14,8 +14,7 @@ Axes: P prompts, G group size, R rewards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError, ShapeError
@@ -27,6 +26,7 @@ from mmgrpo.maths.parted import (
     risk_advantage,
     staged_advantage,
 )
+from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.success import (
     beta_advantage,
     difficulty_weighted_advantage,
@@ -194,7 +194,7 @@ def clamp_advantage(advantage: Tensor, *, limit: float) -> Tensor:
     return advantage.clamp(-limit, limit)
 
 
-ADVANTAGES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+ADVANTAGES: Registry[Callable[..., Tensor]] = Registry(
     {
         "group": group_advantage,
         "batch": batch_scaled_advantage,
@@ -219,8 +219,8 @@ ADVANTAGES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
 )
 """Advantages of a single reward by the name that a method's configuration uses; called with (reward_PG, valid_PG)."""
 
-COMBINING: Mapping[str, Callable[..., Tensor]] = MappingProxyType({"gdpo": gdpo_advantage})
+COMBINING: Registry[Callable[..., Tensor]] = Registry({"gdpo": gdpo_advantage})
 """Advantages of several rewards, which they combine; called with (reward_RPG, weight_R, valid_RPG, penalty_PG)."""
 
-SCALES: Mapping[str, Callable[..., Tensor]] = MappingProxyType({**ADVANTAGES, **COMBINING})
+SCALES: Registry[Callable[..., Tensor]] = Registry(ADVANTAGES, COMBINING)
 """All that ``advantage.scale`` may name."""

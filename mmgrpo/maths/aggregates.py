@@ -12,10 +12,11 @@ Axes: B samples, T decisions (tokens or denoising steps).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from mmgrpo.maths.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,7 +115,7 @@ def group_sum(mask_BT: Tensor, totals: Totals) -> Tensor:
     return mask_BT / max(totals.num_groups, 1)
 
 
-AGGREGATES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+AGGREGATES: Registry[Callable[..., Tensor]] = Registry(
     {
         "decision_mean": decision_mean,
         "sample_mean": sample_mean,

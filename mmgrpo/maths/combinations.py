@@ -8,12 +8,12 @@ Axes: R rewards, P prompts, G group size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ShapeError
 from mmgrpo.maths.advantages import group_advantage
+from mmgrpo.maths.registry import Registry
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def mean_minus_variance(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor,
     return mean_PG - factor * deviation_RPG.square().sum(0) / count_PG
 
 
-COMBINATIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+COMBINATIONS: Registry[Callable[..., Tensor]] = Registry(
     {
         "sum": weighted_sum,
         "normalised_sum": normalised_sum,

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from types import MappingProxyType
 
+from mmgrpo.maths.registry import Registry
+
 
 def dual_ascent(
     value: float, measured: float, *, target: float, rate: float, low: float = 0.0, high: float = math.inf
@@ -93,7 +95,7 @@ def either(value: float, measured: float, *, at: float, below: float, above: flo
     return below if measured < at else above
 
 
-CONTROLLERS: Mapping[str, Callable[..., float]] = MappingProxyType(
+CONTROLLERS: Registry[Callable[..., float]] = Registry(
     {
         "dual_ascent": dual_ascent,
         "adaptive_kl": adaptive_kl,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
 from mmgrpo.maths.chain_credit import along_chain, imitated, likely_answers
 from mmgrpo.maths.consensus_credit import divergent_places, global_consistency, uncertain_groups
@@ -26,6 +25,7 @@ from mmgrpo.maths.internal_credit import anchors, rank_bonus
 from mmgrpo.maths.length_credit import short_where_solved, shorter_branches
 from mmgrpo.maths.likelihood_credit import confident_mistakes, late_decisions, perplexity_weight, self_judged
 from mmgrpo.maths.process_credit import concise_failures, consistent_members
+from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.scoped_credit import (
     clipped_differences,
     process_returns,
@@ -60,7 +60,7 @@ from mmgrpo.maths.view_credit import (
     within_divergence,
 )
 
-ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
+ESTIMATORS: Registry[Callable[..., Estimator]] = Registry(
     {
         "inverse_entropy": inverse_entropy,
         "zero_variance_entropy": zero_variance_entropy,

@@ -19,6 +19,7 @@ from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.maths.feedback import Estimator, Feedback
 from mmgrpo.maths.forest_credit import forest_of
 from mmgrpo.maths.groups import grouped
+from mmgrpo.maths.registry import Registry
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import GRADIENT_CURVATURE, GRADIENT_SQUARE, Value, seen_in
 
@@ -284,7 +285,7 @@ def _within_curvature(
     return (moved_BT.abs() < shift) & ((step_BT * square_BT).square() / 2 < divergence)
 
 
-FILTERS: Mapping[str, Callable[..., Filter]] = MappingProxyType(
+FILTERS: Registry[Callable[..., Filter]] = Registry(
     {
         "at_least_column": at_least_column,
         "outdo_begun": outdo_begun,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.maths.group_losses import GROUP_LOSSES
 from mmgrpo.maths.matching_terms import MATCHING_TERMS
 from mmgrpo.maths.preference_losses import PREFERENCES
+from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.regression_terms import REGRESSION_TERMS
 from mmgrpo.maths.terms import Term, divergence_term, entropy_term
 from mmgrpo.maths.view_terms import VIEW_TERMS, estimated_divergence
@@ -44,7 +44,7 @@ def entropy() -> Term:
     return entropy_term(bonus=1.0)
 
 
-TERMS: Mapping[str, Callable[..., Term]] = MappingProxyType(
+TERMS: Registry[Callable[..., Term]] = Registry(
     {
         "divergence": divergence,
         "entropy": entropy,

@@ -21,6 +21,7 @@ from mmgrpo.maths.job_modulations import clip_covariance, kl_covariance, top_pro
 from mmgrpo.maths.modulation import ADVANTAGE as ADVANTAGE
 from mmgrpo.maths.modulation import LOGPROB as LOGPROB
 from mmgrpo.maths.modulation import OLD_LOGPROB, JobValues, Modulated, Modulation, detached
+from mmgrpo.maths.registry import Registry
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import DRIFT, ENTROPY, RANK
 
@@ -257,7 +258,7 @@ def _likeliest_of_wrong(decisions: Decisions, job_values: JobValues, *, loss: fl
     return Modulated(loss_BT=torch.ones_like(decisions.logprob_BT.detach()).masked_fill(first_BT, loss))
 
 
-MODULATIONS: Mapping[str, Callable[..., Modulation]] = MappingProxyType(
+MODULATIONS: Registry[Callable[..., Modulation]] = Registry(
     {
         "constant": constant,
         "by_entropy_quantile": by_entropy_quantile,

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def below(rate_N: Tensor, *, rate: float) -> Tensor:
     return (rate_N < rate).to(rate_N)
 
 
-ANSWER_WEIGHTS: Mapping[str, Callable[..., Tensor]] = MappingProxyType({"below": below, "failure": failure})
+ANSWER_WEIGHTS: Registry[Callable[..., Tensor]] = Registry({"below": below, "failure": failure})
 """What an answer is worth beside its group's success rate, by the name that ``auxiliary.by_success`` uses."""
 
 

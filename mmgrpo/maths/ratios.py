@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from mmgrpo.maths.registry import Registry
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def pessimistic_bound(log_ratio_BT: Tensor, advantage_BT: Tensor, *, low: float,
     )
 
 
-BOUNDS: Mapping[str, Callable[..., Bounded]] = MappingProxyType({"pessimistic": pessimistic_bound})
+BOUNDS: Registry[Callable[..., Bounded]] = Registry({"pessimistic": pessimistic_bound})
 """Bounds of single log-ratios by the name that a method's configuration uses; bind their numbers."""
 
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.maths.registry import Registry
 
 
 def constant(update: int, *, num_updates: int, num_warmup: int, floor: float) -> float:
@@ -137,7 +138,7 @@ def exponential_value(
     return min(max(start * factor ** (step // every), low), high)
 
 
-VALUE_SCHEDULES: Mapping[str, Callable[..., Any]] = MappingProxyType(
+VALUE_SCHEDULES: Registry[Callable[..., Any]] = Registry(
     {"linear": linear_value, "cosine": cosine_value, "step": step_value, "exponential": exponential_value}
 )
 """Schedules of a number of the configuration by the name that ``schedules`` uses; called with the step, from 0."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.errors import ConfigError
@@ -39,6 +38,7 @@ from mmgrpo.maths.planners import (
     refill,
     trained,
 )
+from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.replays import STRATEGIES, replayed
 from mmgrpo.maths.tempered import with_tempered
 from mmgrpo.memory import ReplayRow
@@ -364,7 +364,7 @@ def _shown(
             )
 
 
-PLANNERS: Mapping[str, Callable[..., Planner]] = MappingProxyType(
+PLANNERS: Registry[Callable[..., Planner]] = Registry(
     {
         "fixed": fixed,
         "sample_then_forget": sample_then_forget,

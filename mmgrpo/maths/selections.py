@@ -10,14 +10,14 @@ Axes: B samples, T decisions (tokens or denoising steps), N kept decisions of th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError, ShapeError
 from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.registry import Registry
 from mmgrpo.values import ENTROPY
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def quantile(value_N: Tensor, fraction: float) -> Tensor:
     return sorted_N[math.floor(position)].lerp(sorted_N[math.ceil(position)], position % 1)
 
 
-SELECTIONS: Mapping[str, Callable[..., Selection]] = MappingProxyType(
+SELECTIONS: Registry[Callable[..., Selection]] = Registry(
     {
         "top_entropy": top_entropy,
         "sample_top_entropy": sample_top_entropy,

@@ -5,11 +5,11 @@ Axes: B samples, T decisions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ShapeError
+from mmgrpo.maths.registry import Registry
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def equal_gradient_weight(noise: Noise, mask_BT: Tensor) -> Tensor:
     return (median_B1 / norm_BT).where(drawn_BT, 0.0)
 
 
-STEP_WEIGHTS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+STEP_WEIGHTS: Registry[Callable[..., Tensor]] = Registry(
     {
         "inverse_step": inverse_step_weight,
         "noise_std": noise_std_weight,

@@ -11,11 +11,11 @@ Axes: B samples, T decisions (tokens or denoising steps).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.foreign_surrogates import mixture, nft, shaped, shaped_probability
+from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.surrogate import Surrogate as Surrogate
 from mmgrpo.system.lazy import torch
 
@@ -250,7 +250,7 @@ def _held(ratio_BT: Tensor, floor: float | Tensor | None, ceiling: float | Tenso
     return torch.where(bounded_BT >= ceiling, ceiling, bounded_BT)
 
 
-SURROGATES: Mapping[str, Callable[..., Surrogate]] = MappingProxyType(
+SURROGATES: Registry[Callable[..., Surrogate]] = Registry(
     {
         "clipped": clipped,
         "dual_clipped": dual_clipped,

@@ -5,10 +5,10 @@ Pure functions of integers; each returns the splits in their order, whose factor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.maths.registry import Registry
 from mmgrpo.splits import Split
 
 
@@ -63,5 +63,5 @@ def rounds_of(group_size: int, factor: int) -> int | None:
     return rounds if leaves == group_size else None
 
 
-TREES: Mapping[str, Callable[..., tuple[Split, ...]]] = MappingProxyType({"at": at_decisions, "evenly": evenly})
+TREES: Registry[Callable[..., tuple[Split, ...]]] = Registry({"at": at_decisions, "evenly": evenly})
 """Trees by the name that ``rollout.tree`` uses; called with the numbers of decisions and of members."""

@@ -9,10 +9,10 @@ must already contain the step.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.seeds import derive_seed
 
 
@@ -126,7 +126,7 @@ def progressive_window(
     return tuple(range(start, start + size))
 
 
-WINDOWS: Mapping[str, Callable[..., tuple[int, ...]]] = MappingProxyType(
+WINDOWS: Registry[Callable[..., tuple[int, ...]]] = Registry(
     {
         "all": all_window,
         "fixed": fixed_window,

@@ -1,0 +1,86 @@
+"""Functions by the name that a configuration uses."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any, Generic, TypeVar, final, overload
+
+METHODS = "mmgrpo.methods"
+"""The package of functions that one method uses, whose modules register them when they are imported."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Value = TypeVar("Value")
+
+
+@final
+class Registry(Mapping[str, Value], Generic[Value]):
+    """Functions by name: those stated here, those of other registries, and those that modules of methods register.
+
+    A method's module is imported the first time a name is looked up that is not stated here, or all names are listed.
+    """
+
+    def __init__(self, *stated: Mapping[str, Value]) -> None:
+        """A registry.
+
+        Args:
+            stated: functions by name; another registry stays one, so that what it gains is here too.
+        """
+        self._stated = stated
+        self._registered: dict[str, Value] = {}
+
+    @overload
+    def register(self, function: Function, /) -> Function: ...
+
+    @overload
+    def register(self, function: str, /) -> Callable[[Function], Function]: ...
+
+    def register(self, function: Any, /) -> Any:
+        """A decorator: registers a function under its own name, or under the name given.
+
+        Raises ValueError for a name that is taken.
+        """
+        if isinstance(function, str):
+            return lambda decorated: self._add(function, decorated)
+        return self._add(function.__name__, function)
+
+    def _add(self, name: str, function: Any) -> Any:
+        if any(name in functions for functions in self._loaded()):
+            raise ValueError(f"{name} is registered twice: by {self[name]} and {function}")
+        self._registered[name] = function
+        return function
+
+    def _loaded(self) -> Iterator[Mapping[str, Value]]:
+        """What is registered so far, without importing methods."""
+        yield self._registered
+        for stated in self._stated:
+            if isinstance(stated, Registry):
+                yield from stated._loaded()
+            else:
+                yield stated
+
+    def __getitem__(self, name: str) -> Value:
+        for attempt in range(2):
+            for functions in self._loaded():
+                if name in functions:
+                    return functions[name]
+            if not attempt:
+                import_methods()
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        import_methods()
+        return iter(dict.fromkeys(name for functions in self._loaded() for name in functions))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+@cache
+def import_methods() -> None:
+    """Imports every module of the shipped methods, once."""
+    package = importlib.import_module(METHODS)
+    for module in pkgutil.walk_packages(package.__path__, f"{METHODS}."):
+        importlib.import_module(module.name)
