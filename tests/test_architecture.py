@@ -30,6 +30,7 @@ ROOMS = (
     ("runs", "explain", "serving"),
     ("report", "docgen"),
     ("training", "trials"),
+    ("methods",),
     ("doctor", "__init__"),
     ("cli",),
     ("__main__",),

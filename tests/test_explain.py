@@ -12,11 +12,12 @@ from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation, formula_of
 from mmgrpo.explain.forward_counts import SampleForwards, forwards_per_sample
-from mmgrpo.maths.advantages import ADVANTAGES, gdpo_advantage
+from mmgrpo.maths.advantages import ADVANTAGES
 from mmgrpo.maths.aggregates import AGGREGATES
 from mmgrpo.maths.ratios import BOUNDS
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.surrogates import SURROGATES
+from mmgrpo.methods.advantages.gdpo import gdpo_advantage
 
 DIGITS: dict[str, Any] = {
     "name": "digits",

@@ -1,4 +1,4 @@
-"""The engine does not grow with the methods: none is named in it but in its function and its registry line.
+"""The engine does not grow with the methods: none is named in it but in ``methods/`` and by functions of ``maths/``.
 
 What counts is code: identifiers, and texts that are names or keys. Sentences, docstrings and comments may speak of it.
 """
@@ -53,19 +53,26 @@ def found() -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_method_is_named_by_its_function_and_its_registry_alone(name: str, found: dict[str, str]) -> None:
-    """A name stands in at most two modules, both of maths: the function's and the registry's."""
-    begun = f"\n {' '.join(words(name))} "
-    homes = [path for path, names in found.items() if begun in f"\n{names}"]
-    if name in WORDS:
-        homes = [path for path in homes if path.startswith("maths/")]
-    assert all(path.startswith("maths/") for path in homes)
-    assert len(homes) <= 2
+def test_methods_are_named_in_their_modules_and_in_maths_alone(found: dict[str, str]) -> None:
+    """No ``train_dapo``, ``is_gspo`` or ``use_nft`` in the rest of the engine; the package's own name is one word."""
+    homes = ("maths/", "methods/")
+    wrong = [
+        f"{path} names {name}"
+        for name in NAMES
+        if name not in WORDS
+        for path, names in found.items()
+        if not path.startswith(homes) and f" {' '.join(words(name))} " in names
+    ]
+    assert not wrong
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in WORDS])
-def test_nothing_but_maths_has_a_method_within_a_name(name: str, found: dict[str, str]) -> None:
-    """No ``train_dapo``, ``is_gspo`` or ``use_nft`` either; the package's own name is one word."""
-    part = f" {' '.join(words(name))} "
-    assert [path for path, names in found.items() if part in names and not path.startswith("maths/")] == []
+def test_functions_of_one_method_are_in_its_module() -> None:
+    """``mmgrpo/methods/selection/gfpo.py`` belongs to ``configs/methods/selection/gfpo.yaml``."""
+    files = {path.relative_to(CONFIGS / "methods").with_suffix("") for path in (CONFIGS / "methods").rglob("*.yaml")}
+    expected = {str(path.with_name(re.sub(r"-+", "_", path.name))) for path in files}
+    modules = {
+        path.relative_to(ENGINE / "methods").with_suffix("").as_posix()
+        for path in (ENGINE / "methods").rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    assert modules <= expected

@@ -11,8 +11,11 @@ from torch import Tensor
 
 from mmgrpo.maths.aggregates import Totals, constant_length, count, decision_mean, sample_mean, sample_sum
 from mmgrpo.maths.objectives import Decisions, Objective
-from mmgrpo.maths.steps import inverse_step_weight, noise_std_weight
-from mmgrpo.maths.surrogates import cispo, clipped, dual_clipped, policy_gradient, sapo, two_sided_clipped, unclipped
+from mmgrpo.maths.steps import noise_std_weight
+from mmgrpo.maths.surrogates import clipped, dual_clipped, policy_gradient, two_sided_clipped, unclipped
+from mmgrpo.methods.ratios.grpo_guard import inverse_step_weight
+from mmgrpo.methods.surrogates.cispo import cispo
+from mmgrpo.methods.surrogates.sapo import sapo
 from mmgrpo.training.learner import accumulate_gradient
 from mmgrpo.types import Plan, Prompt, Rollout
 from mmgrpo.values import DRIFT, Value

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from mmgrpo.maths import losses, surrogates
 from mmgrpo.maths.aggregates import AGGREGATES, count
-from mmgrpo.maths.job_modulations import kl_covariance
 from mmgrpo.maths.objectives import Foreign, Objective
-from mmgrpo.maths.ratios import pessimistic_bound
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.terms import weighted
-from mmgrpo.maths.view_terms import departure, negative_logprob
+from mmgrpo.maths.view_terms import negative_logprob
+from mmgrpo.methods.ratios.gmpo import pessimistic_bound
+from mmgrpo.methods.selection.kl_cov import departure, kl_covariance
 from mmgrpo.training.learner import accumulate_gradient
 from mmgrpo.types import Origin, Plan, Rollout
 from mmgrpo.values import OLD

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from mmgrpo.maths.aggregates import count, sample_mean
 from mmgrpo.maths.losses import divergence
-from mmgrpo.maths.matching_terms import dgpo, diffusion_nft
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.surrogates import policy_gradient
 from mmgrpo.maths.terms import Term, weighted
+from mmgrpo.methods.group_losses.dgpo import dgpo
+from mmgrpo.methods.sampling.diffusion_nft import diffusion_nft
 from mmgrpo.training.learner import accumulate_gradient
 from mmgrpo.types import Plan, Rollout
 from mmgrpo.values import Value

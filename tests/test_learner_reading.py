@@ -10,9 +10,10 @@ from mmgrpo.policies.diffusion import DenoisingPolicy
 from torch import Tensor
 
 from mmgrpo.maths.aggregates import count, sample_mean
-from mmgrpo.maths.matching_terms import dgpo, diffusion_nft
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.terms import Term
+from mmgrpo.methods.group_losses.dgpo import dgpo
+from mmgrpo.methods.sampling.diffusion_nft import diffusion_nft
 from mmgrpo.training.learner import accumulate_gradient
 from mmgrpo.types import Given, Origin, Plan, Rollout
 from mmgrpo.values import Value

@@ -15,14 +15,15 @@ from torch import Tensor
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.aggregates import constant_length, count, decision_mean, sample_mean, sample_sum
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.modulations import likeliest_of_wrong
 from mmgrpo.maths.objectives import Objective
-from mmgrpo.maths.ratios import pessimistic_bound
 from mmgrpo.maths.selections import near_policy, ratio_top_entropy, top_entropy
-from mmgrpo.maths.surrogates import clipped, unclipped, vespo
+from mmgrpo.maths.surrogates import clipped, unclipped
 from mmgrpo.maths.terms import weighted
-from mmgrpo.maths.view_terms import departure
-from mmgrpo.maths.vocabulary_terms import anchored_entropy, clipped_with_candidates
+from mmgrpo.methods.ratios.gmpo import pessimistic_bound
+from mmgrpo.methods.selection.kl_cov import departure
+from mmgrpo.methods.surrogates.simko import clipped_with_candidates, likeliest_of_wrong
+from mmgrpo.methods.surrogates.siren import anchored_entropy
+from mmgrpo.methods.surrogates.vespo import vespo
 from mmgrpo.training.learner import accumulate_gradient, measured
 from mmgrpo.types import Rollout
 from mmgrpo.values import ENTROPY, Value, from_reference

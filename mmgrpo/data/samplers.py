@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import ValidationError
@@ -19,7 +18,7 @@ from mmgrpo.config import Named
 from mmgrpo.config.numbers import bound
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.columns import COLUMNS, column_of
-from mmgrpo.maths.prompt_weights import FORMULAS, adapted_probability, kept_probability, offered, opened_share, variance
+from mmgrpo.maths.prompt_weights import FORMULAS
 from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.memory import Column, Memory, Outcomes
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from mmgrpo.types import Prompt
 
 DRAW = 1  # keeps a sampler's random numbers apart from the permutations
-NEVER = -1e6  # a log-weight that loses to every other
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,106 +107,15 @@ def weighted(
     def draw(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
         rate_N = _mean_reward(memory, pool, unseen) if column is None else memory.read(column, pool.keys).double()
         weight_N = FORMULAS[formula](rate_N.clamp(0, 1)).clamp(min=floor) + added
-        return _drawn(weight_N.log(), step, num, seed)
+        return is_sampled_B(weight_N.log(), step, num, seed)
 
     read = (COLUMNS["num_samples"], COLUMNS["reward_sum"]) if column is None else (column_of(column),)
     return PromptSampler(draw, read)
 
 
-def by_successes(*, group: int = 8, width: float = 1.0) -> PromptSampler:
-    """Drawn without replacement, in shares for each number of successes: most for prompts that half of a group solves.
-
-    A number k of successes in ``group``, at the prompt's last visit, has the weight exp(-(k - group / 2)^2 / (2
-    width^2)), which its prompts share equally. Prompts without a visit, or with 0 or all successes, come only where
-    there are no others.
-
-    Units: width is a number of successes; rewards are right or wrong, 1 or 0.
-    Raises: ConfigError for no group or no width.
-    Source: ExGRPO, arXiv:2510.02245, and its code (ElliottYan/LUFFY, ``weighted_bucket_sampler.py``, normal).
-    """
-    if group < 1 or width <= 0:
-        raise ConfigError(f"prompts.sampler: by_successes needs group >= 1 and width > 0, got {group} and {width}")
-
-    def draw(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
-        known_N = memory.read("num_samples", pool.keys) > 0
-        successes_N = (memory.read("last_rate", pool.keys) * group).round().long().clamp(0, group)
-        usable_N = known_N & (successes_N > 0) & (successes_N < group)
-        shared_N = torch.bincount(successes_N[usable_N], minlength=group + 1)[successes_N].clamp(min=1)
-        log_weight_N = -((successes_N - group / 2) / width).square() / 2 - shared_N.log()
-        return _drawn(log_weight_N.double().where(usable_N, NEVER), step, num, seed)
-
-    return PromptSampler(draw, (COLUMNS["num_samples"], COLUMNS["last_rate"]))
-
-
-def by_posterior(*, scale: float = 0.01) -> PromptSampler:
-    """Drawn without replacement, with probability by what is thought of the success rate after a uniform prior.
-
-    w = exp(scale sqrt(p (1 - p)) / (a + 1)), p = (a + 1) / (n + 2), the mean of Beta(a + 1, n - a + 1), a = the sum of
-    the prompt's rewards so far, n their number.
-
-    Units: rewards are right or wrong, 1 or 0; scale is dimensionless.   Raises: ConfigError for a scale below 0.
-    Source: CurES, arXiv:2510.01037, and its code (ZexuSun/CurES, ``epic_sampler.py``), whose t is (a + 1) / 0.01.
-    """
-    if scale < 0:
-        raise ConfigError(f"prompts.sampler: by_posterior needs scale >= 0, got {scale}")
-
-    def draw(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
-        right_N = memory.read("reward_sum", pool.keys).double()
-        mean_N = (right_N + 1) / (memory.read("num_samples", pool.keys) + 2)
-        return _drawn(scale * variance(mean_N).clamp(min=0).sqrt() / (right_N + 1), step, num, seed)
-
-    return PromptSampler(draw, (COLUMNS["num_samples"], COLUMNS["reward_sum"]))
-
-
 def _mean_reward(memory: Memory, pool: Pool, unseen: float) -> Tensor:
     num_N = memory.read("num_samples", pool.keys)
     return (memory.read("reward_sum", pool.keys) / num_N.clamp(min=1)).where(num_N > 0, unseen)
-
-
-def skip_settled(
-    *,
-    right: float = 0.98,
-    wrong: float = 0.11,
-    start: float = 0.5,
-    floor: float = 0.01,
-    target: float = 0.25,
-    pace: float = 0.01,
-    low: float = 0.05,
-    high: float = 0.95,
-) -> PromptSampler:
-    """Skips prompts whose last visits were all right, or all wrong, the more likely the longer that lasted.
-
-    keep = max(p ** z, floor), z = visits in a row with mean reward >= right (or <= wrong); p of each kind starts at
-    ``start`` and moves by ``pace``: down while a third of ``target`` of a step's prompts are right (two thirds: wrong)
-
-    Whether a prompt is skipped is drawn once an epoch; of the others those that waited longest come first.
-
-    Source: GRESO, arXiv:2506.02177, and its code. Deviation: an epoch is as many steps as it takes without skipping.
-    """
-
-    def draw(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
-        probability = {"easy": start, "hard": start, **memory.state("skip_settled")}
-        easy_N = kept_probability(probability["easy"], memory.read("right_streak", pool.keys), floor=floor)
-        hard_N = kept_probability(probability["hard"], memory.read("wrong_streak", pool.keys), floor=floor)
-        epoch = step // -(-len(pool.keys) // num)
-        kept_N = _uniform(derive_seed(seed, DRAW, epoch), len(pool.keys)) < easy_N * hard_N
-        return _longest_waiting(memory, step, pool, num, seed, kept_N)
-
-    def learn(memory: Memory, outcomes: Outcomes) -> Memory:
-        if not bool(outcomes.scored_K.any()):
-            return memory
-        rate = outcomes.rate_K[outcomes.scored_K]
-        share = {"easy": float((rate >= right).double().mean()), "hard": float((rate <= wrong).double().mean())}
-        aim = {"easy": target / 3, "hard": target * 2 / 3}
-        before = {"easy": start, "hard": start, **memory.state("skip_settled")}
-        after = {
-            kind: adapted_probability(before[kind], share[kind], target=aim[kind], pace=pace, low=low, high=high)
-            for kind in aim
-        }
-        return memory.with_state("skip_settled", after)
-
-    streaks = column_of("right_streak", {"right": right}), column_of("wrong_streak", {"wrong": wrong})
-    return PromptSampler(draw, (*streaks, COLUMNS["last_step"]), learn)
 
 
 def drop_solved(*, times: int = 1, right: float = 0.98) -> PromptSampler:
@@ -220,74 +127,9 @@ def drop_solved(*, times: int = 1, right: float = 0.98) -> PromptSampler:
     """
 
     def draw(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
-        return _longest_waiting(memory, step, pool, num, seed, memory.read("right_streak", pool.keys) < times)
+        return longest_waiting(memory, step, pool, num, seed, memory.read("right_streak", pool.keys) < times)
 
     return PromptSampler(draw, (column_of("right_streak", {"right": right}), COLUMNS["last_step"]))
-
-
-def curriculum(*, by: str, steps: int, start: float = 0.2, descending: bool = False) -> PromptSampler:
-    """Easy prompts first: draws from the ``start`` share of lowest ``by``, which grows to all of them over ``steps``.
-
-    share = start + (1 - start) min(step / steps, 1)
-
-    ``by`` is a column of numbers in the data, or of the memory; ``descending`` where a high number is easy. Of what is
-    open those that waited longest come first, so that what opens is looked at soon.
-    """
-    if not 0 < start <= 1 or steps < 1:
-        raise ConfigError(f"prompts.sampler: curriculum needs 0 < start <= 1 and steps >= 1, got {start} and {steps}")
-
-    def draw(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
-        in_data = by not in COLUMNS or any(by in prompt.columns for prompt in pool.prompts)
-        level_N = pool.column(by) if in_data else memory.read(by, pool.keys).double()
-        num_open = max(round(opened_share(step, start=start, steps=steps) * len(pool.keys)), min(num, len(pool.keys)))
-        open_N = torch.zeros(len(pool.keys), dtype=torch.bool)
-        open_N[level_N.argsort(descending=descending, stable=True)[:num_open]] = True
-        return _longest_waiting(memory, step, pool, num, seed, open_N, others=False)
-
-    return PromptSampler(draw, (COLUMNS["last_step"], *([COLUMNS[by]] if by in COLUMNS else [])))
-
-
-def most_explorable(
-    *, reward: str = "explorability", visits: int = 3, falls: float = 0.03, least: float = 0.4
-) -> PromptSampler:
-    """Of the next prompts of an epoch those whose last visits were worth the most; the share that is drawn falls.
-
-    share = max(1 - falls epoch, least)
-
-    Of the prompts that a step looks at it takes this share, by the mean over their last ``visits`` visits of what the
-    single reward ``reward`` came to over their samples. Prompts without a visit come first; of equal ones those with
-    fewer visits.
-
-    Units: of the reward; falls is a share per epoch.
-    Raises: ConfigError for a share that is none, or no visits; or where the run has no such reward.
-    Source: DEPO, arXiv:2509.01321, and its code (txy77/DEPO, ``rollout_purning.py``). Deviation: a step is as large
-        throughout, and looks at so many more prompts; the code's steps shrink.
-    """
-    if visits < 1 or not 0 < least <= 1 or falls < 0:
-        raise ConfigError(
-            f"prompts.sampler: most_explorable needs visits >= 1, 0 < least <= 1 and falls >= 0, got {visits}, {least} "
-            f"and {falls}"
-        )
-    recent = [Column(f"{reward}_{ago}_ago") for ago in range(visits)]
-
-    def draw(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
-        looked_at, epoch, begin = offered(step, len(pool.keys), num, falls=falls, least=least)
-        order = permutation(derive_seed(seed, epoch), len(pool.keys))
-        nearest = list(dict.fromkeys(order[(begin + i) % len(order)] for i in range(looked_at)))
-        visits_N = memory.read("visits", pool.keys)
-        total_N = torch.stack([memory.read(column.name, pool.keys) for column in recent]).sum(0)
-        mean_N = total_N / visits_N.clamp(min=1, max=visits)
-        ranked = sorted(nearest, key=lambda i: (bool(visits_N[i] > 0), -float(mean_N[i]), int(visits_N[i])))
-        return [ranked[i % len(ranked)] for i in range(num)]
-
-    def learn(memory: Memory, outcomes: Outcomes) -> Memory:
-        if reward not in outcomes.rewards:
-            raise ConfigError(f"most_explorable goes by the reward {reward!r}; the run has {sorted(outcomes.rewards)}")
-        for older, newer in pairwise(reversed(recent)):
-            memory = memory.write(older.name, outcomes.keys, memory.read(newer.name, outcomes.keys))
-        return memory.write(recent[0].name, outcomes.keys, outcomes.rewards[reward])
-
-    return PromptSampler(draw, (COLUMNS["visits"], *recent), learn)
 
 
 def mixed(*, share: float, first: PromptSampler, second: PromptSampler) -> PromptSampler:
@@ -316,12 +158,7 @@ SAMPLERS: Registry[Callable[..., PromptSampler]] = Registry(
         "shuffled": shuffled,
         "in_order": in_order,
         "weighted": weighted,
-        "skip_settled": skip_settled,
         "drop_solved": drop_solved,
-        "curriculum": curriculum,
-        "by_successes": by_successes,
-        "by_posterior": by_posterior,
-        "most_explorable": most_explorable,
         "mixed": mixed,
     }
 )
@@ -360,7 +197,7 @@ def _next_of_permutation(memory: Memory, step: int, pool: Pool, num: int, seed: 
     return [order[(step_in_epoch * num + i) % N] for i in range(num)]
 
 
-def _longest_waiting(
+def longest_waiting(
     memory: Memory, step: int, pool: Pool, num: int, seed: int, wanted_N: Tensor, *, others: bool = True
 ) -> list[int]:
     """The wanted prompts that were drawn longest ago, in the epoch's own order where equally long; then the others."""
@@ -372,9 +209,9 @@ def _longest_waiting(
     return [ranked[i % len(ranked)] for i in range(num)]
 
 
-def _drawn(log_weight_N: Tensor, step: int, num: int, seed: int) -> list[int]:
+def is_sampled_B(log_weight_N: Tensor, step: int, num: int, seed: int) -> list[int]:
     """Places drawn one after another with probability by their weights, none twice while there are others."""
-    uniform_N = _uniform(derive_seed(seed, DRAW, step), len(log_weight_N))
+    uniform_N = uniform(derive_seed(seed, DRAW, step), len(log_weight_N))
     return _first(log_weight_N - (-uniform_N.log()).log(), num)
 
 
@@ -384,7 +221,7 @@ def _first(score_N: Tensor, num: int) -> list[int]:
     return [ranked[i % len(ranked)] for i in range(num)]
 
 
-def _uniform(seed: int, size: int) -> Tensor:
+def uniform(seed: int, size: int) -> Tensor:
     """(N,) float64 in (0, 1)."""
     drawn_N = torch.rand(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return drawn_N.clamp(min=torch.finfo(torch.float64).tiny)

@@ -2,71 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from statistics import fmean
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from mmgrpo.data.history import NOTHING, Context, History
-from mmgrpo.errors import ConfigError
-from mmgrpo.types import Prompt
+from mmgrpo.data.history import Context
 
-
-def systems(*, texts: Sequence[str]) -> Context:
-    """A system text before the prompt, another for each member in turn: member m has text m modulo their number.
-
-    Raises: ConfigError for no texts.
-    """
-    if not texts:
-        raise ConfigError("systems needs at least one text")
-    return lambda prompt, member, history=NOTHING: _told(prompt, texts[member % len(texts)])
-
-
-def weakest_system(*, texts: Sequence[str], right: float = 1.0) -> Context:
-    """The prompt as it was shown to the part of the group that is right least often; for a view alone.
-
-    Right answers of the part that is right most often are seen so, and nothing else is. A part are the members that
-    were drawn in one of ``rollout.contexts``; ``texts`` are the system texts of these, in the order of the members. Of
-    equals the first is the most and the least often right one; where all are as often right there is nothing to show.
-
-    Units: right in those of the reward.
-    Raises: ConfigError for fewer than two texts, or another number of them than the group has parts.
-    Source: MEML-GRPO, arXiv:2508.09670, the worst expert's prompt behind the best one's right answers.
-    """
-    if len(texts) < 2:
-        raise ConfigError("weakest_system needs the system text of each part of a group, two at least")
-    return partial(_weakest, texts=tuple(texts), right=right)
-
-
-def _weakest(
-    prompt: Prompt, member: int, history: History = NOTHING, *, texts: Sequence[str], right: float
-) -> Prompt | None:
-    parts: dict[str | None, dict[int, bool]] = {}
-    scored = zip(history.samples, history.rewards, strict=True)
-    for sample, reward in sorted(scored, key=lambda one: one[0].member):
-        parts.setdefault(sample.context, {})[sample.member] = reward is not None and reward >= right
-    if not parts:
-        return None
-    if len(parts) != len(texts):
-        raise ConfigError(
-            f"weakest_system has {len(texts)} texts, and the group was drawn in {len(parts)} contexts: give the system "
-            "text of each"
-        )
-    rates = [fmean(part.values()) for part in parts.values()]
-    best = list(parts.values())[rates.index(max(rates))]
-    if min(rates) == max(rates) or not best.get(member):
-        return None
-    return _told(prompt, texts[rates.index(min(rates))])
-
-
-def _told(prompt: Prompt, text: str) -> Prompt:
-    messages = prompt.messages or [{"role": "user", "content": prompt.text}]
-    own = [turn for turn in messages if turn.get("role") != "system"]
-    return replace(prompt, messages=[{"role": "system", "content": text}, *own])
-
-
-SYSTEM_CONTEXTS: Mapping[str, Callable[..., Context]] = MappingProxyType(
-    {"systems": systems, "weakest_system": weakest_system}
-)
+SYSTEM_CONTEXTS: Mapping[str, Callable[..., Context]] = MappingProxyType({})
 """Contexts of system texts by the name that ``rollout.contexts`` and ``views`` use; called with their settings."""

@@ -17,26 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mmgrpo.errors import ConfigError, ShapeError
+from mmgrpo.errors import ConfigError
 from mmgrpo.maths.centring import centred, checked_rewards, divided, spread, standardised
-from mmgrpo.maths.parted import (
-    group_and_part_advantage,
-    part_advantage,
-    part_baseline_advantage,
-    risk_advantage,
-    staged_advantage,
-)
+from mmgrpo.maths.parted import part_advantage
 from mmgrpo.maths.registry import Registry
-from mmgrpo.maths.success import (
-    beta_advantage,
-    difficulty_weighted_advantage,
-    f_grpo_advantage,
-    mapo_advantage,
-    noise_aware_advantage,
-    pass_at_k_advantage,
-    verdict_advantage,
-)
-from mmgrpo.system.lazy import torch
+from mmgrpo.maths.success import verdict_advantage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,21 +87,6 @@ def raw_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
     return reward_PG.where(checked_rewards(reward_PG, valid_PG, least=1), 0.0)
 
 
-def raw_if_mixed_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
-    """The reward itself in groups whose rewards differ, and nothing in the others.
-
-    A = r where std_G r > 0, else 0: groups that are all right or all wrong do not teach.
-
-    Shapes: (P, G) -> (P, G), G >= 2.   Units: those of the reward.
-    Raises: ShapeError if not 2-D, G < 2, or valid_PG is not a bool matrix of the same shape.
-    Source: Reinforce-Rej, arXiv:2504.11343, and Minimal-RL's verl/trainer/ppo/core_algos.py,
-    compute_reinforce_rej_outcome_advantage.
-    """
-    valid_PG = checked_rewards(reward_PG, valid_PG)
-    mixed_P1 = (centred(reward_PG, valid_PG) != 0).any(1, keepdim=True)
-    return reward_PG.where(valid_PG & mixed_P1, 0.0)
-
-
 def leave_one_out_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
     """Reward less the mean of the other members' rewards: an unbiased baseline.
 
@@ -129,58 +99,6 @@ def leave_one_out_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -
     valid_PG = checked_rewards(reward_PG, valid_PG)
     count_P1 = valid_PG.sum(-1, keepdim=True)
     return centred(reward_PG, valid_PG) * count_P1 / (count_P1 - 1).clamp(min=1)
-
-
-def ngrpo_advantage(
-    reward_PG: Tensor, valid_PG: Tensor | None = None, *, highest: float = 1.0, eps: float = 1e-6
-) -> Tensor:
-    """Reward standardised within its group and one more, imagined sample that got the highest reward there is.
-
-    A = (r - mean r') / (std r' + eps), r' = the group's rewards and ``highest``, std over n of its n + 1 samples.
-    A group that is all wrong is pushed away from what it did; one that is all right gets zeros, exactly.
-
-    Shapes: (P, G) -> (P, G), G >= 2.   Units: any reward scale -> dimensionless; highest and eps in the reward's units.
-    Raises: ShapeError if not 2-D, G < 2, or valid_PG is not a bool matrix of the same shape.
-    Source: NGRPO, arXiv:2509.18851, and its verl/trainer/ppo/core_algos.py, compute_ngrpo_outcome_advantage. Deviation:
-    a lone valid reward is compared with the imagined one too; that code takes it as it is.
-    """
-    valid_PG = checked_rewards(reward_PG, valid_PG)
-    whole_PG = torch.cat([reward_PG, torch.full_like(reward_PG[:, :1], highest)], dim=1)
-    counts_PG = torch.cat([valid_PG, valid_PG.any(1, keepdim=True)], dim=1)
-    return standardised(whole_PG, counts_PG, eps=eps, correction=1)[:, :-1]
-
-
-def gdpo_advantage(
-    reward_RPG: Tensor,
-    weight_R: Tensor,
-    valid_RPG: Tensor | None = None,
-    penalty_PG: Tensor | None = None,
-    *,
-    eps: float = 1e-4,
-    correction: int = 0,
-) -> Tensor:
-    """Each reward standardised within its group, then summed by weight, then standardised over the batch.
-
-    z_r = (r - mean_G r) / (std_G r + eps);   s = sum_r w_r z_r - (p - mean_G p);   A = s / (std_PG s + eps).
-    The mean of s over the batch is 0 by construction, so the last step only divides. A reward that does not apply to a
-    sample adds nothing to its sum; a sample to which no reward applies is left out of the last spread. p is a penalty
-    of the sample itself, which is not standardised: it keeps its size beside the z_r.
-
-    Shapes: (R, P, G) of the whole batch, (R,) -> (P, G), G >= 2.   Units: any reward scales -> dimensionless;
-    penalty_PG in standard deviations of a reward within its group.
-    Raises: ShapeError if not 3-D, G < 2, weight_R is not (R,), or valid_RPG is not bool of the same shape.
-    Source: GDPO, arXiv:2601.05242, sec. 3: eq. 4 (each reward), 7 (weights) and 6 (batch). Its code has eps = 1e-4 in
-    both denominators, as here, takes correction=1 (as TRL does), and counts a missing reward as 0.
-    """
-    valid_RPG = checked_rewards(reward_RPG, valid_RPG, ndim=3)
-    if weight_R.shape != reward_RPG.shape[:1]:
-        raise ShapeError(f"weight_R must be ({reward_RPG.shape[0]},), one per reward, got {tuple(weight_R.shape)}")
-    score_RPG = standardised(reward_RPG, valid_RPG, eps=eps, correction=correction)
-    total_PG = torch.einsum("r,rpg->pg", weight_R.to(score_RPG), score_RPG)
-    valid_PG = valid_RPG.any(0)
-    if penalty_PG is not None:
-        total_PG = total_PG - centred(penalty_PG.to(total_PG), valid_PG)
-    return divided(total_PG, spread(total_PG, valid_PG, dim=(-2, -1), correction=correction) + eps)
 
 
 def clamp_advantage(advantage: Tensor, *, limit: float) -> Tensor:
@@ -201,25 +119,13 @@ ADVANTAGES: Registry[Callable[..., Tensor]] = Registry(
         "none": unscaled_advantage,
         "leave_one_out": leave_one_out_advantage,
         "raw": raw_advantage,
-        "raw_if_mixed": raw_if_mixed_advantage,
-        "ngrpo": ngrpo_advantage,
         "verdict": verdict_advantage,
-        "beta": beta_advantage,
-        "f_grpo": f_grpo_advantage,
-        "mapo": mapo_advantage,
-        "noise_aware": noise_aware_advantage,
-        "difficulty_weighted": difficulty_weighted_advantage,
-        "pass_at_k": pass_at_k_advantage,
-        "group_and_part": group_and_part_advantage,
         "part": part_advantage,
-        "part_baseline": part_baseline_advantage,
-        "staged": staged_advantage,
-        "risk": risk_advantage,
     }
 )
 """Advantages of a single reward by the name that a method's configuration uses; called with (reward_PG, valid_PG)."""
 
-COMBINING: Registry[Callable[..., Tensor]] = Registry({"gdpo": gdpo_advantage})
+COMBINING: Registry[Callable[..., Tensor]] = Registry({})
 """Advantages of several rewards, which they combine; called with (reward_RPG, weight_R, valid_RPG, penalty_PG)."""
 
 SCALES: Registry[Callable[..., Tensor]] = Registry(ADVANTAGES, COMBINING)

@@ -102,26 +102,12 @@ def constant_length(mask_BT: Tensor, totals: Totals, *, length: float) -> Tensor
     return mask_BT / (max(totals.num_samples, 1) * length)
 
 
-def group_sum(mask_BT: Tensor, totals: Totals) -> Tensor:
-    """The mean over groups of the sum over all their decisions.
-
-    w = m / num_groups. Estimators that share an advantage out over the decisions of a group (``along_chain``) go with
-    it.
-
-    Shapes: bool (B, T) -> (B, T).   Units: 1 / groups.
-    Source: Delethink's mean over trajectories of several rows, arXiv:2510.06557, is this with advantages over their
-        lengths.
-    """
-    return mask_BT / max(totals.num_groups, 1)
-
-
 AGGREGATES: Registry[Callable[..., Tensor]] = Registry(
     {
         "decision_mean": decision_mean,
         "sample_mean": sample_mean,
         "sample_sum": sample_sum,
         "constant_length": constant_length,
-        "group_sum": group_sum,
     }
 )
 """Aggregates by the name that a method's configuration uses."""

@@ -8,8 +8,7 @@ metric of each, oldest first. To add one: a function and a line in ``CONTROLLERS
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from mmgrpo.maths.registry import Registry
@@ -50,59 +49,10 @@ def adaptive_kl(
     return min(max(value * (1 + rate * error), low), high)
 
 
-def against_trend(value: float, measured: Sequence[float], *, low: float = 0.0, high: float = math.inf) -> float:
-    """A number that grows by as much as a metric falls, and shrinks as it rises.
-
-    value' = value mean(measured before the last) / last measured, held within [low, high]; the same where either is 0
-
-    Shapes: two measurements or more.   Units: of value.
-    Source: G2RPO-A, arXiv:2508.13023, and its code (T-Lab-CUHKSZ/G2RPO-A, ``g2rpoa_trainer.py``,
-        _compute_new_guidance_length), every third step.
-    """
-    *before, last = measured
-    return min(max(value * fmean(before) / last, low), high) if fmean(before) > 0 and last > 0 else value
-
-
-def moving_mean(value: float, measured: float, *, rate: float) -> float:
-    """A moving mean of a metric.
-
-    value' = (1 - rate) value + rate measured
-
-    Units: those of the metric; rate is the weight of the newest.   Source: the baselines of VERL, arXiv:2509.23808.
-    """
-    return (1 - rate) * value + rate * measured
-
-
-def first_measured(value: float, measured: float) -> float:
-    """What a metric was at the first step that has it, ever after.
-
-    value' = measured while value is 0, else value
-
-    Units: those of the metric.   Source: the anchor of SIREN, arXiv:2509.25133.
-    """
-    return measured if value == 0 else value
-
-
-def either(value: float, measured: float, *, at: float, below: float, above: float) -> float:
-    """One number while a metric is below a bound, and another from there on.
-
-    value' = below if measured < at else above
-
-    Units: ``below`` and ``above`` are of value, ``at`` of the metric.
-    Source: AEPO, arXiv:2510.08141, and its code (597358816/AEPO, ``ray_trainer.py``): a temperature by the entropy.
-    """
-    del value
-    return below if measured < at else above
-
-
 CONTROLLERS: Registry[Callable[..., float]] = Registry(
     {
         "dual_ascent": dual_ascent,
         "adaptive_kl": adaptive_kl,
-        "against_trend": against_trend,
-        "first_measured": first_measured,
-        "either": either,
-        "moving_mean": moving_mean,
     }
 )
 """Controllers by the name that ``controllers`` uses; beside its numbers each is given the ``metric`` it follows, and

@@ -16,74 +16,12 @@ from typing import TYPE_CHECKING
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.feedback import Estimator, Feedback
 from mmgrpo.maths.forest import Forest, drawn_states, forest
-from mmgrpo.maths.groups import grouped
-from mmgrpo.maths.kin import standardised_among
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     NodeValue = Callable[[Forest, Tensor, Tensor], Tensor]
-
-
-def by_depth(*, eps: float = 1e-8, least: float = 1e-6) -> Estimator:
-    """A node against the others of its depth in the group.
-
-    A = (V - mean) / (std + eps), V the mean reward of the samples below.
-    Mean and sample std are over the group's nodes of that depth; 0 where std < least or the node is the only one.
-
-    Units: any reward scale -> dimensionless; eps and least in the reward's units.
-    Source: BranchGRPO, arXiv:2509.06040, and its code (``compute_hierarchical_advantages_by_depth``).
-    """
-    return Estimator(assign=partial(_by_depth, eps=eps, least=least))
-
-
-def _by_depth(feedback: Feedback, advantage_BT: Tensor, *, eps: float, least: float) -> Tensor:
-    tree = forest_of(feedback)
-    value_M = tree.below(feedback.reward_B, feedback.valid_B)
-    kin_M = _pairs(tree.group_M, tree.depth_M)
-    return tree.laid(standardised_among(value_M, kin_M, eps=eps, least=least)).to(advantage_BT)
-
-
-def by_level(*, eps: float = 1e-8) -> Estimator:
-    """A node where branches part against the group's others that as many partings lead to, wherever they stand.
-
-    A = (V - mean) / (std + eps), V the mean reward of the samples below; 0 where no branches part, or alone.
-    With ``along_segments`` it is that of all decisions up to the next parting: of thoughts against thoughts, and of the
-    answers behind them against all answers.
-
-    Units: any reward scale -> dimensionless; eps in the reward's units.
-    Source: GRPO-MA, arXiv:2509.24494: thoughts by the mean reward of their answers, answers among all of a prompt.
-    """
-    return Estimator(assign=partial(_by_level, eps=eps))
-
-
-def _by_level(feedback: Feedback, advantage_BT: Tensor, *, eps: float) -> Tensor:
-    tree = forest_of(feedback)
-    value_M = tree.below(feedback.reward_B, feedback.valid_B).where(tree.parts(), torch.nan)
-    kin_M = _pairs(tree.group_M, tree.levels())
-    return tree.laid(standardised_among(value_M, kin_M, eps=eps)).to(advantage_BT)
-
-
-def siblings(*, eps: float = 1e-8, mean_of: str = "leaves") -> Estimator:
-    """A node against those that were reached from the same state.
-
-    A = (V - mean) / (std + eps), V the mean reward of the leaves below, or of the node's ``children``, whose values are
-    the means of theirs. Mean and sample std are over the children of the node's parent; 0 for an only child.
-
-    Units: any reward scale -> dimensionless; eps in the reward's units.
-    Raises: ConfigError unless mean_of is ``leaves`` or ``children``.
-    Source: TreeRPO, arXiv:2506.05183: groups of one parent, values of children. Its normalisation, which is said to
-        differ from GRPO's, was not to be read, in the paper or in code; this is GRPO's.
-    """
-    return Estimator(assign=partial(_siblings, eps=eps, value=_value(mean_of)))
-
-
-def _siblings(feedback: Feedback, advantage_BT: Tensor, *, eps: float, value: NodeValue) -> Tensor:
-    tree = forest_of(feedback)
-    value_M = value(tree, feedback.reward_B, feedback.valid_B)
-    kin_M = tree.parent_M.where(tree.depth_M > 0, len(tree.parent_M) + torch.arange(len(tree.parent_M)))
-    return tree.laid(standardised_among(value_M, kin_M, eps=eps)).to(advantage_BT)
 
 
 def temporal_difference(*, mean_of: str = "leaves") -> Estimator:
@@ -96,7 +34,7 @@ def temporal_difference(*, mean_of: str = "leaves") -> Estimator:
     Source: VinePPO, arXiv:2410.01679; SPO's segment advantage, arXiv:2505.23564, where only the segments' first
         states branch: its code (AIFrameResearch/SPO) takes the mean of the children.
     """
-    return Estimator(assign=partial(_temporal_difference, value=_value(mean_of)))
+    return Estimator(assign=partial(_temporal_difference, value=node_value(mean_of)))
 
 
 def _temporal_difference(feedback: Feedback, advantage_BT: Tensor, *, value: NodeValue) -> Tensor:
@@ -123,54 +61,6 @@ def _along_segments(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     begins_BT = tree.mask_BT & tree.parts()[tree.to_BT] if len(tree.depth_M) else tree.mask_BT
     first_BT = column_BT.where(begins_BT, 0).cummax(1).values if column_BT.shape[1] else column_BT
     return advantage_BT.gather(1, first_BT).where(tree.mask_BT, 0.0)
-
-
-def trunk_and_exits(*, decay: float = 0.5) -> Estimator:
-    """Exits of one chain of thought against each other: the earlier the right one, the better.
-
-    A = r' - mean r' over the thought's answers, r' = decay^(n - 1) for the n-th right exit, else 0.
-    Right is r > 0; of a forest that was found, a group's samples are one thought's. Exits count in the order in which
-    they leave the trunk, the sample that drew it last. A decision of several samples takes the mean of theirs.
-
-    Units: dimensionless.
-    Source: S-GRPO, arXiv:2505.07686, as the catalogue of ``research/`` gives it. Deviation: the mean on the trunk,
-        which leaves the sum over the samples as it is.
-    """
-    return Estimator(assign=partial(_trunk_and_exits, decay=decay))
-
-
-def _trunk_and_exits(feedback: Feedback, advantage_BT: Tensor, *, decay: float) -> Tensor:
-    tree = forest_of(feedback)
-    shared_BT = tree.sharing() > 1
-    drew_BT, groups = torch.ones_like(shared_BT), feedback.groups
-    if feedback.drawn_by_BT is not None:
-        drew_BT = feedback.drawn_by_BT == torch.arange(len(shared_BT))[:, None]
-        groups = grouped(feedback.drawn_by_BT[:, 0])
-    stays_B = 2 * shared_BT.sum(1) + (shared_BT & drew_BT).any(1)
-    right_B = feedback.valid_B & (feedback.reward_B > 0)
-    valid_PG = groups.valid(feedback.valid_B)
-    right_PG = groups.valid(right_B)
-    stay_PG = groups.matrix(stays_B).where(right_PG, 2 * tree.mask_BT.shape[1] + 2)
-    place_PG = stay_PG.argsort(dim=1, stable=True).argsort(dim=1)
-    reward_PG = torch.full(place_PG.shape, decay, dtype=torch.float64).pow(place_PG).where(right_PG, 0.0)
-    mean_P1 = reward_PG.sum(1, keepdim=True) / valid_PG.sum(1, keepdim=True).clamp(min=1)
-    advantage_B = groups.rows((reward_PG - mean_P1).where(valid_PG, 0.0))
-    mean_M = tree.below(advantage_B, feedback.valid_B)
-    return tree.laid(mean_M.nan_to_num(nan=0.0)).to(advantage_BT)
-
-
-def shared_once() -> Estimator:
-    """A decision that several samples took counts once: its A is shared among them.
-
-    A_t <- A_t / n_t, n_t the samples that took the decision. It changes what comes in rather than replacing it.
-
-    Units: those of the advantage.   Source: BranchGRPO's code, which trains every edge of a tree once.
-    """
-    return Estimator(assign=_shared_once)
-
-
-def _shared_once(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
-    return advantage_BT / forest_of(feedback).sharing().clamp(min=1).to(advantage_BT)
 
 
 def prune_depths(*, depths: Sequence[int]) -> Estimator:
@@ -232,13 +122,13 @@ def forest_of(feedback: Feedback) -> Forest:
     return forest(states_BT, feedback.mask_BT, feedback.group_B)
 
 
-def _value(mean_of: str) -> NodeValue:
+def node_value(mean_of: str) -> NodeValue:
     known = {"leaves": Forest.below, "children": Forest.expected}
     if mean_of not in known:
         raise ConfigError(f"the value of a node is the mean of its leaves or its children, not of {mean_of!r}")
     return known[mean_of]
 
 
-def _pairs(one_M: Tensor, other_M: Tensor) -> Tensor:
+def node_pairs(one_M: Tensor, other_M: Tensor) -> Tensor:
     """A number for each pair of numbers."""
     return one_M.unique(return_inverse=True)[1] * (int(other_M.max()) + 1 if len(other_M) else 1) + other_M

@@ -65,23 +65,6 @@ class Members:
         return (value_PG - self.mean(value_PG)).where(self.present_PG, 0.0)
 
 
-def gvpo(*, beta: float = 0.1, score_by: str = "sum_log_ratio", against: str = "old") -> Term:
-    """Centred scores regressed on centred rewards.
-
-    L = sum_i (beta (s_i - mean s) - (r_i - mean r))^2 / (2 (n - 1)), n members.
-
-    Units: beta is reward per nat (0.1).
-    Source: GVPO, arXiv:2504.19599, and its code (jszkc/GVPO, ``compute_policy_loss_gvpo``), whose score is against the
-        policy that sampled; the paper's against the reference.
-    """
-    return group_term("gvpo", partial(_gvpo_P, beta=beta), score(score_by, against=against))
-
-
-def _gvpo_P(members: Members, *, beta: float) -> Tensor:
-    error_PG = beta * members.centred(members.score_PG) - members.centred(members.reward_PG).to(members.score_PG)
-    return error_PG.square().sum(1) / (2 * (members.count_P - 1)).clamp(min=1)
-
-
 def centred_regression(
     *, beta: float = 1.0, eps: float | None = None, score_by: str = "mean_log_ratio", against: str = "old"
 ) -> Term:
@@ -108,119 +91,7 @@ def _regression_P(members: Members, *, beta: float, eps: float | None) -> Tensor
     return members.mean((centred_PG - members.centred(members.advantage_PG)).square())[:, 0]
 
 
-def trajectory_balance(*, power: float = 1.0, least: float = 1e-3, score_by: str = "sum_logprob") -> Term:
-    """Answers as likely as a power of their rewards says, whatever all rewards of the prompt sum to.
-
-    L = mean_i (d_i - mean d)^2, d_i = s_i - power log max(r_i, least).
-
-    Units: s in nats; power is dimensionless; least is in the reward's units.   Raises: ConfigError for least <= 0.
-    Source: Flow of Reasoning, arXiv:2406.05673, and its code (Yu-Fangxu/FoR, ``tb_loss`` with ``logpartition``), where
-        the group's mean stands for log Z. Deviation: rewards are held above ``least``, since those of other tasks may
-        be 0.
-    """
-    if least <= 0:
-        raise ConfigError(f"a logarithm is taken of rewards, so that least must be above 0, got {least}")
-    return group_term("trajectory_balance", partial(_balance_P, power=power, least=least), score(score_by))
-
-
-def _balance_P(members: Members, *, power: float, least: float) -> Tensor:
-    wanted_PG = power * members.reward_PG.clamp(min=least).log()
-    return members.mean(members.centred(members.score_PG - wanted_PG.to(members.score_PG)).square())[:, 0]
-
-
-def pacs(
-    *,
-    beta: float = 1.0,
-    right: float = 0.5,
-    balanced: bool = False,
-    score_by: str = "sum_log_ratio",
-    against: str = "old",
-) -> Term:
-    """Rewards as labels that a score relative to the group's others should tell.
-
-    L = mean_i w_i BCE(sigmoid(psi_i), r_i > right), psi_i = beta n / (n - 1) (s_i - mean s).
-    w_i = 1, or where ``balanced`` n / (2 n_c), n_c the members of its label, in groups that have both.
-
-    Units: beta is logits per unit of the score (1); right is in the reward's units.
-    Source: PACS, arXiv:2509.02522, and its code (ritzz-ai/PACS, ``pacs_core_algos.py``).
-    """
-    return group_term(
-        "pacs", partial(_pacs_P, beta=beta, right=right, balanced=balanced), score(score_by, against=against)
-    )
-
-
-def _pacs_P(members: Members, *, beta: float, right: float, balanced: bool) -> Tensor:
-    count_P1 = members.count_P[:, None]
-    logit_PG = beta * members.centred(members.score_PG) * count_P1 / (count_P1 - 1).clamp(min=1)
-    right_PG = members.reward_PG > right
-    loss_PG = torch.nn.functional.binary_cross_entropy_with_logits(logit_PG, right_PG.to(logit_PG), reduction="none")
-    if balanced:
-        num_P1 = (right_PG & members.present_PG).sum(1, keepdim=True)
-        own_PG = num_P1.where(right_PG, count_P1 - num_P1)
-        both_P1 = (num_P1 > 0) & (num_P1 < count_P1)
-        loss_PG = loss_PG * (count_P1 / (2 * own_PG.clamp(min=1))).where(both_P1, 1.0)
-    return members.mean(loss_PG)[:, 0].where(members.count_P > 1, 0.0)
-
-
-def real(*, tau: float = 0.5, right: float = 0.5, score_by: str = "mean_log_ratio", against: str = "old") -> Term:
-    """Right members' scores above 0, wrong ones' below, each pulled the harder the further it is.
-
-    L = log(1 + sum_right exp(-s / tau)) + log(1 + sum_wrong exp(s / tau)).
-    It is 0 in groups without both kinds.
-
-    Units: tau in the score's units (0.5 nats); right is in the reward's units.
-    Source: Rewards as Labels (REAL), arXiv:2602.05630, and its code (Red-RL/REAL, ``core_algos.py``).
-    """
-    return group_term("real", partial(_real_P, tau=tau, right=right), score(score_by, against=against))
-
-
-def _real_P(members: Members, *, tau: float, right: float) -> Tensor:
-    right_PG = members.reward_PG > right
-    logit_PG = (members.score_PG / tau).where(~right_PG, -members.score_PG / tau)
-    zero_P1 = torch.zeros_like(logit_PG[:, :1])
-
-    def pulled(chosen_PG: Tensor) -> Tensor:
-        return torch.cat([zero_P1, logit_PG.masked_fill(~chosen_PG, -torch.inf)], dim=1).logsumexp(1)
-
-    right_PG, wrong_PG = right_PG & members.present_PG, ~right_PG & members.present_PG
-    return (pulled(right_PG) + pulled(wrong_PG)).where(right_PG.any(1) & wrong_PG.any(1), 0.0)
-
-
-def disco(*, tau: float | None = 1.0, right: float = 0.5, score_by: str = "mean_ratio", against: str = "old") -> Term:
-    """Right members' scores above the wrong ones', the highest of which count most.
-
-    L = -mean_right (s - tau log mean_wrong exp(s' / tau)), or with tau null -(mean_right s - mean_wrong s').
-    It is 0 in groups without both kinds.
-
-    Units: tau in the score's units (1); right is in the reward's units.
-    Source: DisCO, arXiv:2505.12366, and its code (Optimization-AI/DisCO, ``core_algos.py``), whose log-mean-exp has the
-        same gradient and another value. Its constraint is ``kl_hinge``.
-    """
-    return group_term("disco", partial(_disco_P, tau=tau, right=right), score(score_by, against=against))
-
-
-def drpo(
-    *, tau: float = 10.0, spread: float = 0.1, longest: int = 8192, right: float = 0.5, score_by: str = "mean_logprob"
-) -> Term:
-    """Right members' scores above the wrong ones', as in ``disco``; of the right ones the short count most.
-
-    L = -(sum_right w s - tau log mean_wrong exp(s' / tau)), w = softmax_right((1 - T / longest) / spread).
-    T are the member's kept decisions; it is 0 in groups without both kinds.
-
-    Units: tau in the score's units; spread is a share of the longest answer; longest is decisions; right is in the
-        reward's units.
-    Source: DRPO, arXiv:2510.04474, and its code (Optimization-AI/DRPO, ``compute_policy_loss_drpo``), whose
-        log-mean-exp has the same gradient and another value. Its constraint is ``kl_hinge``.
-    """
-    shorter = partial(_shortness, spread=spread, longest=longest)
-    return group_term("drpo", partial(_disco_P, tau=tau, right=right, preferred=shorter), score(score_by))
-
-
-def _shortness(members: Members, *, spread: float, longest: int) -> Tensor:
-    return (1 - members.length_PG.to(members.score_PG) / longest) / spread
-
-
-def _disco_P(
+def disco_P(
     members: Members, *, tau: float | None, right: float, preferred: Callable[[Members], Tensor] | None = None
 ) -> Tensor:
     right_PG = (members.reward_PG > right) & members.present_PG
@@ -271,13 +142,7 @@ def kl_hinge(*, delta: float, beta: float) -> Term:
 
 GROUP_LOSSES: Mapping[str, Callable[..., Term]] = MappingProxyType(
     {
-        "gvpo": gvpo,
         "centred_regression": centred_regression,
-        "trajectory_balance": trajectory_balance,
-        "pacs": pacs,
-        "real": real,
-        "disco": disco,
-        "drpo": drpo,
         "kl_hinge": kl_hinge,
     }
 )

@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Literal
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.groups import grouped
-from mmgrpo.maths.job_modulations import clip_covariance, kl_covariance, top_product
 from mmgrpo.maths.modulation import ADVANTAGE as ADVANTAGE
 from mmgrpo.maths.modulation import LOGPROB as LOGPROB
 from mmgrpo.maths.modulation import OLD_LOGPROB, JobValues, Modulated, Modulation, detached
 from mmgrpo.maths.registry import Registry
 from mmgrpo.system.lazy import torch
-from mmgrpo.values import DRIFT, ENTROPY, RANK
+from mmgrpo.values import DRIFT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,66 +57,6 @@ def _constant(
         divergence_BT=None if divergence is None else torch.full_like(like_BT, divergence),
         loss_BT=None if loss is None else torch.full_like(like_BT, loss),
     )
-
-
-def by_entropy_quantile(
-    *,
-    quantile: float = 0.8,
-    low: float = 0.2,
-    high: float = 0.2,
-    divergence: float = 1.0,
-    above_low: float = 0.5,
-    above_high: float = 0.5,
-    above_divergence: float = 0.0,
-) -> Modulation:
-    """Wide bounds and no divergence for the decisions of a sample that are least sure, narrow ones for the others.
-
-    low = above_low where H > quantile(H of the sample's kept decisions), else low; likewise high and the divergence.
-    The quantile is interpolated linearly.
-
-    Units: bounds as the surrogate takes them; divergences are factors of kl_beta.
-    Raises: ConfigError for a quantile outside 0 .. 1.
-    Source: Archer, arXiv:2507.15778, and its code (wizard-III/ArcherCodeR, ``dp_actor.py``): 0.8, 0.2 / 0.2 with k3 at
-        0.001, and 0.5 / 0.5 without.
-    """
-    require_quantile(quantile)
-    numbers = ((low, above_low), (high, above_high), (divergence, above_divergence))
-    return Modulation(of=partial(_by_entropy, quantile=quantile, numbers=numbers), values=(ENTROPY,), bounds=True)
-
-
-def _by_entropy(
-    decisions: Decisions, job_values: JobValues, *, quantile: float, numbers: tuple[tuple[float, float], ...]
-) -> Modulated:
-    del job_values
-    entropy_BT = detached(decisions, ENTROPY)
-    above_BT = above_row_quantile(entropy_BT, decisions.mask_BT, quantile)
-    low_BT, high_BT, divergence_BT = (
-        torch.full_like(entropy_BT, below, dtype=torch.float64).masked_fill(above_BT, above) for below, above in numbers
-    )
-    return Modulated(low_BT=low_BT, high_BT=high_BT, divergence_BT=divergence_BT.to(entropy_BT))
-
-
-def by_old_probability(*, low: float = 0.16, high: float = 0.2, most: float = 10.0) -> Modulation:
-    """Bounds that widen for decisions that the policy which sampled found unlikely.
-
-    The ratio is held within (1 + sqrt(max(1 - 4 low / q, 0))) / 2 and min((1 + sqrt(1 + 4 high / q)) / 2, most), q the
-    old probability.
-
-    Units: low and high are in probability; most is a ratio.
-    Source: DCPO, arXiv:2509.02333, and its code (lime-RL/DCPO, ``core_algos.py``). For decisions that have a
-        probability; that of a denoising step is a density.
-    """
-    return Modulation(of=partial(_by_old_probability, low=low, high=high, most=most), bounds=True)
-
-
-def _by_old_probability(
-    decisions: Decisions, job_values: JobValues, *, low: float, high: float, most: float
-) -> Modulated:
-    del job_values
-    probability_BT = detached(decisions, OLD_LOGPROB).where(decisions.mask_BT, 0.0).double().exp()
-    floor_BT = (1 + (1 - 4 * low / probability_BT).clamp(min=0).sqrt()) / 2
-    ceiling_BT = ((1 + (1 + 4 * high / probability_BT).sqrt()) / 2).clamp(max=most)
-    return Modulated(low_BT=1 - floor_BT, high_BT=ceiling_BT - 1)
 
 
 def growing_bounds(
@@ -188,90 +126,12 @@ def _within_divergence(decisions: Decisions, job_values: JobValues, *, limit: fl
     return Modulated(loss_BT=torch.ones_like(change_BT).masked_fill(far_BT, 0.0))
 
 
-def equal_segments() -> Modulation:
-    """The segments of a sample weigh alike, where an aggregate has its decisions weigh alike.
-
-    loss = n / (n_s S) of what it was, n the kept decisions of the row, n_s those of the segment, S the row's segments.
-    With ``sample_mean`` it is the mean over samples of the mean over segments of their means.
-
-    Units: dimensionless.   Source: Chunk-GRPO, arXiv:2510.21583, eq. 14.
-    """
-    return Modulation(of=_equal_segments)
-
-
-def _equal_segments(decisions: Decisions, job_values: JobValues) -> Modulated:
-    del job_values
-    keep_BT, segment_BT = decisions.mask_BT, decisions.segment_BT
-    factor_BT = torch.ones_like(decisions.logprob_BT.detach())
-    for row in range(len(keep_BT)):
-        keep_T = keep_BT[row]
-        if bool(keep_T.any()):
-            _, of_N, count_S = segment_BT[row][keep_T].unique(return_inverse=True, return_counts=True)
-            factor_BT[row, keep_T] = (len(of_N) / (count_S[of_N] * len(count_S))).to(factor_BT)
-    return Modulated(loss_BT=factor_BT)
-
-
-def divergence_by_success(*, right: float = 1.0) -> Modulation:
-    """Right samples are held to the reference the less, the rarer they are in their group.
-
-    divergence = 1 - exp(-e p) where A > 0, p the share of the group that is right, between 0 and 1; else 1.
-
-    Units: right in the reward's units; divergence is a factor of kl_beta.
-    Raises: ConfigError if the decisions carry no rewards or no groups.
-    Source: APO, arXiv:2506.21655, difficulty-adaptive divergence shaping, and its code (Indolent-Kawhi/View-R1,
-        openrlhf/trainer/ray/ppo_actor.py, calculate_kl_weight).
-    """
-    return Modulation(of=partial(_by_success, right=right))
-
-
-def _by_success(decisions: Decisions, job_values: JobValues, *, right: float) -> Modulated:
-    del job_values
-    if decisions.reward_BT is None or decisions.group_BT is None:
-        raise ConfigError("divergence_by_success needs reward_BT and group_BT: the rewards and groups of the samples")
-    trains_B = decisions.mask_BT.any(1) & ~decisions.reward_BT[:, 0].isnan()
-    groups = grouped(decisions.group_BT[:, 0])
-    valid_PG = groups.valid(trains_B)
-    right_PG = valid_PG & (groups.matrix(decisions.reward_BT[:, 0]) >= right)
-    share_PG = (right_PG.sum(1, keepdim=True) / valid_PG.sum(1, keepdim=True).clamp(min=1)).expand(valid_PG.shape)
-    share_B1 = groups.rows(share_PG)[:, None]
-    applies_BT = (detached(decisions, ADVANTAGE) > 0) & (share_B1 > 0) & (share_B1 < 1)
-    factor_BT = (-torch.expm1(-math.e * share_B1)).where(applies_BT, 1.0)
-    return Modulated(divergence_BT=factor_BT.to(decisions.logprob_BT.detach()))
-
-
-def likeliest_of_wrong(*, loss: float = 1.1, quantile: float = 0.8) -> Modulation:
-    """Tokens of wrong samples count more where the policy was unsure and they are its first choice.
-
-    loss = that given where A < 0, no token is likelier, and H > quantile(H of the sample's kept decisions); else 1.
-
-    Units: loss is a factor.   Raises: ConfigError for a quantile outside 0 .. 1.
-    Source: SimKO, arXiv:2510.14807, and its code (CLR-Lab/SimKO, ``core_algos.py``, compute_policy_loss_simko): 1.1.
-    """
-    require_quantile(quantile)
-    return Modulation(of=partial(_likeliest_of_wrong, loss=loss, quantile=quantile), values=(ENTROPY, RANK))
-
-
-def _likeliest_of_wrong(decisions: Decisions, job_values: JobValues, *, loss: float, quantile: float) -> Modulated:
-    del job_values
-    unsure_BT = above_row_quantile(detached(decisions, ENTROPY), decisions.mask_BT, quantile)
-    first_BT = unsure_BT & (detached(decisions, RANK) == 0) & (decisions.advantage_BT < 0)
-    return Modulated(loss_BT=torch.ones_like(decisions.logprob_BT.detach()).masked_fill(first_BT, loss))
-
-
 MODULATIONS: Registry[Callable[..., Modulation]] = Registry(
     {
         "constant": constant,
-        "by_entropy_quantile": by_entropy_quantile,
-        "by_old_probability": by_old_probability,
-        "clip_covariance": clip_covariance,
-        "kl_covariance": kl_covariance,
         "growing_bounds": growing_bounds,
         "discounted_steps": discounted_steps,
-        "top_product": top_product,
-        "equal_segments": equal_segments,
         "within_divergence": within_divergence,
-        "divergence_by_success": divergence_by_success,
-        "likeliest_of_wrong": likeliest_of_wrong,
     }
 )
 """Modulations by the name that a method's configuration uses; called with their numbers, applied in order."""

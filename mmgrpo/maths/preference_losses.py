@@ -64,41 +64,9 @@ def _preference_P(members: Members, *, beta: float, pairs: str, top: float | Non
     return loss_PGG.sum((1, 2)) / better_PGG.sum((1, 2)).clamp(min=1)
 
 
-def equivalents(
-    *,
-    beta: float = 0.1,
-    variance: float = 1.0,
-    right: float = 0.5,
-    score_by: str = "sum_log_ratio",
-    against: str = "reference",
-) -> Term:
-    """Right members' mean score above the wrong ones', and the right ones' scores alike.
-
-    L = -log sigmoid(mean_right z - mean_wrong z) + variance var_right z, z = beta s, the variance over n.
-    It is 0 in groups without both kinds.
-
-    Units: beta is logits per nat; variance is loss per square logit; right is in the reward's units.
-    Source: GEPO of OORL, arXiv:2505.12723, sec. 3.2, whose lambda of 1 is ``variance``.
-    """
-    loss_P = partial(_equivalents_P, beta=beta, variance=variance, right=right)
-    return group_term("equivalents", loss_P, score(score_by, against=against))
-
-
-def _equivalents_P(members: Members, *, beta: float, variance: float, right: float) -> Tensor:
-    right_PG = (members.reward_PG > right) & members.present_PG
-    wrong_PG = ~right_PG & members.present_PG
-    score_PG = beta * members.score_PG
-
-    def mean_P(value_PG: Tensor, of_PG: Tensor) -> Tensor:
-        return value_PG.where(of_PG, 0.0).sum(1) / of_PG.sum(1).clamp(min=1)
-
-    better_P = mean_P(score_PG, right_PG)
-    apart_P = mean_P((score_PG - better_P[:, None]).square(), right_PG)
-    loss_P = variance * apart_P - torch.nn.functional.logsigmoid(better_P - mean_P(score_PG, wrong_PG))
-    return loss_P.where(right_PG.any(1) & wrong_PG.any(1), 0.0)
-
-
 PREFERENCES: Mapping[str, Callable[..., Term]] = MappingProxyType(
-    {"preference": preference, "equivalents": equivalents}
+    {
+        "preference": preference,
+    }
 )
 """These losses by the name that a method's configuration uses; called with their numbers."""

@@ -123,23 +123,12 @@ def step_value(step: int, *, values: Sequence[Any], at: Sequence[int]) -> Any:
     return values[sum(change <= step for change in at)]
 
 
-def exponential_value(
-    step: int, *, start: float, factor: float, every: int = 1, low: float = -math.inf, high: float = math.inf
-) -> float:
-    """A number that is multiplied every so many steps, within bounds.
-
-    value = start factor ** floor(step / every), held within [low, high]
-
-    Units: steps, counted from 0 -> any.   Raises: ConfigError unless factor > 0 and every >= 1.
-    Source: Curriculum GRPO, arXiv:2508.08940: B(t) = max(1, B0 gamma ** floor(t / T)).
-    """
-    if factor <= 0 or every < 1:
-        raise ConfigError(f"an exponential schedule needs factor > 0 and every >= 1, got {factor} and {every}")
-    return min(max(start * factor ** (step // every), low), high)
-
-
 VALUE_SCHEDULES: Registry[Callable[..., Any]] = Registry(
-    {"linear": linear_value, "cosine": cosine_value, "step": step_value, "exponential": exponential_value}
+    {
+        "linear": linear_value,
+        "cosine": cosine_value,
+        "step": step_value,
+    }
 )
 """Schedules of a number of the configuration by the name that ``schedules`` uses; called with the step, from 0."""
 

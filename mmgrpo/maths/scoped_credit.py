@@ -31,33 +31,7 @@ def scoped(*, reward: str, weight: float = 1.0, eps: float = 1e-4) -> Estimator:
     Units: weight is advantage per standard deviation.
     Source: EviSRAG, arXiv:2510.09733, whose rewards are each standardised and laid on their own spans.
     """
-    return _from_parts(reward, weight, partial(_by_scope, eps=eps))
-
-
-def ranks(*, reward: str, weight: float = 1.0, discounted: bool = True, eps: float = 1e-4) -> Estimator:
-    """An item of a ranked list by the hits from its rank on, against the same rank of the group's other samples.
-
-    A_t <- A_t + weight z(v_k), k the rank of t, v_k = sum_{j >= k} hit_j / log2(j + 1), or hit_k.
-    The sum where ``discounted``; ranks count from 1; z is as in ``scoped``.
-
-    Units: weight is advantage per standard deviation.
-    Source: Rank-GRPO, arXiv:2510.20150, and its code (yaochenzhu/Rank-GRPO), log decay and exponential decay to
-        infinity. Left out: its shaping of the end token and of items beyond the list.
-    """
-    values = partial(_ranks, eps=eps) if discounted else partial(_by_scope, eps=eps)
-    return _from_parts(reward, weight, values)
-
-
-def process_supervision(*, reward: str, weight: float = 1.0, eps: float = 1e-4) -> Estimator:
-    """Step rewards standardised over all steps of the group, summed from each step to the end.
-
-    A_t <- A_t + weight sum_{j >= step of t} z_j, z = (v - mean) / (std + eps).
-    Mean and sample std are over every step of every sample of the group.
-
-    Units: weight is advantage per standard deviation.
-    Source: DeepSeekMath, arXiv:2402.03300, sec. 4.1.3.
-    """
-    return _from_parts(reward, weight, partial(_process, eps=eps))
+    return from_parts(reward, weight, partial(by_scope, eps=eps))
 
 
 def process_returns(*, reward: str, weight: float = 1.0) -> Estimator:
@@ -67,19 +41,7 @@ def process_returns(*, reward: str, weight: float = 1.0) -> Estimator:
 
     Units: weight is advantage per reward.   Source: REINFORCE with rewards to go, Williams 1992.
     """
-    return _from_parts(reward, weight, _returns)
-
-
-def clipped_differences(*, reward: str, weight: float = 1.0, limit: float | None = None) -> Estimator:
-    """How much a step's reward is above the next one's: repeating a good step earns nothing.
-
-    A_t <- A_t + weight (v_k - v_{k+1}), k the step of t; of the last step v_k alone.
-    Where there is a limit, v_k <- min(v_k - limit, 0) comes before. Summed from a step to the end it is v of that step.
-
-    Units: weight is advantage per reward; limit in the reward's units.
-    Source: clip and delta of Gao et al., arXiv:2410.15115, as the catalogue of ``research/`` gives them.
-    """
-    return _from_parts(reward, weight, partial(_clip_delta, limit=limit))
+    return from_parts(reward, weight, _returns)
 
 
 def segment_differences(*, reward: str, weight: float = 1.0, below: float = 1.0) -> Estimator:
@@ -98,7 +60,7 @@ def segment_differences(*, reward: str, weight: float = 1.0, below: float = 1.0)
 Values = Callable[[Scoped, Groups], "Tensor"]
 
 
-def _from_parts(reward: str, weight: float, of: Values) -> Estimator:
+def from_parts(reward: str, weight: float, of: Values) -> Estimator:
     return Estimator(assign=partial(_laid, reward=reward, weight=weight, of=of), parts=(reward,))
 
 
@@ -108,37 +70,13 @@ def _laid(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: floa
     return advantage_BT + weight * said.laid(value_BS).to(advantage_BT)
 
 
-def _by_scope(said: Scoped, groups: Groups, *, eps: float) -> Tensor:
-    return _standardised_BS(said.value_BS.double(), said.valid_BS, groups, eps)
-
-
-def _ranks(said: Scoped, groups: Groups, *, eps: float) -> Tensor:
-    discount_S = (torch.arange(said.value_BS.shape[1], dtype=torch.float64) + 2).log2()
-    gain_BS = said.value_BS.double().where(said.valid_BS, 0.0) / discount_S
-    return _standardised_BS(_to_end(gain_BS), said.valid_BS, groups, eps)
-
-
-def _process(said: Scoped, groups: Groups, *, eps: float) -> Tensor:
-    value_SPG, valid_SPG = _by_group(said.value_BS.double(), said.valid_BS, groups)
-    S, P, G = value_SPG.shape
-    if S * G < 2:
-        return torch.zeros_like(said.value_BS, dtype=torch.float64)
-    value_PN, valid_PN = (each.transpose(0, 1).reshape(P, S * G) for each in (value_SPG, valid_SPG))
-    score_PN = group_advantage(value_PN, valid_PN, eps=eps)
-    return _to_end(groups.rows(score_PN.reshape(P, S, G).transpose(0, 1)).T)
+def by_scope(said: Scoped, groups: Groups, *, eps: float) -> Tensor:
+    return standardised_BS(said.value_BS.double(), said.valid_BS, groups, eps)
 
 
 def _returns(said: Scoped, groups: Groups) -> Tensor:
     del groups
-    return _to_end(said.value_BS.double().where(said.valid_BS, 0.0))
-
-
-def _clip_delta(said: Scoped, groups: Groups, *, limit: float | None) -> Tensor:
-    del groups
-    value_BS = said.value_BS.double().where(said.valid_BS, 0.0)
-    if limit is not None:
-        value_BS = (value_BS - limit).clamp(max=0).where(said.valid_BS, 0.0)
-    return value_BS - torch.nn.functional.pad(value_BS[:, 1:], (0, 1))
+    return to_end(said.value_BS.double().where(said.valid_BS, 0.0))
 
 
 def _segments(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float, below: float) -> Tensor:
@@ -156,9 +94,9 @@ def _segments(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: 
     return advantage_BT + weight * said.laid(change_BS).where(unlikely_BT, 0.0).to(advantage_BT)
 
 
-def _standardised_BS(value_BS: Tensor, valid_BS: Tensor, groups: Groups, eps: float) -> Tensor:
+def standardised_BS(value_BS: Tensor, valid_BS: Tensor, groups: Groups, eps: float) -> Tensor:
     """Values standardised over the members of a group, each scope number by itself."""
-    value_SPG, valid_SPG = _by_group(value_BS, valid_BS, groups)
+    value_SPG, valid_SPG = by_group(value_BS, valid_BS, groups)
     S, P, G = value_SPG.shape
     if G < 2:
         return torch.zeros_like(value_BS)
@@ -166,10 +104,10 @@ def _standardised_BS(value_BS: Tensor, valid_BS: Tensor, groups: Groups, eps: fl
     return groups.rows(score_NG.reshape(S, P, G)).T
 
 
-def _by_group(value_BS: Tensor, valid_BS: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+def by_group(value_BS: Tensor, valid_BS: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     return groups.matrix(value_BS.T), groups.valid(valid_BS.T)
 
 
-def _to_end(value_BS: Tensor) -> Tensor:
+def to_end(value_BS: Tensor) -> Tensor:
     """The sum from each scope to the last."""
     return value_BS.flip(1).cumsum(1).flip(1)

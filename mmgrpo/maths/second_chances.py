@@ -9,21 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.attempts import second_draft, until_solved
-from mmgrpo.maths.branches import (
-    branch_at,
-    branch_at_text,
-    branch_at_uncertain,
-    branch_evenly,
-    branch_one_by_one,
-    exits,
-    exits_at,
-)
-from mmgrpo.maths.budgets import by_learning_value, more_where_hard
-from mmgrpo.maths.capability import by_capability
+from mmgrpo.maths.branches import branch_at, branch_evenly
 from mmgrpo.maths.chains import stages
-from mmgrpo.maths.drafts import with_drafts
-from mmgrpo.maths.halves import sample_then_forget
-from mmgrpo.maths.hints import with_fitted_hints
 from mmgrpo.maths.planners import (
     Answer,
     Planner,
@@ -40,7 +27,6 @@ from mmgrpo.maths.planners import (
 )
 from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.replays import STRATEGIES, replayed
-from mmgrpo.maths.tempered import with_tempered
 from mmgrpo.memory import ReplayRow
 from mmgrpo.system.lazy import torch
 
@@ -110,57 +96,6 @@ def _without_replaced(rounds: Sequence[Round], setting: Setting, *, members: int
     again = torch.tensor([request.prompt for one in rounds[1:] for request in one.requests], dtype=torch.long)
     replaced_B = torch.isin(rounds[0].prompt_B, again) & (rounds[0].member_B >= setting.group_size - members)
     return [keep[0] & ~replaced_B, *keep[1:]]
-
-
-def scaffold(*, contexts: Sequence[str], below: float = 1.0, start: int = 0, behind_prompt: bool = False) -> Planner:
-    """Prompts whose every member failed are shown hint after hint; the right answer that took the least joins them.
-
-    A group fails where all rewards are under ``below``. One further member is drawn in each of the ``contexts``, which
-    tell ever more; the first of them whose reward is not under ``below`` takes the place of the group's last member,
-    and the others are left out. Before step ``start`` nobody is shown anything. The answer is trained on with its hint
-    in place, or behind the bare prompt.
-
-    Units: below in those of the reward; start in steps.   Raises: ConfigError without contexts.
-    Source: Scaf-GRPO, arXiv:2510.19807, and its code (dvlab-research/Scaf-GRPO, ``ray_trainer.py`` of
-        ``hint_mix_grpo`` with ``replace_num`` 1; behind_prompt is its ``replace_hint_prompt``).
-    """
-    if not contexts or start < 0:
-        raise ConfigError("scaffold needs the contexts that tell ever more, one at least, and start >= 0")
-    attempt = partial(_hinted, contexts=tuple(contexts), below=below, start=start, behind_prompt=behind_prompt)
-    return Planner(
-        ask=partial(ask_then, further=attempt),
-        kept=partial(_with_least_hinted, below=below),
-        looks_back=True,
-        start=start,
-    )
-
-
-def _hinted(
-    first: Round, setting: Setting, *, contexts: Sequence[str], below: float, start: int, behind_prompt: bool
-) -> Sequence[Request]:
-    if setting.step < start:
-        return ()
-    return tuple(
-        Request(prompt=prompt, members=(setting.group_size + tier,), context=context, behind_prompt=behind_prompt)
-        for prompt in failed(first, setting, below)
-        for tier, context in enumerate(contexts)
-    )
-
-
-def _with_least_hinted(rounds: Sequence[Round], setting: Setting, *, below: float) -> Sequence[Tensor]:
-    """All drawn members, the first right hinted one in the place of its group's last."""
-    keep = [trained(one) for one in rounds]
-    if len(rounds) < 2:
-        return keep
-    hinted = rounds[1]
-    right_B = hinted.valid_B & (hinted.reward_B >= below)
-    chosen_B = torch.zeros_like(right_B)
-    for prompt in hinted.prompt_B[right_B].unique():
-        rows = (right_B & (hinted.prompt_B == prompt)).nonzero().flatten()
-        chosen_B[rows[hinted.member_B[rows].argmin()]] = True
-    solved = hinted.prompt_B[chosen_B]
-    replaced_B = torch.isin(rounds[0].prompt_B, solved) & (rounds[0].member_B == setting.group_size - 1)
-    return [keep[0] & ~replaced_B, keep[1] & chosen_B]
 
 
 def scouts(*, scouts: int, best: int, worst: int, settings: Mapping[str, Any]) -> Planner:
@@ -296,31 +231,6 @@ def _answer_failed(first: Round, setting: Setting, *, answers: Sequence[Answer],
     return tuple(_beside(group, answers) for prompt in prompts for group in setting.groups(prompt, 1))
 
 
-def answers_of_source(*, source: str, columns: Sequence[str]) -> Planner:
-    """Groups whose prompts are of one source are answers that their rows bring along, one in each column; none is
-    drawn. Those of all other prompts are drawn.
-
-    Units: source is a label of ``prompts.sources``.   Raises: ConfigError without columns.
-    Source: OORL, arXiv:2505.12723, whose groups of equivalent programs a loss of groups reads beside what is drawn.
-    """
-    if not columns:
-        raise ConfigError("answers_of_source needs the columns that hold a row's answers, one at least")
-    answers = tuple(Answer(column) for column in columns)
-    return Planner(ask=partial(_ask_answers_of_source, source=source, answers=answers))
-
-
-def _ask_answers_of_source(
-    rounds: Sequence[Round], setting: Setting, *, source: str, answers: Sequence[Answer]
-) -> Sequence[Request]:
-    read = tuple(range(len(answers)))
-    return tuple(
-        Request(prompt=one.prompt, members=read, given=answers)
-        if setting.key_of(one.prompt).startswith(f"{source}/")
-        else one
-        for one in fixed().ask(rounds, setting)
-    )
-
-
 def in_contexts(
     *,
     contexts: Sequence[str | None],
@@ -367,31 +277,17 @@ def _shown(
 PLANNERS: Registry[Callable[..., Planner]] = Registry(
     {
         "fixed": fixed,
-        "sample_then_forget": sample_then_forget,
         "refill": refill,
         "on_failure": on_failure,
-        "scaffold": scaffold,
         "until_solved": until_solved,
         "second_draft": second_draft,
-        "more_where_hard": more_where_hard,
-        "by_learning_value": by_learning_value,
-        "by_capability": by_capability,
         "scouts": scouts,
         "with_replay": with_replay,
-        "with_drafts": with_drafts,
         "with_answer": with_answer,
-        "with_fitted_hints": with_fitted_hints,
-        "with_tempered": with_tempered,
-        "answers_of_source": answers_of_source,
         "in_contexts": in_contexts,
         "branch_at": branch_at,
         "branch_evenly": branch_evenly,
-        "branch_at_uncertain": branch_at_uncertain,
-        "branch_at_text": branch_at_text,
-        "branch_one_by_one": branch_one_by_one,
         "stages": stages,
-        "exits": exits,
-        "exits_at": exits_at,
     }
 )
 """Planners by the name that ``rollout.planner`` uses; called with their numbers."""

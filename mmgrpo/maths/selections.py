@@ -50,18 +50,7 @@ def top_entropy(*, share: float) -> Selection:
     Source: Wang et al., Beyond the 80/20 Rule, arXiv:2506.01939; TRL's ``top_entropy_quantile``. Deviation from TRL:
     the quantile is that of the update, where TRL takes one for each micro-batch.
     """
-    return Selection(keep=partial(_high_entropy_BT, share=_share(share)), needs_entropy=True)
-
-
-def sample_top_entropy(*, share: float) -> Selection:
-    """The decisions of the highest entropy of each sample: this share of its own, and any that tie with the last.
-
-    w = 0 unless H >= quantile(H over the sample's decisions, 1 - share), interpolated linearly.
-
-    Units: share is dimensionless, above 0 and at most 1.   Raises: ConfigError for another share.
-    Source: EARL, arXiv:2511.12033, whose gate has a threshold for each response.
-    """
-    return Selection(keep=partial(_high_in_sample_BT, share=_share(share)), needs_entropy=True)
+    return Selection(keep=partial(_high_entropy_BT, share=require_share(share)), needs_entropy=True)
 
 
 def ratio_top_entropy(*, share: float) -> Selection:
@@ -74,7 +63,7 @@ def ratio_top_entropy(*, share: float) -> Selection:
     Source: TRL's ``top_entropy_quantile`` of its GMPOTrainer, whose geometric mean leaves the other tokens out; the
     GMPO paper has none. Deviation: the quantile is that of the update, as in ``top_entropy``.
     """
-    return Selection(keep=partial(_high_entropy_BT, share=_share(share)), needs_entropy=True, of_ratio=True)
+    return Selection(keep=partial(_high_entropy_BT, share=require_share(share)), needs_entropy=True, of_ratio=True)
 
 
 def near_policy(*, limit: float) -> Selection:
@@ -103,7 +92,6 @@ def quantile(value_N: Tensor, fraction: float) -> Tensor:
 SELECTIONS: Registry[Callable[..., Selection]] = Registry(
     {
         "top_entropy": top_entropy,
-        "sample_top_entropy": sample_top_entropy,
         "ratio_top_entropy": ratio_top_entropy,
         "near_policy": near_policy,
     }
@@ -111,7 +99,7 @@ SELECTIONS: Registry[Callable[..., Selection]] = Registry(
 """Selections by the name that a method's configuration uses; called with their numbers."""
 
 
-def _share(share: float) -> float:
+def require_share(share: float) -> float:
     if not 0 < share <= 1:
         raise ConfigError(f"a selection by entropy keeps a share above 0 and at most 1, got {share}")
     return share
@@ -122,15 +110,6 @@ def _high_entropy_BT(decisions: Decisions, job_entropy_N: Tensor, *, share: floa
         return decisions.mask_BT
     entropy_BT = decisions[ENTROPY].detach()
     return decisions.mask_BT & (entropy_BT >= quantile(job_entropy_N.to(entropy_BT), 1 - share))
-
-
-def _high_in_sample_BT(decisions: Decisions, job_entropy_N: Tensor, *, share: float) -> Tensor:
-    del job_entropy_N
-    keep_BT = decisions.mask_BT.clone()
-    for row in keep_BT.any(1).nonzero().flatten().tolist():
-        mask_T, entropy_T = decisions.mask_BT[row], decisions[ENTROPY][row].detach()
-        keep_BT[row] &= entropy_T >= quantile(entropy_T[mask_T], 1 - share)
-    return keep_BT
 
 
 def _near_policy_BT(decisions: Decisions, job_entropy_N: Tensor, *, limit: float) -> Tensor:

@@ -8,11 +8,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.advantages import group_advantage
-from mmgrpo.maths.columns import column_of
 from mmgrpo.maths.critics import generalised_advantage
 from mmgrpo.maths.feedback import Estimator, Feedback
-from mmgrpo.maths.origins import DRAWN, GIVEN
+from mmgrpo.maths.origins import DRAWN
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import REFERENCE, VALUE, Value, of_view
 
@@ -30,29 +28,13 @@ def gae(*, gamma: float = 1.0, decay: float = 0.95, value: str = VALUE.name, vie
     Source: GAE, arXiv:1506.02438, eq. 16.
     """
     asked = Value(value, view)
-    return Estimator(assign=partial(_gae, gamma=gamma, decay=decay, value=asked), values=(asked,))
+    return Estimator(assign=partial(gae_BT, gamma=gamma, decay=decay, value=asked), values=(asked,))
 
 
-def _gae(feedback: Feedback, advantage_BT: Tensor, *, gamma: float, decay: float, value: Value) -> Tensor:
+def gae_BT(feedback: Feedback, advantage_BT: Tensor, *, gamma: float, decay: float, value: Value) -> Tensor:
     reward_B = feedback.reward_B.where(feedback.valid_B, 0.0)
     found_BT = generalised_advantage(feedback[value], reward_B, feedback.mask_BT, gamma=gamma, decay=decay)
     return found_BT.where(feedback.valid_B[:, None], 0.0).to(advantage_BT)
-
-
-def expected_return(*, gamma: float = 1.0) -> Estimator:
-    """What a learned value expects after each decision; after the last one the sample's reward.
-
-    A_t = gamma V_{t+1}, and r after the last kept decision. It replaces the advantage.
-
-    Units: those of the reward; gamma is dimensionless (1).
-    Source: DVPO, arXiv:2502.16944, whose advantage is the value of an action itself: of a text, that of the next state.
-    """
-    return Estimator(assign=partial(_expected_return, gamma=gamma), values=(VALUE,))
-
-
-def _expected_return(feedback: Feedback, advantage_BT: Tensor, *, gamma: float) -> Tensor:
-    better_BT = _gae(feedback, advantage_BT, gamma=gamma, decay=0.0, value=VALUE)
-    return (better_BT + feedback[VALUE].to(better_BT)).where(feedback.mask_BT & feedback.valid_B[:, None], 0.0)
 
 
 def whitened(*, eps: float = 1e-8) -> Estimator:
@@ -68,30 +50,10 @@ def whitened(*, eps: float = 1e-8) -> Estimator:
 
 
 def _whitened(feedback: Feedback, advantage_BT: Tensor, *, eps: float) -> Tensor:
-    return _standardised(feedback, advantage_BT, feedback.mask_BT & _drawn(feedback)[:, None], eps)
+    return standardise(feedback, advantage_BT, feedback.mask_BT & is_sampled_B(feedback)[:, None], eps)
 
 
-def whitened_by_sign(*, eps: float = 1e-8) -> Estimator:
-    """Positive and negative advantages standardised as ``whitened`` does, each without the others.
-
-    A <- (A - mean A) / sqrt(var A + eps) over the job's decisions of the same sign; 0 stays 0.
-
-    Units: as ``whitened``.
-    Source: GTPO, arXiv:2508.04349, eq. 6.
-    """
-    return Estimator(assign=partial(_whitened_by_sign, eps=eps))
-
-
-def _whitened_by_sign(feedback: Feedback, advantage_BT: Tensor, *, eps: float) -> Tensor:
-    keep_BT = feedback.mask_BT & _drawn(feedback)[:, None]
-    positive_BT, negative_BT = (
-        _standardised(feedback, advantage_BT, keep_BT & of_sign_BT, eps)
-        for of_sign_BT in (advantage_BT > 0, advantage_BT < 0)
-    )
-    return positive_BT + negative_BT
-
-
-def _standardised(feedback: Feedback, advantage_BT: Tensor, keep_BT: Tensor, eps: float) -> Tensor:
+def standardise(feedback: Feedback, advantage_BT: Tensor, keep_BT: Tensor, eps: float) -> Tensor:
     """The advantages of some decisions over their mean and deviation in the whole job; 0 elsewhere."""
     kept_BT = advantage_BT.double().where(keep_BT, 0.0)
     count, total = feedback.summed(torch.stack([keep_BT.sum().double(), kept_BT.sum()]))
@@ -123,39 +85,6 @@ def log_ratio(
         return keep * advantage_BT + weight * reward_BT.where(seen_BT, 0.0).to(advantage_BT)
 
     return Estimator(assign=assign, values=values, unscored=True)
-
-
-def column_margin(*, column: str, low: float = 0.2, high: float = 0.28) -> Estimator:
-    """How far the reward is above a number of the data row, held within bounds, added to the advantage.
-
-    A <- A + clip(r - column, -low, high); the column holds, say, the reward of the reference's own sample.
-
-    Units: low and high in the reward's units.
-    Source: AAPO, arXiv:2505.14264, and its code (JianxXiong/AAPO, ``AAPOTrainer.py``).
-    """
-    return Estimator(assign=partial(_column_margin, column=column, low=low, high=high), columns=(column,))
-
-
-def _column_margin(feedback: Feedback, advantage_BT: Tensor, *, column: str, low: float, high: float) -> Tensor:
-    margin_B = (feedback.reward_B - feedback.column(column)).clamp(-low, high).where(feedback.valid_B, 0.0)
-    return advantage_BT + margin_B[:, None].to(advantage_BT)
-
-
-def column_baseline(*, column: str) -> Estimator:
-    """The reward less a number of the data row: what the prompt was worth before the run.
-
-    A = r - column; the column holds, say, the mean reward of the reference's own samples. It replaces the advantage;
-    groups of equal rewards teach too.
-
-    Units: those of the reward.
-    Source: PVPO, arXiv:2508.21104, eq. 11 and listing 1, its static value.
-    """
-    return Estimator(assign=partial(_column_baseline, column=column), columns=(column,))
-
-
-def _column_baseline(feedback: Feedback, advantage_BT: Tensor, *, column: str) -> Tensor:
-    gain_B = (feedback.reward_B - feedback.column(column)).where(feedback.valid_B, 0.0)
-    return gain_B[:, None].to(advantage_BT).expand_as(advantage_BT)
 
 
 def column_weight(*, column: str, at_zero: float = 0.0, at_one: float = 1.0) -> Estimator:
@@ -190,7 +119,7 @@ def drawn_baseline() -> Estimator:
 
 def _drawn_baseline(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     groups = feedback.groups
-    drawn_PG, valid_PG = groups.valid(_drawn(feedback)), groups.valid(feedback.valid_B)
+    drawn_PG, valid_PG = groups.valid(is_sampled_B(feedback)), groups.valid(feedback.valid_B)
     reward_PG = groups.matrix(feedback.reward_B)
     count_P1 = drawn_PG.sum(1, keepdim=True)
     mean_P1 = reward_PG.where(drawn_PG, 0.0).sum(1, keepdim=True) / count_P1.clamp(min=1)
@@ -202,76 +131,6 @@ def _drawn_baseline(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     return advantage_B[:, None].to(advantage_BT).expand_as(advantage_BT)
 
 
-def read_count_as(*, value: float = 1.0) -> Estimator:
-    """Rows that are read (replayed, given, drawn otherwise) have one advantage, whatever they earned.
-
-    A = value of these with a reward; that of drawn rows is left as it is.
-
-    Units: those of the advantage.
-    Source: AEPO, arXiv:2510.08141, and its code (597358816/AEPO, ``ray_trainer.py``): REINFORCE on positive samples.
-    """
-    return Estimator(assign=partial(_read_count_as, value=value))
-
-
-def _read_count_as(feedback: Feedback, advantage_BT: Tensor, *, value: float) -> Tensor:
-    if feedback.origin_B is None:
-        return advantage_BT
-    read_B = (feedback.origin_B != DRAWN) & feedback.valid_B
-    return advantage_BT.masked_fill(read_B[:, None], value)
-
-
-def _drawn(feedback: Feedback) -> Tensor:
+def is_sampled_B(feedback: Feedback) -> Tensor:
     """(B,) bool, the samples that were drawn at this step and that a reward applied to."""
     return feedback.valid_B if feedback.origin_B is None else feedback.valid_B & (feedback.origin_B == DRAWN)
-
-
-def answer_while_needed(*, eps: float = 1e-4) -> Estimator:
-    """Members standardised within their group, where a given answer is worth no more than it is needed for.
-
-    A = (r - mean_G r) / (std_G r + eps), sample std, with the reward of a given member that some drawn one reaches set
-    to the mean of the drawn ones first. It replaces the advantage; 0 in groups of equal rewards.
-
-    Units: any reward scale -> dimensionless; eps in the reward's units.
-    Source: ViSurf, arXiv:2510.10606, its smoothing of the label's reward. Deviation: eps in the denominator.
-    """
-    return Estimator(assign=partial(_answer_while_needed, eps=eps))
-
-
-def _answer_while_needed(feedback: Feedback, advantage_BT: Tensor, *, eps: float) -> Tensor:
-    origin_B = torch.zeros_like(feedback.group_B) if feedback.origin_B is None else feedback.origin_B
-    groups = feedback.groups
-    reward_PG, valid_PG = groups.matrix(feedback.reward_B), groups.valid(feedback.valid_B)
-    drawn_PG = groups.valid(_drawn(feedback))
-    count_P1 = drawn_PG.sum(1, keepdim=True)
-    mean_P1 = reward_PG.where(drawn_PG, 0.0).sum(1, keepdim=True) / count_P1.clamp(min=1)
-    highest_P1 = reward_PG.where(drawn_PG, -torch.inf).amax(1, keepdim=True)
-    smoothed_PG = mean_P1.where(valid_PG & groups.matrix(origin_B == GIVEN) & (highest_P1 >= reward_PG), reward_PG)
-    advantage_B = groups.rows(group_advantage(smoothed_PG, valid_PG, eps=eps))
-    return advantage_B[:, None].to(advantage_BT).expand_as(advantage_BT)
-
-
-def remembered_baseline(*, column: str = "value", normalise: bool = True, eps: float = 1e-4) -> Estimator:
-    """The reward less what is remembered of its prompt, compared over the whole job: one sample a prompt is enough.
-
-    d = r - m(prompt), m before the step;   A = (d - mean_N d) / (std_N d + eps) over the job's samples with a reward
-    where ``normalise``, else A = d. It replaces the advantage.
-
-    Units: those of the reward, or standard deviations.
-    Source: SPO, arXiv:2509.13232, and its code (verl, recipe/spo, with eps 1e-8). Deviation: ``value`` forgets at one
-        pace, where SPO's tracker forgets the faster the further the policy has moved.
-    """
-    kept = column_of(column)
-    assign = partial(_remembered_baseline, column=column, normalise=normalise, eps=eps)
-    return Estimator(assign=assign, memory=(kept,))
-
-
-def _remembered_baseline(
-    feedback: Feedback, advantage_BT: Tensor, *, column: str, normalise: bool, eps: float
-) -> Tensor:
-    job = feedback.job
-    gain_N = job.reward_N - feedback.remembered[column].to(job.reward_N)
-    if normalise and int(job.valid_N.sum()) > 1:
-        scored = gain_N[job.valid_N]
-        gain_N = (gain_N - scored.mean()) / (scored.std() + eps)
-    gain_B = gain_N.where(job.valid_N, 0.0)[job.mine]
-    return gain_B[:, None].expand(advantage_BT.shape).to(advantage_BT)

@@ -89,29 +89,11 @@ def distillation(*, view: str, most: float | None = None) -> Term:
     return _of_view(name, view, loss)
 
 
-def departure() -> Term:
-    """The mean size of the log-ratio to the policy that sampled.
-
-    L = sum v f |logprob - old_logprob|, f the decision's factor of divergences, 1 where no modulation says it.
-
-    The gradient of |x| at 0 is 0, as PyTorch defines it. Decisions that were recorded under the current weights
-    (``Decisions.unchanged_BT``) have exactly that: the sign of a rounding error is no gradient.
-
-    Units: nats.
-    Source: the penalty of KL-Cov, arXiv:2505.22617, and its code (PRIME-RL/Entropy-Mechanism-of-RL,
-        ``compute_policy_loss_kl_cov``: ``(log_prob - old_log_prob).abs()``), at a weight of 1 beside ``kl_covariance``.
-    """
-
-    def loss(decisions: Decisions) -> Loss:
-        each_BT, unchanged_BT = log_ratio(decisions), decisions.unchanged_BT
-        size_BT = (each_BT if unchanged_BT is None else each_BT.where(~unchanged_BT, 0.0)).abs()
-        return mean_of("departure", decisions, scaled(size_BT, decisions.divergence_factor_BT))
-
-    return Term(name="departure", loss=loss)
-
-
 VIEW_TERMS: Mapping[str, Callable[..., Term]] = MappingProxyType(
-    {"negative_logprob": negative_logprob, "distillation": distillation, "departure": departure}
+    {
+        "negative_logprob": negative_logprob,
+        "distillation": distillation,
+    }
 )
 """Terms of views by the name that a method's configuration uses; called with their numbers."""
 

@@ -13,14 +13,13 @@ from mmgrpo.config.schedules import Course
 from mmgrpo.data.contexts import solution_prefix
 from mmgrpo.data.history import History
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.branches import branch_one_by_one
 from mmgrpo.maths.columns import column_of
-from mmgrpo.maths.hints import Curve, fitted, with_fitted_hints
-from mmgrpo.maths.length_credit import shorter_branches
 from mmgrpo.maths.places import Row, height, meanings_part
 from mmgrpo.maths.planners import Branch, Setting
-from mmgrpo.maths.tempered import with_tempered
 from mmgrpo.memory import Memory
+from mmgrpo.methods.credit.rose import branch_one_by_one, shorter_branches
+from mmgrpo.methods.strategies.aepo import with_tempered
+from mmgrpo.methods.strategies.seele import Curve, fitted, with_fitted_hints
 from mmgrpo.training.memory import Facts, remember
 from mmgrpo.types import Prompt
 from tests.configs.method_steps import config_of

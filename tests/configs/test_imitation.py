@@ -19,10 +19,10 @@ from mmgrpo.config.binding import build_planner
 from mmgrpo.config.loading import load_config
 from mmgrpo.data.history import History
 from mmgrpo.data.samplers import build_sampler
-from mmgrpo.data.system_texts import weakest_system
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.planners import Answer, Request, Setting
 from mmgrpo.memory import Memory
+from mmgrpo.methods.off_policy.meml_grpo import weakest_system
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.build import build_contexts, build_rewards
 from mmgrpo.training.memory import Facts, remember

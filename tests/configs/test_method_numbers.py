@@ -169,5 +169,5 @@ FORK_BOUNDS = {"spo": 10.0, "intuitor": 3.0, "tempo": 3.0, "ttrv": 3.0, "depo": 
 
 @pytest.mark.parametrize("name", FORK_BOUNDS)
 def test_losses_of_negative_advantages_are_bounded_as_in_the_fork(name: str) -> None:
-    surrogate = read_layers(CONFIGS / "methods" / f"{name}.yaml")["objective"]["surrogate"]
+    surrogate = read_layers(find_config(f"methods/{name}"))["objective"]["surrogate"]
     assert (surrogate["name"], surrogate["bound"]) == ("dual_clipped", FORK_BOUNDS[name])

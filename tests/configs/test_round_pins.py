@@ -11,12 +11,13 @@ import torch
 
 from mmgrpo.config.binding import build_filters, build_planner
 from mmgrpo.data.history import History
-from mmgrpo.maths.budgets import further_members, learning_value, shared_out
 from mmgrpo.maths.columns import COLUMNS
-from mmgrpo.maths.exit_credit import budget_advantages, over_budgets
 from mmgrpo.maths.places import Row
 from mmgrpo.maths.planners import Request, Round, Setting
 from mmgrpo.memory import Memory, ReplayRow
+from mmgrpo.methods.credit.anytimereasoner import budget_advantages, over_budgets
+from mmgrpo.methods.strategies.dars import further_members
+from mmgrpo.methods.strategies.knapsack_rl import learning_value, shared_out
 from mmgrpo.training.build import build_contexts
 from mmgrpo.types import Prompt, Sample
 from tests.configs.method_steps import Step, config_of, taught

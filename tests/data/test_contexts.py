@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmgrpo.data.contexts import bare, opening, peer_answer, solution_prefix, template
-from mmgrpo.data.corruption import masked_image, noised_image
+from mmgrpo.data.contexts import opening, peer_answer, solution_prefix, template
 from mmgrpo.data.history import History
 from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.methods.views.papo import masked_image
+from mmgrpo.methods.views.vogue import bare, noised_image
 from mmgrpo.types import Prompt, Sample
 
 WHITE = Prompt("what is it", images=[Image.new("RGB", (40, 30), "white")] * 2, columns={"answer": "a"})

@@ -13,14 +13,14 @@ from mmgrpo.maths.advantages import (
     ADVANTAGES,
     batch_scaled_advantage,
     clamp_advantage,
-    gdpo_advantage,
     group_advantage,
     leave_one_out_advantage,
-    ngrpo_advantage,
     raw_advantage,
-    raw_if_mixed_advantage,
     unscaled_advantage,
 )
+from mmgrpo.methods.advantages.gdpo import gdpo_advantage
+from mmgrpo.methods.advantages.ngrpo import ngrpo_advantage
+from mmgrpo.methods.advantages.reinforce_rej import raw_if_mixed_advantage
 
 NAN = float("nan")
 COMPARED = ("group", "batch", "none", "leave_one_out")

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.branches import branch_at, branch_at_text, branch_at_uncertain, branch_evenly
+from mmgrpo.maths.branches import branch_at, branch_evenly
 from mmgrpo.maths.places import Row, at_decisions, at_text, evenly, uncertain
 from mmgrpo.maths.planners import Branch, Planner, Request, Round, Setting
+from mmgrpo.methods.credit.grpo_ma import branch_at_text
+from mmgrpo.methods.sampling.cure import branch_at_uncertain
 
 
 def test_places_lie_within_what_a_row_drew_itself() -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.capability import beta_of, by_capability, explored, training_value
 from mmgrpo.maths.planners import Setting
 from mmgrpo.memory import Memory
+from mmgrpo.methods.strategies.coba_rl import beta_of, by_capability, explored, training_value
 
 
 def test_the_curve_moves_with_the_share_of_wrong_samples():

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.aggregates import count, group_sum
-from mmgrpo.maths.chain_credit import along_chain, begun_by, likely_answers
+from mmgrpo.maths.aggregates import count
 from mmgrpo.maths.chains import stages
 from mmgrpo.maths.feedback import Column, Scoped
 from mmgrpo.maths.planners import Planner, Request, Round, Setting
+from mmgrpo.methods.credit.grpo_care import likely_answers
+from mmgrpo.methods.strategies.delethink import along_chain, begun_by, group_sum
 from mmgrpo.values import of_view
 from tests.maths.feedback_rows import feedback_of
 

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.entropy_credit import entropy_rewards, entropy_weights, inverse_entropy, zero_variance_entropy
-from mmgrpo.maths.value_credit import whitened_by_sign
+from mmgrpo.methods.credit.edge_grpo import inverse_entropy
+from mmgrpo.methods.credit.egsw import entropy_weights
+from mmgrpo.methods.credit.gtpo_token_sequence import entropy_rewards, whitened_by_sign
+from mmgrpo.methods.credit.rl_zvp import zero_variance_entropy
 from mmgrpo.values import ENTROPY
 from tests.maths.feedback_rows import feedback_of
 

@@ -10,14 +10,10 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError, UnknownNameError
-from mmgrpo.maths.filters import (
-    FILTERS,
-    among_most_efficient,
-    best_and_worst,
-    largest_advantages,
-    most_efficient,
-    most_varied,
-)
+from mmgrpo.maths.filters import FILTERS, best_and_worst, most_efficient
+from mmgrpo.methods.selection.cppo import largest_advantages
+from mmgrpo.methods.selection.d3s import most_varied
+from mmgrpo.methods.selection.gfpo import among_most_efficient
 from tests.maths.feedback_rows import feedback_of
 
 

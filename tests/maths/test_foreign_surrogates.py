@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.foreign_surrogates import mixture, nft, shaped, shaped_probability
+from mmgrpo.maths.foreign_surrogates import shaped, shaped_probability
 from mmgrpo.maths.surrogate import Surrogate
+from mmgrpo.methods.off_policy.rl_plus import mixture
+from mmgrpo.methods.surrogates.nft import nft
 
 Weight: TypeAlias = Literal["none", "wrong_rate", "odds_root"]
 

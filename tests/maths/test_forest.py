@@ -11,15 +11,11 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.advantages import group_advantage
 from mmgrpo.maths.filters import each_decision_once
 from mmgrpo.maths.forest import drawn_states, forest
-from mmgrpo.maths.forest_credit import (
-    along_segments,
-    by_depth,
-    shared_once,
-    siblings,
-    temporal_difference,
-    trunk_and_exits,
-)
+from mmgrpo.maths.forest_credit import along_segments, temporal_difference
 from mmgrpo.maths.kin import standardised_among
+from mmgrpo.methods.sampling.branch_grpo import by_depth, shared_once
+from mmgrpo.methods.sampling.s_grpo_early_reinforcement import trunk_and_exits
+from mmgrpo.methods.sampling.treerpo import siblings
 from tests.maths.feedback_rows import feedback_of
 
 ROOT_HALF = 2**-0.5

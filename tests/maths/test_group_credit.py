@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.consensus_credit import global_consistency, uncertain_groups
 from mmgrpo.maths.feedback import Estimator, Feedback, Scoped
-from mmgrpo.maths.likelihood_credit import confident_mistakes, late_decisions, perplexity_weight
-from mmgrpo.maths.process_credit import concise_failures, consistent_members
-from mmgrpo.maths.shared_segments import sure_segments
+from mmgrpo.methods.advantages.apo import concise_failures
+from mmgrpo.methods.advantages.copo import global_consistency
+from mmgrpo.methods.advantages.lens_waste_mistakes import confident_mistakes
+from mmgrpo.methods.advantages.seed_grpo import uncertain_groups
+from mmgrpo.methods.credit.less import sure_segments
+from mmgrpo.methods.credit.ppl import perplexity_weight
+from mmgrpo.methods.credit.ppl_position import late_decisions
+from mmgrpo.methods.selection.prof import consistent_members
 from mmgrpo.values import ENTROPY
 from tests.maths.feedback_rows import feedback_of
 

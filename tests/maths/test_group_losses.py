@@ -14,17 +14,27 @@ from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.maths import group_losses, preference_losses
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.group_losses import GROUP_LOSSES
+from mmgrpo.maths.losses import TERMS
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.preference_losses import PREFERENCES
 from mmgrpo.maths.sequence_scores import SCORES, score
 from mmgrpo.maths.terms import Term
 from mmgrpo.values import Value
 
+OF_METHODS = ("gvpo", "real", "disco", "pacs", "equivalents")
+"""Losses of a group that one method uses."""
+
 BUILT: dict[str, Callable[[], Term]] = {
-    **{name: make for name, make in {**GROUP_LOSSES, **PREFERENCES}.items() if name != "kl_hinge"},
+    **{
+        name: make
+        for name, make in {
+            name: TERMS[name] for name in (*GROUP_LOSSES, *PREFERENCES, "gvpo", "real", "disco", "pacs", "equivalents")
+        }.items()
+        if name != "kl_hinge"
+    },
     "kl_hinge": lambda: group_losses.kl_hinge(delta=0.001, beta=10.0),
-    "balanced_pacs": lambda: group_losses.pacs(balanced=True),
-    "plain_disco": lambda: group_losses.disco(tau=None),
+    "balanced_pacs": lambda: TERMS["pacs"](balanced=True),
+    "plain_disco": lambda: TERMS["disco"](tau=None),
     "all_preferences": lambda: preference_losses.preference(pairs="all", score_by="mean_log_ratio", against="old"),
 }
 
@@ -69,12 +79,12 @@ def loss_and_gradient(term: Term, decisions: Decisions) -> tuple[float, Tensor]:
 
 def test_gvpo_on_and_off_policy():
     # on policy, r 1, 0, 0, 0, beta 0.1: 0.75 / 6; gradient -beta (r - mean) / 3
-    value, grad_BT = loss_and_gradient(group_losses.gvpo(beta=0.1), decisions_of([[0.0]] * 4, [1, 0, 0, 0]))
+    value, grad_BT = loss_and_gradient(TERMS["gvpo"](beta=0.1), decisions_of([[0.0]] * 4, [1, 0, 0, 0]))
     assert value == pytest.approx(0.125)
     torch.testing.assert_close(grad_BT[:, 0], torch.tensor([-0.025, 1 / 120, 1 / 120, 1 / 120]).double())
     # d 0.5, -0.2, 0.1, 0, here as sums over two decisions: beta (d - mean) = 0.04, -0.03, 0, -0.01 less the rewards
     changes = [[0.3, 0.2], [-0.1, -0.1], [0.1, 0.0], [0.0, 0.0]]
-    value, grad_BT = loss_and_gradient(group_losses.gvpo(beta=0.1), decisions_of(changes, [1, 0, 0, 0]))
+    value, grad_BT = loss_and_gradient(TERMS["gvpo"](beta=0.1), decisions_of(changes, [1, 0, 0, 0]))
     assert value == pytest.approx(0.1121)
     torch.testing.assert_close(grad_BT[:, 0], torch.tensor([-0.71, 0.22, 0.25, 0.24]).double() * 0.1 / 3)
     assert torch.equal(grad_BT[:, 0], grad_BT[:, 1])
@@ -93,24 +103,24 @@ def test_centred_regression_of_advantages():
 
 
 def test_pacs_on_and_off_policy():
-    value, grad_BT = loss_and_gradient(group_losses.pacs(), decisions_of([[0.0]] * 4, [1, 0, 0, 0]))
+    value, grad_BT = loss_and_gradient(TERMS["pacs"](), decisions_of([[0.0]] * 4, [1, 0, 0, 0]))
     assert value == pytest.approx(math.log(2))
     torch.testing.assert_close(grad_BT[:, 0], torch.tensor([-0.25, 1 / 12, 1 / 12, 1 / 12]).double())
-    value, _ = loss_and_gradient(group_losses.pacs(), decisions_of([[0.5], [-0.2], [0.1], [0.0]], [1, 0, 0, 0]))
+    value, _ = loss_and_gradient(TERMS["pacs"](), decisions_of([[0.5], [-0.2], [0.1], [0.0]], [1, 0, 0, 0]))
     assert value == pytest.approx(0.574122, abs=1e-6)
     # balanced: weights 4 / 2 and 4 / 6: the two kinds pull alike, (2 * log 2 + 3 * 2/3 * log 2) / 4
-    value, grad_BT = loss_and_gradient(group_losses.pacs(balanced=True), decisions_of([[0.0]] * 4, [1, 0, 0, 0]))
+    value, grad_BT = loss_and_gradient(TERMS["pacs"](balanced=True), decisions_of([[0.0]] * 4, [1, 0, 0, 0]))
     assert value == pytest.approx(math.log(2))
     # sigma - R times weight: -1, 1/3 x 3, mean 0; times 4/3 / 4
     torch.testing.assert_close(grad_BT[:, 0], torch.tensor([-1 / 3, 1 / 9, 1 / 9, 1 / 9]).double())
 
 
 def test_real_on_and_off_policy():
-    value, grad_BT = loss_and_gradient(group_losses.real(tau=0.5), decisions_of([[0.0]] * 4, [1, 0, 0, 0]))
+    value, grad_BT = loss_and_gradient(TERMS["real"](tau=0.5), decisions_of([[0.0]] * 4, [1, 0, 0, 0]))
     assert value == pytest.approx(2.079442, abs=1e-6)
     torch.testing.assert_close(grad_BT[:, 0], torch.tensor([-1.0, 0.5, 0.5, 0.5]).double())
     changes = [[0.1], [-0.2], [0.3], [0.0]]
-    value, grad_BT = loss_and_gradient(group_losses.real(tau=0.5), decisions_of(changes, [1, 0, 0, 1]))
+    value, grad_BT = loss_and_gradient(TERMS["real"](tau=0.5), decisions_of(changes, [1, 0, 0, 1]))
     assert value == pytest.approx(2.286887, abs=1e-6)
     expected = torch.tensor([-0.580922, 0.383869, 1.043465, -0.709539]).double()
     torch.testing.assert_close(grad_BT[:, 0], expected, atol=1e-6, rtol=0)
@@ -120,7 +130,7 @@ def test_real_gives_the_numbers_of_its_code_and_leaves_groups_of_one_kind():
     # two groups, the second all right, through compute_policy_loss_real of Red-RL/REAL, tau 0.5
     changes = [[0.1, 0.3], [-0.2, 0.0], [0.3, -0.1], [0.0, 0.2], [0.4, 0.4], [-0.3, 0.1]]
     decisions = decisions_of(changes, [1, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1])
-    value, grad_BT = loss_and_gradient(group_losses.real(tau=0.5), decisions)
+    value, grad_BT = loss_and_gradient(TERMS["real"](tau=0.5), decisions)
     assert value == pytest.approx(0.8124583425, abs=1e-9)
     expected = torch.tensor([-0.200656169943774, 0.13465374958886892, 0.20087978926667768, 0.0, 0.0, 0.0]).double()
     torch.testing.assert_close(grad_BT[:, 0], expected, atol=1e-8, rtol=0)
@@ -130,15 +140,15 @@ def test_disco_weighs_the_highest_wrong_most():
     # ratios 1.1 | 0.9, 1.0, 1.2: -0.058781, weights of the wrong 0.289433, 0.319873, 0.390694 (DisCO)
     ratios = torch.tensor([1.1, 0.9, 1.0, 1.2]).double()
     decisions = decisions_of(ratios.log()[:, None].tolist(), [1, 0, 0, 0])
-    value, grad_BT = loss_and_gradient(group_losses.disco(), decisions)
+    value, grad_BT = loss_and_gradient(TERMS["disco"](), decisions)
     assert value == pytest.approx(-0.058781, abs=1e-6)
     expected = torch.tensor([-1, 0.289433, 0.319873, 0.390694]).double() * ratios
     torch.testing.assert_close(grad_BT[:, 0], expected, atol=1e-6, rtol=0)
     # without tau the wrong weigh alike: 1.1 - 3.1 / 3
-    value, _ = loss_and_gradient(group_losses.disco(tau=None), decisions)
+    value, _ = loss_and_gradient(TERMS["disco"](tau=None), decisions)
     assert value == pytest.approx(3.1 / 3 - 1.1)
     # scores of log-probabilities
-    value, _ = loss_and_gradient(group_losses.disco(tau=None, score_by="mean_logprob"), decisions)
+    value, _ = loss_and_gradient(TERMS["disco"](tau=None, score_by="mean_logprob"), decisions)
     assert value == pytest.approx(float(ratios[1:].log().mean() - ratios[0].log()))
 
 
@@ -167,12 +177,12 @@ def test_preferences_of_extremes_and_of_all_pairs():
 def test_equivalents_stand_together_above_the_others():
     # sums against the reference, 0.5 more a decision: 1, 3, and -1, -3; times 0.1
     decisions = decisions_of([[0.0, 0.0], [1.0, 1.0], [-1.0, -1.0], [-2.0, -2.0]], [1, 1, 0, 0])
-    value, grad_BT = loss_and_gradient(preference_losses.equivalents(), decisions)
+    value, grad_BT = loss_and_gradient(TERMS["equivalents"](), decisions)
     assert value == pytest.approx(math.log(1 + math.exp(-0.4)) + 0.01)
     # -0.1 s(-0.4) / 2 of a right one, and 2 (0.1 - 0.2) 0.1 / 2 of the variance
     pull = 0.05 / (1 + math.exp(0.4))
     torch.testing.assert_close(grad_BT[:, 0], torch.tensor([-pull - 0.01, -pull + 0.01, pull, pull]).double())
-    value, _ = loss_and_gradient(preference_losses.equivalents(variance=0.0), decisions_of([[0.0]] * 3, [1, 1, 1]))
+    value, _ = loss_and_gradient(TERMS["equivalents"](variance=0.0), decisions_of([[0.0]] * 3, [1, 1, 1]))
     assert value == 0.0
 
 
@@ -269,7 +279,7 @@ def test_a_member_without_a_reward_is_none(name: str):
 
 
 def test_a_loss_of_groups_stands_in_an_objective_and_couples_it():
-    objective = Objective(surrogate=None, aggregate=lambda mask_BT, totals: mask_BT / 1, further=(group_losses.gvpo(),))
+    objective = Objective(surrogate=None, aggregate=lambda mask_BT, totals: mask_BT / 1, further=(TERMS["gvpo"](),))
     assert not objective.separable
     decisions = decisions_of([[0.0]] * 4, [1, 0, 0, 0])
     assert objective(decisions).value.item() == pytest.approx(0.125)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.length_credit import short_where_solved
+from mmgrpo.methods.credit.grpo_lambda import short_where_solved
 from tests.maths.feedback_rows import feedback_of
 
 

@@ -9,7 +9,9 @@ from torch import Tensor
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.matching import matching_errors
-from mmgrpo.maths.matching_terms import dgpo, diffusion_nft, group_weight, negative_error, optimality, positive_error
+from mmgrpo.maths.matching_terms import optimality
+from mmgrpo.methods.group_losses.dgpo import dgpo, group_weight
+from mmgrpo.methods.sampling.diffusion_nft import diffusion_nft, negative_error, positive_error
 from mmgrpo.values import Value
 
 # t 0.6, x0 (0.5, -0.5), eps (1, 0): x_t (0.8, -0.2); v_old (0.4, 0.6), v (0.5, 0.45)

@@ -17,20 +17,20 @@ from mmgrpo.maths.modulations import (
     MODULATIONS,
     OLD_LOGPROB,
     Modulated,
-    by_entropy_quantile,
-    by_old_probability,
-    clip_covariance,
     constant,
     detached,
     discounted_steps,
-    divergence_by_success,
-    equal_segments,
     growing_bounds,
-    kl_covariance,
     row_quantile,
-    top_product,
     within_divergence,
 )
+from mmgrpo.methods.advantages.apo import divergence_by_success
+from mmgrpo.methods.ratios.chunk_grpo import equal_segments
+from mmgrpo.methods.selection.archer import by_entropy_quantile
+from mmgrpo.methods.selection.clip_cov import clip_covariance
+from mmgrpo.methods.selection.d3s import top_product
+from mmgrpo.methods.selection.dcpo_clip import by_old_probability
+from mmgrpo.methods.selection.kl_cov import kl_covariance
 from mmgrpo.values import DRIFT, ENTROPY
 
 

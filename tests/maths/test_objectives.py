@@ -17,8 +17,10 @@ from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.ratios import RATIO_LEVELS
-from mmgrpo.maths.surrogates import SURROGATES, cispo, clipped, sapo, unclipped
+from mmgrpo.maths.surrogates import SURROGATES, clipped, unclipped
 from mmgrpo.maths.terms import LOG_RATIO_LIMIT, Loss
+from mmgrpo.methods.surrogates.cispo import cispo
+from mmgrpo.methods.surrogates.sapo import sapo
 from mmgrpo.types import Noise
 from mmgrpo.values import DRIFT, ENTROPY, OLD, REFERENCE, Value, from_reference
 

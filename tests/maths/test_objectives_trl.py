@@ -16,9 +16,12 @@ from torch import Tensor
 
 from mmgrpo.maths.aggregates import Totals, constant_length, count, decision_mean, sample_mean, sample_sum
 from mmgrpo.maths.objectives import Decisions, Objective
-from mmgrpo.maths.ratios import pessimistic_bound
 from mmgrpo.maths.selections import near_policy, top_entropy
-from mmgrpo.maths.surrogates import cispo, clipped, sapo, two_sided_clipped, unclipped, vespo
+from mmgrpo.maths.surrogates import clipped, two_sided_clipped, unclipped
+from mmgrpo.methods.ratios.gmpo import pessimistic_bound
+from mmgrpo.methods.surrogates.cispo import cispo
+from mmgrpo.methods.surrogates.sapo import sapo
+from mmgrpo.methods.surrogates.vespo import vespo
 from mmgrpo.values import ENTROPY, from_reference
 
 ROW_B1, COLUMN_T = torch.arange(4, dtype=torch.float64)[:, None], torch.arange(5, dtype=torch.float64)

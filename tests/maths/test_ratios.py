@@ -11,11 +11,11 @@ from mmgrpo.maths.ratios import (
     RATIO_LEVELS,
     decision_log_ratio_BT,
     normalised_log_ratio,
-    pessimistic_bound,
     segment_log_ratio_BT,
     sequence_log_ratio_BT,
     trajectory_log_ratio_BT,
 )
+from mmgrpo.methods.ratios.gmpo import pessimistic_bound
 
 NAN = float("nan")
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.likelihood_credit import self_judged
-from mmgrpo.maths.regression_terms import advantage_regression, self_reward
+from mmgrpo.methods.credit.direct_advantage_policy_optimization import advantage_regression
+from mmgrpo.methods.surrogates.laser import self_judged, self_reward
 from mmgrpo.values import end_logprob
 from tests.maths.feedback_rows import feedback_of
 

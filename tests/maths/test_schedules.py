@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.controllers import adaptive_kl, against_trend, dual_ascent
-from mmgrpo.maths.schedules import cosine_value, exponential_value, linear_value, step_value
+from mmgrpo.maths.controllers import adaptive_kl, dual_ascent
+from mmgrpo.maths.schedules import cosine_value, linear_value, step_value
+from mmgrpo.methods.advantages.curriculum_grpo import exponential_value
+from mmgrpo.methods.off_policy.g2rpo_a import against_trend
 
 
 def test_linear() -> None:

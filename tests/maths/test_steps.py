@@ -8,14 +8,11 @@ import pytest
 import torch
 
 from mmgrpo.errors import ShapeError
-from mmgrpo.maths.steps import (
-    STEP_WEIGHTS,
-    equal_gradient_weight,
-    inverse_step_weight,
-    noise_std_weight,
-    scaled_noise_std_weight,
-)
+from mmgrpo.maths.steps import STEP_WEIGHTS, noise_std_weight
 from mmgrpo.maths.transitions import Level, Step, flow_sde, kernel_mean, log_sde, velocity_to_prediction
+from mmgrpo.methods.ratios.grpo_guard import inverse_step_weight
+from mmgrpo.methods.sampling.sage_grpo import equal_gradient_weight
+from mmgrpo.methods.sampling.tempflow_grpo import scaled_noise_std_weight
 from mmgrpo.types import Noise
 
 NOISE = Noise(

@@ -11,15 +11,13 @@ from torch import Tensor
 
 from mmgrpo.errors import ConfigError, ShapeError
 from mmgrpo.maths.advantages import group_advantage
-from mmgrpo.maths.success import (
-    beta_advantage,
-    difficulty_weighted_advantage,
-    f_grpo_advantage,
-    mapo_advantage,
-    noise_aware_advantage,
-    pass_at_k_advantage,
-    verdict_advantage,
-)
+from mmgrpo.maths.success import verdict_advantage
+from mmgrpo.methods.advantages.bnpo import beta_advantage
+from mmgrpo.methods.advantages.f_grpo import f_grpo_advantage
+from mmgrpo.methods.advantages.grpo_lead import difficulty_weighted_advantage
+from mmgrpo.methods.advantages.mapo import mapo_advantage
+from mmgrpo.methods.advantages.pass_k_training import pass_at_k_advantage
+from mmgrpo.methods.advantages.stable_grpo import noise_aware_advantage
 
 
 def rewards(*groups: list[float]) -> Tensor:

@@ -17,15 +17,15 @@ BOUND = {
     "dual_clipped": functools.partial(surrogates.dual_clipped, low=0.2, high=0.3, bound=2.0),
     "two_sided_clipped": functools.partial(surrogates.two_sided_clipped, low=0.2, high=0.3, delta=2.0),
     "policy_gradient": surrogates.policy_gradient,
-    "one_sided": functools.partial(surrogates.one_sided, low=0.2, high=0.3),
-    "cispo": functools.partial(surrogates.cispo, low=0.2, high=0.3),
-    "sapo": functools.partial(surrogates.sapo, positive_temperature=1.0, negative_temperature=1.05),
+    "one_sided": functools.partial(SURROGATES["one_sided"], low=0.2, high=0.3),
+    "cispo": functools.partial(SURROGATES["cispo"], low=0.2, high=0.3),
+    "sapo": functools.partial(SURROGATES["sapo"], positive_temperature=1.0, negative_temperature=1.05),
     "vespo": functools.partial(
-        surrogates.vespo, positive_power=2.0, positive_decay=3.0, negative_power=3.0, negative_decay=2.0
+        SURROGATES["vespo"], positive_power=2.0, positive_decay=3.0, negative_power=3.0, negative_decay=2.0
     ),
     "unclipped": surrogates.unclipped,
-    "gppo": functools.partial(surrogates.gppo, low=0.2, high=0.3, bound=2.0),
-    "spo": functools.partial(surrogates.spo, eps=0.2),
+    "gppo": functools.partial(SURROGATES["gppo"], low=0.2, high=0.3, bound=2.0),
+    "spo": functools.partial(SURROGATES["spo"], eps=0.2),
 }
 FOREIGN = {"nft", "shaped", "shaped_probability", "mixture"}
 """Tested in test_foreign_surrogates.py: on policy they are no policy gradient."""
@@ -126,7 +126,7 @@ def test_every_surrogate_is_tested():
 
 
 def test_cispo_without_a_floor_keeps_small_ratios():
-    surrogate = surrogates.cispo(RATIO_BT, LOGPROB_BT, ADVANTAGE_BT, low=None, high=0.3)
+    surrogate = SURROGATES["cispo"](RATIO_BT, LOGPROB_BT, ADVANTAGE_BT, low=None, high=0.3)
     torch.testing.assert_close(surrogate.loss_BT[0], torch.tensor([1.0, 4.4, 7.8, 10.4]))
     assert not surrogate.low_BT.any()
 
@@ -218,7 +218,7 @@ def test_gppo_keeps_a_gradient_of_the_size_of_the_bound():
     for ratio, advantage, expected in ((2.0, 1.0, -1.28), (0.5, -1.0, 0.8)):
         logprob_BT = torch.tensor([[ratio]], dtype=torch.float64).log().requires_grad_()
         advantage_BT = torch.full((1, 1), advantage, dtype=torch.float64)
-        surrogate = surrogates.gppo(logprob_BT.exp(), logprob_BT, advantage_BT, low=0.2, high=0.28)
+        surrogate = SURROGATES["gppo"](logprob_BT.exp(), logprob_BT, advantage_BT, low=0.2, high=0.28)
         (grad_BT,) = torch.autograd.grad(surrogate.loss_BT.sum(), logprob_BT)
         assert surrogate.loss_BT.item() == pytest.approx(expected)
         assert grad_BT.item() == pytest.approx(expected)
@@ -231,7 +231,7 @@ def test_gppo_keeps_a_gradient_of_the_size_of_the_bound():
 def test_spo_pulls_back_beyond_its_trust_region():
     # r 1.5, A 1, eps 0.2: -1.5 + 0.25 / 0.4 = -0.875; d/dr = -1 + 0.5 / 0.2 = 1.5; lowest at 1.2
     ratio_BT = torch.tensor([[1.5, 1.2]], requires_grad=True)
-    surrogate = surrogates.spo(ratio_BT, ratio_BT.detach().log(), torch.ones(1, 2), eps=0.2)
+    surrogate = SURROGATES["spo"](ratio_BT, ratio_BT.detach().log(), torch.ones(1, 2), eps=0.2)
     (grad_BT,) = torch.autograd.grad(surrogate.loss_BT.sum(), ratio_BT)
     assert surrogate.loss_BT[0, 0].item() == pytest.approx(-0.875)
     assert grad_BT[0].tolist() == pytest.approx([1.5, 0.0], abs=1e-6)

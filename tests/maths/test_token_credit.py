@@ -7,7 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmgrpo.maths.token_credit import both_ends, conflict_tokens, conflicts, prefix_count, prefix_tree
+from mmgrpo.methods.credit.gtpo import conflict_tokens, conflicts
+from mmgrpo.methods.credit.lambda_grpo import prefix_count
+from mmgrpo.methods.credit.tempo import prefix_tree
+from mmgrpo.methods.memory.avatar import both_ends
 from mmgrpo.values import ENTROPY
 from tests.maths.feedback_rows import feedback_of
 

@@ -7,7 +7,7 @@ import torch
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.trees import at_decisions, evenly
+from mmgrpo.methods.sampling.branch_grpo import at_decisions, evenly
 from mmgrpo.splits import Branching, Split
 from tests.maths.feedback_rows import feedback_of
 

@@ -11,7 +11,7 @@ import torch
 
 from mmgrpo.errors import ConfigError, ShapeError
 from mmgrpo.maths.feedback import Column, Feedback, Scoped, Turns
-from mmgrpo.maths.turn_credit import anchor_states, returns_to_go, states
+from mmgrpo.methods.environments.gigpo import anchor_states, returns_to_go, states
 from tests.maths.feedback_rows import feedback_of
 
 Exchange = Sequence[tuple[str | None, float | None]]

@@ -6,16 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from mmgrpo.maths.value_credit import (
-    VALUE,
-    answer_while_needed,
-    column_baseline,
-    column_margin,
-    column_weight,
-    drawn_baseline,
-    gae,
-    log_ratio,
-)
+from mmgrpo.maths.value_credit import VALUE, column_weight, drawn_baseline, gae, log_ratio
+from mmgrpo.methods.advantages.aapo import column_margin
+from mmgrpo.methods.advantages.pvpo import column_baseline
+from mmgrpo.methods.off_policy.visurf import answer_while_needed
 from mmgrpo.values import REFERENCE, Value
 from tests.maths.feedback_rows import feedback_of
 

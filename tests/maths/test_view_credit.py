@@ -6,14 +6,12 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.view_credit import (
-    bounded_uncertainty,
-    divergence_to_come,
-    excess_likelihood,
-    outside_view,
-    returns_in_view,
-    within_divergence,
-)
+from mmgrpo.maths.view_credit import within_divergence
+from mmgrpo.methods.credit.prl import divergence_to_come
+from mmgrpo.methods.views.gtr_turbo import excess_likelihood
+from mmgrpo.methods.views.rto import returns_in_view
+from mmgrpo.methods.views.srpo_unifying_group import outside_view
+from mmgrpo.methods.views.vogue import bounded_uncertainty
 from mmgrpo.values import ENTROPY, of_view, seen_in
 from tests.maths.feedback_rows import feedback_of
 

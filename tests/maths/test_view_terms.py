@@ -15,7 +15,8 @@ from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.maths.losses import TERMS, divergence
 from mmgrpo.maths.terms import Term, divergence_term, weighted
-from mmgrpo.maths.view_terms import departure, distillation, negative_logprob
+from mmgrpo.maths.view_terms import distillation, negative_logprob
+from mmgrpo.methods.selection.kl_cov import departure
 from mmgrpo.values import Value, from_reference, seen_in
 
 MASKED = Value("logprob", "masked")

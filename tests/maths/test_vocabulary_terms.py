@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.controllers import first_measured
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.modulations import likeliest_of_wrong
 from mmgrpo.maths.terms import Term, weighted
-from mmgrpo.maths.vocabulary_terms import anchored_entropy, clipped_with_candidates, uniform_policy_value
+from mmgrpo.methods.surrogates.rover import uniform_policy_value
+from mmgrpo.methods.surrogates.simko import clipped_with_candidates, likeliest_of_wrong
+from mmgrpo.methods.surrogates.siren import anchored_entropy, first_measured
 from mmgrpo.values import ENTROPY, LOGPROB_MEAN, RANK, Value, nucleus_entropy, top_logprob
 
 Rows = Sequence[Sequence[float]]

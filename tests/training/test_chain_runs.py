@@ -13,11 +13,12 @@ import torch
 from mmgrpo.rewards.groups.chains import AtEnd, InContext, OfLater
 
 from mmgrpo import Plan, Sample, Trainer
-from mmgrpo.data.contexts import after_answers, carried_over
+from mmgrpo.data.contexts import after_answers
 from mmgrpo.data.history import History
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.chains import stages
 from mmgrpo.maths.planners import Request, fixed
+from mmgrpo.methods.strategies.delethink import carried_over
 from mmgrpo.training.gather import Experience, _assign, _roots
 from mmgrpo.types import Prompt, Scores
 from tests.policies.contract import largest_difference

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.drafts import accepted, with_drafts
+from mmgrpo.maths.drafts import accepted
 from mmgrpo.maths.planners import Setting, fixed
 from mmgrpo.memory import Memory, ReplayRow
+from mmgrpo.methods.strategies.spec_rl import with_drafts
 from mmgrpo.types import Rollout
 from tests.policies.contract import largest_difference, values
 from tests.policies.tiny_language import policy_of

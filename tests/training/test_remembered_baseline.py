@@ -12,8 +12,8 @@ from mmgrpo.config.loading import validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.columns import value
 from mmgrpo.maths.feedback import Feedback, job_feedback
-from mmgrpo.maths.value_credit import remembered_baseline
 from mmgrpo.memory import Memory, Outcomes
+from mmgrpo.methods.memory.spo import remembered_baseline
 from mmgrpo.training.memory import remembered
 from tests.test_trainer import BASE, lines, run, weights
 

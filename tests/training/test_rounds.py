@@ -17,13 +17,14 @@ from torch import Tensor
 
 from mmgrpo import Job, Plan, Prompt, Sample, Scorer, Trainer
 from mmgrpo.config import AdvantageConfig
-from mmgrpo.data.contexts import column_hint, solution_prefix, template
+from mmgrpo.data.contexts import solution_prefix, template
 from mmgrpo.data.history import NOTHING, Context
-from mmgrpo.data.system_texts import systems
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.planners import Answer, Planner, Request, Round, Setting, fixed, refill
 from mmgrpo.maths.second_chances import on_failure, scouts, with_answer, with_replay
 from mmgrpo.memory import Memory, ReplayRow
+from mmgrpo.methods.off_policy.meml_grpo import systems
+from mmgrpo.methods.strategies.guide_grpo import column_hint
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.credit import valued
 from mmgrpo.training.gather import Experience, gather

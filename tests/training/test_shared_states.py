@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.job_modulations import kl_covariance
 from mmgrpo.maths.modulation import ADVANTAGE, LOGPROB
 from mmgrpo.maths.selections import top_entropy
+from mmgrpo.methods.selection.kl_cov import kl_covariance
 from mmgrpo.training.shared_states import shared
 from mmgrpo.types import Prompt, Rollout, Sample
 from mmgrpo.values import ENTROPY, Value

@@ -15,8 +15,11 @@ from mmgrpo.policies.language.trees import Segment, segments
 
 from mmgrpo import Trainer
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.branches import branch_at_text, branch_at_uncertain, branch_evenly, exits
+from mmgrpo.maths.branches import branch_evenly
 from mmgrpo.maths.planners import Branch, Planner, Request, Round, Setting, fixed, refill
+from mmgrpo.methods.credit.grpo_ma import branch_at_text
+from mmgrpo.methods.sampling.cure import branch_at_uncertain
+from mmgrpo.methods.sampling.s_grpo_early_reinforcement import exits
 from mmgrpo.training.gather import Experience
 from mmgrpo.training.joining import Parts, joined
 from mmgrpo.training.learner import measured

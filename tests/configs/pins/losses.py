@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import exp, log
 
-from mmgrpo.maths.matching_terms import negative_error, positive_error
+from mmgrpo.methods.sampling.diffusion_nft import negative_error, positive_error
 from mmgrpo.values import Value, from_reference, of_view, seen_in
 from tests.configs.method_steps import Step
 from tests.configs.pins.rows import A_TWO, A_TWO_6, DOWN, ONE_OF_FOUR, ONE_OF_TWO, SCORED, UP

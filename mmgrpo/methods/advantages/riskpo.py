@@ -1,0 +1,61 @@
+"""RiskPO, arXiv:2510.00911."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.advantages import ADVANTAGES
+from mmgrpo.maths.centring import centred, checked_rewards, spread
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@ADVANTAGES.register("risk")
+def risk_advantage(
+    reward_PG: Tensor,
+    valid_PG: Tensor | None = None,
+    *,
+    bundle: int = 5,
+    low: float = 0.2,
+    high: float = 0.9,
+    tail: float = 1.5,
+    eps: float = 1e-6,
+) -> Tensor:
+    """What a sheet of answers, one to each of several prompts, is worth to the middle and the low end of all sheets.
+
+    s = the sum of the rewards of the m-th members of ``bundle`` prompts; q_l and q_h its quantiles over m;
+    A = (tail C + R) / (tail + 1) / (std s + eps) / (d + eps), R = ([s - q_l]+ - [s - q_h]+ + q_l - q_h) / (high - low +
+    eps), C = -[q_l - s]+ / (low + eps), d = the prompt's own std, or 1 where that is at most 0.001. What is good is 0.
+
+    Shapes: (P, G) of the whole batch -> (P, G), G >= 2; the last bundle may be smaller.   Units: any reward scale ->
+    dimensionless; low and high are shares of the sheets.
+    Raises: ShapeError as the other advantages; ConfigError unless 0 < low < high <= 1.
+    Source: RiskPO, arXiv:2510.00911, and its code (RTkenny/RiskPO, ``core_algos.py``, credit_assign_mode std and
+        use_q_track_mode batch). A member that some prompt of the bundle lacks is worth 0.
+    """
+    valid_PG = checked_rewards(reward_PG, valid_PG)
+    if bundle < 1 or not 0 < low < high <= 1:
+        raise ConfigError(f"a bundle is of prompts, and 0 < low < high <= 1, got {bundle}, {low} and {high}")
+    own_P1 = spread(centred(reward_PG, valid_PG), valid_PG, dim=(-1,), correction=1)
+    own_P1 = own_P1.where(own_P1 > 1e-3, 1.0) + eps
+    sheets = [
+        _of_sheets(score_G, whole_G, low=low, high=high, tail=tail, eps=eps).expand_as(reward_SG)
+        for reward_SG, valid_SG in zip(reward_PG.split(bundle), valid_PG.split(bundle), strict=True)
+        for score_G, whole_G in [(reward_SG.where(valid_SG, 0.0).sum(0), valid_SG.all(0))]
+    ]
+    return (torch.cat(sheets) / own_P1).where(valid_PG, 0.0)
+
+
+def _of_sheets(score_G: Tensor, whole_G: Tensor, *, low: float, high: float, tail: float, eps: float) -> Tensor:
+    """What each sheet is worth, (G,); 0 where it is not whole, or alone."""
+    whole = score_G[whole_G]
+    if len(whole) < 2:
+        return torch.zeros_like(score_G)
+    begin, end = whole.quantile(low), whole.quantile(high)
+    middle_G = ((score_G - begin).clamp(min=0) - (score_G - end).clamp(min=0) + begin - end) / (high - low + eps)
+    lowest_G = -(begin - score_G).clamp(min=0) / (low + eps)
+    worth_G = (tail * lowest_G + middle_G) / (tail + 1) / (whole.std() + eps)
+    return worth_G.where(whole_G, 0.0)

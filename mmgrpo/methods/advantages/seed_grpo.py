@@ -1,0 +1,39 @@
+"""SEED-GRPO, arXiv:2505.12346."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.maths.consensus_credit import agreement
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@ESTIMATORS.register
+def uncertain_groups(*, shares: str, strength: float = 0.02) -> Estimator:
+    """Groups whose answers disagree count less.
+
+    A <- A (1 - strength S / log G), S = -mean_k log p_k over the different answers k of the group, p_k the share of its
+    G members that gives k.
+
+    Units: those of the advantage; strength is dimensionless (0.02). shares is the label of a reward.
+    Source: SEED-GRPO, arXiv:2505.12346, eqs. 5 and 6 with its linear f, which leaves a group of one answer as it is.
+        Reading: the mass of an answer is its share of the group, where eq. 5 adds the likelihoods of its samples.
+    """
+    return Estimator(assign=partial(_uncertain, shares=shares, strength=strength))
+
+
+def _uncertain(feedback: Feedback, advantage_BT: Tensor, *, shares: str, strength: float) -> Tensor:
+    factor_B = torch.ones_like(feedback.reward_B)
+    for rows, share_G in agreement(feedback, shares):
+        if len(rows) > 1:
+            # an answer that n members give stands n times here: 1 / n of it each, with n = share G
+            entropy = -(share_G.log() / share_G).sum() / (1 / share_G).sum()
+            factor_B[rows] = 1 - strength * entropy / math.log(len(rows))
+    return advantage_BT * factor_B[:, None].to(advantage_BT)

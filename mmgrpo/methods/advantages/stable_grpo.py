@@ -1,0 +1,45 @@
+"""S-GRPO (stable, noise-aware), arXiv:2508.05928."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.advantages import ADVANTAGES
+from mmgrpo.maths.centring import checked_rewards, divided, standardised
+from mmgrpo.maths.success import right_share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@ADVANTAGES.register("noise_aware")
+def noise_aware_advantage(
+    reward_PG: Tensor,
+    valid_PG: Tensor | None = None,
+    *,
+    flips: float = 0.1,
+    at_least: float = 0.5,
+    eps: float = 1e-8,
+    correction: int = 1,
+) -> Tensor:
+    """Reward standardised within its group, and weighed down where errors of the verifier may explain the group.
+
+    A = w (r - mean_G r) / (std_G r + eps), w = (1 - 2 f) sqrt(t (1 - t) / (q (1 - q))), t = (q - f) / (1 - 2 f).
+    q is the share of the group that is right, f = flips the chance that a verdict is the wrong one, and t is held
+    within 0 .. 1: where q is at most f, or at least 1 - f, the group teaches nothing.
+
+    Shapes: (P, G) -> (P, G), G >= 2.   Units: any reward scale -> dimensionless; at_least and eps in the reward's.
+    Raises: ShapeError if not 2-D, G < 2, or valid_PG is not a bool matrix of the same shape; ConfigError if flips is
+    not from 0 to below 0.5.
+    Source: S-GRPO, arXiv:2508.05928, and its train/train_S-GRPO.py, group_weight. Deviation: that code adds 1e-8 under
+    both roots of the weight.
+    """
+    valid_PG = checked_rewards(reward_PG, valid_PG)
+    if not 0 <= flips < 0.5:
+        raise ConfigError(f"flips is the chance of a wrong verdict: choose it from 0 to below 0.5, got {flips}")
+    standard_PG = standardised(reward_PG, valid_PG, eps=eps, correction=correction)
+    seen_P1 = right_share(reward_PG, valid_PG, at_least)
+    true_P1 = ((seen_P1 - flips) / (1 - 2 * flips)).clamp(0.0, 1.0)
+    kept_P1 = divided(true_P1 * (1 - true_P1), seen_P1 * (1 - seen_P1))
+    return standard_PG * (1 - 2 * flips) * kept_P1.sqrt()

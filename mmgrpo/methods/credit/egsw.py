@@ -1,0 +1,40 @@
+"""EGSW, arXiv:2503.22456."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.system.lazy import torch
+from mmgrpo.values import ENTROPY
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@ESTIMATORS.register
+def entropy_weights(*, alpha: float, temperature: float) -> Estimator:
+    """Decisions of high advantage and entropy count more than those of the group's other members at the same place.
+
+    A_it <- n_t w_it A_it, w_it = e^((A_it + alpha H_it) / temperature) over the sum of it for the n_t members of the
+    group that have a decision t: equal weights change nothing.
+
+    Units: alpha is advantage per nat; temperature in the advantage's units.
+    Raises: ConfigError unless temperature > 0.
+    Source: EGSW, arXiv:2503.22456, step-wise weights, as a public summary has them; no code is out. Deviation: n_t,
+        which makes the sum over a group of weights of sum 1 a mean as the loss takes it.
+    """
+    if not temperature > 0:
+        raise ConfigError(f"entropy_weights needs temperature > 0, got {temperature}")
+    return Estimator(assign=partial(_entropy_weights, alpha=alpha, temperature=temperature), values=(ENTROPY,))
+
+
+def _entropy_weights(feedback: Feedback, advantage_BT: Tensor, *, alpha: float, temperature: float) -> Tensor:
+    groups, logit_BT = feedback.groups, (advantage_BT + alpha * feedback[ENTROPY]) / temperature
+    there_TPG = groups.valid((feedback.mask_BT & feedback.valid_B[:, None]).T)
+    logit_TPG = groups.matrix(logit_BT.T).where(there_TPG, -torch.inf)
+    weight_TPG = logit_TPG.softmax(-1).where(there_TPG, 0.0) * there_TPG.sum(-1, keepdim=True)
+    return advantage_BT * groups.rows(weight_TPG).T.to(advantage_BT)

@@ -1,0 +1,74 @@
+"""GRPO-CARE, arXiv:2506.16141."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator, Feedback, row_mean
+from mmgrpo.maths.kin import centred_among, standardised_among
+from mmgrpo.system.lazy import torch
+from mmgrpo.values import of_view
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@ESTIMATORS.register
+def likely_answers(
+    *,
+    view: str,
+    of: str,
+    part: str,
+    strength: float = 0.5,
+    margin: float = 0.01,
+    ceiling: float = 0.95,
+    eps: float = 1e-4,
+) -> Estimator:
+    """A bonus for right samples whose reasoning makes their answer likely in a view; advantages are formed anew with
+    it.
+
+    A = (r + b - mean) / (std + eps) over the group, sample std, with b_i = ``strength`` a_i where the reward ``of``
+    says that the sample is right, a_i > 0.1 and at least the group's mean; and p_i, the geometric mean of the view's
+    probabilities over the decisions that the reward ``part`` marks, cut at ``ceiling``, is at least the mean over the
+    right ones less ``margin``. A sample without such decisions has no bonus; groups of equal numbers earn nothing.
+
+    Units: any reward scale -> standard deviations; eps in the reward's units.
+    Raises: ConfigError for numbers out of range.
+    Source: GRPO-CARE, arXiv:2506.16141, and its code (TencentARC/GRPO-CARE, ``grpo_trainer_ref_ema.py``).
+    """
+    if strength < 0 or margin < 0 or not 0 < ceiling <= 1:
+        raise ConfigError(
+            "likely_answers needs strength >= 0, margin >= 0 and ceiling in (0, 1], got "
+            f"{strength}, {margin} and {ceiling}"
+        )
+    assign = partial(
+        _likely_answers, view=view, of=of, part=part, strength=strength, margin=margin, ceiling=ceiling, eps=eps
+    )
+    return Estimator(assign=assign, values=(of_view(view),), parts=(part,))
+
+
+def _likely_answers(
+    feedback: Feedback,
+    advantage_BT: Tensor,
+    *,
+    view: str,
+    of: str,
+    part: str,
+    strength: float,
+    margin: float,
+    ceiling: float,
+    eps: float,
+) -> Tensor:
+    answer_BT = feedback.mask_BT & feedback.seen(view) & (feedback.scopes(part).scope_BT >= 0)
+    likely_B = row_mean(feedback[of_view(view)], answer_BT).double().exp().clamp(max=ceiling)
+    given = feedback.reward(of)
+    known_B = feedback.valid_B & given.valid_B & answer_BT.any(1)
+    right_B = known_B & (given.value_B > 0.1)
+    right_B &= centred_among(given.value_B.where(given.valid_B, torch.nan), feedback.group_B) >= 0
+    above_B = centred_among(likely_B.where(right_B, torch.nan), feedback.group_B)
+    bonus_B = (strength * given.value_B).where(right_B & (above_B >= -margin), 0.0)
+    reward_B = (feedback.reward_B + bonus_B).where(feedback.valid_B, torch.nan)
+    return standardised_among(reward_B, feedback.group_B, eps=eps).float()[:, None].expand(advantage_BT.shape)

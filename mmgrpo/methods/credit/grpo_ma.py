@@ -1,0 +1,53 @@
+"""GRPO-MA, arXiv:2509.24494."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.maths.branches import branching
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.forest_credit import forest_of, node_pairs
+from mmgrpo.maths.kin import standardised_among
+from mmgrpo.maths.places import at_text
+from mmgrpo.maths.planners import Planner
+from mmgrpo.maths.second_chances import PLANNERS
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@ESTIMATORS.register
+def by_level(*, eps: float = 1e-8) -> Estimator:
+    """A node where branches part against the group's others that as many partings lead to, wherever they stand.
+
+    A = (V - mean) / (std + eps), V the mean reward of the samples below; 0 where no branches part, or alone.
+    With ``along_segments`` it is that of all decisions up to the next parting: of thoughts against thoughts, and of the
+    answers behind them against all answers.
+
+    Units: any reward scale -> dimensionless; eps in the reward's units.
+    Source: GRPO-MA, arXiv:2509.24494: thoughts by the mean reward of their answers, answers among all of a prompt.
+    """
+    return Estimator(assign=partial(_by_level, eps=eps))
+
+
+def _by_level(feedback: Feedback, advantage_BT: Tensor, *, eps: float) -> Tensor:
+    tree = forest_of(feedback)
+    value_M = tree.below(feedback.reward_B, feedback.valid_B).where(tree.parts(), torch.nan)
+    kin_M = node_pairs(tree.group_M, tree.levels())
+    return tree.laid(standardised_among(value_M, kin_M, eps=eps)).to(advantage_BT)
+
+
+@PLANNERS.register
+def branch_at_text(*, pattern: str, num: int = 1, factor: int = 2, levels: int = 1) -> Planner:
+    """Trees whose rows part into ``factor`` after the first ``num`` matches of a regular expression, as ``</think>``.
+
+    In each of ``levels`` rounds, after the next ones; group_size roots and up to
+    group_size (1 + num (factor - 1))^levels leaves.
+
+    Units: matches.   Raises: ConfigError for numbers that part nothing, or what is no expression.
+    Source: several answers behind one thought: GRPO-MA, arXiv:2509.24494.
+    """
+    return branching(at_text(pattern=pattern), factor=factor, rounds=levels, most=num)

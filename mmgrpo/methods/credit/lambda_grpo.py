@@ -1,0 +1,34 @@
+"""lambda-GRPO, arXiv:2509.21154."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.token_credit import members, shared_prefix
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@ESTIMATORS.register
+def prefix_count() -> Estimator:
+    """A beginning that several members share is one step of all of them, and counts once.
+
+    A_t <- A_t / n_t, n_t the members of the group whose tokens begin as this sample's do, up to and with t.
+
+    Units: those of the advantage.
+    Source: lambda-GRPO, arXiv:2509.21154, and its code (coli-saar/grpo-prm, ``InfPRMTree.loss_scales``).
+    """
+    return Estimator(assign=_prefix_count, tokens=True)
+
+
+def _prefix_count(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
+    count_BT = torch.ones_like(advantage_BT)
+    for rows in members(feedback):
+        token_GT, mask_GT = feedback.tokens[rows], feedback.mask_BT[rows]
+        for member, row in enumerate(rows.tolist()):
+            count_BT[row] = shared_prefix(token_GT, mask_GT, member).sum(0).clamp(min=1).to(count_BT)
+    return advantage_BT / count_BT

@@ -1,0 +1,40 @@
+"""Position-based advantage shaping, arXiv:2508.02260."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@ESTIMATORS.register
+def late_decisions(
+    *, strength: float = 0.1, steepness: float = 15.0, start: int = 0, end: int | None = None
+) -> Estimator:
+    """The later half of a sample counts more, by at most half of its advantage.
+
+    A_t <- A_t + sign(A_t) min(strength sigmoid(steepness (t / n - 0.5)), |A_t| / 2), t from 0 over the sample's n kept
+    decisions, at the steps of the run from ``start`` to before ``end``.
+
+    Units: strength is an advantage (0.1); steepness is dimensionless; steps count from 0.
+    Source: Deng et al., arXiv:2508.02260, position-based advantage shaping, and its code
+        (RUCAIBox/Slow_Thinking_with_LLMs, entropy2performance, ``core_algos.py``, compute_policy_loss).
+    """
+    assign = partial(_late_decisions, strength=strength, steepness=steepness, start=start, end=end)
+    return Estimator(assign=assign, start=start)
+
+
+def _late_decisions(
+    feedback: Feedback, advantage_BT: Tensor, *, strength: float, steepness: float, start: int, end: int | None
+) -> Tensor:
+    if feedback.step < start or (end is not None and feedback.step >= end):
+        return advantage_BT
+    place_BT = (feedback.mask_BT.cumsum(1) - 1) / feedback.length_B.clamp(min=1)[:, None]
+    bonus_BT = (strength * torch.sigmoid(steepness * (place_BT - 0.5))).to(advantage_BT)
+    return advantage_BT + advantage_BT.sign() * bonus_BT.minimum(advantage_BT.abs() / 2)

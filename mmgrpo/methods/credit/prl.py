@@ -1,0 +1,43 @@
+"""PRL (process reward learning), arXiv:2601.10201."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.system.lazy import torch
+from mmgrpo.values import REFERENCE, of_view
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@ESTIMATORS.register
+def divergence_to_come(*, view: str = REFERENCE, weight: float, every: int = 1) -> Estimator:
+    """Less for a decision the further those that follow have gone from a view, counted from the end of its step.
+
+    A_t <- A_t - weight sum_{s >= e(t)} (old_logprob_s - logprob_view_s) over kept decisions that have the view, e(t)
+    the last of the ``every`` kept decisions that t is one of, or the sample's last.
+
+    Units: nats times weight; every in decisions.
+    Raises: ConfigError for every below 1.
+    Source: PRL, arXiv:2601.10201v1, and its code (MaxwellJryao/Process-Reward-Learning, ``ray_trainer.py``), whose eta
+        is 1 / weight; with every 1 it is eq. 5.1 of its second version, FRPO.
+    """
+    if every < 1:
+        raise ConfigError(f"divergence_to_come looks from the end of every so many decisions, at least 1, got {every}")
+    return Estimator(assign=partial(_divergence, view=view, weight=weight, every=every), values=(of_view(view),))
+
+
+def _divergence(feedback: Feedback, advantage_BT: Tensor, *, view: str, weight: float, every: int) -> Tensor:
+    seen_BT, mask_BT = feedback.seen(view), feedback.mask_BT
+    apart_BT = (feedback.old_logprob_BT - feedback[of_view(view)]).where(seen_BT, 0.0)
+    to_come_BT = apart_BT.flip(1).cumsum(1).flip(1)
+    number_BT, last = mask_BT.cumsum(1), mask_BT.shape[1] - 1
+    ends_BT = mask_BT & ((number_BT % every == 0) | (number_BT == feedback.length_B[:, None]))
+    place_BT = torch.arange(last + 1, device=mask_BT.device).where(ends_BT, last)
+    end_BT = place_BT.flip(1).cummin(1).values.flip(1)
+    return advantage_BT - weight * to_come_BT.gather(1, end_BT).where(seen_BT, 0.0).to(advantage_BT)

@@ -1,0 +1,94 @@
+"""ROSE (semantically diverse exploration), arXiv:2601.05053."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.filters import members
+from mmgrpo.maths.places import meanings_part
+from mmgrpo.maths.planners import Branch, Planner, Request, Round, Setting
+from mmgrpo.maths.second_chances import PLANNERS
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@ESTIMATORS.register
+def shorter_branches(*, power: float = 1.0, right: float = 1.0) -> Estimator:
+    """Right samples that went a longer way than the group's shortest right one earn less from where they parted.
+
+    A_t <- A_t - |A_t| (1 - (m / n)^power) behind the decisions that a sample shares with the shortest; n are those that
+    it took from there, m those that the shortest took. Samples that share nothing parted at the prompt.
+
+    Units: dimensionless; right in those of the reward.   Raises: ConfigError for a power that is not above 0.
+    Source: ROSE, arXiv:2601.05053, and its code (ZiqiZhao1/ROSE-rl, ``core_algos.py``,
+        compute_grpo_iterative_branching_outcome_advantage, length_penalty).
+    """
+    if not power > 0:
+        raise ConfigError(f"shorter_branches needs a power above 0, got {power}")
+    return Estimator(assign=partial(_shorter_branches, power=power, right=right))
+
+
+def _shorter_branches(feedback: Feedback, advantage_BT: Tensor, *, power: float, right: float) -> Tensor:
+    drawn_BT, length_B = feedback.drawn_by_BT, feedback.mask_BT.sum(1)
+    right_B = feedback.valid_B & (feedback.reward_B >= right) & (length_B > 0)
+    less_BT = torch.zeros_like(advantage_BT)
+    for rows in members(feedback):
+        of_group = [row for row in rows.tolist() if right_B[row]]
+        shortest = min(of_group, key=lambda row: int(length_B[row]), default=-1)
+        for row in of_group:
+            shared_T = torch.zeros_like(feedback.mask_BT[row])
+            if drawn_BT is not None:
+                shared_T = (drawn_BT[row] == drawn_BT[shortest]).cumprod(0).bool() & feedback.mask_BT[row]
+            own, shorter = length_B[row] - shared_T.sum(), length_B[shortest] - shared_T.sum()
+            if row != shortest and own > 0:
+                less_BT[row] = (1 - (shorter.clamp(min=0) / own) ** power).to(less_BT).where(~shared_T, 0.0)
+    return advantage_BT - advantage_BT.abs() * less_BT
+
+
+@PLANNERS.register
+def branch_one_by_one(*, from_root: float = 0.5) -> Planner:
+    """Trees that grow by a row of each group a round, from where the group's rows could have meant most other things.
+
+    The first row begins at the prompt. Each of the group_size - 1 that follow does so too with the probability
+    ``from_root``; otherwise it goes on from before the decision of the highest semantic entropy of all rows there are.
+
+    Units: from_root is a probability.   Raises: ConfigError for none.
+    Source: ROSE, arXiv:2601.05053, and its code (ZiqiZhao1/ROSE-rl, ``vllm_rollout_spmd.py``,
+        generate_sequences_loop_entropy, branch_metric cosine-entropy). Deviation: a row's first decision is no place.
+    """
+    if not 0 <= from_root <= 1:
+        raise ConfigError(f"branch_one_by_one begins at the prompt with a probability, got from_root={from_root}")
+    return Planner(ask=partial(_ask_one, from_root=from_root), looks_back=True, places=meanings_part())
+
+
+def _ask_one(rounds: Sequence[Round], setting: Setting, *, from_root: float) -> Sequence[Request]:
+    member = len(rounds)
+    if member == setting.group_size:
+        return ()
+    asked = []
+    for prompt in range(setting.num_prompts):
+        parts = Random(derive_seed(setting.seed, prompt, member)).random() >= from_root
+        asked.append(Request(prompt=prompt, members=(member,), continues=_highest(rounds, prompt) if parts else None))
+    return asked
+
+
+def _highest(rounds: Sequence[Round], prompt: int) -> Branch | None:
+    """The first of the highest places in the rows of a prompt; None where they have none."""
+    found = [
+        (height, Branch(member, places[0]))
+        for one in rounds
+        for of, member, places, height in zip(
+            one.prompt_B.tolist(), one.member_B.tolist(), one.places_B, one.heights_B, strict=True
+        )
+        if of == prompt and places
+    ]
+    return max(found, key=lambda one: one[0])[1] if found else None

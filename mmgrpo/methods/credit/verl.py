@@ -1,0 +1,68 @@
+"""VERL (velocity-exploiting rank-learning), arXiv:2509.23808."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.controllers import CONTROLLERS
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.system.lazy import torch
+from mmgrpo.values import RANK_OF_STATES, Value, rank_acceleration, rank_velocity
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+MOST = 5.0
+
+
+@ESTIMATORS.register
+def rank_bonus(
+    *, rank: float, velocity: float, acceleration: float, stride: int = 40, gain: float = 2.0, ratio: float = 2.0
+) -> Estimator:
+    """Samples whose hidden states take more directions than is usual earn more, at most a part of their advantage.
+
+    A <- A + min(max(w tanh z_r + (1 - w) tanh z_v, 0), |A| / ratio), w = sigmoid(gain z_a), on the sample's last kept
+    decision; z = (x - usual) / |usual|, held within 5 either way, of the effective rank, its velocity and acceleration.
+
+    The three usual numbers are the run's; as long as the rank's is 0, A stays as it is.
+
+    Units: usual numbers in directions, stride in decisions; gain and ratio are dimensionless.
+    Raises: ConfigError for a stride below 1 or a ratio that is not above 0.
+    Source: VERL, arXiv:2509.23808, and its code (hf618/VERL, ``reward_manager_versions.py``, PlanB, and
+        ``ray_trainer.py``, adv_shaping_kappa, whose bonus stands on the last token alone).
+    """
+    if stride < 1 or not ratio > 0:
+        raise ConfigError(f"rank_bonus needs a stride of 1 or more and a ratio above 0, got {stride} and {ratio}")
+    usual = {RANK_OF_STATES: rank, rank_velocity(stride): velocity, rank_acceleration(stride): acceleration}
+    return Estimator(assign=partial(_rank_bonus, usual=usual, gain=gain, ratio=ratio), values=tuple(usual))
+
+
+def _rank_bonus(
+    feedback: Feedback, advantage_BT: Tensor, *, usual: dict[Value, float], gain: float, ratio: float
+) -> Tensor:
+    if usual[RANK_OF_STATES] == 0:
+        return advantage_BT
+    rank_B, velocity_B, acceleration_B = (
+        ((feedback.mean(feedback[value]) - number) / (abs(number) + 1e-8)).clamp(-MOST, MOST)
+        for value, number in usual.items()
+    )
+    explore_B = (gain * acceleration_B).sigmoid()
+    bonus_B1 = (explore_B * rank_B.tanh() + (1 - explore_B) * velocity_B.tanh()).clamp(min=0)[:, None]
+    last_BT = feedback.mask_BT & (feedback.mask_BT.cumsum(1) == feedback.length_B[:, None])
+    bounded_BT = torch.minimum(bonus_B1.to(advantage_BT), advantage_BT.abs() / ratio)
+    return advantage_BT + bounded_BT.where(last_BT, 0.0)
+
+
+@CONTROLLERS.register
+def moving_mean(value: float, measured: float, *, rate: float) -> float:
+    """A moving mean of a metric.
+
+    value' = (1 - rate) value + rate measured
+
+    Units: those of the metric; rate is the weight of the newest.   Source: the baselines of VERL, arXiv:2509.23808.
+    """
+    return (1 - rate) * value + rate * measured

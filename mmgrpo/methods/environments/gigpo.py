@@ -1,0 +1,129 @@
+"""GiGPO, arXiv:2505.10978."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from difflib import SequenceMatcher
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Column, Estimator, Feedback, Scoped
+from mmgrpo.maths.kin import centred_among, standardised_among
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@ESTIMATORS.register
+def anchor_states(
+    *,
+    weight: float = 1.0,
+    discount: float = 0.95,
+    reward: str | None = None,
+    normalise: bool = True,
+    similar: float = 1.0,
+    eps: float = 1e-6,
+) -> Estimator:
+    """A turn's discounted return against those of the group's turns that were taken in the same state.
+
+    A_t <- A_t + weight (G - mean) / (std + eps) over the turns of one state, G_k = sum_{j >= k} discount^(j - k) r_j of
+    turn k of t; without the divisor where not ``normalise``. Sample std; 0 where the state was met once, or all G are
+    equal. r is what the environment gave; with ``reward``, that reward of the whole sample, paid at its last turn.
+    A turn after which nothing was given, itself included, has no return and is not compared. States are of one
+    ``Sample.turn_keys``; with ``similar`` < 1 a key also joins the first of the group's states whose first key it is
+    like, by that ratio of matching characters.
+
+    Units: any reward scale -> standard deviations, or the reward's units; eps in the reward's units.
+    Raises: ConfigError for numbers out of range; without exchanges.
+    Source: GiGPO, arXiv:2505.10978, eq. 5 to 8, and its code (langfengQ/verl-agent, gigpo/core_gigpo.py).
+    """
+    if not 0 <= discount <= 1 or not 0 < similar <= 1:
+        raise ConfigError(
+            f"anchor_states: discount must lie in [0, 1] and similar above 0, at most 1; got {discount} and {similar}"
+        )
+    assign = partial(
+        _anchor_states,
+        weight=weight,
+        discount=discount,
+        reward=reward,
+        among=partial(standardised_among, eps=eps) if normalise else centred_among,
+        similar=similar,
+    )
+    return Estimator(assign=assign, turns=True, turn_rewards=reward is None)
+
+
+def _anchor_states(
+    feedback: Feedback,
+    advantage_BT: Tensor,
+    *,
+    weight: float,
+    discount: float,
+    reward: str | None,
+    among: Callable[[Tensor, Tensor], Tensor],
+    similar: float,
+) -> Tensor:
+    turns = feedback.turns
+    paid = turns.given if reward is None else paid_at_last(turns.given, feedback.reward(reward))
+    return_BS = returns_to_go(paid, discount=discount).where(feedback.valid_B[:, None], torch.nan)
+    state_BS = states(turns.keys_B_S, feedback.group_B.tolist(), S=return_BS.shape[1], similar=similar)
+    score_BS = among(return_BS.flatten(), state_BS.flatten()).reshape(return_BS.shape)
+    return advantage_BT + weight * turns.given.laid(score_BS).to(advantage_BT)
+
+
+def paid_at_last(turns: Scoped, reward: Column) -> Scoped:
+    """A reward of each sample as one of its last turn; a sample without turns is paid nowhere."""
+    last_B1 = turns.scope_BT.amax(1, keepdim=True)
+    valid_BS = (torch.arange(turns.value_BS.shape[1]) == last_B1) & reward.valid_B[:, None]
+    value_BS = reward.value_B[:, None].expand(valid_BS.shape)
+    return Scoped(scope_BT=turns.scope_BT, value_BS=value_BS, valid_BS=valid_BS)
+
+
+def returns_to_go(turns: Scoped, *, discount: float) -> Tensor:
+    """What each turn and those after it were given, discounted; NaN where that was nothing at all.
+
+    G_k = sum_{j >= k} discount^(j - k) r_j over the turns that were given anything: 0, 0, 10 at 0.5 give 2.5, 5, 10.
+
+    Shapes: -> float64 (B, S).   Units: those of the reward.   Source: GiGPO, arXiv:2505.10978, eq. 5.
+    """
+    paid_BS = turns.value_BS.double().where(turns.valid_BS, 0.0)
+    return_BS, following_B = torch.empty_like(paid_BS), torch.zeros_like(paid_BS[:, 0])
+    for turn in reversed(range(paid_BS.shape[1])):
+        following_B = paid_BS[:, turn] + discount * following_B
+        return_BS[:, turn] = following_B
+    known_BS = turns.valid_BS.int().flip(1).cummax(1).values.flip(1).bool()
+    return return_BS.where(known_BS, torch.nan)
+
+
+def states(keys_B_S: Sequence[Sequence[str | None]], groups: Sequence[int], *, S: int, similar: float = 1.0) -> Tensor:
+    """A number for each turn, one for all turns of a group that were taken in one state; a key of None is alone.
+
+    With ``similar`` < 1 a key joins the first state, in the order of the rows, whose first key it is like: twice the
+    number of matching characters over the number of both, by difflib.
+
+    Shapes: B keys of at most S turns, B groups -> integer (B, S).
+    Source: GiGPO, arXiv:2505.10978, eq. 6, and ``build_step_group`` of its code.
+    """
+    B = len(keys_B_S)
+    state_BS = torch.arange(B * S).reshape(B, S)
+    number: dict[tuple[int, str], int] = {}
+    firsts: dict[int, list[str]] = {}
+    for row, (keys_S, group) in enumerate(zip(keys_B_S, groups, strict=True)):
+        for turn, key in enumerate(keys_S):
+            if key is None:
+                continue
+            if (group, key) not in number:
+                first = _first_like(key, firsts.setdefault(group, []), similar)
+                number[group, key] = number[group, first] if first is not None else int(state_BS[row, turn])
+                if first is None:
+                    firsts[group].append(key)
+            state_BS[row, turn] = number[group, key]
+    return state_BS
+
+
+def _first_like(key: str, firsts: Sequence[str], similar: float) -> str | None:
+    if similar == 1:
+        return None
+    return next((first for first in firsts if SequenceMatcher(None, key, first).ratio() >= similar), None)

@@ -1,0 +1,62 @@
+"""DGPO (direct group preference optimization), arXiv:2510.08425."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.diagnostics import Diagnostics, total
+from mmgrpo.maths.groups import grouped
+from mmgrpo.maths.losses import TERMS
+from mmgrpo.maths.terms import GROUP, Loss, Term, log_ratio, ratio_of
+from mmgrpo.maths.view_terms import mean_of
+from mmgrpo.values import Value
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@TERMS.register
+def dgpo(*, beta: float = 100.0, clip: float | None = None, reference: str = "reference") -> Term:
+    """Errors weighed by advantage, and the group's by how much its preference is still to be learnt.
+
+    L = sum v w_g A e, e the error, w_g = sg sigmoid(sum_i A_i beta (e_i - e_ref,i) / G) of each noise level.
+    G counts the group's members. Where there is a clip, e has no gradient where exp(e_old - e) has left 1 +- clip on
+    the side of the gain. Levels and noise have to be the same for a group's members.
+
+    Units: beta is per error and advantage (100); clip is dimensionless (0.01).
+    Source: DGPO, arXiv:2510.08425, and its code (Luo-Yihong/DGPO, ``train_sd3_dgpo.py``). Beside it stands a
+        divergence ``velocity_mse`` from the reference.
+    """
+    theirs = Value("logprob", reference)
+
+    def loss(decisions: Decisions) -> Loss:
+        keep_BT = decisions.mask_BT
+        error_BT = -decisions.logprob_BT.where(keep_BT, 0.0)
+        advantage_BT = decisions.advantage_BT.where(keep_BT, 0.0)
+        apart_BT = error_BT.detach() + decisions[theirs].detach().where(keep_BT, 0.0)
+        weight_BT = group_weight(advantage_BT * apart_BT, keep_BT, decisions.group_BT, beta=beta)
+        held_BT = keep_BT & False
+        if clip is not None:
+            ratio_BT = ratio_of(log_ratio(decisions)).detach()
+            held_BT = ((advantage_BT > 0) & (ratio_BT > 1 + clip)) | ((advantage_BT < 0) & (ratio_BT < 1 - clip))
+        error_BT = error_BT.detach().where(held_BT, error_BT)
+        part = mean_of("dgpo", decisions, weight_BT * advantage_BT * error_BT)
+        high, low = held_BT & (advantage_BT > 0), held_BT & (advantage_BT < 0)
+        return Loss(part.value, part.diagnostics + Diagnostics(clip_high_count=total(high), clip_low_count=total(low)))
+
+    return Term(name="dgpo", loss=loss, values=(theirs,), couples=GROUP)
+
+
+def group_weight(gain_BT: Tensor, mask_BT: Tensor, group_BT: Tensor | None, *, beta: float) -> Tensor:
+    """sigmoid(beta mean_g gain) of each group and column, on its members.
+
+    Shapes: (B, T), bool (B, T), integer (B, T) -> (B, T).   Raises: ConfigError without groups.
+    """
+    if group_BT is None:
+        raise ConfigError("dgpo needs group_BT: give the decisions the groups of their samples")
+    groups = grouped(group_BT[:, 0])
+    gain_TPG, count_TPG = groups.matrix(gain_BT.T), groups.valid(mask_BT.T)
+    mean_TP1 = gain_TPG.where(count_TPG, 0.0).sum(-1, keepdim=True) / count_TPG.sum(-1, keepdim=True).clamp(min=1)
+    return groups.rows((beta * mean_TP1).sigmoid().expand_as(gain_TPG)).T.to(gain_BT)

@@ -1,0 +1,24 @@
+"""DisCO, arXiv:2505.12366."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from mmgrpo.maths.group_losses import disco_P, group_term
+from mmgrpo.maths.losses import TERMS
+from mmgrpo.maths.sequence_scores import score
+from mmgrpo.maths.terms import Term
+
+
+@TERMS.register
+def disco(*, tau: float | None = 1.0, right: float = 0.5, score_by: str = "mean_ratio", against: str = "old") -> Term:
+    """Right members' scores above the wrong ones', the highest of which count most.
+
+    L = -mean_right (s - tau log mean_wrong exp(s' / tau)), or with tau null -(mean_right s - mean_wrong s').
+    It is 0 in groups without both kinds.
+
+    Units: tau in the score's units (1); right is in the reward's units.
+    Source: DisCO, arXiv:2505.12366, and its code (Optimization-AI/DisCO, ``core_algos.py``), whose log-mean-exp has the
+        same gradient and another value. Its constraint is ``kl_hinge``.
+    """
+    return group_term("disco", partial(disco_P, tau=tau, right=right), score(score_by, against=against))

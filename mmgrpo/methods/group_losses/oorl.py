@@ -1,0 +1,80 @@
+"""OORL with GEPO, arXiv:2505.12723."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.group_losses import Members, group_term
+from mmgrpo.maths.losses import TERMS
+from mmgrpo.maths.planners import Answer, Planner, Request, Round, Setting, fixed
+from mmgrpo.maths.second_chances import PLANNERS
+from mmgrpo.maths.sequence_scores import score
+from mmgrpo.maths.terms import Term
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@TERMS.register
+def equivalents(
+    *,
+    beta: float = 0.1,
+    variance: float = 1.0,
+    right: float = 0.5,
+    score_by: str = "sum_log_ratio",
+    against: str = "reference",
+) -> Term:
+    """Right members' mean score above the wrong ones', and the right ones' scores alike.
+
+    L = -log sigmoid(mean_right z - mean_wrong z) + variance var_right z, z = beta s, the variance over n.
+    It is 0 in groups without both kinds.
+
+    Units: beta is logits per nat; variance is loss per square logit; right is in the reward's units.
+    Source: GEPO of OORL, arXiv:2505.12723, sec. 3.2, whose lambda of 1 is ``variance``.
+    """
+    loss_P = partial(_equivalents_P, beta=beta, variance=variance, right=right)
+    return group_term("equivalents", loss_P, score(score_by, against=against))
+
+
+def _equivalents_P(members: Members, *, beta: float, variance: float, right: float) -> Tensor:
+    right_PG = (members.reward_PG > right) & members.present_PG
+    wrong_PG = ~right_PG & members.present_PG
+    score_PG = beta * members.score_PG
+
+    def mean_P(value_PG: Tensor, of_PG: Tensor) -> Tensor:
+        return value_PG.where(of_PG, 0.0).sum(1) / of_PG.sum(1).clamp(min=1)
+
+    better_P = mean_P(score_PG, right_PG)
+    apart_P = mean_P((score_PG - better_P[:, None]).square(), right_PG)
+    loss_P = variance * apart_P - torch.nn.functional.logsigmoid(better_P - mean_P(score_PG, wrong_PG))
+    return loss_P.where(right_PG.any(1) & wrong_PG.any(1), 0.0)
+
+
+@PLANNERS.register
+def answers_of_source(*, source: str, columns: Sequence[str]) -> Planner:
+    """Groups whose prompts are of one source are answers that their rows bring along, one in each column; none is
+    drawn. Those of all other prompts are drawn.
+
+    Units: source is a label of ``prompts.sources``.   Raises: ConfigError without columns.
+    Source: OORL, arXiv:2505.12723, whose groups of equivalent programs a loss of groups reads beside what is drawn.
+    """
+    if not columns:
+        raise ConfigError("answers_of_source needs the columns that hold a row's answers, one at least")
+    answers = tuple(Answer(column) for column in columns)
+    return Planner(ask=partial(_ask_answers_of_source, source=source, answers=answers))
+
+
+def _ask_answers_of_source(
+    rounds: Sequence[Round], setting: Setting, *, source: str, answers: Sequence[Answer]
+) -> Sequence[Request]:
+    read = tuple(range(len(answers)))
+    return tuple(
+        Request(prompt=one.prompt, members=read, given=answers)
+        if setting.key_of(one.prompt).startswith(f"{source}/")
+        else one
+        for one in fixed().ask(rounds, setting)
+    )

@@ -1,0 +1,41 @@
+"""SPO (single stream), arXiv:2509.13232."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.maths.columns import column_of
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator, Feedback
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@ESTIMATORS.register
+def remembered_baseline(*, column: str = "value", normalise: bool = True, eps: float = 1e-4) -> Estimator:
+    """The reward less what is remembered of its prompt, compared over the whole job: one sample a prompt is enough.
+
+    d = r - m(prompt), m before the step;   A = (d - mean_N d) / (std_N d + eps) over the job's samples with a reward
+    where ``normalise``, else A = d. It replaces the advantage.
+
+    Units: those of the reward, or standard deviations.
+    Source: SPO, arXiv:2509.13232, and its code (verl, recipe/spo, with eps 1e-8). Deviation: ``value`` forgets at one
+        pace, where SPO's tracker forgets the faster the further the policy has moved.
+    """
+    kept = column_of(column)
+    assign = partial(_remembered_baseline, column=column, normalise=normalise, eps=eps)
+    return Estimator(assign=assign, memory=(kept,))
+
+
+def _remembered_baseline(
+    feedback: Feedback, advantage_BT: Tensor, *, column: str, normalise: bool, eps: float
+) -> Tensor:
+    job = feedback.job
+    gain_N = job.reward_N - feedback.remembered[column].to(job.reward_N)
+    if normalise and int(job.valid_N.sum()) > 1:
+        scored = gain_N[job.valid_N]
+        gain_N = (gain_N - scored.mean()) / (scored.std() + eps)
+    gain_B = gain_N.where(job.valid_N, 0.0)[job.mine]
+    return gain_B[:, None].expand(advantage_BT.shape).to(advantage_BT)

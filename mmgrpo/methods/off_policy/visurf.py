@@ -1,0 +1,42 @@
+"""ViSurf, arXiv:2510.10606."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.maths.advantages import group_advantage
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.origins import GIVEN
+from mmgrpo.maths.value_credit import is_sampled_B
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@ESTIMATORS.register
+def answer_while_needed(*, eps: float = 1e-4) -> Estimator:
+    """Members standardised within their group, where a given answer is worth no more than it is needed for.
+
+    A = (r - mean_G r) / (std_G r + eps), sample std, with the reward of a given member that some drawn one reaches set
+    to the mean of the drawn ones first. It replaces the advantage; 0 in groups of equal rewards.
+
+    Units: any reward scale -> dimensionless; eps in the reward's units.
+    Source: ViSurf, arXiv:2510.10606, its smoothing of the label's reward. Deviation: eps in the denominator.
+    """
+    return Estimator(assign=partial(_answer_while_needed, eps=eps))
+
+
+def _answer_while_needed(feedback: Feedback, advantage_BT: Tensor, *, eps: float) -> Tensor:
+    origin_B = torch.zeros_like(feedback.group_B) if feedback.origin_B is None else feedback.origin_B
+    groups = feedback.groups
+    reward_PG, valid_PG = groups.matrix(feedback.reward_B), groups.valid(feedback.valid_B)
+    drawn_PG = groups.valid(is_sampled_B(feedback))
+    count_P1 = drawn_PG.sum(1, keepdim=True)
+    mean_P1 = reward_PG.where(drawn_PG, 0.0).sum(1, keepdim=True) / count_P1.clamp(min=1)
+    highest_P1 = reward_PG.where(drawn_PG, -torch.inf).amax(1, keepdim=True)
+    smoothed_PG = mean_P1.where(valid_PG & groups.matrix(origin_B == GIVEN) & (highest_P1 >= reward_PG), reward_PG)
+    advantage_B = groups.rows(group_advantage(smoothed_PG, valid_PG, eps=eps))
+    return advantage_B[:, None].to(advantage_BT).expand_as(advantage_BT)

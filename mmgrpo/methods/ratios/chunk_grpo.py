@@ -1,0 +1,32 @@
+"""Chunk-GRPO, arXiv:2510.21583."""
+
+from __future__ import annotations
+
+from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.modulation import JobValues, Modulated, Modulation
+from mmgrpo.maths.modulations import MODULATIONS
+from mmgrpo.system.lazy import torch
+
+
+@MODULATIONS.register
+def equal_segments() -> Modulation:
+    """The segments of a sample weigh alike, where an aggregate has its decisions weigh alike.
+
+    loss = n / (n_s S) of what it was, n the kept decisions of the row, n_s those of the segment, S the row's segments.
+    With ``sample_mean`` it is the mean over samples of the mean over segments of their means.
+
+    Units: dimensionless.   Source: Chunk-GRPO, arXiv:2510.21583, eq. 14.
+    """
+    return Modulation(of=_equal_segments)
+
+
+def _equal_segments(decisions: Decisions, job_values: JobValues) -> Modulated:
+    del job_values
+    keep_BT, segment_BT = decisions.mask_BT, decisions.segment_BT
+    factor_BT = torch.ones_like(decisions.logprob_BT.detach())
+    for row in range(len(keep_BT)):
+        keep_T = keep_BT[row]
+        if bool(keep_T.any()):
+            _, of_N, count_S = segment_BT[row][keep_T].unique(return_inverse=True, return_counts=True)
+            factor_BT[row, keep_T] = (len(of_N) / (count_S[of_N] * len(count_S))).to(factor_BT)
+    return Modulated(loss_BT=factor_BT)

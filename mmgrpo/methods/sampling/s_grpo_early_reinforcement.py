@@ -1,0 +1,75 @@
+"""S-GRPO (early exit), arXiv:2505.07686."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.maths.branches import branching, require_text
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.forest_credit import forest_of
+from mmgrpo.maths.groups import grouped
+from mmgrpo.maths.places import before_text
+from mmgrpo.maths.planners import Planner
+from mmgrpo.maths.second_chances import PLANNERS
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@ESTIMATORS.register
+def trunk_and_exits(*, decay: float = 0.5) -> Estimator:
+    """Exits of one chain of thought against each other: the earlier the right one, the better.
+
+    A = r' - mean r' over the thought's answers, r' = decay^(n - 1) for the n-th right exit, else 0.
+    Right is r > 0; of a forest that was found, a group's samples are one thought's. Exits count in the order in which
+    they leave the trunk, the sample that drew it last. A decision of several samples takes the mean of theirs.
+
+    Units: dimensionless.
+    Source: S-GRPO, arXiv:2505.07686, as the catalogue of ``research/`` gives it. Deviation: the mean on the trunk,
+        which leaves the sum over the samples as it is.
+    """
+    return Estimator(assign=partial(_trunk_and_exits, decay=decay))
+
+
+def _trunk_and_exits(feedback: Feedback, advantage_BT: Tensor, *, decay: float) -> Tensor:
+    tree = forest_of(feedback)
+    shared_BT = tree.sharing() > 1
+    drew_BT, groups = torch.ones_like(shared_BT), feedback.groups
+    if feedback.drawn_by_BT is not None:
+        drew_BT = feedback.drawn_by_BT == torch.arange(len(shared_BT))[:, None]
+        groups = grouped(feedback.drawn_by_BT[:, 0])
+    stays_B = 2 * shared_BT.sum(1) + (shared_BT & drew_BT).any(1)
+    right_B = feedback.valid_B & (feedback.reward_B > 0)
+    valid_PG = groups.valid(feedback.valid_B)
+    right_PG = groups.valid(right_B)
+    stay_PG = groups.matrix(stays_B).where(right_PG, 2 * tree.mask_BT.shape[1] + 2)
+    place_PG = stay_PG.argsort(dim=1, stable=True).argsort(dim=1)
+    reward_PG = torch.full(place_PG.shape, decay, dtype=torch.float64).pow(place_PG).where(right_PG, 0.0)
+    mean_P1 = reward_PG.sum(1, keepdim=True) / valid_PG.sum(1, keepdim=True).clamp(min=1)
+    advantage_B = groups.rows((reward_PG - mean_P1).where(valid_PG, 0.0))
+    mean_M = tree.below(advantage_B, feedback.valid_B)
+    return tree.laid(mean_M.nan_to_num(nan=0.0)).to(advantage_BT)
+
+
+@PLANNERS.register
+def exits(*, num: int, then: str, before: str = "</think>", room: int = 256) -> Planner:
+    """Each row is left at ``num`` places drawn at random, where a text is put behind it and a further row goes on.
+
+    The text, as one that ends the thought, is given and never trained. The places lie before the first match of
+    ``before``, and ``room`` or more decisions before the row's end, so that the text and what is written behind it are
+    within the policy's limit too. Group_size rows and up to num more beside each.
+
+    Units: places; room in decisions.   Raises: ConfigError for numbers that leave nothing, no text, or what is no
+        expression.
+    Source: S-GRPO, arXiv:2505.07686: exits of one chain of thought, forced to answer.
+    """
+    require_text(then)
+    places = before_text(pattern=before, room=room)
+    return branching(places, factor=2, rounds=1, most=num, among=MANY, then=lambda place: then)
+
+
+MANY = 2**31
+"""More places than a row has."""

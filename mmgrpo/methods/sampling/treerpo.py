@@ -1,0 +1,39 @@
+"""TreeRPO, arXiv:2506.05183."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.forest_credit import forest_of, node_value
+from mmgrpo.maths.kin import standardised_among
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmgrpo.maths.forest_credit import NodeValue
+
+
+@ESTIMATORS.register
+def siblings(*, eps: float = 1e-8, mean_of: str = "leaves") -> Estimator:
+    """A node against those that were reached from the same state.
+
+    A = (V - mean) / (std + eps), V the mean reward of the leaves below, or of the node's ``children``, whose values are
+    the means of theirs. Mean and sample std are over the children of the node's parent; 0 for an only child.
+
+    Units: any reward scale -> dimensionless; eps in the reward's units.
+    Raises: ConfigError unless mean_of is ``leaves`` or ``children``.
+    Source: TreeRPO, arXiv:2506.05183: groups of one parent, values of children. Its normalisation, which is said to
+        differ from GRPO's, was not to be read, in the paper or in code; this is GRPO's.
+    """
+    return Estimator(assign=partial(_siblings, eps=eps, value=node_value(mean_of)))
+
+
+def _siblings(feedback: Feedback, advantage_BT: Tensor, *, eps: float, value: NodeValue) -> Tensor:
+    tree = forest_of(feedback)
+    value_M = value(tree, feedback.reward_B, feedback.valid_B)
+    kin_M = tree.parent_M.where(tree.depth_M > 0, len(tree.parent_M) + torch.arange(len(tree.parent_M)))
+    return tree.laid(standardised_among(value_M, kin_M, eps=eps)).to(advantage_BT)

@@ -1,0 +1,49 @@
+"""Archer, arXiv:2507.15778."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.modulation import JobValues, Modulated, Modulation, detached
+from mmgrpo.maths.modulations import MODULATIONS, above_row_quantile, require_quantile
+from mmgrpo.system.lazy import torch
+from mmgrpo.values import ENTROPY
+
+
+@MODULATIONS.register
+def by_entropy_quantile(
+    *,
+    quantile: float = 0.8,
+    low: float = 0.2,
+    high: float = 0.2,
+    divergence: float = 1.0,
+    above_low: float = 0.5,
+    above_high: float = 0.5,
+    above_divergence: float = 0.0,
+) -> Modulation:
+    """Wide bounds and no divergence for the decisions of a sample that are least sure, narrow ones for the others.
+
+    low = above_low where H > quantile(H of the sample's kept decisions), else low; likewise high and the divergence.
+    The quantile is interpolated linearly.
+
+    Units: bounds as the surrogate takes them; divergences are factors of kl_beta.
+    Raises: ConfigError for a quantile outside 0 .. 1.
+    Source: Archer, arXiv:2507.15778, and its code (wizard-III/ArcherCodeR, ``dp_actor.py``): 0.8, 0.2 / 0.2 with k3 at
+        0.001, and 0.5 / 0.5 without.
+    """
+    require_quantile(quantile)
+    numbers = ((low, above_low), (high, above_high), (divergence, above_divergence))
+    return Modulation(of=partial(_by_entropy, quantile=quantile, numbers=numbers), values=(ENTROPY,), bounds=True)
+
+
+def _by_entropy(
+    decisions: Decisions, job_values: JobValues, *, quantile: float, numbers: tuple[tuple[float, float], ...]
+) -> Modulated:
+    del job_values
+    entropy_BT = detached(decisions, ENTROPY)
+    above_BT = above_row_quantile(entropy_BT, decisions.mask_BT, quantile)
+    low_BT, high_BT, divergence_BT = (
+        torch.full_like(entropy_BT, below, dtype=torch.float64).masked_fill(above_BT, above) for below, above in numbers
+    )
+    return Modulated(low_BT=low_BT, high_BT=high_BT, divergence_BT=divergence_BT.to(entropy_BT))

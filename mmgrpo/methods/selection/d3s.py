@@ -1,0 +1,69 @@
+"""D3S (dynamic dual-level down-sampling), arXiv:2509.22115."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.feedback import Feedback
+from mmgrpo.maths.filters import FILTERS, Filter, highest_and_lowest, members
+from mmgrpo.maths.modulation import ADVANTAGE, JobValues, Modulated, Modulation, detached
+from mmgrpo.maths.modulations import MODULATIONS
+from mmgrpo.maths.selections import quantile
+from mmgrpo.system.lazy import torch
+from mmgrpo.values import ENTROPY
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@FILTERS.register
+def most_varied(*, count: int) -> Filter:
+    """The ``count`` members whose advantages vary the most: some of the highest and some of the lowest.
+
+    keep = argmax Var(A) over the subsets of that size; of equal ones that with the fewest of the highest.
+
+    Units: count is members, at least 2.   Raises: ConfigError for fewer.
+    Source: D3S, arXiv:2509.22115, whose sample level maximises Var(A); the subset is found as PODS does,
+        arXiv:2504.13818.
+    """
+    if count < 2:
+        raise ConfigError(f"members vary from each other: keep at least 2, got {count}")
+    return Filter(keep=partial(_most_varied, count=count), keeps=count)
+
+
+def _most_varied(feedback: Feedback, advantage_BT: Tensor, *, count: int) -> Tensor:
+    advantage_B = feedback.mean(advantage_BT).double()
+    keep_B = torch.zeros_like(feedback.valid_B)
+    for rows in members(feedback):
+        advantage_G = advantage_B[rows]
+        subsets = [highest_and_lowest(advantage_G, best, count - best) for best in range(count + 1)]
+        keep_B[rows[max(subsets, key=lambda chosen: round(float(advantage_G[chosen].var(correction=0)), 12))]] = True
+    return keep_B
+
+
+@MODULATIONS.register
+def top_product(*, share: float) -> Modulation:
+    """The decisions where much is at stake and little is sure: of an update's, this share of the highest |A| H.
+
+    loss = 0 unless |A| H >= quantile(|A| H over the update's decisions on all processes, 1 - share).
+    The quantile is interpolated linearly.
+
+    Units: share is dimensionless, above 0 and at most 1.   Raises: ConfigError for another share.
+    Source: D3S's token level, arXiv:2509.22115, abstract.
+    """
+    if not 0 < share <= 1:
+        raise ConfigError(f"a share of the decisions is above 0 and at most 1, got {share}")
+    job = (ADVANTAGE, ENTROPY)
+    return Modulation(of=partial(_top_product, share=share), values=(ENTROPY,), job=job)
+
+
+def _top_product(decisions: Decisions, job_values: JobValues, *, share: float) -> Modulated:
+    if not bool(decisions.mask_BT.any()):
+        return Modulated()
+    product_N = job_values[ADVANTAGE].double().abs() * job_values[ENTROPY].double()
+    product_BT = detached(decisions, ADVANTAGE).double().abs() * detached(decisions, ENTROPY).double()
+    kept_BT = product_BT >= quantile(product_N, 1 - share)
+    return Modulated(loss_BT=kept_BT.to(decisions.logprob_BT.detach()))

@@ -1,0 +1,76 @@
+"""PROF (process consistency filter), arXiv:2509.03403."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.filters import members, standardised_among
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@ESTIMATORS.register
+def consistent_members(
+    *,
+    reward: str,
+    count: int,
+    penalty: float = 10.0,
+    most_steps: int = 30,
+    right: float = 0.5,
+    eps: float = 1e-4,
+) -> Estimator:
+    """Of the right members those whose steps score best train, of the wrong ones those whose steps score worst.
+
+    A = (r - mean_S r) / (std_S r + eps) over the S = ``count`` members kept, 0 for the others; it replaces what was.
+
+    Of both kinds as many are kept, as far as there are. A member's score is the mean of what the reward says of its
+    steps; a single step, or ``most_steps`` of them or more, cost a right member ``penalty`` and give it to a wrong one.
+
+    Units: count is members; penalty in the units of the step scores; right and eps in the reward's. reward is a label.
+    Raises: ConfigError for a count below 1.
+    Source: PROF, arXiv:2509.03403, algorithm 1, PROF-BOTH; its code is not out. Reading: the advantages are those among
+        the members kept. Deviation: eps in the denominator.
+    """
+    if count < 1:
+        raise ConfigError(f"keep at least one member of a group, got {count}")
+    keep = partial(_consistent, reward=reward, count=count, penalty=penalty, most_steps=most_steps, right=right)
+    return Estimator(assign=partial(standardised_among, keep=keep, eps=eps), parts=(reward,), keeps=count)
+
+
+def _consistent(
+    feedback: Feedback,
+    advantage_BT: Tensor,
+    *,
+    reward: str,
+    count: int,
+    penalty: float,
+    most_steps: int,
+    right: float,
+) -> Tensor:
+    del advantage_BT
+    said = feedback.scopes(reward)
+    steps_B = said.valid_BS.sum(1)
+    score_B = said.value_BS.double().where(said.valid_BS, 0.0).sum(1) / steps_B.clamp(min=1)
+    right_B = feedback.reward_B >= right
+    odd_B = (steps_B <= 1) | (steps_B >= most_steps)
+    # an odd sample loses its place among the right ones, and among the wrong ones, whose worst are kept
+    score_B = score_B - penalty * odd_B * (2 * right_B.double() - 1)
+    keep_B = torch.zeros_like(feedback.valid_B)
+    for rows in members(feedback):
+        good, bad = rows[right_B[rows]], rows[~right_B[rows]]
+        num_good, num_bad = _balanced(len(good), len(bad), count)
+        keep_B[good[score_B[good].argsort(descending=True, stable=True)[:num_good]]] = True
+        keep_B[bad[score_B[bad].argsort(stable=True)[:num_bad]]] = True
+    return keep_B
+
+
+def _balanced(num_good: int, num_bad: int, count: int) -> tuple[int, int]:
+    """How many of each kind make up the count, as evenly as there are; an odd one is good."""
+    kept_good = min(num_good, max(count - count // 2, count - num_bad))
+    return kept_good, min(num_bad, count - kept_good)

@@ -1,0 +1,116 @@
+"""AEPO (arbitrary entropy policy optimisation), arXiv:2510.08141."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.advantages import group_advantage
+from mmgrpo.maths.controllers import CONTROLLERS
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.origins import DRAWN
+from mmgrpo.maths.planners import Planner, Request, Round, Setting, ask_then, trained
+from mmgrpo.maths.second_chances import PLANNERS
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@ESTIMATORS.register
+def read_count_as(*, value: float = 1.0) -> Estimator:
+    """Rows that are read (replayed, given, drawn otherwise) have one advantage, whatever they earned.
+
+    A = value of these with a reward; that of drawn rows is left as it is.
+
+    Units: those of the advantage.
+    Source: AEPO, arXiv:2510.08141, and its code (597358816/AEPO, ``ray_trainer.py``): REINFORCE on positive samples.
+    """
+    return Estimator(assign=partial(_read_count_as, value=value))
+
+
+def _read_count_as(feedback: Feedback, advantage_BT: Tensor, *, value: float) -> Tensor:
+    if feedback.origin_B is None:
+        return advantage_BT
+    read_B = (feedback.origin_B != DRAWN) & feedback.valid_B
+    return advantage_BT.masked_fill(read_B[:, None], value)
+
+
+@PLANNERS.register
+def with_tempered(
+    *, temperature: float = 1.2, share: float = 0.25, most: int = 60, better: float = 0.05, eps: float = 1e-6
+) -> Planner:
+    """The first prompts are drawn once more at another temperature; what beats its group takes the place of a row.
+
+    A further group of each of the first ``share`` of the prompts, one at least. Of these members those train that are
+    more than ``better`` deviations above the mean of the ones drawn with them: the first ``most`` of the step, half as
+    many where the temperature is below 1, in the order of prompts. As many of the step's first rows do not train. The
+    ratio of what is drawn so is to the policy of now at its own temperature; it counts as given.
+
+    Units: temperature as the policy has it; share is dimensionless; most in rows; eps in those of the reward.
+    Raises: ConfigError for numbers that ask for nothing.
+    Source: AEPO, arXiv:2510.08141, and its code (597358816/AEPO, ``ray_trainer.py``).
+    """
+    if not 0 < share <= 1 or most < 1 or temperature <= 0:
+        raise ConfigError(
+            f"with_tempered needs a share above 0 up to 1, most >= 1 and a temperature above 0, got {share}, {most}, "
+            f"{temperature}"
+        )
+    again = partial(_again, share=share, settings={"temperature": temperature})
+    kept = partial(_in_places, most=most, halved=temperature < 1, better=better, eps=eps)
+    return Planner(ask=partial(ask_then, further=again), kept=kept, looks_back=True)
+
+
+def _again(first: Round, setting: Setting, *, share: float, settings: dict[str, float]) -> Sequence[Request]:
+    members = tuple(range(setting.group_size, 2 * setting.group_size))
+    return tuple(
+        Request(prompt=prompt, members=members, settings=settings, behind_prompt=True, as_own=True)
+        for prompt in range(max(1, int(share * setting.num_prompts)))
+    )
+
+
+def _in_places(
+    rounds: Sequence[Round], setting: Setting, *, most: int, halved: bool, better: float, eps: float
+) -> Sequence[Tensor]:
+    first, *further = rounds
+    if not further:
+        return [trained(first)]
+    advantages = _advantages(further[0], eps)
+    best = [row for row in _ordered(further[0]) if advantages[row] > better]
+    num = min(most, len(best)) // (2 if halved else 1)
+    taken_B, placed_B = trained(first), torch.zeros_like(trained(further[0]))
+    taken_B[_ordered(first)[:num]] = False
+    placed_B[best[:num]] = True
+    return [taken_B, placed_B]
+
+
+def _ordered(one: Round) -> list[int]:
+    """The rows of a round by prompt and member."""
+    identities = list(zip(one.prompt_B.tolist(), one.member_B.tolist(), strict=True))
+    return sorted(range(len(identities)), key=identities.__getitem__)
+
+
+def _advantages(one: Round, eps: float) -> list[float]:
+    """How far each row is above the mean of its prompt's rows, in their deviations; 0 where no reward applied."""
+    found = torch.zeros_like(one.reward_B)
+    for prompt in one.prompt_B.unique():
+        of_B = (one.prompt_B == prompt) & one.valid_B
+        if int(of_B.sum()) > 1:
+            found[of_B] = group_advantage(one.reward_B[of_B][None], eps=eps)[0]
+    return found.tolist()
+
+
+@CONTROLLERS.register
+def either(value: float, measured: float, *, at: float, below: float, above: float) -> float:
+    """One number while a metric is below a bound, and another from there on.
+
+    value' = below if measured < at else above
+
+    Units: ``below`` and ``above`` are of value, ``at`` of the metric.
+    Source: AEPO, arXiv:2510.08141, and its code (597358816/AEPO, ``ray_trainer.py``): a temperature by the entropy.
+    """
+    del value
+    return below if measured < at else above

@@ -1,0 +1,125 @@
+"""Delethink, arXiv:2510.06557."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.data.contexts import CONTEXTS, require_text_of
+from mmgrpo.data.history import NOTHING, Context, History
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.aggregates import AGGREGATES, Totals
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.system.lazy import torch
+from mmgrpo.types import Prompt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@ESTIMATORS.register
+def along_chain(*, shared: bool = False) -> Estimator:
+    """A row has the advantage of what was drawn after it: the mean over these rows; one that ends its chain its own.
+
+    So the rewards of a chain are those of its ends, which alone they have to apply to, and every row of it trains. With
+    ``shared`` the advantage is divided by the kept decisions of the whole chain and by the chains of its group: under
+    the aggregate ``group_sum`` the loss is the mean over groups, of the mean over chains, of the mean over their
+    decisions.
+
+    A chain is a row with all that was drawn after it, at any remove, within its group.
+
+    Units: those of the advantage; with ``shared`` per decision.
+    Source: Delethink, arXiv:2510.06557, and its code (McGill-NLP/the-markovian-thinker, ``core_algos.py``,
+        ``seq-mean-token-norm-trace-length`` with ``use_flat_batch_correction_ratio``).
+    """
+    return Estimator(assign=partial(_along_chain, shared=shared), unscored=True)
+
+
+def _along_chain(feedback: Feedback, advantage_BT: Tensor, *, shared: bool) -> Tensor:
+    if feedback.after_B is None:
+        chain_B = torch.arange(len(feedback.group_B))
+    else:
+        after_B = _within_group(feedback)
+        chain_B = begun_by(after_B)
+        advantage_BT = _from_ends(advantage_BT, after_B)
+    if not shared:
+        return advantage_BT
+    length_B = torch.zeros(len(chain_B), dtype=torch.long).index_add(0, chain_B, feedback.length_B)[chain_B]
+    begins_B = (chain_B == torch.arange(len(chain_B))).long()
+    groups = feedback.groups
+    chains_B = groups.rows(
+        groups.matrix(begins_B).where(groups.present_PG, 0).sum(1, keepdim=True).expand(groups.present_PG.shape)
+    )
+    return advantage_BT / (length_B.clamp(min=1) * chains_B)[:, None]
+
+
+def _within_group(feedback: Feedback) -> Tensor:
+    """(B,) the row of its own group that each was drawn after, -1 for none."""
+    after_B = feedback.after_B
+    assert after_B is not None
+    return after_B.where((after_B >= 0) & (feedback.group_B[after_B] == feedback.group_B), -1)
+
+
+def begun_by(after_B: Tensor) -> Tensor:
+    """The row that the chain of each row begins with: -1, 0, 0, 2 and -1 give 0, 0, 0, 0 and 4.
+
+    Shapes: integers (B,), rows before each, -1 for none -> (B,).
+    """
+    begun_B = torch.arange(len(after_B))
+    for row, before in enumerate(after_B.tolist()):
+        if before >= 0:
+            begun_B[row] = begun_B[before]
+    return begun_B
+
+
+def _from_ends(advantage_BT: Tensor, after_B: Tensor) -> Tensor:
+    """Advantages handed back from the last rows of chains; a row stands behind the one that it was drawn after."""
+    found_BT = advantage_BT.clone()
+    for row in reversed(range(len(after_B))):
+        later = (after_B == row).nonzero().flatten()
+        if len(later):
+            found_BT[row] = found_BT[later, :1].mean()
+    return found_BT
+
+
+@AGGREGATES.register
+def group_sum(mask_BT: Tensor, totals: Totals) -> Tensor:
+    """The mean over groups of the sum over all their decisions.
+
+    w = m / num_groups. Estimators that share an advantage out over the decisions of a group (``along_chain``) go with
+    it.
+
+    Shapes: bool (B, T) -> (B, T).   Units: 1 / groups.
+    Source: Delethink's mean over trajectories of several rows, arXiv:2510.06557, is this with advantages over their
+        lengths.
+    """
+    return mask_BT / max(totals.num_groups, 1)
+
+
+@CONTEXTS.register
+def carried_over(*, tail: int, head: int = 0) -> Context:
+    """The prompt, and of an answer that was cut off its beginning and its end as the beginning of the answer.
+
+    The first ``head`` and the last ``tail`` of its tokens, what it was given itself among them; all of a shorter one.
+    They are never trained, and stand there as their text, which the tokenizer may cut otherwise.
+
+    Units: tokens.   Raises: ConfigError for numbers that carry nothing over.
+    Source: Delethink, arXiv:2510.06557, and its code (McGill-NLP/the-markovian-thinker, ``delethink_trimmers.py``).
+    """
+    if tail < 1 or head < 0:
+        raise ConfigError(f"carried_over needs tail >= 1 and head >= 0, got {tail} and {head}")
+    return partial(_carried_over, tail=tail, head=head)
+
+
+def _carried_over(prompt: Prompt, member: int, history: History = NOTHING, *, tail: int, head: int) -> Prompt | None:
+    del member
+    if not history.samples:
+        return None
+    if not history.ends:
+        raise ConfigError("carried_over counts tokens of a text, which this policy does not tell: use another context")
+    text, ends = require_text_of(history.samples[0]), history.ends[0]
+    if len(ends) <= head + tail:
+        return replace(prompt, prefix=text)
+    return replace(prompt, prefix=text[: ends[head - 1] if head else 0] + text[ends[len(ends) - tail - 1] :])

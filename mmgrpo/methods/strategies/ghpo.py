@@ -1,0 +1,31 @@
+"""GHPO, arXiv:2507.10628."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from mmgrpo.data.contexts import CONTEXTS, fill_template, require_places, require_share, text_column, with_text
+from mmgrpo.data.history import NOTHING, Context, History
+from mmgrpo.types import Prompt
+
+
+@CONTEXTS.register
+def column_part(*, column: str, share: float, text: str = "{prompt}\n\nThe solution begins: {part}") -> Context:
+    """The prompt with the beginning of a text that its row brings along: the first ``share`` of its characters.
+
+    ``{prompt}`` and ``{part}`` stand for the two.
+
+    Units: share is dimensionless, 0 to 1.   Raises: ConfigError for another share or a text that lacks a place;
+        DataError for a row without the column.
+    Source: GHPO, arXiv:2507.10628, and its code (hkgc-1/GHPO, ``ghpo_trainer.py``).
+    """
+    require_places("part of a column", text, "prompt", "part")
+    return partial(_with_part, column=column, share=require_share(share), text=text)
+
+
+def _with_part(
+    prompt: Prompt, member: int, history: History = NOTHING, *, column: str, share: float, text: str
+) -> Prompt:
+    del member, history
+    whole = text_column("column_part", prompt, column)
+    return with_text(prompt, fill_template(prompt, text, {"part": whole[: round(share * len(whole))]}))

@@ -1,0 +1,20 @@
+"""Guide-GRPO, arXiv:2506.13923."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from mmgrpo.data.contexts import CONTEXTS, in_template, require_places
+from mmgrpo.data.history import Context
+
+
+@CONTEXTS.register
+def column_hint(*, column: str, text: str = "{prompt}\n\nHint: {hint}") -> Context:
+    """The prompt with a hint that its row brings along.
+
+    ``{prompt}`` and ``{hint}`` stand for the two.
+
+    Raises: ConfigError for a text that lacks either; DataError where a row has no such column.
+    """
+    require_places("hint", text, "prompt", "hint")
+    return partial(in_template, text=text.replace("{hint}", "{" + column + "}"))

@@ -1,0 +1,35 @@
+"""SAGE (self-hints), arXiv:2602.03143."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+from mmgrpo.data.contexts import CONTEXTS, compile_pattern, fill_template, require_places, require_text_of, with_text
+from mmgrpo.data.history import NOTHING, Context, History
+from mmgrpo.errors import ConfigError
+from mmgrpo.types import Prompt
+
+
+@CONTEXTS.register
+def found_in_answer(*, pattern: str, text: str) -> Context:
+    """The prompt with what a regular expression finds in an answer of the group: the last that has it.
+
+    ``{prompt}`` stands for the prompt, ``{found}`` for the expression's first group. Where nobody has it, the prompt.
+
+    Raises: ConfigError for no expression with a group, or a text that lacks a place.
+    Source: hints that the policy wrote before: SAGE, arXiv:2602.03143, and its code (BaohaoLiao/SAGE).
+    """
+    require_places("found text", text, "prompt", "found")
+    compiled = compile_pattern("pattern", pattern)
+    if compiled.groups < 1:
+        raise ConfigError(f"the pattern says in brackets what is to be shown, got {pattern!r:.80}")
+    return partial(_with_found, pattern=compiled, text=text)
+
+
+def _with_found(
+    prompt: Prompt, member: int, history: History = NOTHING, *, pattern: re.Pattern[str], text: str
+) -> Prompt:
+    del member
+    found = [match[1] for sample in history.samples if (match := pattern.search(require_text_of(sample)))]
+    return with_text(prompt, fill_template(prompt, text, {"found": found[-1]})) if found else prompt

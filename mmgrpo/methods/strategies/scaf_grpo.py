@@ -1,0 +1,67 @@
+"""Scaf-GRPO, arXiv:2510.19807."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.planners import Planner, Request, Round, Setting, ask_then, failed, trained
+from mmgrpo.maths.second_chances import PLANNERS
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@PLANNERS.register
+def scaffold(*, contexts: Sequence[str], below: float = 1.0, start: int = 0, behind_prompt: bool = False) -> Planner:
+    """Prompts whose every member failed are shown hint after hint; the right answer that took the least joins them.
+
+    A group fails where all rewards are under ``below``. One further member is drawn in each of the ``contexts``, which
+    tell ever more; the first of them whose reward is not under ``below`` takes the place of the group's last member,
+    and the others are left out. Before step ``start`` nobody is shown anything. The answer is trained on with its hint
+    in place, or behind the bare prompt.
+
+    Units: below in those of the reward; start in steps.   Raises: ConfigError without contexts.
+    Source: Scaf-GRPO, arXiv:2510.19807, and its code (dvlab-research/Scaf-GRPO, ``ray_trainer.py`` of
+        ``hint_mix_grpo`` with ``replace_num`` 1; behind_prompt is its ``replace_hint_prompt``).
+    """
+    if not contexts or start < 0:
+        raise ConfigError("scaffold needs the contexts that tell ever more, one at least, and start >= 0")
+    attempt = partial(_hinted, contexts=tuple(contexts), below=below, start=start, behind_prompt=behind_prompt)
+    return Planner(
+        ask=partial(ask_then, further=attempt),
+        kept=partial(_with_least_hinted, below=below),
+        looks_back=True,
+        start=start,
+    )
+
+
+def _hinted(
+    first: Round, setting: Setting, *, contexts: Sequence[str], below: float, start: int, behind_prompt: bool
+) -> Sequence[Request]:
+    if setting.step < start:
+        return ()
+    return tuple(
+        Request(prompt=prompt, members=(setting.group_size + tier,), context=context, behind_prompt=behind_prompt)
+        for prompt in failed(first, setting, below)
+        for tier, context in enumerate(contexts)
+    )
+
+
+def _with_least_hinted(rounds: Sequence[Round], setting: Setting, *, below: float) -> Sequence[Tensor]:
+    """All drawn members, the first right hinted one in the place of its group's last."""
+    keep = [trained(one) for one in rounds]
+    if len(rounds) < 2:
+        return keep
+    hinted = rounds[1]
+    right_B = hinted.valid_B & (hinted.reward_B >= below)
+    chosen_B = torch.zeros_like(right_B)
+    for prompt in hinted.prompt_B[right_B].unique():
+        rows = (right_B & (hinted.prompt_B == prompt)).nonzero().flatten()
+        chosen_B[rows[hinted.member_B[rows].argmin()]] = True
+    solved = hinted.prompt_B[chosen_B]
+    replaced_B = torch.isin(rounds[0].prompt_B, solved) & (rounds[0].member_B == setting.group_size - 1)
+    return [keep[0] & ~replaced_B, keep[1] & chosen_B]

@@ -1,0 +1,124 @@
+"""SEELE, arXiv:2509.06923."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.columns import column_of
+from mmgrpo.maths.planners import Planner, Request, Round, Setting
+from mmgrpo.maths.second_chances import PLANNERS
+from mmgrpo.system.lazy import torch
+
+STEEPEST = 50.0
+"""The highest slope of a curve that is fitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """How often a prompt's members are right by the share p of an answer that they are shown.
+
+    f(p) = floor + (1 - floor) / (1 + e^(-slope (p - middle)))
+    """
+
+    slope: float
+    middle: float
+    floor: float
+
+    def __call__(self, share: float) -> float:
+        """f(p)."""
+        return self.floor + (1 - self.floor) / (1 + math.exp(-self.slope * (share - self.middle)))
+
+    def share_for(self, rate: float) -> float:
+        """The share from 0 to 1 whose rate is nearest to one below 1."""
+        if rate <= self.floor:
+            return 0.0
+        odds = (1 - self.floor) / (rate - self.floor) - 1
+        return min(max(self.middle - math.log(odds) / self.slope, 0.0), 1.0)
+
+
+def fitted(points: Sequence[tuple[float, float]]) -> Curve:
+    """The curve of the least squares through points (share, rate).
+
+    Rates of one share count as their mean, and (0, 0) and (1, 1) are among the points unless there are others there.
+    Slopes are tried from 0.5 to 50 in steps of 0.5, middles from 0 to 1 in steps of 0.01; the floor is the best for
+    each pair. Of equally good curves the flattest, and of these the one that is right with the least.
+
+    Units: dimensionless.
+    Source: SEELE, arXiv:2509.06923, eq. 12 and 13 and algorithm 1, with mu = -middle. Deviation: a grid in place of the
+        TRF algorithm of LMFIT, whose bounds are not told; figure 3 has slopes up to 50.
+    """
+    return _fitted(tuple(points))
+
+
+@lru_cache(maxsize=4096)  # many prompts of a step have the same few points
+def _fitted(points: tuple[tuple[float, float], ...]) -> Curve:
+    rates: dict[float, list[float]] = {}
+    for share, rate in points:
+        rates.setdefault(share, []).append(rate)
+    for margin in (0.0, 1.0):
+        rates.setdefault(margin, [margin])
+    share_N = torch.tensor(list(rates), dtype=torch.float64)
+    rate_N = torch.tensor([sum(found) / len(found) for found in rates.values()], dtype=torch.float64)
+    slope_K = torch.arange(1, 2 * STEEPEST + 1, dtype=torch.float64) / 2
+    middle_M = torch.arange(101, dtype=torch.float64) / 100
+    rise_KMN = torch.sigmoid(slope_K[:, None, None] * (share_N - middle_M[:, None]))
+    left_KMN = 1 - rise_KMN
+    # f = rise + floor (1 - rise) is linear in the floor
+    floor_KM = ((left_KMN * (rate_N - rise_KMN)).sum(-1) / left_KMN.square().sum(-1)).clamp(0, 1)
+    error_KM = (rise_KMN + floor_KM[..., None] * left_KMN - rate_N).square().sum(-1)
+    k, m = divmod(int(error_KM.argmin()), len(middle_M))
+    return Curve(float(slope_K[k]), float(middle_M[m]), float(floor_KM[k, m]))
+
+
+@PLANNERS.register
+def with_fitted_hints(*, context: str, rounds: int = 4, target: float = 0.5, first: float = 0.99) -> Planner:
+    """A group comes in equal rounds, each shown as much of an answer as makes the ``target`` of its members right.
+
+    In the first round that is the share that the prompt ended with the last time, or ``first``; in each that follows,
+    the one at which the curve through the rounds so far has the target. The ``context`` shows the share that it is
+    asked for, as ``solution_prefix`` does without one of its own.
+
+    Units: shares and target are dimensionless, rewards are 0 or 1.
+    Raises: ConfigError for numbers that ask for nothing, and groups that do not come in equal rounds.
+    Source: SEELE, arXiv:2509.06923, sec. 4.2 and 4.3. Deviation: ``first``; there all but one of the answer's tokens.
+    """
+    if rounds < 1 or not 0 < target < 1 or not 0 <= first <= 1:
+        raise ConfigError(
+            f"with_fitted_hints needs rounds >= 1, a target between 0 and 1 and a first share, got {rounds}, {target}, "
+            f"{first}"
+        )
+    ask = partial(_ask, context=context, num_rounds=rounds, target=target, first=first)
+    return Planner(ask=ask, looks_back=True, memory=(column_of("share"),))
+
+
+def _ask(
+    rounds: Sequence[Round], setting: Setting, *, context: str, num_rounds: int, target: float, first: float
+) -> Sequence[Request]:
+    size, odd = divmod(setting.group_size, num_rounds)
+    if odd:
+        raise ConfigError(f"{setting.group_size} members do not come in {num_rounds} equal rounds: change group_size")
+    if len(rounds) == num_rounds:
+        return ()
+    prompts = range(setting.num_prompts)
+    if rounds:
+        shares = [fitted([_point(one, prompt) for one in rounds]).share_for(target) for prompt in prompts]
+    else:
+        last_P = setting.memory.read("share", [setting.key_of(prompt) for prompt in prompts])
+        shares = [share if share >= 0 else first for share in last_P.tolist()]
+    members = tuple(range(len(rounds) * size, (len(rounds) + 1) * size))
+    return [
+        Request(prompt=prompt, members=members, context=context, share=share)
+        for prompt, share in zip(prompts, shares, strict=True)
+    ]
+
+
+def _point(one: Round, prompt: int) -> tuple[float, float]:
+    """What a round showed of a prompt's answer, and how many of its members were right; none applied: none."""
+    share = next(request.share for request in one.requests if request.prompt == prompt)
+    assert share is not None
+    rewards = one.rewards_of(prompt)
+    return share, float(rewards.mean()) if len(rewards) else 0.0

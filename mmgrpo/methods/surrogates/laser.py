@@ -1,0 +1,91 @@
+"""LaSeR (last-token self-rewarding), arXiv:2510.14943."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.diagnostics import Diagnostics, ValueSum, total
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.filters import members
+from mmgrpo.maths.groups import grouped
+from mmgrpo.maths.losses import TERMS
+from mmgrpo.maths.terms import GROUP, Loss, Term
+from mmgrpo.system.lazy import torch
+from mmgrpo.values import end_logprob
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@ESTIMATORS.register
+def self_judged(
+    *, token: int, share: float = 0.1, scale: float = 0.1, anchor: float = -23.0, least: float = 0.1, start: int = 0
+) -> Estimator:
+    """What the policy says of its own answers, by a token behind their ends, is a part of the advantage.
+
+    A <- (1 - share) A + share (s - mean_G s) / std_G s, where the sample std_G s of the group is above ``least``, at
+    the steps of the run from ``start`` on. s = clip(scale (logprob(token) - anchor), 0, 1), 0 of a text that did not
+    come to its own end.
+
+    Units: share is dimensionless, scale reward per nat, anchor nats, least a reward; steps count from 0.
+    Source: LaSeR, arXiv:2510.14943, and its code (RUCBM/LaSeR, ``ray_trainer.py``, self_rewarding_advantages).
+    """
+    value = end_logprob(token)
+
+    def assign(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
+        if feedback.step < start:
+            return advantage_BT
+        end_BT = feedback[value].double()
+        said_B = (scale * (end_BT.sum(1) - anchor)).clamp(0, 1).where((end_BT != 0).any(1), 0.0)
+        mixed_BT = advantage_BT.clone()
+        for rows in members(feedback):
+            std = said_B[rows].std() if len(rows) > 1 else said_B.new_zeros(())
+            if std > least:
+                own_G1 = ((said_B[rows] - said_B[rows].mean()) / std)[:, None].to(advantage_BT)
+                mixed_BT[rows] = ((1 - share) * advantage_BT[rows] + share * own_G1).where(feedback.mask_BT[rows], 0.0)
+        return mixed_BT
+
+    return Estimator(assign=assign, values=(value,), start=start)
+
+
+@TERMS.register
+def self_reward(*, token: int, scale: float = 0.1, anchor: float = -23.0, right: float = 1.0) -> Term:
+    """What the policy says of its own answer by a token behind its end, fitted to the reward.
+
+    L = mean over the update's samples of w (scale (logprob(token) - anchor) - r)^2, of texts that came to their own
+    end. w = n / (2 n_c): n such texts in the group, n_c of them right like this one, or wrong like it.
+
+    Units: scale is reward per nat, anchor nats, right the reward from which a text counts as right.
+    Source: LaSeR, arXiv:2510.14943, and its code (RUCBM/LaSeR, ``dp_actor.py``, internal_reward_loss). Deviation: w is
+        of a group, there of a batch, so that no batch size matters.
+    """
+    value = end_logprob(token)
+
+    def loss(decisions: Decisions) -> Loss:
+        if decisions.group_BT is None or decisions.reward_BT is None:
+            raise ConfigError("self_reward needs group_BT and reward_BT: the groups and the rewards of the samples")
+        groups, keep_BT = grouped(decisions.group_BT[:, 0]), decisions.mask_BT
+        ended_BT = keep_BT & (decisions[value].detach() != 0)
+        reward_B = decisions.reward_BT[:, 0]
+        said_B = scale * (decisions[value].where(ended_BT, 0.0).sum(1) - anchor)
+        there_PG, right_PG = groups.valid(ended_BT.any(1)), groups.matrix((reward_B >= right).float()) > 0
+        weight_PG = _balanced(there_PG, right_PG)
+        error_PG = groups.matrix(said_B - reward_B).where(there_PG, 0.0)
+        members_P = groups.valid(keep_BT.any(1)).sum(1)
+        value_P = (weight_PG * error_PG.square()).sum(1) / members_P.clamp(min=1)
+        mean = value_P.sum() / decisions.num_groups
+        found = ValueSum(total(there_PG), total(said_B.where(ended_BT.any(1), 0.0)))
+        return Loss(mean, Diagnostics(loss_sums={"self_reward": total(mean)}, value_sums={"self_reward": found}))
+
+    return Term(name="self_reward", loss=loss, values=(value,), couples=GROUP)
+
+
+def _balanced(there_PG: Tensor, right_PG: Tensor) -> Tensor:
+    """n / (2 n_c) of those that are there, 0 of others, so that right and wrong ones weigh alike together."""
+    count_P1 = there_PG.sum(1, keepdim=True)
+    right_P1 = (there_PG & right_PG).sum(1, keepdim=True)
+    same_PG = torch.where(right_PG, right_P1, count_P1 - right_P1).clamp(min=1)
+    return (count_P1 / (2 * same_PG)).where(there_PG, 0.0)

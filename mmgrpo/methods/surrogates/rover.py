@@ -1,0 +1,38 @@
+"""ROVER (random policy valuation), arXiv:2509.24981."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.diagnostics import total
+from mmgrpo.maths.losses import TERMS
+from mmgrpo.maths.terms import ROW, Loss, Term, log_ratio
+from mmgrpo.maths.view_terms import mean_of
+from mmgrpo.system.lazy import torch
+from mmgrpo.values import LOGPROB_MEAN
+
+
+@TERMS.register
+def uniform_policy_value(*, before: str, rho: float = 1.0) -> Term:
+    """The log-ratio as the value of a token under a policy that writes uniformly at random, learnt by regression.
+
+    L = sum v (Q - sg(A + V'))^2, Q = rho (logprob - old_logprob), v the aggregate's weight.
+    V' = rho mean over the vocabulary of log pi - log pi_before in the next state, 0 behind a row's last token;
+    sg = no gradient.
+
+    Units: rho is advantage per nat; ``before`` names the view of the weights that sampled.
+    Source: ROVER, arXiv:2509.24981, and its code (yuxiaooye/ROVER, ``dp_actor.py``, sum_log_softmax). Deviation: the
+        mean is over the tokens that can be drawn, there over the whole vocabulary.
+    """
+    at_first = replace(LOGPROB_MEAN, view=before)
+
+    def loss(decisions: Decisions) -> Loss:
+        keep_BT = decisions.mask_BT
+        value_BT = rho * (decisions[LOGPROB_MEAN] - decisions[at_first]).detach().where(keep_BT, 0.0)
+        next_BT = torch.cat([value_BT[:, 1:], torch.zeros_like(value_BT[:, :1])], dim=1)
+        error_BT = rho * log_ratio(decisions) - (decisions.advantage_BT + next_BT)
+        found = mean_of("uniform_policy_value", decisions, error_BT.square())
+        return replace(found, diagnostics=replace(found.diagnostics, num_weighed=total(keep_BT)))
+
+    return Term(name="uniform_policy_value", loss=loss, values=(LOGPROB_MEAN, at_first), couples=ROW)

@@ -1,0 +1,87 @@
+"""SimKO (simple pass@K optimisation), arXiv:2510.14807."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.losses import TERMS
+from mmgrpo.maths.modulation import JobValues, Modulated, Modulation, detached
+from mmgrpo.maths.modulations import MODULATIONS, above_row_quantile, require_quantile
+from mmgrpo.maths.surrogates import clipped
+from mmgrpo.maths.terms import ROW, Loss, SurrogateTerm, Term
+from mmgrpo.system.lazy import torch
+from mmgrpo.values import ENTROPY, RANK, top_logprob
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@TERMS.register
+def clipped_with_candidates(
+    *,
+    low: float = 0.2,
+    high: float = 0.2,
+    num: int = 3,
+    share: float = 0.01,
+    quantile: float = 0.8,
+    right: float = 1.0,
+) -> Term:
+    """The clipped surrogate, whose unsure decisions of right samples teach the likeliest candidates too.
+
+    L = sum w max(-A r, -A clip(r, 1 - low, 1 + high)).
+    grad log r = (1 - share) grad logprob + share grad mean_k logprob_k where the sample is right and H > quantile(H of
+    the sample's kept decisions), k the ``num`` likeliest tokens; elsewhere grad logprob. The value of r is the token's.
+
+    Units: low, high and share are dimensionless; right in the reward's units.
+    Raises: ConfigError for a quantile outside 0 .. 1, or fewer than one candidate.
+    Source: SimKO, arXiv:2510.14807, and its code (CLR-Lab/SimKO, ``core_algos.py``, compute_policy_loss_simko): each
+        candidate's ratio counts as the token's, so that what it was before is not needed.
+    """
+    require_quantile(quantile)
+    if num < 1:
+        raise ConfigError(f"the likeliest candidates are 1 or more, got {num}")
+    candidates = top_logprob(num)
+    own = SurrogateTerm(
+        surrogate=partial(clipped, low=low, high=high),
+        ratio_level="decision",
+        bound=None,
+        normalised=False,
+        name="clipped_with_candidates",
+    ).as_term()
+
+    def loss(decisions: Decisions) -> Loss:
+        if decisions.reward_BT is None:
+            raise ConfigError("clipped_with_candidates needs reward_BT: the rewards of the samples")
+        unsure_BT = above_row_quantile(decisions[ENTROPY].detach(), decisions.mask_BT, quantile)
+        shared_BT = unsure_BT & (decisions.reward_BT >= right)
+        apart_BT = (decisions[candidates] - decisions.logprob_BT).where(shared_BT, 0.0)
+        return own.loss(replace(decisions, logprob_BT=decisions.logprob_BT + share * (apart_BT - apart_BT.detach())))
+
+    def active(decisions: Decisions) -> Tensor:
+        return decisions.mask_BT & own.active(decisions).any(1, keepdim=True)
+
+    return replace(own, loss=loss, values=(ENTROPY, candidates), couples=ROW, active=active)
+
+
+@MODULATIONS.register
+def likeliest_of_wrong(*, loss: float = 1.1, quantile: float = 0.8) -> Modulation:
+    """Tokens of wrong samples count more where the policy was unsure and they are its first choice.
+
+    loss = that given where A < 0, no token is likelier, and H > quantile(H of the sample's kept decisions); else 1.
+
+    Units: loss is a factor.   Raises: ConfigError for a quantile outside 0 .. 1.
+    Source: SimKO, arXiv:2510.14807, and its code (CLR-Lab/SimKO, ``core_algos.py``, compute_policy_loss_simko): 1.1.
+    """
+    require_quantile(quantile)
+    return Modulation(of=partial(_likeliest_of_wrong, loss=loss, quantile=quantile), values=(ENTROPY, RANK))
+
+
+def _likeliest_of_wrong(decisions: Decisions, job_values: JobValues, *, loss: float, quantile: float) -> Modulated:
+    del job_values
+    unsure_BT = above_row_quantile(detached(decisions, ENTROPY), decisions.mask_BT, quantile)
+    first_BT = unsure_BT & (detached(decisions, RANK) == 0) & (decisions.advantage_BT < 0)
+    return Modulated(loss_BT=torch.ones_like(decisions.logprob_BT.detach()).masked_fill(first_BT, loss))

@@ -1,0 +1,58 @@
+"""SIREN (selective entropy regularisation), arXiv:2509.25133."""
+
+from __future__ import annotations
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.controllers import CONTROLLERS
+from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.diagnostics import Diagnostics, ValueSum, total
+from mmgrpo.maths.groups import grouped
+from mmgrpo.maths.losses import TERMS
+from mmgrpo.maths.modulations import above_row_quantile, require_quantile
+from mmgrpo.maths.terms import GROUP, Loss, Term
+from mmgrpo.values import nucleus_entropy
+
+
+@TERMS.register
+def anchored_entropy(*, mass: float = 0.8, quantile: float = 0.8, anchor: float = 0.0) -> Term:
+    """The entropy of the nucleus, where it peaks, drawn to an anchor.
+
+    L = mean_P (H - anchor)^2, H = mean over the group's rows of the mean nucleus entropy of those kept decisions where
+    it is above its row's quantile. H alone is measured, and L is 0, while the anchor is 0.
+
+    Units: mass is a probability, anchor nats.   Raises: ConfigError for a mass or a quantile outside 0 .. 1.
+    Source: SIREN, arXiv:2509.25133, and its code (Linn3a/siren, ``dp_actor.py``): top-p mask, peak-entropy mask and
+        anchor. Deviation: H of a group, there of a micro-batch, so that no batch size matters.
+    """
+    require_quantile(quantile)
+    if not 0 < mass <= 1:
+        raise ConfigError(f"the nucleus holds a probability above 0 and at most 1, got {mass}")
+    value = nucleus_entropy(mass)
+
+    def loss(decisions: Decisions) -> Loss:
+        if decisions.group_BT is None:
+            raise ConfigError("anchored_entropy needs group_BT: the groups of the samples")
+        keep_BT, entropy_BT = decisions.mask_BT, decisions[value]
+        peak_BT = above_row_quantile(entropy_BT.detach(), keep_BT, quantile)
+        row_B = entropy_BT.where(peak_BT, 0.0).sum(1) / peak_BT.sum(1).clamp(min=1)
+        groups = grouped(decisions.group_BT[:, 0])
+        there_PG = groups.valid(keep_BT.any(1))
+        group_P = groups.matrix(row_B).where(there_PG, 0.0).sum(1) / there_PG.sum(1).clamp(min=1)
+        apart_P = (group_P - anchor).where(there_PG.any(1), 0.0)
+        loss = apart_P.square().sum() / decisions.num_groups * float(anchor > 0)
+        found = ValueSum(total(there_PG), total(row_B.where(keep_BT.any(1), 0.0)))
+        name = "anchored_entropy"
+        return Loss(loss, Diagnostics(loss_sums={name: total(loss)}, value_sums={name: found}))
+
+    return Term(name="anchored_entropy", loss=loss, values=(value,), couples=GROUP)
+
+
+@CONTROLLERS.register
+def first_measured(value: float, measured: float) -> float:
+    """What a metric was at the first step that has it, ever after.
+
+    value' = measured while value is 0, else value
+
+    Units: those of the metric.   Source: the anchor of SIREN, arXiv:2509.25133.
+    """
+    return measured if value == 0 else value

@@ -1,0 +1,1 @@
+"""Methods of ``configs/methods/views``."""

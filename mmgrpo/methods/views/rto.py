@@ -1,0 +1,50 @@
+"""RTO (reinforced token optimization), arXiv:2404.18922."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.values import of_view
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@ESTIMATORS.register
+def returns_in_view(
+    *, view: str, base: str | None = None, weight: float = 1.0, limit: float | None = None
+) -> Estimator:
+    """How much likelier a view finds a decision and those that follow than a base does, against the group's others.
+
+    r_t = clip(weight (logprob_view - logprob_base), -limit, limit) and R_t = sum_{s >= t} r_s over the kept decisions
+    that have both;   A_t <- A_t + R_t - mean_G R_t, where members that have ended by then have 0. The base is a view,
+    or null: what drew.
+
+    Units: nats times weight; limit in the units of r_t.   Raises: ConfigError for a limit that is not above 0.
+    Source: RTO, arXiv:2404.18922, and its code (zkshan2002/RTO, ``experience_maker.py``, ``compute_reward``), with
+        gamma 1. Deviation: the group's mean in place of a learned value.
+    """
+    if limit is not None and limit <= 0:
+        raise ConfigError(f"returns_in_view holds what a decision is worth within a limit above 0, got {limit}")
+    values = (of_view(view),) if base is None else (of_view(view), of_view(base))
+    return Estimator(assign=partial(_returns, view=view, base=base, weight=weight, limit=limit), values=values)
+
+
+def _returns(
+    feedback: Feedback, advantage_BT: Tensor, *, view: str, base: str | None, weight: float, limit: float | None
+) -> Tensor:
+    seen_BT = feedback.seen(view) if base is None else feedback.seen(view) & feedback.seen(base)
+    base_BT = feedback.old_logprob_BT if base is None else feedback[of_view(base)]
+    worth_BT = (weight * (feedback[of_view(view)] - base_BT)).where(seen_BT, 0.0)
+    worth_BT = worth_BT if limit is None else worth_BT.clamp(-limit, limit)
+    to_come_BT = worth_BT.flip(1).cumsum(1).flip(1)
+    groups, valid_B = feedback.groups, feedback.valid_B & seen_BT.any(1)
+    valid_PG = groups.valid(valid_B)
+    to_come_TPG = groups.matrix(to_come_BT.T).where(valid_PG, 0.0)
+    mean_TP1 = to_come_TPG.sum(-1, keepdim=True) / valid_PG.sum(-1, keepdim=True).clamp(min=1)
+    gain_BT = groups.rows((to_come_TPG - mean_TP1).where(valid_PG, 0.0)).T
+    return advantage_BT + gain_BT.where(feedback.mask_BT, 0.0).to(advantage_BT)

@@ -1,0 +1,28 @@
+"""SRPO (sample routing), arXiv:2604.02288."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.values import seen_in
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@ESTIMATORS.register
+def outside_view(*, view: str) -> Estimator:
+    """No advantage for the samples that have a view: what the view says teaches them, beside the surrogate.
+
+    A <- 0 where the row has the view.
+
+    Units: those of the advantage.
+    Source: the routing of SRPO, arXiv:2604.02288, which leaves wrong samples with a right peer to distillation.
+    """
+
+    def assign(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
+        return advantage_BT.where(~feedback.seen(view), 0.0)
+
+    return Estimator(assign=assign, values=(seen_in(view),))

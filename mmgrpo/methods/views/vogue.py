@@ -1,0 +1,86 @@
+"""VOGUE (visual uncertainty), arXiv:2510.01444."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mmgrpo.data.contexts import CONTEXTS
+from mmgrpo.data.corruption import IMAGE_CONTEXTS, corrupt_images
+from mmgrpo.data.history import NOTHING, Context, History
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.maths.terms import ratio_of
+from mmgrpo.system.lazy import torch
+from mmgrpo.types import Prompt
+from mmgrpo.values import ENTROPY, of_view
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@ESTIMATORS.register
+def bounded_uncertainty(
+    *, view: str, weight: float = 1.0, bound: float = 2.0, entropy: float = 0.4, entropy_bound: float = 2.0
+) -> Estimator:
+    """More for decisions that the view would have taken otherwise, and for unsure ones, each within a share of |A|.
+
+    A_t <- A_t + min(|A_t| / bound, weight u_t) + min(|A_t| / entropy_bound, entropy H_t), H_t the decision's entropy.
+    u_t = (r_t - 1) log r_t / 2, r_t = exp(logprob_view - old_logprob): an unbiased estimate of half the sum of the two
+    divergences between the view and what drew, at least 0, and 0 for a row that was drawn as the view has it.
+
+    Units: weight and entropy are advantage per nat; the bounds are dimensionless.
+    Raises: ConfigError for bounds that are not above 0, or weights below 0.
+    Source: VOGUE, arXiv:2510.01444, whose divergences are of the whole distributions.
+    """
+    if min(bound, entropy_bound) <= 0 or min(weight, entropy) < 0:
+        raise ConfigError("bounded_uncertainty needs bounds above 0 and weights of at least 0")
+
+    def assign(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
+        log_ratio_BT = (feedback[of_view(view)] - feedback.old_logprob_BT).where(feedback.seen(view), 0.0)
+        apart_BT = (0.5 * (ratio_of(log_ratio_BT) - 1) * log_ratio_BT).to(advantage_BT)
+        size_BT, unsure_BT = advantage_BT.abs(), feedback[ENTROPY].to(advantage_BT)
+        bonus_BT = torch.minimum(size_BT / bound, weight * apart_BT)
+        return advantage_BT + bonus_BT + torch.minimum(size_BT / entropy_bound, entropy * unsure_BT)
+
+    return Estimator(assign=assign, values=(of_view(view), ENTROPY))
+
+
+@CONTEXTS.register
+def bare() -> Context:
+    """The prompt of the data row itself, whatever its sample was drawn behind; of use in a view alone."""
+    return lambda prompt, member, history=NOTHING: prompt
+
+
+@IMAGE_CONTEXTS.register
+def noised_image(*, share: float, per_member: bool = True, chance: float = 1.0) -> Context:
+    """The prompt with its images under Gaussian noise; without images there is no such.
+
+    x <- sqrt(1 - share) x + sqrt(share) e, pixels x from -1 to 1, held within that. A member, or without ``per_member``
+    a group, sees the noise with a ``chance``, and else the prompt as it is.
+
+    Units: share of the variance that is noise and chance, 0 to 1.   Raises: ConfigError for others.
+    Source: the forward process of DDPM, arXiv:2006.11239, eq. 4; the chance that of VOGUE, arXiv:2510.01444.
+    """
+    if not 0 <= share <= 1 or not 0 <= chance <= 1:
+        raise ConfigError(f"the share of noise and its chance lie from 0 to 1, got {share} and {chance}")
+    noised = partial(corrupt_images, spoil=partial(_noised, share=share), per_member=per_member)
+    return noised if chance == 1 else partial(_by_chance, noised=noised, chance=chance, per_member=per_member)
+
+
+def _by_chance(
+    prompt: Prompt, member: int, history: History = NOTHING, *, noised: Context, chance: float, per_member: bool
+) -> Prompt | None:
+    keys = (member,) if per_member else ()
+    seen = np.random.default_rng(derive_seed(history.seed, *keys)).random() < chance
+    return noised(prompt, member, history) if seen else prompt
+
+
+def _noised(pixels: np.ndarray, random: np.random.Generator, *, share: float) -> np.ndarray:
+    signal = pixels / 127.5 - 1
+    mixed = np.sqrt(1 - share) * signal + np.sqrt(share) * random.standard_normal(pixels.shape)
+    return ((mixed.clip(-1, 1) + 1) * 127.5).round().astype(np.uint8)
