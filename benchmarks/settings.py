@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from mmgrpo.policies.loading import DTYPES
+from mmgrpo.policies.model_source import DTYPES
 
 from benchmarks.model import PIXELS, T5_TOKENS
 

@@ -101,7 +101,7 @@ class OnMesh:
         return range(self.shape[0])[self.mesh.get_local_rank() * each :][:each]
 
 
-def lay(parameter: Tensor, layout: Layout) -> None:
+def set_layout(parameter: Tensor, layout: Layout) -> None:
     """Says how a parameter lies from now on."""
     _laid[parameter] = layout
 
@@ -114,13 +114,13 @@ def layout_of(parameter: Any) -> Layout | None:
     return _laid.get(parameter)
 
 
-def own_part(parameter: Tensor) -> Tensor:
+def local_part(parameter: Tensor) -> Tensor:
     """What this process holds of a parameter, in the same memory: all of it, if that lies in no parts."""
     layout = layout_of(parameter)
     return parameter.detach() if layout is None else layout.part(parameter)
 
 
-def part_of(value: Tensor, layout: Layout) -> Tensor:
+def local_slice(value: Tensor, layout: Layout) -> Tensor:
     """Of a whole tensor what goes with this process's entries, in the same memory; no other process is asked."""
     size = layout.part_shape.numel()
     return value.flatten()[layout.start : layout.start + size].view(layout.part_shape)
@@ -133,20 +133,20 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def waiting() -> Iterator[None]:
+def deferred_moves() -> Iterator[None]:
     """Within it blocks wait for their turn to lie in parts; what has not had it by the end lies whole, as it should."""
     global _waits
     _waits = True
     try:
         yield
         for block in list(_waiting):
-            arrive(block)
+            run_deferred_moves(block)
     finally:
         _waits = False
         _waiting.clear()
 
 
-def place(modules: Sequence[nn.Module], move: Callable[[Any], object], *, holder: Any = None) -> None:
+def move_modules(modules: Sequence[nn.Module], move: Callable[[Any], object], *, holder: Any = None) -> None:
     """Moves modules; their blocks too, unless they wait.
 
     Args:
@@ -159,20 +159,20 @@ def place(modules: Sequence[nn.Module], move: Callable[[Any], object], *, holder
         for one in modules if holder is None else (holder,):
             move(one)
     for block in blocks:
-        wait(block, move)
+        defer_move(block, move)
 
 
-def wait(block: nn.Module, move: Callable[[nn.Module], object]) -> None:
+def defer_move(block: nn.Module, move: Callable[[nn.Module], object]) -> None:
     """Puts off what is to be done to a block until it arrives."""
     _waiting.setdefault(block, []).append(move)
 
 
-def is_waiting(module: nn.Module) -> bool:
+def has_deferred_moves(module: nn.Module) -> bool:
     """Whether a block of it waits."""
     return any(part in _waiting for part in module.modules())
 
 
-def arrive(block: nn.Module) -> None:
+def run_deferred_moves(block: nn.Module) -> None:
     """Does to a block what was put off, in its order."""
     for move in _waiting.pop(block, ()):
         move(block)

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mmgrpo.errors import CheckpointError
-from mmgrpo.layouts import layout_of, own_part
+from mmgrpo.layouts import layout_of, local_part
 
 PIECES = "pieces"
 """Of the file's metadata: [start, *shape of the whole] of each piece, as JSON."""
@@ -206,7 +206,7 @@ def load_module(module: nn.Module, folder: Path) -> None:
     if odd:
         raise CheckpointError(f"{folder} is of another model; it differs at {', '.join(odd[:3])}")
     for name, tensor in own.items():
-        part, layout = own_part(tensor), layout_of(tensor)
+        part, layout = local_part(tensor), layout_of(tensor)
         part.copy_(stored[name].entries(0 if layout is None else layout.start, part.numel()).view(part.shape))
 
 

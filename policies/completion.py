@@ -11,11 +11,11 @@ from torch import Tensor
 
 from mmgrpo.types import Given, Sample
 
-from .sampling import Sampling, Support
+from .sampling import Support, TokenSampling
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class CompletionTurn:
     """A turn that the policy wrote.
 
     Attributes:
@@ -51,16 +51,16 @@ class Completion:
     token_T: Tensor
     logprob_T: Tensor
     decided_T: Tensor
-    sampling: Sampling
+    sampling: TokenSampling
     support: Support | None = None
     finished: bool = True
     numbers: Mapping[str, Tensor] = field(default_factory=dict)
-    turns: tuple[Written, ...] = ()
+    turns: tuple[CompletionTurn, ...] = ()
     num_taken: int = 0
     environment_error: str | None = None
 
     @classmethod
-    def given(cls, token_T: Tensor, sampling: Sampling, *, finished: bool = True) -> Completion:
+    def given(cls, token_T: Tensor, sampling: TokenSampling, *, finished: bool = True) -> Completion:
         """Tokens of which none was decided."""
         return cls(
             token_T=token_T,
@@ -75,7 +75,7 @@ class Completion:
     def taken(
         cls,
         token_T: Tensor,
-        sampling: Sampling,
+        sampling: TokenSampling,
         *,
         logprob_T: Tensor | None,
         num_forced: int = 0,
@@ -107,7 +107,7 @@ class Completion:
         """The same where a sample's turns alone were decided, and what it was told between them was given."""
         keys = sample.turn_keys or [None] * len(sample.turn_ends)
         spans = zip(sample.turn_starts, sample.turn_ends, sample.turn_rewards, keys, strict=True)
-        turns = tuple(Written(*span) for span in spans)
+        turns = tuple(CompletionTurn(*span) for span in spans)
         place_T = torch.arange(len(self.token_T))
         within_T = torch.stack([(place_T >= turn.start) & (place_T < turn.end) for turn in turns]).any(0)
         decided_T = self.decided_T & within_T
@@ -164,7 +164,7 @@ class Completion:
         )
 
 
-def samplings_of(given: Sequence[Given], sampling: Sampling) -> list[Sampling]:
+def recorded_samplings(given: Sequence[Given], sampling: TokenSampling) -> list[TokenSampling]:
     """The distribution that each sample is scored under: that of its record, else this one; equal ones are one object.
 
     Args:

@@ -15,10 +15,10 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.values import Value
 
-from .sampling import entropies, logprob_means
+from .sampling import entropy, mean_logprob
 
 
-def nucleus_entropies(logits_mV: Tensor, mass: float) -> Tensor:
+def nucleus_entropy(logits_mV: Tensor, mass: float) -> Tensor:
     """Entropy of each distribution within its nucleus: the likeliest tokens that hold at most ``mass`` together.
 
     The likeliest token is always in it; what is outside has no probability, and none of the gradient.
@@ -26,16 +26,16 @@ def nucleus_entropies(logits_mV: Tensor, mass: float) -> Tensor:
     Shapes: (m, V) -> (m,).   Units: mass is a probability; nats.
     """
     if mass >= 1:
-        return entropies(logits_mV)
+        return entropy(logits_mV)
     with torch.no_grad():
         probability_mV, order_mV = logits_mV.softmax(-1).sort(descending=True)
         inside_mV = probability_mV.cumsum(-1) <= mass
         inside_mV[:, 0] = True
         keep_mV = torch.zeros_like(inside_mV).scatter(-1, order_mV, inside_mV)
-    return entropies(logits_mV.masked_fill(~keep_mV, -torch.inf))
+    return entropy(logits_mV.masked_fill(~keep_mV, -torch.inf))
 
 
-def top_logprobs(logits_mV: Tensor, num: float) -> Tensor:
+def top_logprob(logits_mV: Tensor, num: float) -> Tensor:
     """Mean log-probability of the ``num`` likeliest tokens, of as many as there are.
 
     Shapes: (m, V) -> (m,).   Units: nats.
@@ -45,7 +45,7 @@ def top_logprobs(logits_mV: Tensor, num: float) -> Tensor:
     return top_mK.where(there_mK, 0.0).sum(-1) / there_mK.sum(-1) - logits_mV.logsumexp(-1)
 
 
-def ranks(logits_mV: Tensor, token_m: Tensor) -> Tensor:
+def token_rank(logits_mV: Tensor, token_m: Tensor) -> Tensor:
     """How many tokens are likelier than the one that was taken.
 
     Shapes: (m, V), (m,) -> (m,).
@@ -53,19 +53,19 @@ def ranks(logits_mV: Tensor, token_m: Tensor) -> Tensor:
     return (logits_mV > logits_mV.gather(-1, token_m[:, None])).sum(-1).to(logits_mV)
 
 
-OF_LOGITS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+LOGIT_VALUES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {
-        "entropy": lambda logits_mV, token_m: entropies(logits_mV),
-        "logprob_mean": lambda logits_mV, token_m: logprob_means(logits_mV),
-        "nucleus_entropy": lambda logits_mV, token_m, mass: nucleus_entropies(logits_mV, mass),
-        "rank": ranks,
-        "top_logprob": lambda logits_mV, token_m, num: top_logprobs(logits_mV, num),
+        "entropy": lambda logits_mV, token_m: entropy(logits_mV),
+        "logprob_mean": lambda logits_mV, token_m: mean_logprob(logits_mV),
+        "nucleus_entropy": lambda logits_mV, token_m, mass: nucleus_entropy(logits_mV, mass),
+        "rank": token_rank,
+        "top_logprob": lambda logits_mV, token_m, num: top_logprob(logits_mV, num),
     }
 )
 """Values of the distribution that a token is drawn from: of its logits, the token, and the value's own numbers."""
 
 
-def views_of(values: Collection[Value], kept: Collection[str], *, own: Collection[str]) -> list[str]:
+def required_views(values: Collection[Value], kept: Collection[str], *, own: Collection[str]) -> list[str]:
     """The other views that are asked.
 
     Args:
@@ -90,7 +90,7 @@ def views_of(values: Collection[Value], kept: Collection[str], *, own: Collectio
     return sorted({value.view for value in values if value.view is not None})
 
 
-def seen_by(values: Collection[Value], logprob_NT: Tensor, other: Mapping[str, Tensor]) -> dict[Value, Tensor]:
+def view_values(values: Collection[Value], logprob_NT: Tensor, other: Mapping[str, Tensor]) -> dict[Value, Tensor]:
     """The values that are of other views, from the log-probabilities of each: those themselves, or the divergence.
 
     Shapes: all (N, T).

@@ -13,7 +13,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.layouts import arrive, blocks_of, layout_of, own_part, part_of, wait
+from mmgrpo.layouts import blocks_of, defer_move, layout_of, local_part, local_slice, run_deferred_moves
 from mmgrpo.values import OLD, REFERENCE
 
 ADAPTER = "default"
@@ -95,9 +95,9 @@ class ModuleCopies:
             module = _filled(blanks[name], self.modules[name])
             shard(name, module)
             for block in blocks_of(module):
-                arrive(block)
+                run_deferred_moves(block)
             for target, source in zip(module.parameters(), self.modules[name].parameters(), strict=True):
-                own_part(target).copy_(_local_entries(source, target))
+                local_part(target).copy_(_local_entries(source, target))
             return module
 
         self._copy = sharded_copy
@@ -119,7 +119,7 @@ class ModuleCopies:
         for key, stored in self.of(name).items():
             current = self.modules[key]
             for target, source in zip(stored.parameters(), current.parameters(), strict=True):
-                _blend(own_part(target), own_part(source), decay)
+                _blend(local_part(target), local_part(source), decay)
             for target, source in zip(stored.buffers(), current.buffers(), strict=True):
                 target.copy_(source)
 
@@ -260,7 +260,7 @@ def _blank(module: nn.Module) -> nn.Module:
 def _local_entries(value: Tensor, other: Tensor) -> Tensor:
     """The entries of a tensor, sharded or not, that match this process's shard of another."""
     layout = layout_of(other)
-    return own_part(value) if layout is None or layout_of(value) is not None else part_of(value.detach(), layout)
+    return local_part(value) if layout is None or layout_of(value) is not None else local_slice(value.detach(), layout)
 
 
 def _filled(blank: nn.Module, module: nn.Module) -> nn.Module:
@@ -283,7 +283,7 @@ def _filled(blank: nn.Module, module: nn.Module) -> nn.Module:
     in_blocks = {part for block in blocks for part in block.modules()}
     allocate(part for part in filled.modules() if part not in in_blocks)
     for block in blocks:
-        wait(block, lambda block: allocate(block.modules()))
+        defer_move(block, lambda block: allocate(block.modules()))
     for target, source in zip(filled.buffers(), module.buffers(), strict=True):
         target.data = source.clone()
     return filled

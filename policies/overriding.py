@@ -13,7 +13,7 @@ from mmgrpo.errors import ConfigError
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
-def overridden(settings: Settings, changed: Mapping[str, Any], allowed: Collection[str]) -> Settings:
+def override_settings(settings: Settings, changed: Mapping[str, Any], allowed: Collection[str]) -> Settings:
     """The settings with some of those that are allowed to change changed; of one with parts the others stay.
 
     Raises: ConfigError for others, and for values out of range.

@@ -44,7 +44,7 @@ class Prefix:
 
     def rows(self, index: Tensor) -> Prefix:
         """Some rows, in any order and number; row i of the result continues row ``index[i]``."""
-        if mergeable(self.cache):
+        if is_mergeable(self.cache):
             cache = _with_layers(self.cache, [_rows(layer, index) for layer in self.cache.layers])
         else:
             cache = self.cache
@@ -58,7 +58,9 @@ class Prefix:
         )
 
 
-def extended(prefix: Prefix, num: int, run: Callable[..., Tensor], *, places: bool = True) -> tuple[Prefix, Tensor]:
+def extend_prefix(
+    prefix: Prefix, num: int, run: Callable[..., Tensor], *, places: bool = True
+) -> tuple[Prefix, Tensor]:
     """Runs further tokens of each row; the prefix's cache grows and must not be used again.
 
     Args:
@@ -94,12 +96,12 @@ def cache_argument(model: nn.Module) -> str:
     return OLD_NAME if OLD_NAME in signature(model.forward).parameters else CACHE_NAME
 
 
-def mergeable(cache: Cache) -> bool:
+def is_mergeable(cache: Cache) -> bool:
     """Whether rows of several prompts can be put into one cache: every layer keeps plain keys and values."""
     return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, GrowingLayer) for layer in cache.layers)
 
 
-def joined(prefixes: Sequence[Prefix]) -> Prefix:
+def concat_prefixes(prefixes: Sequence[Prefix]) -> Prefix:
     """All rows of several prefixes in one, the shorter ones padded on the left.
 
     Shapes: N_1 .. N_k rows of lengths L_1 .. L_k -> (sum N_k, max L_k).
@@ -161,15 +163,15 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
 
-def growing(prefix: Prefix) -> Prefix:
+def with_growing_cache(prefix: Prefix) -> Prefix:
     """The same prefix, its full-attention layers ready to grow in place."""
-    if not mergeable(prefix.cache):
+    if not is_mergeable(prefix.cache):
         return prefix
     layers = [GrowingLayer(layer) if type(layer) is DynamicLayer else layer for layer in prefix.cache.layers]
     return replace(prefix, cache=_with_layers(prefix.cache, layers))
 
 
-def static(prefix: Prefix, config: PreTrainedConfig, max_new_tokens: int) -> Prefix:
+def with_static_cache(prefix: Prefix, config: PreTrainedConfig, max_new_tokens: int) -> Prefix:
     """The same prefix in a cache of fixed size, for a compiled forward; its mask covers the room to come."""
     length = prefix.length + max_new_tokens
     cache, held = StaticCache(config=config, max_cache_len=length), prefix.cache

@@ -16,7 +16,7 @@ from mmgrpo.types import Rollout
 from mmgrpo.values import Value
 
 
-def placed(mask_NT: Tensor, number_M: Tensor) -> Tensor:
+def scatter_to_mask(mask_NT: Tensor, number_M: Tensor) -> Tensor:
     """Numbers of the decisions that a mask keeps, row by row, where they belong; 0 elsewhere.
 
     Shapes: bool (N, T), (M,) -> (N, T).
@@ -26,7 +26,7 @@ def placed(mask_NT: Tensor, number_M: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def rescored(
+def rescore(
     policy: Policy, rollout: Rollout, rows: Sequence[int] | None = None, *, values: Collection[Value]
 ) -> Rollout:
     """The rollout with the log-probabilities, and these values, that an update's forward finds of some rows."""

@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 from torch.utils.checkpoint import checkpoint
 
-from .cooling import Cooling
+from .temperature_schedule import TemperatureSchedule
 
 MIN_CHUNK = 16
 NEVER = -1e30  # logits below it are the model's own way to say that a token is not written
 
 
-class Draws(Protocol):
-    """Settings that say how tokens are drawn; what each is, ``Sampling`` says."""
+class SamplingSettings(Protocol):
+    """Settings that say how tokens are drawn; what each is, ``TokenSampling`` says."""
 
     @property
     def temperature(self) -> float: ...
@@ -29,11 +29,11 @@ class Draws(Protocol):
     @property
     def min_p(self) -> float | None: ...
     @property
-    def cooling(self) -> Cooling | None: ...
+    def cooling(self) -> TemperatureSchedule | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class TokenSampling:
     """Logits into the distribution sampled from.
 
     Attributes:
@@ -51,11 +51,11 @@ class Sampling:
     top_p: float | None
     min_p: float | None
     suppressed: Tensor
-    cooling: Cooling | None = None
+    cooling: TemperatureSchedule | None = None
     guidance: float = 1.0
 
     @classmethod
-    def of(cls, settings: Draws, suppressed: Tensor) -> Sampling:
+    def of(cls, settings: SamplingSettings, suppressed: Tensor) -> TokenSampling:
         """As the settings say, without these tokens."""
         return cls(
             temperature=settings.temperature,
@@ -70,12 +70,12 @@ class Sampling:
         """The numbers of the distribution, by the names that ``with_settings`` takes."""
         return {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "min_p", "guidance")}
 
-    def with_settings(self, record: Mapping[str, Any] | None) -> Sampling:
+    def with_settings(self, record: Mapping[str, Any] | None) -> TokenSampling:
         """The distribution of a record of ``Rollout.record_B``; itself where there is none, or it is the same."""
         recorded = (record or {}).get("settings", self.settings())
         return self if recorded == self.settings() else replace(self, **recorded)
 
-    def without(self, tokens: Iterable[int | None], *, kept: Sequence[int]) -> Sampling:
+    def without(self, tokens: Iterable[int | None], *, kept: Sequence[int]) -> TokenSampling:
         """The same without further tokens, except those of ``kept``; itself if there are none."""
         more = [token for token in tokens if token is not None and token not in kept]
         if not more:
@@ -133,7 +133,7 @@ class Sampling:
         return keep_MV
 
 
-def drawn(logits_NV: Tensor, uniform_N: Tensor) -> Tensor:
+def sample_tokens(logits_NV: Tensor, uniform_N: Tensor) -> Tensor:
     """Tokens by inverting the distribution function at one uniform number per row, so that a row's token is its own.
 
     Shapes: tempered logits (N, V), numbers in [0, 1) (N,) -> (N,).
@@ -143,7 +143,7 @@ def drawn(logits_NV: Tensor, uniform_N: Tensor) -> Tensor:
     return torch.searchsorted(cumulative_NV, target_N1, right=True)[:, 0].clamp(max=logits_NV.shape[-1] - 1)
 
 
-def entropies(logits_MV: Tensor) -> Tensor:
+def entropy(logits_MV: Tensor) -> Tensor:
     """Entropy of each distribution in nats, H = log sum exp l - sum p l; tokens at minus infinity have no part in it.
 
     Shapes: (M, V) -> (M,).
@@ -152,7 +152,7 @@ def entropies(logits_MV: Tensor) -> Tensor:
     return logits_MV.logsumexp(-1) - (logits_MV.softmax(-1) * finite_MV).sum(-1)
 
 
-def logprob_means(logits_MV: Tensor) -> Tensor:
+def mean_logprob(logits_MV: Tensor) -> Tensor:
     """Mean log-probability = mean l - log sum exp l, over the tokens that the model can write at all.
 
     Shapes: (M, V) -> (M,).   Units: nats.
@@ -161,15 +161,15 @@ def logprob_means(logits_MV: Tensor) -> Tensor:
     return logits_MV.where(there_MV, 0.0).sum(-1) / there_MV.sum(-1) - logits_MV.logsumexp(-1)
 
 
-def certainties(logits_MV: Tensor) -> Tensor:
+def self_certainty(logits_MV: Tensor) -> Tensor:
     """KL(uniform || policy) = log sum exp l - mean l - log V, over the tokens that the model can write at all.
 
     Shapes: (M, V) -> (M,).
     """
-    return -logprob_means(logits_MV) - (logits_MV > NEVER).sum(-1).log()
+    return -mean_logprob(logits_MV) - (logits_MV > NEVER).sum(-1).log()
 
 
-def semantic_entropies(logits_MV: Tensor, embedding_VD: Tensor, *, num: int = 20) -> Tensor:
+def semantic_entropy(logits_MV: Tensor, embedding_VD: Tensor, *, num: int = 20) -> Tensor:
     """Entropy of the ``num`` likeliest tokens by how little they mean the same: -H sum_{i != j} p_i p_j cos(e_i, e_j).
 
     H = -sum p log p over these tokens alone. It is below 0 where they point the same way, highest where they do not.
@@ -237,7 +237,7 @@ def token_logprobs(
     hidden_MD: Tensor,
     token_M: Tensor,
     logits_of: Callable[[Tensor], Tensor],
-    sampling: Sampling,
+    sampling: TokenSampling,
     *,
     chunk: int,
     support: Support | None = None,
@@ -282,8 +282,8 @@ def token_logprobs(
 
 
 @torch.no_grad()
-def supports(
-    hidden_MD: Tensor, token_M: Tensor, logits_of: Callable[[Tensor], Tensor], sampling: Sampling, *, chunk: int
+def compute_supports(
+    hidden_MD: Tensor, token_M: Tensor, logits_of: Callable[[Tensor], Tensor], sampling: TokenSampling, *, chunk: int
 ) -> Support:
     """What could be drawn at each of M decisions that another drew; the token that it took is always in it.
 

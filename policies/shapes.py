@@ -21,7 +21,7 @@ FILES = ("model_index.json", "config.json", "*/config.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shapes:
+class ModelConfigs:
     """The configurations of a model.
 
     Attributes:
@@ -35,7 +35,7 @@ class Shapes:
     components: Mapping[str, tuple[str, str, Mapping[str, Any]]] = field(default_factory=dict)
 
 
-def on_meta(module: M) -> M:
+def to_meta(module: M) -> M:
     """The module without its values, in place; parameters that are one stay one, as ``to`` would not have them."""
     twins: dict[int, Any] = {}
     for part in module.modules():
@@ -50,7 +50,7 @@ def on_meta(module: M) -> M:
     return module
 
 
-def shapes_of(model: str, revision: str | None = None) -> Shapes:
+def model_configs(model: str, revision: str | None = None) -> ModelConfigs:
     """The configurations of a model by path or hub id. Raises ConfigError where none can be had."""
     shipped = SHIPPED / f"{model.replace('/', '--')}.json"
     if Path(model).is_dir():
@@ -58,7 +58,7 @@ def shapes_of(model: str, revision: str | None = None) -> Shapes:
     if shipped.is_file():
         said = json.loads(shipped.read_text())
         parts = {name: (one[0], one[1], one[2]) for name, one in said.get("components", {}).items()}
-        return Shapes(source=said["source"], config=said.get("config", {}), components=parts)
+        return ModelConfigs(source=said["source"], config=said.get("config", {}), components=parts)
     from huggingface_hub import snapshot_download
 
     try:
@@ -69,15 +69,15 @@ def shapes_of(model: str, revision: str | None = None) -> Shapes:
     return _of_folder(Path(folder), model)
 
 
-def _of_folder(folder: Path, model: str) -> Shapes:
+def _of_folder(folder: Path, model: str) -> ModelConfigs:
     index = folder / "model_index.json"
     if not index.is_file() and not (folder / "config.json").is_file():
         raise ConfigError(f"the sizes of policy.model {model!r} are not known: it has no configuration files")
     if not index.is_file():
-        return Shapes(source=model, config=json.loads((folder / "config.json").read_text()))
+        return ModelConfigs(source=model, config=json.loads((folder / "config.json").read_text()))
     parts = {}
     for name, one in json.loads(index.read_text()).items():
         file = folder / name / "config.json"
         if isinstance(one, list) and one[0] in ("diffusers", "transformers") and file.is_file():
             parts[name] = (one[0], one[1], json.loads(file.read_text()))
-    return Shapes(source=model, components=parts)
+    return ModelConfigs(source=model, components=parts)

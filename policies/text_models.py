@@ -27,7 +27,7 @@ from transformers.pytorch_utils import Conv1D
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.hub import why_not
 
-from .loading import DTYPES
+from .model_source import DTYPES
 
 FUSING = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 FUSED = ("out_proj", "conv1d")

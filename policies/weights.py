@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import CheckpointError, ConfigError
-from mmgrpo.layouts import is_waiting, place
+from mmgrpo.layouts import has_deferred_moves, move_modules
 from mmgrpo.policy import NamedWeights
 from mmgrpo.shards import is_sharded, load_module, save_module
 from mmgrpo.values import REFERENCE
@@ -63,7 +63,7 @@ class Weights(NamedWeights):
                 _inject(name, module, self.lora)
             else:
                 module.requires_grad_(True)
-                place([module], lambda part: part.float())
+                move_modules([module], lambda part: part.float())
         self._store = ModuleCopies(self.modules) if self.lora is None else NamedAdapters(self.modules)
         self._active_copies: Mapping[str, nn.Module] = {}
         self._initial: Path | None = None  # weights to load once the modules are sharded
@@ -140,7 +140,7 @@ class Weights(NamedWeights):
             ConfigError: the adapters' settings do not fit the adapters of the file.
         """
         if self.lora is None:
-            if any(map(is_waiting, self.modules.values())):  # read once sharded, to load no more than a shard
+            if any(map(has_deferred_moves, self.modules.values())):  # read once sharded, to load no more than a shard
                 self._initial = path
             else:
                 self._load_modules(self.modules, path)

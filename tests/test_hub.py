@@ -22,7 +22,7 @@ from mmgrpo.errors import MmgrpoError
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.policies.diffusion.pipeline_loading import load_pipeline
 from mmgrpo.policies.diffusion.settings import DenoisingSettings
-from mmgrpo.policies.language.loading import load_model
+from mmgrpo.policies.language.language_loading import load_model
 from mmgrpo.policies.language.settings import LanguageSettings
 said = {}
 for source in json.loads(sys.argv[1]):

@@ -11,7 +11,7 @@ from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor, nn
 
-from mmgrpo.layouts import arrive, blocks_of, is_waiting, place, waiting
+from mmgrpo.layouts import blocks_of, deferred_moves, has_deferred_moves, move_modules, run_deferred_moves
 from mmgrpo.policy import Policy, SupportsSharding
 
 MODELS = {
@@ -37,7 +37,7 @@ def laid_nowhere(policy: SupportsSharding) -> None:
 
     def shard(name: str, module: nn.Module, *, empty: object = None, within: object = None) -> None:
         for block in reversed(blocks_of(module)):
-            arrive(block)
+            run_deferred_moves(block)
 
     policy.shard(shard)
 
@@ -45,19 +45,19 @@ def laid_nowhere(policy: SupportsSharding) -> None:
 @pytest.mark.parametrize("kind", [*MODELS])
 def test_blocks_stay_as_they_were_loaded_until_it_is_their_turn(kind: Any) -> None:
     expected = values(made(kind))
-    with waiting():
+    with deferred_moves():
         policy = made(kind)
         module = module_of(policy)
         blocks = blocks_of(module)
         within = {id(p) for block in blocks for p in block.parameters()}
         assert blocks
-        assert is_waiting(module)
+        assert has_deferred_moves(module)
         for parameter in module.parameters():
             assert parameter.dtype == (torch.bfloat16 if id(parameter) in within else torch.float32)
-        arrive(blocks[0])
+        run_deferred_moves(blocks[0])
         assert {p.dtype for p in blocks[0].parameters()} == {torch.float32}
         assert {p.dtype for p in blocks[1].parameters()} == {torch.bfloat16}
-    assert not is_waiting(module)
+    assert not has_deferred_moves(module)
     assert torch.equal(values(policy), expected)
     assert all(p.requires_grad and p.dtype == torch.float32 for p in policy.trainable)
 
@@ -69,7 +69,7 @@ def test_what_a_run_starts_from_keeps_all_its_digits(kind: Any, tmp_path: Path) 
         for parameter in first.trainable:
             parameter.mul_(1 + 2**-12)
     first.save(tmp_path)
-    with waiting():
+    with deferred_moves():
         policy = made(kind, adapter=str(tmp_path))
         assert not torch.equal(values(policy), values(first))
         laid_nowhere(policy)
@@ -83,9 +83,9 @@ def test_what_fails_leaves_nothing_waiting() -> None:
         made_of.append(made(DenoisingPolicy))
         raise ValueError("so be it")
 
-    with pytest.raises(ValueError, match="so be it"), waiting():
+    with pytest.raises(ValueError, match="so be it"), deferred_moves():
         fail()
     module = made_of[0].pipeline.transformer
-    assert not is_waiting(module)
-    place([module], lambda one: one.double())
+    assert not has_deferred_moves(module)
+    move_modules([module], lambda one: one.double())
     assert {p.dtype for p in module.parameters()} == {torch.float64}

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from mmgrpo import Trainer
 from mmgrpo.config import RuntimeConfig
 from mmgrpo.errors import ConfigError
-from mmgrpo.layouts import layout_of, own_part
+from mmgrpo.layouts import layout_of, local_part
 from mmgrpo.runs.parts import Part, held
 from mmgrpo.runs.processes import Job
 from mmgrpo.runs.sharding import Sharding
@@ -125,7 +125,7 @@ def run(folder: Path, names: Sequence[str], *, in_parts: bool) -> dict[str, Outc
         modules: Any = trainer.policy.weights.modules  # pyright: ignore[reportAttributeAccessIssue]
         frozen = [p for module in modules.values() for p in module.parameters() if layout_of(p) is not None]
         whole = sum(layout.shape.numel() for layout in map(layout_of, frozen) if layout is not None)
-        held = sum(own_part(p).numel() for p in frozen) / max(whole, 1)
+        held = sum(local_part(p).numel() for p in frozen) / max(whole, 1)
         found[name] = Outcome(weights, lines, held)
     return found
 

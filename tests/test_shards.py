@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import Shard
 
 from mmgrpo.errors import CheckpointError
-from mmgrpo.layouts import OnMesh, part_of
+from mmgrpo.layouts import OnMesh, local_slice
 from mmgrpo.runs.parts import with_stored, without_pieces
 from mmgrpo.shards import PIECES, Piece, is_sharded, load_module, read_shards, shard_name, write_shard, writer_of
 
@@ -37,7 +37,7 @@ def written(folder: Path, num_processes: int) -> dict[str, Tensor]:
     found = tensors()
     for process in range(num_processes):
         laid = {name: rows_of(tuple(one.shape), process, num_processes) for name, one in found.items()}
-        pieces = {name: Piece(part_of(one, laid[name]), laid[name].start, one.shape) for name, one in found.items()}
+        pieces = {name: Piece(local_slice(one, laid[name]), laid[name].start, one.shape) for name, one in found.items()}
         write_shard(folder, pieces, process=process, num_processes=num_processes)
     return found
 
@@ -49,7 +49,7 @@ def test_rows_lie_as_torch_chunks_them(size: int) -> None:
         chunks = [*whole.chunk(size), *[whole[:0]] * size][:size]
         for process, chunk in enumerate(chunks):
             laid = rows_of(shape, process, size)
-            assert torch.equal(part_of(whole, laid), chunk)
+            assert torch.equal(local_slice(whole, laid), chunk)
             assert laid.part_shape == chunk.shape
 
 
@@ -63,7 +63,7 @@ def test_what_some_processes_wrote_others_read(before: int, after: int, tmp_path
         for process in range(after):
             laid = rows_of(tuple(whole.shape), process, after)
             found = stored[name].entries(laid.start, laid.part_shape.numel()).view(laid.part_shape)
-            assert torch.equal(found, part_of(whole, laid))
+            assert torch.equal(found, local_slice(whole, laid))
 
 
 def test_entries_begin_and_end_anywhere(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 import torch
-from mmgrpo.policies.cooling import Cooling
+from mmgrpo.policies.temperature_schedule import TemperatureSchedule
 
 from benchmarks.agreement.authors import Source
 from benchmarks.agreement.comparing import Case, Numbers, Rows
@@ -43,7 +43,7 @@ def _cooled(rows: Rows) -> Numbers:
     files = _read("ead")
     pace = dict(files["schedules"]["policy.cooling.pace"])
     now = VALUE_SCHEDULES[pace.pop("name")](200 * rows.seed, **pace)
-    cooling = Cooling(**{**files["policy"]["cooling"], "pace": now})
+    cooling = TemperatureSchedule(**{**files["policy"]["cooling"], "pace": now})
     return {"factor": torch.tensor([cooling.factor(token) for token in TOKENS])}
 
 

@@ -160,7 +160,7 @@ EXAMPLES: Mapping[str, str] = {
 
 OUTLINES: Mapping[str, str] = {
     "denoising": "mmgrpo.policies.diffusion.denoising_outline:outline_of",
-    "language": "mmgrpo.policies.language.outline:outline_of",
+    "language": "mmgrpo.policies.language.language_outline:language_outline",
 }
 """What tells a policy's shapes without its weights, for those that can."""
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mmgrpo.layouts import Layout, layout_of
-from mmgrpo.layouts import part_of as laid_part_of
+from mmgrpo.layouts import local_slice as laid_part_of
 from mmgrpo.shards import Piece, Stored
 
 STORED = "stored as"

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from mmgrpo.config import RunConfig, RuntimeConfig
 from mmgrpo.errors import ConfigError, MmgrpoError
-from mmgrpo.layouts import layout_of, waiting
+from mmgrpo.layouts import deferred_moves, layout_of
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.policy import Policy, SupportsContextParallel, SupportsSharding
@@ -99,7 +99,7 @@ class Job:
 
     def placing(self) -> AbstractContextManager[None]:
         """Within it a policy is made and ``spread``; blocks that will lie in parts wait off the device for it."""
-        return waiting() if self.sharding else nullcontext()
+        return deferred_moves() if self.sharding else nullcontext()
 
     def spread(self, policy: Policy) -> None:
         """Has a policy lie in parts, or split its sequences, on the processes, where that was asked for.

@@ -15,7 +15,7 @@ from torch import nn
 
 from mmgrpo.differentiating import join
 from mmgrpo.errors import ConfigError
-from mmgrpo.layouts import arrive, blocks_of, layout_of
+from mmgrpo.layouts import blocks_of, layout_of, run_deferred_moves
 from mmgrpo.policy import Arguments
 from mmgrpo.runs.turns import Turns
 from mmgrpo.system.extras import required
@@ -121,7 +121,7 @@ class Sharding:
         sums: list[float] = []
 
         def ready(block: nn.Module) -> None:
-            arrive(block)
+            run_deferred_moves(block)
             own = [p for p in block.parameters() if p not in whole and layout_of(p) is None]
             sums.extend(float(p.detach().sum(dtype=torch.float64)) for p in own)
 

@@ -24,7 +24,7 @@ from deepspeed.utils import set_z3_leaf_module
 from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.layouts import lay
+from mmgrpo.layouts import set_layout
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class _Parted(DeepSpeedZeRoOffload):
                 register_external_parameter(block, parameter)
             block.register_forward_pre_hook(self._before_forward, with_kwargs=True)
         for parameter, layout in self._layouts.items():
-            lay(parameter, layout)
+            set_layout(parameter, layout)
         self._hold(self._layouts)
 
     def gather(self) -> None:

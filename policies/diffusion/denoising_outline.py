@@ -14,8 +14,8 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.outline import Outline, Pass
 
 from ..adapter_files import DiffusersFiles
-from ..loading import DTYPES, built, named
-from ..shapes import Shapes, on_meta, shapes_of
+from ..model_source import DTYPES, call_builder, require_model
+from ..shapes import ModelConfigs, model_configs, to_meta
 from ..weights import Weights
 from .lora_targets import adapter_targets
 from .settings import DenoisingSettings
@@ -33,15 +33,15 @@ def outline_of(
 
     Raises ConfigError where it is not known how it is called.
     """
-    source, dtype = named(settings.model), DTYPES[settings.dtype]
+    source, dtype = require_model(settings.model), DTYPES[settings.dtype]
     if source.startswith("python:"):
-        components = built(source).components.items()
-        modules = {name: on_meta(part) for name, part in components if isinstance(part, nn.Module)}
+        components = call_builder(source).components.items()
+        modules = {name: to_meta(part) for name, part in components if isinstance(part, nn.Module)}
         said = source
     else:
         if single_file_of(source) is not None and settings.single_file_config is None:
             raise ConfigError(f"the sizes of {source} are not known without policy.single_file_config")
-        shapes = shapes_of(settings.single_file_config or source, settings.revision)
+        shapes = model_configs(settings.single_file_config or source, settings.revision)
         modules, said = _modules(shapes), shapes.source
     modules = {name: _cast(module, dtype).requires_grad_(False).eval() for name, module in modules.items()}
     denoiser: Any = modules.get("transformer")
@@ -81,7 +81,7 @@ def outline_of(
     )
 
 
-def _modules(shapes: Shapes) -> dict[str, nn.Module]:
+def _modules(shapes: ModelConfigs) -> dict[str, nn.Module]:
     found: dict[str, nn.Module] = {}
     with torch.device("meta"):
         for name, (library, kind, config) in shapes.components.items():

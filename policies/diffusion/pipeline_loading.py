@@ -21,7 +21,7 @@ from torch import nn
 from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.system.hub import why_not
 
-from ..loading import DTYPES, built, named
+from ..model_source import DTYPES, call_builder, require_model
 from .caches import cache_names
 from .settings import DenoisingSettings
 from .signature import pipeline_class, pipeline_index, require_arguments
@@ -37,11 +37,11 @@ def load_pipeline(settings: DenoisingSettings) -> Any:
     Raises ConfigError if nothing is named or what is named cannot be loaded, and, before weights are, for settings that
     name an argument of its call or a component that it does not have.
     """
-    source = named(settings.model)
+    source = require_model(settings.model)
     if source.startswith("python:"):
         if settings.components:
             raise ConfigError("policy.components is for stored pipelines; leave them out where the function builds it")
-        pipeline = built(source)
+        pipeline = call_builder(source)
         return pipeline if settings.dtype == "float32" else pipeline.to(DTYPES[settings.dtype])
     file = single_file_of(source)
     if file is None and settings.single_file_config is not None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.layouts import place
+from mmgrpo.layouts import move_modules
 from mmgrpo.policy import (
     ModuleSharder,
     SupportsContextParallel,
@@ -32,8 +32,8 @@ from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Supe
 from mmgrpo.values import Value
 
 from ..adapter_files import DiffusersFiles
-from ..exporting import merge_for_good
-from ..loading import DTYPES
+from ..merging import merge_adapters
+from ..model_source import DTYPES
 from ..weights import Weights
 from .batches import Batches
 from .buckets import Buckets
@@ -205,7 +205,7 @@ class DenoisingPolicy(
             settings = DenoisingSettings.of(settings)
         pipeline = load_pipeline(settings)
         modules = [one for one in pipeline.components.values() if isinstance(one, nn.Module)]
-        place(modules, lambda one: one.to(device), holder=pipeline)
+        move_modules(modules, lambda one: one.to(device), holder=pipeline)
         return cls(pipeline, settings)
 
     @property
@@ -266,7 +266,7 @@ class DenoisingPolicy(
 
     def export(self, directory: Path, *, dtype: str | None = None) -> None:
         """The whole pipeline by ``save_pretrained``; ``dtype`` is that of all its components."""
-        merge_for_good(self.weights, dtype)
+        merge_adapters(self.weights, dtype)
         if dtype is not None:
             for component in self.pipeline.components.values():
                 if isinstance(component, nn.Module):

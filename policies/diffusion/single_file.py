@@ -13,7 +13,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.system.hub import why_not
 
 from ..adapters import FACTORS, opened_tensors
-from ..loading import DTYPES
+from ..model_source import DTYPES
 from .settings import DenoisingSettings
 
 SUFFIX = ".safetensors"

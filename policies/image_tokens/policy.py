@@ -27,19 +27,19 @@ from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Supe
 from mmgrpo.values import ENTROPY, Value
 
 from ..adapter_files import PeftFiles
-from ..distribution import OF_LOGITS, seen_by, views_of
-from ..exporting import merge_for_good
-from ..rescoring import placed, rescored
+from ..distribution import LOGIT_VALUES, required_views, view_values
+from ..merging import merge_adapters
+from ..rescoring import rescore, scatter_to_mask
 from ..text_models import checkpointing, enable_checkpointing, language_linears
 from ..weights import Weights
-from .codes import Range
-from .loading import load
-from .painter import Painter
-from .pictures import Pictures, grid_of
-from .prompts import Encoder
-from .rollouts import Rollouts
+from .code_sampler import CodeSampler
+from .code_trace import CodeScorer, CodeTrace
+from .image_codec import ImageCodec, resolve_grid
+from .image_codes import CodeRange
+from .image_prompts import ImagePromptEncoder
+from .image_rollouts import ImageRollouts
+from .image_token_loading import load
 from .settings import ImageTokensSettings
-from .trace import Scoring, Trace
 
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 """How far the log-probabilities of drawing may lie from those of a plain forward, on average, in nats."""
@@ -110,12 +110,14 @@ class ImageTokensPolicy(
                 "it unset"
             )
         mapping = getattr(model.base_model, "vocabulary_mapping", None)
-        grid = grid_of(settings.grid, autoencoder, processor, getattr(mapping, "eol_token_id", None))
+        grid = resolve_grid(settings.grid, autoencoder, processor, getattr(mapping, "eol_token_id", None))
         self.weights = Weights({"model": model}, settings.lora, language_linears(model), PeftFiles())
         if settings.adapter is not None:
             self.weights.load_initial(Path(settings.adapter))
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
-        self._painter = Painter(model, grid, _range(model, processor, settings, autoencoder), autocast=self._autocast)
+        self._painter = CodeSampler(
+            model, grid, _range(model, processor, settings, autoencoder), autocast=self._autocast
+        )
         drawing = [model.get_decoder(), model.get_input_embeddings(), *self._painter.codes.parts]
         parts = drawing if alone else [model]
         used = {parameter for part in parts for parameter in part.parameters()} - set(held)
@@ -123,14 +125,14 @@ class ImageTokensPolicy(
             parameter.requires_grad_(parameter.requires_grad and parameter in used)
         if settings.gradient_checkpointing:
             enable_checkpointing(model)
-        self._rollouts = Rollouts(
-            encoder=Encoder(model, processor, settings, grid),
-            pictures=Pictures(autoencoder, grid, processor, encoder=own),
+        self._rollouts = ImageRollouts(
+            encoder=ImagePromptEncoder(model, processor, settings, grid),
+            pictures=ImageCodec(autoencoder, grid, processor, encoder=own),
             settings=settings,
             guidance=getattr(model.generation_config, "guidance_scale", None) or 1.0,
             scoring=self._scoring,
         )
-        self._frozen: dict[int, Painter] = {}  # by copy: the same through it
+        self._frozen: dict[int, CodeSampler] = {}  # by copy: the same through it
         self._tolerance = TOLERANCES[dtype]
         self._verified = False
 
@@ -157,14 +159,14 @@ class ImageTokensPolicy(
 
     def export(self, directory: Path, *, dtype: str | None = None) -> None:
         """The model and its processor by ``save_pretrained``."""
-        merge_for_good(self.weights, dtype)
+        merge_adapters(self.weights, dtype)
         self.model.save_pretrained(directory)
         self.processor.save_pretrained(directory)
 
-    def concat_traces(self, traces: Sequence[Any]) -> Trace:
+    def concat_traces(self, traces: Sequence[Any]) -> CodeTrace:
         """The rows of all of them."""
         every = [(trace.prompts, trace.completions) for trace in traces]
-        return Trace(*([one for part in parts for one in part] for parts in zip(*every, strict=True)))
+        return CodeTrace(*([one for part in parts for one in part] for parts in zip(*every, strict=True)))
 
     def check_prompt(self, prompt: Prompt) -> None:
         """Raises DataError for a prompt that cannot be encoded."""
@@ -181,7 +183,7 @@ class ImageTokensPolicy(
         self._verify(rollout)
         if not self.settings.rescore or plan.deterministic:
             return rollout
-        again = rescored(self, rollout, values=tuple(rollout.values))
+        again = rescore(self, rollout, values=tuple(rollout.values))
         return replace(again, num_forwards=2 * rollout.num_forwards)
 
     def read(self, given: Sequence[Given], *, seed: int, plan: Plan | None = None) -> Rollout:
@@ -195,7 +197,7 @@ class ImageTokensPolicy(
         unknown = [row for row, one in enumerate(given) if one.old_logprob_T is None]
         if unknown:
             known = tuple(value for value in plan.values if value == ENTROPY and len(unknown) == len(given))
-            rollout = replace(rescored(self, rollout, unknown, values=known), num_forwards=len(unknown))
+            rollout = replace(rescore(self, rollout, unknown, values=known), num_forwards=len(unknown))
         plan.hand_over(rollout.samples)
         return rollout
 
@@ -212,10 +214,10 @@ class ImageTokensPolicy(
     ) -> Iterator[Evaluation]:
         """Streams one slice per batch of rows, all their decisions in it; rows of one prompt stand together.
 
-        Of values there are those of ``OF_LOGITS``, of the guided distribution, and of another view its log-probability
-        and divergences k1, k2 and k3.
+        Supported values: ``LOGIT_VALUES`` of the guided distribution, and of another view its log-probability and the
+        divergences k1, k2 and k3.
         """
-        views, trace = views_of(values, self.weights.names, own=OF_LOGITS), rollout.trace
+        views, trace = required_views(values, self.weights.names, own=LOGIT_VALUES), rollout.trace
         own = [value for value in values if value.view is None]
         chosen = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
         kept = [row for row in chosen if bool(rollout.mask_BT[row].any())]
@@ -228,7 +230,7 @@ class ImageTokensPolicy(
             yield Evaluation(
                 columns=range(mask_NT.shape[1]),
                 logprob_BT=logprob_NT,
-                values=found | seen_by(values, logprob_NT, other),
+                values=found | view_values(values, logprob_NT, other),
                 rows=torch.tensor(batch),
                 num_forwards=sides * (1 + len(views)),
             )
@@ -245,20 +247,20 @@ class ImageTokensPolicy(
         return SupervisedLoss(mean=-torch.stack(sums).sum() / (len(rows) * T), num_terms=len(rows) * T)
 
     @torch.no_grad()
-    def _of_view(self, view: str, trace: Trace, rows: Sequence[int], mask_NT: Tensor) -> Tensor:
+    def _of_view(self, view: str, trace: CodeTrace, rows: Sequence[int], mask_NT: Tensor) -> Tensor:
         with self.weights.using(view):
             return self._scored(trace, rows, mask_NT)[0]
 
     def _scored(
-        self, trace: Trace, rows: Sequence[int], mask_NT: Tensor, values: Sequence[Value] = ()
+        self, trace: CodeTrace, rows: Sequence[int], mask_NT: Tensor, values: Sequence[Value] = ()
     ) -> tuple[Tensor, dict[Value, Tensor]]:
         """Log-probabilities and values of the distributions where the mask holds, 0 elsewhere, (N, T)."""
         with checkpointing(self.model, self.settings.gradient_checkpointing):
             logprob_M, found = self._scoring().logprobs(trace, rows, mask_NT, values)
-        logprob_NT, *found = (placed(mask_NT, each_M) for each_M in (logprob_M, *found))
+        logprob_NT, *found = (scatter_to_mask(mask_NT, each_M) for each_M in (logprob_M, *found))
         return logprob_NT, dict(zip(values, found, strict=True))
 
-    def _scoring(self, *, shared: bool | None = None) -> Scoring:
+    def _scoring(self, *, shared: bool | None = None) -> CodeScorer:
         """By the model, or by the frozen copy of it that stands in."""
         copied: Any = self.weights.active_copies.get("model")
         if copied is not None and id(copied) not in self._frozen:
@@ -266,7 +268,7 @@ class ImageTokensPolicy(
         painter = self._painter if copied is None else self._frozen[id(copied)]
         wanted = self.settings.share_prefix if shared is None else shared
         shares = not self.settings.gradient_checkpointing if wanted is None else wanted
-        return Scoring(painter=painter, shared=shares, head_bytes=self.settings.head_bytes)
+        return CodeScorer(painter=painter, shared=shares, head_bytes=self.settings.head_bytes)
 
     @torch.no_grad()
     def _verify(self, rollout: Rollout) -> None:
@@ -285,11 +287,11 @@ class ImageTokensPolicy(
         self._verified = True
 
 
-def _range(model: PreTrainedModel, processor: Any, settings: ImageTokensSettings, autoencoder: Any) -> Range:
+def _range(model: PreTrainedModel, processor: Any, settings: ImageTokensSettings, autoencoder: Any) -> CodeRange:
     """The codes of a vocabulary that does not say where they are: all behind the tokenizer's own."""
     tokenizer = getattr(processor, "tokenizer", processor)
     first = len(tokenizer) if settings.first_code is None else settings.first_code
     book = getattr(autoencoder, "quantize", autoencoder)
     sizes = (getattr(book, name, None) for name in ("n_e", "num_embeddings", "num_codes"))
     rest = model.config.get_text_config(decoder=True).vocab_size - first
-    return Range(first, next((size for size in sizes if isinstance(size, int)), rest))
+    return CodeRange(first, next((size for size in sizes if isinstance(size, int)), rest))

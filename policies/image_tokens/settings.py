@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..cooling import Cooling
 from ..lora import LoraSettings
-from ..overriding import overridden
+from ..overriding import override_settings
+from ..temperature_schedule import TemperatureSchedule
 
 
 class ImageTokensSettings(BaseModel):
@@ -77,7 +77,7 @@ class ImageTokensSettings(BaseModel):
     min_p: float | None = Field(
         default=None, ge=0, le=1, description="drop codes below this share of the likeliest; scored on the same"
     )
-    cooling: Cooling | None = Field(
+    cooling: TemperatureSchedule | None = Field(
         default=None,
         description="codes are drawn the colder, the later they come; it is no part of how they are scored. null: all "
         "alike",
@@ -118,7 +118,7 @@ class ImageTokensSettings(BaseModel):
 
     def overridden(self, changed: Mapping[str, Any]) -> ImageTokensSettings:
         """These settings with some of drawing changed. Raises ConfigError for others, and for values out of range."""
-        return overridden(self, changed, self.of_a_rollout)
+        return override_settings(self, changed, self.of_a_rollout)
 
     def described(self) -> list[tuple[str, str]]:
         """What ``mmgrpo explain`` says of these settings: labels and texts."""

@@ -19,13 +19,13 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.internals import attention_distance, attention_influence
 from mmgrpo.values import Value
 
-from .encoding import Encoded
+from .encoding import EncodedPrompt
 from .transformer import Transformer
 
 NUM_LAYERS = 5
 SHARE = 0.3
 
-OF_ATTENTION: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+ATTENTION_VALUES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {"attention_distance": attention_distance, "attention_influence": attention_influence}
 )
 """Numbers of each head's weights; of the first a mean over the heads that look the least far back is taken, of the
@@ -33,8 +33,8 @@ second over those that look the furthest."""
 
 
 @torch.no_grad()
-def attended(
-    transformer: Transformer, prompt: Encoded, token_T: Tensor, values: Sequence[Value], *, fill: int = 0
+def attention_values(
+    transformer: Transformer, prompt: EncodedPrompt, token_T: Tensor, values: Sequence[Value], *, fill: int = 0
 ) -> list[Tensor]:
     """Numbers of the attention that each token of a row pays or is paid, from a forward with eager attention.
 
@@ -45,7 +45,7 @@ def attended(
         transformer: the model.
         prompt: of the row.
         token_T: what the row wrote.
-        values: names of ``OF_ATTENTION``, with their numbers.
+        values: names of ``ATTENTION_VALUES``, with their numbers.
         fill: what the prompt's per-token tensors say of a completion's tokens.
 
     Returns:
@@ -59,7 +59,7 @@ def attended(
     found: list[list[Tensor]] = []
 
     def look(weight_HTL: Tensor) -> None:
-        numbers = [OF_ATTENTION[value.name](weight_HTL, *value.numbers) for value in values]
+        numbers = [ATTENTION_VALUES[value.name](weight_HTL, *value.numbers) for value in values]
         found.append([attention_distance(weight_HTL, inf).mean(1), *numbers])
 
     with _looking(transformer.model, len(token_T), look):

@@ -20,9 +20,9 @@ from mmgrpo.types import Prompt
 
 from ..chat_template import render, require_no_arguments
 from ..vocabulary import TextDecoder
-from .media_check import KINDS, arrangement, probe_of, unprocessed_kinds, unwritten_kinds
+from .audio_inputs import audio_arguments, is_audio_tensor
+from .media_check import KINDS, kinds_dropped_by_processor, kinds_dropped_by_template, media_arrangement, media_probe
 from .settings import LanguageSettings
-from .sounds import is_of_sounds, sound_arguments
 from .visual_inputs import visual_inputs
 
 MASK = "attention_mask"
@@ -31,7 +31,7 @@ ANSWER = "<<the answer>>"  # stands for one where only what follows it is wanted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Encoded:
+class EncodedPrompt:
     """A prompt as the model takes it.
 
     Attributes:
@@ -60,7 +60,7 @@ class Encoded:
         own = (self.length, tuple(self.per_token), *shapes) if shapes else tuple(self.per_token)
         return (*own, "beyond") if self.is_beyond_switch else own
 
-    def followed_by(self, token_T: Tensor, fill: int) -> Encoded:
+    def followed_by(self, token_T: Tensor, fill: int) -> EncodedPrompt:
         """The prompt with tokens behind it, of which its per-token tensors say ``fill`` (-1: as of the last)."""
         if len(token_T) == 0:
             return self
@@ -79,7 +79,7 @@ class Encoded:
         )
 
 
-class Encoder:
+class PromptEncoder:
     """Renders prompts with the model's own chat template and processor."""
 
     def __init__(
@@ -120,10 +120,10 @@ class Encoder:
         self.text = TextDecoder(self.tokenizer, control_ids=control_ids, turns=turns)
         self._dropped: dict[Any, Sequence[str]] = {}  # kinds of media that are dropped, by arrangement
         self._takes: dict[str, bool] = {}
-        self._known: OrderedDict[int, Encoded] = OrderedDict()
+        self._known: OrderedDict[int, EncodedPrompt] = OrderedDict()
         self._bytes = 0
 
-    def __call__(self, prompt: Prompt) -> Encoded:
+    def __call__(self, prompt: Prompt) -> EncodedPrompt:
         """The prompt's tensors, on the CPU.
 
         Raises: DataError for media that cannot be opened or have no place in the prompt, and for a prompt that leaves
@@ -191,19 +191,19 @@ class Encoder:
     def _has_template(self) -> bool:
         return bool(getattr(self.processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None))
 
-    def _encoded(self, prompt: Prompt) -> Encoded:
+    def _encoded(self, prompt: Prompt) -> EncodedPrompt:
         tensors = self._tensors(prompt)
         ids = tensors.pop("input_ids")
         for unread in (MASK, "labels"):  # the mask holds everywhere; labels are of a loss that is not ours
             tensors.pop(unread, None)
-        per_token = {n: tensor for n, tensor in tensors.items() if tensor.shape == ids.shape and not is_of_sounds(n)}
+        per_token = {n: tensor for n, tensor in tensors.items() if tensor.shape == ids.shape and not is_audio_tensor(n)}
         media = {name: tensor for name, tensor in tensors.items() if name not in per_token}
         beyond = self._switch is not None and ids.shape[1] > self._switch
-        encoded = Encoded(prompt, ids[0], per_token, media, is_beyond_switch=beyond)
+        encoded = EncodedPrompt(prompt, ids[0], per_token, media, is_beyond_switch=beyond)
         self.require_room(encoded, self.settings.max_new_tokens)
         return encoded
 
-    def require_room(self, encoded: Encoded, length: int) -> None:
+    def require_room(self, encoded: EncodedPrompt, length: int) -> None:
         """Raises DataError if an answer of this many tokens has no place behind the prompt in the model's context."""
         if self._context is not None and encoded.length + length > self._context:
             raise DataError(
@@ -238,7 +238,7 @@ class Encoder:
             arguments["videos"] = [visual.videos]
             arguments |= {"video_metadata": [visual.metadata], "do_sample_frames": False}
         if num_audios:
-            arguments |= sound_arguments(self.processor, prompt.audios)
+            arguments |= audio_arguments(self.processor, prompt.audios)
         try:
             found = self._processed(text, arguments)
         except (ValueError, IndexError, StopIteration, TypeError) as error:
@@ -267,13 +267,17 @@ class Encoder:
         """Raises DataError if a medium of the prompt does not reach the tensors; tried once for each arrangement."""
         if not any(len(getattr(prompt, name)) for name in KINDS.values()):
             return
-        key = arrangement(prompt, self.processor)
+        key = media_arrangement(prompt, self.processor)
         if key not in self._dropped:
             dropped: list[str] = []
             if self._uses_template:
-                dropped = unwritten_kinds(self._messages(prompt), lambda messages: self._template(messages, prompt))
+                dropped = kinds_dropped_by_template(
+                    self._messages(prompt), lambda messages: self._template(messages, prompt)
+                )
             if not dropped:
-                dropped = unprocessed_kinds(arguments, processed, lambda changed: self._processed(text, changed))
+                dropped = kinds_dropped_by_processor(
+                    arguments, processed, lambda changed: self._processed(text, changed)
+                )
             self._dropped[key] = dropped
         if self._dropped[key]:
             raise DataError(self._not_read(prompt, self._dropped[key]))
@@ -295,7 +299,7 @@ class Encoder:
         if kind not in self._takes:
             self._takes[kind] = False  # also while its own error is written
             mark = None if self._uses_template else getattr(self.processor, f"{kind}_token", None)
-            for probe in (probe_of(kind), *([probe_of(kind, mark)] if isinstance(mark, str) else [])):
+            for probe in (media_probe(kind), *([media_probe(kind, mark)] if isinstance(mark, str) else [])):
                 with suppress(Exception):  # each processor has its own for what it does not take
                     self._tensors(probe)
                     self._takes[kind] = True
@@ -383,7 +387,7 @@ def position_switch(config: Any) -> int | None:
     return min(lengths, default=None)
 
 
-def batches_of(prompts: Sequence[Encoded], max_tokens: int) -> list[list[int]]:
+def prompt_batches(prompts: Sequence[EncodedPrompt], max_tokens: int) -> list[list[int]]:
     """Positions of prompts that may run together, in order; at most ``max_tokens`` tokens a batch, padding included."""
     found: list[list[int]] = []
     open_batch: dict[Any, list[int]] = {}

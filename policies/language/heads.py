@@ -17,7 +17,7 @@ HEAD_TOLERANCE = 1e-2
 """How far, relative to the largest logit, the head may lie from the model called as a whole: rounding in bfloat16."""
 
 
-class Head:
+class LogitsHead:
     """What a model does to its last hidden states: scales, soft caps, tokens it never writes, all as it does them.
 
     Where its output embeddings alone give its logits, they alone are called. Elsewhere the model's own forward is,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmgrpo.types import Prompt
 
-from .sounds import ARGUMENTS
+from .audio_inputs import ARGUMENTS
 
 KINDS = {"image": "images", "video": "videos", "audio": "audios"}
 MARKS = ("image_token", "video_token", "audio_token", "boi_token")
@@ -25,7 +25,7 @@ MARKS = ("image_token", "video_token", "audio_token", "boi_token")
 Messages = Sequence[Mapping[str, Any]]
 
 
-def arrangement(prompt: Prompt, processor: Any) -> tuple[Any, ...]:
+def media_arrangement(prompt: Prompt, processor: Any) -> tuple[Any, ...]:
     """What prompts have in common whose media are written and processed alike: the roles and types of their parts."""
     turns = [
         (turn["role"], *(part.get("type") for part in turn["content"]))
@@ -37,7 +37,7 @@ def arrangement(prompt: Prompt, processor: Any) -> tuple[Any, ...]:
     return (*counts, *turns, *((mark, prompt.text.count(mark)) for mark in sorted(marks)))
 
 
-def unwritten_kinds(messages: Messages, render: Callable[[Messages], str]) -> list[str]:
+def kinds_dropped_by_template(messages: Messages, render: Callable[[Messages], str]) -> list[str]:
     """Kinds of media with a part that a chat template writes nothing for.
 
     Args:
@@ -63,7 +63,7 @@ def unwritten_kinds(messages: Messages, render: Callable[[Messages], str]) -> li
     return list(dropped)
 
 
-def unprocessed_kinds(
+def kinds_dropped_by_processor(
     arguments: Mapping[str, Any], tensors: Mapping[str, Any], process: Callable[[dict[str, Any]], Mapping[str, Any]]
 ) -> list[str]:
     """Kinds of media of which the first or the last one has no effect on a processor's tensors.
@@ -92,7 +92,7 @@ def unprocessed_kinds(
     return dropped
 
 
-def probe_of(kind: str, mark: str = "") -> Prompt:
+def media_probe(kind: str, mark: str = "") -> Prompt:
     """A prompt with one small medium and the text that stands for it, to try whether a model takes the kind."""
     pixels = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
     frames = [Image.fromarray(frame) for frame in pixels]

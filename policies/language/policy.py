@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.layouts import place
+from mmgrpo.layouts import move_modules
 from mmgrpo.policy import (
     ModuleSharder,
     SupportsCritic,
@@ -31,29 +31,29 @@ from mmgrpo.policy import (
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
 from mmgrpo.values import ENTROPY, PEERS, Value
 
-from ..distribution import OF_LOGITS, seen_by, views_of
-from ..exporting import merge_for_good
-from ..rescoring import placed, rescored
-from ..sampling import Sampling
+from ..distribution import LOGIT_VALUES, required_views, view_values
+from ..merging import merge_adapters
+from ..rescoring import rescore, scatter_to_mask
+from ..sampling import TokenSampling
 from ..text_models import checkpointing, enable_checkpointing
 from ..weights import Weights
-from .agreement import TOLERANCES, Trial, Verified, require_plain
-from .choosing import Choice, candidates_of
-from .critic import Hidden, LanguageCritic
-from .encoding import Encoded, Encoder, position_switch
-from .loading import end_ids, load_model, media_ids, suppressed_ids, trained_weights
-from .peers import peer_divergence
-from .plain import Plain
-from .rollouts import Rollouts
-from .scoring import logprobs
+from .encoding import EncodedPrompt, PromptEncoder, position_switch
+from .forward_paths import CachedPath, ForwardPath
+from .group_divergence import group_divergence
+from .language_critic import HiddenStates, LanguageCritic
+from .language_loading import end_token_ids, load_model, media_token_ids, suppressed_token_ids, trained_weights
+from .parity_check import TOLERANCES, ParityCase, VerifiedRows, require_plain_agreement
+from .path_selection import PathSelector, path_candidates
+from .plain_path import PlainPath
 from .settings import LanguageSettings
-from .sharded import lies_in_parts, shard_decoder
-from .text_ends import text_ends
-from .trace import Trace
-from .values import OF_STATES, OWN
-from .ways import Cached, Way
+from .sharded import is_sharded_gradient, shard_decoder
+from .text_offsets import token_text_offsets
+from .text_rollouts import TextRollouts
+from .text_trace import TextTrace
+from .token_scoring import score_rows
+from .token_values import STATE_VALUES, TOKEN_VALUES
 
-WHOLE = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.empty(0, dtype=torch.long))
+WHOLE = TokenSampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.empty(0, dtype=torch.long))
 
 
 class LanguagePolicy(
@@ -110,14 +110,14 @@ class LanguagePolicy(
         text = model.config.get_text_config(decoder=True)
         context = max(getattr(text, "max_position_embeddings", None) or 0, 0) or None
         self._tokenizer = getattr(processor, "tokenizer", processor)
-        ends = end_ids(model, self._tokenizer)
-        control_ids = [*ends, *media_ids(model, processor, self._tokenizer)]
-        self._encoder = Encoder(
+        ends = end_token_ids(model, self._tokenizer)
+        control_ids = [*ends, *media_token_ids(model, processor, self._tokenizer)]
+        self._encoder = PromptEncoder(
             processor, settings, context=context, control_ids=control_ids, switch=position_switch(text)
         )
         self._end_ids = torch.tensor(ends, device=model.device)
-        never = suppressed_ids(model, processor, self._tokenizer, settings.suppress, end_ids=ends)
-        self._sampling = Sampling.of(settings, never)
+        never = suppressed_token_ids(model, processor, self._tokenizer, settings.suppress, end_ids=ends)
+        self._sampling = TokenSampling.of(settings, never)
         self.weights = weights or trained_weights(model, settings)
         if settings.gradient_checkpointing:
             enable_checkpointing(model)
@@ -125,7 +125,7 @@ class LanguagePolicy(
         self._tolerance = TOLERANCES[dtype]
         self._in_parts = False
         self._choice, self._teaching = self._choices()
-        self._rollouts = Rollouts(
+        self._rollouts = TextRollouts(
             encoder=self._encoder,
             settings=settings,
             sampling=self._sampling,
@@ -134,8 +134,8 @@ class LanguagePolicy(
             way_for=self._way_for,
             vectors=self._vectors,
         )
-        self._frozen: dict[int, tuple[Way, Way]] = {}  # by copy: a way, and the same through the copy
-        self._verified = Verified()
+        self._frozen: dict[int, tuple[ForwardPath, ForwardPath]] = {}  # by copy: a way, and the same through the copy
+        self._verified = VerifiedRows()
 
     def check_prompt(self, prompt: Prompt) -> None:
         """Raises DataError for a prompt that the processor, the chat template or the model's context does not take."""
@@ -149,18 +149,18 @@ class LanguagePolicy(
         if isinstance(settings, Mapping):
             settings = LanguageSettings(**settings)
         model, processor = load_model(settings)
-        place([model], lambda one: one.to(device))
+        move_modules([model], lambda one: one.to(device))
         return cls(model, processor, settings)
 
     @property
-    def way(self) -> Way:
+    def way(self) -> ForwardPath:
         """How rows go through the model now; decided anew when a kind of prompt comes that was not seen before."""
         return self._choice.way
 
     @property
     def shares_prefix(self) -> bool:
         """Whether updates run a prompt once for all rows that share it."""
-        return isinstance(self.way, Cached) and self.way.shared
+        return isinstance(self.way, CachedPath) and self.way.shared
 
     def save(self, directory: Path) -> None:
         """LoRA as peft's own folder, full weights as ``save_pretrained`` has them, the processor beside."""
@@ -169,22 +169,24 @@ class LanguagePolicy(
 
     def export(self, directory: Path, *, dtype: str | None = None) -> None:
         """The model and its processor by ``save_pretrained``."""
-        merge_for_good(self.weights, dtype)
+        merge_adapters(self.weights, dtype)
         self.model.save_pretrained(directory)
         self.processor.save_pretrained(directory)
 
     def shard(self, shard: ModuleSharder) -> None:
         """Has the blocks that read tokens sharded; embeddings, output head and what sees or hears stay whole."""
         self.weights.shard(lambda _, model: shard_decoder(model, shard, compiles=self.settings.compile))
-        self._in_parts = lies_in_parts(self.trainable)
+        self._in_parts = is_sharded_gradient(self.trainable)
 
     def text_offsets(self, sample: Sample) -> Sequence[int]:
         """What each token adds to the text, by decoding."""
-        return text_ends(self._tokenizer, list(sample.tokens or ()), sample.text or "", decode=self._encoder.text)
+        return token_text_offsets(
+            self._tokenizer, list(sample.tokens or ()), sample.text or "", decode=self._encoder.text
+        )
 
-    def concat_traces(self, traces: Sequence[Any]) -> Trace:
+    def concat_traces(self, traces: Sequence[Any]) -> TextTrace:
         """Rows that were shown one prompt share it, and those that went on from others what they took over."""
-        return Trace.joined(traces)
+        return TextTrace.joined(traces)
 
     def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
         """Writes ``group_size`` completions per prompt; a decision is one token.
@@ -196,8 +198,8 @@ class LanguagePolicy(
         self._verify(rollout)
         if not self.settings.rescore or plan.deterministic:
             return rollout
-        again = tuple(value for value in rollout.values if value.name in OF_LOGITS)
-        return replace(rescored(self, rollout, values=again), num_forwards=2 * rollout.num_forwards)
+        again = tuple(value for value in rollout.values if value.name in LOGIT_VALUES)
+        return replace(rescore(self, rollout, values=again), num_forwards=2 * rollout.num_forwards)
 
     def read(self, given: Sequence[Given], *, seed: int, plan: Plan | None = None) -> Rollout:
         """Rows of given answers, by their tokens or else by their text and, where it is finished, the end token.
@@ -211,7 +213,7 @@ class LanguagePolicy(
         unknown = [row for row, one in enumerate(given) if one.old_logprob_T is None]
         if unknown:
             known = tuple(value for value in plan.values if value == ENTROPY and len(unknown) == len(given))
-            rollout = replace(rescored(self, rollout, unknown, values=known), num_forwards=len(unknown))
+            rollout = replace(rescore(self, rollout, unknown, values=known), num_forwards=len(unknown))
         plan.hand_over(rollout.samples)
         return rollout
 
@@ -240,7 +242,7 @@ class LanguagePolicy(
         Of values there are those of ``values.OF_LOGITS`` and ``values.OF_STATES``, and of another view its
         log-probability and divergences k1, k2 and k3.
         """
-        views, trace = views_of(values, self.weights.names, own=OWN), rollout.trace
+        views, trace = required_views(values, self.weights.names, own=TOKEN_VALUES), rollout.trace
         own = [value for value in values if value.view is None and value != PEERS]
         peers_BT = self._peers(rollout) if PEERS in values else None
         for batch, mask_NT in self._batches(rollout, rows):
@@ -248,7 +250,7 @@ class LanguagePolicy(
             logprob_NT, found = self._scored(trace, batch, mask_NT, own)
             if peers_BT is not None:
                 found[PEERS] = peers_BT[batch, : mask_NT.shape[1]].where(mask_NT, 0.0).to(logprob_NT.device)
-            found |= seen_by(values, logprob_NT, other)
+            found |= view_values(values, logprob_NT, other)
             yield Evaluation(
                 columns=range(mask_NT.shape[1]),
                 logprob_BT=logprob_NT,
@@ -261,35 +263,35 @@ class LanguagePolicy(
         """How far members of a group are apart, whichever of them are asked for."""
         head_bytes = self.settings.head_bytes
         self._choice.see(rollout.trace.prompts)
-        return peer_divergence(self._now(self.way), rollout.trace, rollout.prompt_index_B, head_bytes=head_bytes)
+        return group_divergence(self._now(self.way), rollout.trace, rollout.prompt_index_B, head_bytes=head_bytes)
 
     def _batches(self, rollout: Rollout, rows: Sequence[int] | Tensor | None) -> Iterator[tuple[list[int], Tensor]]:
         """Rows that run together, and what is kept of their decisions, up to the last one."""
         chosen = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
         kept = [row for row in chosen if bool(rollout.mask_BT[row].any())]
-        trace: Trace = rollout.trace
+        trace: TextTrace = rollout.trace
         way = self._choice.see([trace.prompts[owner] for owner in sorted({trace.prompt_of_B[row] for row in kept})])
         for batch in [batch for alike in trace.alike(kept) for batch in way.batches(trace, alike)]:
             mask_NT = rollout.mask_BT[batch]
             yield batch, mask_NT[:, : int(mask_NT.any(0).nonzero().max()) + 1]
 
-    def _states(self, rollout: Rollout, rows: Sequence[int] | Tensor | None) -> Iterator[Hidden]:
+    def _states(self, rollout: Rollout, rows: Sequence[int] | Tensor | None) -> Iterator[HiddenStates]:
         """Last hidden states, of the weights of now."""
-        trace: Trace = rollout.trace
+        trace: TextTrace = rollout.trace
         for batch, mask_NT in self._batches(rollout, rows):
             self._require_states("critic")
             tokens = [trace.completions[row].token_T[: mask_NT.shape[1]] for row in batch]
             with self._checkpointing():
                 states_NTD = self.way.states(trace, batch, tokens)
-            yield Hidden(rows=batch, states_NTD=states_NTD)
+            yield HiddenStates(rows=batch, states_NTD=states_NTD)
 
     def _require_states(self, asked: str) -> None:
-        if not isinstance(self.way, Cached):
+        if not isinstance(self.way, CachedPath):
             name = type(self.model).__name__
             raise ConfigError(f"{asked}: {name} is called plainly, which gives logits alone: use another model")
 
     @torch.no_grad()
-    def _of_view(self, view: str, trace: Trace, rows: Sequence[int], mask_NT: Tensor) -> Tensor:
+    def _of_view(self, view: str, trace: TextTrace, rows: Sequence[int], mask_NT: Tensor) -> Tensor:
         with self.weights.using(view):
             return self._scored(trace, rows, mask_NT)[0]
 
@@ -302,17 +304,17 @@ class LanguagePolicy(
             Given(sample=Sample(example.prompt, 0, n, text=example.text, finished=example.finished))
             for n, example in enumerate(examples)
         ]
-        trace = Trace(encoded, range(len(encoded)), [self._rollouts.completion(one, WHOLE) for one in answers])
+        trace = TextTrace(encoded, range(len(encoded)), [self._rollouts.completion(one, WHOLE) for one in answers])
         way = self._teaching.see(encoded)
         with self._checkpointing():
             sums = [
-                logprobs(way, trace, batch, head_bytes=self.settings.head_bytes)[0].sum()
+                score_rows(way, trace, batch, head_bytes=self.settings.head_bytes)[0].sum()
                 for batch in way.batches(trace, range(len(encoded)))
             ]
         num_tokens = sum(len(completion.token_T) for completion in trace.completions)
         return SupervisedLoss(mean=-torch.stack(sums).sum() / num_tokens, num_terms=num_tokens)
 
-    def _way_for(self, prompts: Sequence[Encoded]) -> Way:
+    def _way_for(self, prompts: Sequence[EncodedPrompt]) -> ForwardPath:
         return self._now(self._choice.see(prompts))
 
     def _vectors(self) -> Tensor:
@@ -320,14 +322,14 @@ class LanguagePolicy(
         return table.weight
 
     def _scored(
-        self, trace: Trace, rows: Sequence[int], mask_NT: Tensor, values: Sequence[Value] = ()
+        self, trace: TextTrace, rows: Sequence[int], mask_NT: Tensor, values: Sequence[Value] = ()
     ) -> tuple[Tensor, dict[Value, Tensor]]:
         """Log-probabilities and values of the distributions where the mask holds, 0 elsewhere, (N, T)."""
         for value in values:
-            if value.name in OF_STATES:
+            if value.name in STATE_VALUES:
                 self._require_states(str(value))
         with self._checkpointing():
-            logprob_M, found = logprobs(
+            logprob_M, found = score_rows(
                 self._now(self.way),
                 trace,
                 rows,
@@ -335,10 +337,10 @@ class LanguagePolicy(
                 mask_NT=mask_NT,
                 values=values,
             )
-        logprob_NT, *found = (placed(mask_NT, each_M) for each_M in (logprob_M, *found))
+        logprob_NT, *found = (scatter_to_mask(mask_NT, each_M) for each_M in (logprob_M, *found))
         return logprob_NT, dict(zip(values, found, strict=True))
 
-    def _now(self, way: Way) -> Way:
+    def _now(self, way: ForwardPath) -> ForwardPath:
         """A way through the model, or through the frozen copy of it that stands in."""
         copied: Any = self.weights.active_copies.get("model")
         if copied is not None and self._frozen.get(id(copied), (None, None))[0] is not way:
@@ -348,14 +350,14 @@ class LanguagePolicy(
     def _checkpointing(self) -> AbstractContextManager[None]:
         return checkpointing(self.model, self.settings.gradient_checkpointing)
 
-    def _choices(self) -> tuple[Choice, Choice]:
+    def _choices(self) -> tuple[PathSelector, PathSelector]:
         """Between the ways that rollouts and updates may go, and those of the warm-up."""
-        found = candidates_of(self.model, self.settings, self._autocast)
+        found = path_candidates(self.model, self.settings, self._autocast)
         if not found.whole:
             # a model that reads its own masks off its tokens would skip the padding token
             self._sampling = self._sampling.without([self._tokenizer.pad_token_id], kept=self._end_ids.tolist())
-        trial = Trial(
-            trace=Trace([], [], []),
+        trial = ParityCase(
+            trace=TextTrace([], [], []),
             sampling=self._sampling,
             parameters=lambda: [] if self._in_parts else self.trainable,
             head_bytes=self.settings.head_bytes,
@@ -364,7 +366,7 @@ class LanguagePolicy(
             checkpointing=self._checkpointing,
         )
         every, teaching = (
-            Choice(ways, found.plain, trial, self._tolerance, within=self.weights.current, against=found.against)
+            PathSelector(ways, found.plain, trial, self._tolerance, within=self.weights.current, against=found.against)
             for ways in ([*found.shared, *found.whole], found.whole)
         )
         return every, teaching
@@ -374,7 +376,7 @@ class LanguagePolicy(
         if not bool(rollout.mask_BT.any()):
             return
         limits = {"vocabulary": self.way.vocabulary, "max_tokens": self.settings.update_tokens}
-        plain = Plain(model=self.model, autocast=self._autocast, fill=self.way.fill, together=False, **limits)
-        rows = self._verified.rows_of(rollout.trace, only_first=lies_in_parts(self.trainable))
+        plain = PlainPath(model=self.model, autocast=self._autocast, fill=self.way.fill, together=False, **limits)
+        rows = self._verified.rows_of(rollout.trace, only_first=is_sharded_gradient(self.trainable))
         for row in rows:
-            require_plain(plain, rollout.trace, row, self._tolerance, head_bytes=self.settings.head_bytes)
+            require_plain_agreement(plain, rollout.trace, row, self._tolerance, head_bytes=self.settings.head_bytes)

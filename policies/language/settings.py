@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from mmgrpo.data.media_options import OPTIONS, require_options
 from mmgrpo.errors import DataError
 
-from ..cooling import Cooling
 from ..lora import LoraSettings
-from ..overriding import overridden
+from ..overriding import override_settings
+from ..temperature_schedule import TemperatureSchedule
 
 
 class LanguageSettings(BaseModel):
@@ -68,7 +68,7 @@ class LanguageSettings(BaseModel):
     min_p: float | None = Field(
         default=None, ge=0, le=1, description="drop tokens below this share of the likeliest; scored on the same"
     )
-    cooling: Cooling | None = Field(
+    cooling: TemperatureSchedule | None = Field(
         default=None,
         description="tokens are drawn the colder, the later they come, by a factor on the temperature; it is no part "
         "of how they are scored. null: all alike",
@@ -129,7 +129,7 @@ class LanguageSettings(BaseModel):
 
     def overridden(self, changed: Mapping[str, Any]) -> LanguageSettings:
         """These settings with some of drawing changed. Raises ConfigError for others, and for values out of range."""
-        return overridden(self, changed, self.of_a_rollout)
+        return override_settings(self, changed, self.of_a_rollout)
 
     def described(self) -> list[tuple[str, str]]:
         """What ``mmgrpo explain`` says of these settings: labels and texts."""

@@ -50,6 +50,6 @@ def _is_fed_by_trained(model: PreTrainedModel, decoder: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in before)
 
 
-def lies_in_parts(parameters: Sequence[nn.Parameter]) -> bool:
+def is_sharded_gradient(parameters: Sequence[nn.Parameter]) -> bool:
     """Whether gradients of these are of all processes, and no process can ask for its own."""
     return any(layout_of(parameter) is not None for parameter in parameters)

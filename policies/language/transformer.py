@@ -17,9 +17,9 @@ from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 from mmgrpo.errors import PolicyError
 from mmgrpo.system.exhausted import is_out_of_memory
 
-from ..prefix import Prefix, cache_argument, extended, joined, mergeable
-from .encoding import MASK, Encoded, batches_of
-from .heads import Head
+from ..prefix import Prefix, cache_argument, concat_prefixes, extend_prefix, is_mergeable
+from .encoding import MASK, EncodedPrompt, prompt_batches
+from .heads import LogitsHead
 
 PROBE_TOKENS = 3
 
@@ -54,7 +54,7 @@ class Transformer:
         self._takes_positions = "position_ids" in signature(self._base.forward).parameters
         cache, self._head = self._probed()
         self.vocabulary = self._head.vocabulary
-        self.shares_prefix = self._takes_positions and mergeable(cache)
+        self.shares_prefix = self._takes_positions and is_mergeable(cache)
         self.compiles = self.shares_prefix and not any(cache.is_sliding)
 
     @cached_property
@@ -75,13 +75,13 @@ class Transformer:
         with self._arithmetic():
             return self._head(hidden)
 
-    def prefill(self, prompts: Sequence[Encoded], *, max_tokens: int) -> Prefix:
+    def prefill(self, prompts: Sequence[EncodedPrompt], *, max_tokens: int) -> Prefix:
         """Runs each prompt once, alike ones together; the rows are in the order given.
 
         Shapes: P prompts -> Prefix of P rows.
         """
-        batches = batches_of(prompts, max_tokens)
-        whole = joined([self._prefilled([prompts[k] for k in batch]) for batch in batches])
+        batches = prompt_batches(prompts, max_tokens)
+        whole = concat_prefixes([self._prefilled([prompts[k] for k in batch]) for batch in batches])
         order = torch.tensor([k for batch in batches for k in batch]).argsort()
         in_order = bool((order == torch.arange(len(order))).all())
         return whole if in_order else whole.rows(order.to(self.device))
@@ -98,9 +98,9 @@ class Transformer:
             with self._arithmetic():
                 return forward(input_ids=token_NR, **place, use_cache=True).last_hidden_state
 
-        return extended(prefix, token_NR.shape[1], run, places=self._takes_positions)
+        return extend_prefix(prefix, token_NR.shape[1], run, places=self._takes_positions)
 
-    def whole(self, prompts: Sequence[Encoded], tokens: Sequence[Tensor], *, fill: int = 0) -> Tensor:
+    def whole(self, prompts: Sequence[EncodedPrompt], tokens: Sequence[Tensor], *, fill: int = 0) -> Tensor:
         """Runs prompts with their completions in one go, without a cache; all prompts must be of one kind.
 
         Args:
@@ -129,7 +129,7 @@ class Transformer:
         index_NR = (lengths[:, None] - 1 + torch.arange(longest)).clamp(max=ids_NL.shape[1] - 1).to(self.device)
         return hidden_NLD.gather(1, index_NR[..., None].expand(-1, -1, hidden_NLD.shape[-1]))
 
-    def _prefilled(self, prompts: Sequence[Encoded]) -> Prefix:
+    def _prefilled(self, prompts: Sequence[EncodedPrompt]) -> Prefix:
         lengths = [prompt.length for prompt in prompts]
         L = max(lengths)
         inputs = self._media(prompts)
@@ -163,7 +163,7 @@ class Transformer:
             length=L,
         )
 
-    def _media(self, prompts: Sequence[Encoded]) -> dict[str, Any]:
+    def _media(self, prompts: Sequence[EncodedPrompt]) -> dict[str, Any]:
         """Pictures and videos of prompts of one kind, in row order, in the dtype of the model."""
         found = {}
         for name in prompts[0].media:
@@ -195,13 +195,13 @@ class Transformer:
             handle.remove()
 
     @torch.no_grad()
-    def _probed(self) -> tuple[Cache, Head]:
+    def _probed(self) -> tuple[Cache, LogitsHead]:
         """The cache that a few tokens leave, and how their hidden states become logits."""
         ids_1L = torch.arange(PROBE_TOKENS, device=self.device)[None]
         cache = DynamicCache(config=self.model.config)
         output = self._run({"input_ids": ids_1L}, cache)
         with self._arithmetic():
-            return cache, Head(self.model, self._base, ids_1L, output)
+            return cache, LogitsHead(self.model, self._base, ids_1L, output)
 
 
 def _base_of(model: PreTrainedModel) -> nn.Module:

@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.hub import why_not
 
-from ..loading import DTYPES, built, named
+from ..model_source import DTYPES, call_builder, require_model
 from .amused_predictor import AmusedPredictor
 from .predictor import Predictor
 from .settings import MaskedSettings
@@ -27,9 +27,9 @@ def load(settings: MaskedSettings) -> Any:
 
     Raises: ConfigError if nothing is named or what is named cannot be loaded.
     """
-    source, dtype = named(settings.model), DTYPES[settings.dtype]
+    source, dtype = require_model(settings.model), DTYPES[settings.dtype]
     if source.startswith("python:"):
-        found = built(source)
+        found = call_builder(source)
         parts = found if isinstance(found, tuple) else (found,)
         if settings.dtype == "float32":
             return parts

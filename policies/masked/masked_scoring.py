@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 
 from mmgrpo.values import Value
 
-from ..distribution import OF_LOGITS
-from ..rescoring import placed
+from ..distribution import LOGIT_VALUES
+from ..rescoring import scatter_to_mask
 from .masked_trace import MaskedPass, MaskedTrace, TokenSampling
 from .predictor import Condition, Predictor
 
@@ -87,8 +87,8 @@ def score_pass(
     logits_MV = tempered(logits_NLV[row_M, place_Nn[row_M, at_M]], trace.drawing, predictor.facts.never)
     token_M = trace.token_BL[rows].to(device).gather(1, place_Nn)[asked_Nn]
     logprob_M = -look.weight * cross_entropy(logits_MV, token_M, reduction="none")
-    found = [OF_LOGITS[value.name](logits_MV, token_M, *value.numbers) for value in values]
-    logprob_Nn, *found_Nn = (placed(asked_Nn, each_M) for each_M in (logprob_M, *found))
+    found = [LOGIT_VALUES[value.name](logits_MV, token_M, *value.numbers) for value in values]
+    logprob_Nn, *found_Nn = (scatter_to_mask(asked_Nn, each_M) for each_M in (logprob_M, *found))
     if trace.pooled is not None:
         num_N1 = asked_Nn.sum(1, keepdim=True).clamp(min=1)
         logprob_Nn = logprob_Nn.sum(1, keepdim=True) / (num_N1 if trace.pooled == "mean" else 1)

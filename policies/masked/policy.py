@@ -25,10 +25,10 @@ from mmgrpo.policy import (
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
 from mmgrpo.values import ENTROPY, Value
 
-from ..distribution import OF_LOGITS, seen_by, views_of
-from ..exporting import merge_for_good
-from ..overriding import overridden
-from ..rescoring import rescored
+from ..distribution import LOGIT_VALUES, required_views, view_values
+from ..merging import merge_adapters
+from ..overriding import override_settings
+from ..rescoring import rescore
 from ..weights import Weights
 from .masked_loading import load, predictor_of
 from .masked_records import assembled, parts_of, read_again, sampled_records
@@ -116,7 +116,7 @@ class MaskedPolicy(
                 "a masked pipeline is not written as a whole: its checkpoints hold adapters that diffusers loads, or "
                 "the transformer as save_pretrained has it"
             )
-        (model,) = merge_for_good(self.weights, dtype).values()
+        (model,) = merge_adapters(self.weights, dtype).values()
         model.save_pretrained(directory)  # pyright: ignore[reportCallIssue] (the stub of a module hides it)
         facts.beside.save_pretrained(directory)
 
@@ -138,7 +138,7 @@ class MaskedPolicy(
         """
         plan = plan or Plan()
         _require_drawable(plan)
-        settings = overridden(self.settings, plan.settings, self.settings.of_a_rollout)
+        settings = override_settings(self.settings, plan.settings, self.settings.of_a_rollout)
         ids = plan.prompt_ids or tuple(range(len(prompts)))
         rows = [(p, m) for p, members in enumerate(plan.members_of(len(prompts), group_size)) for m in members]
         drawing, sampler = self._sampler(settings, plan)
@@ -192,7 +192,7 @@ class MaskedPolicy(
         plan = plan or Plan()
         if any(one.num_forced for one in given):
             raise DataError("an answer that is hidden again has no beginning that could be forced: num_forced is 0")
-        settings = overridden(self.settings, plan.settings, self.settings.of_a_rollout)
+        settings = override_settings(self.settings, plan.settings, self.settings.of_a_rollout)
         tokens = [self._tokens(one.sample) for one in given]
         given = [
             replace(one, sample=replace(one.sample, tokens=token_L.tolist())) if one.sample.tokens is None else one
@@ -212,7 +212,7 @@ class MaskedPolicy(
             for row_N, trace in parts_of(rollout.trace)
             for columns in trace.columns
         )
-        rollout = replace(rescored(self, rollout, values=(ENTROPY,)), num_forwards=num_forwards)
+        rollout = replace(rescore(self, rollout, values=(ENTROPY,)), num_forwards=num_forwards)
         for row, one in enumerate(given):
             if one.old_logprob_T is not None:
                 num = rollout.num_decisions(row)
@@ -263,7 +263,7 @@ class MaskedPolicy(
         self, trace: MaskedTrace, mask_NT: Tensor, chosen: Sequence[int], values: Collection[Value]
     ) -> Iterator[Evaluation]:
         """The slices of the rows of one trace, by their numbers in it."""
-        views = views_of(values, self.weights.names, own=OF_LOGITS)
+        views = required_views(values, self.weights.names, own=LOGIT_VALUES)
         own = [value for value in values if value.view is None]
         for look, columns in zip(trace.looks, trace.columns, strict=True):
             kept_N = mask_NT[:, list(columns)].any(1)
@@ -276,7 +276,7 @@ class MaskedPolicy(
                 yield Evaluation(
                     columns=columns,
                     logprob_BT=now.logprob,
-                    values={**now.values, **seen_by(values, now.logprob, others)},
+                    values={**now.values, **view_values(values, now.logprob, others)},
                     rows=torch.tensor(batch),
                     num_forwards=len(batch) * (1 + len(views)),
                 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ..sampling import certainties, drawn, entropies
+from ..sampling import entropy, sample_tokens, self_certainty
 from .masked_scoring import logits_of, tempered
 from .masked_trace import TokenSampling
 from .predictor import Condition, Predictor
@@ -107,7 +107,7 @@ def unmask(
         drawn_Nm = logits_NmV.argmax(-1)
         if draws:
             uniform_Nm = uniform_N2L[:, 0].gather(1, place_Nm).to(logits_NmV.device)
-            drawn_Nm = drawn(logits_NmV.flatten(0, 1), uniform_Nm.flatten()).view_as(uniform_Nm)
+            drawn_Nm = sample_tokens(logits_NmV.flatten(0, 1), uniform_Nm.flatten()).view_as(uniform_Nm)
         sure_Nm = _of(tempered(own_NmV, untempered, predictor.facts.never), drawn_Nm).cpu()
         rank_Nm = _rank(
             sampler.order,
@@ -120,7 +120,7 @@ def unmask(
         order_Nn, chosen_Nn = place_Nm.gather(1, shown_Nn), drawn_Nm.cpu().gather(1, shown_Nn)
         token_NL = token_NL.scatter(1, order_Nn, chosen_Nn)
         hidden_NL = hidden_NL.scatter(1, order_Nn, value=False)
-        numbers = _of(logits_NmV, drawn_Nm), entropies(logits_NmV), certainties(logits_NmV)
+        numbers = _of(logits_NmV, drawn_Nm), entropy(logits_NmV), self_certainty(logits_NmV)
         shown.append((order_Nn, *(each_Nm.cpu().gather(1, shown_Nn) for each_Nm in numbers)))
     return UnmaskedAnswers(token_NL, *(torch.cat(each, dim=1) for each in zip(*shown, strict=True)))
 

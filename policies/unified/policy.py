@@ -25,12 +25,12 @@ from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Supe
 from mmgrpo.values import Value
 
 from ..weights import Weights
-from .rows import Part, Parts, whole
+from .mixed_rollouts import MixedTrace, PolicyRows, merge_rollouts
 from .settings import DRAWS, WRITES, UnifiedSettings
 
 WRITER, DRAWER = "mmgrpo.policies.language:LanguagePolicy", "mmgrpo.policies.image_tokens:ImageTokensPolicy"
 
-LOADER = "mmgrpo.policies.image_tokens.loading:load"
+LOADER = "mmgrpo.policies.image_tokens.image_token_loading:load"
 
 
 class UnifiedPolicy(
@@ -131,7 +131,7 @@ class UnifiedPolicy(
         for part in rollout.trace.parts:
             shown = [prompts[row] for row in part.row_N.tolist()]
             parts.append(replace(part, rollout=self._policy(part.draws).override_prompts(part.rollout, shown)))
-        return replace(rollout, trace=Parts(parts))
+        return replace(rollout, trace=MixedTrace(parts))
 
     def evaluate(
         self,
@@ -161,8 +161,8 @@ class UnifiedPolicy(
         parts = []
         for draws, chosen in self._kinds(prompts):
             rollout, rows = made(self._policy(draws), chosen)
-            parts.append(Part(draws, rollout, torch.tensor(rows)))
-        return whole(parts)
+            parts.append(PolicyRows(draws, rollout, torch.tensor(rows)))
+        return merge_rollouts(parts)
 
     def _kinds(self, prompts: Sequence[Prompt]) -> Iterator[tuple[bool, list[int]]]:
         """Whether to draw, with the prompts that ask so, of each kind that there is."""

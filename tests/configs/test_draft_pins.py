@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mmgrpo.policies.sampling import semantic_entropies
+from mmgrpo.policies.sampling import semantic_entropy
 
 from mmgrpo.config.binding import build_planner
 from mmgrpo.config.schedules import Course
@@ -84,11 +84,11 @@ def test_what_means_the_same_is_no_place_to_part() -> None:
     """ROSE's -cosine_weighted_entropy * standard_entropy: two tokens of 1/2, H = log 2, 2 p_0 p_1 cos = cos / 2."""
     even_MV = torch.zeros(1, 2)
     for other, alike in (([2.0, 0.0], 1.0), ([0.0, 3.0], 0.0), ([-1.0, 0.0], -1.0)):
-        found_M = semantic_entropies(even_MV, torch.tensor([[1.0, 0.0], other]))
+        found_M = semantic_entropy(even_MV, torch.tensor([[1.0, 0.0], other]))
         assert found_M.item() == pytest.approx(-alike / 2 * 0.6931472, abs=1e-6)
     # of three tokens the two likeliest alone: p = 0.5, 0.3, H = 0.3465736 + 0.3611918, -0.3 H of vectors alike
     three_MV, same_VD = torch.tensor([[0.5, 0.3, 0.2]]).log(), torch.ones(3, 2)
-    assert semantic_entropies(three_MV, same_VD, num=2).item() == pytest.approx(-0.3 * 0.7077654, abs=1e-6)
+    assert semantic_entropy(three_MV, same_VD, num=2).item() == pytest.approx(-0.3 * 0.7077654, abs=1e-6)
 
 
 def test_the_highest_place_of_all_rows_is_gone_on_from() -> None:

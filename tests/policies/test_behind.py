@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mmgrpo.policies.completion import Written
+from mmgrpo.policies.completion import CompletionTurn
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor
@@ -112,7 +112,9 @@ def test_what_cannot_be_looked_at_is_said() -> None:
 def test_an_exchange_has_no_view_behind_other_prompts() -> None:
     policy = policy_of("llama")
     rollout = drawn(policy, prompts_of("llama"))
-    told = [replace(one, turns=(Written(start=0, end=1, reward=None, key=""),)) for one in rollout.trace.completions]
+    told = [
+        replace(one, turns=(CompletionTurn(start=0, end=1, reward=None, key=""),)) for one in rollout.trace.completions
+    ]
     exchanged = replace(rollout, trace=replace(rollout.trace, completions=told))
     with pytest.raises(ConfigError, match="an exchange"):
         policy.override_prompts(exchanged, [sample.prompt for sample in rollout.samples])

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.language.forward_paths import CachedPath
 from mmgrpo.policies.language.transformer import Transformer
-from mmgrpo.policies.language.ways import Cached
 from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AutoProcessor
@@ -29,7 +29,7 @@ SEED = 3
 
 
 def transformer_of(policy: LanguagePolicy) -> Transformer:
-    assert isinstance(policy.way, Cached)
+    assert isinstance(policy.way, CachedPath)
     return policy.way.transformer
 
 

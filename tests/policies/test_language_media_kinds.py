@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mmgrpo.policies.language.encoding import Encoder
+from mmgrpo.policies.language.encoding import PromptEncoder
 from mmgrpo.policies.language.settings import LanguageSettings
 from PIL import Image
 
@@ -35,9 +35,9 @@ def documented() -> dict[str, tuple[str, ...]]:
     return {name: tuple(cells) for name, *cells in rows}
 
 
-def encoder_of(name: str) -> Encoder:
+def encoder_of(name: str) -> PromptEncoder:
     processor = breadth()[name].make()[1] if name in AUDIO else make(name)[1]
-    return Encoder(processor, LanguageSettings(), context=None)
+    return PromptEncoder(processor, LanguageSettings(), context=None)
 
 
 def prompt_with(*kinds: str) -> Prompt:
@@ -96,7 +96,7 @@ def test_a_template_that_drops_an_image_is_an_error() -> None:
     assert mark in template
     once = "{% if part.type != 'image' %}{{ part.text | trim }}{% elif loop.first %}<start_of_image>{% endif %}"
     processor.chat_template = template.replace(mark, once)
-    encoder = Encoder(processor, LanguageSettings(), context=None)
+    encoder = PromptEncoder(processor, LanguageSettings(), context=None)
     encoder(prompt_with("image"))
     with pytest.raises(DataError):
         encoder(prompt_with("image", "image"))

@@ -6,7 +6,7 @@ from math import cosh, log
 
 import pytest
 import torch
-from mmgrpo.policies.language.peers import divergence_of_members
+from mmgrpo.policies.language.group_divergence import member_divergence
 
 from mmgrpo.types import Given, Sample
 from mmgrpo.values import PEERS
@@ -17,10 +17,10 @@ def test_two_members_are_half_their_log_ratio_from_their_mean() -> None:
     logprob_GcV = torch.tensor([[[0.5, 0.5]], [[0.25, 0.75]]]).log()
     # d is half of log 1/2 and of log 3/2, once with either sign: (e^d + e^-d) / 2 - 1
     expected = cosh(log(0.5) / 2) + cosh(log(1.5) / 2) - 2
-    assert divergence_of_members(logprob_GcV).tolist() == pytest.approx([expected])
+    assert member_divergence(logprob_GcV).tolist() == pytest.approx([expected])
     assert expected == pytest.approx(0.0812815, abs=1e-6)
     certain_GcV = torch.tensor([[[0.0, -60.0]], [[-60.0, 0.0]]])
-    assert divergence_of_members(certain_GcV).tolist() == pytest.approx([2 * (cosh(11) - 1)])
+    assert member_divergence(certain_GcV).tolist() == pytest.approx([2 * (cosh(11) - 1)])
 
 
 @pytest.mark.parametrize("head_bytes", [1 << 20, 1])
@@ -45,6 +45,6 @@ def test_a_policy_says_how_far_its_groups_are_apart(head_bytes: int) -> None:
             with torch.no_grad():
                 logits_TV = policy.model(input_ids=ids).logits[0, prompt.length - 1 : -1]
             logprob_GcV[member, : len(token_T)] = logits_TV.float().log_softmax(-1)
-        expected_T = divergence_of_members(logprob_GcV)
+        expected_T = member_divergence(logprob_GcV)
         torch.testing.assert_close(found_BT[row, :width], expected_T, rtol=1e-4, atol=1e-5)
         assert float(expected_T.std()) > 1e-3

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.policies.language.agreement import rounded_otherwise
 from mmgrpo.policies.language.encoding import position_switch
+from mmgrpo.policies.language.parity_check import perturbed_rounding
 from torch import Tensor
 from transformers import Phi3Config, Phi3ForCausalLM, Qwen2Config
 
@@ -149,7 +149,7 @@ def test_other_roundings_move_each_product_by_one_step_and_leave_nothing() -> No
     linear = torch.nn.Linear(4, 8).to(torch.bfloat16)
     x = torch.randn(3, 4, dtype=torch.bfloat16)
     before = linear(x)
-    with rounded_otherwise(linear, 0):
+    with perturbed_rounding(linear, 0):
         moved = linear(x)
     steps = ((moved.float() - before.float()) / before.float()).abs()
     assert 0 < float(steps.max()) <= torch.finfo(torch.bfloat16).eps

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from mmgrpo.policies.cooling import Cooling
 from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.policies.sampling import Sampling, Support, drawn, entropies, token_logprobs
+from mmgrpo.policies.sampling import Support, TokenSampling, entropy, sample_tokens, token_logprobs
+from mmgrpo.policies.temperature_schedule import TemperatureSchedule
 from torch import Tensor
 
 from mmgrpo.config.loading import load_config
@@ -76,7 +76,7 @@ def test_truncated_sampling_is_scored_on_the_same_tokens(truncation: dict[str, A
 
 
 def test_later_tokens_are_drawn_colder_by_hand() -> None:
-    cooling = Cooling(high=1.2, low=0.1, pace=500.0, after=10)
+    cooling = TemperatureSchedule(high=1.2, low=0.1, pace=500.0, after=10)
     # 2.2 - e^0.02 and 2.2 - e^0.5; e^(371 / 500) = 2.1001 is the first above 2.1
     expected = [1.0, 1.0, 1.1797987, 0.5512787, 0.1, 0.1]
     assert [cooling.factor(t) for t in (0, 9, 10, 250, 371, 10**6)] == pytest.approx(expected)
@@ -110,7 +110,7 @@ def test_supports_by_hand() -> None:
 
     def support(**truncation: Any) -> list[list[bool]]:
         options = {"top_k": None, "top_p": None, "min_p": None, **truncation}
-        sampling = Sampling(temperature=1.0, suppressed=torch.empty(0, dtype=torch.long), **options)
+        sampling = TokenSampling(temperature=1.0, suppressed=torch.empty(0, dtype=torch.long), **options)
         return sampling.support(logits_MV).tolist()
 
     assert support(top_k=2) == [[True, True, False, False], [False, False, True, True]]
@@ -124,8 +124,8 @@ def test_supports_by_hand() -> None:
 
 def test_scores_and_entropies_by_hand() -> None:
     probability_V = torch.tensor([0.5, 0.25, 0.125, 0.125])
-    sampling = Sampling(temperature=2.0, top_k=None, top_p=None, min_p=None, suppressed=torch.tensor([3]))
-    options: dict[str, Any] = {"chunk": 16, "asked": [lambda hidden_mD, logits_mV, token_m: entropies(logits_mV)]}
+    sampling = TokenSampling(temperature=2.0, top_k=None, top_p=None, min_p=None, suppressed=torch.tensor([3]))
+    options: dict[str, Any] = {"chunk": 16, "asked": [lambda hidden_mD, logits_mV, token_m: entropy(logits_mV)]}
     hidden_MD, token_M = (2 * probability_V.log())[None], torch.tensor([1])
     logprob_M, (entropy_M,) = token_logprobs(hidden_MD, token_M, lambda x: x, sampling, **options)
     assert logprob_M.tolist() == pytest.approx([torch.tensor(0.25 / 0.875).log().item()])
@@ -140,11 +140,11 @@ def test_draws_follow_the_distribution() -> None:
     logits_V = torch.tensor([0.5, 0.0, 0.2, 0.3]).log()
     number = 20_000
     uniform_N = torch.rand(number, generator=torch.Generator().manual_seed(0))
-    token_N = drawn(logits_V.expand(number, -1), uniform_N)
+    token_N = sample_tokens(logits_V.expand(number, -1), uniform_N)
     share_V = token_N.bincount(minlength=4) / number
     assert share_V[1] == 0
     assert (share_V - logits_V.exp()).abs().max() < 0.015  # four standard errors
-    edges_N = drawn(logits_V.expand(3, -1), torch.tensor([0.0, 0.4999, 1 - 2**-24]))
+    edges_N = sample_tokens(logits_V.expand(3, -1), torch.tensor([0.0, 0.4999, 1 - 2**-24]))
     assert edges_N.tolist() == [0, 0, 3]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.policies.language.sounds import rate_of
+from mmgrpo.policies.language.audio_inputs import rate_of
 from torch import Tensor
 from transformers import (
     Qwen2_5OmniConfig,

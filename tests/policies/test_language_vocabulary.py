@@ -8,9 +8,9 @@ from math import log
 
 import pytest
 import torch
-from mmgrpo.policies.distribution import OF_LOGITS
-from mmgrpo.policies.language.values import of_token
-from mmgrpo.policies.sampling import Sampling, Support, token_logprobs
+from mmgrpo.policies.distribution import LOGIT_VALUES
+from mmgrpo.policies.language.token_values import token_value
+from mmgrpo.policies.sampling import Support, TokenSampling, token_logprobs
 from torch import Tensor
 
 from mmgrpo.training.learner import measured
@@ -18,7 +18,9 @@ from mmgrpo.training.views import Seen, View
 from mmgrpo.values import ENTROPY, LOGPROB_MEAN, OF_DISTRIBUTION, RANK, Value, nucleus_entropy, top_logprob
 from tests.policies.tiny_language import policy_of, prompts_of
 
-PLAIN = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.tensor([], dtype=torch.long))
+PLAIN = TokenSampling(
+    temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.tensor([], dtype=torch.long)
+)
 HALVES = torch.tensor([0.125, 0.5, 0.25, 0.125, 0.0]).log()
 BY_HAND = {
     # (3 log 2 + log 2 + 2 log 2 + 3 log 2) / 4: the last token is never written
@@ -38,7 +40,7 @@ BY_HAND = {
 def found(
     value: Value, logits_MV: Tensor, token_M: Tensor, *, chunk: int = 64, support: Support | None = None
 ) -> Tensor:
-    asked = [partial(of_token, value)]
+    asked = [partial(token_value, value)]
     _, (value_M,) = token_logprobs(logits_MV, token_M, lambda x: x, PLAIN, chunk=chunk, support=support, asked=asked)
     return value_M
 
@@ -46,7 +48,7 @@ def found(
 @pytest.mark.parametrize("value", BY_HAND, ids=str)
 def test_values_by_hand(value: Value) -> None:
     assert found(value, HALVES[None], torch.tensor([2])).item() == pytest.approx(BY_HAND[value], abs=1e-6)
-    assert set(OF_LOGITS) == OF_DISTRIBUTION == {known.name for known in BY_HAND}
+    assert set(LOGIT_VALUES) == OF_DISTRIBUTION == {known.name for known in BY_HAND}
 
 
 def test_what_cannot_be_drawn_has_no_part_in_a_value() -> None:

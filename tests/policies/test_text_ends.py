@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from mmgrpo.policies.language.text_ends import text_ends
+from mmgrpo.policies.language.text_offsets import token_text_offsets
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -35,11 +35,11 @@ def test_a_tokenizer_that_takes_the_first_space_away() -> None:
     text = fast.decode(tokens, skip_special_tokens=True)
     assert text == "one twos three one twos three one twos three"
     # "one", " two", "s", nothing, " three", and then " one" with the space that the first has not
-    assert text_ends(fast, tokens, text) == [3, 7, 8, 8, 14, 18, 22, 23, 23, 29, 33, 37, 38, 38, 44]
+    assert token_text_offsets(fast, tokens, text) == [3, 7, 8, 8, 14, 18, 22, 23, 23, 29, 33, 37, 38, 38, 44]
 
 
 def test_a_text_that_was_given_otherwise_is_never_left() -> None:
     policy = policy_of("llama")
     tokens = policy.processor("red cat", add_special_tokens=False)["input_ids"]
-    assert text_ends(policy.processor, tokens, "red c") == [3, 5]
-    assert text_ends(policy.processor, [], "") == []
+    assert token_text_offsets(policy.processor, tokens, "red c") == [3, 5]
+    assert token_text_offsets(policy.processor, [], "") == []

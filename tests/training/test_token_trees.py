@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.policies.language.trees import Segment, segments
+from mmgrpo.policies.language.token_trees import TokenSegment, segment_tree
 
 from mmgrpo import Trainer
 from mmgrpo.errors import ConfigError
@@ -137,12 +137,12 @@ def test_parts_of_other_rounds_share_states_behind_one_prompt() -> None:
 
 def test_a_segment_is_what_rows_have_alike_up_to_a_fork() -> None:
     rows = [[1, 2, 3, 4], [1, 2, 5, 6], [1, 2, 3, 9], [7, 8, 9], [1, 2]]
-    first = Segment((0, 2), 2, 3, (Segment((0,), 3, 4, ()), Segment((2,), 3, 4, ())))
-    trunk = Segment((0, 1, 2), 0, 2, (first, Segment((1,), 2, 4, ())))
-    found = segments(range(5), rows, [2, 3])
-    assert set(found) == {trunk, Segment((3,), 0, 3, ()), Segment((4,), 0, 2, ())}
-    assert segments([0, 2], rows, [2, 3]) == (replace(first, start=0),)
-    assert segments([0, 1], rows, []) == (Segment((0,), 0, 4, ()), Segment((1,), 0, 4, ()))
+    first = TokenSegment((0, 2), 2, 3, (TokenSegment((0,), 3, 4, ()), TokenSegment((2,), 3, 4, ())))
+    trunk = TokenSegment((0, 1, 2), 0, 2, (first, TokenSegment((1,), 2, 4, ())))
+    found = segment_tree(range(5), rows, [2, 3])
+    assert set(found) == {trunk, TokenSegment((3,), 0, 3, ()), TokenSegment((4,), 0, 2, ())}
+    assert segment_tree([0, 2], rows, [2, 3]) == (replace(first, start=0),)
+    assert segment_tree([0, 1], rows, []) == (TokenSegment((0,), 0, 4, ()), TokenSegment((1,), 0, 4, ()))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2.5-vl", "gemma2", "qwen3.5"])

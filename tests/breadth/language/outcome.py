@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.policies.language.ways import Cached
+from mmgrpo.policies.language.forward_paths import CachedPath
 from torch import Tensor
 
 from mmgrpo.errors import MmgrpoError
@@ -77,7 +77,7 @@ def _variant(model: Any, processor: Any, prompts: Sequence[Prompt], lora: Any) -
     if wrong is not None:
         return Outcome(verdict=WRONG, said=wrong)
     way = policy.way
-    return Outcome(verdict=PLAIN if not isinstance(way, Cached) else SHARED if way.shared else SINGLE)
+    return Outcome(verdict=PLAIN if not isinstance(way, CachedPath) else SHARED if way.shared else SINGLE)
 
 
 def _wrong(policy: LanguagePolicy, rollout: Rollout, prompts: Sequence[Prompt]) -> str | None:
@@ -177,7 +177,7 @@ def _gradient_gap(policy: LanguagePolicy, rollout: Rollout) -> float:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """The policy logs which way it takes; here that is the result."""
-    logger = logging.getLogger("mmgrpo.policies.language.choosing")
+    logger = logging.getLogger("mmgrpo.policies.language.path_selection")
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:

@@ -12,14 +12,14 @@ from mmgrpo.errors import DataError
 from mmgrpo.types import Continuation
 
 from ..completion import Completion
-from ..sampling import Sampling
-from ..tape import Tape
-from .encoding import Encoded, Encoder
-from .ways import Way
+from ..sampling import TokenSampling
+from ..token_buffer import TokenBuffer
+from .encoding import EncodedPrompt, PromptEncoder
+from .forward_paths import ForwardPath
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Start:
+class RowStart:
     """What rows go on from.
 
     Attributes:
@@ -27,7 +27,7 @@ class Start:
         begun: the answer so far; None if nothing is there.
     """
 
-    prompt: Encoded
+    prompt: EncodedPrompt
     begun: Completion | None = None
 
     @property
@@ -35,13 +35,13 @@ class Start:
         """Tokens of the answer so far."""
         return 0 if self.begun is None else len(self.begun.token_T)
 
-    def read(self, fill: int) -> Encoded:
+    def read(self, fill: int) -> EncodedPrompt:
         """Prompt and answer so far as one."""
         return self.prompt if self.begun is None else self.prompt.followed_by(self.begun.token_T, fill)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Drawing:
+class GenerationParams:
     """How rows are written.
 
     Attributes:
@@ -54,7 +54,7 @@ class Drawing:
         embedding_VD: the vector that the model has for each token, if a number is made of them.
     """
 
-    sampling: Sampling
+    sampling: TokenSampling
     length: int
     greedy: bool
     numbers: tuple[str, ...]
@@ -63,8 +63,8 @@ class Drawing:
     embedding_VD: Tensor | None = None
 
 
-def begun_by(
-    encoder: Encoder, prompt: Encoded, continuation: Continuation | None, drawing: Drawing
+def initial_completion(
+    encoder: PromptEncoder, prompt: EncodedPrompt, continuation: Continuation | None, drawing: GenerationParams
 ) -> Completion | None:
     """What a continuation, or else the prompt, gives of the answer; None if nothing.
 
@@ -77,7 +77,7 @@ def begun_by(
 
 
 def _taken_over(
-    encoder: Encoder, prompt: Encoded, continuation: Continuation | None, drawing: Drawing
+    encoder: PromptEncoder, prompt: EncodedPrompt, continuation: Continuation | None, drawing: GenerationParams
 ) -> Completion | None:
     if continuation is None:
         token_T = encoder.target(prompt.prompt.prefix or "")
@@ -96,8 +96,12 @@ def _taken_over(
     )
 
 
-def write(
-    way: Way, starts: Sequence[Start], owner_N: Sequence[int], seed_N: Sequence[int], drawing: Drawing
+def generate_rows(
+    way: ForwardPath,
+    starts: Sequence[RowStart],
+    owner_N: Sequence[int],
+    seed_N: Sequence[int],
+    drawing: GenerationParams,
 ) -> Iterator[dict[int, Completion]]:
     """Writes N rows, batch by batch.
 
@@ -133,7 +137,7 @@ def write(
             for place, (row, count) in enumerate(zip(batch, begun, strict=True)):
                 own_T = torch.rand(drawing.length, generator=torch.Generator().manual_seed(seed_N[row]))
                 uniform_nT[place, : drawing.length - count] = own_T[count:]
-        tape = Tape(
+        tape = TokenBuffer(
             drawing.sampling,
             limit_N=limit_n,
             device=drawing.end_ids.device,

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from mmgrpo.errors import ConfigError
 
 from ..adapter_files import PeftFiles
-from ..loading import DTYPES, built, named
+from ..model_source import DTYPES, call_builder, require_model
 from ..text_models import language_linears, language_parameters, pretrained
 from ..vocabulary import num_logits, unnamed_ids
 from ..weights import Weights
@@ -29,9 +29,9 @@ def load_model(settings: LanguageSettings) -> tuple[PreTrainedModel, Any]:
 
     Raises: ConfigError if nothing is named or what is named cannot be loaded.
     """
-    source = named(settings.model)
+    source = require_model(settings.model)
     if source.startswith("python:"):
-        found = built(source)
+        found = call_builder(source)
         if not isinstance(found, tuple) or len(found) != 2:
             given = type(found).__name__
             raise ConfigError(f"policy.model {source!r} must return a model and its processor, got {given}")
@@ -39,7 +39,7 @@ def load_model(settings: LanguageSettings) -> tuple[PreTrainedModel, Any]:
     return pretrained(source, settings, what="a language model")
 
 
-def end_ids(model: PreTrainedModel, tokenizer: Any) -> list[int]:
+def end_token_ids(model: PreTrainedModel, tokenizer: Any) -> list[int]:
     """Every token that ends a completion. Raises ConfigError if there is none."""
     found: set[int] = set()
     for source in (model.generation_config, model.config, model.config.get_text_config(decoder=True), tokenizer):
@@ -53,7 +53,7 @@ def end_ids(model: PreTrainedModel, tokenizer: Any) -> list[int]:
     return sorted(found)
 
 
-def media_ids(model: PreTrainedModel, processor: Any, tokenizer: Any) -> list[int]:
+def media_token_ids(model: PreTrainedModel, processor: Any, tokenizer: Any) -> list[int]:
     """Tokens that stand for pictures, videos and sounds: writing one would promise features that are not there."""
     found: set[int] = set()
     configs = (model.config, model.config.get_text_config(decoder=True), processor)
@@ -71,7 +71,7 @@ def media_ids(model: PreTrainedModel, processor: Any, tokenizer: Any) -> list[in
     return sorted(value for value in found if isinstance(value, int) and value >= 0)
 
 
-def suppressed_ids(
+def suppressed_token_ids(
     model: PreTrainedModel, processor: Any, tokenizer: Any, more: Iterable[int], *, end_ids: Sequence[int]
 ) -> torch.Tensor:
     """Token ids that are never sampled, on the model's device.
@@ -81,7 +81,7 @@ def suppressed_ids(
     """
     vocabulary = num_logits(model)
     unnamed = unnamed_ids(tokenizer, vocabulary)
-    found = {*media_ids(model, processor, tokenizer), *unnamed, *more} - set(end_ids)
+    found = {*media_token_ids(model, processor, tokenizer), *unnamed, *more} - set(end_ids)
     kept = sorted(value for value in found if value < vocabulary)
     return torch.tensor(kept, dtype=torch.long, device=model.device)
 

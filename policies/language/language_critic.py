@@ -18,7 +18,7 @@ Rows = Sequence[int] | Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Hidden:
+class HiddenStates:
     """Last hidden states of some rows.
 
     Attributes:
@@ -36,7 +36,7 @@ class LanguageCritic(Critic):
 
     def __init__(
         self,
-        states: Callable[[Rollout, Rows], Iterator[Hidden]],
+        states: Callable[[Rollout, Rows], Iterator[HiddenStates]],
         behind: Callable[[Rollout, Sequence[Prompt]], Rollout],
         *,
         body: Sequence[nn.Parameter],

@@ -12,17 +12,17 @@ from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError, PolicyError
 
-from .agreement import Kind, Tolerance, Trial, first_exact, in_one_line, kind_of
-from .encoding import Encoded
-from .plain import Plain
+from .encoding import EncodedPrompt
+from .forward_paths import CachedPath
+from .parity_check import ParityCase, RowKind, Tolerance, error_summary, first_exact_path, row_kind
+from .plain_path import PlainPath
 from .settings import LanguageSettings
 from .transformer import Transformer
-from .ways import Cached
 
 logger = logging.getLogger(__name__)
 
 
-class Choice:
+class PathSelector:
     """The first of some ways that is exact on every kind of row seen so far.
 
     Attributes:
@@ -31,9 +31,9 @@ class Choice:
 
     def __init__(
         self,
-        candidates: Sequence[Cached],
-        plain: Plain,
-        trial: Trial,
+        candidates: Sequence[CachedPath],
+        plain: PlainPath,
+        trial: ParityCase,
         tolerance: Tolerance,
         *,
         within: Callable[[], AbstractContextManager[None]],
@@ -49,33 +49,33 @@ class Choice:
             within: a context of the trained weights, whose gradients are compared, whatever view is looked through.
             against: what is known to speak against ways that are no candidates.
         """
-        self.way: Cached | Plain = candidates[0] if candidates else plain
+        self.way: CachedPath | PlainPath = candidates[0] if candidates else plain
         self._candidates = candidates
         self._plain = plain
         self._trial = trial
         self._tolerance = tolerance
         self._within = within
         self._against = against
-        self._seen: dict[Kind, list[Encoded]] = {}
+        self._seen: dict[RowKind, list[EncodedPrompt]] = {}
 
-    def see(self, prompts: Sequence[Encoded]) -> Cached | Plain:
+    def see(self, prompts: Sequence[EncodedPrompt]) -> CachedPath | PlainPath:
         """The way for rows of these prompts and of all before them.
 
         Raises: PolicyError if none is exact: nothing has been drawn of what made it so.
         """
         seen = {kind: list(known) for kind, known in self._seen.items()}
         for prompt in sorted(prompts, key=lambda p: p.length):
-            _take(seen.setdefault(kind_of(prompt), []), prompt)
+            _take(seen.setdefault(row_kind(prompt), []), prompt)
         if seen != self._seen:
             self._decide(seen)
             self._seen = seen
         return self.way
 
-    def _decide(self, seen: dict[Kind, list[Encoded]]) -> None:
+    def _decide(self, seen: dict[RowKind, list[EncodedPrompt]]) -> None:
         prompts = [prompt for known in seen.values() for prompt in known]
         trial = self._trial.on(prompts, self._plain.vocabulary)
         with self._within():
-            found = first_exact(self._candidates, self._plain, trial, self._tolerance)
+            found = first_exact_path(self._candidates, self._plain, trial, self._tolerance)
         reasons = "; ".join([*self._against, *found.reasons])
         rows, model = ", ".join(map(_described, seen)), type(self._plain.model).__name__
         if found.way is None:
@@ -89,7 +89,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Candidates:
+class PathCandidates:
     """The ways there are through a model, none of them tried yet.
 
     Attributes:
@@ -99,13 +99,13 @@ class Candidates:
         against: what speaks against ways that are not here.
     """
 
-    shared: Sequence[Cached]
-    whole: Sequence[Cached]
-    plain: Plain
+    shared: Sequence[CachedPath]
+    whole: Sequence[CachedPath]
+    plain: PlainPath
     against: Sequence[str]
 
 
-def candidates_of(model: PreTrainedModel, settings: LanguageSettings, autocast: torch.dtype | None) -> Candidates:
+def path_candidates(model: PreTrainedModel, settings: LanguageSettings, autocast: torch.dtype | None) -> PathCandidates:
     """The ways through a model that its make and the settings allow.
 
     Raises: PolicyError for a model that does not write, ConfigError for settings that its cache does not allow.
@@ -121,17 +121,17 @@ def candidates_of(model: PreTrainedModel, settings: LanguageSettings, autocast: 
         transformer = Transformer(model, autocast=autocast)
         vocabulary = transformer.vocabulary
     except Exception as error:
-        against = [f"cached: {in_one_line(error)}"]
+        against = [f"cached: {error_summary(error)}"]
     if settings.compile and (transformer is None or not transformer.compiles):
         raise ConfigError(
             f"policy.compile needs a cache of full attention in every layer, which {type(model).__name__} has not"
         )
     limits = {"vocabulary": vocabulary, "max_tokens": settings.update_tokens}
-    whole: list[Cached] = []
+    whole: list[CachedPath] = []
     if transformer is not None:
-        whole = [Cached(transformer=transformer, shared=False, compiled=settings.compile, **limits)]
+        whole = [CachedPath(transformer=transformer, shared=False, compiled=settings.compile, **limits)]
     shared = [replace(way, shared=True) for way in whole] if _may_share(settings, transformer) else []
-    return Candidates(shared, whole, Plain(model=model, autocast=autocast, **limits), against)
+    return PathCandidates(shared, whole, PlainPath(model=model, autocast=autocast, **limits), against)
 
 
 def _may_share(settings: LanguageSettings, transformer: Transformer | None) -> bool:
@@ -143,13 +143,13 @@ def _may_share(settings: LanguageSettings, transformer: Transformer | None) -> b
     return can if wanted is None else wanted
 
 
-def _take(known: list[Encoded], prompt: Encoded) -> None:
+def _take(known: list[EncodedPrompt], prompt: EncodedPrompt) -> None:
     """Of each kind one prompt is kept, and one of another length."""
     if not known or (len(known) == 1 and known[0].length != prompt.length):
         known.append(prompt)
 
 
-def _described(kind: Kind) -> str:
+def _described(kind: RowKind) -> str:
     counts = ("no", "one", "several")
     named = [(kind[1], "picture"), (kind[2], "video"), (kind[3], "sound")]
     shown = [f"{counts[count]} {word}{'s' * (count > 1)}" for count, word in named if count]

@@ -21,11 +21,11 @@ from mmgrpo.maths.internals import (
 )
 from mmgrpo.values import PEERS, Value
 
-from ..distribution import OF_LOGITS
-from .attention import OF_ATTENTION
+from ..distribution import LOGIT_VALUES
+from .attention import ATTENTION_VALUES
 
 
-def end_logprobs(logits_EV: Tensor, token: float) -> Tensor:
+def end_logprob(logits_EV: Tensor, token: float) -> Tensor:
     """Log-probability of a token by its number. Raises ConfigError for one that the vocabulary does not have.
 
     Shapes: (E, V) -> (E,).   Units: nats.
@@ -35,43 +35,43 @@ def end_logprobs(logits_EV: Tensor, token: float) -> Tensor:
     return logits_EV[:, int(token)] - logits_EV.logsumexp(-1)
 
 
-OF_LAST_LAYER: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+LAST_LAYER_VALUES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {"gradient_square": gradient_square, "gradient_curvature": gradient_curvature}
 )
 """Values of the layer that makes the logits: of the states that it makes them of, those, and the token."""
 
 
-OF_ENDS: Mapping[str, Callable[..., Tensor]] = MappingProxyType({"end_logprob": end_logprobs})
+END_VALUES: Mapping[str, Callable[..., Tensor]] = MappingProxyType({"end_logprob": end_logprob})
 """Values of what would follow the end of a text: of its logits and the value's own numbers."""
 
-OF_ROWS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+ROW_VALUES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {"effective_rank": effective_rank, "rank_velocity": rank_velocity, "rank_acceleration": rank_acceleration}
 )
 """Numbers of a row's hidden states, and of the value's own."""
 
-OF_STATES = frozenset((*OF_LAST_LAYER, *OF_ROWS, *OF_ATTENTION))
+STATE_VALUES = frozenset((*LAST_LAYER_VALUES, *ROW_VALUES, *ATTENTION_VALUES))
 """Names of what the plain model does not say: of hidden states or attention."""
 
 
-def of_token(value: Value, state_mD: Tensor, logits_mV: Tensor, token_m: Tensor) -> Tensor:
+def token_value(value: Value, state_mD: Tensor, logits_mV: Tensor, token_m: Tensor) -> Tensor:
     """A value of the distribution, or of the layer that makes it; without grad by the states.
 
     Shapes: (m, D), (m, V), (m,) -> (m,).
     """
-    if value.name in OF_LOGITS:
-        return OF_LOGITS[value.name](logits_mV, token_m, *value.numbers)
-    return OF_LAST_LAYER[value.name](state_mD.detach(), logits_mV.detach(), token_m)
+    if value.name in LOGIT_VALUES:
+        return LOGIT_VALUES[value.name](logits_mV, token_m, *value.numbers)
+    return LAST_LAYER_VALUES[value.name](state_mD.detach(), logits_mV.detach(), token_m)
 
 
 @torch.no_grad()
-def of_rows(value: Value, state_NTD: Tensor, kept_NT: Tensor) -> Tensor:
+def row_value(value: Value, state_NTD: Tensor, kept_NT: Tensor) -> Tensor:
     """A number of each row's hidden states at its kept tokens, on each of these.
 
     Shapes: (N, T, D), bool (N, T) -> (M,).
     """
     rows = (state_TD[kept_T].float() for state_TD, kept_T in zip(state_NTD, kept_NT, strict=True))
-    return torch.cat([OF_ROWS[value.name](row, *value.numbers).expand(len(row)) for row in rows])
+    return torch.cat([ROW_VALUES[value.name](row, *value.numbers).expand(len(row)) for row in rows])
 
 
-OWN = (PEERS.name, *OF_ENDS, *sorted(OF_STATES), *OF_LOGITS)
+TOKEN_VALUES = (PEERS.name, *END_VALUES, *sorted(STATE_VALUES), *LOGIT_VALUES)
 """Names of what tokens have beside their log-probability."""

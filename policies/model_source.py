@@ -12,14 +12,14 @@ from mmgrpo.system.targets import own_attribute
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def named(model: str | None) -> str:
+def require_model(model: str | None) -> str:
     """``policy.model``. Raises ConfigError if it is not set."""
     if not model:
         raise ConfigError("policy.model is not set: give a path, a hub id or python:module:function")
     return model
 
 
-def built(source: str) -> Any:
+def call_builder(source: str) -> Any:
     """What the function that ``python:module:function`` names returns. Raises ConfigError if there is none."""
     try:
         builder = own_attribute(source)

@@ -10,7 +10,7 @@ import numpy as np
 CONTEXT = 8  # tokens before one that its text may depend on
 
 
-def text_ends(
+def token_text_offsets(
     tokenizer: Any, tokens: Sequence[int], text: str, *, decode: Callable[[Sequence[int]], str] | None = None
 ) -> list[int]:
     """How many characters of a text there are after each of its tokens.

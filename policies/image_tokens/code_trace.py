@@ -15,14 +15,14 @@ from torch import Tensor
 from mmgrpo.values import Value
 
 from ..completion import Completion
-from ..distribution import OF_LOGITS
-from ..sampling import Support, supports, token_logprobs
-from .painter import Painter
-from .prompts import Encoded
+from ..distribution import LOGIT_VALUES
+from ..sampling import Support, compute_supports, token_logprobs
+from .code_sampler import CodeSampler
+from .image_prompts import EncodedImagePrompt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trace:
+class CodeTrace:
     """Prompts and codes.
 
     Attributes:
@@ -30,7 +30,7 @@ class Trace:
         completions: its codes, as many for every row, and the distribution that they are of.
     """
 
-    prompts: Sequence[Encoded]
+    prompts: Sequence[EncodedImagePrompt]
     completions: Sequence[Completion]
 
     @property
@@ -56,7 +56,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Scoring:
+class CodeScorer:
     """How rows are scored.
 
     Attributes:
@@ -65,7 +65,7 @@ class Scoring:
         head_bytes: float32 logits held at a time.
     """
 
-    painter: Painter
+    painter: CodeSampler
     shared: bool
     head_bytes: int
 
@@ -74,7 +74,7 @@ class Scoring:
         return self.head_bytes // (4 * self.painter.codes.num)
 
     def logprobs(
-        self, trace: Trace, rows: Sequence[int], mask_NT: Tensor, values: Sequence[Value] = ()
+        self, trace: CodeTrace, rows: Sequence[int], mask_NT: Tensor, values: Sequence[Value] = ()
     ) -> tuple[Tensor, list[Tensor]]:
         """Log-probability of the codes of some rows where a mask holds, one row after the other.
 
@@ -82,7 +82,7 @@ class Scoring:
             trace: what was drawn.
             rows: N of its rows, all of one distribution.
             mask_NT: the codes wanted.
-            values: what is wanted of the distributions too, as ``OF_LOGITS`` has it.
+            values: what is wanted of the distributions too, as ``LOGIT_VALUES`` has it.
 
         Returns:
             logprob_M, and a vector for each of the values; float32.
@@ -107,7 +107,7 @@ class Scoring:
         )
 
     @torch.no_grad()
-    def supported(self, trace: Trace, *, max_tokens: int) -> Trace:
+    def supported(self, trace: CodeTrace, *, max_tokens: int) -> CodeTrace:
         """The trace with what could be drawn in place of each code known, as far as the weights of now say."""
         completions = list(trace.completions)
         rows = [row for row, one in enumerate(completions) if one.sampling.truncates and one.support is None]
@@ -116,15 +116,17 @@ class Scoring:
             for row, states_TbD, code_T in zip(batch, self._states(trace, batch, code_NT), code_NT, strict=True):
                 sampling = completions[row].sampling
                 logits_of = partial(self.painter.logits, sampling=sampling)
-                found = supports(states_TbD, code_T.to(states_TbD.device), logits_of, sampling, chunk=self._chunk)
+                found = compute_supports(
+                    states_TbD, code_T.to(states_TbD.device), logits_of, sampling, chunk=self._chunk
+                )
                 completions[row] = replace(completions[row], support=found)
         return replace(trace, completions=completions)
 
-    def _states(self, trace: Trace, rows: Sequence[int], code_NT: Tensor) -> Tensor:
+    def _states(self, trace: CodeTrace, rows: Sequence[int], code_NT: Tensor) -> Tensor:
         num_sides = 1 + trace.completions[rows[0]].sampling.guides
         prompts = [trace.prompts[row] for row in rows]
         return self.painter.states(prompts, code_NT, num_sides=num_sides, shared=self.shared)
 
 
 def _asked(value: Value, states_mbD: Tensor, logits_mK: Tensor, code_m: Tensor) -> Tensor:
-    return OF_LOGITS[value.name](logits_mK, code_m, *value.numbers)
+    return LOGIT_VALUES[value.name](logits_mK, code_m, *value.numbers)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..prefix import Prefix, joined
+from ..prefix import Prefix, concat_prefixes
 from .transformer import Transformer
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class TokenSegment:
     """Tokens that some rows have alike.
 
     Attributes:
@@ -30,10 +30,12 @@ class Segment:
     rows: tuple[int, ...]
     start: int
     end: int
-    children: tuple[Segment, ...]
+    children: tuple[TokenSegment, ...]
 
 
-def segments(rows: Sequence[int], tokens: Sequence[Sequence[int]], forks: Sequence[int]) -> tuple[Segment, ...]:
+def segment_tree(
+    rows: Sequence[int], tokens: Sequence[Sequence[int]], forks: Sequence[int]
+) -> tuple[TokenSegment, ...]:
     """The tree of rows of one prompt: they part at forks alone, wherever their tokens differ.
 
     Args:
@@ -49,10 +51,10 @@ def segments(rows: Sequence[int], tokens: Sequence[Sequence[int]], forks: Sequen
 
 def _below(
     rows: tuple[int, ...], tokens: Sequence[Sequence[int]], start: int, forks: Sequence[int]
-) -> tuple[Segment, ...]:
+) -> tuple[TokenSegment, ...]:
     ahead = [fork for fork in forks if fork > start]
     if not ahead:
-        return tuple(Segment((row,), start, len(tokens[row]), ()) for row in rows)
+        return tuple(TokenSegment((row,), start, len(tokens[row]), ()) for row in rows)
     alike: dict[tuple[int, ...], list[int]] = {}
     for row in rows:
         ended = len(tokens[row]) <= ahead[0]
@@ -60,17 +62,17 @@ def _below(
     found = []
     for (ended, *_), some in alike.items():
         if ended or len(some) == 1:
-            found.append(Segment(tuple(some), start, len(tokens[some[0]]), ()))
+            found.append(TokenSegment(tuple(some), start, len(tokens[some[0]]), ()))
             continue
         children = _below(tuple(some), tokens, ahead[0], ahead[1:])
         only = children[0] if len(children) == 1 else None
         end, following = (ahead[0], children) if only is None else (only.end, only.children)
-        found.append(Segment(tuple(some), start, end, following))
+        found.append(TokenSegment(tuple(some), start, end, following))
     return tuple(found)
 
 
-def states(
-    transformer: Transformer, prefix: Prefix, trees: Sequence[Sequence[Segment]], tokens: Sequence[Tensor]
+def tree_states(
+    transformer: Transformer, prefix: Prefix, trees: Sequence[Sequence[TokenSegment]], tokens: Sequence[Tensor]
 ) -> Tensor:
     """What each token of N rows is predicted from; each of a segment's tokens runs once, the last of a row not at all.
 
@@ -87,7 +89,7 @@ def states(
     level = [(k, segment) for k, tree in enumerate(trees) for segment in tree]
     while level:
         grown: list[Prefix] = []
-        following: list[tuple[int, Segment]] = []
+        following: list[tuple[int, TokenSegment]] = []
         for some in _together(level):
             own = prefix.rows(torch.tensor([k for k, _ in some], device=prefix.hidden_ND.device))
             first_K1D, ahead = own.hidden_ND[:, None], [_run(segment, tokens) for _, segment in some]
@@ -104,18 +106,18 @@ def states(
             if some[0][1].children:
                 grown.append(own)
         level = following
-        prefix = joined(grown) if grown else prefix
+        prefix = concat_prefixes(grown) if grown else prefix
     return pad_sequence([torch.cat(some) for some in pieces], batch_first=True)
 
 
-def _run(segment: Segment, tokens: Sequence[Tensor]) -> Tensor:
+def _run(segment: TokenSegment, tokens: Sequence[Tensor]) -> Tensor:
     """The tokens of a segment that something is predicted from."""
     return tokens[segment.rows[0]][segment.start : segment.end if segment.children else segment.end - 1]
 
 
-def _together(level: Sequence[tuple[int, Segment]]) -> list[list[tuple[int, Segment]]]:
+def _together(level: Sequence[tuple[int, TokenSegment]]) -> list[list[tuple[int, TokenSegment]]]:
     """Segments that run together: those that end rows, and those of one length that others follow."""
-    found: dict[int, list[tuple[int, Segment]]] = {}
+    found: dict[int, list[tuple[int, TokenSegment]]] = {}
     for one in level:
         found.setdefault(one[1].end - one[1].start if one[1].children else 0, []).append(one)
     return list(found.values())

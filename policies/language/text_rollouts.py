@@ -14,25 +14,25 @@ from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.types import Given, Origin, Plan, Prompt, Rollout, Sample
 from mmgrpo.values import ENTROPY, OLD, SEMANTIC_ENTROPY
 
-from ..completion import Completion, samplings_of
-from ..sampling import Sampling
-from ..tape import NUMBERS
-from .drawing import Drawing, Start, begun_by, write
-from .encoding import Encoded, Encoder
-from .exchanges import exchanged, shown
+from ..completion import Completion, recorded_samplings
+from ..sampling import TokenSampling
+from ..token_buffer import TOKEN_STATISTICS
+from .conversations import generate_conversations, with_opening_turn
+from .encoding import EncodedPrompt, PromptEncoder
+from .forward_paths import ForwardPath
 from .guarded_environment import GuardedEnvironment
-from .plain import Plain
-from .scoring import supported
+from .plain_path import PlainPath
 from .settings import LanguageSettings
-from .trace import Trace, assembled, sample_of
-from .ways import Way
+from .text_trace import TextTrace, build_rollout, with_completion
+from .token_generation import GenerationParams, RowStart, generate_rows, initial_completion
+from .token_scoring import with_supports
 
-KEPT = (ENTROPY, SEMANTIC_ENTROPY)
+STORED_VALUES = (ENTROPY, SEMANTIC_ENTROPY)
 """Values of the decisions that are kept as they are drawn, where the plan asks for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rollouts:
+class TextRollouts:
     """Makes the rows of rollouts.
 
     Attributes:
@@ -45,12 +45,12 @@ class Rollouts:
         vectors: gives what the model has for each token that goes in, (V, D).
     """
 
-    encoder: Encoder
+    encoder: PromptEncoder
     settings: LanguageSettings
-    sampling: Sampling
+    sampling: TokenSampling
     end_ids: Tensor
     segment_end: Pattern[str] | None
-    way_for: Callable[[Sequence[Encoded]], Way]
+    way_for: Callable[[Sequence[EncodedPrompt]], ForwardPath]
     vectors: Callable[[], Tensor]
 
     def written(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan) -> Rollout:
@@ -70,12 +70,12 @@ class Rollouts:
             for row, completion in new.items():
                 p, member = rows[row]
                 bare = Sample(prompts[p], group=ids[p], member=member)
-                samples[row] = sample_of(bare, completion, self.encoder.text, plan.sample_values)
+                samples[row] = with_completion(bare, completion, self.encoder.text, plan.sample_values)
             plan.hand_over([samples[row] for row in new])
         prompt_of = {row: one for one, carriers in zip(encoded, carried, strict=True) for row in carriers}
         everything = range(len(rows))
-        return assembled(
-            Trace.of(
+        return build_rollout(
+            TextTrace.of(
                 [prompt_of[row] for row in everything],
                 [ids[p] for p, _ in rows],
                 [completions[row] for row in everything],
@@ -84,12 +84,12 @@ class Rollouts:
             self.encoder.tokenizer,
             segment_end=self.segment_end,
             trained=not plan.deterministic,
-            kept=() if plan.deterministic else [value for value in plan.values if value in KEPT],
+            kept=() if plan.deterministic else [value for value in plan.values if value in STORED_VALUES],
         )
 
     def _batches(
         self, prompts: Sequence[Prompt], ids: Sequence[int], drawn: Sequence[tuple[int, int]], seed: int, plan: Plan
-    ) -> tuple[list[Encoded], Iterator[dict[int, Completion]]]:
+    ) -> tuple[list[EncodedPrompt], Iterator[dict[int, Completion]]]:
         """What is read of each (prompt, member) that is drawn, and what is written, batch by batch."""
         drawing = self._drawing(plan)
         environments = [] if plan.environment is None else [GuardedEnvironment(plan.environment) for _ in drawn]
@@ -99,22 +99,22 @@ class Rollouts:
         openings = [environment.reset(asked[n]) for n, environment in enumerate(environments)]
         alike: dict[tuple[int, str], Prompt] = {}
         for n, opening in enumerate(openings):
-            one = shown(asked[n], opening)
+            one = with_opening_turn(asked[n], opening)
             asked[n] = one if one.images else alike.setdefault((drawn[n][0], repr((one.text, one.messages))), one)
         encoded = self._encoded(asked, [prompts[p] for p, _ in drawn], environments, drawing.length)
         way = self.way_for(encoded)
-        if environments and isinstance(way, Plain) and way.translates:
+        if environments and isinstance(way, PlainPath) and way.translates:
             raise PolicyError(f"{type(way.model).__name__} reads and writes apart: it cannot go on after an answer")
         of_entry = {p: n for n, (p, _) in reversed(list(enumerate(drawn)))}
         begun = self._begun(way, [encoded[of_entry[p]] for p in range(len(prompts))], plan, drawing)
-        starts = [Start(one, begun[p]) for one, (p, _) in zip(encoded, drawn, strict=True)]
+        starts = [RowStart(one, begun[p]) for one, (p, _) in zip(encoded, drawn, strict=True)]
         place: dict[tuple[int, int, int | None], int] = {}  # rows of one beginning read it once
         keys = [(ids[p], id(one), None if begun[p] is None else p) for one, (p, _) in zip(encoded, drawn, strict=True)]
         owners = [place.setdefault(key, n) for n, key in enumerate(keys)]
         seeds = [derive_seed(seed, ids[p], member) for p, member in drawn]
         if not environments:
-            return encoded, write(way, starts, owners, seeds, drawing)
-        return encoded, exchanged(
+            return encoded, generate_rows(way, starts, owners, seeds, drawing)
+        return encoded, generate_conversations(
             way,
             starts,
             owners,
@@ -132,7 +132,7 @@ class Rollouts:
         bare: Sequence[Prompt],
         environments: Sequence[GuardedEnvironment],
         length: int,
-    ) -> list[Encoded]:
+    ) -> list[EncodedPrompt]:
         """Prompts with the turns of ``reset``, or without them where the policy cannot take those.
 
         Raises DataError for a prompt that it cannot take either way, and where it can take none of the turns.
@@ -157,13 +157,13 @@ class Rollouts:
     def read(self, given: Sequence[Given], *, plan: Plan) -> Rollout:
         """Rows of what others wrote; log-probabilities that nobody gave are 0."""
         encoded = [self.encoder(_read_behind(one.sample, plan)) for one in given]
-        samplings = samplings_of(given, self._drawing(plan).sampling)
+        samplings = recorded_samplings(given, self._drawing(plan).sampling)
         completions = [self.completion(one, sampling) for one, sampling in zip(given, samplings, strict=True)]
         for one, completion in zip(encoded, completions, strict=True):
             self.encoder.require_room(one, len(completion.token_T))
-        trace = Trace.of(encoded, [one.sample.group for one in given], completions)
-        trace = supported(self.way_for(encoded), trace, head_bytes=self.settings.head_bytes)
-        rollout = assembled(
+        trace = TextTrace.of(encoded, [one.sample.group for one in given], completions)
+        trace = with_supports(self.way_for(encoded), trace, head_bytes=self.settings.head_bytes)
+        rollout = build_rollout(
             trace,
             [self._sample(one, completion) for one, completion in zip(given, trace.completions, strict=True)],
             self.encoder.tokenizer,
@@ -175,7 +175,7 @@ class Rollouts:
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """``SupportsPromptOverride.override_prompts``: the same tokens, under their sampling distribution."""
         trace = rollout.trace
-        if not isinstance(trace, Trace):
+        if not isinstance(trace, TextTrace):
             raise ConfigError("a language policy looks at what was written: the view is of a policy of another kind")
         if any(completion.turns for completion in trace.completions):
             raise ConfigError("an exchange goes on from what its environment said: it has no view behind other prompts")
@@ -183,7 +183,7 @@ class Rollouts:
         encoded = [self.encoder(prompt) for prompt in prompts]
         for one, completion in zip(encoded, trace.completions, strict=True):
             self.encoder.require_room(one, len(completion.token_T))
-        return replace(rollout, trace=Trace.of(encoded, rollout.prompt_index_B.tolist(), trace.completions))
+        return replace(rollout, trace=TextTrace.of(encoded, rollout.prompt_index_B.tolist(), trace.completions))
 
     def _require_tokens(self, rollout: Rollout) -> None:
         """Raises ConfigError if the tokens of drawn rows say something else here."""
@@ -198,11 +198,11 @@ class Rollouts:
 
     def _sample(self, given: Given, completion: Completion) -> Sample:
         """The sample, with what it did not say of itself."""
-        own, found = given.sample, sample_of(given.sample, completion, self.encoder.text, ())
+        own, found = given.sample, with_completion(given.sample, completion, self.encoder.text, ())
         logprob = own.logprob if given.old_logprob_T is None else found.logprob
         return replace(found, text=found.text if own.text is None else own.text, logprob=logprob, values=own.values)
 
-    def completion(self, given: Given, sampling: Sampling) -> Completion:
+    def completion(self, given: Given, sampling: TokenSampling) -> Completion:
         """A sample's tokens as a row, to be scored under this distribution.
 
         Raises: DataError for a sample without text, for log-probabilities of another length, and for tokens that the
@@ -246,18 +246,20 @@ class Rollouts:
                 "policy.suppress, or from the answer"
             )
 
-    def _drawing(self, plan: Plan) -> Drawing:
+    def _drawing(self, plan: Plan) -> GenerationParams:
         if plan.stochastic or plan.share_noise or plan.splits or any(value.view == OLD for value in plan.values):
             raise PolicyError(
                 "tokens have no windows, shared noise, trees of noise or means: leave out window, share_noise, tree "
                 "and normalise_ratio"
             )
-        if unknown := [name for name in plan.sample_values if name not in NUMBERS]:
-            raise ConfigError(f"tokens have no sample value {', '.join(unknown)}: known are {', '.join(NUMBERS)}")
+        if unknown := [name for name in plan.sample_values if name not in TOKEN_STATISTICS]:
+            raise ConfigError(
+                f"tokens have no sample value {', '.join(unknown)}: known are {', '.join(TOKEN_STATISTICS)}"
+            )
         settings = self.settings.overridden(plan.settings)
-        kept = {*plan.sample_values, *(value.name for value in plan.values if value in KEPT)}
-        return Drawing(
-            sampling=Sampling.of(settings, self.sampling.suppressed) if plan.settings else self.sampling,
+        kept = {*plan.sample_values, *(value.name for value in plan.values if value in STORED_VALUES)}
+        return GenerationParams(
+            sampling=TokenSampling.of(settings, self.sampling.suppressed) if plan.settings else self.sampling,
             length=settings.max_new_tokens,
             greedy=plan.deterministic,
             numbers=tuple(sorted(kept)),
@@ -266,17 +268,19 @@ class Rollouts:
             embedding_VD=self.vectors() if SEMANTIC_ENTROPY.name in kept else None,
         )
 
-    def _begun(self, way: Way, encoded: Sequence[Encoded], plan: Plan, drawing: Drawing) -> Sequence[Completion | None]:
+    def _begun(
+        self, way: ForwardPath, encoded: Sequence[EncodedPrompt], plan: Plan, drawing: GenerationParams
+    ) -> Sequence[Completion | None]:
         """What each prompt's rows go on from: what the plan continues, else the beginning that the prompt gives."""
         continues = plan.continues or (None,) * len(encoded)
         if len(continues) != len(encoded):
             raise DataError(f"Plan.continues is for {len(continues)} prompts, got {len(encoded)}")
-        begun = [begun_by(self.encoder, one, on, drawing) for one, on in zip(encoded, continues, strict=True)]
+        begun = [initial_completion(self.encoder, one, on, drawing) for one, on in zip(encoded, continues, strict=True)]
         there = [p for p, one in enumerate(begun) if one is not None]
-        if there and isinstance(way, Plain) and way.translates:
+        if there and isinstance(way, PlainPath) and way.translates:
             raise PolicyError(f"{type(way.model).__name__} reads and writes apart: its answers cannot be begun for it")
-        trace = Trace([encoded[p] for p in there], range(len(there)), [one for one in begun if one is not None])
-        found = supported(way, trace, head_bytes=self.settings.head_bytes).completions
+        trace = TextTrace([encoded[p] for p in there], range(len(there)), [one for one in begun if one is not None])
+        found = with_supports(way, trace, head_bytes=self.settings.head_bytes).completions
         known = dict(zip(there, found, strict=True))
         return [known.get(p) for p in range(len(begun))]
 
@@ -285,4 +289,4 @@ def _read_behind(sample: Sample, plan: Plan) -> Prompt:
     """The prompt of a sample that is read, with what the environment said first where it was an exchange."""
     if plan.environment is None or not sample.turn_ends:
         return sample.prompt
-    return shown(sample.prompt, GuardedEnvironment(plan.environment).reset(sample.prompt))
+    return with_opening_turn(sample.prompt, GuardedEnvironment(plan.environment).reset(sample.prompt))

@@ -13,16 +13,16 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from mmgrpo.outline import Outline, Pass
 
 from ..adapter_files import PeftFiles
-from ..loading import DTYPES, built, named
+from ..model_source import DTYPES, call_builder, require_model
 from ..prefix import GrowingLayer, cache_argument
-from ..sampling import Sampling, drawn, token_logprobs
-from ..shapes import on_meta, shapes_of
+from ..sampling import TokenSampling, sample_tokens, token_logprobs
+from ..shapes import model_configs, to_meta
 from ..text_models import checkpointing, enable_checkpointing, language_linears, language_parameters
 from ..weights import Weights
 from .settings import LanguageSettings
 
 
-def outline_of(settings: LanguageSettings, *, prompt_tokens: int, group_size: int, num_rows: int) -> Outline:
+def language_outline(settings: LanguageSettings, *, prompt_tokens: int, group_size: int, num_rows: int) -> Outline:
     """The outline of the model that the settings name.
 
     Args:
@@ -81,10 +81,10 @@ def _slice_rows(settings: LanguageSettings, prompt_tokens: int, group_size: int,
 
 
 def _model(settings: LanguageSettings) -> tuple[PreTrainedModel, str]:
-    source, dtype = named(settings.model), DTYPES[settings.dtype]
+    source, dtype = require_model(settings.model), DTYPES[settings.dtype]
     if source.startswith("python:"):
-        return on_meta(built(source)[0].to(dtype)).eval(), source
-    shapes = shapes_of(source, settings.revision)
+        return to_meta(call_builder(source)[0].to(dtype)).eval(), source
+    shapes = model_configs(source, settings.revision)
     config = AutoConfig.for_model(**shapes.config)
     kind = AutoModelForImageTextToText if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else AutoModelForCausalLM
     chosen: dict[str, Any] = {} if settings.attention is None else {"attn_implementation": settings.attention}
@@ -112,7 +112,7 @@ class _Calls:
             else:
                 hidden_NTD = self._decoded(rows, self._prompt + length, None)[:, self._prompt - 1 : -1]
             vocabulary = self._model.get_output_embeddings().weight.shape[0]
-            sampling = Sampling.of(self._settings, torch.zeros(0, dtype=torch.long))
+            sampling = TokenSampling.of(self._settings, torch.zeros(0, dtype=torch.long))
             hidden_MD = hidden_NTD.reshape(-1, hidden_NTD.shape[-1])
             token_M = torch.zeros(len(hidden_MD), dtype=torch.long)
             chunk = self._settings.head_bytes // (4 * vocabulary)
@@ -140,11 +140,11 @@ class _Calls:
     def step(self, cache: Any) -> Tensor:
         """Writes a token of each row behind its cache."""
         rows = len(cache.layers[0].keys)
-        sampling = Sampling.of(self._settings, torch.zeros(0, dtype=torch.long))
+        sampling = TokenSampling.of(self._settings, torch.zeros(0, dtype=torch.long))
         logits_NV = sampling.tempered(self._logits(self._decoded(rows, 1, cache)[:, -1]))
         if sampling.truncates:
             logits_NV = logits_NV.where(sampling.support(logits_NV), -torch.inf)
-        token_N1 = drawn(logits_NV, torch.empty(rows))[:, None]
+        token_N1 = sample_tokens(logits_NV, torch.empty(rows))[:, None]
         return logits_NV.gather(-1, token_N1)[:, 0] - logits_NV.logsumexp(-1)
 
     def _decoded(self, rows: int, length: int, cache: DynamicCache | None) -> Tensor:

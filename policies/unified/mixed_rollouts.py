@@ -18,7 +18,7 @@ from mmgrpo.values import Value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class PolicyRows:
     """The rows of one kind.
 
     Attributes:
@@ -45,17 +45,17 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class MixedTrace:
     """The trace of a rollout of several policies.
 
     Attributes:
         parts: no row is in two.
     """
 
-    parts: Sequence[Part]
+    parts: Sequence[PolicyRows]
 
 
-def whole(parts: Sequence[Part]) -> Rollout:
+def merge_rollouts(parts: Sequence[PolicyRows]) -> Rollout:
     """One rollout of all parts, each row where it stands; matrices are padded to the longest.
 
     Of values those stay that all parts know.
@@ -82,7 +82,7 @@ def whole(parts: Sequence[Part]) -> Rollout:
         mask_BT=laid([rollout.mask_BT for rollout in rollouts]),
         state_BT=laid([rollout.state_BT + start for rollout, start in zip(rollouts, starts, strict=True)]),
         segment_BT=laid([rollout.segment_BT for rollout in rollouts]),
-        trace=Parts(parts),
+        trace=MixedTrace(parts),
         values={value: laid([rollout.values[value] for rollout in rollouts]) for value in known},
         token_BT=laid(tokens, -1) if len(tokens) == len(rollouts) else None,
         is_prefix=all(rollout.is_prefix for rollout in rollouts),

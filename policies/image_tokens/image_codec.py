@@ -24,7 +24,7 @@ REMEMBERED = 65536
 """Pictures whose codes are kept."""
 
 
-class Pictures:
+class ImageCodec:
     """Codes of a grid as pictures, and back; without grad.
 
     Attributes:
@@ -147,7 +147,7 @@ def _codes_in(found: Any, autoencoder: Any) -> Tensor:
     return code if isinstance(code, Tensor) else torch.stack(list(code))
 
 
-def grid_of(settings_grid: tuple[int, int] | None, autoencoder: Any, processor: Any, line_end: int | None) -> Grid:
+def resolve_grid(settings_grid: tuple[int, int] | None, autoencoder: Any, processor: Any, line_end: int | None) -> Grid:
     """The grid of a model's pictures: what is set, else what its autoencoder or its processor say.
 
     Raises: ConfigError if nobody says.

@@ -20,13 +20,13 @@ from mmgrpo.errors import PolicyError
 from mmgrpo.system.exhausted import is_out_of_memory
 
 from ..completion import Completion
-from ..sampling import Sampling
-from ..tape import Tape
-from .encoding import Encoded
-from .plain import FILLS, Plain
-from .scoring import logprobs
-from .trace import Trace
-from .ways import Cached, Way
+from ..sampling import TokenSampling
+from ..token_buffer import TokenBuffer
+from .encoding import EncodedPrompt
+from .forward_paths import CachedPath, ForwardPath
+from .plain_path import FILLS, PlainPath
+from .text_trace import TextTrace
+from .token_scoring import score_rows
 
 LENGTHS = (3, 2)  # tokens of the two completions that each prompt is tried with
 ENTRIES = 65536  # of a parameter's gradient that are compared, evenly spaced
@@ -62,7 +62,7 @@ TOLERANCES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trial:
+class ParityCase:
     """What the ways are compared on.
 
     Attributes:
@@ -75,15 +75,15 @@ class Trial:
         checkpointing: what gradients are taken within.
     """
 
-    trace: Trace
-    sampling: Sampling
+    trace: TextTrace
+    sampling: TokenSampling
     parameters: Callable[[], Sequence[nn.Parameter]]
     head_bytes: int
     end_ids: Tensor
     special: Sequence[int]
     checkpointing: Callable[[], AbstractContextManager[None]]
 
-    def on(self, prompts: Sequence[Encoded], vocabulary: int) -> Trial:
+    def on(self, prompts: Sequence[EncodedPrompt], vocabulary: int) -> ParityCase:
         """The same on other prompts: two completions each, of tokens drawn alike from all that end nothing."""
         sampling, end_ids = replace(self.sampling, top_k=None, top_p=None, min_p=None), self.end_ids
         odds_V = torch.ones(vocabulary)
@@ -92,7 +92,7 @@ class Trial:
         lengths = LENGTHS * len(prompts)
         drawn = [odds_V.multinomial(length, generator=generator) for length in lengths]
         completions = [Completion.taken(token_T, sampling, logprob_T=None) for token_T in drawn]
-        trace = Trace(prompts, [row // len(LENGTHS) for row in range(len(lengths))], completions)
+        trace = TextTrace(prompts, [row // len(LENGTHS) for row in range(len(lengths))], completions)
         return replace(self, trace=trace, sampling=sampling)
 
     @property
@@ -102,7 +102,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Measurement:
+class PathOutputs:
     """What a way says of the trial's rows.
 
     Attributes:
@@ -113,11 +113,11 @@ class Measurement:
     logprob_M: Tensor
     gradients: Sequence[Tensor]
 
-    def value_gap(self, other: Measurement) -> float:
+    def value_gap(self, other: PathOutputs) -> float:
         """The largest difference of a log-probability."""
         return _largest(self.logprob_M - other.logprob_M)
 
-    def gradient_gap(self, other: Measurement) -> float:
+    def gradient_gap(self, other: PathOutputs) -> float:
         """The largest difference of a parameter's gradient, relative to its norm."""
         pairs = list(zip(self.gradients, other.gradients, strict=True))
         if not pairs:
@@ -128,7 +128,7 @@ class Measurement:
         return _largest(gaps / torch.maximum(norms, floor).clamp(min=1e-30))
 
 
-def measured(way: Way, trial: Trial, *, alone: bool = False) -> Measurement:
+def measure_path(way: ForwardPath, trial: ParityCase, *, alone: bool = False) -> PathOutputs:
     """What a way says of the rows, in its own batches or each row by itself."""
     weight_MT = _weights(trial)
     values: dict[int, Tensor] = {}
@@ -136,7 +136,7 @@ def measured(way: Way, trial: Trial, *, alone: bool = False) -> Measurement:
     gradients = [torch.zeros(0)] * len(parameters)
     for batch in [[row] for row in trial.rows] if alone else way.batches(trial.trace, trial.rows):
         with torch.set_grad_enabled(len(parameters) > 0), trial.checkpointing():
-            logprob_M, _ = logprobs(way, trial.trace, batch, head_bytes=trial.head_bytes)
+            logprob_M, _ = score_rows(way, trial.trace, batch, head_bytes=trial.head_bytes)
             lengths = [len(trial.trace.completions[row].token_T) for row in batch]
             values |= zip(batch, logprob_M.detach().cpu().split(lengths), strict=True)
             weights = torch.cat([weight_MT[row][:length] for row, length in zip(batch, lengths, strict=True)])
@@ -149,17 +149,17 @@ def measured(way: Way, trial: Trial, *, alone: bool = False) -> Measurement:
                 entries = _entries(gradient)
                 gradients[number] = entries if len(gradients[number]) == 0 else gradients[number] + entries
     entries = [_entries(torch.zeros_like(p)) if len(g) == 0 else g for g, p in zip(gradients, parameters, strict=True)]
-    return Measurement(torch.cat([values[row] for row in trial.rows]), entries)
+    return PathOutputs(torch.cat([values[row] for row in trial.rows]), entries)
 
 
-def written(way: Way, trial: Trial) -> Tensor:
+def decoded_logprobs(way: ForwardPath, trial: ParityCase) -> Tensor:
     """The log-probabilities that writing the trial's tokens leaves, row by row."""
     prompts, completions = trial.trace.prompts, trial.trace.completions
     given_NT = pad_sequence([c.token_T for c in completions], batch_first=True)
     found: dict[int, Tensor] = {}
     for batch in way.decode_batches(prompts, trial.trace.prompt_of_B, len(completions)):
         owners = sorted({trial.trace.prompt_of_B[row] for row in batch})
-        tape = Tape(
+        tape = TokenBuffer(
             trial.sampling,
             limit_N=torch.full((len(batch),), given_NT.shape[1]),
             device=trial.end_ids.device,
@@ -173,15 +173,15 @@ def written(way: Way, trial: Trial) -> Tensor:
     return torch.cat([found[row] for row in trial.rows])
 
 
-def disagreement(way: Way, trial: Trial, truth: Measurement, tolerance: Tolerance) -> str | None:
+def parity_error(way: ForwardPath, trial: ParityCase, truth: PathOutputs, tolerance: Tolerance) -> str | None:
     """What keeps a way from being exact on the trial's rows; None if nothing does."""
     try:
-        gap = _largest(written(way, trial) - truth.logprob_M)
+        gap = _largest(decoded_logprobs(way, trial) - truth.logprob_M)
         if not gap <= tolerance.value:
             return f"what it writes differs by {gap:.1e} nats from what the model's plain call says of it"
-        ours = measured(way, trial)
+        ours = measure_path(way, trial)
     except Exception as error:
-        return in_one_line(error)
+        return error_summary(error)
     if not (gap := ours.value_gap(truth)) <= tolerance.value:
         return f"its log-probabilities differ by {gap:.1e} from the model's plain call"
     if not (gap := ours.gradient_gap(truth)) <= tolerance.gradient:
@@ -190,7 +190,7 @@ def disagreement(way: Way, trial: Trial, truth: Measurement, tolerance: Toleranc
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ExactWay:
+class PathChoice:
     """Which way is exact.
 
     Attributes:
@@ -198,11 +198,13 @@ class ExactWay:
         reasons: what was found against those before it, each once.
     """
 
-    way: Cached | Plain | None
+    way: CachedPath | PlainPath | None
     reasons: Sequence[str]
 
 
-def first_exact(candidates: Sequence[Cached], plain: Plain, trial: Trial, tolerance: Tolerance) -> ExactWay:
+def first_exact_path(
+    candidates: Sequence[CachedPath], plain: PlainPath, trial: ParityCase, tolerance: Tolerance
+) -> PathChoice:
     """The first of some ways that is exact on the trial's rows, the plain way last.
 
     What a model's plain call says may depend on what it is told of the completion's tokens (whether they belong to the
@@ -214,27 +216,29 @@ def first_exact(candidates: Sequence[Cached], plain: Plain, trial: Trial, tolera
     for fill in FILLS if asks else FILLS[:1]:
         calling = replace(plain, fill=fill)
         try:
-            truth = measured(calling, trial, alone=True)
+            truth = measure_path(calling, trial, alone=True)
             if not bool(torch.isfinite(truth.logprob_M).all()):
                 raise ValueError("its log-probabilities are not finite")
             allowed = _allowed(calling, trial, truth, tolerance)
         except Exception as error:
-            reasons.append(f"called plainly: {in_one_line(error)}")
+            reasons.append(f"called plainly: {error_summary(error)}")
             continue
         for way in (*candidates, calling, replace(calling, together=False)):
             way = replace(way, fill=fill)
-            reason = disagreement(way, trial, truth, allowed)
+            reason = parity_error(way, trial, truth, allowed)
             if reason is None:
-                return ExactWay(way, list(dict.fromkeys(reasons)))
+                return PathChoice(way, list(dict.fromkeys(reasons)))
             reasons.append(f"{way}: {reason}")
-    return ExactWay(None, list(dict.fromkeys(reasons)))
+    return PathChoice(None, list(dict.fromkeys(reasons)))
 
 
 @torch.no_grad()
-def require_plain(plain: Plain, trace: Trace, row: int, tolerance: Tolerance, *, head_bytes: int) -> None:
+def require_plain_agreement(
+    plain: PlainPath, trace: TextTrace, row: int, tolerance: Tolerance, *, head_bytes: int
+) -> None:
     """Raises PolicyError if the model, called plainly, does not give what a row has from sampling."""
     completion = trace.completions[row]
-    true_T, _ = logprobs(plain, trace, [row], head_bytes=head_bytes)
+    true_T, _ = score_rows(plain, trace, [row], head_bytes=head_bytes)
     gap = float((true_T.cpu() - completion.logprob_T)[completion.decided_T].abs().mean())
     if not gap <= max(tolerance.value, tolerance.most_value):
         length = trace.prompts[trace.prompt_of_B[row]].length + len(completion.token_T)
@@ -246,7 +250,7 @@ def require_plain(plain: Plain, trace: Trace, row: int, tolerance: Tolerance, *,
 
 
 @dataclass(slots=True)
-class Verified:
+class VerifiedRows:
     """Which rows were compared with the plain call after they were sampled.
 
     Attributes:
@@ -257,7 +261,7 @@ class Verified:
     length: int = 0
     kinds: set[Any] = field(default_factory=set)
 
-    def rows_of(self, trace: Trace, *, only_first: bool) -> list[int]:
+    def rows_of(self, trace: TextTrace, *, only_first: bool) -> list[int]:
         """The rows of a rollout to compare: its unlikeliest if none was yet, and the longest of each new kind.
 
         A row is new if it is longer than all before or its prompt is of a kind that was not compared: what depends on
@@ -277,11 +281,11 @@ class Verified:
         }
         rows = [] if self.kinds else [min(decided, key=lambda row: float(trace.completions[row].logprob_T.sum()))]
         if only_first:
-            self.kinds |= {kind_of(trace.prompts[trace.prompt_of_B[row]]) for row in rows}
+            self.kinds |= {row_kind(trace.prompts[trace.prompt_of_B[row]]) for row in rows}
             return rows
         longest: dict[Any, int] = {}
         for row in sorted(decided, key=lambda row: (lengths[row], -row)):
-            longest[kind_of(trace.prompts[trace.prompt_of_B[row]])] = row
+            longest[row_kind(trace.prompts[trace.prompt_of_B[row]])] = row
         for kind, row in longest.items():
             if kind not in self.kinds or lengths[row] > self.length:
                 rows.append(row)
@@ -290,10 +294,10 @@ class Verified:
         return list(dict.fromkeys(rows))
 
 
-Kind = tuple[tuple[str, ...], int, int, int, bool]
+RowKind = tuple[tuple[str, ...], int, int, int, bool]
 
 
-def kind_of(prompt: Encoded) -> Kind:
+def row_kind(prompt: EncodedPrompt) -> RowKind:
     """What rows are told apart by: the names of their tensors, how many media they show, how positions are scaled."""
     names = tuple(sorted({*prompt.per_token, *prompt.media}))
     shown = (prompt.prompt.images, prompt.prompt.videos, prompt.prompt.audios)
@@ -301,14 +305,14 @@ def kind_of(prompt: Encoded) -> Kind:
     return names, images, videos, sounds, prompt.is_beyond_switch
 
 
-def in_one_line(error: Exception) -> str:
+def error_summary(error: Exception) -> str:
     """An error of someone else's code in one line; running out of memory is nobody's."""
     if is_out_of_memory(error):
         raise error
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.200}"
 
 
-def _allowed(plain: Plain, trial: Trial, truth: Measurement, tolerance: Tolerance) -> Tolerance:
+def _allowed(plain: PlainPath, trial: ParityCase, truth: PathOutputs, tolerance: Tolerance) -> Tolerance:
     """The tolerance, widened by what rounding alone does to the plain call where its arithmetic is coarse.
 
     Measured on the model itself: ``NOISE`` times the effect of padding, and the effect of one rounding step more or
@@ -316,11 +320,11 @@ def _allowed(plain: Plain, trial: Trial, truth: Measurement, tolerance: Toleranc
     """
     if not tolerance.noisy:
         return tolerance
-    padded = measured(plain, trial)
+    padded = measure_path(plain, trial)
     values, gradients = [NOISE * padded.value_gap(truth)], [NOISE * padded.gradient_gap(truth)]
     for seed in range(NUM_ROUNDINGS):
-        with rounded_otherwise(plain.model, seed):
-            rounded = measured(plain, trial, alone=True)
+        with perturbed_rounding(plain.model, seed):
+            rounded = measure_path(plain, trial, alone=True)
         values.append(rounded.value_gap(truth))
         gradients.append(rounded.gradient_gap(truth))
     return replace(
@@ -331,7 +335,7 @@ def _allowed(plain: Plain, trial: Trial, truth: Measurement, tolerance: Toleranc
 
 
 @contextmanager
-def rounded_otherwise(model: nn.Module, seed: int) -> Iterator[None]:
+def perturbed_rounding(model: nn.Module, seed: int) -> Iterator[None]:
     """Within it every output of a matrix product in half precision is rounded one step up or down, at random.
 
     Args:
@@ -363,7 +367,7 @@ def _is_matrix_product(module: nn.Module) -> bool:
     return isinstance(weight, Tensor) and weight.ndim == 2 and not isinstance(module, nn.Embedding)
 
 
-def _weights(trial: Trial) -> Tensor:
+def _weights(trial: ParityCase) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     return 1 + torch.rand(len(trial.rows), max(LENGTHS), generator=generator)
 

@@ -10,26 +10,26 @@ from torch import Tensor
 
 from .completion import Completion
 from .sampling import (
-    Sampling,
     Support,
-    certainties,
-    drawn,
-    entropies,
-    semantic_entropies,
+    TokenSampling,
+    entropy,
+    sample_tokens,
+    self_certainty,
+    semantic_entropy,
 )
 
-NUMBERS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = MappingProxyType(
+TOKEN_STATISTICS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = MappingProxyType(
     {
-        "certainty": lambda plain_nV, _, __: certainties(plain_nV),
-        "entropy": lambda _, logits_nV, __: entropies(logits_nV),
-        "semantic_entropy": lambda _, logits_nV, embedding_VD: semantic_entropies(logits_nV, embedding_VD),
+        "certainty": lambda plain_nV, _, __: self_certainty(plain_nV),
+        "entropy": lambda _, logits_nV, __: entropy(logits_nV),
+        "semantic_entropy": lambda _, logits_nV, embedding_VD: semantic_entropy(logits_nV, embedding_VD),
     }
 )
 """What may be kept of a token as it is drawn: of logits under the temperature alone, of those drawn from, and of the
 vectors that the model has for tokens."""
 
 
-class Tape:
+class TokenBuffer:
     """What N rows write, token by token: it draws each token and keeps what was drawn.
 
     Attributes:
@@ -39,7 +39,7 @@ class Tape:
 
     def __init__(
         self,
-        sampling: Sampling,
+        sampling: TokenSampling,
         *,
         limit_N: Tensor,
         device: torch.device,
@@ -58,7 +58,7 @@ class Tape:
             uniform_NT: the random number of each decision, in [0, 1); None takes the likeliest token.
             given_NT: tokens that are written whatever the logits say; None draws them.
             random_T: bool, False at decisions that take the likeliest token all the same; None: all are drawn.
-            numbers: what to keep of each token, by the names in ``NUMBERS``.
+            numbers: what to keep of each token, by the names in ``TOKEN_STATISTICS``.
             embedding_VD: the vector of each token, if there are numbers.
         """
         rows, length = len(limit_N), int(limit_N.max())
@@ -89,13 +89,13 @@ class Tape:
         if self._given_NT is not None:
             token_n = self._given_NT[row_n, t]
         elif self._uniform_NT is not None and (self._random_T is None or bool(self._random_T[t])):
-            token_n = drawn(self._sampling.cooled(logits_nV, t), self._uniform_NT[row_n, t])
+            token_n = sample_tokens(self._sampling.cooled(logits_nV, t), self._uniform_NT[row_n, t])
         else:
             token_n = logits_nV.argmax(-1)
         self._token_NT[row_n, t] = token_n
         self._logprob_NT[row_n, t] = logits_nV.gather(-1, token_n[:, None])[:, 0] - logits_nV.logsumexp(-1)
         for name, number_NT in self._numbers.items():
-            number_NT[row_n, t] = NUMBERS[name](plain_nV, logits_nV, self._embedding_VD)
+            number_NT[row_n, t] = TOKEN_STATISTICS[name](plain_nV, logits_nV, self._embedding_VD)
         return token_n
 
     def completions(self, end_ids: Tensor) -> list[Completion]:

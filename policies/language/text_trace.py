@@ -16,11 +16,11 @@ from mmgrpo.types import Rollout, Sample
 from mmgrpo.values import Value
 
 from ..completion import Completion
-from .encoding import Encoded
+from .encoding import EncodedPrompt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trace:
+class TextTrace:
     """Prompts and completions.
 
     Attributes:
@@ -29,12 +29,14 @@ class Trace:
         completions: one per row.
     """
 
-    prompts: Sequence[Encoded]
+    prompts: Sequence[EncodedPrompt]
     prompt_of_B: Sequence[int]
     completions: Sequence[Completion]
 
     @classmethod
-    def of(cls, prompts: Sequence[Encoded], groups: Sequence[int], completions: Sequence[Completion]) -> Trace:
+    def of(
+        cls, prompts: Sequence[EncodedPrompt], groups: Sequence[int], completions: Sequence[Completion]
+    ) -> TextTrace:
         """Rows with a prompt and a group each; those alike in both share the prompt."""
         keys = [(group, id(prompt)) for group, prompt in zip(groups, prompts, strict=True)]
         number = {key: n for n, key in enumerate(dict.fromkeys(keys))}
@@ -42,7 +44,7 @@ class Trace:
         return cls([first[key] for key in number], [number[key] for key in keys], completions)
 
     @classmethod
-    def joined(cls, traces: Sequence[Trace]) -> Trace:
+    def joined(cls, traces: Sequence[TextTrace]) -> TextTrace:
         """The rows of several, one after the other; those that were shown one prompt share it."""
         shown = [trace.prompts[owner] for trace in traces for owner in trace.prompt_of_B]
         number = {key: n for n, key in enumerate(dict.fromkeys(id(one.prompt) for one in shown))}
@@ -91,7 +93,7 @@ class Trace:
         return sorted(rows, key=lambda row: tokens[row].tolist())
 
 
-def sample_of(
+def with_completion(
     sample: Sample, completion: Completion, decode: Callable[[Sequence[int]], str], names: Sequence[str]
 ) -> Sample:
     """The sample as the rewards will see it: with a completion, and means of what they ask for of its decisions."""
@@ -112,8 +114,8 @@ def sample_of(
     )
 
 
-def assembled(
-    trace: Trace,
+def build_rollout(
+    trace: TextTrace,
     samples: Sequence[Sample],
     tokenizer: Any,
     *,

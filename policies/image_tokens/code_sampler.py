@@ -13,15 +13,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from ..prefix import Prefix, cache_argument, extended, growing
-from ..sampling import Sampling
-from ..tape import Tape
-from .codes import Range, codes_of
+from ..prefix import Prefix, cache_argument, extend_prefix, with_growing_cache
+from ..sampling import TokenSampling
+from ..token_buffer import TokenBuffer
 from .grids import Grid
-from .prompts import Encoded
+from .image_codes import CodeRange, image_codes
+from .image_prompts import EncodedImagePrompt
 
 
-class Painter:
+class CodeSampler:
     """Runs a model's decoder over prompts and codes; rows of the unconditional side follow those that are shown.
 
     Attributes:
@@ -30,7 +30,7 @@ class Painter:
         codes: how the model reads and writes them.
     """
 
-    def __init__(self, model: PreTrainedModel, grid: Grid, codes: Range, *, autocast: torch.dtype | None) -> None:
+    def __init__(self, model: PreTrainedModel, grid: Grid, codes: CodeRange, *, autocast: torch.dtype | None) -> None:
         """Finds the parts of the model that draw.
 
         Args:
@@ -41,7 +41,7 @@ class Painter:
         """
         self.model = model
         self.grid = grid
-        self.codes = codes_of(model, codes)
+        self.codes = image_codes(model, codes)
         self._range = codes
         self._autocast = autocast
         self._decoder: Any = model.get_decoder()
@@ -53,11 +53,11 @@ class Painter:
         """Where the model is."""
         return self.model.device
 
-    def through(self, model: PreTrainedModel) -> Painter:
+    def through(self, model: PreTrainedModel) -> CodeSampler:
         """The same with another model of the same kind."""
-        return Painter(model, self.grid, self._range, autocast=self._autocast)
+        return CodeSampler(model, self.grid, self._range, autocast=self._autocast)
 
-    def logits(self, states_MbD: Tensor, sampling: Sampling) -> Tensor:
+    def logits(self, states_MbD: Tensor, sampling: TokenSampling) -> Tensor:
         """Guided logits, float32.
 
         Shapes: (M, b, D) -> (M, K).
@@ -67,10 +67,10 @@ class Painter:
         return sampling.guided(logits_MbK)
 
     @torch.no_grad()
-    def write(self, prompts: Sequence[Encoded], sampling: Sampling, tape: Tape) -> None:
+    def write(self, prompts: Sequence[EncodedImagePrompt], sampling: TokenSampling, tape: TokenBuffer) -> None:
         """Draws all codes of N rows, one behind each prompt."""
         N = len(prompts)
-        prefix = growing(self._prefix(prompts, 1 + sampling.guides))
+        prefix = with_growing_cache(self._prefix(prompts, 1 + sampling.guides))
         row_N = torch.arange(N, device=self.device)
         for t in range(self.grid.num_codes):
             states_NbD = prefix.hidden_ND.unflatten(0, (-1, N)).transpose(0, 1)
@@ -78,7 +78,7 @@ class Painter:
             if t + 1 < self.grid.num_codes:
                 prefix, _ = self._extended(prefix, self._laid(code_N[:, None], last=t))
 
-    def states(self, prompts: Sequence[Encoded], code_NT: Tensor, *, num_sides: int, shared: bool) -> Tensor:
+    def states(self, prompts: Sequence[EncodedImagePrompt], code_NT: Tensor, *, num_sides: int, shared: bool) -> Tensor:
         """The states that codes are drawn in.
 
         Args:
@@ -115,7 +115,7 @@ class Painter:
             return code_NTD
         return torch.cat([code_NTD, line_D.to(code_NTD).expand(len(code_NTD), 1, -1)], dim=1)
 
-    def _prefix(self, prompts: Sequence[Encoded], num_sides: int) -> Prefix:
+    def _prefix(self, prompts: Sequence[EncodedImagePrompt], num_sides: int) -> Prefix:
         """The prefixes of rows, side by side; what is the same for several is run once."""
         rows = [ids_P for side in range(num_sides) for ids_P in (one.sides(num_sides)[side] for one in prompts)]
         keys = [tuple(ids_P.tolist()) for ids_P in rows]
@@ -147,9 +147,9 @@ class Painter:
             with self._arithmetic():
                 return self._decoder(inputs_embeds=inputs, **place, use_cache=True).last_hidden_state
 
-        return extended(prefix, inner_NLD.shape[1], run)
+        return extend_prefix(prefix, inner_NLD.shape[1], run)
 
-    def _whole(self, prompts: Sequence[Encoded], inner_NLD: Tensor, num_sides: int) -> Tensor:
+    def _whole(self, prompts: Sequence[EncodedImagePrompt], inner_NLD: Tensor, num_sides: int) -> Tensor:
         """Each row in one go, without a cache: the states from the last token of the prompt on."""
         rows = [one.sides(num_sides)[side] for side in range(num_sides) for one in prompts]
         ids_MP, mask_MP = _aligned(rows, self.device)

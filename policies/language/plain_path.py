@@ -18,11 +18,11 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from ..tape import Tape
-from .encoding import MASK, Encoded
-from .sounds import is_of_sounds
-from .trace import Trace
-from .ways import Way
+from ..token_buffer import TokenBuffer
+from .audio_inputs import is_audio_tensor
+from .encoding import MASK, EncodedPrompt
+from .forward_paths import ForwardPath
+from .text_trace import TextTrace
 
 LAST = -1
 FILLS = (0, 1, LAST)
@@ -30,7 +30,7 @@ FILLS = (0, 1, LAST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Plain(Way):
+class PlainPath(ForwardPath):
     """Every row is run whole by the model itself.
 
     Attributes:
@@ -52,7 +52,7 @@ class Plain(Way):
     def __str__(self) -> str:
         return "the plain way" if self.together else "the plain way, row by row"
 
-    def decode_batches(self, prompts: Sequence[Encoded], owner_N: Sequence[int], size: int) -> list[list[int]]:
+    def decode_batches(self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], size: int) -> list[list[int]]:
         """The rows of one prompt together, at most ``size``."""
         groups: dict[int, list[int]] = {}
         for row, owner in enumerate(owner_N):
@@ -60,7 +60,9 @@ class Plain(Way):
         return [rows[first : first + size] for rows in groups.values() for first in range(0, len(rows), size)]
 
     @torch.no_grad()
-    def write(self, prompts: Sequence[Encoded], owner_N: Sequence[int], tape: Tape, end_ids: Tensor) -> None:
+    def write(
+        self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], tape: TokenBuffer, end_ids: Tensor
+    ) -> None:
         """The model's own ``generate``, each of whose tokens the tape draws."""
         for rows in self._batches(owner_N, range(len(owner_N)), size=len(owner_N)):
             prompt = prompts[owner_N[rows[0]]]
@@ -71,7 +73,7 @@ class Plain(Way):
                 generate: Any = self.model.generate
                 generate(**inputs, generation_config=config, logits_processor=LogitsProcessorList([writer]))
 
-    def batches(self, trace: Trace, rows: Sequence[int]) -> list[list[int]]:
+    def batches(self, trace: TextTrace, rows: Sequence[int]) -> list[list[int]]:
         """Rows of one prompt, the shorter completions first."""
         found = []
         order = sorted(rows, key=lambda r: (trace.prompt_of_B[r], len(trace.completions[r].token_T)))
@@ -82,7 +84,7 @@ class Plain(Way):
             found += [batch[start : start + size] for start in range(0, len(batch), size)]
         return found
 
-    def states(self, trace: Trace, rows: Sequence[int], tokens: Sequence[Tensor]) -> Tensor:
+    def states(self, trace: TextTrace, rows: Sequence[int], tokens: Sequence[Tensor]) -> Tensor:
         """The logits themselves."""
         owners = [trace.prompt_of_B[row] for row in rows]
         longest = max(len(token_T) for token_T in tokens)
@@ -96,7 +98,7 @@ class Plain(Way):
         """They are."""
         return states.float()
 
-    def through(self, model: PreTrainedModel) -> Plain:
+    def through(self, model: PreTrainedModel) -> PlainPath:
         """The same for another model."""
         return replace(self, model=model)
 
@@ -117,7 +119,7 @@ class Plain(Way):
                 found.append([row])
         return found
 
-    def _called(self, prompt: Encoded, tokens: Sequence[Tensor]) -> Tensor:
+    def _called(self, prompt: EncodedPrompt, tokens: Sequence[Tensor]) -> Tensor:
         """Logits of the completions of one prompt, (n, R, V)."""
         token_NR = pad_sequence(list(tokens), batch_first=True).to(self.model.device)
         N, R = token_NR.shape
@@ -138,12 +140,12 @@ class Plain(Way):
         with self._arithmetic():
             return self.model(**inputs, use_cache=False).logits
 
-    def _prompt_inputs(self, prompt: Encoded, rows: int, *, longer: int = 0) -> dict[str, Any]:
+    def _prompt_inputs(self, prompt: EncodedPrompt, rows: int, *, longer: int = 0) -> dict[str, Any]:
         """A prompt as the model takes it, once per row, with room for ``longer`` further tokens."""
         ids_1P = prompt.ids_P[None]
         inputs: dict[str, Any] = {"input_ids": ids_1P, MASK: torch.ones_like(ids_1P)}
         for name, tensor in (*prompt.per_token.items(), *prompt.media.items()):
-            grows = tensor.shape[:2] == ids_1P.shape and not is_of_sounds(name)
+            grows = tensor.shape[:2] == ids_1P.shape and not is_audio_tensor(name)
             inputs[name] = self._longer(tensor, longer) if grows else tensor
         found = {}
         for name, tensor in inputs.items():
@@ -186,7 +188,7 @@ class Plain(Way):
 class _Writer(LogitsProcessor):
     """Makes ``generate`` write what a tape draws."""
 
-    def __init__(self, tape: Tape, row_n: Tensor) -> None:
+    def __init__(self, tape: TokenBuffer, row_n: Tensor) -> None:
         self._tape, self._row_n, self._t = tape, row_n, 0
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ REMEMBERED = 65536
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Encoded:
+class EncodedImagePrompt:
     """A prompt as the model takes it.
 
     Attributes:
@@ -47,16 +47,16 @@ class Encoded:
     blank_P: Tensor
 
     @property
-    def dropped(self) -> Encoded:
+    def dropped(self) -> EncodedImagePrompt:
         """The prompt left out: unconditional on both sides."""
-        return Encoded(self.prompt, self.blank_P, self.blank_P)
+        return EncodedImagePrompt(self.prompt, self.blank_P, self.blank_P)
 
     def sides(self, num: int) -> list[Tensor]:
         """The first of both."""
         return [self.shown_P, self.blank_P][:num]
 
 
-class Encoder:
+class ImagePromptEncoder:
     """Puts prompts into the chat template, if there is one, and what begins a picture behind them."""
 
     def __init__(self, model: PreTrainedModel, processor: Any, settings: ImageTokensSettings, grid: Grid) -> None:
@@ -87,9 +87,9 @@ class Encoder:
         self._begin = settings.begin or getattr(processor, "image_start_token", None) or ""
         self._begins_itself = settings.begin is None and "return_for_text_completion" not in self._options
         self._kept_ids = _kept_ids(model, self.tokenizer) if "generation_mode" in self._options else None
-        self._known: OrderedDict[int, Encoded] = OrderedDict()
+        self._known: OrderedDict[int, EncodedImagePrompt] = OrderedDict()
 
-    def __call__(self, prompt: Prompt) -> Encoded:
+    def __call__(self, prompt: Prompt) -> EncodedImagePrompt:
         """The prompt's tokens, on the CPU.
 
         The unconditional side is the prompt's negative; without one, where the model was taught so, the prompt with
@@ -104,7 +104,7 @@ class Encoder:
                 self._known.popitem(last=False)
         return self._known[id(prompt)]
 
-    def _encoded(self, prompt: Prompt) -> Encoded:
+    def _encoded(self, prompt: Prompt) -> EncodedImagePrompt:
         if prompt.images or prompt.videos or prompt.audios or prompt.prefix is not None:
             raise DataError(
                 f"the prompt {prompt.text!r:.60} has images, videos, audios or a beginning of its answer: pictures are "
@@ -122,7 +122,7 @@ class Encoder:
                 f"nothing stands before the first code of {prompt.text!r:.60}: name in policy.begin what begins a "
                 "picture"
             )
-        return Encoded(prompt, shown_P, blank_P)
+        return EncodedImagePrompt(prompt, shown_P, blank_P)
 
     def _ids(self, prompt: Prompt) -> Tensor:
         text = self._rendered(prompt)

@@ -10,14 +10,14 @@ import torch
 from mmgrpo.environment import Turn
 from mmgrpo.types import Prompt
 
-from ..completion import Completion, Written
-from .drawing import Drawing, Start, write
-from .encoding import Encoder
+from ..completion import Completion, CompletionTurn
+from .encoding import PromptEncoder
+from .forward_paths import ForwardPath
 from .guarded_environment import GuardedEnvironment
-from .ways import Way
+from .token_generation import GenerationParams, RowStart, generate_rows
 
 
-def shown(prompt: Prompt, opening: Turn) -> Prompt:
+def with_opening_turn(prompt: Prompt, opening: Turn) -> Prompt:
     """The prompt with what the environment says before the first turn."""
     if opening.ends:
         return prompt
@@ -28,16 +28,16 @@ def shown(prompt: Prompt, opening: Turn) -> Prompt:
     return replace(prompt, messages=[*prompt.messages, {"role": opening.role, "content": content}], images=images)
 
 
-def exchanged(
-    way: Way,
-    starts: Sequence[Start],
+def generate_conversations(
+    way: ForwardPath,
+    starts: Sequence[RowStart],
     owner_N: Sequence[int],
     seed_N: Sequence[int],
-    drawing: Drawing,
+    drawing: GenerationParams,
     *,
     environments: Sequence[GuardedEnvironment],
     openings: Sequence[Turn],
-    encoder: Encoder,
+    encoder: PromptEncoder,
     max_turns: int,
 ) -> Iterator[dict[int, Completion]]:
     """Writes N rows turn by turn; what an environment says is given, never trained.
@@ -58,18 +58,18 @@ def exchanged(
     Yields:
         dict[int, Completion]: rows that are over, whole.
     """
-    turns: list[tuple[Written, ...]] = [()] * len(owner_N)
+    turns: list[tuple[CompletionTurn, ...]] = [()] * len(owner_N)
     keys = [opening.state for opening in openings]
     rows, owners = list(range(len(owner_N))), list(owner_N)
     for number in range(1, max_turns + 1):
         going: dict[int, Completion] = {}
-        for batch in write(way, starts, owners, [seed_N[row] for row in rows], drawing):
+        for batch in generate_rows(way, starts, owners, [seed_N[row] for row in rows], drawing):
             over: dict[int, Completion] = {}
             for place, completion in batch.items():
                 row, start = rows[place], starts[owners[place]].num_begun
                 reply = _reply(environments[row], completion, start, encoder)
                 reward = None if reply is None else reply.reward
-                turns[row] += (Written(start, len(completion.token_T), reward, keys[row]),)
+                turns[row] += (CompletionTurn(start, len(completion.token_T), reward, keys[row]),)
                 keys[row] = None if reply is None else reply.state
                 longer = _told(completion, reply, encoder, drawing) if number < max_turns else None
                 if longer is None:
@@ -80,21 +80,23 @@ def exchanged(
                     going[row] = longer
             if over:
                 yield over
-        starts = [Start(starts[owners[place]].prompt, going[row]) for place, row in enumerate(rows) if row in going]
+        starts = [RowStart(starts[owners[place]].prompt, going[row]) for place, row in enumerate(rows) if row in going]
         rows = [row for row in rows if row in going]
         owners = list(range(len(rows)))
         if not rows:
             return
 
 
-def _reply(environment: GuardedEnvironment, completion: Completion, start: int, encoder: Encoder) -> Turn | None:
+def _reply(environment: GuardedEnvironment, completion: Completion, start: int, encoder: PromptEncoder) -> Turn | None:
     """What the environment says to a turn; None to one that was cut off."""
     if not completion.finished:
         return None
     return environment.step(encoder.text(completion.token_T[start:].tolist()))
 
 
-def _told(completion: Completion, reply: Turn | None, encoder: Encoder, drawing: Drawing) -> Completion | None:
+def _told(
+    completion: Completion, reply: Turn | None, encoder: PromptEncoder, drawing: GenerationParams
+) -> Completion | None:
     """The row with the reply behind it, ready to go on; None if it does not."""
     if reply is None or reply.ends:
         return None

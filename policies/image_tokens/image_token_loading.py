@@ -10,7 +10,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.system.hub import why_not
 from mmgrpo.system.targets import is_own
 
-from ..loading import DTYPES, built, named
+from ..model_source import DTYPES, call_builder, require_model
 from ..text_models import pretrained
 from .settings import ImageTokensSettings
 
@@ -20,10 +20,10 @@ def load(settings: ImageTokensSettings) -> tuple[PreTrainedModel, Any, Any]:
 
     Raises: ConfigError if nothing is named or what is named cannot be loaded.
     """
-    source = named(settings.model)
+    source = require_model(settings.model)
     autoencoder = None
     if is_own(source):
-        found = built(source)
+        found = call_builder(source)
         if not isinstance(found, tuple) or len(found) not in (2, 3):
             given = type(found).__name__
             raise ConfigError(
@@ -41,7 +41,7 @@ def load(settings: ImageTokensSettings) -> tuple[PreTrainedModel, Any, Any]:
 
 def _autoencoder(source: str) -> Any:
     if is_own(source):
-        return built(source)
+        return call_builder(source)
     from diffusers import VQModel
 
     path, _, subfolder = source.partition(":")

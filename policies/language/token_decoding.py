@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..prefix import Prefix, growing, static
-from ..tape import Tape
+from ..prefix import Prefix, with_growing_cache, with_static_cache
+from ..token_buffer import TokenBuffer
 from .transformer import Transformer
 
 COMPACT_BELOW = 0.75  # share of rows still writing at which the others are dropped from the batch
@@ -14,7 +14,9 @@ LOOK_EVERY_ON_GPU = 8  # steps between looks at what has finished; each waits fo
 
 
 @torch.no_grad()
-def complete(transformer: Transformer, prefix: Prefix, tape: Tape, *, end_ids: Tensor, compiled: bool = False) -> None:
+def decode_rows(
+    transformer: Transformer, prefix: Prefix, tape: TokenBuffer, *, end_ids: Tensor, compiled: bool = False
+) -> None:
     """Completes every row of a prefix.
 
     Args:
@@ -26,7 +28,9 @@ def complete(transformer: Transformer, prefix: Prefix, tape: Tape, *, end_ids: T
     """
     device, N = prefix.hidden_ND.device, len(prefix.hidden_ND)
     row_n, ended_n = torch.arange(N, device=device), torch.zeros(N, dtype=torch.bool, device=device)
-    prefix = static(prefix, transformer.model.config, tape.length) if compiled else growing(prefix)
+    prefix = (
+        with_static_cache(prefix, transformer.model.config, tape.length) if compiled else with_growing_cache(prefix)
+    )
     look_every = LOOK_EVERY_ON_GPU if device.type == "cuda" else 1
     for t in range(tape.length):
         token_n = tape.write(t, row_n, transformer.logits(prefix.hidden_ND))

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .trace import Trace
-from .ways import Way
+from .forward_paths import ForwardPath
+from .text_trace import TextTrace
 
 FARTHEST = 11.0
 """Differences of log-probabilities are held within this, as exponentials would overflow."""
 
 
-def divergence_of_members(logprob_GcV: Tensor) -> Tensor:
+def member_divergence(logprob_GcV: Tensor) -> Tensor:
     """The mean over a group's members of how far their distributions are from the mean log-probabilities.
 
     D = mean_G sum_V (e^d - d - 1), d = clip(mean_G log p - log p, -11, 11).
@@ -31,8 +31,8 @@ def divergence_of_members(logprob_GcV: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def peer_divergence(way: Way, trace: Trace, group_B: Tensor, *, head_bytes: int) -> Tensor:
-    """``divergence_of_members`` at each token of every row, of those of its group; a row that ended is uniform there.
+def group_divergence(way: ForwardPath, trace: TextTrace, group_B: Tensor, *, head_bytes: int) -> Tensor:
+    """``member_divergence`` at each token of every row, of those of its group; a row that ended is uniform there.
 
     It is at temperature 1 and over the whole vocabulary, and the same for all members.
 
@@ -55,7 +55,7 @@ def peer_divergence(way: Way, trace: Trace, group_B: Tensor, *, head_bytes: int)
     return found_BT
 
 
-def _of_group(way: Way, trace: Trace, rows: Sequence[int], *, chunk: int) -> Tensor:
+def _of_group(way: ForwardPath, trace: TextTrace, rows: Sequence[int], *, chunk: int) -> Tensor:
     lengths = {row: len(trace.completions[row].token_T) for row in rows}
     states: dict[int, Tensor] = {}
     for batch in way.batches(trace, rows):
@@ -71,5 +71,5 @@ def _of_group(way: Way, trace: Trace, rows: Sequence[int], *, chunk: int) -> Ten
                 logprob_cV = way.logits(here_cD).log_softmax(-1)
                 logprob_GcV = logprob_GcV.to(logprob_cV.device)
                 logprob_GcV[member, : len(here_cD)] = logprob_cV
-        parts.append(divergence_of_members(logprob_GcV).cpu())
+        parts.append(member_divergence(logprob_GcV).cpu())
     return torch.cat(parts)

@@ -17,22 +17,22 @@ from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.types import Example, Given, Plan, Prompt, Rollout, Sample
 from mmgrpo.values import ENTROPY, OLD
 
-from ..completion import Completion, samplings_of
-from ..sampling import Sampling
-from ..tape import Tape
-from .painter import Painter
-from .pictures import Pictures
-from .prompts import Encoded, Encoder
+from ..completion import Completion, recorded_samplings
+from ..sampling import TokenSampling
+from ..token_buffer import TokenBuffer
+from .code_sampler import CodeSampler
+from .code_trace import CodeScorer, CodeTrace
+from .image_codec import ImageCodec
+from .image_prompts import EncodedImagePrompt, ImagePromptEncoder
 from .settings import ImageTokensSettings
-from .trace import Scoring, Trace
 
 NOTHING = torch.empty(0, dtype=torch.long)
-WHOLE = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=NOTHING)
+WHOLE = TokenSampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=NOTHING)
 NUMBERS = ("certainty", "entropy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rollouts:
+class ImageRollouts:
     """Makes the rows of rollouts.
 
     Attributes:
@@ -43,11 +43,11 @@ class Rollouts:
         scoring: gives how rows are scored now.
     """
 
-    encoder: Encoder
-    pictures: Pictures
+    encoder: ImagePromptEncoder
+    pictures: ImageCodec
     settings: ImageTokensSettings
     guidance: float
-    scoring: Callable[[], Scoring]
+    scoring: Callable[[], CodeScorer]
 
     def drawn(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan) -> Rollout:
         """Rows that the policy draws now; of a greedy plan one per prompt, which all members carry."""
@@ -73,19 +73,19 @@ class Rollouts:
                     new.append(samples[row])
             plan.hand_over(new)
         everything = range(len(rows))
-        trace = Trace([encoded[p] for p, _ in rows], [completions[row] for row in everything])
+        trace = CodeTrace([encoded[p] for p, _ in rows], [completions[row] for row in everything])
         return self._assembled(trace, [samples[row] for row in everything], plan)
 
     def read(self, given: Sequence[Given], *, plan: Plan) -> Rollout:
         """Rows of pictures of others; log-probabilities that nobody gave are 0."""
         self._require(plan)
-        samplings = samplings_of(given, self._sampling(plan))
+        samplings = recorded_samplings(given, self._sampling(plan))
         codes = self._codes_of(given)
         completions = [
             Completion.taken(code_T, sampling, logprob_T=one.old_logprob_T)
             for one, code_T, sampling in zip(given, codes, samplings, strict=True)
         ]
-        trace = Trace([self.encoder(one.sample.prompt) for one in given], completions)
+        trace = CodeTrace([self.encoder(one.sample.prompt) for one in given], completions)
         trace = self.scoring().supported(trace, max_tokens=self.settings.update_tokens)
         samples = [
             replace(one.sample, tokens=code_T.tolist(), image=one.sample.image or self.pictures.drawn(code_T[None])[0])
@@ -96,12 +96,12 @@ class Rollouts:
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """``SupportsPromptOverride.override_prompts``: the same codes, under their sampling distribution."""
-        if not isinstance(rollout.trace, Trace):
+        if not isinstance(rollout.trace, CodeTrace):
             raise ConfigError("image tokens are looked at as they were drawn: the view is of a policy of another kind")
         trace = replace(rollout.trace, prompts=[self.encoder(prompt) for prompt in prompts])
         return replace(rollout, trace=trace)
 
-    def lesson(self, examples: Sequence[Example], seeds: Sequence[int]) -> Trace:
+    def lesson(self, examples: Sequence[Example], seeds: Sequence[int]) -> CodeTrace:
         """Examples as rows, some of them without their prompt. Raises DataError for those without a picture."""
         images = [example.image for example in examples if example.image is not None]
         if len(images) < len(examples):
@@ -112,11 +112,13 @@ class Rollouts:
             one = self.encoder(example.prompt)
             share = float(torch.rand(1, generator=torch.Generator().manual_seed(seed)))
             encoded.append(one.dropped if share < self.settings.caption_dropout else one)
-        return Trace(encoded, [Completion.taken(code_T, WHOLE, logprob_T=None) for code_T in codes])
+        return CodeTrace(encoded, [Completion.taken(code_T, WHOLE, logprob_T=None) for code_T in codes])
 
-    def _written(self, prompts: Sequence[Encoded], seeds: Sequence[int], plan: Plan) -> Iterator[dict[int, Completion]]:
+    def _written(
+        self, prompts: Sequence[EncodedImagePrompt], seeds: Sequence[int], plan: Plan
+    ) -> Iterator[dict[int, Completion]]:
         """What is drawn of each row, batch by batch; decision t of a row takes the t-th random number of its seed."""
-        painter: Painter = self.scoring().painter
+        painter: CodeSampler = self.scoring().painter
         sampling, T = self._sampling(plan), painter.grid.num_codes
         kept = {*plan.sample_values, *(value.name for value in plan.values if value == ENTROPY)}
         random_T = None
@@ -126,7 +128,7 @@ class Rollouts:
         for start in range(0, len(prompts), self.settings.rollout_batch):
             rows = range(start, min(start + self.settings.rollout_batch, len(prompts)))
             uniforms = [torch.rand(T, generator=torch.Generator().manual_seed(seeds[row])) for row in rows]
-            tape = Tape(
+            tape = TokenBuffer(
                 sampling,
                 limit_N=torch.full((len(rows),), T),
                 device=painter.device,
@@ -144,7 +146,7 @@ class Rollouts:
         return torch.stack([(one.record or {}).get("sampled", every_T) for one in given])
 
     def _assembled(
-        self, trace: Trace, samples: Sequence[Sample], plan: Plan, *, mask_BT: Tensor | None = None
+        self, trace: CodeTrace, samples: Sequence[Sample], plan: Plan, *, mask_BT: Tensor | None = None
     ) -> Rollout:
         code_BT, grid = trace.code_BT, self.pictures.grid
         if mask_BT is None:
@@ -195,10 +197,10 @@ class Rollouts:
             found.append(code_T)
         return found
 
-    def _sampling(self, plan: Plan) -> Sampling:
+    def _sampling(self, plan: Plan) -> TokenSampling:
         settings = self.settings.overridden(plan.settings)
         scale = self.guidance if settings.guidance_scale is None else settings.guidance_scale
-        return replace(Sampling.of(settings, NOTHING), guidance=scale)
+        return replace(TokenSampling.of(settings, NOTHING), guidance=scale)
 
     def _require(self, plan: Plan) -> None:
         """Raises what says which part of a plan pictures out of tokens have not."""
@@ -213,7 +215,7 @@ class Rollouts:
             raise PolicyError(f"a picture has {self.pictures.grid.num_codes} decisions, the plan names {beyond[0]}")
 
 
-def _root(sample: Sample, prompt: Encoded) -> tuple[int, int]:
+def _root(sample: Sample, prompt: EncodedImagePrompt) -> tuple[int, int]:
     return sample.group, id(prompt)
 
 

@@ -8,13 +8,13 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from .loading import DTYPES
+from .model_source import DTYPES
 from .named_weights import ADAPTER
 from .weights import Weights
 
 
 @torch.no_grad()
-def merge_for_good(weights: Weights, dtype: str | None) -> Mapping[str, nn.Module]:
+def merge_adapters(weights: Weights, dtype: str | None) -> Mapping[str, nn.Module]:
     """Makes the trained adapters part of the modules' weights, in float32, and leaves no others; full weights stay.
 
     Args:

@@ -13,16 +13,16 @@ from torch.nn.utils.rnn import pad_sequence
 from mmgrpo.values import Value
 
 from ..completion import Completion
-from ..sampling import Support, supports, token_logprobs
-from .attention import OF_ATTENTION, attended
-from .trace import Trace
-from .values import OF_ENDS, OF_ROWS, of_rows, of_token
-from .ways import Cached, Way
+from ..sampling import Support, compute_supports, token_logprobs
+from .attention import ATTENTION_VALUES, attention_values
+from .forward_paths import CachedPath, ForwardPath
+from .text_trace import TextTrace
+from .token_values import END_VALUES, ROW_VALUES, row_value, token_value
 
 
-def logprobs(
-    way: Way,
-    trace: Trace,
+def score_rows(
+    way: ForwardPath,
+    trace: TextTrace,
     rows: Sequence[int],
     *,
     head_bytes: int,
@@ -50,7 +50,7 @@ def logprobs(
         exists_NT = exists_NT[:, : mask_NT.shape[1]] & mask_NT
     T = exists_NT.shape[1]
     tokens = [completion.token_T[:T] for completion in completions]
-    ends = [value for value in values if value.name in OF_ENDS]
+    ends = [value for value in values if value.name in END_VALUES]
     asked = [torch.cat([token_T, token_T[-1:]]) for token_T in tokens] if ends else tokens
     states_NTD = way.states(trace, rows, asked)
     behind_NTD, states_NTD = states_NTD[:, 1:], states_NTD[:, :T]
@@ -60,7 +60,7 @@ def logprobs(
     if sampling.truncates:
         rows_of = zip(completions, exists_NT, strict=True)
         support = Support.chained([c.support.at(kept_T) for c, kept_T in rows_of if c.support is not None])
-    by_token = [value for value in values if value.name not in (*OF_ROWS, *OF_ATTENTION, *OF_ENDS)]
+    by_token = [value for value in values if value.name not in (*ROW_VALUES, *ATTENTION_VALUES, *END_VALUES)]
     logprob_M, of_tokens = token_logprobs(
         states_NTD[index],
         token_NT[index],
@@ -68,16 +68,16 @@ def logprobs(
         sampling,
         chunk=head_bytes // (4 * way.vocabulary),
         support=support,
-        asked=[partial(of_token, value) for value in by_token],
+        asked=[partial(token_value, value) for value in by_token],
     )
     found = dict(zip(by_token, of_tokens, strict=True)) | _attended(way, trace, rows, index, values)
     if ends:
         found |= _of_ends(way, behind_NTD, completions, exists_NT, ends)
-    return logprob_M, [found[one] if one in found else of_rows(one, states_NTD, index) for one in values]
+    return logprob_M, [found[one] if one in found else row_value(one, states_NTD, index) for one in values]
 
 
 def _of_ends(
-    way: Way, behind_NTD: Tensor, completions: Sequence[Completion], exists_NT: Tensor, ends: Sequence[Value]
+    way: ForwardPath, behind_NTD: Tensor, completions: Sequence[Completion], exists_NT: Tensor, ends: Sequence[Value]
 ) -> dict[Value, Tensor]:
     """Values behind the ends of texts, at their last tokens, of the (M,) that exist; 0 elsewhere."""
     last_NT = torch.zeros_like(exists_NT)
@@ -89,27 +89,27 @@ def _of_ends(
     if not bool(last_NT.any()):
         return dict.fromkeys(ends, nothing_M)
     logits_EV, place_E = way.logits(behind_NTD[last_NT.to(device)]), last_NT[exists_NT].nonzero()[:, 0].to(device)
-    return {value: nothing_M.index_put((place_E,), OF_ENDS[value.name](logits_EV, *value.numbers)) for value in ends}
+    return {value: nothing_M.index_put((place_E,), END_VALUES[value.name](logits_EV, *value.numbers)) for value in ends}
 
 
 def _attended(
-    way: Way, trace: Trace, rows: Sequence[int], kept_NT: Tensor, values: Sequence[Value]
+    way: ForwardPath, trace: TextTrace, rows: Sequence[int], kept_NT: Tensor, values: Sequence[Value]
 ) -> dict[Value, Tensor]:
     """The values of attention among these, (M,) each: every row is run by itself, to its end."""
-    asked = [value for value in values if value.name in OF_ATTENTION]
+    asked = [value for value in values if value.name in ATTENTION_VALUES]
     if not asked:
         return {}
-    assert isinstance(way, Cached)
+    assert isinstance(way, CachedPath)
     found = []
     for row, kept_T in zip(rows, kept_NT, strict=True):
         prompt, token_T = trace.prompts[trace.prompt_of_B[row]], trace.completions[row].token_T
-        each = attended(way.transformer, prompt, token_T, asked, fill=way.fill)
+        each = attention_values(way.transformer, prompt, token_T, asked, fill=way.fill)
         found.append([value_T[: len(kept_T)][kept_T[: len(token_T)]] for value_T in each])
     return dict(zip(asked, (torch.cat(parts) for parts in zip(*found, strict=True)), strict=True))
 
 
 @torch.no_grad()
-def supported(way: Way, trace: Trace, *, head_bytes: int) -> Trace:
+def with_supports(way: ForwardPath, trace: TextTrace, *, head_bytes: int) -> TextTrace:
     """The trace with what could be drawn at each token known, where sampling truncates and nobody kept it.
 
     It is what the weights of now allow; a token that was taken is always in it.
@@ -122,6 +122,8 @@ def supported(way: Way, trace: Trace, *, head_bytes: int) -> Trace:
         chunk = head_bytes // (4 * way.vocabulary)
         for row, states_TD, token_T in zip(batch, states_NTD, tokens, strict=True):
             taken_T = token_T.to(states_TD.device)
-            found = supports(states_TD[: len(token_T)], taken_T, way.logits, completions[row].sampling, chunk=chunk)
+            found = compute_supports(
+                states_TD[: len(token_T)], taken_T, way.logits, completions[row].sampling, chunk=chunk
+            )
             completions[row] = replace(completions[row], support=found)
     return replace(trace, completions=completions)

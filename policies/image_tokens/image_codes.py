@@ -23,7 +23,7 @@ PROBED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Codes:
+class ImageCodes:
     """The codes of one model.
 
     Attributes:
@@ -42,7 +42,7 @@ class Codes:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class CodeRange:
     """Codes that the vocabulary has one after the other.
 
     Attributes:
@@ -54,7 +54,7 @@ class Range:
     num: int
 
 
-def codes_of(model: PreTrainedModel, codes: Range) -> Codes:
+def image_codes(model: PreTrainedModel, codes: CodeRange) -> ImageCodes:
     """The codes of a model: with a generation head, those of its own; else those that its vocabulary has.
 
     Args:
@@ -80,13 +80,13 @@ def codes_of(model: PreTrainedModel, codes: Range) -> Codes:
     return _in_vocabulary(model, ids_K, line_end=getattr(mapping, "eol_token_id", None))
 
 
-def _apart(base: Any, embed: Callable[[Tensor], Tensor]) -> Codes:
+def _apart(base: Any, embed: Callable[[Tensor], Tensor]) -> ImageCodes:
     table = base.generation_embeddings
     parts = [table, base.generation_aligner, base.generation_head]
-    return Codes(num=table.num_embeddings, embed=embed, logits=base.generation_head, parts=parts)
+    return ImageCodes(num=table.num_embeddings, embed=embed, logits=base.generation_head, parts=parts)
 
 
-def _in_vocabulary(model: PreTrainedModel, ids_K: Tensor, *, line_end: int | None = None) -> Codes:
+def _in_vocabulary(model: PreTrainedModel, ids_K: Tensor, *, line_end: int | None = None) -> ImageCodes:
     table: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()
     if head is None:
@@ -104,7 +104,7 @@ def _in_vocabulary(model: PreTrainedModel, ids_K: Tensor, *, line_end: int | Non
             return head(hidden)[..., ids_K]
         return linear(hidden, head.weight[ids_K], None if head.bias is None else head.bias[ids_K])
 
-    return Codes(
+    return ImageCodes(
         num=len(ids_K), embed=lambda code: table(ids_K[code]), logits=logits, parts=[table, head], line_end=line_end
     )
 

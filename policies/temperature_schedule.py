@@ -7,7 +7,7 @@ import math
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Cooling(BaseModel):
+class TemperatureSchedule(BaseModel):
     """What the temperature of a token is multiplied by as it is drawn: 1 + high - exp(t / pace), at least low.
 
     t counts the tokens written before it; it is 1 for the first ``after`` tokens.

@@ -11,15 +11,15 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from ..tape import Tape
-from . import trees
-from .decoding import complete
-from .encoding import Encoded
-from .trace import Trace
+from ..token_buffer import TokenBuffer
+from . import token_trees
+from .encoding import EncodedPrompt
+from .text_trace import TextTrace
+from .token_decoding import decode_rows
 from .transformer import Transformer
 
 
-class Way(ABC):
+class ForwardPath(ABC):
     """How prompts and completions go through a model.
 
     Attributes:
@@ -31,19 +31,21 @@ class Way(ABC):
     fill: int
 
     @abstractmethod
-    def decode_batches(self, prompts: Sequence[Encoded], owner_N: Sequence[int], size: int) -> list[list[int]]:
+    def decode_batches(self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], size: int) -> list[list[int]]:
         """Which of N rows are written together, of which row n completes ``prompts[owner_N[n]]``; at most ``size``."""
 
     @abstractmethod
-    def write(self, prompts: Sequence[Encoded], owner_N: Sequence[int], tape: Tape, end_ids: Tensor) -> None:
+    def write(
+        self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], tape: TokenBuffer, end_ids: Tensor
+    ) -> None:
         """Writes N rows, of which row n completes ``prompts[owner_N[n]]``."""
 
     @abstractmethod
-    def batches(self, trace: Trace, rows: Sequence[int]) -> list[list[int]]:
+    def batches(self, trace: TextTrace, rows: Sequence[int]) -> list[list[int]]:
         """Rows that are scored together."""
 
     @abstractmethod
-    def states(self, trace: Trace, rows: Sequence[int], tokens: Sequence[Tensor]) -> Tensor:
+    def states(self, trace: TextTrace, rows: Sequence[int], tokens: Sequence[Tensor]) -> Tensor:
         """What each token of N rows is predicted from, (N, T, D)."""
 
     @abstractmethod
@@ -51,11 +53,11 @@ class Way(ABC):
         """What is predicted from them, (..., D) -> (..., V), float32."""
 
     @abstractmethod
-    def through(self, model: PreTrainedModel) -> Way:
+    def through(self, model: PreTrainedModel) -> ForwardPath:
         """The same way through another model of the same kind."""
 
 
-def rows_of(prompts: Sequence[Encoded], owner_N: Sequence[int]) -> list[list[int]]:
+def rows_by_prompt(prompts: Sequence[EncodedPrompt], owner_N: Sequence[int]) -> list[list[int]]:
     """The rows of each prompt that has any, shorter prompts first."""
     found: dict[int, list[int]] = {}
     for row, owner in enumerate(owner_N):
@@ -65,18 +67,18 @@ def rows_of(prompts: Sequence[Encoded], owner_N: Sequence[int]) -> list[list[int
 
 def _trees(
     prompts: Sequence[int], owner_N: Sequence[int], tokens: Sequence[Tensor], fork_N: Sequence[int]
-) -> list[tuple[trees.Segment, ...]]:
+) -> list[tuple[token_trees.TokenSegment, ...]]:
     """The tree of each prompt's rows."""
     lists = [token_T.tolist() for token_T in tokens]
     found = []
     for prompt in prompts:
         rows = [n for n, owner in enumerate(owner_N) if owner == prompt]
-        found.append(trees.segments(rows, lists, [fork_N[n] for n in rows if fork_N[n]]))
+        found.append(token_trees.segment_tree(rows, lists, [fork_N[n] for n in rows if fork_N[n]]))
     return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Cached(Way):
+class CachedPath(ForwardPath):
     """Prompts go through the model once in the rollout, and their cache is expanded.
 
     Attributes:
@@ -98,9 +100,9 @@ class Cached(Way):
     def __str__(self) -> str:
         return "prompts once per group" if self.shared else "prompts once per row"
 
-    def decode_batches(self, prompts: Sequence[Encoded], owner_N: Sequence[int], size: int) -> list[list[int]]:
+    def decode_batches(self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], size: int) -> list[list[int]]:
         """Prompts of like length together, whole groups where they fit."""
-        groups = rows_of(prompts, owner_N)
+        groups = rows_by_prompt(prompts, owner_N)
         parts = [
             [rows for rows in groups if prompts[owner_N[rows[0]]].is_beyond_switch == side] for side in (False, True)
         ]
@@ -120,17 +122,19 @@ class Cached(Way):
         return found
 
     @torch.no_grad()
-    def write(self, prompts: Sequence[Encoded], owner_N: Sequence[int], tape: Tape, end_ids: Tensor) -> None:
+    def write(
+        self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], tape: TokenBuffer, end_ids: Tensor
+    ) -> None:
         """Each prompt is run once, then its rows token by token."""
         prefix = self.transformer.prefill(prompts, max_tokens=self.max_tokens)
         prefix = prefix.rows(torch.tensor(owner_N, device=self.transformer.device))
-        complete(self.transformer, prefix, tape, end_ids=end_ids, compiled=self.compiled)
+        decode_rows(self.transformer, prefix, tape, end_ids=end_ids, compiled=self.compiled)
 
-    def batches(self, trace: Trace, rows: Sequence[int]) -> list[list[int]]:
+    def batches(self, trace: TextTrace, rows: Sequence[int]) -> list[list[int]]:
         """Rows of a prompt side by side; a shared prompt's tokens are counted once."""
         return trace.batches(rows, max_tokens=self.max_tokens, shared=self.shared)
 
-    def states(self, trace: Trace, rows: Sequence[int], tokens: Sequence[Tensor]) -> Tensor:
+    def states(self, trace: TextTrace, rows: Sequence[int], tokens: Sequence[Tensor]) -> Tensor:
         """Last hidden states."""
         owners = [trace.prompt_of_B[row] for row in rows]
         if not self.shared:
@@ -140,7 +144,7 @@ class Cached(Way):
         prefix = self.transformer.prefill([trace.prompts[owner] for owner in unique], max_tokens=self.max_tokens)
         forks = [trace.completions[row].num_taken for row in rows]
         if any(forks):
-            return trees.states(self.transformer, prefix, _trees(unique, owners, tokens, forks), tokens)
+            return token_trees.tree_states(self.transformer, prefix, _trees(unique, owners, tokens, forks), tokens)
         prefix = prefix.rows(torch.tensor([unique.index(owner) for owner in owners], device=device))
         token_NT = pad_sequence(list(tokens), batch_first=True).to(device)
         first_N1D = prefix.hidden_ND[:, None]
@@ -153,6 +157,6 @@ class Cached(Way):
         """The model's own head."""
         return self.transformer.logits(states)
 
-    def through(self, model: PreTrainedModel) -> Cached:
+    def through(self, model: PreTrainedModel) -> CachedPath:
         """The same, with a transformer of its own."""
         return replace(self, transformer=Transformer(model, autocast=self.transformer.autocast))

@@ -14,7 +14,7 @@ EXTRACTORS = ("feature_extractor", "audio_processor")
 FEATURES = ("feature", "audio")
 
 
-def is_of_sounds(name: str) -> bool:
+def is_audio_tensor(name: str) -> bool:
     """Whether a tensor of this name, as processors call theirs, speaks of sounds and not of tokens."""
     return any(word in name for word in FEATURES)
 
@@ -25,7 +25,7 @@ def rate_of(processor: Any) -> int | None:
     return next((rate for rate in found if isinstance(rate, int)), None)
 
 
-def sound_arguments(processor: Any, sounds: Sequence[Any]) -> dict[str, Any]:
+def audio_arguments(processor: Any, sounds: Sequence[Any]) -> dict[str, Any]:
     """The arguments of a processor's call for the sounds of one prompt, in any form that ``heard`` opens.
 
     Raises: DataError for a sound that cannot be opened, and for a processor that takes none.
