@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmgrpo.config import RunConfig
+from mmgrpo.config import AdvantageConfig, Named, RunConfig
 from mmgrpo.config.loading import find_config, load_config, read_layers, shipped
 from mmgrpo.config.registry import settings_type
 from mmgrpo.config.sections import at
 from mmgrpo.errors import MmgrpoError
+from mmgrpo.explain.formulas import with_defaults
+from mmgrpo.maths.advantages import SCALES
 from mmgrpo.policy import Policy
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.trainer import Trainer
@@ -322,8 +324,18 @@ def _near_bounds(name: str) -> dict[str, Any]:
 
 
 def is_same(config: RunConfig, other: RunConfig) -> bool:
-    """Whether two configurations are of one run: a policy's settings are compared with their defaults."""
-    return other.model_copy(update={"policy": config.policy}) == config and _settings(config) == _settings(other)
+    """Whether two configurations are of one run: settings of the policy and of ``advantage.scale`` include defaults."""
+    compared = {"policy": config.policy, "advantage": _with_defaults(config.advantage)}
+    other_compared = {"policy": config.policy, "advantage": _with_defaults(other.advantage)}
+    is_equal = config.model_copy(update=compared) == other.model_copy(update=other_compared)
+    return is_equal and _settings(config) == _settings(other)
+
+
+def _with_defaults(advantage: AdvantageConfig) -> AdvantageConfig:
+    """The section with every number of its scale: ``eps`` and ``correction`` too where the function's defaults hold."""
+    numbers = with_defaults(SCALES[advantage.scale.name], advantage.scaling.numbers)
+    scale = Named(name=advantage.scale.name, **numbers)
+    return advantage.model_copy(update={"scale": scale, "eps": None, "correction": None})
 
 
 def _settings(config: RunConfig) -> Any:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mmgrpo.config.loading import shipped
-from tests.configs.ablation import ablations, config_of, distance, mechanism_keys, trained_weights
-from tests.configs.ablation_runs import INERT, NOT_RUN, OPEN, run_of
+from tests.configs.ablation import ablations, config_of, distance, is_same, mechanism_keys, trained_weights, without
+from tests.configs.ablation_runs import INERT, NOT_RUN, run_of
 
 NAMES = [name.removeprefix("methods/") for name in shipped("methods")]
 PER_COMMIT = ("gspo", "clip-cov")
@@ -24,8 +24,8 @@ PER_COMMIT = ("gspo", "clip-cov")
 def test_taking_a_mechanism_away_changes_the_weights(name: str) -> None:
     found = list(ablations(name, run_of(name)))
     same = {ablation.key for ablation in found if ablation.outcome == "same"}
-    assert set(INERT.get(name, {})) <= same <= {*INERT.get(name, {}), *OPEN.get(name, ())}, found
-    assert name in OPEN or any(ablation.outcome in ("changes", "error") for ablation in found), found
+    assert same == set(INERT.get(name, {})), found
+    assert any(ablation.outcome in ("changes", "error") for ablation in found), found
 
 
 def test_reasons_are_of_mechanisms_that_there_are() -> None:
@@ -33,9 +33,12 @@ def test_reasons_are_of_mechanisms_that_there_are() -> None:
         assert name in NAMES
         assert set(reasons) <= set(mechanism_keys(name))
         assert all(reason.strip() for reason in reasons.values())
-    for name, keys in OPEN.items():
-        assert set(keys) <= set(mechanism_keys(name))
-        assert not set(keys) & set(INERT.get(name, {}))
+
+
+@pytest.mark.parametrize(("name", "expected"), [("gmpo", True), ("dance-grpo", True), ("flow-grpo", False)])
+def test_default_numbers_of_the_scale_are_no_other_run(name: str, expected: bool) -> None:
+    config = config_of(name, run_of(name))
+    assert is_same(config, without(config, "advantage.scale")) == expected
 
 
 def test_same_run_ends_at_the_same_weights() -> None:
