@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
+    from mmgrpo.types import Evaluation, Example, OffPolicySample, Plan, Prompt, Rollout, Sample, SupervisedLoss
     from mmgrpo.values import Value
 
 
@@ -210,7 +210,7 @@ class SupportsOffPolicyScoring(ABC):
     """A policy that scores samples it did not generate: answers of other models, replayed rows, finished images."""
 
     @abstractmethod
-    def read(self, given: Sequence[Given], *, seed: int, plan: Plan | None = None) -> Rollout:
+    def read(self, given: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
         """Makes one row of decisions per sample, to be scored and trained on as sampled rows are.
 
         Args:

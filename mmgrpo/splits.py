@@ -1,6 +1,6 @@
-"""Where the rows of a group part, as the leaves of a tree of states, and what a row goes on from.
+"""Trees of states: the decisions at which the rows of a group branch, and continuations of answers.
 
-The leaves are numbered so that those of one branch stand together, and a branch is known by the first of them.
+Leaves of one branch are consecutive, and a branch is identified by its first leaf.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Continuation:
-    """The beginning of an answer that a policy goes on from, in tokens.
+    """The beginning of an answer that a policy continues, in tokens.
 
     Attributes:
-        token_ids: the row's first tokens; a beginning that the prompt gives is among them.
-        old_logprob_T: of tokens that were drawn, which are trained like those that follow; None: given, never trained.
-        num_forced: how many of the first were given all the same.
-        trace: the trace of the rollout of this policy that drew them, which knows more of them; None: of no rollout.
-        row: their row there.
-        then: a text that follows on them, given and never trained.
+        token_ids: the row's first tokens, including a prefix that the prompt gives.
+        old_logprob_T: of sampled tokens, which are trained like those that follow; None: forced tokens, never trained.
+        num_forced: number of leading tokens that are forced nevertheless.
+        trace: the trace of the rollout of this policy that sampled them, with further data; None: no such rollout.
+        row: their row in that rollout.
+        then: a text to append to them, forced and never trained.
     """
 
     token_ids: Sequence[int]
@@ -43,12 +43,12 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """A decision that every branch of a tree parts at, into as many branches, each by noise of its own.
+    """A decision at which every branch of a tree splits into several branches, each with its own noise.
 
     Attributes:
-        decision: index along T; it is drawn at random.
-        factor: branches that each becomes.
-        spread: its noise is this many times the policy's, which still says how likely it was.
+        decision: index along T; the decision is sampled at random.
+        factor: number of branches that each branch becomes.
+        spread: factor on the noise of the decision; its log-probability remains that of the policy.
     """
 
     decision: int
@@ -65,11 +65,11 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Branching:
-    """How far the rows of a group share what is drawn; none by themselves.
+    """How many states the rows of a group share; by default none.
 
     Attributes:
-        decisions: that branches part at, increasing.
-        widths: leaves of a branch before each of these.
+        decisions: decisions at which branches split, increasing.
+        widths: number of leaves of a branch before each of them.
     """
 
     decisions: tuple[int, ...] = ()
@@ -77,31 +77,31 @@ class Branching:
 
     @classmethod
     def of(cls, splits: Sequence[Split]) -> Branching:
-        """That of a tree."""
+        """The branching of a tree."""
         return cls(
             decisions=tuple(split.decision for split in splits),
-            widths=tuple(num_leaves(splits[place:]) for place in range(len(splits))),
+            widths=tuple(num_leaves(splits[level:]) for level in range(len(splits))),
         )
 
     def width(self, decision: int) -> int:
-        """Leaves of a branch once a decision is taken; -1 is the noise that all begin with."""
-        later = (width for at, width in zip(self.decisions, self.widths, strict=True) if at > decision)
+        """Number of leaves of a branch after a decision; -1 is the initial noise."""
+        later = (width for split, width in zip(self.decisions, self.widths, strict=True) if split > decision)
         return next(later, 1)
 
     def first(self, leaf: int, decision: int) -> int:
-        """The branch that a leaf is on once a decision is taken, by its first leaf."""
+        """The branch of a leaf after a decision, as its first leaf."""
         return leaf - leaf % self.width(decision)
 
     def next(self, decision: int) -> int | None:
-        """The next decision after one that branches part at."""
-        return next((at for at in self.decisions if at > decision), None)
+        """The next decision after this one at which branches split."""
+        return next((split for split in self.decisions if split > decision), None)
 
 
-APART = Branching()
+NO_BRANCHING = Branching()
 
 
 def num_leaves(splits: Sequence[Split]) -> int:
-    """Leaves of a tree: the product of its factors."""
+    """Number of leaves of a tree: the product of its factors."""
     return prod(split.factor for split in splits)
 
 
@@ -112,22 +112,24 @@ def require_tree(
     share_noise: bool,
     members: tuple[tuple[int, ...], ...] | None,
 ) -> None:
-    """Raises DataError for splits out of order, that nothing is drawn at, or whose groups are no whole trees."""
+    """Raises DataError for splits out of order, splits at deterministic decisions, and groups that are not complete
+    trees.
+    """
     decisions = [split.decision for split in splits]
     if decisions != sorted(set(decisions)):
         raise DataError(f"splits must be at increasing decisions, got {decisions}")
     if share_noise:
-        raise DataError("a tree begins with one noise as it is: leave out share_noise beside splits")
-    still = [] if stochastic is None else [decision for decision in decisions if decision not in stochastic]
-    if still:
+        raise DataError("the rows of a tree share their initial noise already: leave out share_noise")
+    deterministic = [] if stochastic is None else [decision for decision in decisions if decision not in stochastic]
+    if deterministic:
         raise DataError(
-            f"branches part by the noise of a decision, and none is drawn at {still}: put them among the stochastic "
-            f"ones, which are {list(stochastic or ())}"
+            f"branches split by the noise of a decision, and {deterministic} are deterministic: add them to the "
+            f"stochastic decisions, which are {list(stochastic or ())}"
         )
     leaves = num_leaves(splits)
-    ragged = [some for some in members or () if sorted(some) != list(range(leaves))]
-    if ragged:
+    incomplete = [numbers for numbers in members or () if sorted(numbers) != list(range(leaves))]
+    if incomplete:
         raise DataError(
-            f"the group of a tree is whole, members 0 to {leaves - 1} of each prompt; asked were {list(ragged[0])}: "
-            "draw whole groups, or leave out the tree"
+            f"a tree needs complete groups, members 0 to {leaves - 1} of each prompt, got {list(incomplete[0])}: "
+            "sample complete groups, or leave out the tree"
         )

@@ -137,7 +137,7 @@ def check_prompt_ids(subject: Subject) -> None:
     assert sample_difference(twice.samples[:1], twice.samples[1:]) > 0
 
 
-def check_hand_over(subject: Subject) -> None:
+def check_emitted_samples(subject: Subject) -> None:
     """Samples are handed over while the rest is drawn: each once, as the objects that the rollout holds."""
     for stochastic in (None, ()):  # drawn at random, and without noise
         portions: list[Sequence[Sample]] = []
@@ -240,7 +240,7 @@ def check_ratio_of_read_rows(subject: Subject, policy: Policy, rollout: Rollout)
     What is no token has no log-probabilities that would be read: its decisions are new, and those of the policy now.
     """
     assert isinstance(policy, SupportsOffPolicyScoring)
-    given = [rollout.given(row, Origin.REPLAYED) for row in reversed(range(subject.rows))]
+    given = [rollout.off_policy_sample(row, Origin.REPLAY) for row in reversed(range(subject.rows))]
     made_of_tokens = all(sample.tokens is not None for sample in rollout.samples)
     if not made_of_tokens:
         given = [replace(one, old_logprob_T=None) for one in given]
@@ -258,7 +258,7 @@ def check_ratio_of_read_rows(subject: Subject, policy: Policy, rollout: Rollout)
         assert torch.equal(read.mask_BT, shown_BT), "read rows train other decisions than were sampled"
         old_BT = rollout.old_logprob_BT.flip(0)
         assert largest_difference(read.old_logprob_BT, old_BT, shown_BT) == 0
-        again = policy.read([read.given(row, Origin.REPLAYED) for row in range(subject.rows)], seed=SEED + 2)
+        again = policy.read([read.off_policy_sample(row, Origin.REPLAY) for row in range(subject.rows)], seed=SEED + 2)
         assert torch.equal(again.mask_BT, read.mask_BT)
         assert largest_difference(values(policy, again), read.old_logprob_BT, read.mask_BT) <= max(
             gap, subject.rounding
@@ -271,7 +271,7 @@ LAWS: tuple[Callable[[Subject], None], ...] = (
     check_rows_and_batches,
     check_seeds,
     check_prompt_ids,
-    check_hand_over,
+    check_emitted_samples,
     check_reference,
     check_save_and_load,
     check_gradients,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmgrpo.types import Given, Sample
+from mmgrpo.types import OffPolicySample, Sample
 
 from .sampling import Support, TokenSampling
 
@@ -164,7 +164,7 @@ class Completion:
         )
 
 
-def recorded_samplings(given: Sequence[Given], sampling: TokenSampling) -> list[TokenSampling]:
+def recorded_samplings(given: Sequence[OffPolicySample], sampling: TokenSampling) -> list[TokenSampling]:
     """The distribution that each sample is scored under: that of its record, else this one; equal ones are one object.
 
     Args:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 Numbers = Mapping[str, Any]
 Matrix = Sequence[Sequence[Tensor]]
-SAMPLED = 0  # Origin.DRAWN
+SAMPLED = 0  # Origin.ON_POLICY
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,7 +109,7 @@ def _disturbed(of: random.Random, policy: Policy, rollout: Rollout, kind: str) -
     rollout = replace(rollout, mask_BT=mask_BT & rollout.mask_BT, segment_BT=segment_BT)
     if of.random() < 0.4:
         rollout = replace(
-            rollout, origin_B=torch.tensor([of.choice([Origin.DRAWN, Origin.REPLAYED]) for _ in range(B)])
+            rollout, origin_B=torch.tensor([of.choice([Origin.ON_POLICY, Origin.REPLAY]) for _ in range(B)])
         )
     if of.random() < 0.75:
         move(policy.trainable, scale=0.01 if kind == "language" else 0.002, seed=2)

@@ -20,7 +20,7 @@ from mmgrpo.types import Origin, Rollout
 from tests.test_learner import CLIPPED, disturb, draw, full_graph, gradient, make_policy, relative, streamed
 
 ALL = [0, 1, 2, 3]
-MIXED_B = torch.tensor([Origin.DRAWN, Origin.GIVEN, Origin.REPLAYED, Origin.DRAWN])
+MIXED_B = torch.tensor([Origin.ON_POLICY, Origin.DEMONSTRATION, Origin.REPLAY, Origin.ON_POLICY])
 SHAPED = partial(shaped, gamma=0.1)
 OWN = Objective(surrogate=CLIPPED, aggregate=sample_mean)
 GIVEN_ALONE = of_origins(negative_logprob(), (GIVEN,))
@@ -58,8 +58,8 @@ def test_each_row_takes_the_surrogate_of_its_origin() -> None:
     rollout = mixed(draw(policy))
     disturb(policy)
     _, together = streamed(policy, rollout.aged(), OBJECTIVES["separable"], parts=[ALL])
-    drawn = rollout.keep((MIXED_B == Origin.DRAWN)[:, None])
-    others = replace(rollout, origin_B=None).keep((MIXED_B != Origin.DRAWN)[:, None])
+    drawn = rollout.keep((MIXED_B == Origin.ON_POLICY)[:, None])
+    others = replace(rollout, origin_B=None).keep((MIXED_B != Origin.ON_POLICY)[:, None])
     _, of_drawn = streamed(policy, drawn.aged(), OWN, parts=[ALL])
     _, of_others = streamed(policy, others.aged(), replace(OWN, surrogate=SHAPED), parts=[ALL])
     assert of_drawn.norm() > 0
@@ -102,4 +102,4 @@ def test_a_term_of_given_rows_trains_without_an_advantage_and_computes_nothing_e
 
 
 def test_the_numbers_are_those_of_the_enum() -> None:
-    assert (int(Origin.REPLAYED), int(Origin.GIVEN)) == (REPLAYED, GIVEN)
+    assert (int(Origin.REPLAY), int(Origin.DEMONSTRATION)) == (REPLAYED, GIVEN)

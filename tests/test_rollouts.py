@@ -39,13 +39,13 @@ def test_a_rollout_is_on_policy_as_long_as_the_weights_that_drew_it_stay() -> No
 @pytest.mark.parametrize(
     ("origin", "age", "on_policy"),
     [
-        ([Origin.DRAWN] * 3, None, True),
-        ([Origin.DRAWN] * 3, [0, 0, 0], True),
+        ([Origin.ON_POLICY] * 3, None, True),
+        ([Origin.ON_POLICY] * 3, [0, 0, 0], True),
         (None, [0, 0, 0], True),
         # one row that something else wrote, or that older weights drew, is enough
-        ([Origin.DRAWN, Origin.GIVEN, Origin.DRAWN], [0, 0, 0], False),
-        ([Origin.DRAWN, Origin.DRAWN, Origin.REPLAYED], None, False),
-        ([Origin.DRAWN] * 3, [0, 3, 0], False),
+        ([Origin.ON_POLICY, Origin.DEMONSTRATION, Origin.ON_POLICY], [0, 0, 0], False),
+        ([Origin.ON_POLICY, Origin.ON_POLICY, Origin.REPLAY], None, False),
+        ([Origin.ON_POLICY] * 3, [0, 3, 0], False),
     ],
 )
 def test_on_policy_follows_from_origins_and_ages(
@@ -114,7 +114,7 @@ def test_values_go_by_their_name_and_their_view() -> None:
 def test_decisions_have_one_count_and_one_order() -> None:
     rollout = rollout_of()
     assert rollout.num_decisions(0) == 2
-    assert not rollout.reads_in_order(0)  # its decisions are no tokens
+    assert not rollout.tokens_match_sample(0)  # its decisions are no tokens
     short_BT = torch.tensor([[True, True], [True, False], [True, True]])
     counts_B = torch.tensor([2, 1, 2])
     with pytest.raises(ShapeError, match="beyond num_decisions_B"):
@@ -134,6 +134,6 @@ def test_decisions_have_one_count_and_one_order() -> None:
         token_BT=torch.tensor([[5, 6], [5, -1], [6, 5]]),
         record_B=[{"order": row} for row in range(3)],
     )
-    assert [tokens.reads_in_order(row) for row in range(3)] == [True, False, False]
-    given = tokens.given(1, Origin.REPLAYED)
+    assert [tokens.tokens_match_sample(row) for row in range(3)] == [True, False, False]
+    given = tokens.off_policy_sample(1, Origin.REPLAY)
     assert (given.old_logprob_T.shape, given.record) == ((1,), {"order": 1})

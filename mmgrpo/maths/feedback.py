@@ -151,7 +151,7 @@ class Feedback:
         columns: numeric columns of the data rows, by name.
         scoped: what rewards said of parts of the samples, by the reward's name.
         origin_B: where each row comes from, a number of ``Origin``; None: all were drawn.
-        drawn_by_BT: which row drew each decision, where rows took over the beginnings of others; None: each its own.
+        sampled_by_BT: which row drew each decision, where rows took over the beginnings of others; None: each its own.
         after_B: the row that each was drawn after, -1 for none; None: no row was drawn after another.
         step: of the run, from 0.
         remembered: (N,) columns of the memory before the step, of the prompts of the job's samples, by name.
@@ -175,7 +175,7 @@ class Feedback:
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     scoped: Mapping[str, Scoped] = field(default_factory=dict)
     origin_B: Tensor | None = None
-    drawn_by_BT: Tensor | None = None
+    sampled_by_BT: Tensor | None = None
     after_B: Tensor | None = None
     step: int = 0
     remembered: Mapping[str, Tensor] = field(default_factory=dict)
@@ -196,7 +196,7 @@ class Feedback:
         for name, vector in vectors.items():
             if vector is not None:
                 _require_vector(name, vector, shape[:1])
-        matrices = ("segment_BT", "state_BT", "old_logprob_BT", "std_BT", "token_BT", "drawn_by_BT")
+        matrices = ("segment_BT", "state_BT", "old_logprob_BT", "std_BT", "token_BT", "sampled_by_BT")
         named = {name: getattr(self, name) for name in matrices} | {str(v): found for v, found in self.values.items()}
         named |= {f"scope_BT of {name}": scoped.scope_BT for name, scoped in self.scoped.items()}
         named |= {} if self.exchanges is None else {"scope_BT of the turns": self.exchanges.given.scope_BT}

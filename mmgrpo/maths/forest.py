@@ -147,16 +147,16 @@ def forest(state_BT: Tensor, mask_BT: Tensor, group_B: Tensor) -> Forest:
     return Forest(from_BT=from_BT, to_BT=to_BT, mask_BT=mask_BT, depth_M=depth_M, group_M=group_M, parent_M=parent_M)
 
 
-def drawn_states(drawn_by_BT: Tensor) -> Tensor:
+def drawn_states(sampled_by_BT: Tensor) -> Tensor:
     """States told by who drew the decision before: rows share those that the one took over from the other, and no more.
 
     Ids of places without a decision before them are a row's own; ``forest`` begins at the group anyhow.
 
     Shapes: integer (B, T) rows -> integer (B, T).
     """
-    B, T = drawn_by_BT.shape
+    B, T = sampled_by_BT.shape
     column_T = torch.arange(T)
-    before_BT = torch.cat([torch.arange(B)[:, None], drawn_by_BT[:, :-1]], dim=1)[:, :T]
+    before_BT = torch.cat([torch.arange(B)[:, None], sampled_by_BT[:, :-1]], dim=1)[:, :T]
     return before_BT * T + column_T
 
 

@@ -117,7 +117,7 @@ def _prune_width(feedback: Feedback, advantage_BT: Tensor, *, share: float) -> T
 
 def forest_of(feedback: Feedback) -> Forest:
     """The forest that was drawn where rows took over the beginnings of others, else the one that their states make."""
-    drawn = feedback.drawn_by_BT
+    drawn = feedback.sampled_by_BT
     states_BT = feedback.state_BT if drawn is None else drawn_states(drawn)
     return forest(states_BT, feedback.mask_BT, feedback.group_B)
 

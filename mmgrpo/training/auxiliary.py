@@ -214,7 +214,7 @@ def success_rates(batch: Batch, rows: Sequence[int], parts: Sequence[Part], *, r
     rollout, rows_N = batch.rollout, torch.tensor(list(rows), dtype=torch.long)
     scored_N = batch.credit.scored_B[batch.mine][rows_N]
     if rollout.origin_B is not None:
-        scored_N = scored_N & (rollout.origin_B[rows_N] == Origin.DRAWN)
+        scored_N = scored_N & (rollout.origin_B[rows_N] == Origin.ON_POLICY)
     right_N = batch.reward_B[rows_N] >= right
     rates = []
     for part in dict.fromkeys(parts):

@@ -321,4 +321,4 @@ def apart(group_B: Tensor, read_B: Tensor) -> Tensor:
 def _is_read(rollout: Rollout) -> Tensor:
     """(B,) bool, the rows that were not drawn at this step."""
     drawn_B = torch.zeros(len(rollout.samples), dtype=torch.bool)
-    return drawn_B if rollout.origin_B is None else rollout.origin_B != Origin.DRAWN
+    return drawn_B if rollout.origin_B is None else rollout.origin_B != Origin.ON_POLICY

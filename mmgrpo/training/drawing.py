@@ -20,7 +20,7 @@ from mmgrpo.maths.planners import Request
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy, SupportsNamedWeights, SupportsTextOffsets
 from mmgrpo.training.reading import PromptOf, given_of, read, reader, verified
-from mmgrpo.types import Continuation, Given, Origin, Plan, Prompt, Rollout, Sample
+from mmgrpo.types import Continuation, OffPolicySample, Origin, Plan, Prompt, Rollout, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,7 @@ def _continued(request: Request, known: Mapping[tuple[int, int], tuple[Rollout, 
             f"the planner goes on from member {member} of prompt {request.prompt}, which no round before has drawn"
         )
     sample = rollout.samples[row]
-    if sample.tokens is None or sample.turn_ends or not rollout.reads_in_order(row):
+    if sample.tokens is None or sample.turn_ends or not rollout.tokens_match_sample(row):
         raise ConfigError("only what is written in one turn can be gone on from: denoisers part by rollout.tree")
     if not after < len(sample.tokens):
         raise ConfigError(
@@ -272,7 +272,7 @@ def _there(
     return [(replace(rollout, num_forwards=rollout.num_forwards + num_forwards), rows), *others]
 
 
-def _drawn_on(number: int, draft: Given) -> _Entry:
+def _drawn_on(number: int, draft: OffPolicySample) -> _Entry:
     """A member that goes on from what is kept of its draft."""
     sample, tokens = draft.sample, list(draft.sample.tokens or ())
     begun = Continuation(token_ids=tokens, old_logprob_T=draft.old_logprob_T, num_forced=sample.num_forced)
@@ -301,10 +301,10 @@ def _drawn(
         members=None if usual else tuple(entry.members for entry in entries),
         continues=tuple(entry.continues for entry in entries) if any(entry.continues for entry in entries) else None,
         settings={**plan.settings, **request.settings},
-        on_samples=lambda samples: plan.hand_over(bare(samples)),
+        on_samples=lambda samples: plan.emit_samples(bare(samples)),
     )
     if reads:
-        own = replace(own, stochastic=(), keep_latents=True, to_be_read=True)
+        own = replace(own, stochastic=(), keep_latents=True, for_rescoring=True)
     with _weights(policy, request.weights):
         rollout = policy.rollout([entry.prompt for entry in entries], group_size=max(sizes), seed=seed, plan=own)
     rollout = replace(rollout, samples=bare(rollout.samples))
@@ -324,7 +324,7 @@ def _read_again(policy: Policy, rollout: Rollout, plan: Plan, seed: int) -> Roll
             "rollout.decisions: read is for denoisers and masked policies; what is written is trained on as it was "
             "drawn"
         )
-    given = [Given(sample=sample, origin=Origin.DRAWN) for sample in rollout.samples]
+    given = [OffPolicySample(sample=sample, origin=Origin.ON_POLICY) for sample in rollout.samples]
     read = reader(policy).read(given, seed=seed, plan=replace(plan, stochastic=None))
     return replace(read, samples=rollout.samples, num_forwards=rollout.num_forwards + read.num_forwards)
 
@@ -336,7 +336,7 @@ def _behind_prompt(policy: Policy, rollout: Rollout, plan: Plan, seed: int, *, a
             "only what is written can be trained on behind another prompt than it was drawn from: set behind_prompt to "
             "false"
         )
-    given = [rollout.given(row, Origin.GIVEN) for row in range(len(rollout.samples))]
+    given = [rollout.off_policy_sample(row, Origin.DEMONSTRATION) for row in range(len(rollout.samples))]
     if as_own:
         given = [replace(one, old_logprob_T=None, record=_without_settings(one.record)) for one in given]
     found = read(policy, given, plan, seed)

@@ -75,7 +75,7 @@ def feedback_of(
         columns=_columns(rollout.samples),
         scoped={name: scoped_of(policy, rollout, verdict, name) for name in sorted(parts)},
         origin_B=rollout.origin_B,
-        drawn_by_BT=rollout.drawn_by_BT,
+        sampled_by_BT=rollout.sampled_by_BT,
         after_B=_after(rollout.samples),
         step=step,
         remembered=remembered or {},

@@ -299,7 +299,7 @@ def _rows(drawn: Drawn, policy: Policy, places: Places) -> list[Row]:
     found = []
     for (rollout, row), number in zip(rows, drawn.request_B.tolist(), strict=True):
         sample, branch = rollout.samples[row], drawn.requests[number].continues
-        if sample.tokens is None or sample.turn_ends or not rollout.reads_in_order(row):
+        if sample.tokens is None or sample.turn_ends or not rollout.tokens_match_sample(row):
             raise ConfigError("only what is written in one turn can be gone on from: denoisers part by rollout.tree")
         if places.text and not isinstance(policy, SupportsTextOffsets):
             raise ConfigError(f"the planner looks for places in texts, which {type(policy).__name__} does not tell")
@@ -331,7 +331,7 @@ def _joined(drawn: Sequence[Drawn], policy: Policy, plan: Plan) -> Rollout:
     if not taken:
         return rollout
     identities = [(sample.group, sample.member) for sample in rollout.samples]
-    return replace(rollout, drawn_by_BT=drawn_by(identities, taken, rollout.shape[1]))
+    return replace(rollout, sampled_by_BT=drawn_by(identities, taken, rollout.shape[1]))
 
 
 def _kept(planner: Planner, rounds: Sequence[Round], setting: Setting, drawn: Sequence[Drawn], job: Job) -> Tensor:

@@ -123,11 +123,13 @@ def step_facts(
 def replay_rows(batch: Batch, key_of: Callable[[int], str], *, step: int) -> list[tuple[int, int, ReplayRow]]:
     """This process's rows that were drawn at this step and trained on, each with its group and member."""
     rollout, mine = batch.rollout, batch.credit.advantage_B[batch.mine]
-    drawn_B = torch.ones(len(mine), dtype=torch.bool) if rollout.origin_B is None else rollout.origin_B == Origin.DRAWN
+    drawn_B = (
+        torch.ones(len(mine), dtype=torch.bool) if rollout.origin_B is None else rollout.origin_B == Origin.ON_POLICY
+    )
     found = []
     for row in (drawn_B & batch.credit.keep_B[batch.mine]).nonzero().flatten().tolist():
         sample = rollout.samples[row]
-        given = rollout.given(row, Origin.REPLAYED)
+        given = rollout.off_policy_sample(row, Origin.REPLAY)
         held = ReplayRow(
             key=key_of(sample.group),
             text=sample.text,

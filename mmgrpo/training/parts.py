@@ -61,7 +61,7 @@ def turns_of(rollout: Rollout) -> Turns | None:
     A sample without turns, as an answer that was read, has no turn to compare.
     """
     samples, origin_B = rollout.samples, rollout.origin_B
-    drawn_B = torch.ones(len(samples), dtype=torch.bool) if origin_B is None else origin_B == Origin.DRAWN
+    drawn_B = torch.ones(len(samples), dtype=torch.bool) if origin_B is None else origin_B == Origin.ON_POLICY
     if bool(drawn_B.any()) and not any(sample.turn_ends for sample in samples):
         return None
     B, S = len(samples), max(1, *(len(sample.turn_ends) for sample in samples))

@@ -16,7 +16,7 @@ from mmgrpo.maths.planners import Answer, Request
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.memory import ReplayRow
 from mmgrpo.policy import Policy, SupportsOffPolicyScoring
-from mmgrpo.types import Given, Origin, Plan, Prompt, Rollout, Sample
+from mmgrpo.types import OffPolicySample, Origin, Plan, Prompt, Rollout, Sample
 
 PromptOf = Callable[[int], Prompt]
 
@@ -24,7 +24,7 @@ VERIFIED = 1
 """Keys the random numbers by which drafts are kept, beside those of the member."""
 
 
-def given_of(requests: Sequence[Request], prompt_of: PromptOf) -> list[Given]:
+def given_of(requests: Sequence[Request], prompt_of: PromptOf) -> list[OffPolicySample]:
     """What requests give in place of drawing, member by member. Raises DataError for an answer that no row has."""
     return [
         _given(one, prompt_of(request.prompt), request.prompt, member)
@@ -33,7 +33,7 @@ def given_of(requests: Sequence[Request], prompt_of: PromptOf) -> list[Given]:
     ]
 
 
-def read(policy: Policy, given: Sequence[Given], plan: Plan, seed: int) -> Rollout:
+def read(policy: Policy, given: Sequence[OffPolicySample], plan: Plan, seed: int) -> Rollout:
     """Rows of samples that are there already. Raises ConfigError for a policy that only draws."""
     rollout = reader(policy).read(given, seed=seed, plan=replace(plan, stochastic=None))
     recomputed = [one.old_logprob_T is None for one in given]
@@ -41,8 +41,8 @@ def read(policy: Policy, given: Sequence[Given], plan: Plan, seed: int) -> Rollo
 
 
 def verified(
-    policy: Policy, drafts: Sequence[Given], plan: Plan, seed: int, *, lenience: float
-) -> tuple[list[Given], int]:
+    policy: Policy, drafts: Sequence[OffPolicySample], plan: Plan, seed: int, *, lenience: float
+) -> tuple[list[OffPolicySample], int]:
     """Drafts as far as the policy of now keeps them, as if it had drawn that much.
 
     Args:
@@ -60,9 +60,9 @@ def verified(
     """
     if any(one.sample.tokens is None or one.sample.turn_ends or one.old_logprob_T is None for one in drafts):
         raise ConfigError("drafts are texts of one turn with their log-probabilities: choose another planner")
-    own = [replace(one, old_logprob_T=None, origin=Origin.DRAWN) for one in drafts]
+    own = [replace(one, old_logprob_T=None, origin=Origin.ON_POLICY) for one in drafts]
     now = read(policy, own, replace(plan, on_samples=None), seed)
-    if not all(now.reads_in_order(row) for row in range(len(own))):
+    if not all(now.tokens_match_sample(row) for row in range(len(own))):
         raise ConfigError("drafts are kept token by token: the decisions of this policy are not its tokens in order")
     kept = []
     for row, (draft, one) in enumerate(zip(drafts, own, strict=True)):
@@ -84,14 +84,14 @@ def reader(policy: Policy) -> SupportsOffPolicyScoring:
     return policy
 
 
-def _given(source: object, prompt: Prompt, group: int, member: int) -> Given:
+def _given(source: object, prompt: Prompt, group: int, member: int) -> OffPolicySample:
     if isinstance(source, Answer):
         text = prompt.columns.get(source.column)
         if not isinstance(text, str):
             raise DataError(
                 f"the planner reads answers from the column {source.column!r}; the row has {sorted(prompt.columns)}"
             )
-        return Given(sample=Sample(prompt=prompt, group=group, member=member, text=text))
+        return OffPolicySample(sample=Sample(prompt=prompt, group=group, member=member, text=text))
     assert isinstance(source, ReplayRow)
     sample = Sample(
         prompt=prompt,
@@ -104,4 +104,6 @@ def _given(source: object, prompt: Prompt, group: int, member: int) -> Given:
         num_forced=source.num_forced,
         **source.turns,
     )
-    return Given(sample=sample, old_logprob_T=source.old_logprob_T, origin=Origin.REPLAYED, record=source.record)
+    return OffPolicySample(
+        sample=sample, old_logprob_T=source.old_logprob_T, origin=Origin.REPLAY, record=source.record
+    )

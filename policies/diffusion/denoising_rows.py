@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.splits import APART, Branching
+from mmgrpo.splits import NO_BRANCHING, Branching
 from mmgrpo.types import Prompt
 
 INITIAL_NOISE = -1  # keys the pipeline's own generator, before every decision
@@ -35,7 +35,7 @@ class DenoisingRow:
     seed: int
     group: int
     member: int
-    branching: Branching = APART
+    branching: Branching = NO_BRANCHING
     entry: int = 0
 
     def branch(self, decision: int) -> int:

@@ -28,7 +28,7 @@ from mmgrpo.policy import (
     SupportsUnbatchedRows,
     SupportsWindows,
 )
-from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
+from mmgrpo.types import Evaluation, Example, OffPolicySample, Plan, Prompt, Rollout, SupervisedLoss
 from mmgrpo.values import Value
 
 from ..adapter_files import DiffusersFiles
@@ -308,7 +308,7 @@ class DenoisingPolicy(
         parts = self._buckets.parts(groups, drawing)
         return self._drafter.deterministic(parts, plan) if plan.deterministic else self._drafter.stochastic(parts, plan)
 
-    def read(self, given: Sequence[Given], *, seed: int, plan: Plan | None = None) -> Rollout:
+    def read(self, given: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
         """Finished samples noised again at ``policy.reading.num_levels`` keyed levels, a decision each.
 
         A decision's log-probability is minus the network's weighted matching error. What is read is the sample's

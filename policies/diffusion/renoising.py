@@ -14,7 +14,7 @@ from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.maths.matching import MatchingErrors, matching_errors
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.types import Evaluation, Example, Given, Plan, Rollout
+from mmgrpo.types import Evaluation, Example, OffPolicySample, Plan, Rollout
 from mmgrpo.values import OLD, Value
 
 from .batches import Batches
@@ -91,7 +91,7 @@ class Renoiser:
     call: Mapping[str, Any]
     buckets: Buckets
 
-    def read(self, given: Sequence[Given], seed: int, plan: Plan) -> Rollout:
+    def read(self, given: Sequence[OffPolicySample], seed: int, plan: Plan) -> Rollout:
         """``SupportsOffPolicyScoring.read``."""
         reading, call = _settings(self, plan.settings, self.stage.form)
         T = reading.num_levels
@@ -137,7 +137,7 @@ class Renoiser:
         return self._at_the_weights_of_now(rollout, given, keeps_old=any(value.view == OLD for value in plan.values))
 
     @torch.no_grad()
-    def _at_the_weights_of_now(self, rollout: Rollout, given: Sequence[Given], *, keeps_old: bool) -> Rollout:
+    def _at_the_weights_of_now(self, rollout: Rollout, given: Sequence[OffPolicySample], *, keeps_old: bool) -> Rollout:
         """The rollout with its log-probabilities and levels, and the predictions of now where they are asked for."""
         trace: RenoisedTrace = rollout.trace
         logprob_BT, level_BT = torch.zeros(rollout.shape), torch.zeros(rollout.shape)
@@ -234,7 +234,7 @@ class Renoiser:
 
     def _states(
         self,
-        given: Sequence[Given],
+        given: Sequence[OffPolicySample],
         examples: Sequence[Example],
         rows: Sequence[DenoisingRow],
         calls: Sequence[Mapping[str, Any]],
@@ -262,7 +262,7 @@ def _settings(
     return reading, two_step_call({**reader.call, **checked_call(settings.get("call", {}), form)})
 
 
-def _require_readable(given: Sequence[Given], num_levels: int) -> None:
+def _require_readable(given: Sequence[OffPolicySample], num_levels: int) -> None:
     if not given:
         raise DataError("there is nothing to read: give at least one sample")
     if any(one.num_forced for one in given):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import MmgrpoError, PolicyError
-from mmgrpo.splits import APART
+from mmgrpo.splits import NO_BRANCHING
 from mmgrpo.system.exhausted import is_out_of_memory
 from mmgrpo.types import Plan, Prompt, Rollout, Sample
 
@@ -89,7 +89,7 @@ class SamplerLoop:
                 if plan.keep_latents and session.last_state is not None:
                     latents = split_rows(session.last_state, len(chunk))
                 drawn = self._samples(chunk, output, latents, call, session, session.last_state)
-                plan.hand_over(drawn)
+                plan.emit_samples(drawn)
                 placed += [(row, sample, part.drawing) for row, sample in zip(chunk, drawn, strict=True)]
                 num_forwards, T = num_forwards + session.num_forwards, max(T, session.iteration + 1)
         placed.sort(key=lambda one: one[0].entry)
@@ -138,7 +138,7 @@ class SamplerLoop:
             if not chunks and any(self.parity.settle(part.rows, part.drawing.call) for part in parts):
                 return self._drawn_as_called(parts, plan, chunks)
             self.exactness.excess_noise = max(self.exactness.excess_noise, chunk.excess_noise)
-            plan.hand_over(chunk.samples)
+            plan.emit_samples(chunk.samples)
             chunks.append(chunk)
         return chunks
 
@@ -309,7 +309,7 @@ class SamplerLoop:
         if self.batches.rollout == 1 or len(rows) == 1:
             return
         if self.exactness.is_new:
-            alone = [replace(row, branching=APART) for row in rows]
+            alone = [replace(row, branching=NO_BRANCHING) for row in rows]
             self._examine(list({row.prompt.text: row for row in alone}.values())[:2], drawing)
         self.settle_showing([row.prompt for row in rows], drawing)
 

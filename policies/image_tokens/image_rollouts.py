@@ -14,7 +14,7 @@ from torch import Tensor
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.prefixes import prefix_states
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.types import Example, Given, Plan, Prompt, Rollout, Sample
+from mmgrpo.types import Example, OffPolicySample, Plan, Prompt, Rollout, Sample
 from mmgrpo.values import ENTROPY, OLD
 
 from ..completion import Completion, recorded_samplings
@@ -71,12 +71,12 @@ class ImageRollouts:
                     bare = Sample(prompts[p], group=ids[p], member=member, image=image)
                     completions[row], samples[row] = completion, _sample(bare, completion, plan.sample_values)
                     new.append(samples[row])
-            plan.hand_over(new)
+            plan.emit_samples(new)
         everything = range(len(rows))
         trace = CodeTrace([encoded[p] for p, _ in rows], [completions[row] for row in everything])
         return self._assembled(trace, [samples[row] for row in everything], plan)
 
-    def read(self, given: Sequence[Given], *, plan: Plan) -> Rollout:
+    def read(self, given: Sequence[OffPolicySample], *, plan: Plan) -> Rollout:
         """Rows of pictures of others; log-probabilities that nobody gave are 0."""
         self._require(plan)
         samplings = recorded_samplings(given, self._sampling(plan))
@@ -140,7 +140,7 @@ class ImageRollouts:
             found = tape.completions(NOTHING.to(painter.device))
             yield {row: replace(one, finished=True) for row, one in zip(rows, found, strict=True)}
 
-    def _sampled(self, given: Sequence[Given]) -> Tensor:
+    def _sampled(self, given: Sequence[OffPolicySample]) -> Tensor:
         """(B, T) bool, the codes that were sampled: all of them, or those of a row's window."""
         every_T = torch.ones(self.pictures.grid.num_codes, dtype=torch.bool)
         return torch.stack([(one.record or {}).get("sampled", every_T) for one in given])
@@ -174,7 +174,7 @@ class ImageRollouts:
             num_forwards=sum(1 + one.sampling.guides for one in trace.completions),
         )
 
-    def _codes_of(self, given: Sequence[Given]) -> list[Tensor]:
+    def _codes_of(self, given: Sequence[OffPolicySample]) -> list[Tensor]:
         """The codes of samples: their tokens, else those of their pictures.
 
         Raises: DataError for a sample without either, and for another number of codes or log-probabilities.

@@ -23,7 +23,7 @@ from mmgrpo.policy import (
     SupportsTraceConcat,
     SupportsWindows,
 )
-from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
+from mmgrpo.types import Evaluation, Example, OffPolicySample, Plan, Prompt, Rollout, SupervisedLoss
 from mmgrpo.values import ENTROPY, Value
 
 from ..adapter_files import PeftFiles
@@ -186,7 +186,7 @@ class ImageTokensPolicy(
         again = rescore(self, rollout, values=tuple(rollout.values))
         return replace(again, num_forwards=2 * rollout.num_forwards)
 
-    def read(self, given: Sequence[Given], *, seed: int, plan: Plan | None = None) -> Rollout:
+    def read(self, given: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
         """Rows of given pictures, by their tokens or else by what the autoencoder makes of the picture.
 
         Log-probabilities that are not given are those of now, and with them the entropy if the plan asks for it.
@@ -198,7 +198,7 @@ class ImageTokensPolicy(
         if unknown:
             known = tuple(value for value in plan.values if value == ENTROPY and len(unknown) == len(given))
             rollout = replace(rescore(self, rollout, unknown, values=known), num_forwards=len(unknown))
-        plan.hand_over(rollout.samples)
+        plan.emit_samples(rollout.samples)
         return rollout
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:

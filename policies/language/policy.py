@@ -28,7 +28,7 @@ from mmgrpo.policy import (
     SupportsTextOffsets,
     SupportsTraceConcat,
 )
-from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
+from mmgrpo.types import Evaluation, Example, OffPolicySample, Plan, Prompt, Rollout, Sample, SupervisedLoss
 from mmgrpo.values import ENTROPY, PEERS, Value
 
 from ..distribution import LOGIT_VALUES, required_views, view_values
@@ -201,7 +201,7 @@ class LanguagePolicy(
         again = tuple(value for value in rollout.values if value.name in LOGIT_VALUES)
         return replace(rescore(self, rollout, values=again), num_forwards=2 * rollout.num_forwards)
 
-    def read(self, given: Sequence[Given], *, seed: int, plan: Plan | None = None) -> Rollout:
+    def read(self, given: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
         """Rows of given answers, by their tokens or else by their text and, where it is finished, the end token.
 
         Log-probabilities that are not given are those of now, and with them the entropy if the plan asks for it. The
@@ -214,7 +214,7 @@ class LanguagePolicy(
         if unknown:
             known = tuple(value for value in plan.values if value == ENTROPY and len(unknown) == len(given))
             rollout = replace(rescore(self, rollout, unknown, values=known), num_forwards=len(unknown))
-        plan.hand_over(rollout.samples)
+        plan.emit_samples(rollout.samples)
         return rollout
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
@@ -301,7 +301,7 @@ class LanguagePolicy(
             raise DataError("the warm-up of a language policy needs examples with a text")
         encoded = [self._encoder(example.prompt) for example in examples]
         answers = [
-            Given(sample=Sample(example.prompt, 0, n, text=example.text, finished=example.finished))
+            OffPolicySample(sample=Sample(example.prompt, 0, n, text=example.text, finished=example.finished))
             for n, example in enumerate(examples)
         ]
         trace = TextTrace(encoded, range(len(encoded)), [self._rollouts.completion(one, WHOLE) for one in answers])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.types import Given, Origin, Plan, Prompt, Rollout, Sample
+from mmgrpo.types import OffPolicySample, Origin, Plan, Prompt, Rollout, Sample
 from mmgrpo.values import ENTROPY, OLD, SEMANTIC_ENTROPY
 
 from ..completion import Completion, recorded_samplings
@@ -71,7 +71,7 @@ class TextRollouts:
                 p, member = rows[row]
                 bare = Sample(prompts[p], group=ids[p], member=member)
                 samples[row] = with_completion(bare, completion, self.encoder.text, plan.sample_values)
-            plan.hand_over([samples[row] for row in new])
+            plan.emit_samples([samples[row] for row in new])
         prompt_of = {row: one for one, carriers in zip(encoded, carried, strict=True) for row in carriers}
         everything = range(len(rows))
         return build_rollout(
@@ -154,7 +154,7 @@ class TextRollouts:
             raise errors[0]
         return encoded
 
-    def read(self, given: Sequence[Given], *, plan: Plan) -> Rollout:
+    def read(self, given: Sequence[OffPolicySample], *, plan: Plan) -> Rollout:
         """Rows of what others wrote; log-probabilities that nobody gave are 0."""
         encoded = [self.encoder(_read_behind(one.sample, plan)) for one in given]
         samplings = recorded_samplings(given, self._drawing(plan).sampling)
@@ -188,7 +188,7 @@ class TextRollouts:
     def _require_tokens(self, rollout: Rollout) -> None:
         """Raises ConfigError if the tokens of drawn rows say something else here."""
         for row, sample in enumerate(rollout.samples):
-            is_drawn = rollout.origin_B is None or int(rollout.origin_B[row]) == Origin.DRAWN
+            is_drawn = rollout.origin_B is None or int(rollout.origin_B[row]) == Origin.ON_POLICY
             said = self.encoder.text(sample.tokens or ())
             if is_drawn and said != sample.text:
                 raise ConfigError(
@@ -196,13 +196,13 @@ class TextRollouts:
                     "tokenizer of the one that is trained"
                 )
 
-    def _sample(self, given: Given, completion: Completion) -> Sample:
+    def _sample(self, given: OffPolicySample, completion: Completion) -> Sample:
         """The sample, with what it did not say of itself."""
         own, found = given.sample, with_completion(given.sample, completion, self.encoder.text, ())
         logprob = own.logprob if given.old_logprob_T is None else found.logprob
         return replace(found, text=found.text if own.text is None else own.text, logprob=logprob, values=own.values)
 
-    def completion(self, given: Given, sampling: TokenSampling) -> Completion:
+    def completion(self, given: OffPolicySample, sampling: TokenSampling) -> Completion:
         """A sample's tokens as a row, to be scored under this distribution.
 
         Raises: DataError for a sample without text, for log-probabilities of another length, and for tokens that the

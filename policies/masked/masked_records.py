@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmgrpo.errors import DataError
-from mmgrpo.types import Given, Origin, Rollout, Sample
+from mmgrpo.types import OffPolicySample, Origin, Rollout, Sample
 
 from .masked_trace import MaskedTrace, MaskedTraces, TokenSampling, unmasking_passes
 from .predictor import Predictor
@@ -45,7 +45,7 @@ def sampled_records(trace: MaskedTrace, order_BL: Tensor, sampled_T: Tensor) -> 
 
 def read_again(
     predictor: Predictor,
-    given: Sequence[Given],
+    given: Sequence[OffPolicySample],
     tokens: Sequence[Tensor],
     reading: MaskingSettings,
     drawing: TokenSampling,
@@ -72,7 +72,7 @@ def read_again(
     _require_sampled(predictor, given, tokens)
     rows_of: dict[str, list[int]] = {}
     for row, one in enumerate(given):
-        if one.record is None and one.origin == Origin.REPLAYED and one.old_logprob_T is not None:
+        if one.record is None and one.origin == Origin.REPLAY and one.old_logprob_T is not None:
             raise DataError(
                 f"the replayed answer to {one.sample.prompt.text!r:.60} has log-probabilities, and no record says of "
                 "which decisions: give Given.record as Rollout.record_B has it, or no old_logprob_T"
@@ -157,7 +157,7 @@ def parts_of(trace: MaskedTrace | MaskedTraces) -> Iterator[tuple[Tensor, Masked
 
 
 def _unmasked_trace(
-    predictor: Predictor, given: Sequence[Given], token_NL: Tensor, drawing: TokenSampling
+    predictor: Predictor, given: Sequence[OffPolicySample], token_NL: Tensor, drawing: TokenSampling
 ) -> MaskedTrace:
     """The trace of rows that were sampled, from their records, which are of one kind."""
     made = {id(one.sample.prompt): one.sample.prompt for one in given}
@@ -173,7 +173,7 @@ def _unmasked_trace(
     )
 
 
-def _require_sampled(predictor: Predictor, given: Sequence[Given], tokens: Sequence[Tensor]) -> None:
+def _require_sampled(predictor: Predictor, given: Sequence[OffPolicySample], tokens: Sequence[Tensor]) -> None:
     """Raises DataError for a token that the policy never samples, whose log-probability is infinite."""
     for one, token_L in zip(given, tokens, strict=True):
         never_L = torch.isin(token_L, predictor.facts.never) & predictor.until_end(token_L[None])[0]

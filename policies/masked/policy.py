@@ -22,7 +22,7 @@ from mmgrpo.policy import (
     SupportsSupervisedLoss,
     SupportsWindows,
 )
-from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
+from mmgrpo.types import Evaluation, Example, OffPolicySample, Plan, Prompt, Rollout, Sample, SupervisedLoss
 from mmgrpo.values import ENTROPY, Value
 
 from ..distribution import LOGIT_VALUES, required_views, view_values
@@ -159,7 +159,7 @@ class MaskedPolicy(
             new = self.predictor.samples(bare, found.token_NL[[place for place, _ in carriers]])
             for (place, row), sample in zip(carriers, new, strict=True):
                 filled[row], samples[row] = found.row(place), sample
-            plan.hand_over(new)
+            plan.emit_samples(new)
         whole = UnmaskedAnswers.joined([filled[row] for row in range(len(rows))])
         condition_B = torch.tensor([p for p, _ in rows])
         trace = MaskedTrace(
@@ -183,7 +183,7 @@ class MaskedPolicy(
             num_forwards=len(first) * len(sampler.reveals),
         )
 
-    def read(self, given: Sequence[Given], *, seed: int, plan: Plan | None = None) -> Rollout:
+    def read(self, given: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
         """Answers hidden again as ``policy.reading`` says, by their tokens, or else by their text or picture.
 
         A decision is a token under a masking, or what a masking adds to a bound; of a sample with a record it is what
@@ -219,7 +219,7 @@ class MaskedPolicy(
                 if one.old_logprob_T.shape != (num,):
                     raise DataError(f"old_logprob_T must be {num} numbers, one of each decision")
                 rollout.old_logprob_BT[row, :num] = one.old_logprob_T
-        plan.hand_over(rollout.samples)
+        plan.emit_samples(rollout.samples)
         return rollout
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
@@ -302,8 +302,8 @@ class MaskedPolicy(
         reveals = self._reveals_of(settings)
         if plan.stochastic and settings.decision == "token":
             raise ConfigError("windows are laid over reveals: set policy.decision: reveal")
-        if not plan.deterministic or plan.to_be_read:
-            stochastic = None if plan.to_be_read else plan.stochastic
+        if not plan.deterministic or plan.for_rescoring:
+            stochastic = None if plan.for_rescoring else plan.stochastic
             return drawing, UnmaskingSampler(
                 reveals=reveals, order=settings.order, drawing=drawing, stochastic=stochastic
             )

@@ -21,7 +21,7 @@ from mmgrpo.policy import (
     SupportsSupervisedLoss,
 )
 from mmgrpo.system.targets import import_attribute
-from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
+from mmgrpo.types import Evaluation, Example, OffPolicySample, Plan, Prompt, Rollout, SupervisedLoss
 from mmgrpo.values import Value
 
 from ..weights import Weights
@@ -115,7 +115,7 @@ class UnifiedPolicy(
 
         return self._parted(prompts, drawn)
 
-    def read(self, given: Sequence[Given], *, seed: int, plan: Plan | None = None) -> Rollout:
+    def read(self, given: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
         """Texts are read as texts and pictures as pictures, as the prompts of the samples ask for."""
         plan = plan or Plan()
 

@@ -55,8 +55,8 @@ REFUSED: dict[tuple[str, str], dict[str, str]] = {
     ("digits-image", "mapo"): dict.fromkeys(["prorl", "tempflow-grpo"], NO_EFFECT),
     ("digits-image", "sapo"): dict.fromkeys(["mapo", "spo", "gspo", "dapo", "tempflow-grpo"], NO_EFFECT),
     ("digits-image", "diffusion-nft"): dict.fromkeys(["tempflow-grpo", "branch-grpo", "chunk-grpo"], READ),
-    ("digits-image", "tempflow-grpo"): {"diffusion-nft": READ, "branch-grpo": "a tree begins with one noise"},
-    ("digits-image", "branch-grpo"): {"diffusion-nft": READ, "tempflow-grpo": "a tree begins with one noise"},
+    ("digits-image", "tempflow-grpo"): {"diffusion-nft": READ, "branch-grpo": "share their initial noise"},
+    ("digits-image", "branch-grpo"): {"diffusion-nft": READ, "tempflow-grpo": "share their initial noise"},
 }
 PAIRS = {
     "arithmetic-text": list(permutations(TOKENS, 2)),

@@ -53,7 +53,7 @@ def feedback_of(
         scoped=scoped or {},
         rewards={name: _column(value_B) for name, value_B in (said or {}).items()},
         step=step,
-        drawn_by_BT=None if drawn_by is None else torch.tensor(drawn_by),
+        sampled_by_BT=None if drawn_by is None else torch.tensor(drawn_by),
     )
 
 

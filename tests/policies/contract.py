@@ -6,9 +6,9 @@ from mmgrpo.testing import GRADIENT_ROUNDING as GRADIENT_ROUNDING
 from mmgrpo.testing import GROUP_SIZE as GROUP_SIZE
 from mmgrpo.testing import SEED as SEED
 from mmgrpo.testing import Subject as Subject
+from mmgrpo.testing import check_emitted_samples as check_emitted_samples
 from mmgrpo.testing import check_every_decision_once as check_every_decision_once
 from mmgrpo.testing import check_gradients as check_gradients
-from mmgrpo.testing import check_hand_over as check_hand_over
 from mmgrpo.testing import check_on_policy_gap as check_on_policy_gap
 from mmgrpo.testing import check_own_prompts as check_own_prompts
 from mmgrpo.testing import check_prompt_ids as check_prompt_ids

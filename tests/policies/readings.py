@@ -9,7 +9,7 @@ from mmgrpo.policies.diffusion import DenoisingPolicy
 from torch import Tensor
 
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.types import Given, Origin, Plan, Prompt, Rollout, Sample
+from mmgrpo.types import OffPolicySample, Origin, Plan, Prompt, Rollout, Sample
 from mmgrpo.values import Value
 from tests.policies.test_denoising_targets import STATES, TEXTS, examples_of
 
@@ -19,21 +19,21 @@ READING = {"num_levels": T, "levels": "uniform"}
 ERROR, LEVEL = Value("error"), Value("level")
 
 
-def given_of(name: str) -> list[Given]:
+def given_of(name: str) -> list[OffPolicySample]:
     """Two members of each of two groups, with pictures or videos alone."""
     examples = examples_of(name)
     return [
-        Given(sample=Sample(example.prompt, group, member, image=example.image, video=example.video))
+        OffPolicySample(sample=Sample(example.prompt, group, member, image=example.image, video=example.video))
         for group, example in zip((5, 9), examples, strict=True)
         for member in (0, 3)
     ]
 
 
-def latents_of(policy: DenoisingPolicy, prompts: Sequence[Prompt] | None = None) -> list[Given]:
+def latents_of(policy: DenoisingPolicy, prompts: Sequence[Prompt] | None = None) -> list[OffPolicySample]:
     """Samples that the policy drew without noise, two members of each of two groups."""
     plan = Plan(stochastic=(), keep_latents=True, prompt_ids=(5, 9), members=((0, 3), (0, 3)))
     drawn = policy.rollout(prompts or [Prompt(text) for text in TEXTS], group_size=2, seed=SEED, plan=plan)
-    return [Given(sample=sample, origin=Origin.DRAWN) for sample in drawn.samples]
+    return [OffPolicySample(sample=sample, origin=Origin.ON_POLICY) for sample in drawn.samples]
 
 
 def draws(group: int, member: int, place: int, shape: torch.Size) -> tuple[float, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Policy
-from mmgrpo.types import Given, Plan, Prompt, Rollout
+from mmgrpo.types import OffPolicySample, Plan, Prompt, Rollout
 from tests.policies.tiny_language import picture, policy_of, prompts_of
 from tests.policies.tiny_policies import pipeline_of, settings_of
 
@@ -31,7 +31,7 @@ def drawn(policy: Built, prompts: list[Prompt]) -> Rollout:
 
 def again(policy: Built, prompts: list[Prompt]) -> Rollout:
     first = policy.rollout(prompts, group_size=2, seed=3, plan=Plan(stochastic=(), keep_latents=True))
-    return policy.read([Given(sample=sample) for sample in first.samples], seed=5)
+    return policy.read([OffPolicySample(sample=sample) for sample in first.samples], seed=5)
 
 
 CASES: dict[str, tuple[Callable[[], Built], list[Prompt], Callable[[Built, list[Prompt]], Rollout]]] = {
@@ -78,7 +78,7 @@ def test_behind_another_prompt_a_decision_is_as_likely_as_that_prompt_makes_it(n
     torch.testing.assert_close(back_BT, now_BT, atol=1e-6, rtol=1e-6)
     if name in ("tokens", "pictures and tokens"):
         given = [
-            Given(sample=replace(sample, prompt=prompt))
+            OffPolicySample(sample=replace(sample, prompt=prompt))
             for sample, prompt in zip(rollout.samples, swapped, strict=True)
         ]
         torch.testing.assert_close(policy.read(given, seed=0).old_logprob_BT, found_BT, atol=1e-6, rtol=1e-6)

@@ -17,7 +17,7 @@ from mmgrpo.policies.diffusion.step_sampler import StepSampler
 from pydantic import ValidationError
 
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.types import Example, Given, Origin, Plan, Prompt
+from mmgrpo.types import Example, OffPolicySample, Origin, Plan, Prompt
 from tests.policies import contract
 from tests.policies.contract import Subject, values
 from tests.policies.tiny_policies import parameters_of, policy_of
@@ -61,7 +61,7 @@ def test_the_laws_hold(name: str) -> None:
     contract.check_every_decision_once(subject)
     contract.check_rows_and_batches(subject)
     contract.check_prompt_ids(subject)
-    contract.check_hand_over(subject)
+    contract.check_emitted_samples(subject)
 
 
 @pytest.mark.parametrize("plan", [Plan(), Plan(stochastic=())], ids=["drawn", "without noise"])
@@ -187,7 +187,7 @@ def test_a_call_without_such_an_argument_is_refused() -> None:
 def test_finished_samples_are_read_in_their_own_size() -> None:
     mixed = policy("flux")
     drawn = mixed.rollout(prompts("flux"), group_size=1, seed=3, plan=Plan(stochastic=())).samples
-    given = [Given(sample=sample, origin=Origin.DRAWN) for sample in drawn]
+    given = [OffPolicySample(sample=sample, origin=Origin.ON_POLICY) for sample in drawn]
     read = mixed.read(given, seed=5)
     assert contract.largest_difference(values(mixed, read), read.old_logprob_BT, read.mask_BT) < 1e-5
     for number, size in enumerate([*SIZES["flux"], SIZES["flux"][0]]):

@@ -78,7 +78,7 @@ def test_prompt_ids_key_the_noise(drawing_subject: Subject) -> None:
 
 
 def test_samples_are_handed_over_as_they_are_drawn(drawing_subject: Subject) -> None:
-    contract.check_hand_over(drawing_subject)
+    contract.check_emitted_samples(drawing_subject)
 
 
 def test_reference_is_the_untrained_policy(subject: Subject) -> None:

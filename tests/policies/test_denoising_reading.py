@@ -15,7 +15,7 @@ from mmgrpo.policies.diffusion.noising import noise_levels
 from mmgrpo.policies.diffusion.settings import ReadingSettings
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
-from mmgrpo.types import Given, Origin, Plan, Prompt, Sample
+from mmgrpo.types import OffPolicySample, Origin, Plan, Prompt, Sample
 from mmgrpo.values import Value
 from tests.policies.contract import gradients, move, relative_difference, values
 from tests.policies.families import families
@@ -59,7 +59,7 @@ def test_the_log_probability_is_minus_the_matching_error(name: str) -> None:
     assert torch.equal(logprob_BT, rollout.old_logprob_BT)
     assert rollout.num_forwards == 4 * T
     assert rollout.origin_B is not None
-    assert rollout.origin_B.tolist() == [int(Origin.GIVEN)] * 4
+    assert rollout.origin_B.tolist() == [int(Origin.DEMONSTRATION)] * 4
     assert not rollout.on_policy
 
 
@@ -241,7 +241,7 @@ def test_settings_of_one_reading() -> None:
 def test_given_log_probabilities_stay() -> None:
     policy = policy_of("sd3", reading=READING)
     given = latents_of(policy)
-    known = [replace(given[0], old_logprob_T=torch.tensor([-1.0, -2.0, -3.0]), origin=Origin.REPLAYED), *given[1:]]
+    known = [replace(given[0], old_logprob_T=torch.tensor([-1.0, -2.0, -3.0]), origin=Origin.REPLAY), *given[1:]]
     rollout = policy.read(known, seed=SEED)
     assert rollout.old_logprob_BT[0].tolist() == [-1.0, -2.0, -3.0]
     assert torch.equal(rollout.old_logprob_BT[1:], policy.read(given, seed=SEED).old_logprob_BT[1:])
@@ -249,7 +249,7 @@ def test_given_log_probabilities_stay() -> None:
     assert rollout.origin_B.tolist() == [1, 0, 0, 0]
 
 
-def read_by(policy: DenoisingPolicy, given: Sequence[Given]) -> Any:
+def read_by(policy: DenoisingPolicy, given: Sequence[OffPolicySample]) -> Any:
     return policy.read(given, seed=SEED)
 
 
@@ -263,9 +263,9 @@ def test_what_cannot_be_read_is_refused_by_name() -> None:
     with pytest.raises(DataError, match=r"old_logprob_T must be 3 numbers, one of each level, got \(2,\)"):
         read_by(policy, [replace(given[0], old_logprob_T=torch.zeros(2))])
     with pytest.raises(DataError, match="must come with an image or a video"):
-        read_by(policy, [Given(sample=Sample(Prompt("a cat"), 0, 0))])
+        read_by(policy, [OffPolicySample(sample=Sample(Prompt("a cat"), 0, 0))])
     with pytest.raises(PolicyError, match="states of one shape"):
-        read_by(policy, [Given(sample=replace(given[0].sample, latent=torch.zeros(1, 4, 2, 2)))])
+        read_by(policy, [OffPolicySample(sample=replace(given[0].sample, latent=torch.zeros(1, 4, 2, 2)))])
     rollout = policy.read(given, seed=SEED)
     for value in (Value("gaussian", "reference"), Value("k3", "teacher"), Value("positive_error", "reference")):
         with pytest.raises(ConfigError, match="samples that are read have no value"):
@@ -283,7 +283,7 @@ def test_pipelines_whose_levels_are_not_a_rows_own_are_refused() -> None:
     sample = Sample(Prompt("a cat"), 0, 0, latent=torch.randn(1, 4, 8, 8))
     shape = inpainting.rollout([Prompt("a cat")], group_size=1, seed=0).trace.transitions[0][-1].next_state.shape
     with pytest.raises(PolicyError, match="changes its states between two steps"):
-        read_by(inpainting, [Given(sample=replace(sample, latent=torch.randn(shape)))])
+        read_by(inpainting, [OffPolicySample(sample=replace(sample, latent=torch.randn(shape)))])
     pipeline = pipeline_of("wan")
     parts = {**pipeline.components, "transformer_2": copy.deepcopy(pipeline.transformer)}
     experts = policy_of("wan", WanPipeline(**parts, boundary_ratio=0.9), reading=READING)

@@ -16,7 +16,7 @@ from mmgrpo.rewards.images.pixels import Brightness
 from PIL import Image
 
 from mmgrpo.training.trainer import Trainer
-from mmgrpo.types import Example, Given, Plan, Prompt, Sample
+from mmgrpo.types import Example, OffPolicySample, Plan, Prompt, Sample
 from tests.breadth import assembly, trial
 from tests.forked import on_processes
 from tests.policies.contract import values
@@ -66,7 +66,7 @@ def test_evaluations_keep_negative_prompts_to_their_rows() -> None:
 def test_samples_that_are_read_keep_negative_prompts_to_their_rows() -> None:
     policy = _sdxl()
     drawn = policy.rollout([NEGATIVE, NONE], group_size=1, seed=SEED, plan=Plan(stochastic=(), keep_latents=True))
-    given = [Given(sample=sample) for sample in drawn.samples]
+    given = [OffPolicySample(sample=sample) for sample in drawn.samples]
     both, alone = policy.read(given, seed=SEED), policy.read(given[1:], seed=SEED)
     torch.testing.assert_close(both.old_logprob_BT[1], alone.old_logprob_BT[0], rtol=1e-6, atol=1e-6)
 
@@ -125,7 +125,7 @@ def test_padding_is_measured_before_anything_else_than_a_rollout(first: str) -> 
         policy.rollout(prompts, group_size=1, seed=SEED, plan=Plan(stochastic=()))
     elif first == "read":
         drawn = [policy.rollout([p], group_size=1, seed=SEED, plan=Plan(keep_latents=True)).samples[0] for p in prompts]
-        given = [Given(sample=replace(sample, group=n)) for n, sample in enumerate(drawn)]
+        given = [OffPolicySample(sample=replace(sample, group=n)) for n, sample in enumerate(drawn)]
         both, alone = policy.read(given, seed=SEED), policy.read(given[:1], seed=SEED)
         assert torch.equal(both.old_logprob_BT[0], alone.old_logprob_BT[0])
     else:

@@ -19,7 +19,7 @@ from PIL import Image
 
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.types import Example, Given, Plan, Prompt, Sample
+from mmgrpo.types import Example, OffPolicySample, Plan, Prompt, Sample
 from tests.policies.contract import sample_difference, values
 from tests.policies.tiny_policies import pipeline_of, policy_of
 from tests.tiny.picture_adapters import with_ip_adapter
@@ -142,7 +142,7 @@ def test_examples_and_finished_samples_with_pictures_share_runs() -> None:
     assert runs == [1, 1, 2]
     samples = policy.rollout(prompts, group_size=1, seed=SEED).samples
     runs.clear()
-    read = policy.read([Given(sample=sample) for sample in samples], seed=SEED)
+    read = policy.read([OffPolicySample(sample=sample) for sample in samples], seed=SEED)
     assert runs == [8]  # two rows at four levels
     assert torch.equal(values(policy, read), read.old_logprob_BT)
 

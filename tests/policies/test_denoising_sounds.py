@@ -14,7 +14,7 @@ from mmgrpo.policies.diffusion.supervised_denoising import Targets
 from mmgrpo.policies.diffusion.waveforms import waveform_of
 
 from mmgrpo.errors import DataError, PolicyError
-from mmgrpo.types import Audio, Example, Given, Prompt, Sample
+from mmgrpo.types import Audio, Example, OffPolicySample, Prompt, Sample
 from tests.breadth import assembly
 from tests.heard import tone
 from tests.policies.contract import move, values
@@ -81,7 +81,7 @@ def test_the_loss_on_a_sound_falls_down_its_gradient() -> None:
 def test_a_finished_sound_is_read() -> None:
     policy = policy_of()
     sample = Sample(PROMPT, group=0, member=0, audio=tone(1, rate=4, duration_s=2.0))
-    rollout = policy.read([Given(sample=sample)], seed=0)
+    rollout = policy.read([OffPolicySample(sample=sample)], seed=0)
     assert float((values(policy, rollout) - rollout.old_logprob_BT).abs().max()) < 1e-6
     move(policy.trainable)
     assert float((values(policy, rollout) - rollout.old_logprob_BT).abs().max()) > 1e-4

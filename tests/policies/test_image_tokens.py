@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
-from mmgrpo.types import Example, Given, Origin, Plan, Prompt, Rollout, Sample
+from mmgrpo.types import Example, OffPolicySample, Origin, Plan, Prompt, Rollout, Sample
 from mmgrpo.values import ENTROPY, LOGPROB_MEAN, PEERS, RANK, from_reference, of_view
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
 from tests.policies.tiny_image_tokens import DRAWING, policy_of, prompts_of
@@ -127,14 +127,14 @@ def test_emu3_draws_greedily_what_its_own_generate_draws() -> None:
 def test_a_picture_is_what_its_codes_decode_to_and_its_codes_are_read_back(name: str) -> None:
     policy = policy_of(name)
     rollout = rollout_of(policy)
-    again = [Given(sample=sample, old_logprob_T=old_T, origin=Origin.REPLAYED)
+    again = [OffPolicySample(sample=sample, old_logprob_T=old_T, origin=Origin.REPLAY)
              for sample, old_T in zip(rollout.samples, rollout.old_logprob_BT, strict=True)]  # fmt: skip
     read = policy.read(again, seed=0)
     assert torch.equal(read.old_logprob_BT, rollout.old_logprob_BT)
     assert torch.equal(read.state_BT, rollout.state_BT)
     assert [sample.image for sample in read.samples] == [sample.image for sample in rollout.samples]
     assert not read.on_policy
-    pictures = [Given(sample=Sample(sample.prompt, sample.group, sample.member, image=sample.image))
+    pictures = [OffPolicySample(sample=Sample(sample.prompt, sample.group, sample.member, image=sample.image))
                 for sample in rollout.samples]  # fmt: skip
     found = policy.read(pictures, seed=0, plan=Plan(values=(ENTROPY,)))
     assert all(len(sample.tokens or ()) == policy.num_decisions for sample in found.samples)
@@ -173,7 +173,7 @@ def test_rows_are_scored_on_the_codes_that_could_be_drawn(cut: str, value: float
     taken_T = cut_TK.gather(1, torch.tensor(rollout.samples[0].tokens)[:, None])[:, 0]
     torch.testing.assert_close(rollout.old_logprob_BT[0], taken_T, atol=3e-5, rtol=1e-5)
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-5
-    read = policy.read([Given(sample=sample) for sample in rollout.samples], seed=0)
+    read = policy.read([OffPolicySample(sample=sample) for sample in rollout.samples], seed=0)
     assert largest_difference(read.old_logprob_BT, rollout.old_logprob_BT, rollout.mask_BT) < 1e-5
 
 

@@ -41,7 +41,7 @@ def test_a_replayed_window_trains_the_codes_that_were_sampled(name: str) -> None
     policy = own.make(own.rows)
     assert isinstance(policy, ImageTokensPolicy)
     rollout = own.rollout(policy, Plan(stochastic=(1, 3), settings={"temperature": 2.0, "guidance_scale": 2.0}))
-    read = policy.read([rollout.given(row, Origin.REPLAYED) for row in range(own.rows)], seed=0)
+    read = policy.read([rollout.off_policy_sample(row, Origin.REPLAY) for row in range(own.rows)], seed=0)
     assert read.mask_BT.sum(1).tolist() == [2] * own.rows
     assert torch.equal(read.mask_BT, rollout.mask_BT)
     gap_BT = (values(policy, read) - rollout.old_logprob_BT)[rollout.mask_BT]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.types import Given, Sample
+from mmgrpo.types import OffPolicySample, Sample
 from mmgrpo.values import end_logprob
 from tests.policies.tiny_language import policy_of, prompts_of
 
@@ -19,7 +19,7 @@ def test_the_token_is_asked_behind_texts_that_came_to_their_own_end(share_prefix
     long, short = prompts_of("llama")
     told = [(long, "one two three", True), (long, "one", True), (short, "two", True), (short, "one two three", False)]
     answers = [Sample(prompt, n // 2, n % 2, text=text, finished=ends) for n, (prompt, text, ends) in enumerate(told)]
-    rollout = policy.read([Given(sample=answer) for answer in answers], seed=0)
+    rollout = policy.read([OffPolicySample(sample=answer) for answer in answers], seed=0)
     value = end_logprob(TOKEN)
     found_BT = torch.zeros(rollout.shape)
     for part in policy.evaluate(rollout, values=(value,)):

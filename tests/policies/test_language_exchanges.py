@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.errors import ConfigError, PolicyError
-from mmgrpo.types import Given, Plan, Prompt, Rollout
+from mmgrpo.types import OffPolicySample, Plan, Prompt, Rollout
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
 from tests.policies.test_language_ways import t5
 from tests.policies.tiny_language import picture, policy_of, prompts_of
@@ -182,7 +182,7 @@ def test_states_are_named_by_the_environment_or_by_what_it_tells() -> None:
 def test_samples_of_an_exchange_are_read_as_they_were_drawn() -> None:
     policy = terse("llama")
     rollout = exchange(policy, "llama", Asking)
-    read = policy.read([Given(sample=sample) for sample in rollout.samples], seed=0)
+    read = policy.read([OffPolicySample(sample=sample) for sample in rollout.samples], seed=0)
     for mine, theirs in zip(read.samples, rollout.samples, strict=True):
         for turns in ("turn_starts", "turn_ends", "turn_texts", "turn_rewards", "turn_keys"):
             assert getattr(mine, turns) == getattr(theirs, turns)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from mmgrpo.policies.language.group_divergence import member_divergence
 
-from mmgrpo.types import Given, Sample
+from mmgrpo.types import OffPolicySample, Sample
 from mmgrpo.values import PEERS
 from tests.policies.tiny_language import policy_of, prompts_of
 
@@ -29,7 +29,7 @@ def test_a_policy_says_how_far_its_groups_are_apart(head_bytes: int) -> None:
     long, short = prompts_of("llama")
     told = [(long, "one two three"), (long, "one"), (short, "two"), (short, "two one")]
     answers = [Sample(prompt, n // 2, n % 2, text=text, finished=True) for n, (prompt, text) in enumerate(told)]
-    rollout = policy.read([Given(sample=answer) for answer in answers], seed=0)
+    rollout = policy.read([OffPolicySample(sample=answer) for answer in answers], seed=0)
     found_BT = torch.zeros(rollout.shape)
     for part in policy.evaluate(rollout, [0, 3], values=(PEERS,)):
         assert part.rows is not None

@@ -11,7 +11,7 @@ from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor
 
 from mmgrpo.errors import DataError
-from mmgrpo.types import Example, Given, Origin, Plan, Prompt, Rollout, Sample
+from mmgrpo.types import Example, OffPolicySample, Origin, Plan, Prompt, Rollout, Sample
 from mmgrpo.values import ENTROPY
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
 from tests.policies.tiny_language import policy_of, prompts_of
@@ -23,11 +23,11 @@ def rollout_of(policy: LanguagePolicy, name: str = "llama", **plan: Any) -> Roll
     return policy.rollout(prompts_of(name), group_size=3, seed=SEED, plan=Plan(**plan))
 
 
-def given_of(rollout: Rollout, *, stored: bool) -> list[Given]:
+def given_of(rollout: Rollout, *, stored: bool) -> list[OffPolicySample]:
     lengths = [len(sample.tokens or ()) for sample in rollout.samples]
     old = [rollout.old_logprob_BT[row, :length] if stored else None for row, length in enumerate(lengths)]
     return [
-        Given(sample=sample, old_logprob_T=old_T, origin=Origin.REPLAYED if stored else Origin.GIVEN)
+        OffPolicySample(sample=sample, old_logprob_T=old_T, origin=Origin.REPLAY if stored else Origin.DEMONSTRATION)
         for sample, old_T in zip(rollout.samples, old, strict=True)
     ]
 
@@ -45,7 +45,7 @@ def test_its_own_samples_are_read_as_they_were_drawn(name: str, settings: dict[s
     assert torch.equal(read.prompt_index_B, rollout.prompt_index_B)
     assert largest_difference(read.old_logprob_BT, rollout.old_logprob_BT, rollout.mask_BT) < (1e-9 if stored else 2e-6)
     assert read.origin_B is not None
-    assert set(read.origin_B.tolist()) == {Origin.REPLAYED if stored else Origin.GIVEN}
+    assert set(read.origin_B.tolist()) == {Origin.REPLAY if stored else Origin.DEMONSTRATION}
     assert not read.on_policy
     assert [sample.text for sample in read.samples] == [sample.text for sample in rollout.samples]
     assert read.num_forwards == (0 if stored else len(read.samples))
@@ -68,7 +68,7 @@ def test_an_answer_of_a_data_set_is_its_text_and_the_end() -> None:
     prompt = prompts_of("llama")[0]
     answers = [Sample(prompt, 4, 0, text="one red"), Sample(prompt, 4, 1, text="one red", finished=False)]
     handed: list[Any] = []
-    read = policy.read([Given(sample=one) for one in answers], seed=0, plan=Plan(on_samples=handed.extend))
+    read = policy.read([OffPolicySample(sample=one) for one in answers], seed=0, plan=Plan(on_samples=handed.extend))
     tokens = policy._encoder.target("one red").tolist()
     end = policy._encoder.end_id(policy._end_ids.tolist())
     assert [list(sample.tokens or ()) for sample in read.samples] == [[*tokens, end], tokens]
@@ -132,7 +132,9 @@ def test_entropies_come_with_the_log_probabilities_of_now() -> None:
 def test_the_warm_up_is_the_mean_of_read_rows() -> None:
     policy = policy_of("llama", temperature=1.0)
     examples = [Example(prompt, text) for prompt, text in zip(prompts_of("llama"), ("one", "two red"), strict=True)]
-    read = policy.read([Given(sample=Sample(e.prompt, n, 0, text=e.text)) for n, e in enumerate(examples)], seed=0)
+    read = policy.read(
+        [OffPolicySample(sample=Sample(e.prompt, n, 0, text=e.text)) for n, e in enumerate(examples)], seed=0
+    )
     loss = policy.supervised_loss(examples, seeds=[0, 1])
     assert loss.num_terms == int(read.mask_BT.sum())
     assert float(loss.mean.detach()) == pytest.approx(-float(read.old_logprob_BT.sum()) / loss.num_terms, rel=1e-6)
@@ -142,11 +144,13 @@ def test_what_cannot_be_read_as_a_row_is_named() -> None:
     policy = policy_of("llama")
     prompt = Prompt("what")
     with pytest.raises(DataError, match="is no text: a language policy cannot read it"):
-        policy.read([Given(sample=Sample(prompt, 0, 0))], seed=0)
+        policy.read([OffPolicySample(sample=Sample(prompt, 0, 0))], seed=0)
     with pytest.raises(DataError, match="has 2 tokens and 3 log-probabilities"):
-        policy.read([Given(sample=Sample(prompt, 0, 0, tokens=[20, 21]), old_logprob_T=torch.zeros(3))], seed=0)
+        policy.read(
+            [OffPolicySample(sample=Sample(prompt, 0, 0, tokens=[20, 21]), old_logprob_T=torch.zeros(3))], seed=0
+        )
     with pytest.raises(DataError, match="has 0 tokens and none"):
-        policy.read([Given(sample=Sample(prompt, 0, 0, text="", finished=False))], seed=0)
+        policy.read([OffPolicySample(sample=Sample(prompt, 0, 0, text="", finished=False))], seed=0)
 
 
 def test_an_answer_with_a_token_that_is_never_sampled_names_row_and_token() -> None:
@@ -156,6 +160,8 @@ def test_an_answer_with_a_token_that_is_never_sampled_names_row_and_token() -> N
     token = sample.tokens[2]
     never = policy_of("llama", suppress=(token,))
     with pytest.raises(DataError, match=rf"group 1, member 0.* the token {token} \(.*at place 2.*policy.suppress"):
-        never.read([Given(sample=sample)], seed=0)
-    forced = never.read([Given(sample=sample, num_forced=3)], seed=0)  # what is not a decision may be any token
+        never.read([OffPolicySample(sample=sample)], seed=0)
+    forced = never.read(
+        [OffPolicySample(sample=sample, num_forced=3)], seed=0
+    )  # what is not a decision may be any token
     assert int(forced.mask_BT.sum()) == len(sample.tokens) - 3

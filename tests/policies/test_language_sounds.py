@@ -79,7 +79,7 @@ def test_gradients(settings: dict[str, Any]) -> None:
         contract.check_seeds,
         contract.check_every_decision_once,
         contract.check_prompt_ids,
-        contract.check_hand_over,
+        contract.check_emitted_samples,
         contract.check_reference,
     ],
     ids=lambda check: check.__name__,

@@ -16,7 +16,7 @@ from mmgrpo.policies.masked.unmasking_schedule import COUNTS, unmasking_steps
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
-from mmgrpo.types import Example, Given, Plan, Prompt, Sample
+from mmgrpo.types import Example, OffPolicySample, Plan, Prompt, Sample
 from mmgrpo.values import ENTROPY, of_view
 from tests.policies.contract import move, values
 from tests.policies.tiny_masked import TEXTS, parts_of, policy_of, prompts_of
@@ -321,6 +321,6 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(DataError, match="has images, videos, audios or a beginning"):
         policy.rollout([Prompt("x", audios=["a.wav"])], group_size=2, seed=SEED)
     with pytest.raises(DataError, match="an answer has 6 tokens, got a sample with 2"):
-        policy.read([Given(sample=Sample(Prompt("x"), 0, 0, tokens=[1, 2]))], seed=SEED)
+        policy.read([OffPolicySample(sample=Sample(Prompt("x"), 0, 0, tokens=[1, 2]))], seed=SEED)
     with pytest.raises(ConfigError, match=r"name one in policy\.codes\.decoder"):
         MaskedPolicy(*parts_of("eurobert"), settings={"codes": {"offset": 1, "number": 2, "height": 1, "width": 1}})

@@ -9,7 +9,7 @@ import torch
 from mmgrpo.policies.masked import MaskedPolicy
 
 from mmgrpo.errors import DataError
-from mmgrpo.types import Example, Given, Origin, Plan, Sample
+from mmgrpo.types import Example, OffPolicySample, Origin, Plan, Sample
 from tests.policies import contract
 from tests.policies.contract import Subject
 from tests.policies.families import Law, families, laws
@@ -61,7 +61,7 @@ def test_replayed_rows_have_the_maskings_that_they_had(name: str, estimate: str)
     own = subject(name, num_steps=4, reading={"estimate": estimate, "num_levels": 2})
     policy = own.make(own.rows)
     assert isinstance(policy, MaskedPolicy)
-    read = policy.read([Given(sample=sample) for sample in own.rollout(policy).samples], seed=3)
+    read = policy.read([OffPolicySample(sample=sample) for sample in own.rollout(policy).samples], seed=3)
     contract.check_ratio_of_read_rows(own, policy, read)
     again = policy_of(name, reading={"estimate": "whole"})  # settings of a resumed run
     contract.check_ratio_of_read_rows(own, again, read)
@@ -70,8 +70,8 @@ def test_replayed_rows_have_the_maskings_that_they_had(name: str, estimate: str)
 def test_rows_of_several_kinds_of_decisions_are_read_together() -> None:
     policies = [policy_of("eurobert", **settings) for settings in ({"num_steps": 3}, GUIDED | {"num_steps": 2})]
     rollouts = [policy.rollout(prompts_of(), group_size=2, seed=5) for policy in policies]
-    given = [rollout.given(row, Origin.REPLAYED) for row in range(4) for rollout in rollouts]
-    answer = Given(sample=rollouts[0].samples[0])
+    given = [rollout.off_policy_sample(row, Origin.REPLAY) for row in range(4) for rollout in rollouts]
+    answer = OffPolicySample(sample=rollouts[0].samples[0])
     read = policies[0].read([*given, answer], seed=1)
     assert read.num_decisions_B is not None
     assert read.num_decisions_B.tolist() == [6, 2] * 4 + [6]
@@ -97,7 +97,7 @@ def test_tokens_are_in_the_order_of_the_decisions(name: str) -> None:
     order_BL = torch.cat([look.place_Bn for look in rollout.trace.looks], dim=1)
     for row, sample in enumerate(rollout.samples):
         assert rollout.token_BT[row].tolist() == [list(sample.tokens or ())[place] for place in order_BL[row]]
-        assert not rollout.reads_in_order(row)
+        assert not rollout.tokens_match_sample(row)
     assert (policy_of(name, **GUIDED | {"num_steps": 2})).rollout(prompts_of(), group_size=1, seed=5).token_BT is None
 
 
@@ -106,11 +106,11 @@ def test_a_token_that_is_never_sampled_is_named() -> None:
     sample = policy.rollout(prompts_of(), group_size=1, seed=5).samples[1]
     token = next(iter(sample.tokens or ()))
     with pytest.raises(DataError, match=rf"group 1, member 0\) has the token {token} at place 0.*policy.suppress"):
-        policy_of("eurobert", suppress=(token,)).read([Given(sample=sample)], seed=0)
+        policy_of("eurobert", suppress=(token,)).read([OffPolicySample(sample=sample)], seed=0)
 
 
 def test_answers_of_others_have_tokens() -> None:
     policy = policy_of("eurobert")
     prompt = prompts_of()[0]
-    (sample,) = policy.read([Given(sample=Sample(prompt, 0, 0, text="a red circle"))], seed=0).samples
+    (sample,) = policy.read([OffPolicySample(sample=Sample(prompt, 0, 0, text="a red circle"))], seed=0).samples
     assert sample.tokens == policy.predictor.target(Example(prompt, text="a red circle")).tolist()

@@ -13,7 +13,7 @@ from mmgrpo.policies.masked.unmasking_schedule import bound_maskings, share_mask
 
 from mmgrpo import Trainer
 from mmgrpo.errors import ConfigError
-from mmgrpo.types import Example, Given, Origin, Plan, Prompt, Rollout, Sample
+from mmgrpo.types import Example, OffPolicySample, Origin, Plan, Prompt, Rollout, Sample
 from tests.policies.contract import gradients, move, relative_difference, values
 from tests.policies.tiny_masked import TEXTS, policy_of, prompts_of
 from tests.tiny.masked_models import MASK, tokenizer
@@ -27,9 +27,9 @@ READINGS: dict[str, dict[str, Any]] = {
 MODELS = [(name, of) for name in READINGS for of in ("eurobert", "amused") if (name, of) != ("whole", "amused")]
 
 
-def given_of(policy: Any, seed: int = SEED) -> list[Given]:
+def given_of(policy: Any, seed: int = SEED) -> list[OffPolicySample]:
     rollout = policy.rollout(prompts_of(), group_size=2, seed=seed)
-    return [Given(sample=sample, origin=Origin.DRAWN) for sample in rollout.samples]
+    return [OffPolicySample(sample=sample, origin=Origin.ON_POLICY) for sample in rollout.samples]
 
 
 @pytest.mark.parametrize(("name", "of"), MODELS)
@@ -59,7 +59,7 @@ def test_now_and_then_are_asked_the_same(name: str, of: str) -> None:
 def test_a_whole_answer_is_asked_for_at_once_behind_a_prompt_with_holes() -> None:
     policy = policy_of("eurobert", reading=READINGS["whole"])
     sample = Sample(Prompt(TEXTS[1]), 4, 1, text="a red circle")
-    rollout = policy.read([Given(sample=sample)], seed=SEED)
+    rollout = policy.read([OffPolicySample(sample=sample)], seed=SEED)
     words, model = tokenizer(), policy.predictor.facts.modules["model"]
     mask = words.get_vocab()[MASK]
     answer = policy.predictor.target(Example(sample.prompt, text=sample.text))
@@ -125,7 +125,7 @@ def test_the_bound_is_the_mean_over_all_orders(num_levels: int) -> None:
 def _logprobs(policy: Any, sample: Sample, hidden_BL: torch.Tensor) -> torch.Tensor:
     """Of each hidden place, under each of these masks."""
     B, L = hidden_BL.shape
-    rollout = policy.read([Given(sample=replace(sample, member=member)) for member in range(B)], seed=0)
+    rollout = policy.read([OffPolicySample(sample=replace(sample, member=member)) for member in range(B)], seed=0)
     trace: MaskedTrace = rollout.trace
     everywhere_BL = torch.arange(L).expand(B, L)
     look = MaskedPass(
@@ -165,7 +165,7 @@ def test_given_log_probabilities_stay_and_captions_have_no_holes() -> None:
     policy = policy_of("eurobert", reading={"estimate": "bound", "num_levels": 2})
     sample = given_of(policy)[0].sample
     old_T = torch.tensor([-3.0, -4.0])
-    rollout = policy.read([Given(sample=sample, old_logprob_T=old_T)], seed=SEED)
+    rollout = policy.read([OffPolicySample(sample=sample, old_logprob_T=old_T)], seed=SEED)
     assert torch.equal(rollout.old_logprob_BT[0], old_T)
     assert not rollout.on_policy
     pictures = policy_of("amused", reading=READINGS["whole"])
@@ -200,6 +200,6 @@ def test_a_run_trains_on_its_samples_hidden_again(name: str) -> None:
 def test_a_plan_to_be_read_draws_at_random() -> None:
     policy = policy_of("eurobert")
     plain = policy.rollout(prompts_of(), group_size=2, seed=SEED)
-    rollout = policy.rollout(prompts_of(), group_size=2, seed=SEED, plan=Plan(stochastic=(), to_be_read=True))
+    rollout = policy.rollout(prompts_of(), group_size=2, seed=SEED, plan=Plan(stochastic=(), for_rescoring=True))
     assert [one.tokens for one in plain.samples] == [one.tokens for one in rollout.samples]
     assert not rollout.mask_BT.any()

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from mmgrpo.policy import SupportsTextOffsets
-from mmgrpo.types import Given, Sample
+from mmgrpo.types import OffPolicySample, Sample
 from tests.policies.tiny_language import policy_of, prompts_of
 
 
@@ -20,7 +20,7 @@ def test_words_bytes_and_ends(name: str) -> None:
     policy = policy_of(name)
     assert isinstance(policy, SupportsTextOffsets)
     (prompt, _) = prompts_of(name)
-    sample = policy.read([Given(sample=Sample(prompt, 0, 0, text="red cat\nblue 漢 no"))], seed=0).samples[0]
+    sample = policy.read([OffPolicySample(sample=Sample(prompt, 0, 0, text="red cat\nblue 漢 no"))], seed=0).samples[0]
     # red, " cat", newline, blue, space, three bytes of one character of which the first has it, " no", end
     assert policy.text_offsets(sample) == [3, 7, 8, 12, 13, 14, 14, 14, 17, 17]
 

@@ -19,7 +19,7 @@ from torch import nn
 import mmgrpo
 from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Policy
-from mmgrpo.types import Example, Given, Plan, Prompt, Sample
+from mmgrpo.types import Example, OffPolicySample, Plan, Prompt, Sample
 from mmgrpo.values import ENTROPY, from_reference
 from tests.policies import contract
 from tests.policies.contract import Subject, largest_difference, values
@@ -75,7 +75,7 @@ def test_the_laws(tmp_path: Path) -> None:
 def test_the_other_laws(tmp_path: Path) -> None:
     contract.check_rows_and_batches(SUBJECT)
     contract.check_seeds(SUBJECT)
-    contract.check_hand_over(SUBJECT)
+    contract.check_emitted_samples(SUBJECT)
     full = replace(SUBJECT, make=lambda batch: policy_of(batch=batch))
     contract.check_gradients(full)
     contract.check_reference(full)
@@ -105,7 +105,7 @@ def test_rows_are_those_of_the_policies_alone() -> None:
         for part in policy.evaluate(rollout, values=(ENTROPY, from_reference("k3"))):
             assert bool((part.values[ENTROPY][rollout.mask_BT[part.rows][:, list(part.columns)]] > 0).all())
             assert float(part.values[from_reference("k3")].abs().max()) < 1e-6
-    read = policy.read([Given(sample=sample) for sample in rollout.samples], seed=0)
+    read = policy.read([OffPolicySample(sample=sample) for sample in rollout.samples], seed=0)
     assert largest_difference(read.old_logprob_BT, values(policy, read), read.mask_BT) < 1e-6
     assert [s.tokens for s in read.samples] == [s.tokens for s in rollout.samples]
 
@@ -117,7 +117,7 @@ def test_the_same_decisions_behind_other_prompts() -> None:
     seen_BT = values(policy, policy.override_prompts(rollout, asked))
     alone = (ImageTokensPolicy(*parts_of(), DRAW), LanguagePolicy(*parts_of(), WRITE))
     for row, one in enumerate(alone):
-        read = one.read([Given(sample=replace(rollout.samples[row], group=0))], seed=0)
+        read = one.read([OffPolicySample(sample=replace(rollout.samples[row], group=0))], seed=0)
         assert read.shape[1] == int(rollout.mask_BT[row].sum())
         there_BT = values(one, one.override_prompts(read, [asked[row]]))
         torch.testing.assert_close(seen_BT[row, : read.shape[1]], there_BT[0], atol=1e-5, rtol=1e-5)

@@ -14,7 +14,7 @@ from mmgrpo.rewards.text.structure import Format
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from mmgrpo.environment import Environment, Turn
-from mmgrpo.types import Given, Plan, Prompt, Sample
+from mmgrpo.types import OffPolicySample, Plan, Prompt, Sample
 from tests.policies.contract import largest_difference, values
 from tests.policies.tiny_masked import parts_of
 from tests.tiny.language_models import make
@@ -80,7 +80,7 @@ def answered(policy: LanguagePolicy, text: str) -> Sample:
     """An answer as the policy tokenizes it, read without its text."""
     ids = [*policy.processor(text, add_special_tokens=False)["input_ids"], policy.processor.eos_token_id]
     sample = Sample(Prompt("what"), 0, 0, tokens=ids, finished=True)
-    return policy.read([Given(sample=sample)], seed=0).samples[0]
+    return policy.read([OffPolicySample(sample=sample)], seed=0).samples[0]
 
 
 def test_tags_that_are_special_tokens_are_part_of_the_text() -> None:

@@ -126,7 +126,7 @@ def test_an_estimator_of_tokens_sees_each_decisions_token(tmp_path: Path) -> Non
 def test_answers_that_are_read_by_the_current_weights_have_no_departure() -> None:
     policy = tiny_language.policy_of("llama")
     rollout = policy.rollout(tiny_language.prompts_of("llama"), group_size=2, seed=3)
-    stored = [rollout.given(row, Origin.REPLAYED) for row in range(4)]
+    stored = [rollout.off_policy_sample(row, Origin.REPLAY) for row in range(4)]
     given = [replace(one, old_logprob_T=None) if row % 2 else one for row, one in enumerate(stored)]
     answers = read(policy, given, Plan(), 0)
     assert answers.unchanged_B.tolist() == [False, True, False, True]  # what is stored may be of earlier weights

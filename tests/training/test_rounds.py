@@ -29,7 +29,7 @@ from mmgrpo.scoring import NamedReward
 from mmgrpo.training.credit import valued
 from mmgrpo.training.gather import Experience, gather
 from mmgrpo.training.judge import judge
-from mmgrpo.types import Given, Origin, Rollout
+from mmgrpo.types import OffPolicySample, Origin, Rollout
 from tests.policies.tiny_language import policy_of, prompts_of
 from tests.test_trainer import make_policy
 
@@ -105,7 +105,7 @@ def test_a_hint_is_shown_and_the_answer_trained_behind_the_bare_prompt() -> None
     assert found.keep_B.tolist() == [True, False, True, False, True, True]
     assert all(sample.prompt in PROMPTS for sample in found.samples)
     assert rollout.origin_B is not None
-    assert rollout.origin_B.tolist() == [0, 0, 0, 0, Origin.GIVEN, Origin.GIVEN]
+    assert rollout.origin_B.tolist() == [0, 0, 0, 0, Origin.DEMONSTRATION, Origin.DEMONSTRATION]
     assert not rollout.on_policy
     shown = policy.rollout(
         [shown_by(hint["hint"], PROMPTS[0], 2)], group_size=1, seed=7, plan=Plan(prompt_ids=(0,), members=((2,),))
@@ -114,7 +114,7 @@ def test_a_hint_is_shown_and_the_answer_trained_behind_the_bare_prompt() -> None
     T = len(shown.samples[0].tokens or ())
     assert torch.allclose(rollout.old_logprob_BT[4, :T], shown.old_logprob_BT[0, :T], atol=1e-6)
     now_BT = scored(policy, rollout)
-    read = policy.read([Given(sample=found.samples[4])], seed=0)
+    read = policy.read([OffPolicySample(sample=found.samples[4])], seed=0)
     assert torch.allclose(now_BT[4, :T], read.old_logprob_BT[0, :T], atol=1e-6)  # behind the bare prompt
     assert not torch.allclose(now_BT[4, :T], rollout.old_logprob_BT[4, :T], atol=1e-4)
 
@@ -161,7 +161,7 @@ def test_a_replayed_row_of_the_policy_of_now_has_the_ratio_one() -> None:
     found = gathered(with_replay(num=1), even_prompts_differ, policy=policy, memory=memory)
     assert found.rollout.prompt_index_B.tolist() == [0, 0, 1, 1, 0]
     assert found.rollout.origin_B is not None
-    assert found.rollout.origin_B.tolist() == [0, 0, 0, 0, Origin.REPLAYED]
+    assert found.rollout.origin_B.tolist() == [0, 0, 0, 0, Origin.REPLAY]
     assert torch.allclose(scored(policy, found.rollout)[4, :T], own.rollout.old_logprob_BT[0, :T], atol=1e-6)
 
 

@@ -22,7 +22,7 @@ from mmgrpo.training.credit import Batch, estimate
 from mmgrpo.training.gather import Experience
 from mmgrpo.training.judge import Verdict
 from mmgrpo.training.scored import ScoredStep
-from mmgrpo.types import Given, Rollout, Sample, Scope, Score
+from mmgrpo.types import OffPolicySample, Rollout, Sample, Scope, Score
 from tests.policies import tiny_language, tiny_policies
 from tests.policies.letters import letters
 
@@ -44,7 +44,9 @@ def of_lines(values: Sequence[Sequence[float | None]], whole: float = 0.0) -> An
 
 def written(policy: LanguagePolicy, members: int = 4, text: str = TEXT) -> Rollout:
     prompt, _ = tiny_language.prompts_of("llama")
-    return policy.read([Given(sample=Sample(prompt, 0, member, text=text)) for member in range(members)], seed=0)
+    return policy.read(
+        [OffPolicySample(sample=Sample(prompt, 0, member, text=text)) for member in range(members)], seed=0
+    )
 
 
 def credit(policy: Policy, rollout: Rollout, rewards: Sequence[NamedReward], *estimators: Any, **config: Any) -> Batch:

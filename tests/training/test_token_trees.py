@@ -39,7 +39,7 @@ def tree_of(policy: LanguagePolicy, planner: Planner = TREE) -> Experience:
 def flat(rollout: Rollout) -> Rollout:
     """The same rows, of which nobody knows that they share anything."""
     apart = [replace(completion, num_taken=0) for completion in rollout.trace.completions]
-    return replace(rollout, trace=replace(rollout.trace, completions=apart), drawn_by_BT=None)
+    return replace(rollout, trace=replace(rollout.trace, completions=apart), sampled_by_BT=None)
 
 
 @contextmanager
@@ -80,10 +80,10 @@ def test_rows_take_over_beginnings_and_draw_the_rest_by_their_own_numbers(settin
     rollout = found.rollout
     assert rollout.on_policy
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 2e-6
-    assert rollout.drawn_by_BT is not None
+    assert rollout.sampled_by_BT is not None
     place = {(sample.group, sample.member): row for row, sample in enumerate(rollout.samples)}
     row, root, second = place[1, 6], place[1, 0], place[1, 2]
-    assert rollout.drawn_by_BT[row].tolist() == [*[root] * 3, *[second] * 3, *[row] * 3]
+    assert rollout.sampled_by_BT[row].tolist() == [*[root] * 3, *[second] * 3, *[row] * 3]
     assert rollout.old_logprob_BT[row, :3].equal(rollout.old_logprob_BT[root, :3])
 
 
@@ -94,12 +94,12 @@ def test_a_text_behind_what_is_taken_over_is_given(settings: dict[str, Any]) -> 
     put = policy.processor("two", add_special_tokens=False)["input_ids"]
     rollout = found.rollout
     assert len(found.samples) == 2 * 2 * 3
-    assert rollout.drawn_by_BT is not None
+    assert rollout.sampled_by_BT is not None
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 2e-6
     for row, sample in enumerate(found.samples):
-        own_T = rollout.drawn_by_BT[row] == row
+        own_T = rollout.sampled_by_BT[row] == row
         after = int((~own_T).sum())
-        root = found.samples[int(rollout.drawn_by_BT[row, 0])]
+        root = found.samples[int(rollout.sampled_by_BT[row, 0])]
         assert tokens(sample)[:after] == tokens(root)[:after]
         if sample.member < 2:
             assert rollout.mask_BT[row, : len(tokens(sample))].all()
@@ -238,7 +238,7 @@ def test_what_cannot_be_gone_on_from_is_said() -> None:
 def test_a_planner_that_parts_nothing_leaves_all_as_it_was() -> None:
     policy = policy_of("llama", max_new_tokens=9)
     found, plain = tree_of(policy, branch_evenly(every=20)), tree_of(policy, fixed())
-    assert found.rollout.drawn_by_BT is None
+    assert found.rollout.sampled_by_BT is None
     for name in ("old_logprob_BT", "mask_BT", "state_BT", "segment_BT"):
         assert torch.equal(getattr(found.rollout, name), getattr(plain.rollout, name))
     ours, theirs = (list(policy.evaluate(one.rollout)) for one in (found, plain))

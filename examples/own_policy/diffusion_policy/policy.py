@@ -93,7 +93,7 @@ class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows,
         for some in (rows[b : b + size] for b in range(0, len(rows), size)):
             episodes, path = self._episodes(some, seed, stochastic_T)
             drawn = [Sample(*row, array=array.cpu()) for row, array in zip(some, path, strict=True)]
-            plan.hand_over(drawn)
+            plan.emit_samples(drawn)
             parts.append(episodes)
             samples += drawn
         trace = Episodes(

@@ -83,17 +83,17 @@ def budget_advantages(
 
 def _taken(feedback: Feedback) -> Tensor:
     """How many decisions each row took over, (B,)."""
-    if feedback.drawn_by_BT is None:
+    if feedback.sampled_by_BT is None:
         return torch.zeros(len(feedback.reward_B), dtype=torch.long)
     rows_B1 = torch.arange(len(feedback.reward_B))[:, None]
-    return (feedback.drawn_by_BT != rows_B1).sum(1)
+    return (feedback.sampled_by_BT != rows_B1).sum(1)
 
 
 def _exits(feedback: Feedback, taken: Sequence[int], at: tuple[int, ...]) -> dict[int, list[list[int]]]:
     """The rows that answer at each budget of each thought, the thought's own among the last; never none."""
     found: dict[int, list[list[int]]] = {row: [[] for _ in (*at, 0)] for row, num in enumerate(taken) if num == 0}
     for row, num in enumerate(taken):
-        root = row if feedback.drawn_by_BT is None else int(feedback.drawn_by_BT[row, 0])
+        root = row if feedback.sampled_by_BT is None else int(feedback.sampled_by_BT[row, 0])
         found[root][at.index(num) if num in at else -1].append(row)
     return {root: [rows or of_S[-1] for rows in of_S] for root, of_S in found.items()}
 

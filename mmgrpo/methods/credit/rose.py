@@ -38,7 +38,7 @@ def shorter_branches(*, power: float = 1.0, right: float = 1.0) -> Estimator:
 
 
 def _shorter_branches(feedback: Feedback, advantage_BT: Tensor, *, power: float, right: float) -> Tensor:
-    drawn_BT, length_B = feedback.drawn_by_BT, feedback.mask_BT.sum(1)
+    drawn_BT, length_B = feedback.sampled_by_BT, feedback.mask_BT.sum(1)
     right_B = feedback.valid_B & (feedback.reward_B >= right) & (length_B > 0)
     less_BT = torch.zeros_like(advantage_BT)
     for rows in members(feedback):

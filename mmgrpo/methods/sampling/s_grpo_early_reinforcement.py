@@ -38,9 +38,9 @@ def _trunk_and_exits(feedback: Feedback, advantage_BT: Tensor, *, decay: float) 
     tree = forest_of(feedback)
     shared_BT = tree.sharing() > 1
     drew_BT, groups = torch.ones_like(shared_BT), feedback.groups
-    if feedback.drawn_by_BT is not None:
-        drew_BT = feedback.drawn_by_BT == torch.arange(len(shared_BT))[:, None]
-        groups = grouped(feedback.drawn_by_BT[:, 0])
+    if feedback.sampled_by_BT is not None:
+        drew_BT = feedback.sampled_by_BT == torch.arange(len(shared_BT))[:, None]
+        groups = grouped(feedback.sampled_by_BT[:, 0])
     stays_B = 2 * shared_BT.sum(1) + (shared_BT & drew_BT).any(1)
     right_B = feedback.valid_B & (feedback.reward_B > 0)
     valid_PG = groups.valid(feedback.valid_B)
