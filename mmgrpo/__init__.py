@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mmgrpo.config.loading import load_config
     from mmgrpo.data.prompts import load_prompts_of
     from mmgrpo.data.stream import stream_of
-    from mmgrpo.runs.processes import Job
+    from mmgrpo.distributed.job import Job
     from mmgrpo.scoring import Scorer
     from mmgrpo.training.auxiliary import Auxiliaries
     from mmgrpo.training.build import (
@@ -50,7 +50,7 @@ HOMES = {
         "mmgrpo.types",
     ),
     "Auxiliaries": "mmgrpo.training.auxiliary",
-    "Job": "mmgrpo.runs.processes",
+    "Job": "mmgrpo.distributed.job",
     "Scorer": "mmgrpo.scoring",
     "Warmup": "mmgrpo.training.warmup",
     "build_objective": "mmgrpo.config.binding",

@@ -14,9 +14,9 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from mmgrpo import Sample, Trainer
+from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.memory_meter import MemoryMeter
-from mmgrpo.runs.processes import Job
 from mmgrpo.types import Score
 from tests.forked import on_processes
 from tests.policies import tiny_policies
@@ -72,14 +72,14 @@ def runs(folder: Path, names: Sequence[str]) -> dict[str, tuple[Tensor, list[dic
         asked.clear()
         pipeline, _, trains = name.partition(" ")
         trainer = trained(folder / name, pipeline, context_parallel=2, lora=trains != "all")
-        found[name] = *outcome(trainer), sum(trainer.job.gather_each(sum(asked)))
+        found[name] = *outcome(trainer), sum(trainer.job.gather_processes(sum(asked)))
     return found
 
 
 def ended(folder: Path, names: Sequence[str]) -> str:
     """How a run ends of whose processes one that asks no rewards is told to."""
     job = Job(Accelerator(), context_parallel=2)
-    pids = job.gather_each(os.getpid())
+    pids = job.gather_processes(os.getpid())
 
     def ending(samples: Sequence[Sample]) -> list[float]:
         os.kill(pids[1], signal.SIGTERM)
@@ -134,7 +134,7 @@ def peak(folder: Path, names: Sequence[str]) -> int:
     job = Job(Accelerator(cpu=True), context_parallel=int(os.environ.get("WORLD_SIZE", "1")))
     call = {"num_frames": 33, "height": 64, "width": 64, "num_inference_steps": 3}
     policy = tiny_policies.policy_of("wan", call=call, update_batch=1, rollout_batch=1)
-    job.spread(policy)
+    job.distribute(policy)
     rollout = policy.rollout(tiny_policies.prompts_of("wan")[:1], group_size=2, seed=1)
     gradients(policy, rollout)  # what is tried first is not measured
     with MemoryMeter(policy.weights.modules["transformer"].parameters()) as meter:
@@ -153,11 +153,11 @@ def refused(folder: Path, names: Sequence[str]) -> list[str]:
     job, said = Job(Accelerator(), context_parallel=3), []
     for policy in (tiny_policies.policy_of("sd3"), tiny_policies.policy_of("wan"), policy_of("llama")):
         with pytest.raises(ConfigError) as error:
-            job.spread(policy)
+            job.distribute(policy)
         said.append(str(error.value))
     policy = tiny_policies.policy_of("flux", compile=True)
     with pytest.raises(ConfigError, match=r"policy\.compile: denoisers that split their sequence are not compiled"):
-        job.spread(policy)
+        job.distribute(policy)
     return said
 
 
@@ -168,7 +168,7 @@ def test_what_cannot_share_a_sequence_is_refused(tmp_path: Path) -> None:
         f"{key}: diffusers has no plan (_cp_plan) by which it splits the sequence of SD3Transformer2DModel, "
         "the transformer; leave it out",
         f"{key}: 3 does not divide the 2 heads of WanTransformer3DModel, the transformer",
-        f"LanguagePolicy splits no sequences: leave out {key}",
+        f"LanguagePolicy cannot split sequences: leave out {key}",
     ]
 
 
@@ -176,7 +176,7 @@ def indivisible(folder: Path, names: Sequence[str]) -> str:
     """What two processes are told of a sequence of an odd length."""
     job = Job(Accelerator(), context_parallel=2)
     policy = tiny_policies.policy_of("flux", call={"max_sequence_length": 7})
-    job.spread(policy)
+    job.distribute(policy)
     with pytest.raises(ConfigError) as error:
         policy.rollout(tiny_policies.prompts_of("flux")[:1], group_size=2, seed=1)
     return str(error.value)

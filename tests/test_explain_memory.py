@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 
 from mmgrpo.cli import app
 from mmgrpo.config.loading import load_config, validated
+from mmgrpo.distributed.job import Job
+from mmgrpo.distributed.parameter_shards import local_shards
 from mmgrpo.explain.memory_meter import ran
 from mmgrpo.explain.operator_times import MachineSpeed, Operator, measured, optimizer_work, work_of
 from mmgrpo.explain.process_scale import Planned, ShardingEngine, planned, scale_rows
 from mmgrpo.explain.resident_memory import block_sizes, gathered_bytes, held_by
-from mmgrpo.runs.parts import held
-from mmgrpo.runs.processes import Job
 from tests.test_sharding import on_two
 from tests.tiny.language_models import make as make_language_model
 
@@ -136,7 +136,7 @@ def held_in_parts(folder: Path, names: Sequence[str]) -> list[tuple[int, int]]:
     for lora in LORAS:
         policy = LanguagePolicy.from_config(settings_with(lora))
         policy.shard(job.sharding.shard)
-        sizes = [(whole.requires_grad, held([whole])[0].nbytes) for whole in policy.model.parameters()]
+        sizes = [(whole.requires_grad, local_shards([whole])[0].nbytes) for whole in policy.model.parameters()]
         found.append((sum(size for trains, size in sizes if trains), sum(size for trains, size in sizes if not trains)))
     return found
 

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from mmgrpo.cli import app
 from mmgrpo.config import RunConfig
 from mmgrpo.config.registry import REWARDS
+from mmgrpo.distributed.accelerator import make_accelerator
 from mmgrpo.errors import MissingPackageError
-from mmgrpo.runs.folder import make_accelerator
 from mmgrpo.system import extras
 from mmgrpo.system.extras import EXTRA_OF, install_command, is_installed, missing, required
 

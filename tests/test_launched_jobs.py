@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mmgrpo.config import RunConfig
+from mmgrpo.distributed.accelerator import make_accelerator
 from mmgrpo.errors import ConfigError
-from mmgrpo.runs.folder import make_accelerator
 from mmgrpo.system.launch_environment import WORLD_SIZES, num_launched
 from tests.forked import on_processes
 from tests.test_trainer import run

@@ -18,9 +18,9 @@ from mmgrpo.cli.export import _write_whole
 from mmgrpo.config import RunConfig
 from mmgrpo.config.binding import build_objective
 from mmgrpo.config.loading import load_config, validated
+from mmgrpo.distributed.trackers import wandb_settings
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
-from mmgrpo.runs.tracking import wandb_settings
 from mmgrpo.system import files
 from mmgrpo.system.console import EncodableStream, PlainConsole
 from mmgrpo.system.files import full_disk

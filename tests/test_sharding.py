@@ -19,11 +19,11 @@ from torch.distributed.tensor import DTensor
 
 from mmgrpo import Trainer
 from mmgrpo.config import RuntimeConfig
+from mmgrpo.distributed.job import Job
+from mmgrpo.distributed.parameter_shards import ParameterShard, local_shards
+from mmgrpo.distributed.sharding import Sharding
 from mmgrpo.errors import ConfigError
 from mmgrpo.layouts import layout_of, local_part
-from mmgrpo.runs.parts import Part, held
-from mmgrpo.runs.processes import Job
-from mmgrpo.runs.sharding import Sharding
 from mmgrpo.system.extras import is_installed
 from tests import test_world_sizes as scenarios
 from tests.forked import on_processes
@@ -61,10 +61,10 @@ def resumed(output: Path) -> Trainer:
         return scenarios.make_policy(rollout_batch=1, update_batch=1)
 
     whole = scenarios.finished(Trainer(policy(), *given, values))
-    whole.job.wait()
+    whole.job.barrier()
     if whole.job.is_main:
         shutil.rmtree(whole.folder.path / "checkpoints" / "step-000002")
-    whole.job.wait()
+    whole.job.barrier()
     again = scenarios.finished(Trainer(policy(), *given, values, resume=whole.folder.path))
     assert all(torch.equal(one, other) for one, other in zip(whole.parameters, again.parameters, strict=True))
     return again
@@ -155,19 +155,19 @@ def gradients_apart(folder: Path, names: Sequence[str], **lora: Any) -> dict[str
         parts.shard(job.sharding.shard)
         rollouts = [one.rollout(tiny_policies.prompts_of(name), group_size=2, seed=1) for one in (whole, parts)]
         assert torch.equal(rollouts[0].old_logprob_BT, rollouts[1].old_logprob_BT)
-        job.wait()
+        job.barrier()
         ours, theirs = gradients(whole, rollouts[0]), gradients(parts, rollouts[1])
-        theirs = [both(one, part, job) for one, part in zip(theirs, held(parts.trainable), strict=True)]
+        theirs = [both(one, part, job) for one, part in zip(theirs, local_shards(parts.trainable), strict=True)]
         found[name] = max(float((x - y).norm() / x.norm().clamp(min=1e-12)) for x, y in zip(ours, theirs, strict=True))
-        job.wait()
+        job.barrier()
     return found
 
 
 def both(gradient: Any, part: Tensor, job: Job) -> Tensor:
     """One process's gradient of what two had a gradient of, each the same."""
-    job.wait()
+    job.barrier()
     own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-    return part.laid.whole(own) / 2 if isinstance(part, Part) else gradient
+    return part.layout.whole(own) / 2 if isinstance(part, ParameterShard) else gradient
 
 
 def full_gradients_apart(folder: Path, names: Sequence[str]) -> dict[str, float]:
@@ -226,17 +226,17 @@ def drawn_alone(folder: Path, names: Sequence[str]) -> tuple[list[int], list[Ten
         return sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in policy.trainable)
 
     found = [held()]
-    with job.drawing(RuntimeConfig()):
+    with job.gathered_for_rollout(RuntimeConfig()):
         found.append(held())
         if job.is_main:  # the other makes no call meanwhile, not even an empty one
             policy.rollout(prompts_of("llama"), group_size=2, seed=0)
             found.append(held())
-        job.wait()
+        job.barrier()
         said: list[Tensor] = []
         for one in (whole, policy):
             with one.weights.using("reference"):
                 said.append(one.rollout(prompts_of("llama"), group_size=2, seed=1).old_logprob_BT)
-        job.wait()
+        job.barrier()
     found.append(held())
     return found, said
 
@@ -249,10 +249,10 @@ def tried_alone(folder: Path, names: Sequence[str]) -> list[Tensor]:
     whole, policy = (scenarios.policy_of("llama", lora={"rank": 2}) for _ in range(2))
     policy.shard(job.sharding.shard)
     drawn: list[Tensor] = []
-    with job.drawing(RuntimeConfig()):
+    with job.gathered_for_rollout(RuntimeConfig()):
         if job.is_main:  # which tries ways by their gradients, and so needs the other's empty calls
             drawn.append(policy.rollout(prompts_of("llama"), group_size=2, seed=0).old_logprob_BT)
-    job.wait()
+    job.barrier()
     return [*drawn, whole.rollout(prompts_of("llama"), group_size=2, seed=0).old_logprob_BT]
 
 
@@ -288,7 +288,7 @@ def test_what_cannot_be_sharded_is_refused() -> None:
     with pytest.raises(ConfigError, match="set fsdp_version: 2"):
         Sharding(accelerator, FullyShardedDataParallelPlugin(fsdp_version=1))
     sharding = Sharding(accelerator, FullyShardedDataParallelPlugin(fsdp_version=2))
-    with pytest.raises(ConfigError, match=r"head: Linear names no blocks"):
+    with pytest.raises(ConfigError, match=r"head cannot be sharded: Linear names no blocks"):
         sharding.shard("head", torch.nn.Linear(2, 2).requires_grad_(False))
     with pytest.raises(ConfigError, match=r"policy.compile: sharded denoisers are not compiled"):
         scenarios.make_policy(lora={"rank": 2}, compile=True).shard(sharding.shard)

@@ -140,7 +140,7 @@ def of_files(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
             if name in ("kept", "texts", "loaded"):
                 trainer.train()
             found[number][name] = str(trainer.folder.path), scenarios.outcome(trainer)[0]
-        assert trainer.job.in_parts == parts
+        assert trainer.job.is_sharded == parts
     return found
 
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import Shard
 
+from mmgrpo.distributed.parameter_shards import restore_pieces, split_pieces
 from mmgrpo.errors import CheckpointError
 from mmgrpo.layouts import OnMesh, local_slice
-from mmgrpo.runs.parts import with_stored, without_pieces
 from mmgrpo.shards import PIECES, Piece, is_sharded, load_module, read_shards, shard_name, write_shard, writer_of
 
 SHAPES = ((7, 3), (1, 4), (2,), (5, 2, 2))
@@ -170,14 +170,14 @@ def test_another_module_is_refused_before_anything_changes(tmp_path: Path) -> No
 def test_a_state_dict_is_split_and_put_together(tmp_path: Path) -> None:
     piece = Piece(torch.arange(6.0), 0, torch.Size([2, 3]))
     state = {"optimizer": {"state": {0: {"step": torch.tensor(1.0), "exp_avg": piece}}}, "average": [piece, 3], "n": 1}
-    rest, pieces = without_pieces(state)
+    rest, pieces = split_pieces(state)
     assert pieces == {"optimizer.state.0.exp_avg": piece, "average.0": piece}
     write_shard(tmp_path, pieces, process=0, num_processes=1)
     torch.save(rest, tmp_path / "rest.pt")
-    again = with_stored(torch.load(tmp_path / "rest.pt", weights_only=True), read_shards(tmp_path))
+    again = restore_pieces(torch.load(tmp_path / "rest.pt", weights_only=True), read_shards(tmp_path))
     assert again["n"] == 1
     assert again["average"][1] == 3
     for one in (again["average"][0], again["optimizer"]["state"][0]["exp_avg"]):
         assert torch.equal(one.whole(), torch.arange(6.0).view(2, 3))
     with pytest.raises(KeyError):
-        with_stored(rest, {})
+        restore_pieces(rest, {})

@@ -15,8 +15,8 @@ from accelerate import Accelerator
 from PIL import Image
 
 from mmgrpo.config import RunConfig
+from mmgrpo.distributed.trackers import Trackers
 from mmgrpo.runs.showing import show
-from mmgrpo.runs.tracking import Trackers
 from mmgrpo.types import Prompt, Sample, Scores
 
 SCORES = Scores(

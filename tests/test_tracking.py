@@ -12,8 +12,8 @@ from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 
 from mmgrpo.config import RunConfig
-from mmgrpo.runs import tracking
-from mmgrpo.runs.tracking import Trackers
+from mmgrpo.distributed import trackers as trackers_module
+from mmgrpo.distributed.trackers import Trackers
 from tests.test_trainer import lines, run, weights
 
 
@@ -52,34 +52,34 @@ def started(tracker: Failing, folder: Path) -> Trackers:
     return trackers
 
 
-def test_one_that_is_down_is_said_once_and_left_alone(
+def test_failing_tracker_is_reported_once_and_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(tracking.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(trackers_module.time, "monotonic", lambda: clock[0])
     tracker = Failing(down={2, 3})
     trackers = started(tracker, tmp_path)
     with caplog.at_level(logging.WARNING):
         for step, now_s in enumerate((0, 1, 2, 31, 80, 92, 93)):
             clock[0] = now_s
             trackers.log({"reward/mean": step}, step)
-    # asked at 0 and 1 (fails: none before 31), 31 (fails: none before 91), 92 and 93
+    # called at 0 and 1 (fails: none before 31), 31 (fails: none before 91), 92 and 93
     assert tracker.got == [(step, {"reward/mean": step}) for step in (0, 5, 6)]
     assert [record.message for record in caplog.records] == [
-        "tracker far-away failed (ConnectionError: api.far-away.com does not answer); training goes on, and it is "
-        "tried again later"
+        "tracker far-away failed (ConnectionError: api.far-away.com does not answer); training continues, and it is "
+        "retried later"
     ]
     assert trackers.finish() == [
         "tracker far-away did not get everything: 4 call(s) were lost, the first to ConnectionError: "
-        "api.far-away.com does not answer; the run folder has all that was logged"
+        "api.far-away.com does not answer; the run folder has all logged values"
     ]
 
 
-def test_one_that_cannot_begin_ends_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tracker_that_cannot_start_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = run(tmp_path / "plain", steps=1)
     # tensorboard makes a folder of the project's name in that of the run, where there is a file of it
     down = run(tmp_path / "down", steps=1, tracking={"trackers": ["tensorboard"], "project": "config.yaml"})
     assert torch.equal(weights(plain), weights(down))
     assert len(lines(down)) == len(lines(plain)) == 2
     assert down.status == "finished"
-    assert "tracker tensorboard got nothing: it could not begin (FileExistsError: " in capsys.readouterr().out
+    assert "tracker tensorboard got nothing: it could not start (FileExistsError: " in capsys.readouterr().out

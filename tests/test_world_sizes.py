@@ -19,7 +19,7 @@ from mmgrpo.rewards.groups.chains import InContext, OfLater
 from torch import Tensor
 
 from mmgrpo import Example, Prompt, Sample, Trainer
-from mmgrpo.runs.parts import Part, held
+from mmgrpo.distributed.parameter_shards import ParameterShard, local_shards
 from tests.forked import on_processes
 from tests.policies.test_language_exchanges import terse
 from tests.policies.tiny_language import policy_of, prompts_of
@@ -334,11 +334,12 @@ def finished(trainer: Trainer) -> Trainer:
 
 def outcome(trainer: Trainer) -> tuple[Tensor, list[dict[str, Any]]]:
     """The weights at the end, and the lines of the log."""
-    trainer.job.wait()
+    trainer.job.barrier()
     logs = [trainer.folder.path / name for name in ("warmup.jsonl", "metrics.jsonl")]
     lines = [json.loads(line) for log in logs if log.is_file() for line in log.read_text().splitlines()]
     weights = [
-        part.laid.whole(part.detach()) if isinstance(part, Part) else part.detach() for part in held(trainer.parameters)
+        part.layout.whole(part.detach()) if isinstance(part, ParameterShard) else part.detach()
+        for part in local_shards(trainer.parameters)
     ]
     return torch.cat([weight.flatten() for weight in weights]), lines
 

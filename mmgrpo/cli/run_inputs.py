@@ -235,8 +235,8 @@ def judged_by(settings: RunConfig, checkpoint: Path | None, *, trust: bool = Fal
     """
     from mmgrpo.config import TrackingConfig
     from mmgrpo.data.prompts import load_prompts_of
-    from mmgrpo.runs.folder import make_accelerator
-    from mmgrpo.runs.processes import Job
+    from mmgrpo.distributed.accelerator import make_accelerator
+    from mmgrpo.distributed.job import Job
     from mmgrpo.scoring import Scorer
     from mmgrpo.training.build import build_rewards, exchange_plan
     from mmgrpo.training.evaluation import evaluate

@@ -53,13 +53,13 @@ def train_series(settings: RunConfig, say: Callable[[str], None]) -> RunEnd:
     Returns:
         How the last run of it ended that was begun.
     """
+    from mmgrpo.distributed.job import Job
     from mmgrpo.runs.folder import claim_folder
-    from mmgrpo.runs.processes import Job
     from mmgrpo.system.files import replace_text
 
     with _accelerator(settings, is_new=True) as accelerator:
         job = Job(accelerator)
-        folder = job.from_main(lambda: claim_folder(settings))
+        folder = job.run_on_main(lambda: claim_folder(settings))
         if job.is_main:
             replace_text(folder / SERIES, dump_config(settings))
         return _trained_in_turn(settings, folder, accelerator, say)
@@ -90,8 +90,8 @@ def resume_series(folder: Path, overrides: list[str], say: Callable[[str], None]
 
 
 def _trained_in_turn(settings: RunConfig, folder: Path, accelerator: Accelerator, say: Callable[[str], None]) -> RunEnd:
+    from mmgrpo.distributed.job import Job
     from mmgrpo.runs.folder import clear_unbegun, has_ended
-    from mmgrpo.runs.processes import Job
 
     ended = RunEnd(folder, "finished", accelerator.is_main_process)
     runs = runs_of(settings)
@@ -102,7 +102,7 @@ def _trained_in_turn(settings: RunConfig, folder: Path, accelerator: Accelerator
         if accelerator.is_main_process:
             say(f"run {number + 1} of {len(runs)}: {run}")
         started = config.model_copy(update={"output": str(folder), **_from(folder, runs[:number], config)})
-        can_resume = Job(accelerator).from_main(partial(clear_unbegun, run))
+        can_resume = Job(accelerator).run_on_main(partial(clear_unbegun, run))
         ended = _trained(started, accelerator, run if can_resume else None)
         if not has_ended(run):
             if accelerator.is_main_process:
@@ -121,7 +121,8 @@ def _from(folder: Path, before: list[RunConfig], config: RunConfig) -> dict[str,
 
 @contextmanager
 def _accelerator(settings: RunConfig, *, is_new: bool) -> Iterator[Accelerator]:
-    from mmgrpo.runs.folder import make_accelerator, require_output
+    from mmgrpo.distributed.accelerator import make_accelerator
+    from mmgrpo.runs.folder import require_output
 
     if is_new:
         require_output(settings)

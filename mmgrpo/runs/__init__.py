@@ -1,1 +1,1 @@
-"""A run while it goes on and what it leaves: its processes, folder, checkpoints, samples, progress and alarms."""
+"""A run and its folder: checkpoints, resuming, sample files, progress and alerts."""

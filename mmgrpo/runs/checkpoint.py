@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError
 
+from mmgrpo.distributed.job import Job
+from mmgrpo.distributed.parameter_shards import restore_pieces, split_pieces
 from mmgrpo.errors import CheckpointError, MmgrpoError, OutputError
 from mmgrpo.policy import Policy
-from mmgrpo.runs.parts import with_stored, without_pieces
-from mmgrpo.runs.processes import Job
 from mmgrpo.shards import read_shards, write_shard, writer_of
 from mmgrpo.system.files import full_disk, remove_folder, replace_folder, sync, sync_tree
 
@@ -109,7 +109,7 @@ def save_checkpoint(
     held = (("policy", nullcontext()), ("average", averaged))
     saved = [(name, weights) for name, weights in held if policy is not None and weights is not None]
     leads, process = (True, 0) if job is None else (job.is_main, job.process)
-    rest, pieces = without_pieces(state)
+    rest, pieces = split_pieces(state)
 
     def begin() -> None:
         clear_unfinished(folder)
@@ -137,7 +137,7 @@ def save_checkpoint(
 
     def together(do: Callable[[], T]) -> list[T]:
         """On every process; what fails on one is raised on all."""
-        return [_writing(final, do)] if job is None else job.from_all_each(lambda: _writing(final, do))
+        return [_writing(final, do)] if job is None else job.run_on_each_process(lambda: _writing(final, do))
 
     def by_main(do: Callable[[], None]) -> None:
         together(do if leads else lambda: None)
@@ -318,7 +318,7 @@ def load_checkpoint(
             policy.load(checkpoint / "policy")
         state = torch.load(checkpoint / TRAINING, map_location=device, weights_only=True)
         stored = read_shards(checkpoint / PIECES) if (checkpoint / PIECES).is_dir() else {}
-        return read_place(checkpoint), with_stored(state, stored)
+        return read_place(checkpoint), restore_pieces(state, stored)
     except MmgrpoError:
         raise
     except Exception as error:  # whatever torch, safetensors or a foreign policy say of files that are none of theirs

@@ -10,24 +10,19 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import Accelerator
-from accelerate.utils import DistributedType, InitProcessGroupKwargs
 from torch import Tensor
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import LAUNCHED, dump_config
-from mmgrpo.errors import ConfigError, OutputError
+from mmgrpo.errors import OutputError
 from mmgrpo.runs.samples import write_samples
 from mmgrpo.runs.trust import note_written
-from mmgrpo.system.extras import TRACKERS_KEY, require_installed
 from mmgrpo.system.files import append_line, read_lines, replace_folder, replace_text, sync, writing
-from mmgrpo.system.launch_environment import launched_by, num_launched
 from mmgrpo.types import Sample, Scores
 
 PACKAGES = ("mmgrpo", "torch", "diffusers", "transformers", "accelerate", "peft")
@@ -236,44 +231,6 @@ def require_output(config: RunConfig) -> None:
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         what = "is no folder" if not there.is_dir() else "gives no leave to write"
         raise OutputError(f"output: {config.output} cannot take run folders, as {there} {what}; set output=FOLDER")
-
-
-def make_accelerator(config: RunConfig) -> Accelerator:
-    """accelerate's view of the processes, with the run's trackers.
-
-    Processes that a launcher started on a machine without a GPU are a job on the CPU, as with ``runtime.device: cpu``.
-
-    Args:
-        config: of the run.
-
-    Returns:
-        The accelerator.
-
-    Raises:
-        MissingPackageError: a tracker is not installed.
-        ConfigError: several processes were launched, and accelerate cannot make one job of them.
-    """
-    require_installed(config.tracking.trackers, TRACKERS_KEY)
-    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # for which transformers would load on one process alone
-    num_processes, device = num_launched(), config.runtime.device
-    accelerator = Accelerator(
-        cpu=device == "cpu" or (num_processes > 1 and device is None and not torch.accelerator.is_available()),
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=config.runtime.collective_timeout_s))],
-        log_with=list(config.tracking.trackers) or None,
-        project_dir=str(Path(config.output).absolute()),  # the trackers are told the run's own
-    )
-    if accelerator.num_processes != num_processes:
-        raise ConfigError(
-            f"{launched_by()} started {num_processes} processes, and accelerate connects {accelerator.num_processes} "
-            "of them: each would train a run of its own. Start them as one job, mmgrpo train CONFIG --accelerate gpus "
-            "--processes N (under srun with one task per node and MASTER_ADDR set), on the CPU with "
-            "runtime.device=cpu; for separate runs, set WORLD_SIZE=1 in each process"
-        )
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        from transformers.integrations import unset_hf_deepspeed_config
-
-        unset_hf_deepspeed_config()  # for which transformers would part what it loads, and knows no blocks
-    return accelerator
 
 
 def _command() -> str:

@@ -15,10 +15,10 @@ from mmgrpo.config.loading import LAUNCHED, load_config, read_layers, validated
 from mmgrpo.config.parts import singles_of
 from mmgrpo.config.registry import settings_type
 from mmgrpo.config.tasks import TASK_NAME
+from mmgrpo.distributed.sharding import launch_flags
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.runs.checkpoint import FOLDER, Place, is_checkpoint, list_checkpoints, sound_checkpoint, weights_of
 from mmgrpo.runs.folder import CONFIG, has_ended
-from mmgrpo.runs.sharding import launch_flags
 from mmgrpo.system.files import read_lines
 
 START = Place(step=0, warmup_step=0)

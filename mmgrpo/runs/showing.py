@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from mmgrpo.distributed.trackers import Trackers
 from mmgrpo.runs.drawing import captions_of, contact_sheet, picture_of
-from mmgrpo.runs.tracking import Trackers
 from mmgrpo.types import Sample, Scores
 
 MAX_SHOWN = 16
@@ -36,7 +36,7 @@ def show(trackers: Trackers, step: int, samples: Sequence[Sample], scores: Score
         scores: what the judges said of them.
         task: of a mixed run: in the names under which they are found.
     """
-    if not samples or not trackers.are_there:
+    if not samples or not trackers.is_active:
         return
     drawn = [(picture, row) for row, sample in enumerate(samples) if (picture := picture_of(sample)) is not None]
     pictures, captions = [picture for picture, _ in drawn], [captions_of(scores, row) for _, row in drawn]
@@ -52,7 +52,7 @@ def show(trackers: Trackers, step: int, samples: Sequence[Sample], scores: Score
         elif tracker.name == "trackio":
             _in_trackio(tracker.tracker, under, step, pictures, captions, texts)
 
-    trackers.tell(say)
+    trackers.call(say)
 
 
 def _texts(samples: Sequence[Sample], scores: Scores) -> _Texts | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
-from mmgrpo.runs.processes import Job
+from mmgrpo.distributed.job import Job
 from mmgrpo.system import interrupts
 from mmgrpo.types import Sample
 
@@ -73,12 +73,12 @@ class Stopping:
     def is_told(self) -> bool:
         """Whether any process was told to end."""
         self._raise_swallowed()
-        return any(self._job.gather_each(self.after_step))
+        return any(self._job.gather_processes(self.after_step))
 
     def give_up(self) -> None:
         """Ends the step at hand before it changes the weights, on all processes, if one of them was told to."""
         self._raise_swallowed()
-        if any(self._job.gather_each(self.at_once)):
+        if any(self._job.gather_processes(self.at_once)):
             self.at_once = True
             raise Terminated
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, final
 
-from mmgrpo.runs.processes import Job
+from mmgrpo.distributed.job import Job
 from mmgrpo.runs.watchdog import step_summary
 from mmgrpo.training.learn import Update
 from mmgrpo.training.phases import Judged

@@ -19,11 +19,11 @@ from mmgrpo.config.binding import build_answer_weight
 from mmgrpo.data.history import Context, History
 from mmgrpo.data.media import Gallery, opened
 from mmgrpo.data.prompts import load_prompts
+from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy, SupportsTextOffsets
-from mmgrpo.runs.processes import Job
 from mmgrpo.training.credit import Batch
 from mmgrpo.training.learner import Gradient
 from mmgrpo.training.supervision import (
@@ -179,7 +179,7 @@ class Auxiliaries:
             examples.extend(examples_of())
             return num
 
-        total = sum(self._job.from_all(found))
+        total = sum(self._job.run_on_all(found))
         seeds = [derive_seed(self._seed, EXAMPLES_SEED, number, group) for group in groups]
         lesson = Lesson(examples=examples, seeds=seeds)
         came_to = accumulate_weighted(

@@ -21,6 +21,8 @@ from mmgrpo.config.registry import policy_class, resolve
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.data.contexts import CONTEXTS
 from mmgrpo.data.history import Context
+from mmgrpo.distributed.job import Job
+from mmgrpo.distributed.parameter_shards import local_shards
 from mmgrpo.environment import Environment
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.planners import Setting
@@ -29,8 +31,6 @@ from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy
 from mmgrpo.runs.checkpoint import FOLDER, is_checkpoint
-from mmgrpo.runs.parts import held
-from mmgrpo.runs.processes import Job
 from mmgrpo.runs.resuming import weights_at
 from mmgrpo.scoring import Gate, NamedReward, as_reward
 from mmgrpo.system.process_settings import restored_settings
@@ -205,7 +205,7 @@ def optimizer_of(
     Raises:
         ConfigError: nothing is trained.
     """
-    update, mine = config.update, held(parameters)
+    update, mine = config.update, local_shards(parameters)
     optimizer = build_optimizer(
         mine, lr=update.lr, betas=update.betas, eps=update.eps, weight_decay=update.weight_decay
     )

@@ -11,11 +11,11 @@ from torch import Tensor
 from mmgrpo.config import AdvantageConfig
 from mmgrpo.config.binding import build_estimators
 from mmgrpo.config.numbers import bound
+from mmgrpo.distributed.job import Job
 from mmgrpo.maths.advantages import COMBINING, SCALES, clamp_advantage
 from mmgrpo.maths.combinations import COMBINATIONS, weighted_sum
 from mmgrpo.maths.groups import Groups, grouped
 from mmgrpo.policy import Policy
-from mmgrpo.runs.processes import Job
 from mmgrpo.scoring import NamedReward
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.training.decision_credit import credit_by_decision, parts_read

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from mmgrpo.config import RunConfig
 from mmgrpo.differentiating import backward
+from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.critics import generalised_advantage, value_loss
 from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.policy import Critic, SupportsCritic
-from mmgrpo.runs.processes import Job
 from mmgrpo.training.auxiliary import Beside
 from mmgrpo.training.build import build_policy, optimizer_of
 from mmgrpo.training.credit import Batch

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from mmgrpo.config import AdvantageConfig
 from mmgrpo.config.binding import build_estimators, build_filters, without_turn_rewards
+from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.changes import advantages_changed, changed_count, changed_fracs, mechanism_labels
 from mmgrpo.maths.diagnostics import Diagnostics, ValueSum
 from mmgrpo.maths.feedback import Feedback, JobFeedback
 from mmgrpo.policy import Policy
-from mmgrpo.runs.processes import Job
 from mmgrpo.training.feedback import feedback_of
 from mmgrpo.training.judge import Verdict
 from mmgrpo.training.learner import measured
@@ -112,7 +112,7 @@ def credit_by_decision(
         changes[f"credit/{label}"] = changed_count(~keep_BT, rollout.mask_BT)
         advantage_BT = advantage_BT.where(keep_BT, 0.0)
         rollout = rollout if config.filtered_samples == "mask" else rollout.keep(keep_BT)
-    job_changes = job.merged(Diagnostics(change_sums=changes)).change_sums
+    job_changes = job.merge_diagnostics(Diagnostics(change_sums=changes)).change_sums
     metrics = _means(feedback.job) | changed_fracs(job_changes)
     return DecisionCredit(rollout=rollout, advantage_BT=advantage_BT, zero_std_frac=zero_std_frac, metrics=metrics)
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mmgrpo.config import EmaConfig
-from mmgrpo.runs.parts import Part, as_piece, held, part_of
+from mmgrpo.distributed.parameter_shards import ParameterShard, as_piece, local_shards, slice_for_shard
 
 
 def kept_share(num_updates: int, config: EmaConfig) -> float:
@@ -30,7 +30,7 @@ class Average:
     """Exponential moving average of a fixed list of parameters, from their values when it is made."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], config: EmaConfig) -> None:
-        self._parameters = held(parameters)
+        self._parameters = local_shards(parameters)
         self._config = config
         self._updates = 0
         self._average = [parameter.detach().clone() for parameter in self._parameters]
@@ -38,7 +38,7 @@ class Average:
     @property
     def in_parts(self) -> bool:
         """Whether it is of weights that lie in parts, which all processes have to swap at once."""
-        return any(isinstance(parameter, Part) for parameter in self._parameters)
+        return any(isinstance(parameter, ParameterShard) for parameter in self._parameters)
 
     @torch.no_grad()
     def restart(self) -> None:
@@ -75,7 +75,7 @@ class Average:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores ``state_dict``."""
         for average, stored, parameter in zip(self._average, state["average"], self._parameters, strict=True):
-            average.copy_(part_of(stored, parameter))
+            average.copy_(slice_for_shard(stored, parameter))
         self._updates = state["updates"]
 
     @torch.no_grad()

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mmgrpo.config import EvaluationConfig
+from mmgrpo.distributed.job import Job
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy
 from mmgrpo.runs.drawing import shown_by
-from mmgrpo.runs.processes import Job
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Plan, Prompt, Sample, Scores
 

@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from mmgrpo.distributed.job import Job
 from mmgrpo.maths.feedback import Column, Feedback, job_feedback
 from mmgrpo.maths.feedback import joined as joined_feedback
 from mmgrpo.policy import Policy
-from mmgrpo.runs.processes import Job
 from mmgrpo.training.judge import Verdict
 from mmgrpo.training.parts import scoped_of, turns_of
 from mmgrpo.types import Rollout, Sample

@@ -14,11 +14,11 @@ from mmgrpo.config.numbers import bound
 from mmgrpo.data.contexts import CONTEXTS
 from mmgrpo.data.history import History
 from mmgrpo.data.stream import StepPrompts
+from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.followers import FOLLOWED, following
 from mmgrpo.policy import Policy
 from mmgrpo.reward import Told
-from mmgrpo.runs.processes import Job
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.ema import Average
 from mmgrpo.training.gather import Followed

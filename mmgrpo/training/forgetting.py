@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 
 from mmgrpo.differentiating import backward
+from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.forgetting import FORGETTING, Forgetting, forgetting_loss
 from mmgrpo.policy import Policy, SupportsNamedWeights
-from mmgrpo.runs.processes import Job
 from mmgrpo.training.streaming import cells, evaluations
 from mmgrpo.types import Rollout
 from mmgrpo.values import ENTROPY

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from mmgrpo.data.history import Context
+from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.places import Places, Row, height
 from mmgrpo.maths.planners import Planner, Request, Round, Setting
 from mmgrpo.policy import Policy, SupportsTextOffsets
-from mmgrpo.runs.processes import Job
 from mmgrpo.scoring import PendingScores, Scorer
 from mmgrpo.training.drawing import Drawn, PromptOf, draw
 from mmgrpo.training.forgetting import keep_forgetting
@@ -147,7 +147,7 @@ def gather(
 
         def taken(samples: Sequence[Sample], pending: PendingScores = pending) -> None:
             on_samples(samples)
-            if job.leads:
+            if job.is_leader:
                 pending.submit(samples)
 
         one = draw(
@@ -181,7 +181,7 @@ def gather(
     return Experience(
         rollout=replace(rollout, num_forwards=spent + sum(part.num_forwards for one in drawn for part in one.rollouts)),
         keep_B=keep_B[trained_B],
-        scored=scored_step(scorer if job.leads else None, scored, trained_B, keep_B, root_of),
+        scored=scored_step(scorer if job.is_leader else None, scored, trained_B, keep_B, root_of),
         requests=[request for one in drawn for request in one.requests],
         num_rounds=len(drawn),
         seed=setting.seed,
@@ -268,7 +268,7 @@ def _rows_of_all(
             scores=part.collected(),
         )
 
-    return job.from_leaders(mine)
+    return job.run_on_leaders(mine)
 
 
 def _round(

@@ -14,9 +14,9 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from mmgrpo.distributed.parameter_shards import as_piece, full_shape, slice_for_shard
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.runs.parts import as_piece, part_of, whole_shape
 
 
 class UpdateHook(ABC):
@@ -101,7 +101,7 @@ class SlowFast(UpdateHook):
         """Goes on in the midst of a round."""
         self._taken = state["taken"]
         pairs = zip(state["start"], self._parameters, strict=False)
-        self._start = [part_of(start, parameter).to(parameter.device) for start, parameter in pairs]
+        self._start = [slice_for_shard(start, parameter).to(parameter.device) for start, parameter in pairs]
 
 
 @final
@@ -160,5 +160,5 @@ HOOKS: Mapping[str, Callable[..., UpdateHook]] = MappingProxyType({"slow_fast": 
 def _drawn(parameter: nn.Parameter, share: float, seed: int) -> torch.Tensor:
     """Whether each weight is trained; drawn on the CPU, so that every machine draws the same."""
     generator = torch.Generator().manual_seed(seed)
-    uniform = torch.rand(whole_shape(parameter), generator=generator, dtype=torch.float64)
-    return part_of(uniform < share, parameter).to(parameter.device)
+    uniform = torch.rand(full_shape(parameter), generator=generator, dtype=torch.float64)
+    return slice_for_shard(uniform < share, parameter).to(parameter.device)

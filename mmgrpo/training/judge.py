@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmgrpo.runs.processes import Job
+from mmgrpo.distributed.job import Job
 from mmgrpo.scoring import NamedReward
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.training.gather import Experience
@@ -59,7 +59,7 @@ def judge(experience: Experience, rewards: Sequence[NamedReward], *, step: int, 
     Raises:
         RewardError: a reward failed on too many samples of any process.
     """
-    scores = Scores.concat(job.from_leaders(experience.scored.collected))
+    scores = Scores.concat(job.run_on_leaders(experience.scored.collected))
     groups = job.gather(experience.rollout.prompt_index_B)
     group_N = torch.cat(groups)
     start = sum(len(group_B) for group_B in groups[: job.rank])

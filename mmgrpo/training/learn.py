@@ -14,10 +14,10 @@ from typing import final
 import torch
 from torch import Tensor
 
+from mmgrpo.distributed.job import Job
 from mmgrpo.maths.aggregates import Totals, count
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.policy import Policy
-from mmgrpo.runs.processes import Job
 from mmgrpo.training.credit import Batch
 from mmgrpo.training.learner import Gradient, accumulate_gradient, measured, nonfinite_rows
 from mmgrpo.training.optimizer import Applied, GuardedOptimizer
@@ -88,7 +88,7 @@ class Lesson:
         self._number, self._rows = number, rows
         self._taken = rollout.keep(rollout.segment_BT % epochs == epoch) if cycle_masks else rollout
         zero_B, group_B = self._batch.zero_B[rows], rollout.prompt_index_B[rows]
-        self._own = self.job.total(count(self._taken.mask_BT[rows], zero_B, group_B))
+        self._own = self.job.sum_totals(count(self._taken.mask_BT[rows], zero_B, group_B))
         return self._own
 
     def accumulate(self, totals: Totals) -> Gradient:
@@ -182,7 +182,7 @@ def _counted(policy: Policy, weight: float, job: Job) -> Iterator[None]:
     for parameter in policy.trainable:
         parameter.grad = None
     yield
-    job.meet()  # gradients of weights that lie in parts go on coming while others have rows
+    job.finish_sharded_calls()  # gradients of weights that lie in parts go on coming while others have rows
     for parameter, there in zip(policy.trainable, before, strict=True):
         added = None if parameter.grad is None else parameter.grad.mul_(weight)
         parameter.grad = added if there is None else there if added is None else there.add_(added)

@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 
 from mmgrpo.differentiating import backward
+from mmgrpo.distributed.job import Job
+from mmgrpo.distributed.parameter_shards import assign_gradients, local_shards
 from mmgrpo.errors import ShapeError
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.changes import term_key, terms_changed
@@ -33,8 +35,6 @@ from mmgrpo.maths.diagnostics import Diagnostics, ValueSum
 from mmgrpo.maths.modulation import detached
 from mmgrpo.maths.objectives import ZERO_ON_POLICY, Objective
 from mmgrpo.policy import Policy
-from mmgrpo.runs.parts import bring_gradients, held
-from mmgrpo.runs.processes import Job
 from mmgrpo.training.shared_states import shared
 from mmgrpo.training.streaming import cells, evaluations, index_of
 from mmgrpo.training.views import Seen, looked_at, own_of
@@ -137,16 +137,16 @@ def nonfinite_rows(policy: Policy, rows: Sequence[int], accumulate: Callable[...
         Some of the rows, in their order.
     """
     parameters, found = policy.trainable, []
-    parts = held(parameters)
+    parts = local_shards(parameters)
     turns = [(rank, row) for rank, rows in enumerate(job.gather(list(rows))) for row in rows]
-    for rank, row in turns if job.in_parts else [(job.rank, row) for row in rows]:
+    for rank, row in turns if job.is_sharded else [(job.rank, row) for row in rows]:
         _clear(policy)
         if rank == job.rank:
             accumulate(rows=[row])
-        job.meet()
-        bring_gradients(parameters, parts)
+        job.finish_sharded_calls()
+        assign_gradients(parameters, parts)
         own = torch.nn.utils.get_total_norm([part.grad for part in parts if part.grad is not None])
-        if not all(norm.isfinite() for norm in (job.gather(own) if job.in_parts else [own])) and rank == job.rank:
+        if not all(norm.isfinite() for norm in (job.gather(own) if job.is_sharded else [own])) and rank == job.rank:
             found.append(row)
     _clear(policy)
     return found

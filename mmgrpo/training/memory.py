@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ShapeError
 from mmgrpo.maths.planners import Replay, Request
 from mmgrpo.memory import Memory, Outcomes, ReplayRow
-from mmgrpo.runs.processes import Job
 from mmgrpo.training.credit import Batch
 from mmgrpo.training.judge import Verdict
 from mmgrpo.types import Origin

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mmgrpo.config import AdvantageConfig
+from mmgrpo.distributed.job import Job
 from mmgrpo.maths.changes import changed_fracs
-from mmgrpo.runs.processes import Job
 from mmgrpo.runs.samples import facts_of, sample_metrics
 from mmgrpo.training.credit import Batch, penalised, reward_metrics
 from mmgrpo.training.gather import Experience
@@ -50,7 +50,7 @@ def step_metrics(
 
 def update_metrics(update: Update, job: Job) -> dict[str, float]:
     """What an update did, over the whole job."""
-    diagnostics, applied = job.merged(update.gradient.diagnostics), update.applied
+    diagnostics, applied = job.merge_diagnostics(update.gradient.diagnostics), update.applied
     return {
         **diagnostics.as_metrics(),
         **changed_fracs(diagnostics.change_sums),

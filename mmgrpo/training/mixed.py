@@ -14,13 +14,13 @@ from accelerate import Accelerator
 from mmgrpo.config import RunConfig
 from mmgrpo.config.parts import tasks_of
 from mmgrpo.data.prompts import load_prompts_of
+from mmgrpo.distributed.job import Job
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.policy import Policy
 from mmgrpo.report import write_report
 from mmgrpo.runs.checkpoint import Place, fault_of, is_checkpoint, list_checkpoints, place_named, set_aside
 from mmgrpo.runs.folder import CONFIG, RunFolder, claim_folder
-from mmgrpo.runs.processes import Job
 from mmgrpo.runs.resuming import allowed_config, changed, config_given, how_to_resume
 from mmgrpo.runs.showing import show
 from mmgrpo.system.files import replace_text
@@ -81,8 +81,8 @@ class MixedTrainer:
         folder = None if resume is None else Path(resume).absolute()
         found = _Resumed(0, {})
         if folder is not None:
-            self.config = self.job.from_main(lambda: allowed_config(folder, self.config)).config
-            found = self.job.from_main(lambda: _resumed(folder, self.config, tasks))
+            self.config = self.job.run_on_main(lambda: allowed_config(folder, self.config)).config
+            found = self.job.run_on_main(lambda: _resumed(folder, self.config, tasks))
         self.tasks: dict[str, Trainer] = {}
         for name, task in tasks.items():
             self.tasks[name] = Trainer(
@@ -216,9 +216,9 @@ class MixedFolder:
     def begin(self) -> Path:
         """Makes the folder, or goes on in it; the tasks' come next."""
         if self._folder is None:
-            self._folder = RunFolder(self._job.from_main(lambda: claim_folder(self._config)))
+            self._folder = RunFolder(self._job.run_on_main(lambda: claim_folder(self._config)))
         self._has_begun = True
-        self._job.from_main(self._prepared)
+        self._job.run_on_main(self._prepared)
         if self._config.tracking.trackers:
             self._job.trackers.start(self._config, self.folder.path)
         return self.folder.path

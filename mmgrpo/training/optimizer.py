@@ -15,9 +15,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from mmgrpo.config.update import UpdateConfig
+from mmgrpo.distributed.job import Job
+from mmgrpo.distributed.parameter_shards import as_piece, assign_gradients, local_shards, slice_for_shard
 from mmgrpo.errors import NonFiniteError
-from mmgrpo.runs.parts import as_piece, bring_gradients, held, part_of
-from mmgrpo.runs.processes import Job
 from mmgrpo.training.ema import Average
 from mmgrpo.training.hooks import UpdateHook
 
@@ -67,7 +67,7 @@ class GuardedOptimizer:
 
         Args:
             parameters: what is trained, in a fixed order.
-            optimizer: over what this process holds of them: ``held``.
+            optimizer: over what this process holds of them: ``local_shards``.
             schedule: of its learning rate.
             job: the processes, whose gradients are added.
             max_grad_norm: the gradient is scaled down to this norm; None leaves it.
@@ -76,7 +76,7 @@ class GuardedOptimizer:
             hooks: what is done around each step, in order, by name.
         """
         self.parameters = list(parameters)
-        self._held = held(parameters)
+        self._held = local_shards(parameters)
         self.optimizer = optimizer
         self.schedule = schedule
         self._job = job
@@ -99,7 +99,7 @@ class GuardedOptimizer:
     def apply(self) -> Applied:
         """One update from the gradients of all processes, or none if they are not finite; clears them either way."""
         self._job.sum_gradients(self.parameters)
-        bring_gradients(self.parameters, self._held)
+        assign_gradients(self.parameters, self._held)
         if all(parameter.grad is None for parameter in self._held):
             for parameter in self._held:  # nothing was learnt: the optimiser still takes its step, with zeros
                 parameter.grad = torch.zeros_like(parameter)
@@ -142,7 +142,7 @@ class GuardedOptimizer:
         A collective for weights that lie in parts.
         """
         finite = all(bool(parameter.isfinite().all()) for parameter in self._held)
-        if not (all(self._job.gather(finite)) if self._job.in_parts else finite):
+        if not (all(self._job.gather(finite)) if self._job.is_sharded else finite):
             raise NonFiniteError(
                 "weights are infinite or no numbers, so they are not saved; go on from the newest checkpoint with a "
                 "lower learning rate"
@@ -168,7 +168,7 @@ class GuardedOptimizer:
         settings = [{key: value for key, value in group.items() if key != "params"} for group in self._groups]
         base_lrs = list(self.schedule.base_lrs)
         moments = state["optimizer"]
-        self.optimizer.load_state_dict({**moments, "state": self._each(moments["state"], part_of)})
+        self.optimizer.load_state_dict({**moments, "state": self._each(moments["state"], slice_for_shard)})
         self.schedule.load_state_dict(state["schedule"])
         self.schedule.base_lrs = base_lrs
         self.schedule.last_epoch = self.schedule.last_epoch if num_updates is None else num_updates

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mmgrpo.config import AdvantageConfig
+from mmgrpo.distributed.job import Job
 from mmgrpo.maths.changes import advantages_changed, changed_fracs
 from mmgrpo.maths.diagnostics import Diagnostics, ValueSum
-from mmgrpo.runs.processes import Job
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.credit import Batch, compared_groups, form_credit
 from mmgrpo.training.decision_credit import parts_read
@@ -49,4 +49,4 @@ def reward_changes(
         without_N = form_credit(others, group_N, config, batch.divergence_N, verdict.keep_N).advantage_B
         before_BT, after_BT = (each_N[verdict.mine, None].expand(mask_BT.shape) for each_N in (without_N, advantage_N))
         changes[f"reward/{scores.names[column]}"] = advantages_changed(before_BT, after_BT, mask_BT.cpu(), size=size)
-    return changed_fracs(job.merged(Diagnostics(change_sums=changes)).change_sums)
+    return changed_fracs(job.merge_diagnostics(Diagnostics(change_sums=changes)).change_sums)

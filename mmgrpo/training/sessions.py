@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 from mmgrpo.config import RunConfig
+from mmgrpo.distributed.job import Job
 from mmgrpo.errors import CheckpointError, ConfigError, MmgrpoError
 from mmgrpo.layouts import layout_of
 from mmgrpo.memory import Memory
@@ -16,7 +17,6 @@ from mmgrpo.report import write_report
 from mmgrpo.runs.best import best_step
 from mmgrpo.runs.checkpoint import Place, clear_unfinished, drop_old, load_checkpoint, save_checkpoint, set_aside
 from mmgrpo.runs.folder import RunFolder, claim_folder
-from mmgrpo.runs.processes import Job
 from mmgrpo.runs.resuming import START, Resumption, evaluated_steps, how_to_resume
 from mmgrpo.system.machine import machine
 from mmgrpo.training.critic import Learnt
@@ -67,7 +67,7 @@ class Trained:
         if self.critic:
             state["critic"] = self.critic.state_dict()
         averaged = average.applied() if average else None
-        policy, together = self.policy if self.owns else None, job if job.in_parts else None
+        policy, together = self.policy if self.owns else None, job if job.is_sharded else None
         save_checkpoint(folder, place, policy, state, keep=keep, best=best, averaged=averaged, job=together)
 
     def restore(self, checkpoint: Path, *, updates_per_step: int | None, memory: Memory) -> tuple[Place, Memory]:
@@ -145,7 +145,7 @@ class Session:
             )
             self._saved = self.start
         if resumption is not None and (self.start.step or self._warmed(self.start)):
-            self.evaluated = job.from_main(lambda: evaluated_steps(resumption.folder, self.start))
+            self.evaluated = job.run_on_main(lambda: evaluated_steps(resumption.folder, self.start))
         self.whole_step: int | None = self.start.step
         if trained.warmup:
             trained.warmup.whole_step = self.start.warmup_step
@@ -195,8 +195,8 @@ class Session:
         """
         if self._folder is None:
             config = self._config if within is None else self._config.model_copy(update={"output": str(within)})
-            self._config, self._folder = config, RunFolder(self._job.from_main(lambda: claim_folder(config)))
-        said = self._job.from_main(lambda: self._prepared(explanation))
+            self._config, self._folder = config, RunFolder(self._job.run_on_main(lambda: claim_folder(config)))
+        said = self._job.run_on_main(lambda: self._prepared(explanation))
         if self._config.tracking.trackers and within is None:
             self._job.trackers.start(self._config, self.folder.path)
         return said
@@ -211,7 +211,7 @@ class Session:
         if place != self._saved and self._writes:
             self._write(place, self._config.checkpoint.keep if drops else None)
         self._saved = place
-        self._job.wait()
+        self._job.barrier()
 
     def drop_old(self) -> None:
         """Deletes all checkpoints but the newest that are kept."""
@@ -227,7 +227,7 @@ class Session:
         place, reward = self.place, self._config.checkpoint.best
         if reward is None or place is None or place.step == 0:
             return
-        if self._job.from_main(lambda: best_step(self.folder.path, reward, now=place.step)) == place.step:
+        if self._job.run_on_main(lambda: best_step(self.folder.path, reward, now=place.step)) == place.step:
             self.save(place, drops=False)
             if drops:
                 self.drop_old()
@@ -239,7 +239,7 @@ class Session:
         """
         if place is None or place in (self._saved, START) or not self._writes or self._folder is None:
             return
-        if self._job.in_parts and not together:
+        if self._job.is_sharded and not together:
             logger.warning("the weights lie in parts and a process is gone: the newest checkpoint is what is left")
             return
         try:
@@ -293,7 +293,7 @@ class Session:
     @property
     def _writes(self) -> bool:
         """Whether this process has a part in a checkpoint."""
-        return self._job.is_main or self._job.in_parts
+        return self._job.is_main or self._job.is_sharded
 
     def _best(self) -> int | None:
         reward = self._config.checkpoint.best

@@ -12,11 +12,11 @@ from torch import nn
 from mmgrpo.config import Named
 from mmgrpo.config.registry import resolve
 from mmgrpo.differentiating import backward
+from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.diagnostics import ValueSum
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy, SupportsSupervisedLoss
-from mmgrpo.runs.processes import Job
 from mmgrpo.types import Example, SupervisedLoss
 
 EXAMPLES_SEED = 2  # keeps the examples' random numbers apart from the rollouts'
@@ -69,7 +69,7 @@ class ExampleBatches:
         """This process's part of a batch. Raises ConfigError, naming ``what``, if the job cannot share it out."""
         draw = Random(derive_seed(self.seed, EXAMPLES_SEED, number))
         batch = [self.examples[draw.randrange(len(self.examples))] for _ in range(self.batch_size)]
-        share = job.shard(batch, what)
+        share = job.local_share(batch, what)
         return Lesson(
             examples=[example for _, example in share],
             seeds=[derive_seed(self.seed, EXAMPLES_SEED, number, index) for index, _ in share],
@@ -105,7 +105,7 @@ def accumulate_supervised(
         backward(loss.mean * (scale * loss.num_terms if job.size > 1 else scale))
         return ValueSum(loss.num_terms, float(loss.mean.detach()) * loss.num_terms)
 
-    parts = job.from_all(measured)
+    parts = job.run_on_all(measured)
     own, whole = parts[job.rank], sum(parts, start=ValueSum(0, 0.0))
     for parameter, earlier in zip(parameters, before, strict=True):
         if parameter.grad is not None and job.size > 1:
@@ -149,7 +149,7 @@ def accumulate_weighted(
             total += weight * float(mean.detach())
         return ValueSum(sum(weights), total)
 
-    parts = job.from_all(taught)
+    parts = job.run_on_all(taught)
     own, whole = parts[job.rank], sum(parts, start=ValueSum(0.0, 0.0))
     mean = float(whole.total / whole.count) if whole.count else 0.0
     return Taught(mean=mean, own_loss=float(scale * own.total / num), own_sum=own)

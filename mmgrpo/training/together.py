@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 from mmgrpo.config import RunConfig, TaskConfig
+from mmgrpo.distributed.heartbeat import Heartbeat
+from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ProcessLostError
 from mmgrpo.runs.folder import RunFolder
-from mmgrpo.runs.peers import Peers
-from mmgrpo.runs.processes import Job
 from mmgrpo.runs.progress import Progress
 from mmgrpo.runs.showing import show
 from mmgrpo.runs.stopping import Stopping, Terminated
@@ -78,7 +78,7 @@ class Together:
         self._job = job
         self._whole = whole
         self._stopping = Stopping(job)
-        self._peers = Peers(job, heartbeat_timeout_s=config.runtime.heartbeat_timeout_s)
+        self._heartbeat = Heartbeat(job, timeout_s=config.runtime.heartbeat_timeout_s)
         self._progress = self._made_progress()
 
     def train(self) -> str:
@@ -89,7 +89,7 @@ class Together:
         """
         sessions = [task.session for task in self._tasks.values()]
         status, failure = "failed", None
-        listening = self._stopping.listening(), self._peers.watched(self._abandon)
+        listening = self._stopping.listening(), self._heartbeat.running(self._abandon)
         with listening[0], listening[1], next(iter(self._progress.values())) as progress:
             if all(session.is_over() for session in sessions):
                 if self._whole:
@@ -113,8 +113,8 @@ class Together:
                     raise
                 self._rescue(together=True)
             except BaseException as error:
-                together = error is self._job.raised
-                failure = error if together else self._peers.explained(error)
+                together = error is self._job.shared_error
+                failure = error if together else self._heartbeat.root_cause(error)
                 self._rescue(together=together)
                 if failure is error:
                     raise
@@ -179,7 +179,7 @@ class Together:
 
     def _closed(self, status: str, failure: BaseException | None) -> list[str]:
         self._end(status)
-        if failure is not None and self._peers.is_heir():
+        if failure is not None and self._heartbeat.replaces_main():
             self._record(failure)
         said = [line for task in self._tasks.values() for line in task.session.end(status, failure)]
         return self._whole.end(status, failure) if self._whole else said

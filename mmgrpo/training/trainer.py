@@ -19,13 +19,13 @@ from mmgrpo.config.parts import require_single
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.data.stream import StepPrompts, stream_of
 from mmgrpo.data.unreadable import check_of, readable, require_media
+from mmgrpo.distributed.job import Job
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.policy import Policy, SupportsUnbatchedRows
 from mmgrpo.runs.best import require_best
 from mmgrpo.runs.checkpoint import Place, checkpoint_steps
 from mmgrpo.runs.drawing import shown_by
 from mmgrpo.runs.folder import RunFolder
-from mmgrpo.runs.processes import Job
 from mmgrpo.runs.resuming import config_given, plan_resumption
 from mmgrpo.runs.samples import identity
 from mmgrpo.runs.showing import MAX_SHOWN
@@ -99,7 +99,7 @@ class Trainer:
         self.config = with_policy(policy, config_given(with_policy_name(config, policy), resume))
         asked = prompts_of(prompts, self.config)
         self.job = Job.of(self.config, accelerator)
-        resumption = self.job.from_main(lambda: plan_resumption(Path(resume), self.config)) if resume else None
+        resumption = self.job.run_on_main(lambda: plan_resumption(Path(resume), self.config)) if resume else None
         self.config = resumption.config if resumption else self.config
         require_single(self.config, mixed=before is not None)
         run_rewards = rewards_of_run(rewards_of(rewards), self.config, asked)
@@ -111,15 +111,15 @@ class Trainer:
         self.behind = Behind(leader.policy, task, leader.average) if leader else None
         owner = before[task.policy_of] if before and task.policy_of else None
         device = self.config.runtime.device or self.job.accelerator.device
-        with self.job.placing():
+        with self.job.deferred_placement():
             self.policy = policy = policy_of(policy, self.config, device)
             if owner is None:
-                self.job.spread(policy)
+                self.job.distribute(policy)
         self.now = Moving(self.config, self.rewards)
         if self.behind is None:
             require_media(asked, self.config.prompts, check_of(policy))
         self.stream = stream_of(asked, self.config, check_of(policy))
-        self.job.shard(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")
+        self.job.local_share(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")
         require_movable(policy, self.config.reference)
         require_credit(self.config)
         build_plan(self.config, policy, 0)
@@ -186,7 +186,7 @@ class Trainer:
             asked = [self.now.scorer, self.judges] if self.config.evaluation else [self.now.scorer]
             with naming_phase("the rollout", self.step):
                 prompt = self.stream.at_step(0).prompt(0)
-                self.job.from_all(lambda: None if self.job.rank else try_out(self.policy, prompt, asked))
+                self.job.run_on_all(lambda: None if self.job.rank else try_out(self.policy, prompt, asked))
 
     def warm_up(self) -> None:
         """What comes before the first step: supervised updates, if there are any, and an evaluation."""
@@ -211,7 +211,7 @@ class Trainer:
         prompts, behind = self.stream.at_step(self.step, self.session.memory), None
         if self.behind:
             prompts, behind = self.behind.followed(before, self.job)
-        with self.job.drawing(self.config.runtime):
+        with self.job.gathered_for_rollout(self.config.runtime):
             experience = self._gathered(prompts, behind)
         experience = self.critic.valued(experience) if self.critic else experience
         return Gathered(prompts, experience, time.perf_counter() - clock)
@@ -378,7 +378,7 @@ class Trainer:
         progress, give_up = self._seat.progress, self._seat.stopping.give_up_alone
         taken = progress.doing("evaluation", share * config.samples_per_prompt, give_up)
         averaged = self.average.applied() if self.average else nullcontext()
-        with averaged, self.job.drawing(self.config.runtime):
+        with averaged, self.job.gathered_for_rollout(self.config.runtime):
             judged = evaluate(
                 self.policy,
                 self.held_out,

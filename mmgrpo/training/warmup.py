@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mmgrpo.config import RunConfig, WarmupConfig
+from mmgrpo.distributed.job import Job
+from mmgrpo.distributed.parameter_shards import local_shards
 from mmgrpo.policy import Policy
-from mmgrpo.runs.parts import held
-from mmgrpo.runs.processes import Job
 from mmgrpo.runs.progress import WarmupStep
 from mmgrpo.training.build import build_optimizer, build_schedule
 from mmgrpo.training.optimizer import GuardedOptimizer
@@ -48,7 +48,7 @@ class Warmup:
         self._supervised = require_supervised(policy, "warmup")
         self._batches = ExampleBatches(load_examples(config.examples, "warmup.examples"), config.batch_size, seed)
         optimizer = build_optimizer(
-            held(policy.trainable), lr=config.lr, betas=config.betas, eps=1e-8, weight_decay=config.weight_decay
+            local_shards(policy.trainable), lr=config.lr, betas=config.betas, eps=1e-8, weight_decay=config.weight_decay
         )
         schedule = build_schedule(
             optimizer, name="cosine", num_updates=config.steps, num_warmup=config.lr_warmup_steps, floor=config.lr_floor

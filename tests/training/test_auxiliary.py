@@ -17,10 +17,10 @@ from torch import Tensor
 
 from mmgrpo import Example, Prompt, Sample, Trainer
 from mmgrpo.config import AuxiliaryConfig
+from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.prompt_weights import below
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.runs.processes import Job
 from mmgrpo.training.supervision import EXAMPLES_SEED, Lesson, accumulate_supervised, accumulate_weighted
 from tests.policies.tiny_language import policy_of, prompts_of
 from tests.test_trainer import brightness, lines, make_policy

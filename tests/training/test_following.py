@@ -248,7 +248,7 @@ def exact(output: Path, size: int) -> dict[str, torch.Tensor]:
         prompts={"rewriter": requests(), "painter": requests()},
     )
     trainer.train()
-    trainer.job.wait()
+    trainer.job.barrier()
     assert trainer.job.size == size
     return {name: weights(task) for name, task in trainer.tasks.items()}
 

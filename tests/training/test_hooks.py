@@ -12,8 +12,8 @@ from torch import nn
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import validated
+from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
-from mmgrpo.runs.processes import Job
 from mmgrpo.training.build import optimizer_of
 from mmgrpo.training.hooks import HOOKS, SlowFast
 from mmgrpo.training.optimizer import GuardedOptimizer

@@ -13,9 +13,9 @@ from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor
 
 from mmgrpo.config import AdvantageConfig
+from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError, PolicyError, RewardError
 from mmgrpo.policy import Policy
-from mmgrpo.runs.processes import Job
 from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.training.credit import Batch, estimate

@@ -240,7 +240,7 @@ def test_an_alarm_of_one_task_ends_the_run_for_all(tmp_path: Path) -> None:
 def exact(output: Path, size: int) -> dict[str, torch.Tensor]:
     """The weights at the end, for a job of so many processes."""
     trainer = shared(output, reward=late)
-    trainer.job.wait()
+    trainer.job.barrier()
     assert trainer.job.size == size
     return {"one": weights(trainer.tasks["one"])}
 

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from mmgrpo.config.binding import build_planner
 from mmgrpo.config.loading import load_config, validated
+from mmgrpo.distributed.job import Job
 from mmgrpo.doctor.examination import examine
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.forward_counts import forwards_per_sample
 from mmgrpo.explain.view_passes import view_rows
 from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy
-from mmgrpo.runs.processes import Job
 from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.training.arguments import rewards_of
 from mmgrpo.training.build import build_plan, build_setting

@@ -1,4 +1,4 @@
-"""Weights in parts as FSDP2 lays them."""
+"""Weights sharded by FSDP2."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from mmgrpo.errors import ConfigError
 
 @final
 class FSDP2:
-    """FSDP2, as accelerate is asked for it: ``Engine``.
+    """FSDP2 under Accelerate's settings: ``WeightSharder``.
 
     Attributes:
-        name: what it is called.
-        parts_bases: whether what carries an adapter lies in parts.
+        name: name for messages and checkpoints.
+        shards_frozen_bases: whether a frozen model that carries an adapter is sharded.
     """
 
     name = "FSDP2"
-    parts_bases = True
+    shards_frozen_bases = True
 
     def __init__(self, accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin) -> None:
-        """Nothing is sharded yet.
+        """Checks the settings; shards nothing yet.
 
         Args:
-            accelerator: accelerate's view of the processes.
-            plugin: how it was asked to shard.
+            accelerator: Accelerate's view of the processes.
+            plugin: Accelerate's FSDP settings.
 
         Raises:
-            ConfigError: for FSDP's first version.
+            ConfigError: the settings ask for FSDP version 1.
         """
         if plugin.fsdp_version != 2:
             raise ConfigError(
@@ -45,38 +45,38 @@ class FSDP2:
         self._accelerator = accelerator
         self._plugin = plugin
 
-    def part(
+    def shard_blocks(
         self,
         module: nn.Module,
         blocks: Sequence[nn.Module],
-        whole: set[nn.Parameter],
+        replicated: set[nn.Parameter],
         *,
-        ready: Callable[[nn.Module], None],
+        before_block: Callable[[nn.Module], None],
     ) -> None:
-        """Lays the parameters of the blocks in parts."""
+        """Shards the parameters of the blocks."""
         offload, precision = self._plugin.cpu_offload, self._plugin.mixed_precision_policy
-        for part in (*reversed(blocks), module):  # a block's own blocks before it
+        for part in (*reversed(blocks), module):  # inner blocks first
             if part is not module:
-                ready(part)
+                before_block(part)
             fully_shard(
                 part,
                 mesh=self._mesh,
-                reshard_after_forward=True,  # what was gathered before a step would be the weights before it
+                reshard_after_forward=True,  # weights gathered before an optimizer step would be stale after it
                 offload_policy=offload if isinstance(offload, OffloadPolicy) else OffloadPolicy(),
                 mp_policy=precision if isinstance(precision, MixedPrecisionPolicy) else MixedPrecisionPolicy(),
-                ignored_params=whole,
+                ignored_params=replicated,
             )
             _sum_gradients(part)
-            _keep_name(part)
+            _restore_class_name(part)
 
     @contextmanager
     def gathered(self, modules: Collection[nn.Module]) -> Iterator[None]:
-        """Within it these are whole on every process."""
+        """Context in which every process holds these modules in full."""
         parts = [part for module in modules for part in module.modules() if isinstance(part, FSDPModule)]
         for part in parts:
             part.unshard()
         try:
-            with _kept_whole(parts):
+            with _no_reshard(parts):
                 yield
         finally:
             for part in parts:
@@ -88,8 +88,8 @@ class FSDP2:
 
 
 @contextmanager
-def _kept_whole(parts: Sequence[FSDPModule]) -> Iterator[None]:
-    """Within it what was gathered is not let go after it was called."""
+def _no_reshard(parts: Sequence[FSDPModule]) -> Iterator[None]:
+    """Context in which gathered weights are not freed after a call."""
     for part in parts:
         part.set_reshard_after_forward(False, recurse=False)
         part.set_reshard_after_backward(False, recurse=False)
@@ -102,11 +102,11 @@ def _kept_whole(parts: Sequence[FSDPModule]) -> Iterator[None]:
 
 
 def _sum_gradients(part: Any) -> None:
-    """Has its gradients summed over the processes, as those of whole weights are, and not averaged."""
+    """Sets FSDP2 to sum gradients over the processes, as for replicated weights, instead of averaging them."""
     part.set_gradient_divide_factor(1.0)
     part.set_force_sum_reduction_for_comms(True)
 
 
-def _keep_name(part: nn.Module) -> None:
-    """Has the class that FSDP2 gives it go by the name that files know it by."""
+def _restore_class_name(part: nn.Module) -> None:
+    """Gives FSDP2's subclass the name of the original class, which saved files contain."""
     type(part).__name__ = type(part).__mro__[2].__name__

@@ -1,0 +1,1 @@
+"""The processes of a run: their collectives, sharded weights, and the heartbeat between them."""
