@@ -34,7 +34,7 @@ class ParameterShard(nn.Parameter):
 
 
 def local_shards(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """Returns replicated parameters themselves, and for a sharded one its ``ParameterShard``, always the same object."""
+    """Returns replicated parameters themselves, and the cached ``ParameterShard`` of sharded ones."""
     return [_local_shard(parameter) for parameter in parameters]
 
 
