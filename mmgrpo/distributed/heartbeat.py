@@ -103,7 +103,8 @@ class Heartbeat:
             if self.lost is None and may_be_collective and any(text in message for text in _COLLECTIVE_ERRORS):
                 self.lost = ProcessLostError(
                     "a collective of the processes failed: one of them is gone, or reached it later than "
-                    f"runtime.collective_timeout_s allows; the output of each process may say why. The error is: {message:.300}"
+                    "runtime.collective_timeout_s allows; the output of each process may say why. The error is: "
+                    f"{message:.300}"
                 )
             if self.lost is None:
                 self._report(f"process {self._job.process} of {self._job.num_processes} failed: {message}")
