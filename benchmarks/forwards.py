@@ -33,7 +33,7 @@ class Row:
 
     Attributes:
         method: its name.
-        share_noise: whether the group starts from one noise.
+        same_initial_noise: whether the group starts from one noise.
         as_written: whether the method's file says so.
         guided: whether every pass runs twice.
         group: samples of a prompt.
@@ -45,7 +45,7 @@ class Row:
     """
 
     method: str
-    share_noise: bool
+    same_initial_noise: bool
     as_written: bool
     guided: bool
     group: int
@@ -75,12 +75,12 @@ def count_method(name: str, changes: Mapping[str, Any]) -> list[Row]:
     policy = tiny_policy(written, guided=guided)
     steps = policy.num_decisions + 1
     rows = []
-    for share_noise in (False, True):
-        config = method_config(include, {**changes, "share_noise": share_noise})
+    for same_initial_noise in (False, True):
+        config = method_config(include, {**changes, "same_initial_noise": same_initial_noise})
         row = Row(
             method=name,
-            share_noise=share_noise,
-            as_written=share_noise == written.rollout.share_noise,
+            same_initial_noise=same_initial_noise,
+            as_written=same_initial_noise == written.rollout.same_initial_noise,
             guided=guided,
             group=config.rollout.group_size,
             steps=steps,
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _shown(row: Row) -> str:
-    noise = ("shared" if row.share_noise else "own") + (" *" if row.as_written else "")
+    noise = ("shared" if row.same_initial_noise else "own") + (" *" if row.as_written else "")
     spent, mean = row.spent, row.mean.cost(row.weight)
     ours = f"{spent.sample:6.2f} {row.weight * spent.trained:6.2f} {spent.reference:6.2f} {spent.cost(row.weight):6.2f}"
     line = (

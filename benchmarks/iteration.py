@@ -46,7 +46,7 @@ class Learner:
 
     def draw(self, setting: Setting) -> Rollout:
         """The rollout, with the same random numbers each time."""
-        plan = Plan(share_noise=setting.share_noise)
+        plan = Plan(same_initial_noise=setting.same_initial_noise)
         return self.policy.rollout(PROMPTS, group_size=setting.group, seed=0, plan=plan)
 
     def judge(self, rollout: Rollout) -> Credit:

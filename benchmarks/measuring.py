@@ -74,7 +74,7 @@ def measure(setting: Setting, *, repeat: int) -> dict[bool, list[Turn]]:
         for each, floor in zip(settings, floors, strict=True):
             turn = _turn(learner, floor, hollow, each)
             if number > 0:  # the first allocates, checks the replay and fills the memo
-                turns[each.share_noise].append(turn)
+                turns[each.same_initial_noise].append(turn)
     return turns
 
 

@@ -54,9 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _print_table(setting: Setting, repeat: int) -> None:
     print(f"medians of {repeat} repeats\n{HEADER}")
-    for share_noise, turns in measure(setting, repeat=repeat).items():
-        for line in lines_of(setting.sharing(share_noise), turns):
-            print(_shown("shared" if share_noise else "independent", line))
+    for same_initial_noise, turns in measure(setting, repeat=repeat).items():
+        for line in lines_of(setting.sharing(same_initial_noise), turns):
+            print(_shown("shared" if same_initial_noise else "independent", line))
     print(LEGEND)
 
 

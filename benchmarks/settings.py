@@ -17,7 +17,7 @@ class Setting:
     Attributes:
         steps: denoising steps.
         group: samples.
-        share_noise: whether the group starts from one noise.
+        same_initial_noise: whether the group starts from one noise.
         batch: rows of a pipeline call.
         guidance: guidance scale; above 1 each row goes through the denoiser twice.
         lora: rank of the adapters; 0 trains every weight.
@@ -27,16 +27,16 @@ class Setting:
 
     steps: int
     group: int
-    share_noise: bool = False
+    same_initial_noise: bool = False
     batch: int = 8
     guidance: float = 1.0
     lora: int = 0
     device: str = "cpu"
     dtype: str = "float32"
 
-    def sharing(self, share_noise: bool) -> Setting:
+    def sharing(self, same_initial_noise: bool) -> Setting:
         """The same with the noise shared or not."""
-        return replace(self, share_noise=share_noise)
+        return replace(self, same_initial_noise=same_initial_noise)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -82,7 +82,7 @@ class Passes:
 def passes_of(setting: Setting) -> Passes:
     """Counts them: with shared noise the first step is one row, in the rollout and in the update."""
     chunks = _chunks(setting.group, setting.batch)
-    if not setting.share_noise:
+    if not setting.same_initial_noise:
         return Passes(chunks * setting.steps, chunks * (setting.steps - 1), chunks, len(chunks))
     return Passes((1, *chunks * (setting.steps - 1)), (1, *chunks * (setting.steps - 2)), chunks, len(chunks) + 1)
 

@@ -109,7 +109,7 @@ def require_tree(
     splits: Sequence[Split],
     *,
     stochastic: tuple[int, ...] | None,
-    share_noise: bool,
+    same_initial_noise: bool,
     members: tuple[tuple[int, ...], ...] | None,
 ) -> None:
     """Raises DataError for splits out of order, splits at deterministic decisions, and groups that are not complete
@@ -118,8 +118,8 @@ def require_tree(
     decisions = [split.decision for split in splits]
     if decisions != sorted(set(decisions)):
         raise DataError(f"splits must be at increasing decisions, got {decisions}")
-    if share_noise:
-        raise DataError("the rows of a tree share their initial noise already: leave out share_noise")
+    if same_initial_noise:
+        raise DataError("the rows of a tree share their initial noise already: leave out same_initial_noise")
     deterministic = [] if stochastic is None else [decision for decision in decisions if decision not in stochastic]
     if deterministic:
         raise DataError(

@@ -48,11 +48,11 @@ class Plan:
     Attributes:
         stochastic: indices along T of the decisions that are sampled at random; None: every decision that can be; the
             empty tuple: none, a greedy or deterministic sample.
-        share_noise: the members of a group start from the same noise, and so share every state up to and including
-            the first stochastic decision.
+        same_initial_noise: the members of a group start from the same noise, and so share every state up to and
+            including the first stochastic decision.
         splits: the decisions at which the members of a group branch, as the leaves of a tree, in order. Before the
-            first split they share every state. None: no tree; with share_noise all branch at the first stochastic
-            decision.
+            first split they share every state. None: no tree; with same_initial_noise all branch at the first
+            stochastic decision.
         values: values that will be requested of the rollout's decisions, so that the policy stores the data they need;
             values of the view ``old`` need the Gaussian means.
         sample_values: names of the per-sample means to store in ``Sample.values``.
@@ -74,7 +74,7 @@ class Plan:
     """
 
     stochastic: tuple[int, ...] | None = None
-    share_noise: bool = False
+    same_initial_noise: bool = False
     splits: tuple[Split, ...] = ()
     values: tuple[Value, ...] = ()
     sample_values: tuple[str, ...] = ()
@@ -97,7 +97,9 @@ class Plan:
         if self.members is not None:
             _require_members(self.members, self.prompt_ids)
         if self.splits:
-            require_tree(self.splits, stochastic=chosen, share_noise=self.share_noise, members=self.members)
+            require_tree(
+                self.splits, stochastic=chosen, same_initial_noise=self.same_initial_noise, members=self.members
+            )
 
     def members_of(self, num_prompts: int, group_size: int) -> tuple[tuple[int, ...], ...]:
         """For policies: the members per prompt. Raises DataError if the plan has another number of prompts."""

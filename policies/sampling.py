@@ -29,7 +29,7 @@ class SamplingSettings(Protocol):
     @property
     def min_p(self) -> float | None: ...
     @property
-    def cooling(self) -> TemperatureSchedule | None: ...
+    def temperature_schedule(self) -> TemperatureSchedule | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class TokenSampling:
         top_p: keeps the fewest likeliest tokens that hold this much probability.
         min_p: keeps tokens of at least this share of the likeliest one's probability.
         suppressed: (K,) token ids that have no probability.
-        cooling: how much colder later tokens are drawn than they are scored; None: as they are scored.
+        temperature_schedule: how much colder later tokens are drawn than they are scored; None: as they are scored.
         guidance: how far to go from what is unconditionally likely to what is likely behind the prompt; 1: that itself.
     """
 
@@ -51,7 +51,7 @@ class TokenSampling:
     top_p: float | None
     min_p: float | None
     suppressed: Tensor
-    cooling: TemperatureSchedule | None = None
+    temperature_schedule: TemperatureSchedule | None = None
     guidance: float = 1.0
 
     @classmethod
@@ -63,7 +63,7 @@ class TokenSampling:
             top_p=settings.top_p,
             min_p=settings.min_p,
             suppressed=suppressed,
-            cooling=settings.cooling,
+            temperature_schedule=settings.temperature_schedule,
         )
 
     def settings(self) -> dict[str, float | int | None]:
@@ -112,7 +112,7 @@ class TokenSampling:
 
     def cooled(self, logits_MV: Tensor, t: int) -> Tensor:
         """Tempered logits as token t is drawn from them."""
-        return logits_MV if self.cooling is None else logits_MV / self.cooling.factor(t)
+        return logits_MV if self.temperature_schedule is None else logits_MV / self.temperature_schedule.factor(t)
 
     def support(self, logits_MV: Tensor) -> Tensor:
         """Which tokens of tempered logits can be drawn: top-k first, then the nucleus, then the floor.

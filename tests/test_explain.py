@@ -75,7 +75,7 @@ def test_without_a_window_all_steps_but_the_last_are_trained_on() -> None:
 
 
 def test_shared_noise_counts_the_prefix_and_the_first_stochastic_step_once_per_group() -> None:
-    config = changed(rollout={"share_noise": True, "window": {"name": "fixed", "start": 2, "size": 2}})
+    config = changed(rollout={"same_initial_noise": True, "window": {"name": "fixed", "start": 2, "size": 2}})
     # steps 0, 1, 2 once for 16 members, steps 3 to 9 for each; of the trained 2 and 3, 2 once for the group
     expected = [(3 + 16 * 7) / 16, 0.0, (1 + 16) / 16, (1 + 16) / 16]
     assert numbers(forwards_per_sample(config, 10), 10) == pytest.approx(expected, abs=1e-12)
@@ -84,7 +84,7 @@ def test_shared_noise_counts_the_prefix_and_the_first_stochastic_step_once_per_g
 
 def test_shared_noise_averages_over_the_windows_of_the_run() -> None:
     window = {"name": "progressive", "size": 2, "interval": 1, "high": 4}
-    config = changed(rollout={"share_noise": True, "window": window})
+    config = changed(rollout={"same_initial_noise": True, "window": window})
     # the first stochastic step is 0, 1, 2 in turn over the 60 steps, 1 on average: 2 steps shared, 8 of each member's
     assert numbers(forwards_per_sample(config, 10), 10)[0] == pytest.approx((2 + 16 * 8) / 16, abs=1e-12)
 
@@ -140,7 +140,7 @@ def test_the_first_minibatch_may_hold_more_groups() -> None:
 def test_the_default_number_of_steps_stays_a_letter() -> None:
     said = rows(changed(policy={"name": "denoising", "call": {}}))["forwards"]
     assert said.startswith("per sample and step: rollout N, reference 4.0, update 4.0, with N = num_inference_steps, ")
-    shared = changed(policy={"name": "denoising", "call": {}}, rollout={"share_noise": True, "window": None})
+    shared = changed(policy={"name": "denoising", "call": {}}, rollout={"same_initial_noise": True, "window": None})
     # all but the last step are trained on; step 0 counts 1 / 16: N - 15/16 = N - 0.9, and N - 1 - 15/16 = N - 1.9
     assert "rollout N - 0.9, reference N - 1.9, update N - 1.9" in rows(shared)["forwards"]
 
@@ -150,7 +150,7 @@ def test_a_live_policy_is_explained_without_its_settings() -> None:
     assert said["policy"] == "a live object; its settings are its own"
     assert said["forwards"].startswith("per sample and step: rollout N, update N - 1.0, for a denoising policy of N")
     assert "sampler" not in said
-    window = {"share_noise": True, "window": {"name": "random", "size": 2}}
+    window = {"same_initial_noise": True, "window": {"name": "random", "size": 2}}
     # where the window lies depends on N; of its 2 steps the first is shared by 8
     assert "rollout fewer than N, update 1.1" in rows(validated({"rollout": window}))["forwards"]
 

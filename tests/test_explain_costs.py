@@ -22,10 +22,10 @@ RUNS = {
     "all": {},
     "reference": {"objective": {"divergence": "gaussian", "kl_beta": 0.1}},
     "shared": {
-        "rollout": {"share_noise": True, "window": {"name": "progressive", "size": 2, "interval": 1}},
+        "rollout": {"same_initial_noise": True, "window": {"name": "progressive", "size": 2, "interval": 1}},
         "objective": {"divergence": "gaussian", "kl_beta": 0.1},
     },
-    "tail": {"rollout": {"window": {"name": "fixed", "start": 0, "size": 1}}},
+    "fast_remainder": {"rollout": {"window": {"name": "fixed", "start": 0, "size": 1}}},
     "coupled": {"objective": {"ratio_level": "sequence"}, "update": {"epochs": 2, "minibatches": 2}},
     "coupled-reference": {"objective": {"ratio_level": "sequence", "divergence": "k3", "kl_beta": 0.1}},
     "reward-divergence": {"advantage": {"kl_beta": 0.1, "divergence": "gaussian"}},
@@ -54,7 +54,7 @@ NUM_LEVELS = 3
 def test_a_run_spends_what_was_explained(name: str, tmp_path: Path) -> None:
     tiny, sections = PIPELINES["sd3"], RUNS[name]
     settings = {"call": {**tiny.call, **tiny.no_cfg}, "lora": {"rank": 2}, "reading": {"num_levels": NUM_LEVELS}}
-    settings |= {"tail": {"frac": 0.75}} if name == "tail" else {}
+    settings |= {"fast_remainder": {"frac": 0.75}} if name == "fast_remainder" else {}
     config = validated(
         {
             "output": str(tmp_path),
@@ -73,11 +73,13 @@ def test_a_run_spends_what_was_explained(name: str, tmp_path: Path) -> None:
 
 
 def test_a_tail_without_a_window_is_refused() -> None:
-    config = validated({"policy": {"name": "denoising", "tail": {"frac": 0.4}}})
-    with pytest.raises(ConfigError, match=r"policy\.tail is of the steps after rollout\.window, and there is none"):
+    config = validated({"policy": {"name": "denoising", "fast_remainder": {"frac": 0.4}}})
+    with pytest.raises(
+        ConfigError, match=r"policy\.fast_remainder is of the steps after rollout\.window, and there is none"
+    ):
         forwards_per_sample(config, 10)
-    with pytest.raises(ConfigError, match=r"policy\.tail is of"):
-        window_at(config, DenoisingPolicy(PIPELINES["sd3"].build(), {"tail": {"frac": 0.4}}), 0)
+    with pytest.raises(ConfigError, match=r"policy\.fast_remainder is of"):
+        window_at(config, DenoisingPolicy(PIPELINES["sd3"].build(), {"fast_remainder": {"frac": 0.4}}), 0)
 
 
 PLANNED: dict[str, tuple[dict[str, Any], str]] = {

@@ -53,8 +53,10 @@ def make_policy(**settings: object) -> DenoisingPolicy:
     return DenoisingPolicy(tiny.build(), {"call": call, "segments": (1, 2, 1), "update_batch": 3, **settings})
 
 
-def draw(policy: DenoisingPolicy, *, share_noise: bool = False) -> Rollout:
-    return policy.rollout(PROMPTS, group_size=2, seed=11, plan=Plan(values=(DRIFT,), share_noise=share_noise))
+def draw(policy: DenoisingPolicy, *, same_initial_noise: bool = False) -> Rollout:
+    return policy.rollout(
+        PROMPTS, group_size=2, seed=11, plan=Plan(values=(DRIFT,), same_initial_noise=same_initial_noise)
+    )
 
 
 def disturb(policy: DenoisingPolicy, scale: float = 0.02) -> None:
@@ -175,7 +177,7 @@ def test_minibatch_rows_and_batches_change_nothing(name: str) -> None:
 
 def test_shared_states_give_the_gradient_of_separate_ones() -> None:
     policy = make_policy(rollout_batch=4)
-    rollout = draw(policy, share_noise=True)
+    rollout = draw(policy, same_initial_noise=True)
     assert rollout.state_BT[0, 0] == rollout.state_BT[1, 0] != rollout.state_BT[2, 0]
     apart = Rollout(
         rollout.samples, rollout.prompt_index_B, rollout.old_logprob_BT, rollout.mask_BT,

@@ -88,7 +88,7 @@ def _policy(of: random.Random, kind: str) -> Policy:
 def _rollout(of: random.Random, policy: Policy, kind: str) -> Rollout:
     if kind == "language":
         return policy.rollout(tiny_language.prompts_of("llama"), group_size=MEMBERS, seed=of.randrange(99))
-    plan = Plan(share_noise=of.choice([True, False]))
+    plan = Plan(same_initial_noise=of.choice([True, False]))
     return policy.rollout(tiny_policies.prompts_of("sd3"), group_size=MEMBERS, seed=of.randrange(99), plan=plan)
 
 

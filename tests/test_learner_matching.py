@@ -26,7 +26,7 @@ ERROR = Value("error")
 
 
 def read(policy: DenoisingPolicy, term: Term) -> Rollout:
-    return policy.read(latents_of(policy), seed=SEED, plan=Plan(values=term.values, share_noise=True))
+    return policy.read(latents_of(policy), seed=SEED, plan=Plan(values=term.values, same_initial_noise=True))
 
 
 def gradient(policy: DenoisingPolicy, rollout: Rollout, objective: Objective, parts: list[list[int]]) -> Tensor:

@@ -65,9 +65,9 @@ def test_divergence_in_the_reward_starts_at_zero_and_grows(tmp_path: Path) -> No
 def test_entropy_and_nearness_choose_what_counts(tmp_path: Path) -> None:
     chosen = {"selections": [{"name": "top_entropy", "share": 0.25}, {"name": "near_policy", "limit": 10.0}]}
     _, lines = run(tmp_path, objective={**chosen, "aggregate": "decision_mean"})
-    assert all(0.2 < line["policy/weighed_frac"] <= 0.5 for line in lines)
+    assert all(0.2 < line["policy/trained_frac"] <= 0.5 for line in lines)
     _, plain = run(tmp_path / "plain")
-    assert {line["policy/weighed_frac"] for line in plain} == {1.0}
+    assert {line["policy/trained_frac"] for line in plain} == {1.0}
 
 
 @pytest.mark.parametrize("choice", ["keep", "zero", "drop"])
@@ -80,7 +80,7 @@ def test_truncated_samples_are_counted_and_left_out(choice: str, tmp_path: Path)
 def test_an_update_without_advantages_is_a_step_with_zeros(tmp_path: Path) -> None:
     decayed = {"update": {"weight_decay": 0.5, "lr": 1e-2}, "steps": 1}
     trainer, (line,) = run(tmp_path, equal, **decayed)
-    assert (line["optimizer/grad_norm"], line["policy/loss"], line["policy/weighed_frac"]) == (0.0, 0.0, 0.0)
+    assert (line["optimizer/grad_norm"], line["policy/loss"], line["policy/trained_frac"]) == (0.0, 0.0, 0.0)
     assert line["groups/zero_std_frac"] == 1.0
     assert line["count/forwards_per_sample"] == 1.0  # the rollout alone
     before = torch.cat([parameter.detach().flatten() for parameter in policy_of("llama").trainable])

@@ -241,7 +241,7 @@ def joined_by_answers(output: Path) -> Trainer:
     rollout = {"prompts_per_step": 2, "group_size": 3, "planner": {"name": "with_answer"}}
     foreign = {"surrogate": {"name": "shaped", "gamma": 0.1}, "ratio_level": "sequence", "weight": 0.5}
     terms = [{"name": "negative_logprob", "origins": ["given"], "weight": 0.1}]
-    failed = {"label": "failed", "column": "solution", "by_success": {"name": "below", "rate": 0.7}}
+    failed = {"label": "failed", "column": "solution", "weight_by_success": {"name": "below", "rate": 0.7}}
     read = {
         "label": "aloud",
         "examples": "python:tests.test_world_sizes:read_aloud",

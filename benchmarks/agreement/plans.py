@@ -41,10 +41,10 @@ def _progress(theirs: SimpleNamespace, rows: Rows) -> Numbers:
 
 def _cooled(rows: Rows) -> Numbers:
     files = _read("ead")
-    pace = dict(files["schedules"]["policy.cooling.pace"])
+    pace = dict(files["schedules"]["policy.temperature_schedule.pace"])
     now = VALUE_SCHEDULES[pace.pop("name")](200 * rows.seed, **pace)
-    cooling = TemperatureSchedule(**{**files["policy"]["cooling"], "pace": now})
-    return {"factor": torch.tensor([cooling.factor(token) for token in TOKENS])}
+    temperature_schedule = TemperatureSchedule(**{**files["policy"]["temperature_schedule"], "pace": now})
+    return {"factor": torch.tensor([temperature_schedule.factor(token) for token in TOKENS])}
 
 
 def _annealed(theirs: SimpleNamespace, rows: Rows) -> Numbers:

@@ -67,8 +67,8 @@ class RolloutConfig(Section):
         ge=1,
         description="members per prompt; advantages are relative to the group, of 1 with scale raw alone",
     )
-    share_noise: bool = Field(
-        default=False, description="a group starts from one noise; shared states are computed once"
+    same_initial_noise: bool = Field(
+        default=False, description="a group starts from one initial noise; shared states are computed once"
     )
     planner: Named = Field(
         default_factory=lambda: Named(name="fixed"), description="what is drawn at a step, round by round"
@@ -94,19 +94,19 @@ class RolloutConfig(Section):
     tree: Named | None = Field(
         default=None,
         description="the members of a group are the leaves of a tree, whose branches part at some steps, each drawn; "
-        "null: members have nothing in common, or with share_noise all until the first stochastic step",
+        "null: members have nothing in common, or with same_initial_noise all until the first stochastic step",
     )
 
     @model_validator(mode="after")
     def _begins_once(self) -> RolloutConfig:
-        if self.tree is not None and self.share_noise:
-            raise ValueError("a tree begins with one noise as it is: leave out share_noise, or tree")
+        if self.tree is not None and self.same_initial_noise:
+            raise ValueError("a tree begins with one noise as it is: leave out same_initial_noise, or tree")
         if self.decisions == "read" and (self.window is not None or self.tree is not None):
             raise ValueError("decisions: read draws without noise, so there is no window and no tree: leave them out")
-        if self.decisions == "read" and self.share_noise and not self.contexts:
+        if self.decisions == "read" and self.same_initial_noise and not self.contexts:
             raise ValueError(
                 "decisions: read draws without noise, so that a group of one noise is one picture: leave out "
-                "share_noise"
+                "same_initial_noise"
             )
         return self
 

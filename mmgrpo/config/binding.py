@@ -173,9 +173,9 @@ def build_filters(config: AdvantageConfig) -> tuple[Filter, ...]:
 
 def build_answer_weight(config: AuxiliaryConfig) -> Callable[[Tensor], Tensor]:
     """Weights of answers by their groups' success. Raises ConfigError as ``build_objective``."""
-    if config.by_success is None:
+    if config.weight_by_success is None:
         return torch.ones_like
-    return bound(f"auxiliary ({config.label}): by_success", ANSWER_WEIGHTS, config.by_success)
+    return bound(f"auxiliary ({config.label}): weight_by_success", ANSWER_WEIGHTS, config.weight_by_success)
 
 
 def require_credit(config: RunConfig) -> None:
@@ -264,13 +264,15 @@ def _foreign(config: ForeignConfig) -> Foreign:
 def window_at(config: RunConfig, policy: Policy | SupportsWindows, step: int) -> tuple[int, ...] | None:
     """The stochastic decisions of a step, those among them that branches part at; None for all.
 
-    Raises ConfigError for a window that does not fit the schedule, a policy without one, or ``policy.tail`` without a
-    window.
+    Raises ConfigError for a window that does not fit the schedule, a policy without one, or ``policy.fast_remainder``
+    without a window.
     """
     window = config.rollout.window
     if window is None:
-        if config.policy and config.policy.numbers.get("tail"):
-            raise ConfigError("policy.tail is of the steps after rollout.window, and there is none: set it, or no tail")
+        if config.policy and config.policy.numbers.get("fast_remainder"):
+            raise ConfigError(
+                "policy.fast_remainder is of the steps after rollout.window, and there is none: set it, or leave it out"
+            )
         return None
     if not isinstance(policy, SupportsWindows):
         raise ConfigError(f"rollout.window lays windows over denoising steps; {type(policy).__name__} has none")

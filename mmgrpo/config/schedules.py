@@ -152,7 +152,9 @@ class Course:
 
     def resting(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """1 for each controller whose metric a step does not have, as a run logs it."""
-        return {f"controllers/{key}/rests": 1.0 for key, one in self.controllers.items() if one.metric not in metrics}
+        return {
+            f"controllers/{key}/inactive": 1.0 for key, one in self.controllers.items() if one.metric not in metrics
+        }
 
 
 def config_at(config: RunConfig, step: int, memory: Memory) -> RunConfig:

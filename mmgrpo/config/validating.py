@@ -65,7 +65,7 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
             if where == "include":
                 lines.append(INCLUDE)
                 continue
-            new = renamed_key(where)
+            new = renamed_key(where) or (None if model is RunConfig else renamed_key(f"policy.{where}"))
             fix = suggestion(str(problem["loc"][-1]), known) if new is None else f"; it is now {new}"
             lines.append(f"unknown key {where!r}{fix}")
         elif where == "policy.name" and problem["type"] == "missing":

@@ -70,7 +70,7 @@ def _sampling(policy: Mapping[str, Any]) -> Iterator[str]:
 def _rollout(rollout: RolloutConfig) -> Iterator[str]:
     if rollout.window is not None:
         yield f"window {_function(rollout.window)}"
-    if rollout.share_noise:
+    if rollout.same_initial_noise:
         yield "shared noise"
     if rollout.tree is not None:
         yield f"tree {_function(rollout.tree)}"
@@ -126,9 +126,13 @@ def _objective(objective: ObjectiveConfig) -> Iterator[str]:
 
 def _auxiliary(auxiliary: AuxiliaryConfig) -> str:
     taught = "examples" if auxiliary.column is None else f"the answers in {auxiliary.column}"
-    taught = "what rows were begun with" if auxiliary.begun else taught
+    taught = "what rows were begun with" if auxiliary.from_prefix else taught
     times = "" if auxiliary.weight == 1 else f"{auxiliary.weight:g} "
-    weighed = "" if auxiliary.by_success is None else f", {_function(auxiliary.by_success)} {auxiliary.whose_success}"
+    weighed = (
+        ""
+        if auxiliary.weight_by_success is None
+        else f", {_function(auxiliary.weight_by_success)} {auxiliary.whose_success}"
+    )
     return f"{times}supervised loss of {taught}{weighed}"
 
 

@@ -119,10 +119,14 @@ def _policy(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[t
     elif settings is not None:
         but = " but the last" if "call" in settings else ""
         yield "window", f"none: every step{but} is stochastic and trained on"
-    if settings is not None and settings.get("tail") is not None:
-        frac, order = settings["tail"]["frac"], settings["tail"]["order"]
-        yield "", f"after it {frac:g} times as many points as there would be, in steps of order {order}: policy.tail"
-    if config.rollout.share_noise:
+    if settings is not None and settings.get("fast_remainder") is not None:
+        frac, order = settings["fast_remainder"]["frac"], settings["fast_remainder"]["order"]
+        yield (
+            "",
+            f"after it {frac:g} times as many points as there would be, in steps of order {order}: "
+            "policy.fast_remainder",
+        )
+    if config.rollout.same_initial_noise:
         yield "noise", "shared by the group, which computes its common steps once"
     tree = config.rollout.tree
     if tree is not None:

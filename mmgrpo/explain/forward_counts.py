@@ -73,8 +73,8 @@ def forwards_per_sample(config: RunConfig, num_steps: int | None, num_levels: in
     rollout = N, less (f + 1) (1 - 1 / G) where the group shares its noise: the steps up to the first stochastic one,
     f, run once for its G members. A pass over the sample costs one forward per trained step; with shared noise the
     first of them costs 1 / G. In a tree a step costs 1 / w, w the leaves of a branch before it. Where samples are read
-    (``rollout.decisions: read``), rollout = N + K for K levels of noise, and a pass costs K. With ``policy.tail`` the
-    steps of the rollout are as few as it makes them.
+    (``rollout.decisions: read``), rollout = N + K for K levels of noise, and a pass costs K. With
+    ``policy.fast_remainder`` the steps of the rollout are as few as it makes them.
 
     Args:
         config: the run's configuration.
@@ -96,7 +96,7 @@ def forwards_per_sample(config: RunConfig, num_steps: int | None, num_levels: in
     elif rollout.tree is not None:
         drawing, one_pass = _tree(config, num_steps)
     else:
-        saved = 1 - 1 / rollout.group_size if rollout.share_noise else 0.0
+        saved = 1 - 1 / rollout.group_size if rollout.same_initial_noise else 0.0
         one_pass = _trained_steps(rollout.window, num_steps) + StepForwards(0, -saved)
         first, spared = _mean_first(config, num_steps), _mean_spared(config, num_steps)
         shared = 0.0 if not saved else None if first is None else (first + 1) * saved
@@ -189,8 +189,9 @@ def _mean_first(config: RunConfig, num_steps: int | None) -> float | None:
 
 
 def _mean_spared(config: RunConfig, num_steps: int | None) -> float | None:
-    """Mean over the run of the steps that ``policy.tail`` spares; None if they depend on an N that is not known."""
-    tail = config.policy.numbers.get("tail") if config.policy else None
+    """Mean over the run of the steps that ``policy.fast_remainder`` spares; None if they depend on an N that is not
+    known."""
+    tail = config.policy.numbers.get("fast_remainder") if config.policy else None
     if tail is None:
         return 0.0
     if num_steps is None:

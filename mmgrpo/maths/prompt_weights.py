@@ -68,7 +68,7 @@ def below(rate_N: Tensor, *, rate: float) -> Tensor:
 
 
 ANSWER_WEIGHTS: Registry[Callable[..., Tensor]] = Registry({"below": below, "failure": failure})
-"""What an answer is worth beside its group's success rate, by the name that ``auxiliary.by_success`` uses."""
+"""What an answer is worth beside its group's success rate, by the name that ``auxiliary.weight_by_success`` uses."""
 
 
 def kept_probability(p: float, streak_N: Tensor, *, floor: float) -> Tensor:

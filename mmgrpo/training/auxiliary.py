@@ -106,7 +106,7 @@ class Auxiliaries:
     ) -> Gradient:
         losses, sums, num_forwards = {}, {}, 0
         for config in configs:
-            if config.begun:
+            if config.from_prefix:
                 taught, num = self._from_beginnings(config, batch, first + number, rows)
             elif config.column is None:
                 taught, num = self._from_examples(config, first + number)
@@ -134,7 +134,7 @@ class Auxiliaries:
         contexts: Mapping[str, Context],
     ) -> tuple[Taught, int]:
         samples = [batch.rollout.samples[row] for row in rows]
-        parts: list[Part] = [(one.group, one.context if config.in_parts else None) for one in samples]
+        parts: list[Part] = [(one.group, one.context if config.per_context else None) for one in samples]
         one_of = dict(zip(parts, samples, strict=True))
         rate_P = success_rates(batch, rows, parts, right=config.right)
         weight_P = build_answer_weight(config)(rate_P).tolist()
@@ -189,7 +189,7 @@ class Auxiliaries:
 
     def _begun(self, sample: Sample) -> str:
         if not isinstance(self._supervised, SupportsTextOffsets):
-            raise ConfigError("auxiliary: begun is of what is written, and this policy does not write: leave it out")
+            raise ConfigError("auxiliary: from_prefix needs a policy that generates text: leave it out")
         return (sample.text or "")[: self._supervised.text_offsets(sample)[sample.num_forced - 1]]
 
     def _answer(self, sample: Sample, column: str) -> Example:

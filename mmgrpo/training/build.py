@@ -142,7 +142,7 @@ def build_plan(config: RunConfig, policy: Policy, step: int, settings: Mapping[s
     return replace(
         exchange_plan(config),
         stochastic=window_at(config, policy, step),
-        share_noise=config.rollout.share_noise,
+        same_initial_noise=config.rollout.same_initial_noise,
         splits=tree_of(config, policy),
         values=tuple(sorted(objective.values | objective.first_values, key=str)),
         settings=settings or {},

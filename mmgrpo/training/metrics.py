@@ -11,7 +11,7 @@ from mmgrpo.training.gather import Experience
 from mmgrpo.training.judge import Verdict
 from mmgrpo.training.learn import Update
 
-ROWS_ALONE = "rollout/rows_alone"
+UNBATCHED_ROWS = "rollout/unbatched_rows"
 
 
 def step_metrics(
@@ -43,7 +43,7 @@ def step_metrics(
     metrics["rollout/logprob_mean"] = sum(each for each, _ in sums) / max(sum(num for _, num in sums), 1)
     num_failed = sum(sample.failure is not None for sample in experience.samples)
     alone, failed = zip(*job.gather((experience.rollout.num_unbatched, num_failed)), strict=True)
-    metrics |= {ROWS_ALONE: sum(alone)} if any(alone) else {}
+    metrics |= {UNBATCHED_ROWS: sum(alone)} if any(alone) else {}
     metrics |= {"rollout/failed_samples": sum(failed)} if any(failed) else {}
     return metrics
 
@@ -54,7 +54,7 @@ def update_metrics(update: Update, job: Job) -> dict[str, float]:
     return {
         **diagnostics.as_metrics(),
         **changed_fracs(diagnostics.change_sums),
-        "policy/weighed_frac": float(diagnostics.num_weighed) / max(update.totals.num_decisions, 1),
+        "policy/trained_frac": float(diagnostics.num_weighed) / max(update.totals.num_decisions, 1),
         "optimizer/lr": applied.lr,
         "optimizer/grad_norm": applied.grad_norm,
         "optimizer/skipped": float(applied.skipped),

@@ -48,7 +48,7 @@ from mmgrpo.training.judge import judge
 from mmgrpo.training.learn import Lesson, Update
 from mmgrpo.training.live_rewards import rewards_of_run
 from mmgrpo.training.memory import Facts, remember, remembered, step_facts
-from mmgrpo.training.metrics import ROWS_ALONE, step_metrics, update_metrics
+from mmgrpo.training.metrics import UNBATCHED_ROWS, step_metrics, update_metrics
 from mmgrpo.training.moving import Moving
 from mmgrpo.training.phases import Gathered, Judged, Seat, Taught
 from mmgrpo.training.references import move_reference, require_movable
@@ -237,7 +237,7 @@ class Trainer:
         )
         metrics = step_metrics(experience, verdict, batch, config.advantage, self.job) | self.now.metrics
         metrics |= reward_changes(verdict, batch, config.advantage, rewards=self.now.rewards, job=self.job)
-        if metrics.get(ROWS_ALONE) and isinstance(self.policy, SupportsUnbatchedRows):
+        if metrics.get(UNBATCHED_ROWS) and isinstance(self.policy, SupportsUnbatchedRows):
             self.policy.disable_row_batching()
         metrics |= source_metrics(verdict.scores, verdict.root_N, prompts.prompt)
         if self.stream.skips:

@@ -49,7 +49,7 @@ def branching_of(plan: Plan, num_members: int) -> Branching:
 
     Noise that is shared is a tree of one split, at the first stochastic decision, into all that there are.
     """
-    if plan.share_noise:
+    if plan.same_initial_noise:
         first = plan.stochastic[0] if plan.stochastic else 0
         return Branching(decisions=(first,), widths=(num_members,))
     return Branching.of(plan.splits)

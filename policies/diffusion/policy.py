@@ -288,18 +288,18 @@ class DenoisingPolicy(
     def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
         """Draws ``group_size`` images or videos per prompt; a decision is one denoising step.
 
-        With ``plan.share_noise`` the group starts from one noise, and the members shown one prompt have its
+        With ``plan.same_initial_noise`` the group starts from one noise, and the members shown one prompt have its
         deterministic prefix and its first stochastic step run once. ``plan.settings`` may hold ``strength``,
         ``sampler``, and ``call``, whose arguments are laid over the policy's.
         """
         plan = plan or Plan()
         groups = make_groups(prompts, group_size, seed, plan)
         drawing = with_settings(self._drawing, plan.settings, self._stage.form, self._decisions)
-        if self.settings.tail is not None and plan.stochastic:
+        if self.settings.fast_remainder is not None and plan.stochastic:
             num_steps = drawing.call.get("num_inference_steps", self._num_steps)
             drawing = with_tail(
                 drawing,
-                self.settings.tail,
+                self.settings.fast_remainder,
                 last=plan.stochastic[-1],
                 num_steps=num_steps,
                 form=self._stage.form,
@@ -312,10 +312,11 @@ class DenoisingPolicy(
         """Finished samples noised again at ``policy.reading.num_levels`` keyed levels, a decision each.
 
         A decision's log-probability is minus the network's weighted matching error. What is read is the sample's
-        ``latent`` where it has one, else its picture or video, encoded. With ``plan.share_noise`` levels and noise are
-        the group's. ``plan.settings`` may hold ``call`` and ``reading``, laid over the policy's. Of values there are
-        ``error``, ``level``, and of kept weights, or of ``old`` where the plan names it, ``logprob``, ``velocity_mse``,
-        k1 to k3, and, with its strength as a number, ``positive_error`` and ``negative_error`` of ``maths.matching``.
+        ``latent`` where it has one, else its picture or video, encoded. With ``plan.same_initial_noise`` levels and
+        noise are the group's. ``plan.settings`` may hold ``call`` and ``reading``, laid over the policy's. Of values
+        there are ``error``, ``level``, and of kept weights, or of ``old`` where the plan names it, ``logprob``,
+        ``velocity_mse``, k1 to k3, and, with its strength as a number, ``positive_error`` and ``negative_error`` of
+        ``maths.matching``.
         """
         self._drafter.settle_showing([one.sample.prompt for one in given], self._drawing)
         return self._reader.read(given, seed, plan or Plan())

@@ -80,7 +80,7 @@ class Recorder:
                 raise RewoundError
             raise RowsError(
                 f"the pipeline steps a state of shape {tuple(call.sample.shape)} for {len(self.rows)} rows: it does "
-                "not keep one latent per row; set rollout_batch: 1, share_noise: false and no tree"
+                "not keep one latent per row; set rollout_batch: 1, same_initial_noise: false and no tree"
             )
         if self.check and call.iteration == 0 and call.ordinal == 0:
             self.sampling.check_family(call)

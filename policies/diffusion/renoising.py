@@ -96,7 +96,7 @@ class Renoiser:
         reading, call = _settings(self, plan.settings, self.stage.form)
         T = reading.num_levels
         _require_readable(given, T)
-        noised = replace(plan, share_noise=True) if reading.shared else plan
+        noised = replace(plan, same_initial_noise=True) if reading.shared else plan
         branching = branching_of(noised, 1 + max(one.sample.member for one in given))
         rows = [
             DenoisingRow(

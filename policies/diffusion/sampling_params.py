@@ -13,7 +13,7 @@ from mmgrpo.maths.windows import shortened
 
 from .call_form import CallForm
 from .denoising_rows import call_has_media
-from .settings import DenoisingSettings, TailSettings, require_single_results
+from .settings import DenoisingSettings, FastRemainder, require_single_results
 from .step_sampler import NATIVE, StepSampler
 
 
@@ -81,7 +81,7 @@ def with_settings(
 
 
 def with_tail(
-    drawing: SamplingParams, tail: TailSettings, *, last: int, num_steps: int, form: CallForm, scheduler: Any
+    drawing: SamplingParams, tail: FastRemainder, *, last: int, num_steps: int, form: CallForm, scheduler: Any
 ) -> SamplingParams:
     """The drawing with the steps after decision ``last`` made fewer, and of second order.
 
@@ -103,8 +103,8 @@ def with_tail(
     if not takes or drawing.call.get("sigmas") is not None:
         why = "is given already" if takes else f"{type(scheduler).__name__} or this pipeline does not take"
         raise ConfigError(
-            "policy.tail makes the steps after the window fewer by the argument sigmas of the pipeline's call, which "
-            f"{why}; leave policy.tail out"
+            "policy.fast_remainder makes the steps after the window fewer by the argument sigmas of the pipeline's "
+            f"call, which {why}; leave policy.fast_remainder out"
         )
     times = shortened(num_steps, last, tail.frac)
     call = {**drawing.call, "num_inference_steps": len(times), "sigmas": list(times)}

@@ -77,7 +77,7 @@ class CorrectionSettings(BaseModel):
     )
 
 
-class TailSettings(BaseModel):
+class FastRemainder(BaseModel):
     """The steps of a rollout after the last one that is drawn at random: fewer, and of second order, to make up for it.
 
     For pipelines whose call takes ``sigmas``: the steps up to there begin at 1 - i / N before any shift, as FLUX has
@@ -161,8 +161,8 @@ class DenoisingSettings(BaseModel):
     is_scheduled: ClassVar[bool] = True  # every sample takes the same, known number of decisions
     resumable: ClassVar[tuple[str, ...]] = (
         "sampler", "strength", "last_std", "density", "reduction", "call", "evaluation_call", "buckets", "decode",
-        "frame_rate", "reading", "rollout_batch", "update_batch", "tail", "segments", "gradient_checkpointing",
-        "attention", "compile", "memo_bytes",
+        "frame_rate", "reading", "rollout_batch", "update_batch", "fast_remainder", "segments",
+        "gradient_checkpointing", "attention", "compile", "memo_bytes",
     )  # fmt: skip
     """What a resumed run may have otherwise."""
     of_a_rollout: ClassVar[tuple[str, ...]] = ("call", "sampler", "strength")
@@ -249,7 +249,7 @@ class DenoisingSettings(BaseModel):
     )
     rollout_batch: int = Field(default=8, ge=1, description="rows per pipeline run in rollouts")
     update_batch: int = Field(default=8, ge=1, description="states per pipeline run in updates")
-    tail: TailSettings | None = Field(
+    fast_remainder: FastRemainder | None = Field(
         default=None, description="of a rollout after its last random step; null: as the rest of the schedule"
     )
     segments: tuple[int, ...] | None = Field(

@@ -19,12 +19,19 @@ class ImageTokensSettings(BaseModel):
     decides: ClassVar[str] = "tokens"  # which methods are for it
     is_scheduled: ClassVar[bool] = True  # every picture is of as many codes
     resumable: ClassVar[tuple[str, ...]] = (
-        "attention", "template", "guidance_scale", "temperature", "top_k", "top_p", "min_p", "cooling",
+        "attention", "template", "guidance_scale", "temperature", "top_k", "top_p", "min_p", "temperature_schedule",
         "caption_dropout", "share_prefix", "gradient_checkpointing", "rescore", "rollout_batch", "update_tokens",
         "head_bytes",
     )  # fmt: skip
     """What a resumed run may have otherwise."""
-    of_a_rollout: ClassVar[tuple[str, ...]] = ("guidance_scale", "temperature", "top_k", "top_p", "min_p", "cooling")
+    of_a_rollout: ClassVar[tuple[str, ...]] = (
+        "guidance_scale",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "temperature_schedule",
+    )
     """What a plan may set otherwise for one rollout."""
 
     model: str | None = Field(
@@ -77,7 +84,7 @@ class ImageTokensSettings(BaseModel):
     min_p: float | None = Field(
         default=None, ge=0, le=1, description="drop codes below this share of the likeliest; scored on the same"
     )
-    cooling: TemperatureSchedule | None = Field(
+    temperature_schedule: TemperatureSchedule | None = Field(
         default=None,
         description="codes are drawn the colder, the later they come; it is no part of how they are scored. null: all "
         "alike",

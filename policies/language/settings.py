@@ -22,12 +22,12 @@ class LanguageSettings(BaseModel):
     decides: ClassVar[str] = "tokens"  # which methods are for it
     resumable: ClassVar[tuple[str, ...]] = (
         "attention", "system", "template", "video", "max_new_tokens", "temperature", "top_k", "top_p", "min_p",
-        "cooling", "suppress", "segment_end", "share_prefix", "gradient_checkpointing", "rescore", "rollout_batch",
-        "compile", "update_tokens", "head_bytes", "memo_bytes",
+        "temperature_schedule", "suppress", "segment_end", "share_prefix", "gradient_checkpointing", "rescore",
+        "rollout_batch", "compile", "update_tokens", "head_bytes", "memo_bytes",
     )  # fmt: skip
     """What a resumed run may have otherwise."""
     of_a_rollout: ClassVar[tuple[str, ...]] = (
-        "temperature", "top_k", "top_p", "min_p", "cooling", "max_new_tokens",
+        "temperature", "top_k", "top_p", "min_p", "temperature_schedule", "max_new_tokens",
     )  # fmt: skip
     """What a plan may set otherwise for one rollout."""
 
@@ -68,7 +68,7 @@ class LanguageSettings(BaseModel):
     min_p: float | None = Field(
         default=None, ge=0, le=1, description="drop tokens below this share of the likeliest; scored on the same"
     )
-    cooling: TemperatureSchedule | None = Field(
+    temperature_schedule: TemperatureSchedule | None = Field(
         default=None,
         description="tokens are drawn the colder, the later they come, by a factor on the temperature; it is no part "
         "of how they are scored. null: all alike",
@@ -137,7 +137,11 @@ class LanguageSettings(BaseModel):
             f"{name} = {value:g}" for name in ("top_k", "top_p", "min_p") if (value := getattr(self, name)) is not None
         ]
         support = f"{', '.join(cuts)}, scored on the tokens that could be drawn" if cuts else "the whole vocabulary"
-        cooled = "" if self.cooling is None else f", falling at a pace of {self.cooling.pace:g} tokens"
+        cooled = (
+            ""
+            if self.temperature_schedule is None
+            else f", falling at a pace of {self.temperature_schedule.pace:g} tokens"
+        )
         warmth = f"temperature = {self.temperature:g}{cooled}"
         if self.lora is not None:
             trained = f"LoRA on the language model, rank {self.lora.rank}, alpha {self.lora.alpha:g}"

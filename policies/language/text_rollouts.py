@@ -247,10 +247,10 @@ class TextRollouts:
             )
 
     def _drawing(self, plan: Plan) -> GenerationParams:
-        if plan.stochastic or plan.share_noise or plan.splits or any(value.view == OLD for value in plan.values):
+        if plan.stochastic or plan.same_initial_noise or plan.splits or any(value.view == OLD for value in plan.values):
             raise PolicyError(
-                "tokens have no windows, shared noise, trees of noise or means: leave out window, share_noise, tree "
-                "and normalise_ratio"
+                "tokens have no windows, shared noise, trees of noise or means: leave out window, same_initial_noise, "
+                "tree and normalise_ratio"
             )
         if unknown := [name for name in plan.sample_values if name not in TOKEN_STATISTICS]:
             raise ConfigError(

@@ -365,8 +365,10 @@ def _require_drawable(plan: Plan) -> None:
     """Raises PolicyError for what hidden answers cannot be drawn with."""
     if plan.environment is not None or plan.continues is not None:
         raise PolicyError("an answer is filled in as a whole, in one turn: leave out rollout.environment and branches")
-    if plan.splits or plan.share_noise:
-        raise PolicyError("every answer begins hidden as a whole: leave out rollout.tree and rollout.share_noise")
+    if plan.splits or plan.same_initial_noise:
+        raise PolicyError(
+            "every answer begins hidden as a whole: leave out rollout.tree and rollout.same_initial_noise"
+        )
 
 
 def _pooled(value_BL: Tensor, trace: MaskedTrace) -> Tensor:

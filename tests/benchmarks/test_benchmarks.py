@@ -26,7 +26,7 @@ def test_passes_without_sharing() -> None:
 
 def test_passes_with_shared_noise() -> None:
     # the first step is one row for all; it is a pipeline call of its own
-    setting = Setting(steps=4, group=6, batch=4, share_noise=True)
+    setting = Setting(steps=4, group=6, batch=4, same_initial_noise=True)
     assert passes_of(setting) == Passes((1, 4, 2, 4, 2, 4, 2), (1, 4, 2, 4, 2), (4, 2), rollout_calls=3)
 
 
@@ -34,11 +34,11 @@ def test_passes_with_shared_noise() -> None:
 def test_overhead_spends_the_floors_rows() -> None:
     setting = Setting(steps=2, group=2)
     found = {
-        share_noise: [
+        same_initial_noise: [
             (line.part, line.calls, line.rows, line.floor_rows)
-            for line in lines_of(setting.sharing(share_noise), turns)
+            for line in lines_of(setting.sharing(same_initial_noise), turns)
         ]
-        for share_noise, turns in measure(setting, repeat=1).items()
+        for same_initial_noise, turns in measure(setting, repeat=1).items()
     }
     # 2 samples x 2 steps drawn, 2 x 1 trained; shared, the first step is one row in both
     assert found == {

@@ -132,8 +132,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "ead": {
         "policy.name": "language",
         "policy.model": f"python:{HERE}:writer",
-        "policy.cooling": {"high": 1.2, "low": 0.1, "pace": 5.0, "after": 1},
-        "schedules": {"policy.cooling.pace": {"name": "linear", "start": 5.0, "end": 50.0, "steps": 1}},
+        "policy.temperature_schedule": {"high": 1.2, "low": 0.1, "pace": 5.0, "after": 1},
+        "schedules": {"policy.temperature_schedule.pace": {"name": "linear", "start": 5.0, "end": 50.0, "steps": 1}},
     },
     "evocot": {
         "schedules": {"rollout.contexts.thought.share": {"name": "linear", "start": 1.0, "end": 0.0, "steps": 1}},

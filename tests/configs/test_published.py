@@ -33,33 +33,33 @@ METHOD = {
 MODEL = {"update": {"lr": 0.25, "weight_decay": 0.125}}
 
 RESOLVED = {
-    "recipes/flux-dance-grpo-one-gpu": "fb1a2534b96f3591",
-    "recipes/flux-mix-grpo-one-gpu": "d75676a38653a3b2",
-    "recipes/sd3.5-flow-grpo-fast-one-gpu": "de29f969d4d4c1b9",
-    "recipes/sd3.5-flow-grpo-geneval-one-gpu": "4885c6128b06247b",
-    "recipes/sd3.5-flow-grpo-ocr-one-gpu": "4885c6128b06247b",
-    "recipes/sd3.5-flow-grpo-pick-score-one-gpu": "57d47ecaf48fa345",
-    "quickstart/arithmetic-text": "7991e2466f480e00",
-    "quickstart/digits-image": "8e6540c714d1039d",
-    "quickstart/digits-vlm": "4227d103986d5668",
-    "recipes/flux-dance-grpo": "0bd9f03fe9f44f32",
-    "recipes/flux-mix-grpo": "97cea6e074336d18",
-    "recipes/qwen2.5-vl-clevr-count": "2938ffab5a6fa86f",
-    "recipes/qwen2.5-vl-geometry3k": "33a3486e08008111",
-    "recipes/qwen2.5-vl-gui": "9bf929e0da1f84e5",
-    "recipes/qwen3-vl-refcoco": "87f49b475dd693f9",
-    "recipes/sd3.5-flow-grpo-fast": "60414dd58f1df49b",
-    "recipes/sd3.5-flow-grpo-geneval": "e27a4e3f0031add1",
-    "recipes/sd3.5-flow-grpo-ocr": "e27a4e3f0031add1",
-    "recipes/sd3.5-flow-grpo-pick-score": "60f86ed131ba525a",
-    "recipes/wan-flow-grpo": "2ef6adf3e926a057",
+    "recipes/flux-dance-grpo-one-gpu": "dba8269d95b9afab",
+    "recipes/flux-mix-grpo-one-gpu": "5cce15d27904f311",
+    "recipes/sd3.5-flow-grpo-fast-one-gpu": "ce4531ba48844048",
+    "recipes/sd3.5-flow-grpo-geneval-one-gpu": "5b36e82f47b2d3da",
+    "recipes/sd3.5-flow-grpo-ocr-one-gpu": "5b36e82f47b2d3da",
+    "recipes/sd3.5-flow-grpo-pick-score-one-gpu": "ae5914531baeb8ff",
+    "quickstart/arithmetic-text": "80602e46f6b2a767",
+    "quickstart/digits-image": "ef620a79e46a8aa4",
+    "quickstart/digits-vlm": "d583b1628b42ce1c",
+    "recipes/flux-dance-grpo": "bb0002a68fdc60a6",
+    "recipes/flux-mix-grpo": "2443c09595e7fb7e",
+    "recipes/qwen2.5-vl-clevr-count": "10d6e6334d75db79",
+    "recipes/qwen2.5-vl-geometry3k": "63f2a71f670905ee",
+    "recipes/qwen2.5-vl-gui": "554538f92967d233",
+    "recipes/qwen3-vl-refcoco": "dc2b6a869df9ff12",
+    "recipes/sd3.5-flow-grpo-fast": "bfed0322879f2325",
+    "recipes/sd3.5-flow-grpo-geneval": "23eb50118f555a2b",
+    "recipes/sd3.5-flow-grpo-ocr": "23eb50118f555a2b",
+    "recipes/sd3.5-flow-grpo-pick-score": "356a49f996962b7e",
+    "recipes/wan-flow-grpo": "c1d00a69682e7038",
 }
 """SHA-256 of what ``resolved`` gives, taken at a70d5d6, when methods set their scale whether asked for it or not.
 
 The values have been the same since, under every later name of a key."""
 
 SECTIONS = {
-    "rollout": ("prompts_per_step", "group_size", "share_noise", "window"),
+    "rollout": ("prompts_per_step", "group_size", "same_initial_noise", "window"),
     "advantage": ("scale", "combine", "eps", "correction", "clamp", "zero_variance_groups"),
     "objective": (
         "surrogate",
@@ -251,11 +251,11 @@ def test_explanation_says_what_the_method_sets_with_the_values_of_the_run(write:
     path = write("run", {"include": ["models/flux.1-dev", "methods/dance-grpo"], "policy": {"strength": 0.5}})
     expected = """
         method DanceGRPO (2505.07818), for denoising policies it sets policy.sampler = dance_sde, policy.strength =
-        0.5, policy.density = gaussian, policy.reduction = mean, rollout.share_noise = true, rollout.window =
+        0.5, policy.density = gaussian, policy.reduction = mean, rollout.same_initial_noise = true, rollout.window =
         random_subset (size 0.6), advantage.scale = group, advantage.eps = 1e-08, advantage.correction = 1,
         advantage.clamp = 5, objective.surrogate = clipped (low 0.0001, high 0.0001), objective.aggregate = sample_mean,
-        objective.kl_beta = 0 plain GRPO has rollout.share_noise = false, rollout.window not set, advantage.eps not
-        set, advantage.correction not set, advantage.clamp not set, objective.surrogate = clipped (low 0.2, high 0.2),
-        objective.kl_beta = 0.04
+        objective.kl_beta = 0 plain GRPO has rollout.same_initial_noise = false, rollout.window not set, advantage.eps
+        not set, advantage.correction not set, advantage.clamp not set, objective.surrogate = clipped (low 0.2, high
+        0.2), objective.kl_beta = 0.04
         """
     assert " ".join(expected.split()) in rows(load_config(path))

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from mmgrpo.config.loading import load_config, validated
+from mmgrpo.config.registry import settings_type
 from mmgrpo.config.renamed import RENAMED, RENAMED_VALUES
+from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
 
 LISTS = ("rewards", "prompts.sources", "auxiliary")
@@ -19,6 +22,9 @@ BESIDE: dict[str, dict[str, Any]] = {
     "prompts.sources": {"source": "rows.jsonl"},
 }
 """Required keys of the same mapping."""
+
+POLICIES = {"policy.cooling": "language"}
+"""Policy that had a setting; denoising if not named."""
 
 
 def at_key(key: str, value: Any) -> dict[str, Any]:
@@ -31,7 +37,7 @@ def at_key(key: str, value: Any) -> dict[str, Any]:
     return value
 
 
-@pytest.mark.parametrize("old", RENAMED)
+@pytest.mark.parametrize("old", [key for key in RENAMED if not key.startswith("policy.")])
 def test_an_earlier_key_names_the_new_one(old: str, tmp_path: Path) -> None:
     message = rf"it is now .*{RENAMED[old]}"
     file = tmp_path / "run.yaml"
@@ -41,6 +47,15 @@ def test_an_earlier_key_names_the_new_one(old: str, tmp_path: Path) -> None:
     if not any(old.startswith(f"{key}.") for key in LISTS):
         with pytest.raises(ConfigError, match=message):
             load_config("quickstart/digits-image", [f"{old}=true"])
+
+
+@pytest.mark.parametrize("old", [key for key in RENAMED if key.startswith("policy.")])
+def test_an_earlier_setting_of_a_policy_names_the_new_one(old: str) -> None:
+    setting = old.removeprefix("policy.")
+    settings = settings_type(POLICIES.get(old, "denoising"))
+    with pytest.raises(ValidationError) as error:
+        settings(**{setting: {}})
+    assert explain_validation(error.value, settings) == f"unknown key '{setting}'; it is now {RENAMED[old]}"
 
 
 @pytest.mark.parametrize(("key", "old"), [(key, old) for key, values in RENAMED_VALUES.items() for old in values])

@@ -56,9 +56,9 @@ def forwards_per_sample(config: RunConfig, stochastic: tuple[int, ...], *, dead_
     """
     assert config.policy is not None
     steps = config.policy.numbers["call"]["num_inference_steps"]
-    if tail := config.policy.numbers.get("tail"):  # as test_windows.py has them by hand
+    if tail := config.policy.numbers.get("fast_remainder"):  # as test_windows.py has them by hand
         steps = len(shortened(steps, stochastic[-1], tail["frac"]))
-    shared, share = (stochastic[0] + 1, 1 / GROUP_SIZE) if config.rollout.share_noise else (0, 1.0)
+    shared, share = (stochastic[0] + 1, 1 / GROUP_SIZE) if config.rollout.same_initial_noise else (0, 1.0)
     rollout = steps - shared + shared * share
     update = len(stochastic) - 1 + share
     return rollout + update * (2 if config.objective.kl_beta else 1 - dead_frac)
@@ -178,7 +178,7 @@ def test_method_of_any_kind_trains_a_denoising_policy(
         assert line["policy/on_policy_gap"] < 1e-5
         # what the first update took far; the highest sheet of answers, which is good and worth 0
         left_out = (name == "flow-dppo" and line["update"] == 1) or name == "riskpo"
-        assert (line["policy/weighed_frac"] < 1.0) == left_out
+        assert (line["policy/trained_frac"] < 1.0) == left_out
         assert line["optimizer/grad_norm"] > 0
         assert ("reward/kl/mean" in line) == (config.advantage.kl_beta > 0)
         assert ("policy/kl_mean" in line) == (config.objective.kl_beta > 0)

@@ -123,7 +123,7 @@ def test_method_trains_a_language_policy(name: str, tmp_path: Path) -> None:
         assert line["optimizer/grad_norm"] > 0
         assert line["groups/zero_std_frac"] == 0.0
         assert line["reward/mean"] == pytest.approx(3 / 8)
-        assert (line["policy/weighed_frac"] == 1.0) == (name not in PARTLY)
+        assert (line["policy/trained_frac"] == 1.0) == (name not in PARTLY)
         assert ("policy/kl_mean" in line) == (config.objective.kl_beta > 0)
     assert any(not torch.equal(now, then) for now, then in zip(policy.trainable, before, strict=True))
 
@@ -148,7 +148,7 @@ def test_method_of_trees_trains_a_language_policy(name: str, tmp_path: Path) -> 
         assert line["optimizer/grad_norm"] > 0
         # of each group: the first segments differ, 1/2 and 0; the second ones do not, 1/2 and 1/2 or 0 and 0; of the
         # leaves those below root 0 do; each segment has 2 tokens
-        assert line["policy/weighed_frac"] == pytest.approx((2 + 4) * 2 / ((2 + 4 + 8) * 2))
+        assert line["policy/trained_frac"] == pytest.approx((2 + 4) * 2 / ((2 + 4 + 8) * 2))
     assert any(not torch.equal(now, then) for now, then in zip(policy.trainable, before, strict=True))
 
 
@@ -209,7 +209,7 @@ def test_process_supervision_trains(tmp_path: Path) -> None:
     for line in lines:
         assert line["policy/on_policy_gap"] < 1e-5
         assert line["optimizer/grad_norm"] > 0
-        assert line["policy/weighed_frac"] == 1.0
+        assert line["policy/trained_frac"] == 1.0
         assert "policy/kl_mean" in line
     assert any(not torch.equal(now, then) for now, then in zip(policy.trainable, before, strict=True))
 
@@ -222,7 +222,7 @@ def test_groups_that_are_all_wrong_teach(name: str, tmp_path: Path) -> None:
     folder = Trainer(policy_of("llama", max_new_tokens=5), wrong, prompts_of("llama"), config).train()
     (line,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert line["groups/zero_std_frac"] == 0.0
-    assert line["policy/weighed_frac"] == 1.0
+    assert line["policy/trained_frac"] == 1.0
     assert line["optimizer/grad_norm"] > 0
 
 

@@ -86,7 +86,7 @@ def test_behind_another_prompt_a_decision_is_as_likely_as_that_prompt_makes_it(n
 
 def test_members_that_are_shown_different_prompts_share_no_state() -> None:
     policy = pictures()
-    rollout = policy.rollout([Prompt("a red fox")], group_size=2, seed=3, plan=Plan(share_noise=True))
+    rollout = policy.rollout([Prompt("a red fox")], group_size=2, seed=3, plan=Plan(same_initial_noise=True))
     other = Prompt("two blue squares")
     seen = policy.override_prompts(rollout, [rollout.samples[0].prompt, other])
     alone = policy.override_prompts(rollout, [other, other])

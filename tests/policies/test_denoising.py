@@ -97,7 +97,7 @@ def test_the_pipeline_is_left_as_it_was() -> None:
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
-    rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=Plan(share_noise=True))
+    rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=Plan(same_initial_noise=True))
     for evaluation in policy.evaluate(rollout, values=[from_reference("gaussian")]):
         evaluation.logprob_BT.sum().backward()
     policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED, plan=GREEDY)
@@ -115,7 +115,7 @@ def test_the_pipeline_is_left_as_it_was_after_an_exception() -> None:
     pipeline.set_progress_bar_config(desc="mine")
     policy = policy_of("sd3", pipeline, call={"callback_on_step_end": interrupt})
     before = dict(pipeline.__dict__)
-    for plan in (None, GREEDY, Plan(share_noise=True, stochastic=(1,))):
+    for plan in (None, GREEDY, Plan(same_initial_noise=True, stochastic=(1,))):
         with pytest.raises(KeyboardInterrupt):
             policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=plan)
         _assert_same(before, pipeline.__dict__)
@@ -274,10 +274,13 @@ def test_the_sampler_is_chosen_by_the_scheduler_where_none_is_named() -> None:
 
 def test_a_window_outside_the_schedule_is_refused() -> None:
     policy = policy_of("sd3")
-    for share_noise in (False, True):
+    for same_initial_noise in (False, True):
         with pytest.raises(ConfigError, match=r"window \(2, 3\) lies outside.*of its 4 steps 0 to 2 can be"):
             policy.rollout(
-                prompts_of("sd3"), group_size=1, seed=SEED, plan=Plan(stochastic=(2, 3), share_noise=share_noise)
+                prompts_of("sd3"),
+                group_size=1,
+                seed=SEED,
+                plan=Plan(stochastic=(2, 3), same_initial_noise=same_initial_noise),
             )
 
 

@@ -42,7 +42,7 @@ def _policy(name: str, **settings: Any) -> DenoisingPolicy:
         )
 
 
-SHARED = Plan(stochastic=(1, 2), share_noise=True)
+SHARED = Plan(stochastic=(1, 2), same_initial_noise=True)
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -89,7 +89,7 @@ def test_doctor_and_metrics_count_the_rows(tmp_path: Path) -> None:
     trainer = Trainer(_policy("latte"), [Brightness()], PROMPTS, run)
     trainer.train()
     (line,) = [json.loads(line) for line in (trainer.folder.path / "metrics.jsonl").read_text().splitlines()]
-    assert line["rollout/rows_alone"] == 4
+    assert line["rollout/unbatched_rows"] == 4
     assert line["policy/on_policy_gap"] == 0
 
 

@@ -57,7 +57,7 @@ def test_the_laws_hold(name: str) -> None:
         min_trained_frac=0.9,
     )
     contract.check_on_policy_gap(subject)
-    contract.check_on_policy_gap(subject, Plan(stochastic=(1, 2), share_noise=True))
+    contract.check_on_policy_gap(subject, Plan(stochastic=(1, 2), same_initial_noise=True))
     contract.check_every_decision_once(subject)
     contract.check_rows_and_batches(subject)
     contract.check_prompt_ids(subject)

@@ -75,7 +75,7 @@ def test_pipelines_that_begin_in_the_middle_of_the_schedule_are_exact(
     assert not rollout.trace.run_ghosts
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
     assert sample_difference(rollout.samples[:1], rollout.samples[1:]) > 0
-    shared = policy.rollout([prompt], group_size=2, seed=SEED, plan=Plan(stochastic=(1, 2), share_noise=True))
+    shared = policy.rollout([prompt], group_size=2, seed=SEED, plan=Plan(stochastic=(1, 2), same_initial_noise=True))
     assert torch.equal(values(policy, shared), shared.old_logprob_BT)
 
 
@@ -129,7 +129,7 @@ def test_three_way_guidance_is_exact() -> None:
 
 
 def test_states_shared_by_a_group_have_one_divergence() -> None:
-    plan = Plan(stochastic=(1,), share_noise=True)
+    plan = Plan(stochastic=(1,), same_initial_noise=True)
     policy = policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=plan)
     for parameter in policy.trainable:

@@ -58,7 +58,7 @@ def test_on_policy_gap_is_zero(any_subject: Subject) -> None:
 
 
 def test_on_policy_gap_is_zero_with_shared_noise_and_a_window(drawing_subject: Subject) -> None:
-    contract.check_on_policy_gap(drawing_subject, Plan(stochastic=(1, 2), share_noise=True))
+    contract.check_on_policy_gap(drawing_subject, Plan(stochastic=(1, 2), same_initial_noise=True))
 
 
 def test_every_decision_is_streamed_once(drawing_subject: Subject) -> None:

@@ -118,7 +118,9 @@ def test_the_last_step_is_a_decision_beside_the_others() -> None:
     assert [rollout.mask_BT[0].tolist() for rollout in rollouts] == [[True] * 3 + [False], [True] * 4]
     assert torch.equal(rollouts[0].old_logprob_BT[:, :3], rollouts[1].old_logprob_BT[:, :3])
     assert torch.equal(values(drawn, rollouts[1]), rollouts[1].old_logprob_BT)
-    last = drawn.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=Plan(stochastic=(3,), share_noise=True))
+    last = drawn.rollout(
+        prompts_of("sd3"), group_size=2, seed=SEED, plan=Plan(stochastic=(3,), same_initial_noise=True)
+    )
     assert last.mask_BT[0].tolist() == [False] * 3 + [True]
     assert len(set(last.state_BT[:2, 3].tolist())) == 1
     assert torch.equal(values(drawn, last), last.old_logprob_BT)

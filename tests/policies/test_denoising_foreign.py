@@ -44,7 +44,7 @@ def subject() -> Subject:
 
 def test_an_unseen_pipeline_keeps_the_contract(subject: Subject, tmp_path: Any) -> None:
     contract.check_on_policy_gap(subject)
-    contract.check_on_policy_gap(subject, Plan(stochastic=(1,), share_noise=True))
+    contract.check_on_policy_gap(subject, Plan(stochastic=(1,), same_initial_noise=True))
     contract.check_every_decision_once(subject)
     contract.check_rows_and_batches(subject)
     contract.check_seeds(subject)

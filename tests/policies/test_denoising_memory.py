@@ -54,7 +54,7 @@ def test_each_prompt_is_encoded_once_in_whatever_batches() -> None:
     for rows in (None, [0], [5, 1]):
         for evaluation in policy.evaluate(rollout, rows, values=[from_reference("gaussian")]):
             evaluation.logprob_BT.sum().backward()
-    policy.rollout(prompts[:1], group_size=3, seed=SEED + 1, plan=Plan(share_noise=True))
+    policy.rollout(prompts[:1], group_size=3, seed=SEED + 1, plan=Plan(same_initial_noise=True))
     policy.rollout(prompts, group_size=1, seed=SEED, plan=Plan(stochastic=()))
     assert encoded == ([1] * 4, [1] * 4)
     policy.rollout([Prompt("a black cat")], group_size=1, seed=SEED)

@@ -25,12 +25,14 @@ def noise_of(rollout: Rollout, row: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("share_noise", [False, True])
-def test_members_by_number_are_those_of_the_whole_group(name: str, share_noise: bool) -> None:
+@pytest.mark.parametrize("same_initial_noise", [False, True])
+def test_members_by_number_are_those_of_the_whole_group(name: str, same_initial_noise: bool) -> None:
     policy, prompts = policy_of(name), prompts_of(name)[:1]
-    window = (1, 2) if share_noise else None
-    whole = policy.rollout(prompts, group_size=6, seed=SEED, plan=Plan(stochastic=window, share_noise=share_noise))
-    plan = Plan(members=((2, 5),), stochastic=window, share_noise=share_noise)
+    window = (1, 2) if same_initial_noise else None
+    whole = policy.rollout(
+        prompts, group_size=6, seed=SEED, plan=Plan(stochastic=window, same_initial_noise=same_initial_noise)
+    )
+    plan = Plan(members=((2, 5),), stochastic=window, same_initial_noise=same_initial_noise)
     some = policy.rollout(prompts, group_size=6, seed=SEED, plan=plan)
     assert [sample.member for sample in some.samples] == [2, 5]
     assert some.shape == (2, 4)
@@ -48,7 +50,7 @@ def test_members_by_number_are_those_of_the_whole_group(name: str, share_noise: 
 def test_ragged_groups_share_their_own_states(batch: int) -> None:
     policy, prompts = policy_of("sd3", batch=batch), prompts_of("sd3")
     members, ids = ((4,), (0, 1, 2)), (7, 9)
-    plan = Plan(members=members, prompt_ids=ids, stochastic=(1, 2), share_noise=True)
+    plan = Plan(members=members, prompt_ids=ids, stochastic=(1, 2), same_initial_noise=True)
     rollout = policy.rollout(prompts, group_size=3, seed=SEED, plan=plan)
     assert rollout.prompt_index_B.tolist() == [7, 9, 9, 9]
     assert [sample.member for sample in rollout.samples] == [4, 0, 1, 2]
@@ -68,7 +70,7 @@ def test_ragged_groups_share_their_own_states(batch: int) -> None:
 def test_two_prompts_of_one_id_are_one_group_on_one_noise() -> None:
     policy = policy_of("sd3")
     prompts = [Prompt("a red fox"), Prompt("a red fox in the snow"), Prompt("two dogs")]
-    plan = Plan(members=((0, 2), (1,), (0,)), prompt_ids=(5, 5, 6), stochastic=(1, 2), share_noise=True)
+    plan = Plan(members=((0, 2), (1,), (0,)), prompt_ids=(5, 5, 6), stochastic=(1, 2), same_initial_noise=True)
     rollout = policy.rollout(prompts, group_size=4, seed=SEED, plan=plan)
     assert rollout.prompt_index_B.tolist() == [5, 5, 5, 6]
     assert [sample.prompt.text for sample in rollout.samples] == [prompts[p].text for p in (0, 0, 1, 2)]
@@ -178,14 +180,14 @@ def test_what_only_texts_have_is_refused() -> None:
 
 
 @pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize("share_noise", [False, True])
-def test_a_tail_is_shorter_and_changes_no_decision(order: int, share_noise: bool) -> None:
-    plan = Plan(stochastic=(1, 2), share_noise=share_noise)
+@pytest.mark.parametrize("same_initial_noise", [False, True])
+def test_a_tail_is_shorter_and_changes_no_decision(order: int, same_initial_noise: bool) -> None:
+    plan = Plan(stochastic=(1, 2), same_initial_noise=same_initial_noise)
     call = {**PIPELINES["sd3"].call, "num_inference_steps": 12}
     whole = policy_of("sd3", call={**call, "sigmas": [1 - i / 12 for i in range(12)]}).rollout(
         prompts_of("sd3"), group_size=2, seed=SEED, plan=plan
     )
-    policy = policy_of("sd3", call=call, tail={"frac": 0.4, "order": order})
+    policy = policy_of("sd3", call=call, fast_remainder={"frac": 0.4, "order": order})
     short = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=plan)
     assert short.shape == (4, 6)  # 3 steps, and int((12 - 2) * 0.4) = 4 points, the last of which is the end
     torch.testing.assert_close(short.old_logprob_BT[:, :3], whole.old_logprob_BT[:, :3], rtol=1e-6, atol=1e-6)
@@ -201,7 +203,7 @@ def test_a_tail_is_shorter_and_changes_no_decision(order: int, share_noise: bool
 def test_a_tail_of_second_order_is_the_multistep_solvers() -> None:
     """x' = (sigma' / sigma) x - alpha' (exp(-h) - 1) (D0 + D1 / 2), D1 = (x0 - x0 before) h / h before: MixGRPO."""
     call = {**PIPELINES["sd3"].call, "num_inference_steps": 12}
-    policy, seen = policy_of("sd3", call=call, tail={"frac": 0.6}), []
+    policy, seen = policy_of("sd3", call=call, fast_remainder={"frac": 0.6}), []
     hook = policy.pipeline.transformer.register_forward_hook(
         lambda module, args, kwargs, output: seen.append((kwargs["hidden_states"].double(), output[0].double())),
         with_kwargs=True,
@@ -226,6 +228,6 @@ def test_a_tail_of_second_order_is_the_multistep_solvers() -> None:
 
 
 def test_a_tail_needs_a_pipeline_that_takes_its_levels() -> None:
-    policy = policy_of("sd15", tail={"frac": 0.5})
-    with pytest.raises(ConfigError, match=r"policy\.tail .* sigmas"):
+    policy = policy_of("sd15", fast_remainder={"frac": 0.5})
+    with pytest.raises(ConfigError, match=r"policy\.fast_remainder .* sigmas"):
         policy.rollout(prompts_of("sd15"), group_size=2, seed=SEED, plan=Plan(stochastic=(0,)))

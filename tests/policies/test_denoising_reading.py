@@ -124,7 +124,7 @@ def test_other_keys_have_other_noise_and_a_group_may_share_it() -> None:
     given = [replace(one, sample=replace(one.sample, latent=given[0].sample.latent)) for one in given]
     apart, again = (policy.read(given, seed=seed).values[LEVEL] for seed in (SEED, SEED + 1))
     assert len({*apart.flatten().tolist(), *again.flatten().tolist()}) == 2 * 4 * T
-    shared = policy.read(given, seed=SEED, plan=Plan(share_noise=True))
+    shared = policy.read(given, seed=SEED, plan=Plan(same_initial_noise=True))
     level_BT = shared.values[LEVEL]
     assert torch.equal(level_BT[0], level_BT[1])
     assert torch.equal(level_BT[2], level_BT[3])

@@ -24,7 +24,7 @@ from tests.policies.tiny_policies import final_latent, pipeline_of, policy_of, p
 NAMES = ["sd15", pytest.param("sd3", marks=pytest.mark.nightly), "z-image", "wan"]
 SEED = 3
 GROUP_SIZE = 3
-WINDOW = Plan(stochastic=(1, 2), share_noise=True)
+WINDOW = Plan(stochastic=(1, 2), same_initial_noise=True)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -122,7 +122,7 @@ def test_the_variance_is_trained_where_it_is_drawn_with(sampler: str, is_trained
 
 def test_a_group_that_shares_its_noise_may_have_a_learned_variance() -> None:
     policy = _if_policy(sampler="native")
-    rollout = policy.rollout(PROMPTS, group_size=2, seed=SEED, plan=Plan(stochastic=(1, 2), share_noise=True))
+    rollout = policy.rollout(PROMPTS, group_size=2, seed=SEED, plan=Plan(stochastic=(1, 2), same_initial_noise=True))
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
 
 

@@ -91,7 +91,7 @@ def test_the_gradient_of_a_tree_is_that_of_its_rows_with_states_of_their_own(nam
 
 
 def test_one_split_into_all_is_noise_that_is_shared() -> None:
-    shared = Plan(stochastic=(1, 2), share_noise=True)
+    shared = Plan(stochastic=(1, 2), same_initial_noise=True)
     split = Plan(stochastic=(1, 2), splits=(Split(decision=1, factor=3),))
     found = [policy_of("sd3").rollout(prompts_of("sd3"), group_size=3, seed=SEED, plan=p) for p in (shared, split)]
     assert torch.equal(found[0].old_logprob_BT, found[1].old_logprob_BT)
@@ -146,7 +146,7 @@ def test_trees_that_do_not_fit_are_refused(plan: Plan, error: type[Exception], m
     ("changes", "message"),
     [
         ({"splits": (Split(decision=2, factor=2), Split(decision=0, factor=2))}, r"increasing decisions, got \[2, 0\]"),
-        ({"share_noise": True}, "leave out share_noise beside splits"),
+        ({"same_initial_noise": True}, "leave out same_initial_noise beside splits"),
         ({"stochastic": (0, 1)}, r"none is drawn at \[2\]: .* \[0, 1\]"),
         ({"members": ((0, 1, 2, 3), (0, 3))}, r"members 0 to 3 of each prompt; asked were \[0, 3\]"),
     ],

@@ -268,7 +268,7 @@ def test_a_processor_without_a_template_reads_text_alone() -> None:
 
 def test_windows_and_shared_noise_are_refused() -> None:
     policy = policy_of("llama")
-    for plan in (Plan(stochastic=(0, 1)), Plan(share_noise=True), Plan(values=(DRIFT,))):
+    for plan in (Plan(stochastic=(0, 1)), Plan(same_initial_noise=True), Plan(values=(DRIFT,))):
         with pytest.raises(PolicyError, match="tokens have no windows"):
             policy.rollout([Prompt("x")], group_size=2, seed=0, plan=plan)
 

@@ -76,15 +76,15 @@ def test_truncated_sampling_is_scored_on_the_same_tokens(truncation: dict[str, A
 
 
 def test_later_tokens_are_drawn_colder_by_hand() -> None:
-    cooling = TemperatureSchedule(high=1.2, low=0.1, pace=500.0, after=10)
+    temperature_schedule = TemperatureSchedule(high=1.2, low=0.1, pace=500.0, after=10)
     # 2.2 - e^0.02 and 2.2 - e^0.5; e^(371 / 500) = 2.1001 is the first above 2.1
     expected = [1.0, 1.0, 1.1797987, 0.5512787, 0.1, 0.1]
-    assert [cooling.factor(t) for t in (0, 9, 10, 250, 371, 10**6)] == pytest.approx(expected)
+    assert [temperature_schedule.factor(t) for t in (0, 9, 10, 250, 371, 10**6)] == pytest.approx(expected)
 
 
 def test_what_is_cooled_is_drawn_colder_and_scored_as_it_was() -> None:
     cold = {"high": 1e-4, "low": 1e-4, "after": 0}
-    policy = policy_of("llama", cooling=cold)
+    policy = policy_of("llama", temperature_schedule=cold)
     rollout = rollout_of(policy, "llama")
     greedy = policy.rollout(prompts_of("llama"), group_size=3, seed=SEED, plan=GREEDY)
     assert [sample.tokens for sample in rollout.samples] == [sample.tokens for sample in greedy.samples]
@@ -92,7 +92,9 @@ def test_what_is_cooled_is_drawn_colder_and_scored_as_it_was() -> None:
     logprob_TV = said_plainly(policy, rollout, 0).div(TEMPERATURE).log_softmax(-1)
     plain_T = logprob_TV.gather(1, torch.tensor(rollout.samples[0].tokens)[:, None])[:, 0]
     torch.testing.assert_close(rollout.old_logprob_BT[0][rollout.mask_BT[0]], plain_T, rtol=0, atol=1e-5)
-    warm = policy.rollout(prompts_of("llama"), group_size=3, seed=SEED, plan=Plan(settings={"cooling": {"after": 99}}))
+    warm = policy.rollout(
+        prompts_of("llama"), group_size=3, seed=SEED, plan=Plan(settings={"temperature_schedule": {"after": 99}})
+    )
     plain = rollout_of(policy_of("llama"), "llama")
     assert [sample.tokens for sample in warm.samples] == [sample.tokens for sample in plain.samples]
 
@@ -101,8 +103,8 @@ def test_exploratory_annealed_decoding_slows_down() -> None:
     """Of the shipped method: d = 20 min(25 + 5 s, 40,000) tokens at step s."""
     course = Course(load_config("methods/ead", {"policy": None}))
     for step, pace in ((0, 500), (1, 600), (100, 10500), (9000, 800_000)):
-        cooling = course.at(step, Memory()).drawing["cooling"]
-        assert cooling == {"pace": pytest.approx(pace)}
+        temperature_schedule = course.at(step, Memory()).drawing["temperature_schedule"]
+        assert temperature_schedule == {"pace": pytest.approx(pace)}
 
 
 def test_supports_by_hand() -> None:

@@ -314,8 +314,8 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"set policy\.mask_token to its id"):
         MaskedPolicy(model, words)
     policy = policy_of("eurobert")
-    with pytest.raises(PolicyError, match=r"leave out rollout\.tree and rollout\.share_noise"):
-        policy.rollout(prompts_of(), group_size=2, seed=SEED, plan=Plan(share_noise=True))
+    with pytest.raises(PolicyError, match=r"leave out rollout\.tree and rollout\.same_initial_noise"):
+        policy.rollout(prompts_of(), group_size=2, seed=SEED, plan=Plan(same_initial_noise=True))
     with pytest.raises(DataError, match="leave them out"):
         policy.rollout([Prompt("x", prefix="y")], group_size=2, seed=SEED)
     with pytest.raises(DataError, match="has images, videos, audios or a beginning"):

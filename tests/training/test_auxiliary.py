@@ -105,7 +105,12 @@ def gradient_norm(policy: LanguagePolicy, loss: Tensor) -> float:
 
 def test_an_answer_is_taught_where_its_group_fails(tmp_path: Path) -> None:
     """Success rates 0 and 0.5, threshold 0.25: the first prompt's answer alone, at the weight of one of two prompts."""
-    taught = {"label": "expert", "column": "solution", "by_success": {"name": "below", "rate": 0.25}, "weight": 0.5}
+    taught = {
+        "label": "expert",
+        "column": "solution",
+        "weight_by_success": {"name": "below", "rate": 0.25},
+        "weight": 0.5,
+    }
     trainer = words(
         tmp_path,
         prompts=answered(),
@@ -136,7 +141,7 @@ def test_an_answer_is_taught_to_the_part_that_fails(tmp_path: Path) -> None:
         reward=lambda samples: [float(sample.context == "long") for sample in samples],
         objective=STILL,
         rollout={"group_size": 4, "contexts": contexts, "planner": {"name": "in_contexts", "contexts": list(contexts)}},
-        auxiliary=[{"column": "solution", "in_parts": True, "by_success": {"name": "below", "rate": 0.25}}],
+        auxiliary=[{"column": "solution", "per_context": True, "weight_by_success": {"name": "below", "rate": 0.25}}],
         update={"lr": 1e-9},
     )
     (line,) = lines(trainer)
@@ -177,7 +182,7 @@ def brightness_picture(number: int) -> Any:
 
 
 def test_a_resumed_run_goes_on_with_the_examples_that_follow(tmp_path: Path) -> None:
-    failed = {"label": "failed", "column": "solution", "by_success": {"name": "below", "rate": 0.25}}
+    failed = {"label": "failed", "column": "solution", "weight_by_success": {"name": "below", "rate": 0.25}}
     values: dict[str, Any] = {
         "steps": 2,
         "auxiliary": [failed, {"examples": ALOUD, "batch_size": 2}],
@@ -238,7 +243,7 @@ def test_below_is_all_or_nothing() -> None:
         ({}, "name one source"),
         ({"examples": ALOUD, "column": "a"}, "name one source"),
         ({"column": "a", "batch_size": 2}, "leave out batch_size"),
-        ({"examples": ALOUD, "by_success": "failure"}, "leave out by_success"),
+        ({"examples": ALOUD, "weight_by_success": "failure"}, "leave out weight_by_success"),
     ],
 )
 def test_a_section_that_says_nothing_is_refused(section: dict[str, Any], said: str) -> None:
@@ -249,7 +254,7 @@ def test_a_section_that_says_nothing_is_refused(section: dict[str, Any], said: s
 def test_what_cannot_be_taught_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a text is taught from the column 'answer'; the row has \['solution'\]"):
         words(tmp_path / "a", prompts=answered(), auxiliary=[{"column": "answer"}])
-    with pytest.raises(ConfigError, match=r"auxiliary .supervised.: by_success: unknown name 'bellow'"):
-        words(tmp_path / "b", auxiliary=[{"column": "solution", "by_success": {"name": "bellow", "rate": 0.5}}])
+    with pytest.raises(ConfigError, match=r"auxiliary .supervised.: weight_by_success: unknown name 'bellow'"):
+        words(tmp_path / "b", auxiliary=[{"column": "solution", "weight_by_success": {"name": "bellow", "rate": 0.5}}])
     with pytest.raises(ConfigError, match="logged by label"):
         words(tmp_path / "c", auxiliary=[{"column": "a"}, {"column": "b"}])

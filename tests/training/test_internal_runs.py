@@ -151,14 +151,14 @@ def test_tokens_that_would_move_much_are_left_out(tmp_path: Path) -> None:
     zero = {"steps": 1, "advantage.filtered_samples": "mask", "update.lr": 1.5e-5}
     wide = {"name": "within_curvature", "shift": 0.01, "divergence": 1e-4}
     (line,) = lines_of("capo", tmp_path / "all", **zero, **{"advantage.filters": [wide]})
-    assert line["policy/weighed_frac"] == 1.0
+    assert line["policy/trained_frac"] == 1.0
     middle = 1.5e-5 * (0.5 / 0.7072068) ** 2 * line["decisions/gradient_square_mean"]
     near = {"name": "within_curvature", "shift": middle, "divergence": 1.0}
     (line,) = lines_of("capo", tmp_path / "some", **zero, **{"advantage.filters": [near]})
-    assert 0.1 < line["policy/weighed_frac"] < 0.9
+    assert 0.1 < line["policy/trained_frac"] < 0.9
     assert line["optimizer/grad_norm"] > 0
     (slow,) = lines_of("capo", tmp_path / "slow", **zero | {"update.lr": 1e-9}, **{"advantage.filters": [near]})
-    assert slow["policy/weighed_frac"] == 1.0  # the step that is predicted is that of the update
+    assert slow["policy/trained_frac"] == 1.0  # the step that is predicted is that of the update
     other = [near | {"lr": 1e-3}]
     with pytest.raises(ConfigError, match=r"within_curvature.lr is 0.001 and update.lr 1.5e-05.*: leave it out"):
         lines_of("capo", tmp_path, **zero, **{"advantage.filters": other})

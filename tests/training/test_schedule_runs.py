@@ -140,7 +140,7 @@ class TestControllers:
         memory = course.controlled(memory, {"reward/short/mean": 0.9})
         assert course.at(2, memory).config.rewards[0].weight == pytest.approx(0.05)
         assert course.controlled(memory, {}) is memory
-        assert course.resting({}) == {"controllers/rewards.short.weight/rests": 1.0}
+        assert course.resting({}) == {"controllers/rewards.short.weight/inactive": 1.0}
 
     def test_one_that_moves_every_other_step_follows_the_mean(self) -> None:
         follows = {"name": "dual_ascent", "metric": "reward/short/mean", "every": 2, **ASCENT}

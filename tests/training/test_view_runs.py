@@ -156,7 +156,7 @@ def test_a_writer_is_taught_by_another_one_without_any_reward(method: str, tmp_p
         **{"rollout.group_size": 1},
     )
     assert len(lines) == 2
-    assert all(line["policy/weighed_frac"] == 1.0 for line in lines)
+    assert all(line["policy/trained_frac"] == 1.0 for line in lines)
 
 
 def test_another_writer_rewards_each_token(tmp_path: Path) -> None:

@@ -82,8 +82,10 @@ class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows,
     def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
         """Episodes from the prompts' starts; a group's members begin alike and differ in their noise."""
         plan = plan or Plan()
-        if plan.share_noise or plan.splits or plan.continues or plan.environment:
-            raise PolicyError("chunks have a noise and a simulator of their own: no share_noise, trees or environment")
+        if plan.same_initial_noise or plan.splits or plan.continues or plan.environment:
+            raise PolicyError(
+                "chunks have a noise and a simulator of their own: no same_initial_noise, trees or environment"
+            )
         ids = plan.prompt_ids or tuple(range(len(prompts)))
         members = plan.members_of(len(prompts), group_size)
         rows = [(p, group, m) for p, group, some in zip(prompts, ids, members, strict=True) for m in some]
