@@ -1,4 +1,6 @@
-"""What a policy may write to over several turns: a game, a tool, another model."""
+"""The contract of an environment: the other side of a multi-turn conversation, such as a game, a tool or another
+model.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,16 @@ from mmgrpo.types import Prompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What an environment says.
+    """An observation: a turn of the environment.
 
     Attributes:
-        text: what the policy is told; the empty text, without pictures, ends the exchange.
-        images: pictures that it is shown with that.
-        reward: of what the policy wrote before; None where it has none.
-        done: whether the exchange is over; what is told then is not told any more.
-        role: whose turn it is, in the words of the model's chat template.
-        key: names the state that the policy is in when it is told this, so that turns taken in one state can be
-            compared, whatever led there; None: what it is told names it.
+        text: text of the turn; an empty text without images ends the conversation.
+        images: images of the turn.
+        reward: reward of the policy's last turn; None: no reward.
+        done: whether the conversation ends; the policy then does not see this turn.
+        role: role of the turn in the model's chat template.
+        key: identifies the state that the turn leads to, so that turns taken in one state can be compared; None: the
+            text identifies it.
     """
 
     text: str = ""
@@ -33,44 +35,45 @@ class Turn:
 
     @property
     def ends(self) -> bool:
-        """Whether the policy does not write again."""
+        """Whether the conversation ends with this turn."""
         return self.done or not (self.text or self.images)
 
     @property
     def state(self) -> str | None:
-        """What names the state; None, not known, where pictures are shown and no key is given."""
+        """Identifier of the state; None (unknown) for a turn with images and without a key."""
         if self.key is not None or self.images:
             return self.key
         return self.text
 
 
 class Environment(ABC):
-    """The other side of one exchange; each sample has one of its own.
+    """The environment of one conversation; each sample has its own instance.
 
     Attributes:
-        gives_rewards: whether its turns may have a reward; False lets a method that reads those raise before the run.
+        gives_rewards: whether its turns may have a reward; if False, a method that needs such rewards raises an error
+            before the run.
     """
 
     gives_rewards: ClassVar[bool] = True
 
     @abstractmethod
     def reset(self, prompt: Prompt) -> Turn:
-        """Begins an exchange.
+        """Starts a conversation.
 
         Args:
-            prompt: what the policy is asked.
+            prompt: the prompt of the sample.
 
         Returns:
-            What is put behind the prompt before the policy first writes; the empty turn adds nothing to it.
+            The turn to append to the prompt before the policy writes; the empty turn appends nothing.
         """
 
     @abstractmethod
     def step(self, text: str) -> Turn:
-        """Answers what the policy wrote.
+        """Answers a turn of the policy.
 
         Args:
-            text: its last turn.
+            text: the policy's last turn.
 
         Returns:
-            What it is told.
+            The answer.
         """

@@ -1,4 +1,6 @@
-"""A policy's model in outline: its weights and its passes as shapes without values, by which a run is planned."""
+"""An outline of a policy's model: its weights and forward passes as shapes on the meta device, to estimate a run's
+cost.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """Calls of the model that a rollout makes for a batch of rows.
+    """Model calls that a rollout makes for a batch of rows.
 
     Attributes:
-        call: makes one, of what was prepared; without grad.
-        times: how often it is made.
-        prepare: makes what is there before, such as a cache; what it holds counts, what it does does not.
+        call: makes one call with the prepared object; without grad.
+        times: number of calls.
+        prepare: makes an object that exists before the call, such as a cache; its memory is counted, its cost is not.
     """
 
     call: Callable[[Any], object]
@@ -26,17 +28,17 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """What a policy's model is and does, before it is loaded.
+    """The structure and the calls of a policy's model, before it is loaded.
 
     Attributes:
-        modules: of everything that is loaded, by name, on the meta device; trained as the policy trains it.
-        trained: the names of those that a reference of full weights is a copy of.
-        sharded: the modules that are sharded where FSDP2 is asked for.
-        update: makes the forward of one slice of an update, and gives a scalar to differentiate.
-        update_rows: rows of it.
-        rollout: what a batch of a rollout calls: for a denoiser, one step of it.
-        rollout_rows: rows of it.
-        assumed: what the shapes stand on, in words.
+        modules: all loaded modules, by name, on the meta device, with the trained parameters of the policy.
+        trained: the names of the modules that a full-weight reference copies.
+        sharded: the modules that FSDP2 shards.
+        update: makes the forward of one slice of an update, and returns a scalar to differentiate.
+        update_rows: rows of that slice.
+        rollout: calls for a batch of a rollout; for a denoiser, those of one step.
+        rollout_rows: rows of that batch.
+        assumed: assumptions behind the shapes, in words.
     """
 
     modules: Mapping[str, nn.Module]

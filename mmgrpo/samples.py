@@ -1,4 +1,4 @@
-"""What is asked of a policy and what it made of it, as everything but the policy sees it."""
+"""Prompts, supervised examples and generated samples, as every module except the policy sees them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_RATE = 768_000
-"""The highest sampling rate of a sound, in Hz: four times what recorders offer."""
+"""The highest allowed sampling rate of audio, in Hz: four times that of common recorders."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Audio:
-    """A sound.
+    """A waveform.
 
     Attributes:
-        values: (channels, samples) float32 on the CPU, in [-1, 1], at least one of each.
-        sampling_rate: samples of a channel in a second, Hz.
+        values: (channels, samples) float32 on the CPU, in [-1, 1], at least one channel and one sample.
+        sampling_rate: samples per second and channel, Hz.
 
-    Raises: DataError for values of another shape, type or range, and for a rate that is none.
+    Raises: DataError for values of another shape, dtype or range, and for an invalid rate.
     """
 
     values: Tensor
@@ -37,15 +37,17 @@ class Audio:
         if not isinstance(values, torch.Tensor) or values.dtype != torch.float32 or values.device.type != "cpu":
             raise DataError(f"Audio.values must be a float32 tensor on the CPU, got {_kind_of(values)}")
         if values.ndim != 2 or 0 in values.shape:
-            raise DataError(f"Audio.values must be (channels, samples), of one at least, got {tuple(values.shape)}")
+            raise DataError(
+                f"Audio.values must be (channels, samples), at least one of each, got {tuple(values.shape)}"
+            )
         if values.requires_grad or not bool((values.abs() <= 1).all()):
-            raise DataError("Audio.values must be numbers from -1 to 1, without a gradient; clamp what lies beyond")
+            raise DataError("Audio.values must be numbers from -1 to 1, without a gradient; clamp them")
         if isinstance(rate, bool) or not isinstance(rate, int) or not 0 < rate <= MAX_RATE:
             raise DataError(f"Audio.sampling_rate must be an integer of 1 to {MAX_RATE} Hz, got {rate!r}")
 
     @property
     def duration_s(self) -> float:
-        """How long it lasts, in seconds."""
+        """Duration in seconds."""
         return self.values.shape[1] / self.sampling_rate
 
 
@@ -55,20 +57,20 @@ def _kind_of(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a policy is asked, with whatever columns the rewards may need.
+    """Input of a policy, with the columns that rewards may need.
 
     Attributes:
         text: the prompt as text.
-        images: images the model is shown (an editing source, a question's picture).
-        videos: videos the model is shown, each a sequence of frames or a path.
-        audios: sounds the model hears, each an ``Audio``, a path, or what else ``mmgrpo.data.sounds`` opens.
-        messages: the prompt as chat messages, where the model wants turns instead of one text.
+        images: input images (an image to edit, the image of a question).
+        videos: input videos, each a sequence of frames or a path.
+        audios: input audio, each an ``Audio``, a path, or another form that ``mmgrpo.data.sounds`` opens.
+        messages: the prompt as chat messages, for models that take turns instead of one text.
         negative: the negative prompt of classifier-free guidance; None leaves the pipeline's default.
-        columns: further columns of the data row, handed to every reward unchanged.
-        source: label of the source it comes from, where there are several.
-        prefix: the beginning of the answer, for policies that write: given, never drawn, never trained.
-        chat_template_kwargs: what the row brings for the chat template: ``tools``, the schemas of functions, and others
-            by the template's own names.
+        columns: further columns of the data row, passed to every reward unchanged.
+        source: label of the data source, if there are several.
+        prefix: the beginning of the answer, for policies that write text: forced, never sampled, never trained.
+        chat_template_kwargs: arguments of the row for the chat template: ``tools``, the schemas of functions, and
+            others by the template's own names.
     """
 
     text: str
@@ -91,16 +93,16 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One row of supervised data: a prompt and what the policy should make of it.
+    """One row of supervised data: a prompt and its target.
 
     Attributes:
-        prompt: what is asked.
-        text: the target text, for policies that write.
-        image: the target image, for policies that draw.
+        prompt: the prompt.
+        text: the target text, for policies that write text.
+        image: the target image, for policies that generate images.
         video: the target video as a list of frames.
-        audio: the target sound.
-        array: the target where it is none of these: what a robot does, an embedding.
-        finished: whether the text ends there; what does not is taught without an end.
+        audio: the target audio.
+        array: the target in any other form: actions of a robot, an embedding.
+        finished: whether the text ends there; if not, the end token is not trained.
     """
 
     prompt: Prompt
@@ -113,7 +115,7 @@ class Example:
 
 
 TURNS = ("turn_starts", "turn_ends", "turn_texts", "turn_rewards", "turn_keys")
-"""The fields of a sample that say what the turns of an exchange were, one entry a turn."""
+"""The fields of a sample with one entry per turn of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,33 +123,33 @@ class Sample:
     """One generation, as a reward sees it.
 
     Attributes:
-        prompt: what was asked.
+        prompt: its prompt.
         group: integer identity of the prompt within the step; members of one group share it.
         member: position within the group, 0 <= member < group size.
-        text: generated text, if the policy writes, what it was given of the answer included.
-        image: generated image, if the policy draws.
+        text: generated text, if the policy writes text, including a forced beginning of the answer.
+        image: generated image, if the policy generates images.
         video: generated video as a list of frames.
-        frame_rate: of the video, in frames a second; None where not known.
-        audio: generated sound; beside the video where a pipeline gives both.
-        array: what was generated where it is none of these: an embedding, what a robot did, sound of unknown
-            rate; float32, CPU.
-        latent: the final state that a denoiser made it of, (1, ...) on the CPU, if the plan keeps it.
-        tokens: generated token ids, if the policy speaks in tokens.
-        finished: False where the generation was cut off by its length limit.
-        logprob: mean log-probability of its decisions under the policy that drew it, in nats; None where not known.
-        values: what was asked for of its decisions beside that, as means over them, by name (``Plan.sample_values``):
-            ``certainty``, KL(uniform || policy), and ``entropy``, both in nats.
-        num_forced: how many of its first tokens were given, not drawn.
-        turn_starts: where each turn that it wrote in an exchange begins, in tokens; empty: there was none.
-        turn_ends: where each ends.
-        turn_texts: what it wrote in each.
-        turn_rewards: what the environment gave for each; None where nothing.
-        turn_keys: of the state that each was written in: the environment's own, or what it told; None where not known.
-        context: name of the context that it was shown the prompt in; None: the prompt as it is.
-        after: group and member of each sample of the step whose text its context shows; empty: none.
-        environment_error: what went wrong in the environment of its exchange: no reward scores it; None: nothing did.
-        failure: why it is no result of the policy (pixels that are not finite, an image that a safety checker
-            replaced): no reward is called with it; None: it is one.
+        frame_rate: frame rate of the video, in frames per second; None if unknown.
+        audio: generated audio; in addition to the video if a pipeline generates both.
+        array: a generation in any other form: an embedding, actions of a robot, audio of unknown rate; float32, CPU.
+        latent: the final latent of a denoiser that the sample is decoded from, (1, ...) on the CPU, if the plan
+            keeps it.
+        tokens: generated token ids, if the decisions are tokens.
+        finished: False if the generation was cut off by its length limit.
+        logprob: mean log-probability of its decisions under the behavior policy, in nats; None if unknown.
+        values: requested means over its decisions, by name (``Plan.sample_values``): ``certainty``, KL(uniform ||
+            policy), and ``entropy``, both in nats.
+        num_forced: number of leading tokens that were forced, not sampled.
+        turn_starts: first token of each turn of a conversation that the policy wrote; empty: no conversation.
+        turn_ends: one past the last token of each turn.
+        turn_texts: text of each turn.
+        turn_rewards: the environment's reward for each turn; None: no reward.
+        turn_keys: key of the state before each turn: given by the environment, else its text; None if unknown.
+        context: name of the prompt template that the sample was generated under; None: the unchanged prompt.
+        after: group and member of each sample of the step whose text its prompt contains; empty: none.
+        environment_error: error of the environment of its conversation: no reward scores it; None: no error.
+        failure: why the sample is not a result of the policy (pixels that are not finite, an image that a safety
+            checker replaced): no reward is called with it; None: it is valid.
     """
 
     prompt: Prompt
@@ -177,20 +179,22 @@ class Sample:
 
     @property
     def is_scored(self) -> bool:
-        """Whether rewards are called with it: it is a result, and the environment of its exchange did not fail."""
+        """Whether rewards are called with it: it has neither a failure nor an environment error."""
         return self.failure is None and self.environment_error is None
 
     @property
     def identity(self) -> tuple[int, int]:
-        """Its group and its member: what ``after`` names it by."""
+        """Its group and member, as in ``after``."""
         return self.group, self.member
 
     @property
     def turns(self) -> dict[str, Any]:
-        """What it says of its turns, by field; empty where it was no exchange."""
+        """Its turn fields by name; empty without a conversation."""
         return {name: list(getattr(self, name)) for name in TURNS} if self.turn_ends else {}
 
     @property
     def certainty(self) -> float:
-        """Nothing any more: raises AttributeError, which says where it is."""
-        raise AttributeError('sample.certainty is sample.values["certainty"], there if Plan.sample_values names it')
+        """Raises AttributeError with the new location of this value."""
+        raise AttributeError(
+            'sample.certainty was moved: use sample.values["certainty"], with "certainty" in Plan.sample_values'
+        )

@@ -1,4 +1,4 @@
-"""What rewards say of samples, as it crosses modules.
+"""Scores: the results of rewards, as they cross modules.
 
 Axes: B samples, R rewards.
 """
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A part of a sample with what a reward says of it.
+    """A part of a sample with its score.
 
     Attributes:
-        start: where the part begins: a character of ``Sample.text``, or of a sample without text the number of a
-            decision (of a denoising step), from 0.
-        end: where it ends, itself no longer in the part.
-        value: the number; None where the reward does not apply to the part, NaN or infinity where judging failed.
+        start: first character of the part in ``Sample.text``; for a sample without text, its first decision (denoising
+            step), from 0.
+        end: one past the last character or decision.
+        value: the score; None if the reward does not apply to the part, NaN or infinity if scoring failed.
     """
 
     start: int
@@ -43,13 +43,13 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A reward's value with what it rests on; a reward may give one in place of a number.
+    """A reward's value with an explanation; a reward may return one in place of a number.
 
     Attributes:
-        value: the number; NaN or infinity where judging failed.
-        explanation: what people may want to see of it, small and of what JSON knows; see ``docs/rewards.md`` for the
-            keys that the report draws.
-        scopes: what it says of parts of the sample, in order, none over another; None: it judges the whole alone.
+        value: the number; NaN or infinity if scoring failed.
+        explanation: small, JSON-serializable details for people; see ``docs/rewards.md`` for the keys that the report
+            renders.
+        scopes: scores of parts of the sample, in order, without overlap; None: only the full sample is scored.
     """
 
     value: float
@@ -63,30 +63,30 @@ class Score:
         try:
             json.dumps(dict(self.explanation), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            raise DataError(f"Score.explanation must hold what JSON can: {error}") from error
+            raise DataError(f"Score.explanation must be JSON-serializable: {error}") from error
 
     def __float__(self) -> float:
         return float(self.value)
 
 
 PER_SAMPLE = ("failed", "explanations", "scopes", "remembered")
-"""The fields of ``Scores`` that hold per reward one entry for each sample."""
+"""The fields of ``Scores`` that hold, per reward, one entry per sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """What the rewards said, reward by reward; a reward that does not apply to a sample is masked, never a number.
+    """The scores of a batch, per reward; a reward that does not apply to a sample is masked, never a number.
 
     Attributes:
         names: R reward names.
         weight_R: float32 weights.
         value_BR: float32 scores; 0 where ``valid_BR`` is False.
         valid_BR: bool, whether the reward applied and gave a finite number.
-        failed: per reward, whether it failed on each sample (raised, took too long, or gave NaN or infinity).
-        explanations: per reward that explains itself, one entry per sample; None where it said nothing.
-        scopes: per reward that says anything of parts, one entry per sample; None where it said nothing of any.
-        remembered: per reward whose results are kept, whether each sample's was known without asking.
-        took_s: per reward, seconds that it ran.
+        failed: per reward, whether it failed on each sample (raised, timed out, or gave NaN or infinity).
+        explanations: per reward with explanations, one entry per sample; None: no explanation.
+        scopes: per reward that scores parts, one entry per sample; None: no scored parts.
+        remembered: per reward with a cache, whether each sample's score came from the cache.
+        took_s: per reward, its run time in seconds.
     """
 
     names: tuple[str, ...]
@@ -106,16 +106,18 @@ class Scores:
         if self.valid_BR.shape != self.value_BR.shape or self.valid_BR.dtype != torch.bool:
             raise ShapeError(f"valid_BR must be bool of shape {tuple(self.value_BR.shape)}")
         if not torch.isfinite(self.value_BR).all():
-            raise ShapeError("value_BR must be finite; mask what does not apply with valid_BR")
-        for what in PER_SAMPLE:
-            said_of = getattr(self, what)
-            wrong = {name: len(said) for name, said in said_of.items() if len(said) != len(self.value_BR)}
+            raise ShapeError("value_BR must be finite; mask rewards that do not apply with valid_BR")
+        for field_name in PER_SAMPLE:
+            entries_by_reward = getattr(self, field_name)
+            wrong = {
+                name: len(entries) for name, entries in entries_by_reward.items() if len(entries) != len(self.value_BR)
+            }
             if wrong:
-                raise ShapeError(f"{what} must be one per sample, of {len(self.value_BR)}, got {wrong}")
+                raise ShapeError(f"{field_name} must be one per sample, of {len(self.value_BR)}, got {wrong}")
 
     @classmethod
     def concat(cls, parts: Sequence[Scores]) -> Scores:
-        """The scores of several calls or processes by the same rewards, one after the other."""
+        """The scores of several calls or processes by the same rewards, concatenated along the samples."""
         first = parts[0]
         return cls(
             names=first.names,
@@ -124,29 +126,33 @@ class Scores:
             valid_BR=torch.cat([part.valid_BR for part in parts]),
             took_s={name: max(part.took_s[name] for part in parts) for name in first.took_s},
             **{
-                what: _joined(first.names, [(getattr(part, what), len(part.value_BR)) for part in parts])
-                for what in PER_SAMPLE
+                field_name: _concat_entries(
+                    first.names, [(getattr(part, field_name), len(part.value_BR)) for part in parts]
+                )
+                for field_name in PER_SAMPLE
             },
         )
 
     def rows(self, chosen: Sequence[int]) -> Scores:
-        """The scores of some samples, in that order; the seconds stay those of all."""
+        """The scores of some samples, in the order of ``chosen``; the seconds remain those of all samples."""
         return replace(
             self,
             value_BR=self.value_BR[list(chosen)],
             valid_BR=self.valid_BR[list(chosen)],
             **{
-                what: {name: [said[row] for row in chosen] for name, said in getattr(self, what).items()}
-                for what in PER_SAMPLE
+                field_name: {
+                    name: [entries[row] for row in chosen] for name, entries in getattr(self, field_name).items()
+                }
+                for field_name in PER_SAMPLE
             },
         )
 
     def updated(self, rows: Sequence[int], newer: Scores) -> Scores:
-        """The scores with those of some samples replaced by what the same rewards, or some of them, said later.
+        """The scores with those of some samples replaced by newer ones of the same rewards, or of some of them.
 
         Args:
-            rows: of the samples, in the order of the newer scores.
-            newer: what was said of them; seconds add up.
+            rows: sample indices, in the order of the newer scores.
+            newer: the newer scores; seconds are added.
 
         Returns:
             The scores.
@@ -160,42 +166,44 @@ class Scores:
             value_BR=value_BR,
             valid_BR=valid_BR,
             took_s={name: seconds + newer.took_s.get(name, 0.0) for name, seconds in self.took_s.items()},
-            **{what: self._entries_updated(what, rows, newer) for what in PER_SAMPLE},
+            **{field_name: self._entries_updated(field_name, rows, newer) for field_name in PER_SAMPLE},
         )
 
-    def _entries_updated(self, what: str, rows: Sequence[int], newer: Scores) -> dict[str, Sequence[Any]]:
-        before, after = getattr(self, what), getattr(newer, what)
+    def _entries_updated(self, field_name: str, rows: Sequence[int], newer: Scores) -> dict[str, Sequence[Any]]:
+        before, after = getattr(self, field_name), getattr(newer, field_name)
         entries = dict(before)
         for name in newer.names:
             if name in before or name in after:
-                said = list(before.get(name, [None] * len(self.value_BR)))
+                updated_entries = list(before.get(name, [None] * len(self.value_BR)))
                 for row, entry in zip(rows, after.get(name, [None] * len(rows)), strict=True):
-                    said[row] = entry
-                entries[name] = said
+                    updated_entries[row] = entry
+                entries[name] = updated_entries
         return entries
 
     @property
     def failures(self) -> dict[str, int]:
-        """Per reward, how many samples it failed on."""
+        """Per reward, the number of samples it failed on."""
         return {name: sum(map(bool, self.failed.get(name, ()))) for name in self.names}
 
     @property
     def cached(self) -> dict[str, int]:
-        """Per reward whose results are kept, for how many samples it was not asked."""
-        return {name: sum(map(bool, known)) for name, known in self.remembered.items()}
+        """Per reward with a cache, the number of samples whose score came from the cache."""
+        return {name: sum(map(bool, hits)) for name, hits in self.remembered.items()}
 
     @property
     def scored_B(self) -> Tensor:
-        """Whether any reward of a weight other than 0 applied to the sample."""
+        """Whether any reward with a nonzero weight applied to the sample."""
         return (self.valid_BR & (self.weight_R != 0)).any(1)
 
 
-def _joined(names: Sequence[str], parts: Sequence[tuple[Mapping[str, Sequence[Any]], int]]) -> dict[str, list[Any]]:
-    """What rewards said of each sample of several calls, None where a call's reward said nothing."""
+def _concat_entries(
+    names: Sequence[str], parts: Sequence[tuple[Mapping[str, Sequence[Any]], int]]
+) -> dict[str, list[Any]]:
+    """One entry per sample of several calls, None for calls in which a reward has no entries."""
     return {
-        name: [one for said, B in parts for one in said.get(name, [None] * B)]
+        name: [entry for entries, B in parts for entry in entries.get(name, [None] * B)]
         for name in names
-        if any(name in said for said, _ in parts)
+        if any(name in entries for entries, _ in parts)
     }
 
 
@@ -207,8 +215,8 @@ def _require_scopes(scopes: Sequence[Scope] | None) -> None:
     for before, after in pairwise(scopes):
         if after.start < before.end:
             raise DataError(
-                f"Score.scopes must stand in order, none over another: one ends at {before.end} and the next begins at "
-                f"{after.start}; parts that overlap are for two rewards"
+                f"Score.scopes must be in order and not overlap: one ends at {before.end} and the next begins at "
+                f"{after.start}; score overlapping parts by separate rewards"
             )
 
 

@@ -1,7 +1,7 @@
-"""The laws every policy keeps, as checks that take any of them.
+"""The laws that every policy obeys, as checks for any policy.
 
-A test module wraps its policy in a ``Subject`` and calls the checks, all of which are ``LAWS``; each builds the
-policies it needs, so that none sees what another has trained. A check that fails raises AssertionError.
+A test module wraps its policy in a ``Subject`` and calls the checks in ``LAWS``. Each check builds new policies, so
+that no check sees weights that another one has trained. A check that fails raises AssertionError.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Subject:
         make: batch -> the policy, with the same weights each time, that runs at most so many rows at once.
         parameters: policy -> every parameter of the model, trained or not.
         prompts: at least two.
-        gap: largest |log-probability now - at rollout| allowed where the batches are the rollout's own.
+        gap: largest |log-probability now - at rollout| allowed with the batches of the rollout.
         rounding: largest change of a log-probability by another composition of the batches.
-        min_trained_frac: least share of the trainable parameters that a gradient has to reach.
+        min_trained_frac: least share of the trainable parameters that must receive a gradient.
     """
 
     make: Callable[[int], Policy]
@@ -52,12 +52,12 @@ class Subject:
         return len(self.prompts) * GROUP_SIZE
 
     def rollout(self, policy: Policy, plan: Plan | None = None) -> Rollout:
-        """The rollout that the checks look at."""
+        """The rollout that the checks use."""
         return policy.rollout(self.prompts, group_size=GROUP_SIZE, seed=SEED, plan=plan)
 
 
 def check_on_policy_gap(subject: Subject, plan: Plan | None = None) -> None:
-    """The log-probabilities of the rollout are those that evaluation finds with the same weights."""
+    """The log-probabilities of the rollout equal those of an evaluation with the same weights."""
     policy = subject.make(subject.rows)
     rollout = subject.rollout(policy, plan)
     values_BT = values(policy, rollout)
@@ -68,7 +68,7 @@ def check_on_policy_gap(subject: Subject, plan: Plan | None = None) -> None:
 
 
 def check_every_decision_once(subject: Subject) -> None:
-    """Each unmasked decision of the asked-for rows appears in exactly one slice."""
+    """Each unmasked decision of the requested rows appears in exactly one slice."""
     policy = subject.make(2)
     rollout = subject.rollout(policy)
     B, T = rollout.shape
@@ -85,32 +85,35 @@ def check_every_decision_once(subject: Subject) -> None:
 
 
 def check_rows_and_batches(subject: Subject) -> None:
-    """Neither the rows asked for nor the size of the batches changes a value or a gradient, but for rounding."""
+    """Neither the requested rows nor the batch size changes a value or a gradient, except for rounding."""
     wide, narrow = subject.make(subject.rows), subject.make(1)
     rollout = subject.rollout(wide)
     move(wide.trainable)
     move(narrow.trainable)
-    whole_BT, single_BT = values(wide, rollout), values(narrow, rollout)
-    assert largest_difference(whole_BT, single_BT, rollout.mask_BT) < subject.rounding
-    some = [rollout.shape[0] - 1, 1]
-    rest = [b for b in range(rollout.shape[0]) if b not in some]
-    some_BT = values(wide, rollout, some)
-    assert largest_difference(some_BT[some], whole_BT[some], rollout.mask_BT[some]) < subject.rounding
-    whole = gradients(wide, rollout)
-    assert relative_difference(gradients(narrow, rollout), whole) < GRADIENT_ROUNDING
-    parts = zip(gradients(wide, rollout, some), gradients(wide, rollout, rest), strict=True)
-    assert relative_difference([first + second for first, second in parts], whole) < GRADIENT_ROUNDING
+    batched_BT, single_BT = values(wide, rollout), values(narrow, rollout)
+    assert largest_difference(batched_BT, single_BT, rollout.mask_BT) < subject.rounding
+    chosen = [rollout.shape[0] - 1, 1]
+    other_rows = [b for b in range(rollout.shape[0]) if b not in chosen]
+    chosen_BT = values(wide, rollout, chosen)
+    assert (
+        largest_difference(chosen_BT[chosen], batched_BT[chosen], rollout.mask_BT[chosen])
+        < subject.rounding
+    )
+    all_gradients = gradients(wide, rollout)
+    assert relative_difference(gradients(narrow, rollout), all_gradients) < GRADIENT_ROUNDING
+    parts = zip(gradients(wide, rollout, chosen), gradients(wide, rollout, other_rows), strict=True)
+    assert relative_difference([first + second for first, second in parts], all_gradients) < GRADIENT_ROUNDING
 
 
 def check_seeds(subject: Subject) -> None:
-    """A sample is a function of seed, prompt id and member, however it is batched; each of the three matters."""
+    """A sample is a function of seed, prompt id and member, under any batching; each of the three matters."""
     policy = subject.make(subject.rows)
     first, again = subject.rollout(policy), subject.rollout(policy)
     assert sample_difference(first.samples, again.samples) == 0
     assert torch.equal(first.old_logprob_BT, again.old_logprob_BT)
-    alone = subject.rollout(subject.make(1))
-    assert sample_difference(first.samples, alone.samples) <= 1  # a level of 255, where rounding tips it
-    assert largest_difference(first.old_logprob_BT, alone.old_logprob_BT, first.mask_BT) < subject.rounding
+    unbatched = subject.rollout(subject.make(1))
+    assert sample_difference(first.samples, unbatched.samples) <= 1  # a level of 255, where rounding tips it
+    assert largest_difference(first.old_logprob_BT, unbatched.old_logprob_BT, first.mask_BT) < subject.rounding
     other_seed = policy.rollout(subject.prompts, group_size=GROUP_SIZE, seed=SEED + 1)
     for old, new in zip(first.samples, other_seed.samples, strict=True):
         assert sample_difference([old], [new]) > 0
@@ -119,9 +122,9 @@ def check_seeds(subject: Subject) -> None:
 
 
 def check_prompt_ids(subject: Subject) -> None:
-    """The ids of the plan, not the places in the list, key the noise and name the groups.
+    """The ids of the plan, not the positions in the list, key the noise and name the groups.
 
-    A group is a batch both times, as what another batch rounds otherwise may tip the choice of a token.
+    Both calls use one group per batch, because rounding of another batch may change the choice of a token.
     """
     policy = subject.make(GROUP_SIZE)
     numbered = policy.rollout(subject.prompts, group_size=GROUP_SIZE, seed=SEED, plan=Plan(prompt_ids=(5, 9)))
@@ -138,17 +141,17 @@ def check_prompt_ids(subject: Subject) -> None:
 
 
 def check_emitted_samples(subject: Subject) -> None:
-    """Samples are handed over while the rest is drawn: each once, as the objects that the rollout holds."""
+    """Samples are emitted while others are generated: each once, as the objects that the rollout holds."""
     for stochastic in (None, ()):  # drawn at random, and without noise
         portions: list[Sequence[Sample]] = []
         rollout = subject.rollout(subject.make(1), Plan(stochastic=stochastic, on_samples=portions.append))
-        handed_over = [sample for portion in portions for sample in portion]
+        emitted = [sample for portion in portions for sample in portion]
         assert len(portions) > 1
-        assert sorted(map(id, handed_over)) == sorted(map(id, rollout.samples))
+        assert sorted(map(id, emitted)) == sorted(map(id, rollout.samples))
 
 
 def check_reference(subject: Subject) -> None:
-    """The reference is the untrained policy, and asking for it leaves the trained one as it was."""
+    """The reference is the untrained policy, and using it does not change the trained one."""
     policy = subject.make(subject.rows)
     rollout = subject.rollout(policy)
     untrained_BT = values(policy, rollout)
@@ -165,15 +168,15 @@ def check_reference(subject: Subject) -> None:
 
 
 def check_save_and_load(subject: Subject, directory: Path | None = None) -> None:
-    """What is saved and loaded into an untrained policy is the trained one, bit for bit.
+    """Loading the saved files into an untrained policy gives the trained one, bitwise.
 
     Args:
         subject: the policy.
-        directory: where to, empty; None: a folder that is gone afterwards.
+        directory: an empty folder; None: a temporary one.
     """
     if directory is None:
-        with TemporaryDirectory() as made:
-            return check_save_and_load(subject, Path(made))
+        with TemporaryDirectory() as temporary:
+            return check_save_and_load(subject, Path(temporary))
     policy, other = subject.make(subject.rows), subject.make(subject.rows)
     rollout = subject.rollout(policy)
     untrained_BT = values(other, rollout)
@@ -183,29 +186,29 @@ def check_save_and_load(subject: Subject, directory: Path | None = None) -> None
     other.load(directory)
     assert largest_difference(trained_BT, untrained_BT, rollout.mask_BT) > 0
     assert torch.equal(values(other, rollout), trained_BT)
-    for mine, loaded in zip(policy.trainable, other.trainable, strict=True):
-        assert torch.equal(mine, loaded)
+    for parameter, loaded in zip(policy.trainable, other.trainable, strict=True):
+        assert torch.equal(parameter, loaded)
 
 
 def check_gradients(subject: Subject) -> None:
-    """Gradients are finite, not zero, and on what is trained alone."""
+    """Gradients are finite and nonzero, and only trained parameters have one."""
     policy = subject.make(subject.rows)
     rollout = subject.rollout(policy)
     move(policy.trainable)  # an adapter that adds nothing yet passes no gradient to its first factor
-    found = gradients(policy, rollout)
-    assert all(torch.isfinite(gradient).all() for gradient in found)
-    reached = sum(bool(gradient.any()) for gradient in found)
-    assert reached >= subject.min_trained_frac * len(found)
+    grads = gradients(policy, rollout)
+    assert all(torch.isfinite(gradient).all() for gradient in grads)
+    reached = sum(bool(gradient.any()) for gradient in grads)
+    assert reached >= subject.min_trained_frac * len(grads)
     trained = {id(p) for p in policy.trainable}
     assert all(p.grad is None for p in subject.parameters(policy) if id(p) not in trained)
     assert all(p.requires_grad == (id(p) in trained) for p in subject.parameters(policy))
 
 
 def check_replayed_rows(subject: Subject) -> None:
-    """Rows that are read again, behind the prompt that they had, have a ratio of 1 as long as no weight has changed.
+    """Replayed rows with their original prompt have a ratio of 1 while no weight has changed.
 
-    Those of every decision, and where the policy takes windows those of the last one. Policies that do not read are
-    left out.
+    The check covers all decisions and, for policies with windows, the last decision only. Policies without
+    ``SupportsOffPolicyScoring`` pass.
     """
     policy = subject.make(subject.rows)
     if not isinstance(policy, SupportsOffPolicyScoring):
@@ -220,44 +223,44 @@ def check_replayed_rows(subject: Subject) -> None:
 
 
 def check_own_prompts(subject: Subject) -> None:
-    """Decisions evaluated behind the prompts that they were sampled behind are as likely as they were.
+    """Decisions evaluated under their own prompts have the same log-probabilities.
 
-    Policies without ``SupportsPromptOverride`` are left out.
+    Policies without ``SupportsPromptOverride`` pass.
     """
     policy = subject.make(subject.rows)
     if not isinstance(policy, SupportsPromptOverride):
         return
     rollout = subject.rollout(policy)
-    own = policy.override_prompts(rollout, [sample.prompt for sample in rollout.samples])
-    assert torch.equal(own.mask_BT, rollout.mask_BT)
-    largest = largest_difference(values(policy, own), rollout.old_logprob_BT, rollout.mask_BT)
+    same = policy.override_prompts(rollout, [sample.prompt for sample in rollout.samples])
+    assert torch.equal(same.mask_BT, rollout.mask_BT)
+    largest = largest_difference(values(policy, same), rollout.old_logprob_BT, rollout.mask_BT)
     assert largest <= max(subject.gap, subject.rounding)
 
 
 def check_ratio_of_read_rows(subject: Subject, policy: Policy, rollout: Rollout) -> None:
-    """The rows of a rollout, read under another seed in another order, are of the same decisions at a ratio of 1.
+    """The rows of a rollout, read under another seed in another order, have the same decisions at a ratio of 1.
 
-    What is no token has no log-probabilities that would be read: its decisions are new, and those of the policy now.
+    Samples without tokens have no stored log-probabilities: their decisions are new, and scored by the current policy.
     """
     assert isinstance(policy, SupportsOffPolicyScoring)
-    given = [rollout.off_policy_sample(row, Origin.REPLAY) for row in reversed(range(subject.rows))]
-    made_of_tokens = all(sample.tokens is not None for sample in rollout.samples)
-    if not made_of_tokens:
-        given = [replace(one, old_logprob_T=None) for one in given]
+    stored = [rollout.off_policy_sample(row, Origin.REPLAY) for row in reversed(range(subject.rows))]
+    has_tokens = all(sample.tokens is not None for sample in rollout.samples)
+    if not has_tokens:
+        stored = [replace(one, old_logprob_T=None) for one in stored]
     try:
-        read = policy.read(given, seed=SEED + 1)
+        read = policy.read(stored, seed=SEED + 1)
     except PolicyError:
-        if made_of_tokens:
+        if has_tokens:
             raise
         return  # a pipeline whose samples cannot be noised again, which it says
-    gap = subject.gap if made_of_tokens else 0.0
+    gap = subject.gap if has_tokens else 0.0
     assert read.mask_BT.any()
     assert largest_difference(values(policy, read), read.old_logprob_BT, read.mask_BT) <= max(gap, subject.rounding)
-    if made_of_tokens:
-        shown_BT = rollout.mask_BT.flip(0)
-        assert torch.equal(read.mask_BT, shown_BT), "read rows train other decisions than were sampled"
+    if has_tokens:
+        mask_BT = rollout.mask_BT.flip(0)
+        assert torch.equal(read.mask_BT, mask_BT), "read rows train other decisions than were sampled"
         old_BT = rollout.old_logprob_BT.flip(0)
-        assert largest_difference(read.old_logprob_BT, old_BT, shown_BT) == 0
+        assert largest_difference(read.old_logprob_BT, old_BT, mask_BT) == 0
         again = policy.read([read.off_policy_sample(row, Origin.REPLAY) for row in range(subject.rows)], seed=SEED + 2)
         assert torch.equal(again.mask_BT, read.mask_BT)
         assert largest_difference(values(policy, again), read.old_logprob_BT, read.mask_BT) <= max(
@@ -278,28 +281,28 @@ LAWS: tuple[Callable[[Subject], None], ...] = (
     check_replayed_rows,
     check_own_prompts,
 )
-"""What every policy is held to, ours and others'."""
+"""The checks that every policy must pass, built-in or custom."""
 
 
 def values(policy: Policy, rollout: Rollout, rows: Sequence[int] | Tensor | None = None) -> Tensor:
-    """(B, T) log-probabilities under the weights of now; zero at decisions that were not streamed."""
-    found_BT = torch.zeros(rollout.shape)
+    """(B, T) log-probabilities under the current policy; 0 at decisions that were not streamed."""
+    value_BT = torch.zeros(rollout.shape)
     with torch.no_grad():
         for evaluation in policy.evaluate(rollout, rows):
             index = _rows_of(evaluation.rows, rollout, rows)
-            found_BT[index[:, None], torch.as_tensor(evaluation.columns)] = evaluation.logprob_BT.cpu()
-    return found_BT * rollout.mask_BT
+            value_BT[index[:, None], torch.as_tensor(evaluation.columns)] = evaluation.logprob_BT.cpu()
+    return value_BT * rollout.mask_BT
 
 
 def counts(policy: Policy, rollout: Rollout, rows: Sequence[int] | Tensor | None = None) -> Tensor:
     """(B, T) how often each unmasked decision was streamed."""
-    found_BT = torch.zeros(rollout.shape, dtype=torch.int32)
+    count_BT = torch.zeros(rollout.shape, dtype=torch.int32)
     with torch.no_grad():
         for evaluation in policy.evaluate(rollout, rows):
             index = _rows_of(evaluation.rows, rollout, rows)
             cells = index[:, None], torch.as_tensor(evaluation.columns)
-            found_BT[cells] += torch.isfinite(evaluation.logprob_BT.cpu()).int()
-    return found_BT * rollout.mask_BT
+            count_BT[cells] += torch.isfinite(evaluation.logprob_BT.cpu()).int()
+    return count_BT * rollout.mask_BT
 
 
 def gradients(policy: Policy, rollout: Rollout, rows: Sequence[int] | Tensor | None = None) -> list[Tensor]:
@@ -311,33 +314,33 @@ def gradients(policy: Policy, rollout: Rollout, rows: Sequence[int] | Tensor | N
         index = _rows_of(evaluation.rows, rollout, rows)
         weight = weight_BT[index[:, None], torch.as_tensor(evaluation.columns)].to(evaluation.logprob_BT)
         backward((weight * evaluation.logprob_BT).sum())
-    found = [torch.zeros_like(p) if p.grad is None else p.grad for p in policy.trainable]
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in policy.trainable]
     for parameter in policy.trainable:
         parameter.grad = None
-    return found
+    return grads
 
 
 @torch.no_grad()
 def move(parameters: Sequence[nn.Parameter], *, scale: float = 0.05, seed: int = 5) -> None:
-    """Changes every parameter a little, the same way each time; what is zero by construction as well."""
+    """Adds the same small noise to every parameter each time, also to those that are zero by construction."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in parameters:
         parameter.add_(scale * torch.randn(parameter.shape, generator=generator).to(parameter))
 
 
 def largest_difference(values_BT: Tensor, others_BT: Tensor, mask_BT: Tensor) -> float:
-    """Over the decisions of a mask; in units of the value where that is larger than 1."""
+    """Largest difference over the decisions of a mask, relative to the value where that is larger than 1."""
     return float(((values_BT - others_BT) / others_BT.abs().clamp(min=1))[mask_BT].abs().max())
 
 
 def relative_difference(gradient: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    """Of two gradients of all parameters: norm of the difference over the norm."""
+    """Norm of the difference of two gradients of all parameters over the norm of the second."""
     flat, other_flat = (torch.cat([part.flatten() for part in parts]) for parts in (gradient, other))
     return float((flat - other_flat).norm() / other_flat.norm())
 
 
 def sample_difference(samples: Sequence[Sample], others: Sequence[Sample]) -> float:
-    """0 for samples that say and show the same; else the largest difference of a pixel or number, infinity of texts."""
+    """0 for equal samples; else the largest difference of a pixel or number, infinity if texts differ."""
     return max(_difference(a, b) for a, b in zip(samples, others, strict=True))
 
 
@@ -349,12 +352,12 @@ def _difference(sample: Sample, other: Sample) -> float:
 
 
 def _numbers(sample: Sample) -> list[np.ndarray]:
-    """Pictures, frames, sounds and arrays alike."""
-    made = [*(sample.video or ()), sample.image, None if sample.audio is None else sample.audio.values, sample.array]
-    return [np.asarray(one, dtype=np.float32) for one in made if one is not None]
+    """Images, frames, audio and arrays as numbers."""
+    media = [*(sample.video or ()), sample.image, None if sample.audio is None else sample.audio.values, sample.array]
+    return [np.asarray(item, dtype=np.float32) for item in media if item is not None]
 
 
-def _rows_of(found: Tensor | None, rollout: Rollout, asked: Sequence[int] | Tensor | None) -> Tensor:
-    if found is not None:
-        return found.cpu()
-    return torch.arange(rollout.shape[0]) if asked is None else torch.as_tensor(asked)
+def _rows_of(streamed: Tensor | None, rollout: Rollout, requested: Sequence[int] | Tensor | None) -> Tensor:
+    if streamed is not None:
+        return streamed.cpu()
+    return torch.arange(rollout.shape[0]) if requested is None else torch.as_tensor(requested)

@@ -33,39 +33,40 @@ To call one, write its name and arguments as JSON, and nothing after it:
 
 @final
 class ToolEnvironment(Environment):
-    """Runs the functions that a turn calls and tells what they returned; a turn that calls none ends the exchange.
+    """Calls the functions that a turn requests and answers with their results; a turn without calls ends the
+    conversation.
 
-    Calls are written as Hermes and Qwen write them, ``<tool_call>{"name": .., "arguments": {..}}</tool_call>``; what
-    cannot be called, and what a function raises, is told as ``{"error": ..}``. Functions take the form of transformers
+    Calls have the format of Hermes and Qwen, ``<tool_call>{"name": .., "arguments": {..}}</tool_call>``. The answer
+    to an invalid call, and to a function that raises, is ``{"error": ..}``. Functions have the form of transformers
     and TRL: annotated arguments, a docstring with ``Args:``. Its turns have no rewards.
     """
 
     gives_rewards = False
 
     def __init__(self, functions: Sequence[Callable[..., Any] | str], describe: bool = True) -> None:
-        """Takes the functions.
+        """Resolves the functions.
 
         Args:
             functions: the functions, or ``python:module:function`` of each.
-            describe: whether ``reset`` puts their signatures behind the prompt; a chat template that knows of tools has
-                them by ``policy.template: {tools: [..]}`` instead.
+            describe: whether ``reset`` appends their signatures to the prompt; a chat template with tool support
+                takes them from ``policy.template: {tools: [..]}`` instead.
 
         Raises:
-            ConfigError: there are none, two of one name, or one whose signature cannot be described.
+            ConfigError: there is no function, two have one name, or a signature cannot be described.
         """
-        found = [own_attribute(one) if isinstance(one, str) else one for one in functions]
-        self._functions: Mapping[str, Callable[..., Any]] = {one.__name__: one for one in found}
-        if not found or len(self._functions) != len(found):
-            raise ConfigError(f"tools must be one or more functions, each of its own name, got {list(functions)}")
+        resolved = [own_attribute(function) if isinstance(function, str) else function for function in functions]
+        self._functions: Mapping[str, Callable[..., Any]] = {function.__name__: function for function in resolved}
+        if not resolved or len(self._functions) != len(resolved):
+            raise ConfigError(f"tools must be one or more functions with distinct names, got {list(functions)}")
         self._describe = describe
-        self._schemas = [schema_of(one) for one in found]
+        self._schemas = [schema_of(function) for function in resolved]
 
     def reset(self, prompt: Prompt) -> Turn:
-        """The signatures of the functions, if they are to be described."""
+        """The signatures of the functions, if ``describe`` is set."""
         return Turn(text=DESCRIPTION.format(schemas="\n".join(self._schemas)) if self._describe else "")
 
     def step(self, text: str) -> Turn:
-        """What the called functions returned, in order, a line each."""
+        """The results of the called functions, in order, one line each."""
         calls = calls_in(text)
         if not calls:
             return Turn(done=True)
@@ -73,23 +74,23 @@ class ToolEnvironment(Environment):
 
     def _returned(self, call: str) -> str:
         try:
-            asked = json.loads(call)
-            name, arguments = asked["name"], asked.get("arguments", {})
+            request = json.loads(call)
+            name, arguments = request["name"], request.get("arguments", {})
             if name not in self._functions:
                 raise KeyError(f"there is no function {name!r}; known are {', '.join(self._functions)}")
             result = self._functions[name](**arguments)
             if not _holds_image(result):
                 return result if isinstance(result, str) else json.dumps(result, default=_plain)
-        except (Exception, SystemExit) as error:  # whatever a model calls with whatever arguments: it may do better
+        except (Exception, SystemExit) as error:  # the model sees the error and may correct its call
             return json.dumps({"error": f"{type(error).__name__}: {error}"[:500]})
         raise ConfigError(
-            f"the tool {name} returned an image; tools return text, or what JSON can hold. Return a description, or "
-            "show images by the reset of an Environment"
+            f"the tool {name} returned an image; tools return text or JSON-serializable values. Return a description, "
+            "or add images in Environment.reset"
         )
 
 
 def calls_in(text: str) -> list[str]:
-    """What stands between each ``<tool_call>`` and the next ``</tool_call>``, in order, in linear time."""
+    """The text between each ``<tool_call>`` and the next ``</tool_call>``, in order, in linear time."""
     calls: list[str] = []
     for part in text.split(CLOSING)[:-1]:
         _, opening, call = part.partition(OPENING)
@@ -107,7 +108,9 @@ def _holds_image(result: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no form for: numbers and arrays of numpy and torch, dates, decimals and paths by their text."""
+    """A JSON form of a value that JSON cannot encode: numbers and arrays of numpy and torch, dates, decimals and
+    paths.
+    """
     if hasattr(value, "tolist"):  # numpy and torch
         return value.tolist()
     if isinstance(value, date | time | Decimal | UUID | PurePath):
@@ -119,7 +122,7 @@ def _plain(value: Any) -> Any:
 
 @cache
 def schema_of(function: Callable[..., Any]) -> str:
-    """A function's signature as JSON. Raises ConfigError where annotations or the docstring do not tell it."""
+    """A function's signature as JSON. Raises ConfigError if annotations or the docstring are incomplete."""
     from transformers.utils import get_json_schema
 
     try:

@@ -1,7 +1,7 @@
-"""Names of what may be known of a decision beside its log-probability.
+"""Names of values of a decision other than its log-probability.
 
-Terms of the objective, selections, modulations and estimators say which of them they need; the policy gives those, and
-no others are computed.
+Terms of the objective, selections, modulations and estimators declare the values they need; the policy computes those
+and no others.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class Value:
 
     Attributes:
         name: ``certainty``, ``logprob``, one of ``OF_DISTRIBUTION``, or a divergence such as ``k3`` or ``gaussian``.
-        view: whose, where it is another policy than that of now: ``reference``, ``old`` (the weights that sampled),
-            the name under which weights were kept, or one of the section ``views``, which have log-probabilities and
-            values of the distribution. A divergence is from that view; any other value is the view's.
-        numbers: what the value is computed with, where its name alone does not say.
+        view: the other policy, if the value involves one: ``reference``, ``old`` (the behavior policy), a name of
+            stored weights, or one of the section ``views``, which have log-probabilities and values of the
+            distribution. A divergence is from that view; any other value is computed by the view.
+        numbers: parameters of the value.
     """
 
     name: str
@@ -35,66 +35,66 @@ class Value:
 
 ENTROPY = Value("entropy")
 LOGPROB_MEAN = Value("logprob_mean")
-"""Mean log-probability of all that could have been drawn, each counting alike."""
+"""Unweighted mean of the log-probabilities of all possible tokens."""
 RANK = Value("rank")
-"""How many others that could have been drawn are likelier than what was; without grad."""
+"""Number of tokens that are likelier than the sampled one; without grad."""
 SEMANTIC_ENTROPY = Value("semantic_entropy")
-"""Entropy of the likeliest of what could be drawn, by how little they mean the same; known only as it is drawn."""
+"""Entropy of the likeliest tokens, weighted by the dissimilarity of their embeddings; available only at sampling."""
 PEERS = Value("peer_divergence")
-"""How far the distributions of the group's members are apart at the decision's place; without grad."""
+"""Divergence of the distributions of the group's members at the position of the decision; without grad."""
 OF_DISTRIBUTION = frozenset(("entropy", "logprob_mean", "rank", "nucleus_entropy", "top_logprob"))
-"""Names of what comes from the whole distribution that a decision is drawn from."""
+"""Names of values of the full distribution that a decision is sampled from."""
 OF_STATE = frozenset(("entropy", "logprob_mean", "nucleus_entropy", "top_logprob", "semantic_entropy"))
-"""Names of what depends on the state of a decision alone, and not on what was sampled there."""
+"""Names of values that depend on the state of a decision only, not on the sampled action."""
 GRADIENT_SQUARE = Value("gradient_square")
-"""Squared length of the gradient of the log-probability by the weights of the last layer; without grad."""
+"""Squared norm of the gradient of the log-probability with respect to the weights of the last layer; without grad."""
 GRADIENT_CURVATURE = Value("gradient_curvature")
 """Curvature along that gradient; without grad."""
 RANK_OF_STATES = Value("effective_rank")
-"""Effective rank of the last hidden states of the row's kept decisions, on each of them; without grad."""
+"""Effective rank of the last hidden states at the row's unmasked decisions, the same for each of them; without grad."""
 DRIFT = Value("gaussian", OLD)
-"""Divergence of a Gaussian step from the policy that sampled."""
+"""Divergence of a Gaussian step from the behavior policy."""
 VALUE = Value("value")
-"""What a critic expects of the rewards to come, before the decision."""
+"""A critic's prediction of the return, before the decision."""
 
 
 def from_reference(divergence: str) -> Value:
-    """The divergence of the policy of now from the reference, by its name."""
+    """The divergence of the current policy from the reference, by its name."""
     return Value(divergence, REFERENCE)
 
 
 def nucleus_entropy(mass: float) -> Value:
-    """Entropy within the nucleus: among the likeliest that hold at most this probability together."""
+    """Entropy within the nucleus: among the likeliest tokens with at most this total probability."""
     return Value("nucleus_entropy", numbers=(mass,))
 
 
 def top_logprob(num: int) -> Value:
-    """Mean log-probability of the ``num`` likeliest."""
+    """Mean log-probability of the ``num`` likeliest tokens."""
     return Value("top_logprob", numbers=(num,))
 
 
 def rank_velocity(stride: int) -> Value:
-    """How far that rank rises from one beginning of the row to the next, so many decisions apart."""
+    """Increase of the effective rank from one prefix of the row to the next, ``stride`` decisions longer."""
     return Value("rank_velocity", numbers=(stride,))
 
 
 def rank_acceleration(stride: int) -> Value:
-    """How much faster it rises."""
+    """Increase of ``rank_velocity``."""
     return Value("rank_acceleration", numbers=(stride,))
 
 
 def attention_distance(window: int) -> Value:
-    """How far back local heads look from the decision, places beyond the window counting as its end."""
+    """Mean distance that local heads attend backward from the decision, clipped at ``window`` positions."""
     return Value("attention_distance", numbers=(window,))
 
 
 def attention_influence(near: int, far: int) -> Value:
-    """How much global heads look at the decision from so many places on, on average."""
+    """Mean attention of global heads to the decision from positions ``near`` to ``far`` after it."""
     return Value("attention_influence", numbers=(near, far))
 
 
 def of_view(view: str) -> Value:
-    """The log-probability of the same decision in a view."""
+    """The log-probability of the same decision under a view."""
     return Value("logprob", view)
 
 
@@ -104,6 +104,7 @@ def seen_in(view: str) -> Value:
 
 
 def end_logprob(token: int) -> Value:
-    """The log-probability of a token, by its number, behind a text's end: at the last decision of a text that came to
-    its own end, and 0 elsewhere."""
+    """The log-probability of a token, by its id, at the position after the end of a text: at the last decision of a
+    finished text, and 0 elsewhere.
+    """
     return Value("end_logprob", numbers=(token,))

@@ -71,7 +71,7 @@ def test_entries_begin_and_end_anywhere(tmp_path: Path) -> None:
     for start in range(len(whole)):
         for end in range(start, len(whole) + 1):
             assert torch.equal(one.entries(start, end - start), whole[start:end])
-    with pytest.raises(CheckpointError, match=r"of\.0 is stored in part only"):
+    with pytest.raises(CheckpointError, match=r"of\.0 is incomplete"):
         one.entries(20, 2)
 
 
@@ -92,7 +92,7 @@ def test_a_file_too_few_or_of_others_is_named(tmp_path: Path) -> None:
     (tmp_path / "aside").rename(tmp_path / shard_name(1, 2))
     with pytest.raises(CheckpointError, match="files of 3 processes"):
         read_shards(tmp_path)
-    with pytest.raises(CheckpointError, match="holds no shard"):
+    with pytest.raises(CheckpointError, match="contains no shard"):
         read_shards(tmp_path.parent)
 
 

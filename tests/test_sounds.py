@@ -47,7 +47,7 @@ def same(found: Any, expected: Audio, *, within: float = 0.0) -> bool:
     [
         (np.zeros((1, 4)), 8000, "float32 tensor on the CPU, got a ndarray"),
         (torch.zeros(1, 4, dtype=torch.float64), 8000, "got torch.float64 on cpu"),
-        (torch.zeros(4), 8000, r"must be \(channels, samples\), of one at least, got \(4,\)"),
+        (torch.zeros(4), 8000, r"must be \(channels, samples\), at least one of each, got \(4,\)"),
         (torch.zeros(1, 0), 8000, r"got \(1, 0\)"),
         (torch.full((1, 4), 1.5), 8000, "from -1 to 1"),
         (torch.full((1, 4), float("nan")), 8000, "from -1 to 1"),

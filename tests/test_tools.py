@@ -86,7 +86,7 @@ def test_what_goes_wrong_is_told(text: str, told: str) -> None:
 def test_tools_that_are_none_are_refused() -> None:
     with pytest.raises(ConfigError, match="one or more functions"):
         ToolEnvironment([])
-    with pytest.raises(ConfigError, match="each of its own name"):
+    with pytest.raises(ConfigError, match="with distinct names"):
         ToolEnvironment([divide, divide])
     with pytest.raises(ConfigError, match=r"the tool bare cannot be described: .*annotate its arguments"):
         ToolEnvironment([bare])
