@@ -95,10 +95,7 @@ def check_rows_and_batches(subject: Subject) -> None:
     chosen = [rollout.shape[0] - 1, 1]
     other_rows = [b for b in range(rollout.shape[0]) if b not in chosen]
     chosen_BT = values(wide, rollout, chosen)
-    assert (
-        largest_difference(chosen_BT[chosen], batched_BT[chosen], rollout.mask_BT[chosen])
-        < subject.rounding
-    )
+    assert largest_difference(chosen_BT[chosen], batched_BT[chosen], rollout.mask_BT[chosen]) < subject.rounding
     all_gradients = gradients(wide, rollout)
     assert relative_difference(gradients(narrow, rollout), all_gradients) < GRADIENT_ROUNDING
     parts = zip(gradients(wide, rollout, chosen), gradients(wide, rollout, other_rows), strict=True)
