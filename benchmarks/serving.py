@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 from mmgrpo.rewards.images.pixels import Brightness
-from mmgrpo.rewards.judges.remote import Remote
+from mmgrpo.rewards.judges.remote_reward import RemoteReward
 from PIL import Image
 from torch import nn
 
 from mmgrpo.scoring import NamedReward
-from mmgrpo.serving.app import Limits, make_app
+from mmgrpo.serving.app import ServerLimits, make_app
 from mmgrpo.serving.server import serve
 from mmgrpo.types import Prompt, Sample
 
@@ -129,7 +129,7 @@ def under_load(reward: str, form: Any, load: Load, max_batch: int) -> Rate:
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(reward, max_batch, port), daemon=True)
     process.start()
     try:
-        client = Remote(f"http://127.0.0.1:{port}", form=form, retries=12, backoff=0.02)
+        client = RemoteReward(f"http://127.0.0.1:{port}", form=form, retries=12, backoff=0.02)
         client(_drawn(load))
         before = _counted(port)
         start = time.perf_counter()
@@ -144,11 +144,11 @@ def under_load(reward: str, form: Any, load: Load, max_batch: int) -> Rate:
 
 
 def _serve(reward: str, max_batch: int, port: int) -> None:
-    app = make_app([NamedReward(reward, REWARDS[reward]())], limits=Limits(max_batch=max_batch))
+    app = make_app([NamedReward(reward, REWARDS[reward]())], limits=ServerLimits(max_batch=max_batch))
     serve(app, host="127.0.0.1", port=port)
 
 
-def _ask(client: Remote, load: Load, _: int) -> None:
+def _ask(client: RemoteReward, load: Load, _: int) -> None:
     samples = _drawn(load)
     for _ in range(load.requests):
         client(samples)

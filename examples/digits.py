@@ -277,7 +277,7 @@ class Precision:
 
 
 @final
-class Spread:
+class StrokeSpread:
     """Evaluation: how different the images of one digit are from each other, as a multiple of the real digits'.
 
     mean_k d_k(generated) / mean_k d_k(held-out), with d_k the mean Euclidean distance over the pairs of digit k, and

@@ -32,7 +32,7 @@ class Reward(Protocol):
     def __call__(self, samples: Sequence[Sample], /) -> Sequence[float | Score | None]: ...
 
 
-class Told(ABC):
+class CrossTaskReward(ABC):
     """A reward that goes by what came of the samples in another task of a mixed run.
 
     Attributes:

@@ -39,9 +39,7 @@ ROOMS = (
 """The engine. A room imports from the rows before its own and from itself, from nothing beside or after it."""
 
 KINDS = (
-    ("parsing", "pictures"),
-    ("geometry",),
-    ("explaining",),
+    ("parsing",),
     ("models",),
     ("text", "grounding", "images", "audio", "judges", "groups", "code"),
     ("video",),

@@ -13,7 +13,7 @@ from itertools import repeat
 
 import pytest
 from mmgrpo.rewards.judges.endpoints import MAX_REPLY_BYTES, ApiJudge
-from mmgrpo.rewards.judges.remote import MAX_ANSWER_BYTES, Remote
+from mmgrpo.rewards.judges.remote_reward import MAX_ANSWER_BYTES, RemoteReward
 
 from mmgrpo.errors import RewardError
 from mmgrpo.types import Prompt, Sample
@@ -114,7 +114,7 @@ def test_three_gigabytes_from_a_reward_server_are_not_read(head: str) -> None:
         tracemalloc.start()
         try:
             with pytest.raises(RewardError, match=f"answered with more than {MAX_ANSWER_BYTES} bytes"):
-                Remote(server.url, retries=3)(SAMPLES)
+                RemoteReward(server.url, retries=3)(SAMPLES)
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -140,7 +140,7 @@ def test_three_gigabytes_from_an_endpoint_are_not_read(head: str) -> None:
 @pytest.mark.parametrize("where", TRICKLES)
 def test_a_reward_server_that_trickles_is_given_up(where: str) -> None:
     with Server(TRICKLES[where], pause_s=0.02) as server:
-        reward = Remote(server.url, timeout=0.3, retries=1, backoff=0.0)
+        reward = RemoteReward(server.url, timeout=0.3, retries=1, backoff=0.0)
         with pytest.raises(RewardError, match=r"did not answer in 2 attempts: TimeoutError: "):
             reward(SAMPLES)
         assert server.asked == 2
@@ -163,4 +163,4 @@ def test_an_answer_of_many_parts_is_refused_before_it_is_unpacked() -> None:
         Server(lambda: iter([answer])) as server,
         pytest.raises(RewardError, match="cannot be read: the JSON has more than"),
     ):
-        Remote(server.url)(SAMPLES)
+        RemoteReward(server.url)(SAMPLES)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.rewards.models.checkpoints import weights
+from mmgrpo.rewards.models.checkpoints import load_state_dict
 
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.runs.checkpoint import MANIFEST, TRAINING, Place, load_checkpoint, save_checkpoint
@@ -23,7 +23,7 @@ from tests.test_docs import shown
 
 UNPICKLING = ("pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
 
-RUNS_TEXT = {"mmgrpo.rewards.code.dialogue"}
+RUNS_TEXT = {"mmgrpo.rewards.code.program_protocol"}
 """What runs within the sandbox, as a program of its own."""
 
 LOADS_FOREIGN_CODE = {
@@ -148,5 +148,5 @@ def test_a_pipelines_own_code_is_not_run(tmp_path: Path) -> None:
 def test_weights_of_a_judge_that_are_a_pickle_run_nothing(tmp_path: Path) -> None:
     (tmp_path / "judge.pt").write_bytes(pickle.dumps(Planted(tmp_path / "ran")))
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
-        weights(str(tmp_path / "judge.pt"))
+        load_state_dict(str(tmp_path / "judge.pt"))
     assert not (tmp_path / "ran").exists()

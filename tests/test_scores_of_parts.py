@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from mmgrpo.rewards.judges.remote import Remote
+from mmgrpo.rewards.judges.remote_reward import RemoteReward
 
 from mmgrpo.errors import DataError, RewardError
 from mmgrpo.runs.samples import write_samples
@@ -111,7 +111,7 @@ def test_they_come_back_from_a_reward_server() -> None:
     samples = texts("red cat", "a 12 -", "")
     here = score(samples, [NamedReward("words", words)], max_failure_frac=1.0)
     with serving({"words": words}) as url:
-        there = score(samples, [NamedReward("words", Remote(url))], max_failure_frac=1.0)
+        there = score(samples, [NamedReward("words", RemoteReward(url))], max_failure_frac=1.0)
     assert there.scopes == here.scopes
     assert there.failures == here.failures
     assert torch.equal(there.value_BR, here.value_BR)

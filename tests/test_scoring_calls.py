@@ -18,7 +18,7 @@ from PIL import Image
 from mmgrpo.errors import DataError, RewardError, ShapeError
 from mmgrpo.scoring import NamedReward, Scorer, calling, score
 from mmgrpo.scoring.cache import ENTRY_BYTES, ResultCache, fingerprints
-from mmgrpo.scoring.reading import FAILED, Result
+from mmgrpo.scoring.result_parsing import FAILED, Result
 from mmgrpo.types import Prompt, Sample, Score, Scores
 
 

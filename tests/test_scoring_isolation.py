@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import torch
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate
-from mmgrpo.rewards.groups.stand_ins import AcrossContexts, OverReference
+from mmgrpo.rewards.groups.substitute_references import AcrossContexts, OverReference
 from mmgrpo.rewards.groups.usefulness import WhereUseful
-from mmgrpo.rewards.groups.verdicts import NoisyVerifier
+from mmgrpo.rewards.groups.verifiers import NoisyVerifier
 from mmgrpo.rewards.images.textures import Colour
 from mmgrpo.rewards.text.answers import ExactMatch, YesNo
 from mmgrpo.rewards.text.forecasts import Brier
@@ -32,7 +32,7 @@ from mmgrpo.config import RewardConfig
 from mmgrpo.config.registry import names, resolve
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.scoring import NamedReward, Scorer, as_reward, named_rewards, score
-from mmgrpo.scoring.columns import require_columns, require_references
+from mmgrpo.scoring.required_columns import require_columns, require_references
 from tests.policies.tiny_language import policy_of
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from mmgrpo.examples.digits import digit_prompts
-from mmgrpo.rewards.groups.chains import InContext, OfLater
+from mmgrpo.rewards.groups.sample_chains import InContext, OfLater
 from torch import Tensor
 
 from mmgrpo import Example, Prompt, Sample, Trainer

@@ -357,11 +357,11 @@ def serve_rewards(
         from mmgrpo.training.build import build_rewards
 
         try:
-            from mmgrpo.serving.app import Limits, make_app
+            from mmgrpo.serving.app import ServerLimits, make_app
             from mmgrpo.serving.server import ignored_settings, serve
         except ModuleNotFoundError as error:
             raise missing(error.name or "fastapi", "a server") from error
-        limits = Limits(
+        limits = ServerLimits(
             max_batch=max_batch, window_s=window_ms / 1000, max_body=max_body_mb * 2**20, score_timeout_s=timeout_s
         )
         settings = single_settings_of(config, overrides, task, trust=trust)

@@ -30,7 +30,7 @@ from mmgrpo.errors import ConfigError, DataError, MmgrpoError, ReplayError
 from mmgrpo.maths.planners import Request
 from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy, SupportsResolvedSettings
-from mmgrpo.reward import Told
+from mmgrpo.reward import CrossTaskReward
 from mmgrpo.scoring import NamedReward, named_rewards, score
 from mmgrpo.splits import num_leaves
 from mmgrpo.system.console import shown
@@ -239,7 +239,7 @@ def _reward(reward: NamedReward, samples: Sequence[Sample], *, raw: bool) -> Che
     if num_failed:
         cure = "it raised, or gave NaN or infinity: mend it, or return None for samples that it does not apply to"
         return CheckResult(check, False, said, cure)
-    if not num_valid and isinstance(reward.function, Told):
+    if not num_valid and isinstance(reward.function, CrossTaskReward):
         return CheckResult(check, True, f"goes by what task '{reward.function.task}' makes of the samples: see there")
     if not num_valid:
         return CheckResult(

@@ -1,6 +1,6 @@
 """Asks every reward about every sample, and keeps apart what does not apply, what failed and what is zero."""
 
-from mmgrpo.scoring.named import Gate, NamedReward, named_rewards
+from mmgrpo.scoring.named_rewards import Gate, NamedReward, named_rewards
 from mmgrpo.scoring.scorer import PendingScores, Scorer, score
 from mmgrpo.scoring.trl_form import as_reward
 

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from mmgrpo.data.media import path_of
-from mmgrpo.scoring.reading import Result
+from mmgrpo.scoring.result_parsing import Result
 from mmgrpo.types import Prompt, Sample
 
 PLACE = ("prompt", "group", "member", "after")  # what is hashed apart, and where a sample stands, which is not

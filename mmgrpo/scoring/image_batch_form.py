@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmgrpo.data.media import opened
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.scoring.reading import listed
+from mmgrpo.scoring.result_parsing import listed
 from mmgrpo.types import Sample
 
 _IMAGES, _PROMPTS, _METADATA = ("images",), ("prompts",), ("metadata", "metadatas")

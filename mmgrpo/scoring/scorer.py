@@ -10,8 +10,8 @@ import torch
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.scoring.cache import fingerprints
-from mmgrpo.scoring.named import NamedReward
-from mmgrpo.scoring.reading import Result, explanations_of, scopes_of
+from mmgrpo.scoring.named_rewards import NamedReward
+from mmgrpo.scoring.result_parsing import Result, explanations_of, scopes_of
 from mmgrpo.scoring.workers import CollectedResults, RewardWorker, SampleKey
 from mmgrpo.types import Sample, Scores
 

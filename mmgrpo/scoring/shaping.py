@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.config.rewards import gate_order
-from mmgrpo.scoring.named import Gate, NamedReward
+from mmgrpo.scoring.named_rewards import Gate, NamedReward
 from mmgrpo.types import Scope, Scores
 
 

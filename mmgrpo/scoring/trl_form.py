@@ -13,7 +13,7 @@ from mmgrpo.data.media import Gallery
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.reward import Reward
 from mmgrpo.scoring.image_batch_form import ImageBatchReward, is_image_batch_form, parameters_of
-from mmgrpo.scoring.reading import listed
+from mmgrpo.scoring.result_parsing import listed
 from mmgrpo.types import Prompt, Sample
 
 logger = logging.getLogger(__name__)

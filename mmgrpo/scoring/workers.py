@@ -10,10 +10,10 @@ from typing import Any, final
 
 from mmgrpo.errors import RewardError
 from mmgrpo.scoring.cache import ResultCache
-from mmgrpo.scoring.calling import Call, Caller
 from mmgrpo.scoring.global_state import Isolated
-from mmgrpo.scoring.named import NamedReward
-from mmgrpo.scoring.reading import FAILED, Result, read_results
+from mmgrpo.scoring.named_rewards import NamedReward
+from mmgrpo.scoring.result_parsing import FAILED, Result, read_results
+from mmgrpo.scoring.reward_calls import Caller, RewardCall
 from mmgrpo.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class RewardWorker:
         """The results of a rollout, of which nothing is submitted yet."""
         return PendingResults(self)
 
-    def read(self, call: Call, num_asked: int) -> tuple[list[Result], BaseException | None]:
+    def read(self, call: RewardCall, num_asked: int) -> tuple[list[Result], BaseException | None]:
         """What it said, and what it raised, if so."""
         try:
             results = read_results(call.result(), num_asked)
@@ -114,7 +114,7 @@ class PendingResults:
         self._worker = worker
         self._numbers = count()
         self._known: dict[SampleKey, Result] = {}
-        self._calls: list[tuple[list[SampleKey], Call]] = []
+        self._calls: list[tuple[list[SampleKey], RewardCall]] = []
         self._asked: set[SampleKey] = set()
 
     def submit(self, samples: Sequence[Sample], keys: Sequence[bytes | None]) -> list[SampleKey]:

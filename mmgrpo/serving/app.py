@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.scoring import NamedReward
 from mmgrpo.serving.batching import Batcher, TooBusyError
-from mmgrpo.serving.metrics import CONTENT_TYPE, Metrics
+from mmgrpo.serving.server_metrics import CONTENT_TYPE, Metrics
 from mmgrpo.serving.wire import JSON, unpacked
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ CLOSE_S = 1.0  # for a reward to end its call when the server ends: the requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ServerLimits:
     """What a server takes.
 
     Attributes:
@@ -69,7 +69,9 @@ class _RefusedError(Exception):
         self.detail = detail
 
 
-def make_app(rewards: Sequence[NamedReward], *, limits: Limits | None = None, token: str | None = None) -> FastAPI:
+def make_app(
+    rewards: Sequence[NamedReward], *, limits: ServerLimits | None = None, token: str | None = None
+) -> FastAPI:
     """The application that serves rewards; their weights do nothing here.
 
     Args:
@@ -88,7 +90,7 @@ def make_app(rewards: Sequence[NamedReward], *, limits: Limits | None = None, to
         raise ConfigError(f"serve one or more rewards, each with its own label, got {names}")
     if token is not None and not token.strip():
         raise ConfigError("the bearer token is empty; set its environment variable or leave it out")
-    allowed, metrics = limits or Limits(), Metrics()
+    allowed, metrics = limits or ServerLimits(), Metrics()
     batchers = {
         reward.name: Batcher(
             reward.name,
@@ -135,7 +137,9 @@ def make_app(rewards: Sequence[NamedReward], *, limits: Limits | None = None, to
     return app
 
 
-async def _scored(request: Request, batchers: Mapping[str, Batcher], limits: Limits, metrics: Metrics) -> Response:
+async def _scored(
+    request: Request, batchers: Mapping[str, Batcher], limits: ServerLimits, metrics: Metrics
+) -> Response:
     body = await _body(request, limits)
     start = time.monotonic()
     content_type = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
@@ -158,7 +162,7 @@ async def _scored(request: Request, batchers: Mapping[str, Batcher], limits: Lim
     return Response(answer.model_dump_json(), media_type=JSON)
 
 
-async def _body(request: Request, limits: Limits, *, kept: int | None = None) -> bytes:
+async def _body(request: Request, limits: ServerLimits, *, kept: int | None = None) -> bytes:
     """The first ``kept`` bytes of the body, within its time; all of it, if that is not given.
 
     What is too large is read and dropped up to twice the limit, for a client that still sends hears no answer.

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, final
 
 from mmgrpo.errors import RewardError
-from mmgrpo.serving.metrics import Metrics
+from mmgrpo.serving.server_metrics import Metrics
 from mmgrpo.serving.wire import ScoreResponse, WireScope
 from mmgrpo.types import Sample, Scope, Score
 

@@ -18,7 +18,7 @@ from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.followers import FOLLOWED, following
 from mmgrpo.policy import Policy
-from mmgrpo.reward import Told
+from mmgrpo.reward import CrossTaskReward
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.ema import Average
 from mmgrpo.training.gather import Followed
@@ -74,7 +74,7 @@ class Behind:
 @contextmanager
 def told(rewards: Sequence[NamedReward], after: Mapping[str, Judged]) -> Iterator[None]:
     """Within it the rewards that go by another task know what came of the samples there."""
-    hearing = [reward.function for reward in rewards if isinstance(reward.function, Told)]
+    hearing = [reward.function for reward in rewards if isinstance(reward.function, CrossTaskReward)]
     for reward in hearing:
         reward.hear(outcomes(after[reward.task], reward.reward))
     try:
@@ -119,7 +119,7 @@ def require_told(name: str, rewards: Sequence[Any], tasks: Mapping[str, Sequence
         ConfigError: a reward goes by a task that is not after this one, or by a reward that is not there.
     """
     for reward in rewards:
-        if not isinstance(reward, Told):
+        if not isinstance(reward, CrossTaskReward):
             continue
         if reward.task not in tasks:
             known = ", ".join(tasks) or "none"

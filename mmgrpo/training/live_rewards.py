@@ -13,7 +13,7 @@ from mmgrpo.config.needs import require_needs
 from mmgrpo.config.rewards import NO_VERIFIERS, is_verifier
 from mmgrpo.errors import ConfigError
 from mmgrpo.scoring import NamedReward
-from mmgrpo.scoring.columns import require_rows
+from mmgrpo.scoring.required_columns import require_rows
 from mmgrpo.training.build import LIVE, build_rewards
 from mmgrpo.types import Prompt
 

@@ -31,7 +31,7 @@ from mmgrpo.runs.samples import identity
 from mmgrpo.runs.showing import MAX_SHOWN
 from mmgrpo.runs.watchdog import Alarm, Watchdog, first_step_note, watched
 from mmgrpo.scoring import Scorer
-from mmgrpo.scoring.columns import require_rows
+from mmgrpo.scoring.required_columns import require_rows
 from mmgrpo.training.account import Account
 from mmgrpo.training.arguments import RewardGiven, policy_of, prompts_of, rewards_of, with_policy, with_policy_name
 from mmgrpo.training.auxiliary import Auxiliaries

@@ -15,8 +15,8 @@ from torch.nn.functional import normalize
 from mmgrpo.data.sounds import at_rate
 from mmgrpo.types import Audio, Sample
 
-from ..models.checkpoints import Dtype, chosen_device, chosen_dtype, frozen, in_batches, once, positive
-from ..pictures import text_of
+from ..models.checkpoints import Dtype, freeze, in_batches, load_once, require_positive, resolve_device, resolve_dtype
+from ..parsing.sample_images import text_of
 
 
 @final
@@ -47,29 +47,33 @@ class ClapScore:
         dtype: Dtype = "float32",
         batch_size: int = 16,
     ) -> None:
-        chosen_dtype("ClapScore", dtype)
+        resolve_dtype("ClapScore", dtype)
         self._model = model
         self._prefix = prefix
         self.text_column = text_column
         self._device = device
         self._dtype = dtype
-        self._batch_size = positive("ClapScore.batch_size", batch_size)
+        self._batch_size = require_positive("ClapScore.batch_size", batch_size)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
         texts = [text_of(sample.prompt, self.text_column) for sample in samples]
         pairs = [(s.audio, t) for s, t in zip(samples, texts, strict=True) if s.audio is not None and t is not None]
-        found = iter(self._cosines([sound for sound, _ in pairs], [text for _, text in pairs]) if pairs else [])
-        judged = [s.audio is not None and t is not None for s, t in zip(samples, texts, strict=True)]
-        return [next(found) if known else None for known in judged]
+        cosines = iter(self._cosines([sound for sound, _ in pairs], [text for _, text in pairs]) if pairs else [])
+        is_scored = [s.audio is not None and t is not None for s, t in zip(samples, texts, strict=True)]
+        return [next(cosines) if has_score else None for has_score in is_scored]
 
     def _cosines(self, sounds: Sequence[Audio], texts: Sequence[str]) -> list[float]:
-        clap = once(_clap, self._model, chosen_device(self._device), chosen_dtype("ClapScore", self._dtype))
+        clap = load_once(_clap, self._model, resolve_device(self._device), resolve_dtype("ClapScore", self._dtype))
         windows = [_windows(sound, clap[1].feature_extractor) for sound in sounds]
-        flat_WD = in_batches(lambda some: _heard(*clap, some), self._batch_size, [w for many in windows for w in many])
-        parts = flat_WD.split([len(many) for many in windows])
+        flat_WD = in_batches(
+            lambda batch: _sound_features(*clap, batch),
+            self._batch_size,
+            [w for sound_windows in windows for w in sound_windows],
+        )
+        parts = flat_WD.split([len(sound_windows) for sound_windows in windows])
         sound_ND = torch.stack([normalize(part, dim=-1).mean(0) for part in parts])
-        given = [self._prefix + text for text in texts]
-        text_ND = in_batches(lambda some: _read(*clap, some), self._batch_size, given)
+        prefixed = [self._prefix + text for text in texts]
+        text_ND = in_batches(lambda batch: _text_features(*clap, batch), self._batch_size, prefixed)
         return torch.cosine_similarity(sound_ND, text_ND).tolist()
 
 
@@ -81,15 +85,15 @@ def _windows(sound: Audio, extractor: Any) -> list[Any]:
     return [piece.numpy() for n, piece in enumerate(pieces) if n == 0 or 10 * len(piece) >= size]
 
 
-def _heard(model: Any, processor: Any, windows: Sequence[Any]) -> Tensor:
+def _sound_features(model: Any, processor: Any, windows: Sequence[Any]) -> Tensor:
     rate = processor.feature_extractor.sampling_rate
-    given = processor.feature_extractor(list(windows), sampling_rate=rate, return_tensors="pt")
-    longer = given.pop("is_longer", None)
-    features = given["input_features"].to(model.device, model.dtype)
+    inputs = processor.feature_extractor(list(windows), sampling_rate=rate, return_tensors="pt")
+    longer = inputs.pop("is_longer", None)
+    features = inputs["input_features"].to(model.device, model.dtype)
     return _pooled(model.get_audio_features(input_features=features, is_longer=longer))
 
 
-def _read(model: Any, processor: Any, texts: Sequence[str]) -> Tensor:
+def _text_features(model: Any, processor: Any, texts: Sequence[str]) -> Tensor:
     longest = model.config.text_config.max_position_embeddings - 2
     tokens = processor.tokenizer(
         list(texts), padding=True, truncation=True, max_length=longest, return_tensors="pt"
@@ -104,4 +108,4 @@ def _pooled(features: Any) -> Tensor:
 def _clap(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import ClapModel, ClapProcessor
 
-    return frozen(ClapModel.from_pretrained(name, dtype=dtype), device), ClapProcessor.from_pretrained(name)
+    return freeze(ClapModel.from_pretrained(name, dtype=dtype), device), ClapProcessor.from_pretrained(name)

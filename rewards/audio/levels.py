@@ -12,7 +12,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.sounds import level_db
 from mmgrpo.types import Audio, Sample, Score
 
-from ..explaining import parts
+from ..parsing.explanations import parts
 from ..parsing.extraction import finite
 from ..parsing.scalars import plain_value
 
@@ -65,8 +65,8 @@ class Clipping:
     deterministic = True
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        heard = [sample.audio for sample in samples]
-        return [None if audio is None else -float((audio.values.abs() >= FULL).float().mean()) for audio in heard]
+        sounds = [sample.audio for sample in samples]
+        return [None if audio is None else -float((audio.values.abs() >= FULL).float().mean()) for audio in sounds]
 
 
 @final
@@ -87,8 +87,8 @@ class Sounding:
         self._threshold = _threshold("Sounding", threshold_db)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        heard = [sample.audio for sample in samples]
-        return [None if audio is None else float(_audible_F(audio, self._threshold).float().mean()) for audio in heard]
+        sounds = [sample.audio for sample in samples]
+        return [None if audio is None else float(_audible_F(audio, self._threshold).float().mean()) for audio in sounds]
 
 
 @final
@@ -118,8 +118,8 @@ class SoundLength:
         return [self._score(sample) for sample in samples]
 
     def _score(self, sample: Sample) -> Score | None:
-        given = finite(plain_value(sample.prompt.columns.get(self.column)))
-        wanted = self.seconds if given is None else given
+        column_seconds = finite(plain_value(sample.prompt.columns.get(self.column)))
+        wanted = self.seconds if column_seconds is None else column_seconds
         if sample.audio is None or wanted is None or wanted <= 0:
             return None
         audible_F = _audible_F(sample.audio, self._threshold)

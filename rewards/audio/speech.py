@@ -7,11 +7,11 @@ from typing import final
 
 from mmgrpo.types import Sample, Score
 
-from ..explaining import mistaken
-from ..models.checkpoints import Dtype, chosen_dtype, positive
-from ..models.recognisers import RecogniserSource
+from ..models.checkpoints import Dtype, require_positive, resolve_dtype
+from ..models.speech_recognizers import RecogniserSource
+from ..parsing.error_rates import ErrorRate, Unit, transcripts
+from ..parsing.explanations import mistaken
 from ..parsing.extraction import one_of
-from ..parsing.transcripts import ErrorRate, Unit, transcripts
 
 
 @final
@@ -43,7 +43,7 @@ class WordError:
         dtype: Dtype = "float32",
         batch_size: int = 8,
     ) -> None:
-        chosen_dtype("WordError", dtype)
+        resolve_dtype("WordError", dtype)
         self.column = column
         self._rate = ErrorRate(one_of("WordError.unit", unit, Unit), "reward word_error")
         self._recogniser = RecogniserSource(
@@ -51,19 +51,19 @@ class WordError:
             language=language,
             device=device,
             dtype=dtype,
-            batch_size=positive("WordError.batch_size", batch_size),
+            batch_size=require_positive("WordError.batch_size", batch_size),
         )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         wanted = [None if sample.audio is None else self._wanted(sample) for sample in samples]
-        sounds = [s.audio for s, known in zip(samples, wanted, strict=True) if s.audio is not None and known]
-        said = iter(self._recogniser(sounds) if sounds else [])
-        return [self._score(next(said), known) if known else None for known in wanted]
+        sounds = [s.audio for s, accepted in zip(samples, wanted, strict=True) if s.audio is not None and accepted]
+        transcripts_in_order = iter(self._recogniser(sounds) if sounds else [])
+        return [self._score(next(transcripts_in_order), accepted) if accepted else None for accepted in wanted]
 
-    def _score(self, said: str, accepted: list[str]) -> Score:
-        found = self._rate.nearest(said, accepted)
-        return Score(found.score, mistaken(said, found.reference, found.rate))
+    def _score(self, transcript: str, accepted: list[str]) -> Score:
+        nearest = self._rate.nearest(transcript, accepted)
+        return Score(nearest.score, mistaken(transcript, nearest.reference, nearest.rate))
 
     def _wanted(self, sample: Sample) -> list[str] | None:
-        found = sample.prompt.text if self.column is None else sample.prompt.columns.get(self.column)
-        return None if found is None else transcripts(found)
+        value = sample.prompt.text if self.column is None else sample.prompt.columns.get(self.column)
+        return None if value is None else transcripts(value)

@@ -12,18 +12,18 @@ from typing import Any, Literal, final
 
 from mmgrpo.types import Sample, Score
 
-from ..explaining import excerpt, parts
-from ..models.checkpoints import positive
-from ..parsing.code import ExtractCode, code_in
+from ..models.checkpoints import require_positive
+from ..parsing.code_blocks import ExtractCode, code_in
+from ..parsing.explanations import excerpt, parts
 from ..parsing.extraction import one_of
-from ..parsing.references import error_of, references
-from .judging import at_once
-from .sandbox import PYTHON, Limits, Outcome, Program, confronted, run
+from ..parsing.reference_values import error_of, references
+from .parallel_scoring import score_in_parallel
+from .sandbox import PYTHON, Outcome, Program, SandboxLimits, confronted, run
 
 Passing = Literal["all", "share"]
 Measured = Literal["time", "memory"]
 
-DIALOGUE = Path(__file__).with_name("dialogue.py")
+PROTOCOL = Path(__file__).with_name("program_protocol.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +78,13 @@ class CodeTests:
         self._extract: ExtractCode = one_of("CodeTests.extract", extract, ExtractCode)
         self._passing: Passing = one_of("CodeTests.score", score, Passing)
         self._wrong = wrong
-        self._limits = Limits(time_s=time_s, memory_mb=memory_mb)
-        self._max_tests = positive("CodeTests.max_tests", max_tests)
-        self._concurrency = positive("CodeTests.concurrency", concurrency)
+        self._limits = SandboxLimits(time_s=time_s, memory_mb=memory_mb)
+        self._max_tests = require_positive("CodeTests.max_tests", max_tests)
+        self._concurrency = require_positive("CodeTests.concurrency", concurrency)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("code_tests", samples, self.column, read_tests)
-        return list(at_once(self._concurrency, self._score, samples, known))
+        tests = references("code_tests", samples, self.column, read_tests)
+        return list(score_in_parallel(self._concurrency, self._score, samples, tests))
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
@@ -95,14 +95,14 @@ class CodeTests:
         if code is None:
             return Score(self._wrong, {"parsed": None, "reason": "no code"})
         if isinstance(tests, str):
-            verdicts = asserted(code, tests, self._limits)
+            passes = asserted(code, tests, self._limits)
         else:
-            verdicts = list(self._exchanged(code, tests[: self._max_tests]))
-        if not verdicts:
+            passes = list(self._exchanged(code, tests[: self._max_tests]))
+        if not passes:
             return None
-        passed = sum(verdicts)
-        value = passed / len(verdicts) if self._passing == "share" else float(passed == len(verdicts))
-        return Score(value, {"parsed": excerpt(code), "reason": f"{passed} of {len(verdicts)} tests passed"})
+        passed = sum(passes)
+        value = passed / len(passes) if self._passing == "share" else float(passed == len(passes))
+        return Score(value, {"parsed": excerpt(code), "reason": f"{passed} of {len(passes)} tests passed"})
 
     def _exchanged(self, code: str, tests: Sequence[Exchange]) -> Iterator[bool]:
         """The verdicts, up to the first that decides."""
@@ -146,11 +146,11 @@ class RunTime:
         self.column = column
         self._reference = reference
         self._measure: Measured = one_of("RunTime.measure", measure, Measured)
-        self._repeats = positive("RunTime.repeats", repeats)
+        self._repeats = require_positive("RunTime.repeats", repeats)
         self._extract: ExtractCode = one_of("RunTime.extract", extract, ExtractCode)
         self._wrong = wrong
-        self._limits = Limits(time_s=time_s, memory_mb=memory_mb)
-        self._max_tests = positive("RunTime.max_tests", max_tests)
+        self._limits = SandboxLimits(time_s=time_s, memory_mb=memory_mb)
+        self._max_tests = require_positive("RunTime.max_tests", max_tests)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         tests = references("run_time", samples, self.column, _pairs)
@@ -166,14 +166,14 @@ class RunTime:
 
     def _score(self, text: str, tests: tuple[Exchange, ...], program: str) -> Score | None:
         code = code_in(text, self._extract)
-        own = None if code is None else self._taken(code, tests[: self._max_tests])
-        if own is None:
+        answer_cost = None if code is None else self._taken(code, tests[: self._max_tests])
+        if answer_cost is None:
             return Score(self._wrong, {"parsed": excerpt(code), "reason": "not right"})
-        known = self._taken(program, tests[: self._max_tests])
-        if known is None:
+        reference_cost = self._taken(program, tests[: self._max_tests])
+        if reference_cost is None:
             return None
-        value = gain(own, known)
-        return Score(value, {"parsed": excerpt(code)} | parts({"own": own, "reference": known}))
+        value = gain(answer_cost, reference_cost)
+        return Score(value, {"parsed": excerpt(code)} | parts({"own": answer_cost, "reference": reference_cost}))
 
     def _taken(self, code: str, tests: Sequence[Exchange]) -> float | None:
         """Of all tests; None where one is not passed."""
@@ -186,16 +186,16 @@ class RunTime:
         return total
 
 
-def gain(own: float, known: float) -> float:
+def gain(cost: float, reference_cost: float) -> float:
     """tanh((known - own) / known), the quotient at least -1: how much less is taken than was.
 
     Units: both the same -> dimensionless.
     Source: Afterburner, arXiv:2505.23387, ``safe_delta`` of its code, with scale 1.
     """
-    return math.tanh(max((known - own) / known, -1.0))
+    return math.tanh(max((reference_cost - cost) / reference_cost, -1.0))
 
 
-def executed(code: str, stdin: str, limits: Limits) -> Outcome:
+def executed(code: str, stdin: str, limits: SandboxLimits) -> Outcome:
     """Runs a Python program with what it reads."""
     return run(Program(command=(*PYTHON, "main.py"), files={"main.py": code}, limits=limits), stdin)
 
@@ -205,30 +205,30 @@ def writes(outcome: Outcome, stdout: str) -> bool:
     return outcome.succeeded and _lines(outcome.output.decode(errors="replace")) == _lines(stdout)
 
 
-def asserted(code: str, tests: str, limits: Limits) -> list[bool]:
+def asserted(code: str, tests: str, limits: SandboxLimits) -> list[bool]:
     """The verdict of each test on a program that is elsewhere; of those that were not reached False, none if there are
     none or they are no Python."""
-    dialogue = DIALOGUE.read_text()
+    protocol = PROTOCOL.read_text()
     checker, solution = (
         Program(
-            command=(*PYTHON, "dialogue.py", role, "given.py"),
-            files={"dialogue.py": dialogue, "given.py": text},
+            command=(*PYTHON, "program_protocol.py", role, "given.py"),
+            files={"program_protocol.py": protocol, "given.py": text},
             limits=limits,
         )
         for role, text in (("check", tests), ("answer", code))
     )
-    said = confronted(checker, solution).errors.decode(errors="replace").split("\n")
-    if not said[0].isdecimal():
+    lines = confronted(checker, solution).errors.decode(errors="replace").split("\n")
+    if not lines[0].isdecimal():
         return []
-    told = [line == "1" for line in said[1:-1]]
-    return [*told, *[False] * int(said[0])][: int(said[0])]
+    passes = [line == "1" for line in lines[1:-1]]
+    return [*passes, *[False] * int(lines[0])][: int(lines[0])]
 
 
 def read_tests(value: Any) -> Tests | None:
     """What a column says of tests; None where it says none."""
     if isinstance(value, str) and (parsed := _json(value)) is not None:
         value = parsed
-    if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         value = "\n".join(value)
     if not isinstance(value, str):
         return _pairs(value)
@@ -242,16 +242,16 @@ def read_tests(value: Any) -> Tests | None:
 def _pairs(value: Any) -> tuple[Exchange, ...] | None:
     value = _json(value) if isinstance(value, str) else value
     if isinstance(value, Mapping):
-        given, wanted = value.get("inputs"), value.get("outputs")
-        if not isinstance(given, list) or not isinstance(wanted, list) or len(given) != len(wanted):
+        inputs, outputs = value.get("inputs"), value.get("outputs")
+        if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
             return None
-        value = [{"input": one, "output": other} for one, other in zip(given, wanted, strict=True)]
-    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
+        value = [{"input": item, "output": output} for item, output in zip(inputs, outputs, strict=True)]
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
         return None
-    found = [(one.get("input"), one.get("output")) for one in value]
-    if not found or not all(isinstance(text, str) for pair in found for text in pair):
+    pairs = [(item.get("input"), item.get("output")) for item in value]
+    if not pairs or not all(isinstance(text, str) for pair in pairs for text in pair):
         return None
-    return tuple(Exchange(given, wanted) for given, wanted in found)
+    return tuple(Exchange(inputs, outputs) for inputs, outputs in pairs)
 
 
 def _program(value: Any) -> str | None:
@@ -260,10 +260,10 @@ def _program(value: Any) -> str | None:
 
 def _json(text: str) -> Any:
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, list | dict) else None
+    return parsed if isinstance(parsed, list | dict) else None
 
 
 def _lines(text: str) -> list[str]:

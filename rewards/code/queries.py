@@ -11,12 +11,12 @@ from typing import Any, Literal, final
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.types import Sample, Score
 
-from ..explaining import compared
-from ..models.checkpoints import positive
-from ..parsing.code import ExtractCode, code_in
+from ..models.checkpoints import require_positive
+from ..parsing.code_blocks import ExtractCode, code_in
+from ..parsing.explanations import compared
 from ..parsing.extraction import one_of
-from .judging import at_once
-from .sandbox import PYTHON, Limits, Program, run
+from .parallel_scoring import score_in_parallel
+from .sandbox import PYTHON, Program, SandboxLimits, run
 
 Compare = Literal["set", "multiset", "list"]
 Measure = Literal["rows", "columns", "runs"]
@@ -71,11 +71,13 @@ class SqlExecution:
         self._compare: Compare = one_of("SqlExecution.compare", compare, Compare)
         self._runs = runs
         self._extract: ExtractCode = one_of("SqlExecution.extract", extract, ExtractCode)
-        self._limits = Limits(time_s=time_s, memory_mb=memory_mb)
-        self._concurrency = positive("SqlExecution.concurrency", concurrency)
+        self._limits = SandboxLimits(time_s=time_s, memory_mb=memory_mb)
+        self._concurrency = require_positive("SqlExecution.concurrency", concurrency)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return list(at_once(self._concurrency, self._score, samples, [self._given(sample) for sample in samples]))
+        return list(
+            score_in_parallel(self._concurrency, self._score, samples, [self._given(sample) for sample in samples])
+        )
 
     def _given(self, sample: Sample) -> dict[str, str] | None:
         """The right query, and where its database is."""
@@ -83,41 +85,41 @@ class SqlExecution:
         query = columns.get(self.column)
         if sample.text is None or not isinstance(query, str):
             return None
-        given = {"reference": query, "compare": self._compare, "database": "", "schema": ""}
+        request = {"reference": query, "compare": self._compare, "database": "", "schema": ""}
         if self._database is None:
             schema = columns.get(self._schema)
-            return given | {"schema": schema} if isinstance(schema, str) else None
+            return request | {"schema": schema} if isinstance(schema, str) else None
         if any(columns.get(name) is None for name in _FIELD.findall(self._database)):
             return None
         path = Path(_FIELD.sub(lambda field: str(columns[field[1]]), self._database)).resolve()
         if not path.is_file():
             raise RewardError(f"there is no database {path}: set the key 'database' of sql_execution to where it is")
-        return given | {"database": str(path)}
+        return request | {"database": str(path)}
 
-    def _score(self, text: str, given: dict[str, str]) -> Score | None:
+    def _score(self, text: str, request: dict[str, str]) -> Score | None:
         query = code_in(text, self._extract)
         if query is None:
-            return Score(0.0, compared(None, given["reference"], "no query"))
+            return Score(0.0, compared(None, request["reference"], "no query"))
         program = Program(
             command=(*PYTHON, "query_worker.py", "given.json"),
-            files={"query_worker.py": WORKER.read_text(), "given.json": json.dumps(given | {"query": query})},
-            paths=(given["database"],) if given["database"] else (),
+            files={"query_worker.py": WORKER.read_text(), "given.json": json.dumps(request | {"query": query})},
+            paths=(request["database"],) if request["database"] else (),
             limits=self._limits,
         )
         lines: list[Any] = run(program).output.decode().split("\n")
         if lines[0] != "{}":  # the reference was not run to its end
             return None
-        said = (
+        result = (
             json.loads(lines[1])
             if lines[1]
             else {"error": "it takes too long or too much", "same": False, "columns": 0.0}
         )
-        why = said["error"] or (None if said.get("same") else "other rows")
-        return Score(self._value(said), compared(query, given["reference"], why))
+        why = result["error"] or (None if result.get("same") else "other rows")
+        return Score(self._value(result), compared(query, request["reference"], why))
 
-    def _value(self, said: Mapping[str, Any]) -> float:
-        if said["error"] is not None:
+    def _value(self, result: Mapping[str, Any]) -> float:
+        if result["error"] is not None:
             return 0.0
         if self._measure == "runs":
             return 1.0
-        return said["columns"] if self._measure == "columns" else 1.0 if said["same"] else self._runs
+        return result["columns"] if self._measure == "columns" else 1.0 if result["same"] else self._runs

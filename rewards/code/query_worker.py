@@ -25,27 +25,27 @@ COMPARED: Mapping[str, Callable[[list[Any]], Any]] = {"set": set, "multiset": Co
 def main() -> None:
     """Answers what the file asks."""
     with open(sys.argv[1], encoding="utf-8") as file:
-        given = json.load(file)
-    if given["database"]:
-        connection = sqlite3.connect(f"file:{given['database']}?mode=ro&immutable=1", uri=True)
+        request = json.load(file)
+    if request["database"]:
+        connection = sqlite3.connect(f"file:{request['database']}?mode=ro&immutable=1", uri=True)
     else:
         connection = sqlite3.connect(":memory:")
-        connection.executescript(given["schema"])
+        connection.executescript(request["schema"])
     connection.text_factory = lambda raw: raw.decode(errors="replace")
-    made = COMPARED[given["compare"]]
+    collect = COMPARED[request["compare"]]
     try:
-        wanted, known = _rows(connection, given["reference"])
+        reference_rows, reference_columns = _rows(connection, request["reference"])
     except (sqlite3.Error, ValueError) as error:
         print(json.dumps({"reference": str(error)}))
         return
     print("{}", flush=True)  # from here on what is late is the query
     try:
-        rows, read = _rows(connection, given["query"])
+        rows, read = _rows(connection, request["query"])
     except (sqlite3.Error, ValueError, MemoryError) as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}"[:200]}))
         return
-    columns = len(known & read) / len(known | read) if known | read else 1.0
-    print(json.dumps({"error": None, "same": made(rows) == made(wanted), "columns": columns}))
+    columns = len(reference_columns & read) / len(reference_columns | read) if reference_columns | read else 1.0
+    print(json.dumps({"error": None, "same": collect(rows) == collect(reference_rows), "columns": columns}))
 
 
 def _rows(connection: sqlite3.Connection, query: str) -> tuple[list[Any], set[tuple[str, str]]]:

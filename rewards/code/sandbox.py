@@ -20,7 +20,7 @@ from typing import IO, Any, Literal
 
 from mmgrpo.errors import ConfigError, RewardError
 
-LAUNCHER = str(Path(__file__).with_name("launcher.py"))
+LAUNCHER = str(Path(__file__).with_name("sandbox_launcher.py"))
 START_S = 30.0
 """For the sandbox itself, beside the time of what runs in it."""
 
@@ -44,7 +44,7 @@ Ending = Literal["exited", "killed", "late", "too much output"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SandboxLimits:
     """What a command may take.
 
     Attributes:
@@ -83,7 +83,7 @@ class Program:
     files: Mapping[str, str] = field(default_factory=dict)
     paths: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ class _Launched:
 
     process: subprocess.Popen[bytes]
     report: IO[bytes]
-    limits: Limits
+    limits: SandboxLimits
 
     def outcome(self, *outputs: IO[bytes]) -> Outcome:
         """Reads until everything within has ended or a limit is met."""

@@ -11,9 +11,9 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.system.extras import required
 from mmgrpo.types import Sample, Score
 
-from ..explaining import drawn_boxes, drawn_points, drawn_spans, rounded, too_many
-from ..geometry.boxes import Box, giou, iou
-from ..geometry.coordinates import (
+from ..parsing.boxes import Box, giou, iou
+from ..parsing.coordinate_frames import Declared, declared
+from ..parsing.coordinates import (
     Stated,
     pair,
     points_in,
@@ -21,9 +21,9 @@ from ..geometry.coordinates import (
     spans_in,
     stated_boxes,
 )
-from ..geometry.frames import Declared, declared
+from ..parsing.explanations import drawn_boxes, drawn_points, drawn_spans, rounded, too_many
 from ..parsing.extraction import Extract, extracted, one_of, place_of, share
-from ..parsing.references import error_of, graded, references
+from ..parsing.reference_values import error_of, graded, references
 
 BoxMode = Literal["iou", "giou", "threshold"]
 TimeUnit = Literal["seconds", "frames"]

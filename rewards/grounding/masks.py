@@ -12,15 +12,15 @@ import numpy as np
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt, Sample, Score
 
-from ..explaining import drawn_mask, drawn_masks, rounded
-from ..geometry.boxes import Box, CoordinateFrame, Layout, Point, box_of
-from ..geometry.coordinates import Stated
-from ..geometry.frames import Declared, declared
-from ..geometry.regions import Mask, Polygon, Shape, painted, shapes_in
+from ..parsing.boxes import Box, CoordinateFrame, Layout, Point, box_of
+from ..parsing.coordinate_frames import Declared, declared
+from ..parsing.coordinates import Stated
+from ..parsing.explanations import drawn_mask, drawn_masks, rounded
 from ..parsing.extraction import Extract, extracted, place_of, share
-from ..parsing.references import error_of, references
+from ..parsing.reference_values import error_of, references
+from ..parsing.regions import Polygon, RegionMask, Shape, painted, shapes_in
 
-Regions: TypeAlias = "Sequence[Polygon | Mask | None]"  # None for an empty box
+Regions: TypeAlias = "Sequence[Polygon | RegionMask | None]"  # None for an empty box
 
 MAX_RINGS = 24  # 4 ** 24: from the smallest region that can be written to the widest
 
@@ -74,11 +74,11 @@ class MaskIou:
     def _region(self, value: Any) -> list[Shape] | None:
         """The reference: masks of one size, or polygons and boxes; None where they cover nothing."""
         shapes = shapes_in(value) or []
-        sizes = {shape.size if isinstance(shape, Mask) else None for shape in shapes}
+        sizes = {shape.size if isinstance(shape, RegionMask) else None for shape in shapes}
         return shapes if len(sizes) == 1 and any(map(self._has_area, shapes)) else None
 
     def _has_area(self, shape: Shape) -> bool:
-        if isinstance(shape, Mask):
+        if isinstance(shape, RegionMask):
             return bool(shape.grid_HW.any())
         return self._coordinates.with_area(shape) is not None if isinstance(shape, Stated) else True
 
@@ -89,7 +89,7 @@ class MaskIou:
         source, target = self._source_and_target(sample.prompt, known)
         made = [_moved(shape, self._coordinates.layout, source, target) for shape in stated]
         real = [_moved(shape, self._coordinates.reference_layout, target, target) for shape in known]
-        whole = _Raster(0, 0, *real[0].size, *real[0].size, target) if isinstance(real[0], Mask) else None
+        whole = _Raster(0, 0, *real[0].size, *real[0].size, target) if isinstance(real[0], RegionMask) else None
         raster = whole or _around(real, target, self._grid)
         value = _iou(made, real, raster)
         drawn = ((whole or _around(made, target, self._grid)).drawn(made, "stated"), raster.drawn(real, "reference"))
@@ -101,7 +101,7 @@ class MaskIou:
     def _source_and_target(self, prompt: Prompt, known: Sequence[Shape]) -> tuple[CoordinateFrame, CoordinateFrame]:
         """The model's frame, and the one to compare in: the picture of the reference's mask, or the reference's."""
         coordinates = self._coordinates
-        if not isinstance(known[0], Mask):
+        if not isinstance(known[0], RegionMask):
             return coordinates.of_model(prompt), coordinates.of_reference(prompt)
         size = known[0].size
         sized = replace(prompt, columns={coordinates.original_size: list(size), **prompt.columns})
@@ -167,7 +167,7 @@ class _Raster:
     def _on_grid(self, x: float, y: float) -> tuple[float, float]:
         return (x - self.left) / self.width * self.columns, (y - self.top) / self.height * self.rows
 
-    def _sampled(self, mask: Mask) -> np.ndarray:
+    def _sampled(self, mask: RegionMask) -> np.ndarray:
         """Each cell takes the pixel of the mask that its centre lies in."""
         width, height = _extent(mask, self.frame)
         x = (self.left + (np.arange(self.columns) + 0.5) * self.width / self.columns) * mask.size[0] / width
@@ -186,7 +186,7 @@ def _iou(made: Regions, real: Regions, raster: _Raster) -> float:
     made_HW, real_HW = raster.covered(made), raster.covered(real)
     shared = np.count_nonzero(made_HW & real_HW) * raster.cell
     union = np.count_nonzero(made_HW | real_HW) * raster.cell
-    reach = raster if isinstance(real[0], Mask) else _around(made, raster.frame, raster.rows)
+    reach = raster if isinstance(real[0], RegionMask) else _around(made, raster.frame, raster.rows)
     for _ in range(MAX_RINGS):
         if raster.holds(reach):
             break
@@ -198,19 +198,23 @@ def _iou(made: Regions, real: Regions, raster: _Raster) -> float:
 def _around(shapes: Regions, frame: CoordinateFrame, cells: int) -> _Raster:
     """A grid around everything, a mask's whole picture too."""
     corners = [corner for shape in shapes if isinstance(shape, Polygon) for corner in shape.corners]
-    corners += [corner for shape in shapes if isinstance(shape, Mask) for corner in ((0.0, 0.0), _extent(shape, frame))]
+    corners += [
+        corner for shape in shapes if isinstance(shape, RegionMask) for corner in ((0.0, 0.0), _extent(shape, frame))
+    ]
     xs, ys = zip(*corners, strict=True) if corners else ((0.0,), (0.0,))
     return _Raster(min(xs), min(ys), (max(xs) - min(xs)) or 1.0, (max(ys) - min(ys)) or 1.0, cells, cells, frame)
 
 
-def _extent(mask: Mask, frame: CoordinateFrame) -> tuple[float, float]:
+def _extent(mask: RegionMask, frame: CoordinateFrame) -> tuple[float, float]:
     """How far the picture of a mask reaches in a frame; where that has no size, it is in pixels of the mask."""
     return frame.width or float(mask.size[0]), frame.height or float(mask.size[1])
 
 
-def _moved(shape: Shape, layout: Layout, source: CoordinateFrame, target: CoordinateFrame) -> Polygon | Mask | None:
+def _moved(
+    shape: Shape, layout: Layout, source: CoordinateFrame, target: CoordinateFrame
+) -> Polygon | RegionMask | None:
     """A shape in the target frame, a box as a polygon; None for an empty box."""
-    if isinstance(shape, Mask):
+    if isinstance(shape, RegionMask):
         return shape
     if isinstance(shape, Stated):
         box = box_of(shape.numbers, layout, source).to(target)
@@ -221,5 +225,5 @@ def _moved(shape: Shape, layout: Layout, source: CoordinateFrame, target: Coordi
 
 
 def _named(shapes: Sequence[Shape]) -> str:
-    names = Counter({Polygon: "polygon", Mask: "mask", Stated: "box"}[type(shape)] for shape in shapes)
+    names = Counter({Polygon: "polygon", RegionMask: "mask", Stated: "box"}[type(shape)] for shape in shapes)
     return ", ".join(f"{count} {name}" for name, count in sorted(names.items()))

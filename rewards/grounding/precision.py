@@ -10,12 +10,12 @@ import numpy as np
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..explaining import drawn_boxes, rounded, too_many
-from ..geometry.boxes import Box, iou
-from ..geometry.coordinates import Stated, stated_boxes
-from ..geometry.frames import Declared, declared
+from ..parsing.boxes import Box, iou
+from ..parsing.coordinate_frames import Declared, declared
+from ..parsing.coordinates import Stated, stated_boxes
+from ..parsing.explanations import drawn_boxes, rounded, too_many
 from ..parsing.extraction import Extract, extracted, one_of, place_of, share
-from ..parsing.references import error_of, references
+from ..parsing.reference_values import error_of, references
 
 Confidence = Literal["equal", "stated"]
 

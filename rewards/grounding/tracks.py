@@ -9,13 +9,13 @@ from typing import Any, Literal, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..explaining import MAX_SHAPES, drawn_spans, rounded
-from ..geometry.boxes import iou
-from ..geometry.coordinates import Stated, pair, span_iou, stated_boxes
-from ..geometry.frames import Declared, declared
+from ..parsing.boxes import iou
+from ..parsing.coordinate_frames import Declared, declared
+from ..parsing.coordinates import Stated, pair, span_iou, stated_boxes
+from ..parsing.explanations import MAX_SHAPES, drawn_spans, rounded
 from ..parsing.extraction import Extract, extracted, finite, json_values, one_of, place_of, share
 from ..parsing.numerals import seconds
-from ..parsing.references import error_of, references
+from ..parsing.reference_values import error_of, references
 
 Over = Literal["reference", "shared", "union"]
 

@@ -9,12 +9,12 @@ from typing import Any, TypeAlias, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt, Sample, Score
 
-from ..explaining import drawn_paths
-from ..geometry.boxes import FrameName, Point, normalised_frame
-from ..geometry.coordinates import points_in
-from ..geometry.frames import Declared, declared
+from ..parsing.boxes import FrameName, Point, normalised_frame
+from ..parsing.coordinate_frames import Declared, declared
+from ..parsing.coordinates import points_in
+from ..parsing.explanations import drawn_paths
 from ..parsing.extraction import Extract, extracted, place_of
-from ..parsing.references import error_of, references
+from ..parsing.reference_values import error_of, references
 
 MAX_POINTS = 200
 

@@ -17,7 +17,7 @@ from mmgrpo.reward import Reward
 from mmgrpo.types import Sample, Score
 
 from ..parsing.extraction import MAX_TEXT_CHARS, one_of
-from .grouping import asked, is_score, needed, within_groups
+from .grouping import inner_scores, is_score, needed_values, within_groups
 
 Rule = Literal["divide", "bonus"]
 Similarity = Literal["ngrams", "pixels"]
@@ -67,7 +67,7 @@ class DiversityAdjusted:
     ) -> None:
         if size < 1 or not (strength >= 0 and math.isfinite(strength)):
             raise ConfigError(f"DiversityAdjusted needs size >= 1 and strength >= 0, got {size} and {strength}")
-        self.needs_values = needed(of)
+        self.needs_values = needed_values(of)
         self.of = of
         self._rule: Rule = one_of("DiversityAdjusted.rule", rule, Rule)
         self._strength = strength
@@ -76,7 +76,7 @@ class DiversityAdjusted:
         self._embed = embed
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        said = asked(self.of, samples)
+        said = inner_scores(self.of, samples)
         features, compare = self._features(samples)
         known = [None if feature is None else value for feature, value in zip(features, said.values, strict=True)]
 

@@ -16,10 +16,10 @@ Rule = Callable[[Sequence[int]], Sequence[float | None]]
 
 def groups(samples: Sequence[Sample]) -> Mapping[int, list[int]]:
     """The rows of each group by its number, both in increasing order, whatever the order of the samples."""
-    found: dict[int, list[int]] = {}
+    rows_by_group: dict[int, list[int]] = {}
     for row in sorted(range(len(samples)), key=lambda row: (samples[row].group, samples[row].member)):
-        found.setdefault(samples[row].group, []).append(row)
-    return found
+        rows_by_group.setdefault(samples[row].group, []).append(row)
+    return rows_by_group
 
 
 def is_score(value: float | None) -> TypeGuard[float]:
@@ -42,22 +42,22 @@ class InnerScores:
     def explain(self, values: Sequence[float | None]) -> list[float | Score | None]:
         """The values that were made of it, with what its own rest on and what it says of parts."""
         return [
-            replace(own, value=value) if value is not None and isinstance(own, Score) else value
-            for value, own in zip(values, self.scores, strict=True)
+            replace(score, value=value) if value is not None and isinstance(score, Score) else value
+            for value, score in zip(values, self.scores, strict=True)
         ]
 
 
-def needed(*rewards: Reward | None) -> tuple[str, ...]:
+def needed_values(*rewards: Reward | None) -> tuple[str, ...]:
     """The names of ``Sample.values`` that rewards held by another read: its own ``needs_values``."""
     return tuple(sorted({name for reward in rewards for name in getattr(reward, "needs_values", ())}))
 
 
-def asked(reward: Reward, samples: Sequence[Sample]) -> InnerScores:
+def inner_scores(reward: Reward, samples: Sequence[Sample]) -> InnerScores:
     """Asks another reward. Raises RewardError for the wrong number of values."""
-    said = list(reward(samples))
-    if len(said) != len(samples):
-        raise RewardError(f"the reward within gave {len(said)} values for {len(samples)} samples")
-    return InnerScores([None if value is None else float(value) for value in said], said)
+    scores = list(reward(samples))
+    if len(scores) != len(samples):
+        raise RewardError(f"the reward within gave {len(scores)} values for {len(samples)} samples")
+    return InnerScores([None if value is None else float(value) for value in scores], scores)
 
 
 def within_groups(samples: Sequence[Sample], values: Sequence[float | None], rule: Rule) -> list[float | None]:
@@ -71,9 +71,9 @@ def within_groups(samples: Sequence[Sample], values: Sequence[float | None], rul
     Returns:
         One value per sample, in order.
     """
-    found = list(values)
+    new_values = list(values)
     for rows in groups(samples).values():
-        known = [row for row in rows if is_score(values[row])]
-        for row, value in zip(known, rule(known) if known else [], strict=True):
-            found[row] = value
-    return found
+        scored_rows = [row for row in rows if is_score(values[row])]
+        for row, value in zip(scored_rows, rule(scored_rows) if scored_rows else [], strict=True):
+            new_values[row] = value
+    return new_values

@@ -10,7 +10,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
 from mmgrpo.types import Sample, Score
 
-from .grouping import asked, is_score, needed, within_groups
+from .grouping import inner_scores, is_score, needed_values, within_groups
 
 
 @final
@@ -33,23 +33,23 @@ class Unlikeliness:
     def __init__(self, of: Reward, strength: float = 0.25) -> None:
         if not 0 <= strength <= 1:
             raise ConfigError(f"Unlikeliness.strength must lie in [0, 1], got {strength}")
-        self.needs_values = needed(of)
+        self.needs_values = needed_values(of)
         self.of = of
         self._strength = strength
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        said = asked(self.of, samples)
-        known = [None if s.logprob is None else value for s, value in zip(samples, said.values, strict=True)]
+        inner = inner_scores(self.of, samples)
+        values = [None if s.logprob is None else value for s, value in zip(samples, inner.values, strict=True)]
 
         def rule(rows: Sequence[int]) -> list[float]:
             ranks = mean_ranks([samples[row].logprob or 0.0 for row in rows])
-            rewards = [value for row in rows if is_score(value := known[row])]
+            rewards = [value for row in rows if is_score(value := values[row])]
             return [
                 reward * (1 - self._strength * rank / len(rows)) if reward > 0 else reward
                 for reward, rank in zip(rewards, ranks, strict=True)
             ]
 
-        return said.explain(within_groups(samples, known, rule))
+        return inner.explain(within_groups(samples, values, rule))
 
 
 @final
@@ -125,7 +125,7 @@ class LikelihoodConsistency:
                 f"LikelihoodConsistency needs strength >= 0, margin >= 0 and ceiling in (0, 1], "
                 f"got {strength}, {margin} and {ceiling}"
             )
-        self.needs_values = needed(of, likelihood)
+        self.needs_values = needed_values(of, likelihood)
         self.of = of
         self.likelihood = likelihood
         self._strength = strength
@@ -133,9 +133,11 @@ class LikelihoodConsistency:
         self._ceiling = ceiling
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        said = asked(self.of, samples)
-        rewards, likelihoods = said.values, asked(self.likelihood, samples).values
-        known = [reward if is_score(p) or reward is None else p for reward, p in zip(rewards, likelihoods, strict=True)]
+        inner = inner_scores(self.of, samples)
+        rewards, likelihoods = inner.values, inner_scores(self.likelihood, samples).values
+        values = [
+            reward if is_score(p) or reward is None else p for reward, p in zip(rewards, likelihoods, strict=True)
+        ]
 
         def rule(rows: Sequence[int]) -> list[float]:
             given = [value for row in rows if is_score(value := rewards[row])]
@@ -143,7 +145,7 @@ class LikelihoodConsistency:
             bonus = consistent(given, likely, self._margin)
             return [r + self._strength * r if has else r for r, has in zip(given, bonus, strict=True)]
 
-        return said.explain(within_groups(samples, known, rule))
+        return inner.explain(within_groups(samples, values, rule))
 
 
 def mean_ranks(values: Sequence[float]) -> list[float]:
@@ -158,5 +160,5 @@ def consistent(rewards: Sequence[float], likelihoods: Sequence[float], margin: f
     mean = sum(rewards) / len(rewards)
     right = [reward > 0.1 and reward >= mean for reward in rewards]
     of_right = [p for p, is_right in zip(likelihoods, right, strict=True) if is_right]
-    needed = sum(of_right) / len(of_right) - margin if of_right else math.inf
-    return [is_right and p >= needed for p, is_right in zip(likelihoods, right, strict=True)]
+    needed_values = sum(of_right) / len(of_right) - margin if of_right else math.inf
+    return [is_right and p >= needed_values for p, is_right in zip(likelihoods, right, strict=True)]

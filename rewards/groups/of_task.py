@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import final
 
-from mmgrpo.reward import Told
+from mmgrpo.reward import CrossTaskReward
 from mmgrpo.types import Sample
 
 
 @final
-class OfTask(Told):
+class OfTask(CrossTaskReward):
     """Reward: the mean reward of what another task of a mixed run drew after this sample.
 
     None where nothing was judged.

@@ -13,7 +13,8 @@ from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.reward import Reward
 from mmgrpo.types import Prompt, Sample, Score
 
-from .duels import (
+from .grouping import groups, is_score, needed_values
+from .pairwise_comparisons import (
     Decide,
     Duels,
     Judge,
@@ -24,7 +25,6 @@ from .duels import (
     nothing_said,
     verdict,
 )
-from .grouping import groups, is_score, needed
 
 Seeding = Literal["anchor", "random"]
 Placing = Literal["points", "matches"]
@@ -62,7 +62,7 @@ class PairwiseWinRate:
         temperature: float = 0.0,
         workers: int = 1,
     ) -> None:
-        self.needs_values = needed(of)
+        self.needs_values = needed_values(of)
         self.of = of
         self._duels = Duels(judge, of, swap, temperature, workers)
         self._soft = soft
@@ -113,7 +113,7 @@ class Tournament:
             raise ConfigError(
                 f"Tournament.seeding must be anchor or random and placing points or matches, got {seeding}, {placing}"
             )
-        self.needs_values = needed(of)
+        self.needs_values = needed_values(of)
         self.of = of
         self._duels = Duels(judge, of, swap, temperature, workers)
         self._seeding: Seeding = seeding

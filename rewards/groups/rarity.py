@@ -11,9 +11,9 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
 from mmgrpo.types import Sample, Score
 
-from ..models.checkpoints import positive
+from ..models.checkpoints import require_positive
 from ..parsing.extraction import share
-from .grouping import asked, is_score, needed, within_groups
+from .grouping import inner_scores, is_score, needed_values, within_groups
 
 _FORMULA = re.compile(r"\\\[([^\]]*)\\\]|\\\(([^)]*)\\\)|\$([^$]*)\$")
 
@@ -38,20 +38,20 @@ class Rarity:
     def __init__(self, of: Reward, marks: Sequence[str]) -> None:
         if isinstance(marks, str) or not marks or not all(marks):
             raise ConfigError(f"Rarity.marks lists what texts of each form begin with, got {marks!r}")
-        self.needs_values = needed(of)
+        self.needs_values = needed_values(of)
         self.of = of
         self._marks = tuple(sorted(marks, key=len, reverse=True))
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        said = asked(self.of, samples)
-        known = [None if sample.text is None else value for sample, value in zip(samples, said.values, strict=True)]
+        inner = inner_scores(self.of, samples)
+        values = [None if sample.text is None else value for sample, value in zip(samples, inner.values, strict=True)]
 
         def rule(rows: Sequence[int]) -> list[float]:
             forms = [self._form(samples[row].text or "") for row in rows]
-            rewards = [value for row in rows if is_score(value := known[row])]
+            rewards = [value for row in rows if is_score(value := values[row])]
             return rarer(rewards, forms)
 
-        return said.explain(within_groups(samples, known, rule))
+        return inner.explain(within_groups(samples, values, rule))
 
     def _form(self, text: str) -> str:
         return next((mark for mark in self._marks if text.lstrip().startswith(mark)), "")
@@ -81,29 +81,29 @@ class UniqueFormulas:
     """
 
     def __init__(self, of: Reward, most: float = 1.0, characters: int = 1000) -> None:
-        self.needs_values = needed(of)
+        self.needs_values = needed_values(of)
         self.of = of
         self._most = share("UniqueFormulas.most", most)
-        self._characters = positive("UniqueFormulas.characters", characters)
+        self._characters = require_positive("UniqueFormulas.characters", characters)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        said = asked(self.of, samples)
-        known = [None if sample.text is None else value for sample, value in zip(samples, said.values, strict=True)]
+        inner = inner_scores(self.of, samples)
+        values = [None if sample.text is None else value for sample, value in zip(samples, inner.values, strict=True)]
 
         def rule(rows: Sequence[int]) -> list[float]:
-            written = [formulas((samples[row].text or "")[: self._characters]) for row in rows]
-            rewards = [value for row in rows if is_score(value := known[row])]
-            return [r * min(part, self._most) for r, part in zip(rewards, unique_shares(written), strict=True)]
+            row_formulas = [formulas((samples[row].text or "")[: self._characters]) for row in rows]
+            rewards = [value for row in rows if is_score(value := values[row])]
+            return [r * min(part, self._most) for r, part in zip(rewards, unique_shares(row_formulas), strict=True)]
 
-        return said.explain(within_groups(samples, known, rule))
+        return inner.explain(within_groups(samples, values, rule))
 
 
 def formulas(text: str) -> frozenset[str]:
     """The different formulas of a text, without what marks them."""
-    return frozenset(next(part for part in found.groups() if part is not None) for found in _FORMULA.finditer(text))
+    return frozenset(next(part for part in match.groups() if part is not None) for match in _FORMULA.finditer(text))
 
 
-def unique_shares(written: Sequence[frozenset[str]]) -> list[float]:
+def unique_shares(member_formulas: Sequence[frozenset[str]]) -> list[float]:
     """Of each member's formulas the share that no other member has; 0 without any."""
-    writers = Counter(formula for one in written for formula in one)
-    return [sum(writers[formula] == 1 for formula in one) / max(len(one), 1) for one in written]
+    writers = Counter(formula for texts in member_formulas for formula in texts)
+    return [sum(writers[formula] == 1 for formula in texts) / max(len(texts), 1) for texts in member_formulas]

@@ -10,7 +10,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
 from mmgrpo.types import Sample, Score
 
-from .grouping import asked, is_score, needed, within_groups
+from .grouping import inner_scores, is_score, needed_values, within_groups
 
 
 @final
@@ -36,21 +36,21 @@ class WhereUseful:
             raise ConfigError(f"WhereUseful.marks lists what a text holds that does it, got {marks!r}")
         if margin < 0:
             raise ConfigError(f"WhereUseful.margin must be at least 0, got {margin}")
-        self.needs_values = needed(of)
+        self.needs_values = needed_values(of)
         self.of = of
         self._marks = tuple(marks)
         self._margin = margin
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        said = asked(self.of, samples)
-        known = [None if sample.text is None else value for sample, value in zip(samples, said.values, strict=True)]
+        inner = inner_scores(self.of, samples)
+        values = [None if sample.text is None else value for sample, value in zip(samples, inner.values, strict=True)]
 
         def rule(rows: Sequence[int]) -> list[float]:
-            rewards = [value for row in rows if is_score(value := known[row])]
+            rewards = [value for row in rows if is_score(value := values[row])]
             does = [any(mark in (samples[row].text or "") for mark in self._marks) for row in rows]
             return useful(rewards, does, self._margin)
 
-        return said.explain(within_groups(samples, known, rule))
+        return inner.explain(within_groups(samples, values, rule))
 
 
 def useful(rewards: Sequence[float], does: Sequence[bool], margin: float) -> list[float]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..explaining import excerpt
+from ..parsing.explanations import excerpt
 from ..parsing.extraction import Extract, extracted, normalised, one_of, place_of
 from .grouping import groups
 
@@ -141,7 +141,7 @@ class SemanticClusters:
         if self._entails is not None:
             return [{}] * len(members), connected(members, self._same)
         answers = [answer_of(member, self._extract, ignore_case=self._ignore_case) for member in members]
-        clusters = [(place,) if answer is None else answer for place, answer in enumerate(answers)]
+        clusters = [(index,) if answer is None else answer for index, answer in enumerate(answers)]
         return [{"parsed": excerpt(answer)} for answer in answers], clusters
 
     def _same(self, first: Sample, second: Sample) -> bool:
@@ -161,12 +161,12 @@ def among_writers(
     samples: Sequence[Sample], rule: Callable[[Sequence[Sample]], list[Score | None]]
 ) -> list[Score | None]:
     """The scores by a rule that sees a group's members that wrote something; None for the others."""
-    found: list[Score | None] = [None] * len(samples)
+    scores: list[Score | None] = [None] * len(samples)
     for rows in groups(samples).values():
-        wrote = [row for row in rows if samples[row].text is not None]
-        for row, score in zip(wrote, rule([samples[row] for row in wrote]), strict=True):
-            found[row] = score
-    return found
+        text_rows = [row for row in rows if samples[row].text is not None]
+        for row, score in zip(text_rows, rule([samples[row] for row in text_rows]), strict=True):
+            scores[row] = score
+    return scores
 
 
 def winners(votes: Sequence[str | None]) -> list[str]:
@@ -207,6 +207,6 @@ def connected(members: Sequence[Sample], same: Callable[[Sample, Sample], bool])
     for i, first in enumerate(members):
         for j in range(i):
             if cluster[i] != cluster[j] and same(members[j], first):
-                joined, kept = cluster[i], cluster[j]
-                cluster = [kept if number == joined else number for number in cluster]
+                source, target = cluster[i], cluster[j]
+                cluster = [target if number == source else number for number in cluster]
     return list(cluster)

@@ -18,18 +18,18 @@ from mmgrpo.types import Sample
 
 from ..models.checkpoints import (
     Dtype,
-    chosen_device,
-    chosen_dtype,
-    frozen,
+    freeze,
     linear_head,
-    local,
-    once,
-    positive,
-    weights,
+    load_once,
+    load_state_dict,
+    require_positive,
+    resolve_checkpoint_path,
+    resolve_device,
+    resolve_dtype,
 )
 from ..models.clip_models import ClipSource, Library, ResizeMode, cosines, unit
 from ..parsing.extraction import one_of
-from ..pictures import judged
+from ..parsing.sample_images import judged
 
 ClipMode = Literal["score", "cosine"]
 PickMode = Literal["logit", "cosine"]
@@ -78,7 +78,7 @@ class ClipScore:
             library=None if library is None else one_of("ClipScore.library", library, Library),
             device=device,
             dtype=_dtype("ClipScore", dtype),
-            batch_size=positive("ClipScore.batch_size", batch_size),
+            batch_size=require_positive("ClipScore.batch_size", batch_size),
         )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
@@ -123,7 +123,7 @@ class PickScore:
             library="transformers",
             device=device,
             dtype=_dtype("PickScore", dtype),
-            batch_size=positive("PickScore.batch_size", batch_size),
+            batch_size=require_positive("PickScore.batch_size", batch_size),
         )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
@@ -167,7 +167,7 @@ class HpsV2:
         self.text_column = text_column
         self._device = device
         self._dtype = _dtype("HpsV2", dtype)
-        self._batch_size = positive("HpsV2.batch_size", batch_size)
+        self._batch_size = require_positive("HpsV2.batch_size", batch_size)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
         return judged(samples, self._score, self.text_column)
@@ -175,7 +175,7 @@ class HpsV2:
     def _score(self, images: list[Image.Image], texts: list[str]) -> list[float]:
         source = ClipSource(
             model=self._model,
-            pretrained=once(local, self._checkpoint),
+            pretrained=load_once(resolve_checkpoint_path, self._checkpoint),
             library="open_clip",
             resize_mode=self._resize_mode,
             device=self._device,
@@ -219,7 +219,7 @@ class Aesthetic:
             pretrained=pretrained,
             device=device,
             dtype=_dtype("Aesthetic", dtype),
-            batch_size=positive("Aesthetic.batch_size", batch_size),
+            batch_size=require_positive("Aesthetic.batch_size", batch_size),
         )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
@@ -227,14 +227,14 @@ class Aesthetic:
 
     @torch.no_grad()
     def _score(self, images: list[Image.Image]) -> list[float]:
-        head: nn.Module = once(_aesthetic_head, self._head, chosen_device(self._device))
+        head: nn.Module = load_once(_aesthetic_head, self._head, resolve_device(self._device))
         return head(unit(self._source.load().image_features(images))).squeeze(1).tolist()
 
 
 def _dtype(where: str, dtype: str) -> str:
-    chosen_dtype(where, dtype)
+    resolve_dtype(where, dtype)
     return dtype
 
 
 def _aesthetic_head(checkpoint: str, device: torch.device) -> nn.Module:
-    return frozen(linear_head(weights(checkpoint), "layers."), device)
+    return freeze(linear_head(load_state_dict(checkpoint), "layers."), device)

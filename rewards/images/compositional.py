@@ -12,14 +12,14 @@ from PIL import Image
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..explaining import drawn_boxes, excerpt
-from ..geometry.boxes import CoordinateFrame
-from ..models.checkpoints import Dtype, chosen_dtype, positive
+from ..models.checkpoints import Dtype, require_positive, resolve_dtype
 from ..models.clip_models import ClipSource, unit
-from ..pictures import as_rgb
+from ..parsing.boxes import CoordinateFrame
+from ..parsing.explanations import drawn_boxes, excerpt
+from ..parsing.sample_images import as_rgb
 from .compositional_prompts import COLOURS
 from .detectors import DetectorSource
-from .scenes import Clause, DetectedObject, clauses_of, judged_scene, kept
+from .scenes import Clause, DetectedObject, clauses_of, evaluate_clauses, select_detections
 
 
 @final
@@ -71,13 +71,13 @@ class Compositional:
             raise ConfigError(f"Compositional needs 0 < max_overlap <= 1 and margin >= 0, got {max_overlap}, {margin}")
         self._thresholds = {True: counting_threshold, False: threshold}
         self._max_overlap = max_overlap
-        self._max_objects = positive("Compositional.max_objects", max_objects)
+        self._max_objects = require_positive("Compositional.max_objects", max_objects)
         self._margin = margin
         self._partial = partial
         self._classes = tuple(classes)
-        chosen_dtype("Compositional", dtype)
+        resolve_dtype("Compositional", dtype)
         self._detector = DetectorSource(model=model, device=device, dtype=dtype)
-        size = positive("Compositional.batch_size", batch_size)
+        size = require_positive("Compositional.batch_size", batch_size)
         self._clip = ClipSource(
             model=clip_model, pretrained=clip_pretrained, device=device, dtype=dtype, batch_size=size
         )
@@ -91,25 +91,25 @@ class Compositional:
             return None
         image = as_rgb(sample.image)
         threshold = self._thresholds[sample.prompt.columns.get("tag") == "counting"]
-        asked = list(dict.fromkeys([*(clause.label for clause in include + exclude), *self._classes]))
-        objects = kept(
-            self._detector.detected(image, asked, threshold),
+        labels_to_detect = list(dict.fromkeys([*(clause.label for clause in include + exclude), *self._classes]))
+        objects = select_detections(
+            self._detector.detected(image, labels_to_detect, threshold),
             threshold=threshold,
             max_overlap=self._max_overlap,
             max_objects=self._max_objects,
         )
-        verdict = judged_scene(
+        result = evaluate_clauses(
             objects,
             include,
             exclude,
             lambda group, clause: self._attributes(image, group, clause),
             margin=self._margin,
         )
-        value = sum(verdict.held) / len(verdict.held) if self._partial else float(all(verdict.held))
-        labels = [f"{found.label} {found.score:.2f}" for found in objects]
-        placed = [replace(found.box, frame=CoordinateFrame("original", *image.size)) for found in objects]
-        wrong = {"reason": excerpt("; ".join(verdict.reasons))} if verdict.reasons else {}
-        return Score(value, drawn_boxes(placed, (), labels=labels) | wrong)
+        value = sum(result.held) / len(result.held) if self._partial else float(all(result.held))
+        labels = [f"{detection.label} {detection.score:.2f}" for detection in objects]
+        boxes = [replace(detection.box, frame=CoordinateFrame("original", *image.size)) for detection in objects]
+        wrong = {"reason": excerpt("; ".join(result.reasons))} if result.reasons else {}
+        return Score(value, drawn_boxes(boxes, (), labels=labels) | wrong)
 
     def _attributes(self, image: Image.Image, group: Sequence[DetectedObject], clause: Clause) -> list[str]:
         """The attribute of each object: that whose sentences, in the mean, are nearest to its crop."""
@@ -120,7 +120,7 @@ class Compositional:
         clip = self._clip.load()
         text_ND = unit(clip.text_features(texts))
         option_ND = unit(text_ND.reshape(len(options), -1, text_ND.shape[-1]).mean(1))
-        crops = unit(clip.image_features([_crop(image, found) for found in group]))
+        crops = unit(clip.image_features([_crop(image, detection) for detection in group]))
         return [options[int(best)] for best in torch.argmax(crops @ option_ND.T, dim=1)]
 
 
@@ -128,10 +128,10 @@ def _sentences(option: str, label: str) -> list[str]:
     return [f"a photo of a {option} {label}", f"a photo of a {option}-colored {label}", f"a photo of a {option} object"]
 
 
-def _crop(image: Image.Image, found: DetectedObject) -> Image.Image:
+def _crop(image: Image.Image, detection: DetectedObject) -> Image.Image:
     """The box within the picture, at least a pixel wide and high."""
-    corner = (found.box.left, found.box.top)
+    corner = (detection.box.left, detection.box.top)
     left, top = (min(max(round(edge), 0), size - 1) for edge, size in zip(corner, image.size, strict=True))
-    right = min(max(round(found.box.right), left + 1), image.width)
-    bottom = min(max(round(found.box.bottom), top + 1), image.height)
+    right = min(max(round(detection.box.right), left + 1), image.width)
+    bottom = min(max(round(detection.box.bottom), top + 1), image.height)
     return image.crop((left, top, right, bottom))

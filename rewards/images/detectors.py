@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from PIL import Image
 
-from ..geometry.boxes import box_of
-from ..models.checkpoints import chosen_device, chosen_dtype, frozen, once
+from ..models.checkpoints import freeze, load_once, resolve_device, resolve_dtype
+from ..parsing.boxes import box_of
 from .scenes import FRAME, DetectedObject
 
 
@@ -34,28 +34,28 @@ class DetectorSource:
 
         OWL models are asked for "a photo of a CLASS", Grounding DINO for "a CLASS." of each class.
         """
-        device, dtype = chosen_device(self.device), chosen_dtype("detector", self.dtype)
-        model, processor = once(_detector, self.model, device, dtype)
+        device, dtype = resolve_device(self.device), resolve_dtype("detector", self.dtype)
+        model, processor = load_once(_detector, self.model, device, dtype)
         grounding = "grounding" in model.config.model_type
         texts: Any = [[f"a photo of {_with_article(label)}" for label in labels]]
         if grounding:
             texts = [". ".join(f"a {label.lower()}" for label in labels) + "."]
         inputs = processor(text=texts, images=[image], return_tensors="pt")
-        placed = {
+        model_inputs = {
             name: tensor.to(device, dtype if tensor.is_floating_point() else None) for name, tensor in inputs.items()
         }
-        outputs = model(**placed)
-        given: dict[str, Any] = {"threshold": threshold, "target_sizes": [image.size[::-1]]}
+        outputs = model(**model_inputs)
+        options: dict[str, Any] = {"threshold": threshold, "target_sizes": [image.size[::-1]]}
         if grounding:
-            given |= {"input_ids": placed["input_ids"], "text_threshold": threshold}
-        (result,) = processor.post_process_grounded_object_detection(outputs, **given)
+            options |= {"input_ids": model_inputs["input_ids"], "text_threshold": threshold}
+        (result,) = processor.post_process_grounded_object_detection(outputs, **options)
         names = [_label(name, labels) for name in result["text_labels"]] if grounding else _picked(result, labels)
         objects = [
             DetectedObject(name, float(score), box_of(box.tolist(), "xyxy", FRAME))
             for name, score, box in zip(names, result["scores"], result["boxes"], strict=True)
             if name is not None
         ]
-        return sorted(objects, key=lambda found: -found.score)
+        return sorted(objects, key=lambda detection: -detection.score)
 
 
 def _picked(result: Any, labels: Sequence[str]) -> list[str | None]:
@@ -64,8 +64,8 @@ def _picked(result: Any, labels: Sequence[str]) -> list[str | None]:
 
 def _label(phrase: str, labels: Sequence[str]) -> str | None:
     """The class that a phrase of Grounding DINO stands for: the longest whose words it holds."""
-    said = set(phrase.lower().split())
-    named = [label for label in labels if set(label.lower().split()) <= said]
+    phrase_words = set(phrase.lower().split())
+    named = [label for label in labels if set(label.lower().split()) <= phrase_words]
     return max(named, key=len, default=None)
 
 
@@ -76,5 +76,5 @@ def _with_article(label: str) -> str:
 def _detector(model: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoModelForZeroShotObjectDetection, AutoProcessor
 
-    made = AutoModelForZeroShotObjectDetection.from_pretrained(model, dtype=dtype)
-    return frozen(made, device), AutoProcessor.from_pretrained(model)
+    loaded = AutoModelForZeroShotObjectDetection.from_pretrained(model, dtype=dtype)
+    return freeze(loaded, device), AutoProcessor.from_pretrained(model)

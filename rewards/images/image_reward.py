@@ -21,16 +21,16 @@ from mmgrpo.types import Sample
 
 from ..models.checkpoints import (
     Dtype,
-    chosen_device,
-    chosen_dtype,
-    frozen,
+    freeze,
     in_batches,
     linear_head,
-    once,
-    positive,
-    weights,
+    load_once,
+    load_state_dict,
+    require_positive,
+    resolve_device,
+    resolve_dtype,
 )
-from ..pictures import judged
+from ..parsing.sample_images import judged
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
 """Of the raw scores over the authors' data; the published score is (raw - MEAN) / STD."""
@@ -80,26 +80,26 @@ class ImageReward:
         self._tokenizer = tokenizer
         self.text_column = text_column
         self._device = device
-        self._dtype = chosen_dtype("ImageReward", dtype)
-        self._batch_size = positive("ImageReward.batch_size", batch_size)
+        self._dtype = resolve_dtype("ImageReward", dtype)
+        self._batch_size = require_positive("ImageReward.batch_size", batch_size)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
         return judged(samples, self._score, self.text_column)
 
     def _score(self, images: list[Image.Image], texts: list[str]) -> list[float]:
-        device = chosen_device(self._device)
-        scorer: _Scorer = once(_scorer, self._checkpoint, self._tokenizer, device, self._dtype)
+        device = resolve_device(self._device)
+        scorer: _Scorer = load_once(_scorer, self._checkpoint, self._tokenizer, device, self._dtype)
 
-        def raw(shown: Sequence[Image.Image], said: Sequence[str]) -> Tensor:
+        def raw(batch_images: Sequence[Image.Image], batch_texts: Sequence[str]) -> Tensor:
             tokens = scorer.tokenizer(
-                list(said), padding="max_length", truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
+                list(batch_texts), padding="max_length", truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
             ).to(device)
-            pixels = torch.stack([scorer.transform(image) for image in shown]).to(device, self._dtype)
-            seen = scorer.vision(pixel_values=pixels).last_hidden_state
-            read = scorer.text(
-                input_ids=tokens.input_ids, attention_mask=tokens.attention_mask, encoder_hidden_states=seen
+            pixels = torch.stack([scorer.transform(image) for image in batch_images]).to(device, self._dtype)
+            image_states = scorer.vision(pixel_values=pixels).last_hidden_state
+            text_output = scorer.text(
+                input_ids=tokens.input_ids, attention_mask=tokens.attention_mask, encoder_hidden_states=image_states
             )
-            return scorer.head(read.last_hidden_state[:, 0].float()).squeeze(1)
+            return scorer.head(text_output.last_hidden_state[:, 0].float()).squeeze(1)
 
         return ((in_batches(raw, self._batch_size, images, texts) - MEAN) / STD).tolist()
 
@@ -116,13 +116,13 @@ class _Scorer:
 def _scorer(checkpoint: str, tokenizer: str, device: torch.device, dtype: torch.dtype) -> _Scorer:
     from transformers import AutoTokenizer, BlipTextModel, BlipVisionModel
 
-    held = weights(checkpoint)
-    seen, read = _part(held, "blip.visual_encoder."), _part(held, "blip.text_encoder.")
-    vision_config, text_config = _vision_config(seen), _text_config(read)
+    state_dict = load_state_dict(checkpoint)
+    vision_tensors, text_tensors = _part(state_dict, "blip.visual_encoder."), _part(state_dict, "blip.text_encoder.")
+    vision_config, text_config = _vision_config(vision_tensors), _text_config(text_tensors)
     vision: nn.Module = BlipVisionModel(vision_config)
     text: nn.Module = BlipTextModel(text_config, add_pooling_layer=False)
-    _fill(vision, {_renamed(name): value for name, value in seen.items()}, checkpoint)
-    _fill(text, {name: value for name, value in read.items() if name != "embeddings.position_ids"}, checkpoint)
+    _fill(vision, {_renamed(name): value for name, value in vision_tensors.items()}, checkpoint)
+    _fill(text, {name: value for name, value in text_tensors.items() if name != "embeddings.position_ids"}, checkpoint)
     side = vision_config.image_size
     transform = v2.Compose(
         [
@@ -134,30 +134,30 @@ def _scorer(checkpoint: str, tokenizer: str, device: torch.device, dtype: torch.
         ]
     )
     return _Scorer(
-        vision=frozen(vision, device, dtype),
-        text=frozen(text, device, dtype),
-        head=frozen(linear_head(held, "mlp.layers."), device),
+        vision=freeze(vision, device, dtype),
+        text=freeze(text, device, dtype),
+        head=freeze(linear_head(state_dict, "mlp.layers."), device),
         transform=transform,
         tokenizer=AutoTokenizer.from_pretrained(tokenizer),
     )
 
 
-def _part(held: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    found = {name.removeprefix(prefix): value for name, value in held.items() if name.startswith(prefix)}
-    if not found:
-        raise RewardError(f"the checkpoint has no {prefix}*, as ImageReward.pt has; it has {sorted(held)[:5]}")
-    return found
+def _part(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    part = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
+    if not part:
+        raise RewardError(f"the checkpoint has no {prefix}*, as ImageReward.pt has; it has {sorted(state_dict)[:5]}")
+    return part
 
 
-def _vision_config(seen: Mapping[str, Tensor]) -> Any:
+def _vision_config(tensors: Mapping[str, Tensor]) -> Any:
     from transformers import BlipVisionConfig
 
-    width, _, patch, _ = seen["patch_embed.proj.weight"].shape
-    rows = round((seen["pos_embed"].shape[1] - 1) ** 0.5)
+    width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
+    rows = round((tensors["pos_embed"].shape[1] - 1) ** 0.5)
     return BlipVisionConfig(
         hidden_size=width,
-        intermediate_size=seen["blocks.0.mlp.fc1.weight"].shape[0],
-        num_hidden_layers=_num_layers(seen, "blocks."),
+        intermediate_size=tensors["blocks.0.mlp.fc1.weight"].shape[0],
+        num_hidden_layers=_num_layers(tensors, "blocks."),
         num_attention_heads=max(width // HEAD_WIDTH, 1),
         image_size=rows * patch,
         patch_size=patch,
@@ -165,24 +165,24 @@ def _vision_config(seen: Mapping[str, Tensor]) -> Any:
     )
 
 
-def _text_config(read: Mapping[str, Tensor]) -> Any:
+def _text_config(tensors: Mapping[str, Tensor]) -> Any:
     from transformers import BlipTextConfig
 
-    vocabulary, width = read["embeddings.word_embeddings.weight"].shape
+    vocabulary, width = tensors["embeddings.word_embeddings.weight"].shape
     return BlipTextConfig(
         vocab_size=vocabulary,
         hidden_size=width,
-        encoder_hidden_size=read["encoder.layer.0.crossattention.self.key.weight"].shape[1],
-        intermediate_size=read["encoder.layer.0.intermediate.dense.weight"].shape[0],
-        num_hidden_layers=_num_layers(read, "encoder.layer."),
+        encoder_hidden_size=tensors["encoder.layer.0.crossattention.self.key.weight"].shape[1],
+        intermediate_size=tensors["encoder.layer.0.intermediate.dense.weight"].shape[0],
+        num_hidden_layers=_num_layers(tensors, "encoder.layer."),
         num_attention_heads=max(width // HEAD_WIDTH, 1),
-        max_position_embeddings=read["embeddings.position_embeddings.weight"].shape[0],
+        max_position_embeddings=tensors["embeddings.position_embeddings.weight"].shape[0],
         is_decoder=True,  # which gives its layers cross-attention; the mask stays that of an encoder
     )
 
 
-def _num_layers(held: Mapping[str, Tensor], prefix: str) -> int:
-    return len({name.removeprefix(prefix).split(".")[0] for name in held if name.startswith(prefix)})
+def _num_layers(tensors: Mapping[str, Tensor], prefix: str) -> int:
+    return len({name.removeprefix(prefix).split(".")[0] for name in tensors if name.startswith(prefix)})
 
 
 def _renamed(name: str) -> str:
@@ -191,7 +191,7 @@ def _renamed(name: str) -> str:
     return name
 
 
-def _fill(model: nn.Module, held: Mapping[str, Tensor], checkpoint: str) -> None:
-    missing, unknown = model.load_state_dict(held, strict=False)
+def _fill(model: nn.Module, state_dict: Mapping[str, Tensor], checkpoint: str) -> None:
+    missing, unknown = model.load_state_dict(state_dict, strict=False)
     if missing or unknown:
         raise RewardError(f"{checkpoint} is laid out unlike ImageReward.pt: without {missing[:5]}, with {unknown[:5]}")

@@ -14,11 +14,11 @@ from rapidfuzz.distance import Levenshtein
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..explaining import drawn_boxes
-from ..models.checkpoints import chosen_device, once, positive
+from ..models.checkpoints import load_once, require_positive, resolve_device
 from ..models.ocr_engines import ENGINES, Engine, Line
+from ..parsing.explanations import drawn_boxes
 from ..parsing.extraction import one_of
-from ..pictures import frames_of
+from ..parsing.sample_images import frames_of
 
 Reader = Callable[[Image.Image], str]
 Around = Literal["forgiven", "counted"]
@@ -86,7 +86,7 @@ class OcrAccuracy:
         self.column = column
         self._around: Around = one_of("OcrAccuracy.around", around, Around)
         self._languages = tuple([languages] if isinstance(languages, str) else languages)
-        self._frames = positive("OcrAccuracy.frames", frames)
+        self._frames = require_positive("OcrAccuracy.frames", frames)
         self._device = device
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
@@ -95,47 +95,47 @@ class OcrAccuracy:
         read = self._reader() if any(frames) else None
         values: list[float | Score | None] = []
         for text, pictures in zip(wanted, frames, strict=True):
-            found = [read(picture) for picture in pictures] if read is not None else []
-            values.append(self._scored(text or "", found) if found else None)
+            lines = [read(picture) for picture in pictures] if read is not None else []
+            values.append(self._scored(text or "", lines) if lines else None)
         return values
 
-    def _scored(self, wanted: str, found: Sequence[Sequence[Line]]) -> Score:
-        texts = [" ".join(line.text for line in lines) for lines in found]
+    def _scored(self, wanted: str, frame_lines: Sequence[Sequence[Line]]) -> Score:
+        texts = [" ".join(line.text for line in lines) for lines in frame_lines]
         value = float(np.mean([text_accuracy(text, wanted, self._around) for text in texts]))
-        drawn = drawn_lines(found[0]) if len(found) == 1 else {}
-        return Score(value, {"text": " | ".join(texts)[:500], "reference": wanted[:500]} | drawn)
+        boxes = line_boxes(frame_lines[0]) if len(frame_lines) == 1 else {}
+        return Score(value, {"text": " | ".join(texts)[:500], "reference": wanted[:500]} | boxes)
 
     def _reader(self) -> Engine:
         if isinstance(self._engine, str):
-            return once(ENGINES[self._engine], self._languages, chosen_device(self._device))
+            return load_once(ENGINES[self._engine], self._languages, resolve_device(self._device))
         reader = self._engine
         return lambda image: [Line(reader(image), None)]
 
 
-def drawn_lines(lines: Sequence[Line]) -> dict[str, Any]:
+def line_boxes(lines: Sequence[Line]) -> dict[str, Any]:
     """The boxes of the lines that have one, with their text, for reports; nothing if there are none."""
-    placed = [line for line in lines if line.box is not None]
-    boxes = [line.box for line in placed if line.box is not None]
-    return drawn_boxes(boxes, (), labels=[line.text for line in placed]) if boxes else {}
+    with_box = [line for line in lines if line.box is not None]
+    boxes = [line.box for line in with_box if line.box is not None]
+    return drawn_boxes(boxes, (), labels=[line.text for line in with_box]) if boxes else {}
 
 
 def wanted_text(sample: Sample, column: str | None) -> str | None:
     """The text in a column, or what stands in quotes in the prompt; None where there is none."""
     if column is not None:
-        found = sample.prompt.columns.get(column)
-        text = found if isinstance(found, str) else ""
+        value = sample.prompt.columns.get(column)
+        text = value if isinstance(value, str) else ""
     else:
         text = " ".join(next(filter(None, groups), "") for groups in _QUOTED.findall(sample.prompt.text[:MAX_CHARS]))
     return text if plain(text) else None
 
 
-def text_accuracy(found: str, wanted: str, around: Around) -> float:
+def text_accuracy(text: str, wanted: str, around: Around) -> float:
     """1 - edit distance over length, 0 to 1, as ``ocr_accuracy`` describes it."""
-    read, asked = plain(found), plain(wanted)
-    if around == "forgiven" and asked in read:
+    read, target = plain(text), plain(wanted)
+    if around == "forgiven" and target in read:
         return 1.0
-    length = len(asked) if around == "forgiven" else max(len(asked), len(read))
-    return max(1 - Levenshtein.distance(read, asked) / length, 0.0) if length else 1.0
+    length = len(target) if around == "forgiven" else max(len(target), len(read))
+    return max(1 - Levenshtein.distance(read, target) / length, 0.0) if length else 1.0
 
 
 def plain(text: str) -> str:

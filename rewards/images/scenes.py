@@ -11,7 +11,7 @@ from typing import Any
 
 from mmgrpo.errors import DataError
 
-from ..geometry.boxes import Box, CoordinateFrame, iou
+from ..parsing.boxes import Box, CoordinateFrame, iou
 
 RELATIONS = ("left of", "right of", "above", "below")
 FRAME = CoordinateFrame("original")
@@ -48,7 +48,7 @@ class Clause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ClauseResults:
     """What became of the clauses.
 
     Attributes:
@@ -69,21 +69,21 @@ def clauses_of(columns: Mapping[str, Any], name: str) -> list[Clause]:
 
     Raises: DataError for a column of another form.
     """
-    found = []
+    clauses = []
     for entry in columns.get(name) or ():
-        known = {"class", "count", "color", "colour", "attribute", "among", "position"}
+        valid_keys = {"class", "count", "color", "colour", "attribute", "among", "position"}
         if not isinstance(entry, Mapping) or not isinstance(entry.get("class"), str):
             raise DataError(f"column '{name}' must hold mappings with a class, got {entry!r:.80}")
-        unknown = {key for key, value in entry.items() if value is not None} - known
+        unknown = {key for key, value in entry.items() if value is not None} - valid_keys
         if unknown:
-            raise DataError(f"column '{name}' has {sorted(unknown)}, where {sorted(known)} are known")
+            raise DataError(f"column '{name}' has {sorted(unknown)}, where {sorted(valid_keys)} are known")
         relation, target = entry.get("position") or (None, 0)
-        if relation is not None and (relation not in RELATIONS or not 0 <= int(target) < len(found)):
+        if relation is not None and (relation not in RELATIONS or not 0 <= int(target) < len(clauses)):
             raise DataError(
                 f"column '{name}': a position is one of {', '.join(RELATIONS)} and the number of a clause before it, "
                 f"got {entry['position']!r:.60}"
             )
-        found.append(
+        clauses.append(
             Clause(
                 label=entry["class"],
                 count=int(entry.get("count") or 1),
@@ -93,28 +93,28 @@ def clauses_of(columns: Mapping[str, Any], name: str) -> list[Clause]:
                 target=int(target),
             )
         )
-    return found
+    return clauses
 
 
-def kept(
+def select_detections(
     objects: Sequence[DetectedObject], *, threshold: float, max_overlap: float, max_objects: int
 ) -> list[DetectedObject]:
     """Objects above a threshold, the surest first, at most so many of a class and none over a surer one of its class.
 
     ``max_overlap`` is the least IoU at which the less sure one goes; 1 keeps all.
     """
-    taken: list[DetectedObject] = []
-    for label in dict.fromkeys(found.label for found in objects):
+    selected: list[DetectedObject] = []
+    for label in dict.fromkeys(candidate.label for candidate in objects):
         sure = sorted((f for f in objects if f.label == label and f.score > threshold), key=lambda f: -f.score)
-        alone: list[DetectedObject] = []
-        for found in sure[:max_objects]:
-            if max_overlap >= 1 or all(iou(found.box, other.box) < max_overlap for other in alone):
-                alone.append(found)
-        taken += alone
-    return taken
+        distinct: list[DetectedObject] = []
+        for candidate in sure[:max_objects]:
+            if max_overlap >= 1 or all(iou(candidate.box, other.box) < max_overlap for other in distinct):
+                distinct.append(candidate)
+        selected += distinct
+    return selected
 
 
-def relations(one: Box, other: Box, margin: float = 0.1) -> set[str]:
+def relations(box: Box, other: Box, margin: float = 0.1) -> set[str]:
     """Where one box lies seen from another; two answers for a diagonal, none for boxes too near each other.
 
     The distance between the centres, along each axis, is shortened by ``margin`` times the sum of both edges there.
@@ -123,52 +123,52 @@ def relations(one: Box, other: Box, margin: float = 0.1) -> set[str]:
     Source: Ghosh et al. 2023 (GenEval), arXiv:2310.11513, sec. 3 and its evaluation code.
     """
     offsets = [
-        (one.left + one.right - other.left - other.right) / 2,
-        (one.top + one.bottom - other.top - other.bottom) / 2,
+        (box.left + box.right - other.left - other.right) / 2,
+        (box.top + box.bottom - other.top - other.bottom) / 2,
     ]
     edges = [
-        abs(one.right - one.left) + abs(other.right - other.left),
-        abs(one.bottom - one.top) + abs(other.bottom - other.top),
+        abs(box.right - box.left) + abs(other.right - other.left),
+        abs(box.bottom - box.top) + abs(other.bottom - other.top),
     ]
     left = [max(abs(o) - margin * e, 0) * (1 if o > 0 else -1) for o, e in zip(offsets, edges, strict=True)]
     distance = sum(o * o for o in offsets) ** 0.5
     if all(abs(value) < 1e-3 for value in left):
         return set()
     dx, dy = (value / distance for value in left)
-    said = {"left of": dx < -0.5, "right of": dx > 0.5, "above": dy < -0.5, "below": dy > 0.5}
-    return {name for name, holds in said.items() if holds}
+    holds_by_name = {"left of": dx < -0.5, "right of": dx > 0.5, "above": dy < -0.5, "below": dy > 0.5}
+    return {name for name, holds in holds_by_name.items() if holds}
 
 
-def judged_scene(
+def evaluate_clauses(
     objects: Sequence[DetectedObject],
     include: Sequence[Clause],
     exclude: Sequence[Clause],
     attributes: Attributes,
     *,
     margin: float = 0.1,
-) -> Verdict:
+) -> ClauseResults:
     """Which clauses hold. Objects come with the surest first; of a class only as many as asked for are looked at.
 
     Source: GenEval's evaluation code: enough objects of the class; then each with its attribute; then each in its
     place from each object of the target clause, which must have held; an excluded class must have fewer than its count.
     """
-    held: list[bool] = []
+    satisfied: list[bool] = []
     reasons: list[str] = []
     groups: list[list[DetectedObject] | None] = []
     for clause in include:
-        group = [found for found in objects if found.label == clause.label][: clause.count]
-        wrong = _wrong(group, clause, groups, attributes, margin)
-        held.append(wrong is None)
+        group = [detection for detection in objects if detection.label == clause.label][: clause.count]
+        wrong = _clause_error(group, clause, groups, attributes, margin)
+        satisfied.append(wrong is None)
         groups.append(group if wrong is None else None)
         reasons += [] if wrong is None else [wrong]
     for clause in exclude:
-        number = sum(found.label == clause.label for found in objects)
-        held.append(number < clause.count)
-        reasons += [] if held[-1] else [f"expected fewer than {clause.count} {clause.label}, found {number}"]
-    return Verdict(held=tuple(held), reasons=tuple(reasons))
+        number = sum(detection.label == clause.label for detection in objects)
+        satisfied.append(number < clause.count)
+        reasons += [] if satisfied[-1] else [f"expected fewer than {clause.count} {clause.label}, found {number}"]
+    return ClauseResults(held=tuple(satisfied), reasons=tuple(reasons))
 
 
-def _wrong(
+def _clause_error(
     group: Sequence[DetectedObject],
     clause: Clause,
     groups: Sequence[list[DetectedObject] | None],
@@ -179,17 +179,17 @@ def _wrong(
     if len(group) < clause.count:
         return f"expected {clause.count} {clause.label}, found {len(group)}"
     if clause.attribute is not None:
-        seen = attributes(group, clause)
-        if any(value != clause.attribute for value in seen):
-            return f"expected {clause.attribute} {clause.label}, found {', '.join(seen)}"
+        attribute_values = attributes(group, clause)
+        if any(value != clause.attribute for value in attribute_values):
+            return f"expected {clause.attribute} {clause.label}, found {', '.join(attribute_values)}"
     if clause.relation is not None:
         target = groups[clause.target]
         if target is None:
             return f"nothing for {clause.label} to be {clause.relation}"
-        for one in group:
+        for detection in group:
             for other in target:
-                where = relations(one.box, other.box, margin)
+                where = relations(detection.box, other.box, margin)
                 if clause.relation not in where:
-                    seen_at = " and ".join(sorted(where)) or "nowhere clear"
-                    return f"expected {clause.label} {clause.relation} {other.label}, found it {seen_at}"
+                    direction = " and ".join(sorted(where)) or "nowhere clear"
+                    return f"expected {clause.label} {clause.relation} {other.label}, found it {direction}"
     return None

@@ -11,12 +11,12 @@ from PIL import Image
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..explaining import parts
-from ..models.checkpoints import Dtype, chosen_dtype, positive
+from ..models.checkpoints import Dtype, require_positive, resolve_dtype
 from ..models.clip_models import ClipSource, unit
 from ..models.image_features import SSIM_RADIUS, FeatureSource, ssim
+from ..parsing.explanations import parts
 from ..parsing.extraction import one_of
-from ..pictures import as_rgb, picture_in, reference_image, text_of
+from ..parsing.sample_images import as_rgb, picture_in, reference_image, text_of
 from .textures import grey
 
 Measure = Literal["mse", "ssim", "feature"]
@@ -50,8 +50,8 @@ class ImageSimilarity:
     ) -> None:
         self._measure: Measure = one_of("ImageSimilarity.measure", measure, Measure)
         self.column = column
-        chosen_dtype("ImageSimilarity", dtype)
-        size = positive("ImageSimilarity.batch_size", batch_size)
+        resolve_dtype("ImageSimilarity", dtype)
+        size = require_positive("ImageSimilarity.batch_size", batch_size)
         self._source = FeatureSource(model=model, device=device, dtype=dtype, batch_size=size)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
@@ -111,11 +111,11 @@ class EditConsistency:
         if not kept_HW.any():
             return None
         difference_HWC = np.abs(_pixels(image) - _pixels(_fitted(source, image)))
-        shown = {"outside_frac": float(kept_HW.mean()), "outside_max": float(difference_HWC[kept_HW].max())}
+        statistics = {"outside_frac": float(kept_HW.mean()), "outside_max": float(difference_HWC[kept_HW].max())}
         if not kept_HW.all():
-            shown["inside_change"] = float(difference_HWC[~kept_HW].mean())
+            statistics["inside_change"] = float(difference_HWC[~kept_HW].mean())
         value = float(1 - difference_HWC[kept_HW].mean())
-        return Score(value, parts(shown))
+        return Score(value, parts(statistics))
 
 
 @final
@@ -149,13 +149,13 @@ class EditDirection:
             raise ConfigError(f"EditDirection needs two columns for its captions, got {source_caption!r} for both")
         self.column = column
         self._captions = (source_caption, target_caption)
-        chosen_dtype("EditDirection", dtype)
+        resolve_dtype("EditDirection", dtype)
         self._source = ClipSource(
             model=model,
             pretrained=pretrained,
             device=device,
             dtype=dtype,
-            batch_size=positive("EditDirection.batch_size", batch_size),
+            batch_size=require_positive("EditDirection.batch_size", batch_size),
         )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
@@ -173,11 +173,13 @@ class EditDirection:
         if rows:
             clip = self._source.load()
             image_ND, text_ND = unit(clip.image_features(images)), unit(clip.text_features(texts))
-            shown_ND, told_ND = image_ND[1::2] - image_ND[::2], text_ND[1::2] - text_ND[::2]
-            shown_N, told_N = shown_ND.norm(dim=-1), told_ND.norm(dim=-1)
-            value_N = (shown_ND * told_ND).sum(-1) / (shown_N * told_N).clamp(min=1e-6)
-            for i, value, shown, told in zip(rows, value_N.tolist(), shown_N.tolist(), told_N.tolist(), strict=True):
-                values[i] = Score(value, parts({"image_change": shown, "text_change": told}))
+            image_change_ND, text_change_ND = image_ND[1::2] - image_ND[::2], text_ND[1::2] - text_ND[::2]
+            image_change_N, text_change_N = image_change_ND.norm(dim=-1), text_change_ND.norm(dim=-1)
+            value_N = (image_change_ND * text_change_ND).sum(-1) / (image_change_N * text_change_N).clamp(min=1e-6)
+            for i, value, image_change, text_change in zip(
+                rows, value_N.tolist(), image_change_N.tolist(), text_change_N.tolist(), strict=True
+            ):
+                values[i] = Score(value, parts({"image_change": image_change, "text_change": text_change}))
         return values
 
 

@@ -17,8 +17,8 @@ from scipy.ndimage import laplace, uniform_filter, uniform_filter1d
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..explaining import parts
-from ..pictures import frames_of
+from ..parsing.explanations import parts
+from ..parsing.sample_images import frames_of
 
 Grey = NDArray[Any]
 
@@ -101,8 +101,8 @@ class Sharpness:
         self._size = size
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        found = [[self._sharpness(frame) for frame in frames_of(sample)] for sample in samples]
-        return [float(np.mean(values)) if values else None for values in found]
+        frame_values = [[self._sharpness(frame) for frame in frames_of(sample)] for sample in samples]
+        return [float(np.mean(values)) if values else None for values in frame_values]
 
     def _sharpness(self, image: Image.Image) -> float:
         if self._size is not None and max(image.size) != self._size:
@@ -142,8 +142,8 @@ class GridArtifacts:
         self._period = period
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        found = [[grid_shares(grey(frame), self._period) for frame in frames_of(sample)] for sample in samples]
-        return [self._judged([shares for shares in frames if shares]) for frames in found]
+        frame_shares = [[grid_shares(grey(frame), self._period) for frame in frames_of(sample)] for sample in samples]
+        return [self._judged([shares for shares in frames if shares]) for frames in frame_shares]
 
     def _judged(self, frames: Sequence[Mapping[str, float]]) -> Score | None:
         if not frames:
@@ -163,8 +163,8 @@ def grid_shares(grey_HW: Grey, period: int) -> dict[str, float]:
         "lattice": [_line_share(fine, period) for fine in (fine_HW, fine_HW.T)],
         "blocks": [_line_share(_edges(values), period) for values in both if values.shape[1] >= MIN_BLOCKS_EDGE],
     }
-    known = {name: [share for share in found if share is not None] for name, found in shares.items()}
-    return {name: max(found) for name, found in known.items() if found}
+    finite_shares = {name: [share for share in found if share is not None] for name, found in shares.items()}
+    return {name: max(found) for name, found in finite_shares.items() if found}
 
 
 def _edges(grey_HW: Grey) -> Grey:

@@ -29,10 +29,10 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.system.bounded import Ends, EndsSecurely, body_of
 from mmgrpo.types import Sample, Score
 
-from ..models.checkpoints import positive
+from ..models.checkpoints import require_positive
 from ..parsing.extraction import one_of
-from .questions import Question, Scale, WhichScore, filled, picture_question, shown
-from .verdicts import Asking, Choice, JudgeMode, Writing, where_both
+from .judge_protocol import JudgeMode, JudgeScoring, ReplyChoice, ReplyParams, score_pairs
+from .questions import Question, Scale, WhichScore, default_image_question, fill_template, judge_images
 
 logger = logging.getLogger(__name__)
 
@@ -88,33 +88,39 @@ class Endpoint:
                 "a judge's endpoint needs timeout > 0, retries >= 0 and backoff >= 0, "
                 f"got {self.timeout}, {self.retries} and {self.backoff}"
             )
-        positive("the judge's concurrency", self.concurrency)
+        require_positive("the judge's concurrency", self.concurrency)
         one_of("the judge's picture", self.picture, PictureFormat)
 
-    def replies(self, questions: Sequence[Question], writing: Writing) -> list[list[str]]:
+    def replies(self, questions: Sequence[Question], writing: ReplyParams) -> list[list[str]]:
         """What it writes to each question, each draw by a request of its own; what gave no reply is left out."""
         limits = {"temperature": writing.temperature or 0, "max_tokens": writing.max_new_tokens}
         seeds = [{"seed": draw} if writing.draws > 1 else {} for draw in range(writing.draws)]
-        said = self._all([(question, limits | seed) for question in questions for seed in seeds], _content)
-        by_question = [said[i * len(seeds) : (i + 1) * len(seeds)] for i in range(len(questions))]
+        contents = self._all([(question, limits | seed) for question in questions for seed in seeds], _content)
+        by_question = [contents[i * len(seeds) : (i + 1) * len(seeds)] for i in range(len(questions))]
         return [[reply for reply in replies if reply is not None] for replies in by_question]
 
-    def first(self, questions: Sequence[Question], choices: Sequence[Choice]) -> list[list[float] | None]:
+    def first(self, questions: Sequence[Question], choices: Sequence[ReplyChoice]) -> list[list[float] | None]:
         """Per question, how likely the reply begins with each choice, as far as it is among the 20 likeliest tokens."""
-        asked = {"temperature": 0, "max_tokens": 1, "logprobs": True, "top_logprobs": 20}
-        tops = self._all([(question, asked) for question in questions], _first_tokens)
+        fields = {"temperature": 0, "max_tokens": 1, "logprobs": True, "top_logprobs": 20}
+        tops = self._all([(question, fields) for question in questions], _first_tokens)
         return [None if top is None else [_mass(top, choice) for choice in choices] for top in tops]
 
-    def _all(self, asked: Sequence[tuple[Question, Mapping[str, Any]]], read: Callable[[bytes], T]) -> list[T | None]:
+    def _all(
+        self, requests: Sequence[tuple[Question, Mapping[str, Any]]], read: Callable[[bytes], T]
+    ) -> list[T | None]:
         """What is read out of each reply; None where there is none, which is logged once with the first cause."""
         with ThreadPoolExecutor(max_workers=self.concurrency) as pool:
-            found = list(pool.map(lambda one: self._tried(one[0], one[1], read), asked))
-        causes = [one for one in found if isinstance(one, NoReplyError)]
+            outcomes = list(pool.map(lambda outcome: self._tried(outcome[0], outcome[1], read), requests))
+        causes = [outcome for outcome in outcomes if isinstance(outcome, NoReplyError)]
         if causes:
             logger.warning(
-                "%s gave no reply for %d of %d questions; the first: %s", self.url, len(causes), len(asked), causes[0]
+                "%s gave no reply for %d of %d questions; the first: %s",
+                self.url,
+                len(causes),
+                len(requests),
+                causes[0],
             )
-        return [None if isinstance(one, NoReplyError) else one for one in found]
+        return [None if isinstance(outcome, NoReplyError) else outcome for outcome in outcomes]
 
     def _tried(self, question: Question, fields: Mapping[str, Any], read: Callable[[bytes], T]) -> T | NoReplyError:
         pictures = [
@@ -139,8 +145,12 @@ class Endpoint:
                 return self._attempt(body)
             except urllib.error.HTTPError as error:
                 with error:
-                    said = _beginning(error)
-                cause, waits, passing = f"HTTP {error.code}: {said}", _asked_wait(error.headers), error.code in PASSING
+                    detail = _beginning(error)
+                cause, waits, passing = (
+                    f"HTTP {error.code}: {detail}",
+                    _retry_after_s(error.headers),
+                    error.code in PASSING,
+                )
             except (OSError, http.client.HTTPException) as error:
                 cause, waits, passing = f"{type(error).__name__}: {error}", 0.0, True
             if not passing or attempt == self.retries:
@@ -148,19 +158,21 @@ class Endpoint:
             time.sleep(min(max(self.backoff * 2**attempt, waits), MAX_WAIT_S))
         raise AssertionError("the last attempt returns or raises")
 
-    def _attempt(self, body: bytes) -> bytes:
+    def _attempt(self, request_body: bytes) -> bytes:
         headers = {"Content-Type": "application/json"}
         if self.key_variable is not None:
             key = os.environ.get(self.key_variable, "").strip()
             if not key:
                 raise NoReplyError(f"the environment variable {self.key_variable} holds no API key")
             headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(f"{self.url.rstrip('/')}/chat/completions", body, headers, method="POST")
+        request = urllib.request.Request(
+            f"{self.url.rstrip('/')}/chat/completions", request_body, headers, method="POST"
+        )
         with _opener.open(request, timeout=self.timeout) as response:
-            said = body_of(response, MAX_REPLY_BYTES)
-        if said is None:
+            reply_body = body_of(response, MAX_REPLY_BYTES)
+        if reply_body is None:
             raise NoReplyError(f"the reply is longer than {MAX_REPLY_BYTES} bytes")
-        return said
+        return reply_body
 
 
 @final
@@ -210,13 +222,13 @@ class ApiJudge:
         temperature: float = 0.0,
         which: WhichScore = "first",
     ) -> None:
-        self._asking = Asking(
+        self._asking = JudgeScoring(
             mode=mode,
             scale=Scale(low=low, high=high, key=key, which=which),
-            writing=Writing(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature),
+            writing=ReplyParams(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature),
         )
-        self._question = question or picture_question(mode)
-        self._frames = positive("ApiJudge.frames", frames)
+        self._question = question or default_image_question(mode)
+        self._frames = require_positive("ApiJudge.frames", frames)
         self._shows_source = source
         self._endpoint = Endpoint(
             url=url,
@@ -232,9 +244,9 @@ class ApiJudge:
         )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        texts = [filled(self._question, sample, self._asking.scale) for sample in samples]
-        pictures = [shown(sample, self._frames, self._shows_source) for sample in samples]
-        return where_both(pictures, texts, partial(self._asking.verdicts, self._endpoint))
+        texts = [fill_template(self._question, sample, self._asking.scale) for sample in samples]
+        pictures = [judge_images(sample, self._frames, self._shows_source) for sample in samples]
+        return score_pairs(pictures, texts, partial(self._asking.verdicts, self._endpoint))
 
 
 def data_url(picture: Image.Image, form: PictureFormat) -> str:
@@ -251,43 +263,43 @@ def _beginning(error: urllib.error.HTTPError) -> str:
         return f"{type(broken).__name__}: {broken}"
 
 
-def _content(said: bytes) -> str:
+def _content(body: bytes) -> str:
     """The text of the first choice."""
-    content = _held(said, "message", "content")
+    content = _choice_field(body, "message", "content")
     if not isinstance(content, str):
         raise NoReplyError(f"the completion's content is no text: {content!r:.200}")
     return content
 
 
-def _first_tokens(said: bytes) -> list[tuple[str, float]]:
+def _first_tokens(body: bytes) -> list[tuple[str, float]]:
     """The likeliest tokens that the first choice may begin with, and their log-probabilities."""
-    found = _held(said, "logprobs", "content", 0, "top_logprobs")
+    tokens = _choice_field(body, "logprobs", "content", 0, "top_logprobs")
     try:
-        return [(str(one["token"]), float(one["logprob"])) for one in found]
+        return [(str(token["token"]), float(token["logprob"])) for token in tokens]
     except (ValueError, LookupError, TypeError) as error:
-        raise NoReplyError(f"no log-probabilities of tokens: {found!r:.200}") from error
+        raise NoReplyError(f"no log-probabilities of tokens: {tokens!r:.200}") from error
 
 
-def _held(said: bytes, *keys: str | int) -> Any:
+def _choice_field(body: bytes, *keys: str | int) -> Any:
     """What the first choice of a chat completion holds under these keys."""
     try:
-        found = json.loads(said)["choices"][0]
+        value = json.loads(body)["choices"][0]
         for key in keys:
-            found = found[key]
+            value = value[key]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise NoReplyError(f"no {keys[0]} in a chat completion ({type(error).__name__}): {said[:200]!r}") from error
-    return found
+        raise NoReplyError(f"no {keys[0]} in a chat completion ({type(error).__name__}): {body[:200]!r}") from error
+    return value
 
 
-def _mass(top: Sequence[tuple[str, float]], choice: Choice) -> float:
+def _mass(top: Sequence[tuple[str, float]], choice: ReplyChoice) -> float:
     """The probability of the tokens that write a choice, after a space or not."""
     return sum(math.exp(min(logprob, 0.0)) for token, logprob in top if token.strip() in choice.forms)
 
 
-def _asked_wait(headers: Message) -> float:
+def _retry_after_s(headers: Message) -> float:
     """Seconds that the server asks to wait for; 0 where it names none, or a date."""
-    asked = str(headers.get("Retry-After") or "")
-    return float(asked) if asked.isdecimal() and len(asked) < 6 else 0.0
+    value = str(headers.get("Retry-After") or "")
+    return float(value) if value.isdecimal() and len(value) < 6 else 0.0
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

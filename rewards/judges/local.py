@@ -20,9 +20,9 @@ from torch import Tensor
 from mmgrpo.errors import RewardError
 from mmgrpo.maths.seeds import derive_seed
 
-from ..models.checkpoints import Dtype, batches, chosen_device, chosen_dtype, frozen, once, positive
+from ..models.checkpoints import Dtype, batches, freeze, load_once, require_positive, resolve_device, resolve_dtype
+from .judge_protocol import ReplyChoice, ReplyParams
 from .questions import Question
-from .verdicts import Choice, Writing
 
 _causal: set[int] = set()  # ids of loaded models, which live as long as the process, that were found to be causal
 
@@ -50,23 +50,25 @@ class JudgeSource:
     batch_size: int = 8
 
     def __post_init__(self) -> None:
-        chosen_dtype("judge", self.dtype)
-        positive("judge.batch_size", self.batch_size)
+        resolve_dtype("judge", self.dtype)
+        require_positive("judge.batch_size", self.batch_size)
 
     def load(self) -> LocalJudge:
         """The model, loaded at the first call in this process. Raises RewardError if it cannot be."""
-        device, dtype = chosen_device(self.device), chosen_dtype("judge", self.dtype)
-        model, processor = once(_judge, self.model, json.dumps(dict(self.processor), sort_keys=True), device, dtype)
+        device, dtype = resolve_device(self.device), resolve_dtype("judge", self.dtype)
+        model, processor = load_once(
+            _judge, self.model, json.dumps(dict(self.processor), sort_keys=True), device, dtype
+        )
         return LocalJudge(model, processor, self)
 
-    def replies(self, questions: Sequence[Question], writing: Writing) -> list[list[str]]:
+    def replies(self, questions: Sequence[Question], writing: ReplyParams) -> list[list[str]]:
         """What it writes to each question, as often as asked for, without special tokens."""
         judge = self.load()
         if writing.temperature == 0:
             return [[reply] for reply in judge.replies(questions, writing.max_new_tokens)]
         return [judge.drawn(question, writing) for question in questions]
 
-    def first(self, questions: Sequence[Question], choices: Sequence[Choice]) -> list[list[float] | None]:
+    def first(self, questions: Sequence[Question], choices: Sequence[ReplyChoice]) -> list[list[float] | None]:
         """Per question, how likely the reply begins with each choice. Raises RewardError if two begin alike."""
         judge = self.load()
         token_ids = choice_ids(judge.tokenizer, choices)
@@ -87,18 +89,18 @@ class LocalJudge:
     @torch.no_grad()
     def replies(self, questions: Sequence[Question], max_new_tokens: int) -> list[str]:
         """What it writes to each question, greedily."""
-        found = [""] * len(questions)
+        replies = [""] * len(questions)
         for rows, inputs in self._batches(questions):
             written = self._model.generate(
                 **inputs, do_sample=False, max_new_tokens=max_new_tokens, pad_token_id=self._pad()
             )
             texts = self.tokenizer.batch_decode(written[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
             for row, text in zip(rows, texts, strict=True):
-                found[row] = text
-        return found
+                replies[row] = text
+        return replies
 
     @torch.no_grad()
-    def drawn(self, question: Question, writing: Writing) -> list[str]:
+    def drawn(self, question: Question, writing: ReplyParams) -> list[str]:
         """Replies drawn to one question, by a seed that is the question's own."""
         ((_, inputs),) = self._batches([question])
         with torch.random.fork_rng():
@@ -112,24 +114,24 @@ class LocalJudge:
     @torch.no_grad()
     def next_logprobs(self, questions: Sequence[Question]) -> Tensor:
         """Log-probabilities of the first token of each reply. Shapes: (B, V) float32."""
-        found: list[Tensor | None] = [None] * len(questions)
+        rows_logprobs: list[Tensor | None] = [None] * len(questions)
         for rows, inputs in self._batches(questions):
             logits_BV = self._model(**inputs, logits_to_keep=1).logits[:, -1].float()
             for row, logprob_V in zip(rows, logits_BV.log_softmax(-1).cpu(), strict=True):
-                found[row] = logprob_V
-        return torch.stack([logprob_V for logprob_V in found if logprob_V is not None])
+                rows_logprobs[row] = logprob_V
+        return torch.stack([logprob_V for logprob_V in rows_logprobs if logprob_V is not None])
 
     @torch.no_grad()
     def answer_logprobs(self, questions: Sequence[Question], answers: Sequence[str]) -> list[float | None]:
         """Mean log-probability per token of each answer as the reply, in nats; None for an answer of no tokens."""
         ids = [self.tokenizer(answer, add_special_tokens=False)["input_ids"] for answer in answers]
-        known = [i for i, tokens in enumerate(ids) if tokens]
-        found: list[float | None] = [None] * len(questions)
-        for rows, inputs in self._batches([questions[i] for i in known]):
-            chosen = [known[row] for row in rows]
+        answered = [i for i, tokens in enumerate(ids) if tokens]
+        logprobs: list[float | None] = [None] * len(questions)
+        for rows, inputs in self._batches([questions[i] for i in answered]):
+            chosen = [answered[row] for row in rows]
             for i, value in zip(chosen, self._answered(inputs, [ids[i] for i in chosen]), strict=True):
-                found[i] = value
-        return found
+                logprobs[i] = value
+        return logprobs
 
     def _answered(self, inputs: dict[str, Tensor], answers: Sequence[list[int]]) -> list[float]:
         """One pass over prompt and answer; shorter answers are padded behind, where a causal model does not look."""
@@ -162,30 +164,32 @@ class LocalJudge:
         for position, inputs in enumerate(encoded):
             kind = tuple((name, tensor.shape, tensor.dtype) for name, tensor in sorted(inputs.items()))
             kinds.setdefault(kind, []).append(position)
-        found: list[tuple[Sequence[int], dict[str, Tensor]]] = []
+        encoded_batches: list[tuple[Sequence[int], dict[str, Tensor]]] = []
         for positions in kinds.values():
             for rows in batches(positions, self._source.batch_size):
                 joined = {name: torch.cat([encoded[row][name] for row in rows]) for name in encoded[rows[0]]}
-                found.append((rows, {name: self._placed(tensor) for name, tensor in joined.items()}))
-        return found
+                encoded_batches.append((rows, {name: self._placed(tensor) for name, tensor in joined.items()}))
+        return encoded_batches
 
     def _encoded(self, question: Question) -> dict[str, Tensor]:
         text = marks_apart(self.tokenizer, question.text)
         parts: list[dict[str, str]] = [{"type": "image"} for _ in question.pictures]
-        looks = self._processor is not self.tokenizer
-        if question.pictures and not looks:
+        is_multimodal = self._processor is not self.tokenizer
+        if question.pictures and not is_multimodal:
             raise RewardError(f"{self._source.model} is a language model and sees no pictures; take one that does")
         messages: list[dict[str, Any]] = [
-            {"role": "user", "content": [*parts, {"type": "text", "text": text}] if looks else text}
+            {"role": "user", "content": [*parts, {"type": "text", "text": text}] if is_multimodal else text}
         ]
         if (system := self._source.system) is not None:
-            messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}] if looks else system})
+            messages.insert(
+                0, {"role": "system", "content": [{"type": "text", "text": system}] if is_multimodal else system}
+            )
         chat = self._processor.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, **self._source.template
         )
-        shown = {"images": [list(question.pictures)]} if question.pictures else {}
-        found = self._processor(text=[chat], **shown, return_tensors="pt", add_special_tokens=False)
-        return {name: torch.as_tensor(value) for name, value in found.items() if name != "labels"}
+        images = {"images": [list(question.pictures)]} if question.pictures else {}
+        encoded = self._processor(text=[chat], **images, return_tensors="pt", add_special_tokens=False)
+        return {name: torch.as_tensor(value) for name, value in encoded.items() if name != "labels"}
 
     def _placed(self, tensor: Tensor) -> Tensor:
         dtype = self._model.dtype if tensor.is_floating_point() else tensor.dtype
@@ -206,7 +210,7 @@ def marks_apart(tokenizer: Any, text: str) -> str:
     return text
 
 
-def choice_ids(tokenizer: Any, choices: Sequence[Choice]) -> list[list[int]]:
+def choice_ids(tokenizer: Any, choices: Sequence[ReplyChoice]) -> list[list[int]]:
     """Per choice, the tokens by which a reply that begins with it begins, after a space or not.
 
     A number counts as one token or not at all, so that 1 is not the beginning of 10; of a word the first token counts,
@@ -214,19 +218,19 @@ def choice_ids(tokenizer: Any, choices: Sequence[Choice]) -> list[list[int]]:
 
     Raises: RewardError if a choice has no token of its own.
     """
-    found = [_begins(tokenizer, choice) for choice in choices]
-    own = [ids - set().union(*found[:i], *found[i + 1 :]) for i, ids in enumerate(found)]
-    for choice, ids in zip(choices, own, strict=True):
+    first_ids = [_begins(tokenizer, choice) for choice in choices]
+    unique_ids = [ids - set().union(*first_ids[:i], *first_ids[i + 1 :]) for i, ids in enumerate(first_ids)]
+    for choice, ids in zip(choices, unique_ids, strict=True):
         if not ids:
             how = "with several tokens" if choice.whole else "with the first token of another answer"
             raise RewardError(
                 f"the judge's tokenizer writes {choice.text} {how}; ask for a scale of single digits, such as low: 1, "
                 "high: 5, or for letters, or take mode: parse"
             )
-    return [sorted(ids) for ids in own]
+    return [sorted(ids) for ids in unique_ids]
 
 
-def _begins(tokenizer: Any, choice: Choice) -> set[int]:
+def _begins(tokenizer: Any, choice: ReplyChoice) -> set[int]:
     written = [_ids(tokenizer, form) for word in choice.forms for form in (word, f" {word}")]
     return {ids[0] for ids in written if len(ids) == 1 or (ids and not choice.whole)}
 
@@ -235,8 +239,8 @@ def _extended(name: str, tensor: Tensor, ids_BP: Tensor, answer_BA: Tensor) -> T
     """A tensor of the prompt, with the answer behind it where it has an entry per token: plain text, to be read."""
     if tensor.shape != ids_BP.shape:
         return tensor
-    behind = {"input_ids": answer_BA, "attention_mask": torch.ones_like(answer_BA)}
-    return torch.cat([tensor, behind.get(name, torch.zeros_like(answer_BA)).to(tensor.dtype)], dim=1)
+    appended = {"input_ids": answer_BA, "attention_mask": torch.ones_like(answer_BA)}
+    return torch.cat([tensor, appended.get(name, torch.zeros_like(answer_BA)).to(tensor.dtype)], dim=1)
 
 
 def _ids(tokenizer: Any, form: str) -> list[int]:
@@ -249,7 +253,9 @@ def _judge(model: str, processor: str, device: torch.device, dtype: torch.dtype)
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-    looks = type(AutoConfig.from_pretrained(model)) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    kind, reader = (AutoModelForImageTextToText, AutoProcessor) if looks else (AutoModelForCausalLM, AutoTokenizer)
-    made = kind.from_pretrained(model, dtype=dtype)
-    return frozen(made, device), reader.from_pretrained(model, **json.loads(processor))
+    is_multimodal = type(AutoConfig.from_pretrained(model)) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    kind, reader = (
+        (AutoModelForImageTextToText, AutoProcessor) if is_multimodal else (AutoModelForCausalLM, AutoTokenizer)
+    )
+    loaded = kind.from_pretrained(model, dtype=dtype)
+    return freeze(loaded, device), reader.from_pretrained(model, **json.loads(processor))

@@ -13,9 +13,9 @@ from PIL import Image
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..explaining import excerpt
+from ..parsing.explanations import excerpt
 from ..parsing.extraction import finite, one_of
-from ..pictures import as_rgb, frames_of
+from ..parsing.sample_images import as_rgb, frames_of
 
 SHOWS = 'Does this picture show "{prompt}"? Answer yes or no.'
 HOW_WELL = (
@@ -31,7 +31,7 @@ _FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
 _TAG = re.compile(r"</(\w+)>")
 _TURN = re.compile(r"<(?=\||/?s>|(?:start|end)_of_turn>)|\[(?=/?INST\])")
 _NUMBER = re.compile(r"(?<![\w.])-?\d{1,9}(?:\.\d{1,9})?(?![\w]|\.\d)")
-_WHOLE = re.compile(r"(?:/|out of|of)\s*$", re.IGNORECASE)
+_OUT_OF = re.compile(r"(?:/|out of|of)\s*$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +87,19 @@ class Scale:
         ends with 5.
         """
         text = reply[-MAX_REPLY_CHARS:].rpartition("</think>")[2]
-        behind = re.split(rf"\b{re.escape(self.key)}\b", text, flags=re.IGNORECASE)
-        stated = self._words(behind[-1]) if self.answers is not None else self._numbers(behind[-1])
-        if not stated or (len(behind) == 1 and len(set(stated)) != 1):
+        pieces = re.split(rf"\b{re.escape(self.key)}\b", text, flags=re.IGNORECASE)
+        stated = self._words(pieces[-1]) if self.answers is not None else self._numbers(pieces[-1])
+        if not stated or (len(pieces) == 1 and len(set(stated)) != 1):
             return None
-        known = [value for value in stated if value is not None]
-        least = min(known) if len(known) == len(stated) else None
+        in_range = [value for value in stated if value is not None]
+        least = min(in_range) if len(in_range) == len(stated) else None
         return least if self.which == "least" else stated[0]
 
     def judged(self, reply: str | None) -> Score:
         """The share that a reply states, and the reply; NaN, a failure, where there is none or it states none."""
         share = None if reply is None else self.read(reply)
-        said = {} if reply is None else {"reason": excerpt(reply.rpartition("</think>")[2].strip())}
-        return Score(math.nan if share is None else share, {"parsed": self._score(share)} | said)
+        explanation = {} if reply is None else {"reason": excerpt(reply.rpartition("</think>")[2].strip())}
+        return Score(math.nan if share is None else share, {"parsed": self._score(share)} | explanation)
 
     def share(self, score: float) -> float:
         """Where a score lies between low (0) and high (1)."""
@@ -113,27 +113,27 @@ class Scale:
     def _words(self, text: str) -> list[float]:
         """What the answers in a text are worth, in order; of letters the case counts."""
         answers = self.answers or {}
-        whole = {answer.casefold(): value for answer, value in answers.items()}
+        worths = {answer.casefold(): value for answer, value in answers.items()}
         longest_first = sorted(answers, key=len, reverse=True)
         forms = "|".join(re.escape(a) if len(a) == 1 else f"(?i:{re.escape(a)})" for a in longest_first)
-        return [whole[found[0].casefold()] for found in re.finditer(rf"(?<!\w)(?:{forms})(?!\w)", text)]
+        return [worths[match[0].casefold()] for match in re.finditer(rf"(?<!\w)(?:{forms})(?!\w)", text)]
 
     def _numbers(self, text: str) -> list[float | None]:
         """The shares of the numbers in a text, None for one off the scale; less those that say what it is out of."""
-        found = [float(number[0]) for number in _NUMBER.finditer(text) if not self._is_whole(text, number)]
-        return [self.share(number) if self.low <= number <= self.high else None for number in found]
+        numbers = [float(number[0]) for number in _NUMBER.finditer(text) if not self._is_whole(text, number)]
+        return [self.share(number) if self.low <= number <= self.high else None for number in numbers]
 
     def _is_whole(self, text: str, number: re.Match[str]) -> bool:
         before = text[max(number.start() - 10, 0) : number.start()]
-        return float(number[0]) == self.high and _WHOLE.search(before) is not None
+        return float(number[0]) == self.high and _OUT_OF.search(before) is not None
 
 
-def picture_question(mode: str) -> str:
+def default_image_question(mode: str) -> str:
     """What is asked of a picture where nothing else is given."""
     return SHOWS if mode == "yes" else HOW_WELL
 
 
-def filled(
+def fill_template(
     template: str,
     sample: Sample,
     scale: Scale,
@@ -155,20 +155,20 @@ def filled(
     Returns:
         The question; None if a field has no value.
     """
-    known: Mapping[str, object] = {
+    values: Mapping[str, object] = {
         **sample.prompt.columns,
         "prompt": sample.prompt.text,
         "low": scale.low,
         "high": scale.high,
         **(more or {}),
-        **{name: as_data(text, template) for name, text in (quoted or {}).items()},
+        **{name: escape_quoted(text, template) for name, text in (quoted or {}).items()},
     }
-    if any(known.get(name) is None for name in _FIELD.findall(template)):
+    if any(values.get(name) is None for name in _FIELD.findall(template)):
         return None
-    return _FIELD.sub(lambda field: str(known[field[1]]), template)
+    return _FIELD.sub(lambda field: str(values[field[1]]), template)
 
 
-def as_data(text: str, template: str) -> str:
+def escape_quoted(text: str, template: str) -> str:
     """A text that cannot end the quotation it is put in: a blank takes apart the tags that the template closes.
 
     So with ``<|..|>``, ``[INST]`` and ``<start_of_turn>`` and their like, by which chats mark their turns.
@@ -178,7 +178,7 @@ def as_data(text: str, template: str) -> str:
     return _TURN.sub(lambda mark: f"{mark[0]} ", text)
 
 
-def shown(sample: Sample, frames: int, source: bool) -> Sequence[Image.Image]:
+def judge_images(sample: Sample, frames: int, source: bool) -> Sequence[Image.Image]:
     """The pictures that a judge sees: the prompt's own first, if asked for, then the picture or frames of the video."""
-    made = frames_of(sample, frames)
-    return [*map(as_rgb, sample.prompt.images), *made] if source and made else made
+    generated = frames_of(sample, frames)
+    return [*map(as_rgb, sample.prompt.images), *generated] if source and generated else generated

@@ -9,7 +9,7 @@ from typing import Any
 
 from mmgrpo.types import Score
 
-from ..explaining import excerpt, parts
+from ..parsing.explanations import excerpt, parts
 from ..parsing.extraction import finite
 
 MET = 0.5
@@ -36,23 +36,23 @@ class Criterion:
 def rubric_of(value: Any) -> list[Criterion] | None:
     """A list of ``{criterion, weight, veto, enough}``, or of texts; None for anything else, or no weight above 0."""
     items: list[Any] = (
-        [{"criterion": one} if isinstance(one, str) else one for one in value] if isinstance(value, list) else []
+        [{"criterion": item} if isinstance(item, str) else item for item in value] if isinstance(value, list) else []
     )
-    if not items or not all(_is_criterion(one) for one in items):
+    if not items or not all(_is_criterion(item) for item in items):
         return None
     rubric = [
         Criterion(
-            criterion=one["criterion"],
-            weight=float(one.get("weight", 1)),
-            veto=one.get("veto", False),
-            enough=one.get("enough", False),
+            criterion=item["criterion"],
+            weight=float(item.get("weight", 1)),
+            veto=item.get("veto", False),
+            enough=item.get("enough", False),
         )
-        for one in items
+        for item in items
     ]
-    return rubric if any(one.weight > 0 for one in rubric) else None
+    return rubric if any(item.weight > 0 for item in rubric) else None
 
 
-def rubric_score(rubric: Sequence[Criterion], verdicts: Sequence[float]) -> Score:
+def rubric_score(rubric: Sequence[Criterion], scores: Sequence[float]) -> Score:
     """How much of a rubric a response meets, from 0 to 1.
 
     R = clip(sum_i w_i v_i / sum_{w_i > 0} w_i, 0, 1), or 0 if a criterion with a veto has v_i below 0.5, else 1 if all
@@ -61,26 +61,29 @@ def rubric_score(rubric: Sequence[Criterion], verdicts: Sequence[float]) -> Scor
 
     Args:
         rubric: the criteria.
-        verdicts: how far each is met, from 0 to 1.
+        scores: how far each is met, from 0 to 1.
 
     Returns:
         The score, NaN for none, with the verdicts as ``parts``.
     """
-    known = [(one, verdict) for one, verdict in zip(rubric, verdicts, strict=True) if math.isfinite(verdict)]
-    told = parts(
-        {f"{i}. {excerpt(one.criterion)}": v for i, (one, v) in enumerate(zip(rubric, verdicts, strict=True), 1)}
+    scored = [(criterion, score) for criterion, score in zip(rubric, scores, strict=True) if math.isfinite(score)]
+    explanation = parts(
+        {
+            f"{i}. {excerpt(criterion.criterion)}": v
+            for i, (criterion, v) in enumerate(zip(rubric, scores, strict=True), 1)
+        }
     )
-    total = sum(one.weight for one, _ in known if one.weight > 0)
-    lost = any(one.veto and not math.isfinite(v) for one, v in zip(rubric, verdicts, strict=True))
-    if lost or total == 0:
-        return Score(math.nan, told)
-    vetoed = [one.criterion for one, verdict in known if one.veto and verdict < MET]
+    total = sum(criterion.weight for criterion, _ in scored if criterion.weight > 0)
+    is_undecided = any(criterion.veto and not math.isfinite(v) for criterion, v in zip(rubric, scores, strict=True))
+    if is_undecided or total == 0:
+        return Score(math.nan, explanation)
+    vetoed = [criterion.criterion for criterion, score in scored if criterion.veto and score < MET]
     if vetoed:
-        return Score(0.0, told | {"reason": f"vetoed: {excerpt(vetoed[0])}"})
-    enough = [verdict for one, verdict in zip(rubric, verdicts, strict=True) if one.enough]
-    if enough and all(verdict >= MET for verdict in enough):
-        return Score(1.0, told | {"reason": "what is enough is met"})
-    return Score(min(max(sum(one.weight * verdict for one, verdict in known) / total, 0.0), 1.0), told)
+        return Score(0.0, explanation | {"reason": f"vetoed: {excerpt(vetoed[0])}"})
+    enough = [score for criterion, score in zip(rubric, scores, strict=True) if criterion.enough]
+    if enough and all(score >= MET for score in enough):
+        return Score(1.0, explanation | {"reason": "what is enough is met"})
+    return Score(min(max(sum(criterion.weight * score for criterion, score in scored) / total, 0.0), 1.0), explanation)
 
 
 def _is_criterion(value: Any) -> bool:

@@ -15,8 +15,8 @@ from torch import Tensor
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.types import Sample, Scope, Score
 
-from ..explaining import parts
-from ..models.checkpoints import Dtype, batches, chosen_device, chosen_dtype, frozen, once, positive
+from ..models.checkpoints import Dtype, batches, freeze, load_once, require_positive, resolve_device, resolve_dtype
+from ..parsing.explanations import parts
 from ..parsing.extraction import Extract, extracted, one_of, place_of
 from .local import marks_apart
 
@@ -74,10 +74,10 @@ class RewardModel:
         self._output = output
         self._weights = None if weights is None else tuple(weights)
         self._missing = missing
-        self._max_tokens = positive("RewardModel.max_tokens", max_tokens)
+        self._max_tokens = require_positive("RewardModel.max_tokens", max_tokens)
         self._device = device
-        self._dtype = chosen_dtype("RewardModel", dtype)
-        self._batch_size = positive("RewardModel.batch_size", batch_size)
+        self._dtype = resolve_dtype("RewardModel", dtype)
+        self._batch_size = require_positive("RewardModel.batch_size", batch_size)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         answers = [None if s.text is None else extracted(s.text, self._extract) for s in samples]
@@ -90,25 +90,27 @@ class RewardModel:
 
     @torch.no_grad()
     def _scores(self, pairs: Sequence[tuple[Sample, str]]) -> list[Score]:
-        model, tokenizer = once(_classifier, self._model, chosen_device(self._device), self._dtype)
+        model, tokenizer = load_once(_classifier, self._model, resolve_device(self._device), self._dtype)
         encoded = [_read(tokenizer, sample, answer, self._max_tokens) for sample, answer in pairs]
         size = self._batch_size if model.config.pad_token_id is not None else 1
-        found: list[Score | None] = [None] * len(pairs)
-        for rows in _alike([len(one["input_ids"]) for one in encoded], size):
+        scores: list[Score | None] = [None] * len(pairs)
+        for rows in _alike([len(tokens["input_ids"]) for tokens in encoded], size):
             inputs = {name: torch.tensor([encoded[i][name] for i in rows]).to(model.device) for name in encoded[0]}
             for row, logit_K in zip(rows, model(**inputs).logits.float().cpu(), strict=True):
-                found[row] = self._score(logit_K)
-        return [score for score in found if score is not None]
+                scores[row] = self._score(logit_K)
+        return [score for score in scores if score is not None]
 
     def _score(self, logit_K: Tensor) -> Score:
-        known = len(logit_K)
-        if not -known <= self._output < known or (self._weights is not None and len(self._weights) != known):
+        num_outputs = len(logit_K)
+        if not -num_outputs <= self._output < num_outputs or (
+            self._weights is not None and len(self._weights) != num_outputs
+        ):
             raise RewardError(
-                f"{self._model} has {known} outputs: set output below that, or weights with as many numbers"
+                f"{self._model} has {num_outputs} outputs: set output below that, or weights with as many numbers"
             )
         values = (logit_K.sigmoid() if self._link == "sigmoid" else logit_K).tolist()
         if self._weights is None:
-            return Score(values[self._output], parts(_named(values)) if known > 1 else {})
+            return Score(values[self._output], parts(_named(values)) if num_outputs > 1 else {})
         return Score(sum(w * value for w, value in zip(self._weights, values, strict=True)), parts(_named(values)))
 
 
@@ -149,9 +151,9 @@ class StepRewardModel:
         self._separator = separator
         self._aggregate: Aggregate = one_of("StepRewardModel.aggregate", aggregate, Aggregate)
         self._output = output
-        self._max_tokens = positive("StepRewardModel.max_tokens", max_tokens)
+        self._max_tokens = require_positive("StepRewardModel.max_tokens", max_tokens)
         self._device = device
-        self._dtype = chosen_dtype("StepRewardModel", dtype)
+        self._dtype = resolve_dtype("StepRewardModel", dtype)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return [None if sample.text is None else self._score(sample.prompt.text, sample.text) for sample in samples]
@@ -161,7 +163,7 @@ class StepRewardModel:
         steps = list(_steps(text, self._split))
         if not steps:
             return None
-        model, tokenizer = once(_step_classifier, self._model, chosen_device(self._device), self._dtype)
+        model, tokenizer = load_once(_step_classifier, self._model, resolve_device(self._device), self._dtype)
         ids = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
         ids += _ids(tokenizer, marks_apart(tokenizer, prompt))
         ends = []
@@ -180,14 +182,14 @@ class StepRewardModel:
 
 def _read(tokenizer: Any, sample: Sample, answer: str, max_tokens: int) -> dict[str, list[int]]:
     """Prompt and answer as the model was trained to read them; of too many tokens the end."""
-    prompt, said = sample.prompt, marks_apart(tokenizer, answer)
+    prompt, answer_text = sample.prompt, marks_apart(tokenizer, answer)
     if tokenizer.chat_template:
-        asked = prompt.messages or [{"role": "user", "content": prompt.text}]
-        chat = tokenizer.apply_chat_template([*asked, {"role": "assistant", "content": said}], tokenize=False)
-        found = tokenizer(chat, add_special_tokens=False)
+        messages = prompt.messages or [{"role": "user", "content": prompt.text}]
+        chat = tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": answer_text}], tokenize=False)
+        encoded = tokenizer(chat, add_special_tokens=False)
     else:
-        found = tokenizer(marks_apart(tokenizer, prompt.text), said)
-    return {name: list(ids)[-max_tokens:] for name, ids in found.items()}
+        encoded = tokenizer(marks_apart(tokenizer, prompt.text), answer_text)
+    return {name: list(ids)[-max_tokens:] for name, ids in encoded.items()}
 
 
 def _alike(lengths: Sequence[int], size: int) -> list[Sequence[int]]:
@@ -200,12 +202,12 @@ def _alike(lengths: Sequence[int], size: int) -> list[Sequence[int]]:
 
 def _steps(text: str, split: str) -> list[tuple[int, int]]:
     """Where the steps of a text stand that are not blank."""
-    found, start = [], 0
+    spans, start = [], 0
     for piece in text.split(split):
         if piece.strip():
-            found.append((start, start + len(piece)))
+            spans.append((start, start + len(piece)))
         start += len(piece) + len(split)
-    return found
+    return spans
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:
@@ -219,12 +221,12 @@ def _named(values: Sequence[float]) -> dict[str, float]:
 def _classifier(model: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    made = AutoModelForSequenceClassification.from_pretrained(model, dtype=dtype)
-    return frozen(made, device), AutoTokenizer.from_pretrained(model)
+    loaded = AutoModelForSequenceClassification.from_pretrained(model, dtype=dtype)
+    return freeze(loaded, device), AutoTokenizer.from_pretrained(model)
 
 
 def _step_classifier(model: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-    made = AutoModelForTokenClassification.from_pretrained(model, dtype=dtype)
-    return frozen(made, device), AutoTokenizer.from_pretrained(model)
+    loaded = AutoModelForTokenClassification.from_pretrained(model, dtype=dtype)
+    return freeze(loaded, device), AutoTokenizer.from_pretrained(model)

@@ -11,13 +11,13 @@ from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.reward import Reward
 from mmgrpo.types import Sample, Score
 
-from ..explaining import parts
-from ..models.checkpoints import positive
+from ..models.checkpoints import require_positive
+from ..parsing.explanations import parts
 from ..parsing.extraction import Extract, extracted, one_of, place_of
-from ..pictures import as_rgb
-from .choosing import judge_of
-from .questions import Question, Scale, filled
-from .verdicts import Writing
+from ..parsing.sample_images import as_rgb
+from .judge_config import judge_of
+from .judge_protocol import ReplyParams
+from .questions import Question, Scale, fill_template
 
 Measure = Literal["right", "agree", "length"]
 
@@ -73,27 +73,27 @@ class Solver:
         self.of = of
         self._extract: Extract = place_of("Solver.extract", extract)
         self._missing = missing
-        self._agreeing = positive("Solver.agreeing", agreeing)
-        self._most = positive("Solver.most", most)
-        self._writing = Writing(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature)
+        self._agreeing = require_positive("Solver.agreeing", agreeing)
+        self._most = require_positive("Solver.most", most)
+        self._writing = ReplyParams(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature)
         self._shows_source = source
         self._judge = judge_of("Solver", model, system=system, endpoint=endpoint, local=local)
         self.concurrent = endpoint is not None
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        said = [None if s.text is None else extracted(s.text, self._extract) for s in samples]
+        responses = [None if s.text is None else extracted(s.text, self._extract) for s in samples]
         values: list[float | Score | None] = [None if s.text is None else self._missing for s in samples]
-        asked: dict[int, Question] = {}
-        for i, (sample, response) in enumerate(zip(samples, said, strict=True)):
+        questions: dict[int, Question] = {}
+        for i, (sample, response) in enumerate(zip(samples, responses, strict=True)):
             if response is None:
                 continue
-            text = filled(self._question, sample, _NO_SCALE, quoted={"response": response})
+            text = fill_template(self._question, sample, _NO_SCALE, quoted={"response": response})
             values[i] = None
             if text is not None:
-                asked[i] = Question([*map(as_rgb, sample.prompt.images)] if self._shows_source else [], text)
-        replies = self._judge.replies(list(asked.values()), self._writing) if asked else []
-        for i, written in zip(asked, replies, strict=True):
-            values[i] = self._score(samples[i], written)
+                questions[i] = Question([*map(as_rgb, sample.prompt.images)] if self._shows_source else [], text)
+        replies = self._judge.replies(list(questions.values()), self._writing) if questions else []
+        for i, reply_texts in zip(questions, replies, strict=True):
+            values[i] = self._score(samples[i], reply_texts)
         return values
 
     def _score(self, sample: Sample, replies: Sequence[str]) -> Score | None:
@@ -110,10 +110,12 @@ class Solver:
 
     def _right(self, sample: Sample, replies: Sequence[str]) -> Score | None:
         assert self.of is not None
-        judged = list(self.of([Sample(sample.prompt, sample.group, sample.member, text=reply) for reply in replies]))
-        if len(judged) != len(replies):
-            raise RewardError(f"the reward within gave {len(judged)} values for {len(replies)} samples")
-        values = [float(value) for value in judged if value is not None]
+        reply_scores = list(
+            self.of([Sample(sample.prompt, sample.group, sample.member, text=reply) for reply in replies])
+        )
+        if len(reply_scores) != len(replies):
+            raise RewardError(f"the reward within gave {len(reply_scores)} values for {len(replies)} samples")
+        values = [float(value) for value in reply_scores if value is not None]
         return Score(sum(values) / len(values), {"reason": f"{len(values)} replies"}) if values else None
 
 

@@ -21,26 +21,26 @@ _loaded: dict[tuple[Any, ...], Any] = {}
 _lock = RLock()  # rewards may be asked from several threads
 
 
-def chosen_device(device: str | None) -> torch.device:
+def resolve_device(device: str | None) -> torch.device:
     """The named device; without a name the process's current CUDA device, or the CPU where there is none."""
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def chosen_dtype(where: str, dtype: str) -> torch.dtype:
+def resolve_dtype(where: str, dtype: str) -> torch.dtype:
     """float32, bfloat16 or float16 by name. Raises ConfigError for another."""
     if dtype not in get_args(Dtype):
         raise ConfigError(f"{where}.dtype must be one of {', '.join(get_args(Dtype))}, got {dtype!r}")
     return getattr(torch, dtype)
 
 
-def positive(where: str, value: int) -> int:
+def require_positive(where: str, value: int) -> int:
     """The value, if it is an integer of at least 1; else a ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{where} must be an integer of at least 1, got {value!r}")
     return value
 
 
-def once(load: Callable[..., T], *arguments: Any) -> T:
+def load_once(load: Callable[..., T], *arguments: Any) -> T:
     """What ``load(*arguments)`` gave the first time it was asked for in this process.
 
     So two rewards with the same model share it. The arguments must be hashable.
@@ -60,12 +60,12 @@ def once(load: Callable[..., T], *arguments: Any) -> T:
         return _loaded[key]
 
 
-def frozen(model: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+def freeze(model: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> Any:
     """The model on its device, in eval mode, without gradients, and in another dtype if one is given."""
     return model.to(device=device, dtype=dtype).eval().requires_grad_(False)
 
 
-def weights(checkpoint: str) -> dict[str, Tensor]:
+def load_state_dict(checkpoint: str) -> dict[str, Tensor]:
     """The tensors of a checkpoint file, on the CPU.
 
     A path, or ``owner/repository/file`` of a hub. ``.safetensors``, or what ``torch.load`` reads as weights only; the
@@ -73,19 +73,21 @@ def weights(checkpoint: str) -> dict[str, Tensor]:
 
     Raises: RewardError for a file that holds something else than tensors.
     """
-    path = local(checkpoint)
+    path = resolve_checkpoint_path(checkpoint)
     if path.endswith(".safetensors"):
         from safetensors.torch import load_file
 
         return load_file(path)
-    held = torch.load(path, map_location="cpu", weights_only=True)
-    held = held.get("state_dict", held) if isinstance(held, dict) else held
-    if not isinstance(held, dict) or not all(isinstance(value, Tensor) for value in held.values()):
-        raise RewardError(f"{checkpoint} is no state dict: it holds {type(held).__name__} and not tensors by name")
-    return {str(name).removeprefix("module."): value for name, value in held.items()}
+    state_dict = torch.load(path, map_location="cpu", weights_only=True)
+    state_dict = state_dict.get("state_dict", state_dict) if isinstance(state_dict, dict) else state_dict
+    if not isinstance(state_dict, dict) or not all(isinstance(value, Tensor) for value in state_dict.values()):
+        raise RewardError(
+            f"{checkpoint} is no state dict: it holds {type(state_dict).__name__} and not tensors by name"
+        )
+    return {str(name).removeprefix("module."): value for name, value in state_dict.items()}
 
 
-def local(checkpoint: str) -> str:
+def resolve_checkpoint_path(checkpoint: str) -> str:
     """The path of a checkpoint file; ``owner/repository/file`` is fetched from the hub if it is no path."""
     parts = checkpoint.split("/")
     if os.path.exists(checkpoint) or len(parts) < 3 or not all(parts):

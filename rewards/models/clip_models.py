@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .checkpoints import chosen_device, chosen_dtype, frozen, in_batches, once
+from .checkpoints import freeze, in_batches, load_once, resolve_device, resolve_dtype
 
 Library = Literal["transformers", "open_clip"]
 ResizeMode = Literal["shortest", "longest", "squash"]
@@ -63,11 +63,11 @@ class ClipSource:
     def load(self) -> Clip:
         """The model, loaded at the first call in this process. Raises RewardError if it cannot be."""
         scheme = self.model.startswith(("hf-hub:", "local-dir:"))
-        device, dtype = chosen_device(self.device), chosen_dtype("clip", self.dtype)
+        device, dtype = resolve_device(self.device), resolve_dtype("clip", self.dtype)
         if self.library == "open_clip" or (self.library is None and (scheme or self.pretrained)):
-            loaded = once(_open_clip, self.model, self.pretrained, self.resize_mode, device, dtype)
+            loaded = load_once(_open_clip, self.model, self.pretrained, self.resize_mode, device, dtype)
             return OpenClip(*loaded, device, dtype, self.batch_size)
-        loaded = once(_transformers_clip, self.model, self.processor or self.model, device, dtype)
+        loaded = load_once(_transformers_clip, self.model, self.processor or self.model, device, dtype)
         return TransformersClip(*loaded, device, dtype, self.batch_size)
 
 
@@ -180,11 +180,11 @@ def _open_clip(
     made, transform = open_clip.create_model_from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
         model, pretrained=pretrained, device="cpu", image_resize_mode=resize_mode, weights_only=True
     )
-    return frozen(made, device, dtype), transform, open_clip.get_tokenizer(model)
+    return freeze(made, device, dtype), transform, open_clip.get_tokenizer(model)
 
 
 def _transformers_clip(model: str, processor: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoModel, AutoProcessor
 
     made = AutoModel.from_pretrained(model, dtype=dtype)
-    return frozen(made, device), AutoProcessor.from_pretrained(processor)
+    return freeze(made, device), AutoProcessor.from_pretrained(processor)

@@ -13,7 +13,7 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
-from .checkpoints import chosen_device, chosen_dtype, frozen, in_batches, once
+from .checkpoints import freeze, in_batches, load_once, resolve_device, resolve_dtype
 
 SSIM_SIGMA, SSIM_RADIUS = 1.5, 5
 SSIM_C1, SSIM_C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
@@ -38,17 +38,17 @@ class FeatureSource:
 
     def features(self, images: Sequence[Image.Image]) -> Tensor:
         """(N, D) float32, each row of length 1. Raises RewardError if the model cannot be loaded."""
-        device, dtype = chosen_device(self.device), chosen_dtype("features", self.dtype)
-        model, processor = once(_vision_model, self.model, device, dtype)
+        device, dtype = resolve_device(self.device), resolve_dtype("features", self.dtype)
+        model, processor = load_once(_vision_model, self.model, device, dtype)
 
-        def seen(batch: Sequence[Image.Image]) -> Tensor:
+        def embed(batch: Sequence[Image.Image]) -> Tensor:
             inputs = processor(images=[image.convert("RGB") for image in batch], return_tensors="pt")
             return _feature(model, inputs["pixel_values"].to(device, dtype))
 
-        return torch.nn.functional.normalize(in_batches(seen, self.batch_size, images), dim=-1)
+        return torch.nn.functional.normalize(in_batches(embed, self.batch_size, images), dim=-1)
 
 
-def ssim(one: NDArray[Any], other: NDArray[Any]) -> float:
+def ssim(image: NDArray[Any], reference: NDArray[Any]) -> float:
     """Mean structural similarity of two grey pictures with values 0 to 255, over all whole windows.
 
     Shapes: (H, W), (H, W), both edges at least 11 -> a number in [-1, 1].
@@ -59,7 +59,7 @@ def ssim(one: NDArray[Any], other: NDArray[Any]) -> float:
         inner = slice(SSIM_RADIUS, -SSIM_RADIUS)
         return gaussian_filter(values, SSIM_SIGMA, radius=SSIM_RADIUS)[inner, inner]
 
-    a, b = one.astype(np.float64), other.astype(np.float64)
+    a, b = image.astype(np.float64), reference.astype(np.float64)
     mean_a, mean_b = local_mean(a), local_mean(b)
     variance_a, variance_b = local_mean(a * a) - mean_a**2, local_mean(b * b) - mean_b**2
     covariance = local_mean(a * b) - mean_a * mean_b
@@ -69,13 +69,13 @@ def ssim(one: NDArray[Any], other: NDArray[Any]) -> float:
 
 def _feature(model: Any, pixels: Tensor) -> Tensor:
     if hasattr(model, "get_image_features"):
-        found = model.get_image_features(pixel_values=pixels)
-        return found if isinstance(found, Tensor) else found.pooler_output
+        features = model.get_image_features(pixel_values=pixels)
+        return features if isinstance(features, Tensor) else features.pooler_output
     return model(pixel_values=pixels).last_hidden_state[:, 0]
 
 
 def _vision_model(model: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoImageProcessor, AutoModel
 
-    made = AutoModel.from_pretrained(model, dtype=dtype)
-    return frozen(made, device), AutoImageProcessor.from_pretrained(model)
+    loaded = AutoModel.from_pretrained(model, dtype=dtype)
+    return freeze(loaded, device), AutoImageProcessor.from_pretrained(model)

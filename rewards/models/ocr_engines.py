@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.system.extras import required
 
-from ..geometry.boxes import Box, CoordinateFrame
+from ..parsing.boxes import Box, CoordinateFrame
 
 MAX_RATIO = 4
 """Longer strips are padded with white: engines enlarge the shorter side, of a strip to minutes of work."""
@@ -50,14 +50,14 @@ def rapidocr(languages: tuple[str, ...], device: torch.device) -> Engine:
     }
     if languages:
         settings["Rec.lang_type"] = languages[0]
-    made = package.RapidOCR(params=settings)
+    engine = package.RapidOCR(params=settings)
     lock = Lock()
 
     def read(image: Image.Image) -> list[Line]:
         with lock:
-            found = made(_padded(image))
-        quads = found.boxes if found.boxes is not None else ()
-        return [Line(text, _around(quad, image)) for text, quad in zip(found.txts or (), quads, strict=True)]
+            result = engine(_padded(image))
+        quads = result.boxes if result.boxes is not None else ()
+        return [Line(text, _around(quad, image)) for text, quad in zip(result.txts or (), quads, strict=True)]
 
     return _tried(read, "rapidocr")
 
@@ -69,8 +69,8 @@ def easyocr(languages: tuple[str, ...], device: torch.device) -> Engine:
 
     def read(image: Image.Image) -> list[Line]:
         with lock:
-            found = reader.readtext(np.asarray(_padded(image)))
-        return [Line(text, _around(quad, image)) for quad, text, _ in found]
+            detections = reader.readtext(np.asarray(_padded(image)))
+        return [Line(text, _around(quad, image)) for quad, text, _ in detections]
 
     return _tried(read, "easyocr")
 
@@ -80,8 +80,8 @@ def pytesseract(languages: tuple[str, ...], device: torch.device) -> Engine:
     package = required("pytesseract", "engine pytesseract")
 
     def read(image: Image.Image) -> list[Line]:
-        found = package.image_to_data(_padded(image), lang="+".join(languages) or None, output_type=package.Output.DICT)
-        rows = zip(found["text"], found["left"], found["top"], found["width"], found["height"], strict=True)
+        data = package.image_to_data(_padded(image), lang="+".join(languages) or None, output_type=package.Output.DICT)
+        rows = zip(data["text"], data["left"], data["top"], data["width"], data["height"], strict=True)
         return [
             Line(text, _around([(left, top), (left + width, top + height)], image))
             for text, left, top, width, height in rows

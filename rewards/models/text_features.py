@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checkpoints import chosen_device, chosen_dtype, frozen, in_batches, once
+from .checkpoints import freeze, in_batches, load_once, resolve_device, resolve_dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +33,8 @@ class TextFeatures:
 
         Raises: RewardError if the model cannot be loaded.
         """
-        device, dtype = chosen_device(self.device), chosen_dtype("features", self.dtype)
-        model, tokenizer = once(_encoder, self.model, device, dtype)
+        device, dtype = resolve_device(self.device), resolve_dtype("features", self.dtype)
+        model, tokenizer = load_once(_encoder, self.model, device, dtype)
 
         def read(batch: Sequence[str]) -> Tensor:
             inputs = tokenizer(list(batch), padding=True, truncation=True, return_tensors="pt").to(device)
@@ -47,8 +47,8 @@ class TextFeatures:
 def _encoder(model: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoModel, AutoTokenizer
 
-    made = AutoModel.from_pretrained(model, dtype=dtype)
+    loaded = AutoModel.from_pretrained(model, dtype=dtype)
     tokenizer = AutoTokenizer.from_pretrained(model)
-    longest = getattr(made.config, "max_position_embeddings", tokenizer.model_max_length)
+    longest = getattr(loaded.config, "max_position_embeddings", tokenizer.model_max_length)
     tokenizer.model_max_length = min(tokenizer.model_max_length, longest)
-    return frozen(made, device), tokenizer
+    return freeze(loaded, device), tokenizer

@@ -10,7 +10,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.system.extras import required
 from mmgrpo.types import Sample, Score
 
-from ..explaining import compared
+from ..parsing.explanations import compared
 from ..parsing.extraction import (
     MAX_ANSWER_CHARS,
     Extract,
@@ -22,7 +22,7 @@ from ..parsing.extraction import (
     place_of,
     words,
 )
-from ..parsing.references import error_of, graded, shortest, texts
+from ..parsing.reference_values import error_of, graded, shortest, texts
 
 Unit = Literal["characters", "words"]
 
@@ -98,9 +98,9 @@ class YesNo:
         return None if truth is None else [truth]
 
     def _score(self, text: str, reference: list[bool]) -> Score:
-        said = _truth(extracted(text, self._extract) or "")
-        parsed = None if said is None else _said(said)
-        return Score(float(said == reference[0]), compared(parsed, _said(reference[0])))
+        answer = _truth(extracted(text, self._extract) or "")
+        parsed = None if answer is None else _yes_or_no(answer)
+        return Score(float(answer == reference[0]), compared(parsed, _yes_or_no(reference[0])))
 
 
 @final
@@ -136,11 +136,17 @@ class Classification:
 
     def _score(self, text: str, accepted: list[str]) -> Score:
         answer, wanted = extracted(text, self._extract) or "", {_plain(name) for name in accepted}
-        said = label_key(answer).split() if self._labels is None else label_words(answer)
+        answer_words = label_key(answer).split() if self._labels is None else label_words(answer)
         if self._labels is None:
-            named = {" ".join(said[1:] if len(said) > 1 and said[0] in ("a", "an", "the") else said)} - {""}
+            named = {
+                " ".join(
+                    answer_words[1:]
+                    if len(answer_words) > 1 and answer_words[0] in ("a", "an", "the")
+                    else answer_words
+                )
+            } - {""}
         else:
-            named = _named(said, self._labels | wanted)
+            named = _named(answer_words, self._labels | wanted)
         reason = "several classes" if not named <= wanted and len(named) > 1 else None
         return Score(
             float(bool(named) and named <= wanted), compared(", ".join(sorted(named)) or None, sorted(wanted), reason)
@@ -189,16 +195,16 @@ class LabelSet:
         return error_of(value, self._reference, "a list of labels of LabelSet.labels")
 
     def _reference(self, value: Any) -> set[str] | None:
-        known = {_plain(shortest(label)) for label in value} if isinstance(value, list | tuple) else None
-        return known if known is not None and known <= self._labels else None
+        reference = {_plain(shortest(label)) for label in value} if isinstance(value, list | tuple) else None
+        return reference if reference is not None and reference <= self._labels else None
 
-    def _score(self, text: str, known: set[str]) -> Score:
+    def _score(self, text: str, reference: set[str]) -> Score:
         named = _named(label_words(extracted(text, self._extract) or ""), self._labels)
-        said = compared(", ".join(sorted(named)) or None, ", ".join(sorted(known)))
-        if named == known or not named:
-            return Score(float(named == known), said)
-        value = self._right * len(named & known) - self._wrong * len(named ^ known)
-        return Score(min(max(value, 0.0), 1.0), said)
+        explanation = compared(", ".join(sorted(named)) or None, ", ".join(sorted(reference)))
+        if named == reference or not named:
+            return Score(float(named == reference), explanation)
+        value = self._right * len(named & reference) - self._wrong * len(named ^ reference)
+        return Score(min(max(value, 0.0), 1.0), explanation)
 
 
 @final
@@ -240,8 +246,8 @@ class EditDistance:
         return error_of(value, self._references, "a text or number of at most 10,000 characters, or a list of them")
 
     def _references(self, value: Any) -> list[str] | None:
-        known = texts(value)
-        return None if known is None or any(len(text) > MAX_ANSWER_CHARS for text in known) else known
+        accepted = texts(value)
+        return None if accepted is None or any(len(text) > MAX_ANSWER_CHARS for text in accepted) else accepted
 
     def _score(self, text: str, accepted: list[str]) -> Score:
         answer = extracted(text, self._extract)
@@ -250,10 +256,10 @@ class EditDistance:
             return Score(0.0, compared(answer, accepted, None if answer is None else "too long"))
         likeness = [self._similarity(plain, normalised(a, ignore_case=self._ignore_case) or "") for a in accepted]
         best = max(likeness)
-        said = compared(answer, accepted[likeness.index(best)])
+        explanation = compared(answer, accepted[likeness.index(best)])
         if best < self._floor:
-            return Score(0.0, said | {"reason": f"{best:.2f} alike, below {self._floor:g}"})
-        return Score(best, said)
+            return Score(0.0, explanation | {"reason": f"{best:.2f} alike, below {self._floor:g}"})
+        return Score(best, explanation)
 
     def _similarity(self, answer: str, reference: str) -> float:
         by_words = self._unit == "words"
@@ -261,37 +267,37 @@ class EditDistance:
         return self._levenshtein.normalized_similarity(*pair)
 
 
-def _said(truth: bool) -> str:
+def _yes_or_no(truth: bool) -> str:
     return "yes" if truth else "no"
 
 
 def _truth(text: str) -> bool | None:
-    said = words(text)
-    known = [_TRUTH.get(word) for word in said]
-    told = {truth for truth in known if truth is not None}
-    if len(told) == 1:
-        return told.pop()
-    joined = len(said) > 2 and said[1] == "and" and known[2] is not None
-    echo = joined or (len(said) > 1 and (known[1] is not None or said[1] == "or"))
-    return None if not said or echo else known[0]
+    answer_words = words(text)
+    truths = [_TRUTH.get(word) for word in answer_words]
+    distinct_truths = {truth for truth in truths if truth is not None}
+    if len(distinct_truths) == 1:
+        return distinct_truths.pop()
+    joined = len(answer_words) > 2 and answer_words[1] == "and" and truths[2] is not None
+    echo = joined or (len(answer_words) > 1 and (truths[1] is not None or answer_words[1] == "or"))
+    return None if not answer_words or echo else truths[0]
 
 
-def _named(said: list[str], labels: set[str]) -> set[str]:
+def _named(answer_words: list[str], labels: set[str]) -> set[str]:
     """The labels that stand in a text word by word, the longest at each place, none within another."""
-    longest, at, found = max(len(label.split()) for label in labels), 0, set()
-    while at < len(said):
-        lengths = range(min(longest, len(said) - at), 0, -1)
-        size = next((n for n in lengths if " ".join(said[at : at + n]) in labels), 0)
+    longest, at, matched = max(len(label.split()) for label in labels), 0, set()
+    while at < len(answer_words):
+        lengths = range(min(longest, len(answer_words) - at), 0, -1)
+        size = next((n for n in lengths if " ".join(answer_words[at : at + n]) in labels), 0)
         if size:
-            found.add(" ".join(said[at : at + size]))
+            matched.add(" ".join(answer_words[at : at + size]))
         at += size or 1
-    return found
+    return matched
 
 
 def _names(value: Any) -> list[str] | None:
     """The accepted names; None if one of them has no word in it."""
-    known = texts(value)
-    return None if known is None or not all(map(_plain, known)) else known
+    accepted = texts(value)
+    return None if accepted is None or not all(map(_plain, accepted)) else accepted
 
 
 def _plain(label: str) -> str:

@@ -9,9 +9,9 @@ from typing import Any, Literal, final
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.types import Sample, Score
 
-from ..explaining import compared
+from ..parsing.explanations import compared
 from ..parsing.extraction import Extract, extracted, one_of, place_of, words
-from ..parsing.references import error_of, graded, texts
+from ..parsing.reference_values import error_of, graded, texts
 from .ngrams import Words, bleu, cider, document_frequencies, rouge_l
 
 Metric = Literal["rouge_l", "bleu", "cider"]
@@ -66,24 +66,24 @@ class CaptionScore:
         """Why a value of the column is no reference; None if it is one."""
         return error_of(value, _captions, "a text, a number, or a list of them, with a word")
 
-    def _score(self, text: str, known: list[Words]) -> Score:
+    def _score(self, text: str, references: list[Words]) -> Score:
         answer = extracted(text, self._extract) or ""
-        made = words(answer)
-        nearest = max(known, key=lambda one: rouge_l(made, one))
-        return Score(self._value(made, known, nearest), compared(answer or None, " ".join(nearest)))
+        answer_words = words(answer)
+        nearest = max(references, key=lambda reference: rouge_l(answer_words, reference))
+        return Score(self._value(answer_words, references, nearest), compared(answer or None, " ".join(nearest)))
 
-    def _value(self, made: Words, known: list[Words], nearest: Words) -> float:
+    def _value(self, answer_words: Words, references: list[Words], nearest: Words) -> float:
         if self._metric == "rouge_l":
-            return rouge_l(made, nearest)
+            return rouge_l(answer_words, nearest)
         if self._metric == "bleu":
-            return bleu(made, known, self._order)
-        return cider(made, known, self._frequencies, self._documents, self._order)
+            return bleu(answer_words, references, self._order)
+        return cider(answer_words, references, self._frequencies, self._documents, self._order)
 
 
 def _captions(value: Any) -> list[Words] | None:
     """The words of each reference that has any."""
-    known: list[Words] = [found for one in texts(value) or [] if (found := words(one))]
-    return known or None
+    captions: list[Words] = [text_words for text in texts(value) or [] if (text_words := words(text))]
+    return captions or None
 
 
 def _lines(path: str) -> list[str]:

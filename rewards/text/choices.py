@@ -11,11 +11,11 @@ from typing import Any, Literal, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..explaining import compared
+from ..parsing.explanations import compared
 from ..parsing.extraction import Extract, extracted, finite, label_key, one_of, place_of, words
 from ..parsing.letters import standalone_letters
 from ..parsing.numerals import numbers
-from ..parsing.references import error_of, references, shortest
+from ..parsing.reference_values import error_of, references, shortest
 from ..parsing.scalars import plain_value
 
 Several = Literal["wrong", "last"]

@@ -10,9 +10,9 @@ from typing import Any, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..explaining import excerpt, rounded
+from ..parsing.explanations import excerpt, rounded
 from ..parsing.extraction import Extract, extracted, place_of, words
-from ..parsing.references import error_of, graded
+from ..parsing.reference_values import error_of, graded
 
 # fmt: off
 FUNCTION_WORDS = frozenset((
@@ -66,12 +66,12 @@ class Coverage:
         """Why a value of the column is no reference; None if it is one."""
         return error_of(value, _reference, "a text with words that tell")
 
-    def _score(self, text: str, known: set[str]) -> Score:
-        said = telling(extracted(text, self._extract) or "")
-        found = known & set(said)
-        share, factor = len(found) / len(known), not_repeated(said) if self._repetition else 1.0
-        value = (share + self._bonus * (len(found) >= self._hits)) * factor
-        missing = excerpt(", ".join(sorted(known - found)))
+    def _score(self, text: str, reference: set[str]) -> Score:
+        content = telling(extracted(text, self._extract) or "")
+        covered = reference & set(content)
+        share, factor = len(covered) / len(reference), not_repeated(content) if self._repetition else 1.0
+        value = (share + self._bonus * (len(covered) >= self._hits)) * factor
+        missing = excerpt(", ".join(sorted(reference - covered)))
         explained = {"reason": f"missing: {missing}"} if missing else {}
         parts = {"parts": rounded({"share": share, "repetition": factor})}
         return Score(value, explained | parts)
@@ -82,12 +82,12 @@ def telling(text: str) -> list[str]:
     return [word for word in words(text) if word not in FUNCTION_WORDS]
 
 
-def not_repeated(said: Sequence[str]) -> float:
+def not_repeated(content: Sequence[str]) -> float:
     """1 for words of which none is frequent, falling to 0 for one word alone; see ``Coverage``."""
-    if not said:
+    if not content:
         return 1.0
-    frequent = Counter(said).most_common(1)[0][1] / len(said)
-    run = max(len(list(same)) for _, same in groupby(said))
+    frequent = Counter(content).most_common(1)[0][1] / len(content)
+    run = max(len(list(same)) for _, same in groupby(content))
     return max(0.0, 1 - 3 * max(0.0, frequent - 0.35)) * max(0.0, 1 - 0.05 * max(0, run - 3))
 
 

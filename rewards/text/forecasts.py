@@ -9,11 +9,11 @@ from typing import Any, ClassVar, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..explaining import compared, rounded
+from ..parsing.explanations import compared, rounded
 from ..parsing.extraction import Extract, extracted, finite, place_of
 from ..parsing.numerals import numbers
-from ..parsing.references import error_of, references
-from .judging import Judge, judge_of
+from ..parsing.reference_values import error_of, references
+from .answer_verifiers import Judge, judge_of
 
 
 @final
@@ -56,8 +56,8 @@ class Brier:
         self._extract: Extract = place_of("Brier.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = self._known(samples)
-        return [None if y is None else self._score(s.text or "", y) for s, y in zip(samples, known, strict=True)]
+        outcomes = self._known(samples)
+        return [None if y is None else self._score(s.text or "", y) for s, y in zip(samples, outcomes, strict=True)]
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
@@ -67,8 +67,8 @@ class Brier:
         """What came true; NaN where the judge failed, None where nobody says."""
         if self.of is None:
             return references("brier", samples, self.column, _outcome)
-        said = [None if verdict is None else float(verdict) for verdict in self.of(samples)]
-        return [v if v is None or math.isnan(v) else float(v >= self._right_from) for v in said]
+        verifier_scores = [None if score is None else float(score) for score in self.of(samples)]
+        return [v if v is None or math.isnan(v) else float(v >= self._right_from) for v in verifier_scores]
 
     def _score(self, text: str, outcome: float) -> float | Score:
         if math.isnan(outcome):
@@ -82,5 +82,5 @@ class Brier:
 
 
 def _outcome(value: Any) -> float | None:
-    known = float(value) if isinstance(value, bool) else finite(value)
-    return known if known is not None and 0 <= known <= 1 else None
+    outcome = float(value) if isinstance(value, bool) else finite(value)
+    return outcome if outcome is not None and 0 <= outcome <= 1 else None

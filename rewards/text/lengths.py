@@ -10,8 +10,8 @@ from typing import Any, Literal, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..explaining import rounded
-from .judging import Judge, judge_of
+from ..parsing.explanations import rounded
+from .answer_verifiers import Judge, judge_of
 
 Unit = Literal["tokens", "words"]
 STATED = re.compile(r"\b([0-9]{1,9}) tokens")
@@ -45,10 +45,10 @@ class Overlong:
 
     def _score(self, length: int) -> Score:
         free = self._max_length - self._margin
-        said = {"reason": f"{length} tokens, free up to {free}, -1 beyond {self._max_length}"}
+        explanation = {"reason": f"{length} tokens, free up to {free}, -1 beyond {self._max_length}"}
         if length <= free:
-            return Score(0.0, said)
-        return Score(-1.0 if length > self._max_length else -(length - free) / self._margin, said)
+            return Score(0.0, explanation)
+        return Score(-1.0 if length > self._max_length else -(length - free) / self._margin, explanation)
 
 
 @final
@@ -120,8 +120,8 @@ class Repetition:
         if not grams:
             return Score(0.0, {"reason": f"fewer than {self._size} {self._unit}"})
         repeated = len(grams) - len(set(grams))
-        said = {"reason": f"{repeated} of {len(grams)} runs of {self._size} {self._unit} repeat an earlier one"}
-        return Score(self._max_penalty * (1 - len(set(grams)) / len(grams)), said)
+        explanation = {"reason": f"{repeated} of {len(grams)} runs of {self._size} {self._unit} repeat an earlier one"}
+        return Score(self._max_penalty * (1 - len(set(grams)) / len(grams)), explanation)
 
 
 @final
@@ -162,17 +162,17 @@ class CosineLength:
         self._right_from = right_from
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return [self._score(sample, verdict) for sample, verdict in zip(samples, self.judge(samples), strict=True)]
+        return [self._score(sample, score) for sample, score in zip(samples, self.judge(samples), strict=True)]
 
-    def _score(self, sample: Sample, verdict: float | Score | None) -> float | Score | None:
-        value = None if verdict is None else float(verdict)
+    def _score(self, sample: Sample, score: float | Score | None) -> float | Score | None:
+        value = None if score is None else float(score)
         if sample.tokens is None or value is None or math.isnan(value):
             return None if sample.tokens is None else value
         short, long = self._right if value >= self._right_from else self._wrong
         share = (1 + math.cos(math.pi * min(len(sample.tokens) / self._max_length, 1.0))) / 2
-        said = dict(verdict.explanation) if isinstance(verdict, Score) else {}
-        said["parts"] = rounded({"judge": value, "shortness": share})
-        return Score(short * share + long * (1 - share), said)
+        explanation = dict(score.explanation) if isinstance(score, Score) else {}
+        explanation["parts"] = rounded({"judge": value, "shortness": share})
+        return Score(short * share + long * (1 - share), explanation)
 
 
 @final
@@ -206,21 +206,23 @@ class StatedLength:
         self._right_from = right_from
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return [self._score(sample, verdict) for sample, verdict in zip(samples, self.judge(samples), strict=True)]
+        return [self._score(sample, score) for sample, score in zip(samples, self.judge(samples), strict=True)]
 
-    def _score(self, sample: Sample, verdict: float | Score | None) -> float | Score | None:
-        value = None if verdict is None else float(verdict)
+    def _score(self, sample: Sample, score: float | Score | None) -> float | Score | None:
+        value = None if score is None else float(score)
         if sample.tokens is None or value is None or math.isnan(value):
             return None if sample.tokens is None else value
-        length, found = len(sample.tokens), STATED.search(sample.text or "")
-        stated = min(int(found[1]), self._max_length) if found else None
-        said = dict(verdict.explanation) if isinstance(verdict, Score) else {}
-        said["parts"] = rounded({"judge": value} | ({} if stated is None else {"stated": stated}))
+        length, match = len(sample.tokens), STATED.search(sample.text or "")
+        stated = min(int(match[1]), self._max_length) if match else None
+        explanation = dict(score.explanation) if isinstance(score, Score) else {}
+        explanation["parts"] = rounded({"judge": value} | ({} if stated is None else {"stated": stated}))
         if value < self._right_from or length > self._max_length:
-            return Score(0.0, said)
+            return Score(0.0, explanation)
         if stated is None:
-            return Score(self._worth(length), said)
-        return Score(min(self._worth(length) - abs(stated - length) / self._max_length, self._worth(stated)), said)
+            return Score(self._worth(length), explanation)
+        return Score(
+            min(self._worth(length) - abs(stated - length) / self._max_length, self._worth(stated)), explanation
+        )
 
     def _worth(self, length: int) -> float:
         return self._top * math.cos(math.pi * length / (2 * self._max_length))

@@ -15,17 +15,17 @@ from sympy.core.function import UndefinedFunction
 
 from .math_numbers import DIGITS, POINTS, equal, same_numbers
 from .math_regions import is_inequality, region_of, same_regions, variables
-from .math_types import Value
+from .math_types import MathValue
 
 _EXPLICIT_NO = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 
 
-def same(gold: Sequence[Value], answer: Sequence[Value]) -> bool:
+def same(gold: Sequence[MathValue], answer: Sequence[MathValue]) -> bool:
     """Whether any reading of the answer is one of the gold text."""
-    return any(_is_same(one, other) for one in gold for other in answer)
+    return any(_is_same(gold_value, answer_value) for gold_value in gold for answer_value in answer)
 
 
-def _is_same(gold: Value, answer: Value) -> bool:
+def _is_same(gold: MathValue, answer: MathValue) -> bool:
     try:
         return _same(gold, answer)
     except MemoryError:
@@ -34,7 +34,7 @@ def _is_same(gold: Value, answer: Value) -> bool:
         return False
 
 
-def _same(gold: Value, answer: Value) -> bool:
+def _same(gold: MathValue, answer: MathValue) -> bool:
     for change in (_unwrapped, _options_of_approximation):
         for first, second in change(gold, answer):
             if first is not gold or second is not answer:
@@ -50,13 +50,13 @@ def _same(gold: Value, answer: Value) -> bool:
     return compare is not None and compare(gold, answer)
 
 
-def _share_names(gold: Value, answer: Value) -> bool:
+def _share_names(gold: MathValue, answer: MathValue) -> bool:
     """Whether the variables of two inequalities are the same; a set has none."""
     names = [variables(value) for value in (gold, answer)]
     return not all(names) or names[0] == names[1]
 
 
-def _unwrapped(gold: Value, answer: Value) -> Iterable[tuple[Value, Value]]:
+def _unwrapped(gold: MathValue, answer: MathValue) -> Iterable[tuple[MathValue, MathValue]]:
     """Of "x = 5" and "5" the value: where one side names a value and the other is one."""
     if gold.kind != "relation" and (named := _assigned(answer)) is not None:
         yield gold, named
@@ -68,7 +68,7 @@ def _unwrapped(gold: Value, answer: Value) -> Iterable[tuple[Value, Value]]:
             yield first or gold, second or answer
 
 
-def _assigned(value: Value) -> Value | None:
+def _assigned(value: MathValue) -> MathValue | None:
     """The value of "x = 5", "f(x) = 2x", "x \\in A" or "2 + 3 = 5"."""
     if value.kind != "relation" or set(value.operators) != {"="}:
         return None
@@ -80,7 +80,7 @@ def _assigned(value: Value) -> Value | None:
     return last if all(_same(item, last) for item in middle[:-1]) else None
 
 
-def _is_name(value: Value) -> bool:
+def _is_name(value: MathValue) -> bool:
     if value.kind == "words":
         return True
     if value.kind == "tuple":
@@ -94,7 +94,7 @@ def _is_name(value: Value) -> bool:
     return isinstance(expression, sympy.Mul) and all(isinstance(part, sympy.Symbol) for part in parts)
 
 
-def _assigned_items(value: Value) -> Value | None:
+def _assigned_items(value: MathValue) -> MathValue | None:
     """ "x = 1, y = 2" as (1, 2), by name; "x = 1, x = 2" and "x_1 = 1, x_2 = 2" as the list 1, 2."""
     if value.kind != "list" or not value.items:
         return None
@@ -103,12 +103,12 @@ def _assigned_items(value: Value) -> Value | None:
         return None
     names = [str(item.items[0].expression) for item in value.items]
     if len({name.partition("_")[0] for name in names}) == 1:
-        return Value("list", items=tuple(item for item in values if item is not None))
+        return MathValue("list", items=tuple(item for item in values if item is not None))
     ordered = sorted(zip(names, values, strict=True), key=lambda pair: pair[0])
-    return Value("tuple", items=tuple(item for _, item in ordered if item is not None), operators=("(", ")"))
+    return MathValue("tuple", items=tuple(item for _, item in ordered if item is not None), operators=("(", ")"))
 
 
-def _options_of_approximation(gold: Value, answer: Value) -> Iterable[tuple[Value, Value]]:
+def _options_of_approximation(gold: MathValue, answer: MathValue) -> Iterable[tuple[MathValue, MathValue]]:
     for first, second in ((gold, answer), (answer, gold)):
         if first.operators == ("approx",):
             exact_side, decimal = first.items
@@ -117,7 +117,7 @@ def _options_of_approximation(gold: Value, answer: Value) -> Iterable[tuple[Valu
             return
 
 
-def _same_items(gold: Value, answer: Value) -> bool:
+def _same_items(gold: MathValue, answer: MathValue) -> bool:
     """Lists and sets of the same items in any order."""
     if {gold.kind, answer.kind} == {"list", "tuple"}:
         return _same_tuples(gold, answer)
@@ -133,13 +133,13 @@ def _same_items(gold: Value, answer: Value) -> bool:
     return True
 
 
-def _set_and_number(gold: Value, answer: Value) -> bool:
+def _set_and_number(gold: MathValue, answer: MathValue) -> bool:
     """A set of one number and the number."""
     members, number = (gold, answer) if gold.kind == "set" else (answer, gold)
     return len(members.items) == 1 and _same(members.items[0], number)
 
 
-def _flat(value: Value) -> list[Value]:
+def _flat(value: MathValue) -> list[MathValue]:
     """The items, those of \\pm apart, and of a set each once."""
     items = [part for item in value.items for part in (item.items if item.kind == "list" else (item,))]
     if value.kind == "set":
@@ -147,7 +147,7 @@ def _flat(value: Value) -> list[Value]:
     return items
 
 
-def _same_tuples(gold: Value, answer: Value) -> bool:
+def _same_tuples(gold: MathValue, answer: MathValue) -> bool:
     intervals = [value for value in (gold, answer) if value.kind == "tuple" and _brackets(value) != ("(", ")")]
     if intervals and (gold.kind, answer.kind) == ("tuple", "tuple") and _brackets(gold) != _brackets(answer):
         return False
@@ -156,15 +156,15 @@ def _same_tuples(gold: Value, answer: Value) -> bool:
     return len(gold.items) == len(answer.items) and all(map(_same, gold.items, answer.items))
 
 
-def _brackets(value: Value) -> tuple[str, ...]:
+def _brackets(value: MathValue) -> tuple[str, ...]:
     return ("(", ")") if value.operators == (r"\langle", r"\rangle") else value.operators
 
 
-def _same_matrices(gold: Value, answer: Value) -> bool:
+def _same_matrices(gold: MathValue, answer: MathValue) -> bool:
     return gold.shape == answer.shape and all(map(_same, gold.items, answer.items))
 
 
-def _column_and_tuple(gold: Value, answer: Value) -> bool:
+def _column_and_tuple(gold: MathValue, answer: MathValue) -> bool:
     """A column vector and a tuple of the same coordinates."""
     matrix, other = (gold, answer) if gold.kind == "matrix" else (answer, gold)
     return (
@@ -175,7 +175,7 @@ def _column_and_tuple(gold: Value, answer: Value) -> bool:
     )
 
 
-def _same_ratios(gold: Value, answer: Value) -> bool:
+def _same_ratios(gold: MathValue, answer: MathValue) -> bool:
     clock = re.compile(r"\d{1,2}:[0-5]\d(?::[0-5]\d)?")
     if clock.fullmatch(gold.words) and clock.fullmatch(answer.words):
         if gold.operators and answer.operators and gold.operators != answer.operators:
@@ -187,24 +187,24 @@ def _same_ratios(gold: Value, answer: Value) -> bool:
     return all(equal(first[i] * second[j], first[j] * second[i]) for i, j in combinations(range(len(first)), 2))
 
 
-def _ratio_and_number(gold: Value, answer: Value) -> bool:
+def _ratio_and_number(gold: MathValue, answer: MathValue) -> bool:
     ratio, number = (gold, answer) if gold.kind == "ratio" else (answer, gold)
     if len(ratio.items) != 2 or number.unit is not None or number.expression.is_Integer:
         return False
     return equal(ratio.items[0].expression, ratio.items[1].expression * number.expression)
 
 
-def _same_bases(gold: Value, answer: Value) -> bool:
+def _same_bases(gold: MathValue, answer: MathValue) -> bool:
     return gold.words == answer.words if gold.base == answer.base else equal(gold.expression, answer.expression)
 
 
-def _base_and_number(gold: Value, answer: Value) -> bool:
+def _base_and_number(gold: MathValue, answer: MathValue) -> bool:
     """The same digits where the other leaves the base out."""
     base, number = (gold, answer) if gold.kind == "base" else (answer, gold)
     return number.places is None and str(number.expression) == base.words
 
 
-def _same_words(gold: Value, answer: Value) -> bool:
+def _same_words(gold: MathValue, answer: MathValue) -> bool:
     opposite = _EXPLICIT_NO.get(gold.words)
     if opposite is not None:
         stated = answer.words.split()
@@ -212,7 +212,7 @@ def _same_words(gold: Value, answer: Value) -> bool:
     return gold.words == answer.words
 
 
-def _words_and_symbol(gold: Value, answer: Value) -> bool:
+def _words_and_symbol(gold: MathValue, answer: MathValue) -> bool:
     """\\text{B} and B, \\text{AB} and AB."""
     words, symbol = (gold, answer) if gold.kind == "words" else (answer, gold)
     expression = symbol.expression
@@ -221,7 +221,7 @@ def _words_and_symbol(gold: Value, answer: Value) -> bool:
     return len(names) == len(factors) and sorted("".join(names)) == sorted(words.words.replace(" ", ""))
 
 
-def _same_relations(gold: Value, answer: Value) -> bool:
+def _same_relations(gold: MathValue, answer: MathValue) -> bool:
     """Relations with the same pairs: an equation up to a factor, an inequality up to a positive one."""
     if gold.operators == answer.operators and all(map(_same, gold.items, answer.items)):
         return True
@@ -237,16 +237,16 @@ def _same_relations(gold: Value, answer: Value) -> bool:
     return True
 
 
-def _pairs(value: Value) -> list[tuple[str, Any]]:
+def _pairs(value: MathValue) -> list[tuple[str, Any]]:
     """Each relation of a chain as an operator, < or <= or = or !=, and left side less right side."""
-    found = []
+    pairs = []
     for at, operator in enumerate(value.operators):
         left, right = value.items[at].expression, value.items[at + 1].expression
         if left is None or right is None:
             return [("?", None)]
         flipped = operator in (">", ">=")
-        found.append((operator.replace(">", "<"), right - left if flipped else left - right))
-    return found
+        pairs.append((operator.replace(">", "<"), right - left if flipped else left - right))
+    return pairs
 
 
 def _are_proportional(first: Any, second: Any, operator: str) -> bool:
@@ -257,7 +257,7 @@ def _are_proportional(first: Any, second: Any, operator: str) -> bool:
         return False
     ratios = []
     for point in POINTS:
-        a, b = (sympy.N(one.subs(dict(zip(symbols, point, strict=False))), DIGITS) for one in (first, second))
+        a, b = (sympy.N(side.subs(dict(zip(symbols, point, strict=False))), DIGITS) for side in (first, second))
         if not (a.is_number and b.is_number) or b == 0:
             return False
         ratios.append(a / b)
@@ -266,7 +266,7 @@ def _are_proportional(first: Any, second: Any, operator: str) -> bool:
     return bool(constant and (operator in ("=", "!=") or ratios[0] > 0))
 
 
-_BY_KIND: dict[tuple[str, str], Callable[[Value, Value], bool]] = {
+_BY_KIND: dict[tuple[str, str], Callable[[MathValue, MathValue], bool]] = {
     ("number", "number"): same_numbers,
     ("set", "set"): _same_items,
     ("set", "number"): _set_and_number,

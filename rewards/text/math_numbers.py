@@ -12,7 +12,7 @@ import sympy
 from math_verify.grader import sympy_expr_eq
 
 from ..parsing.units import Unit, is_generic
-from .math_types import Value
+from .math_types import MathValue
 
 RELATIVE = sympy.Rational(1, 10**6)
 """A decimal equals another notation of a number within this, relative to it."""
@@ -27,7 +27,7 @@ POINTS = (
 )
 
 
-def same_numbers(gold: Value, answer: Value) -> bool:
+def same_numbers(gold: MathValue, answer: MathValue) -> bool:
     letters = [getattr(value.expression, "name", "") for value in (gold, answer)]
     if all(len(letter) == 1 for letter in letters):
         return letters[0].lower() == letters[1].lower()
@@ -43,7 +43,7 @@ def same_numbers(gold: Value, answer: Value) -> bool:
     return _close(gold, answer)
 
 
-def _same_quantities(gold: Value, answer: Value, first: Unit, second: Unit) -> bool:
+def _same_quantities(gold: MathValue, answer: MathValue, first: Unit, second: Unit) -> bool:
     if first.dimension != second.dimension:
         return False
     if first.factor == second.factor:
@@ -54,7 +54,7 @@ def _same_quantities(gold: Value, answer: Value, first: Unit, second: Unit) -> b
     return _close(gold, replace(answer, expression=answer.expression * factor))
 
 
-def _same_angle(gold: Value, answer: Value) -> bool:
+def _same_angle(gold: MathValue, answer: MathValue) -> bool:
     """Degrees and radians without a unit, which have a \\pi."""
     first, second = (gold, answer) if gold.unit is not None else (answer, gold)
     is_degrees = first.unit is not None and first.unit.dimension == {"angle": 1} and first.unit.factor < 1
@@ -63,7 +63,7 @@ def _same_angle(gold: Value, answer: Value) -> bool:
     return _close(replace(first, expression=first.expression * sympy.pi / 180, unit=None), second)
 
 
-def _as_symbols(gold: Value, answer: Value) -> bool:
+def _as_symbols(gold: MathValue, answer: MathValue) -> bool:
     """ "5m" and "5 m": a unit that the other side reads as symbols."""
     measured, other = (gold, answer) if gold.unit is not None else (answer, gold)
     name = measured.unit.text if measured.unit is not None else ""
@@ -75,7 +75,7 @@ def _as_symbols(gold: Value, answer: Value) -> bool:
     )
 
 
-def _close(gold: Value, answer: Value) -> bool:
+def _close(gold: MathValue, answer: MathValue) -> bool:
     first, second = gold.expression, answer.expression
     if gold.places is None and answer.places is None:
         return equal(first, second)
@@ -94,7 +94,7 @@ def _close(gold: Value, answer: Value) -> bool:
     return bool(error <= _NOISE * abs(a) or (places > 0 and error < sympy.Rational(1, 2) / 10**places))
 
 
-def _is_decimal(value: Value) -> bool:
+def _is_decimal(value: MathValue) -> bool:
     """Whether it was written as a decimal or a whole number, not as a fraction that does not end."""
     return value.places is not None or bool(value.expression.is_Integer)
 
@@ -109,10 +109,10 @@ def equal(first: Any, second: Any) -> bool:
         return True
     if (first.is_Rational and second.is_Rational) or len(symbols) > len(POINTS[0]):
         return len(symbols) > len(POINTS[0]) and sympy_expr_eq(first, second, 12, 30)
-    verdicts = [_agree(first, second, dict(zip(symbols, point, strict=False))) for point in POINTS]
-    if False in verdicts:
+    agreements = [_agree(first, second, dict(zip(symbols, point, strict=False))) for point in POINTS]
+    if False in agreements:
         return False
-    if any(verdicts) and (not symbols or verdicts.count(True) >= 2):
+    if any(agreements) and (not symbols or agreements.count(True) >= 2):
         return True
     return bool(sympy_expr_eq(first, second, 12, 30))
 
@@ -120,7 +120,7 @@ def equal(first: Any, second: Any) -> bool:
 def _agree(first: Any, second: Any, point: dict[Any, Any]) -> bool | None:
     """Whether both have one value at a point; None where one has none."""
     try:
-        a, b = (sympy.N(one.subs(point), DIGITS) for one in (first, second))
+        a, b = (sympy.N(expression.subs(point), DIGITS) for expression in (first, second))
     except (ArithmeticError, TypeError, ValueError, AttributeError):
         return None
     if not (a.is_number and b.is_number) or a.has(sympy.nan, sympy.zoo) or b.has(sympy.nan, sympy.zoo):

@@ -10,16 +10,16 @@ from typing import Any
 import sympy
 
 from .math_numbers import equal
-from .math_types import Value
+from .math_types import MathValue
 
 
-def is_inequality(value: Value) -> bool:
+def is_inequality(value: MathValue) -> bool:
     if value.kind == "list" and value.operators in (("or",), ("and",)):
         return True
     return value.kind == "relation" and set(value.operators) != {"="}
 
 
-def variables(value: Value) -> set[Any]:
+def variables(value: MathValue) -> set[Any]:
     """The symbols in the sides of a relation, or of several."""
     items = [side for item in value.items for side in (item.items or (item,))]
     is_relation = value.kind == "relation" or any(item.kind == "relation" for item in value.items)
@@ -28,7 +28,7 @@ def variables(value: Value) -> set[Any]:
     }
 
 
-def region_of(value: Value) -> Any:
+def region_of(value: MathValue) -> Any:
     """The set of real numbers that a value is, None for what is none."""
     try:
         if value.kind == "region":
@@ -50,7 +50,7 @@ def region_of(value: Value) -> Any:
     return None
 
 
-def _interval(value: Value) -> Any:
+def _interval(value: MathValue) -> Any:
     opening, closing = value.operators
     left, right = (item.expression for item in value.items)
     if opening not in "([]" or closing not in ")][":
@@ -60,16 +60,16 @@ def _interval(value: Value) -> Any:
     return sympy.Interval(left, right, left_open=opening in ("(", "]"), right_open=closing in (")", "["))
 
 
-def _solutions(value: Value) -> Any:
+def _solutions(value: MathValue) -> Any:
     """The solutions of an inequality, or of a chain of them, in its one variable."""
     sides = [item.expression for item in value.items]
     symbols = {symbol for side in sides for symbol in side.free_symbols}
     if len(symbols) != 1:
         return None
-    made = {"<": sympy.Lt, ">": sympy.Gt, "<=": sympy.Le, ">=": sympy.Ge, "!=": sympy.Ne, "=": sympy.Eq}
+    relations = {"<": sympy.Lt, ">": sympy.Gt, "<=": sympy.Le, ">=": sympy.Ge, "!=": sympy.Ne, "=": sympy.Eq}
     parts = []
     for at, operator in enumerate(value.operators):
-        relation = made[operator](sides[at], sides[at + 1])
+        relation = relations[operator](sides[at], sides[at + 1])
         parts.append(sympy.S.Reals if relation is sympy.true else relation.as_set())
     return sympy.Intersection(*parts)
 
@@ -77,10 +77,12 @@ def _solutions(value: Value) -> Any:
 def same_regions(first: Any, second: Any) -> bool:
     if first == second:
         return True
-    first, second = (one.args if isinstance(one, sympy.Union) else (one,) for one in (first, second))
-    if len(first) != len(second) or not all(isinstance(one, sympy.Interval) for one in (*first, *second)):
+    first, second = (
+        interval.args if isinstance(interval, sympy.Union) else (interval,) for interval in (first, second)
+    )
+    if len(first) != len(second) or not all(isinstance(interval, sympy.Interval) for interval in (*first, *second)):
         return False
-    ordered = [sorted(part, key=lambda one: float(one.start)) for part in (first, second)]
+    ordered = [sorted(part, key=lambda interval: float(interval.start)) for part in (first, second)]
     return all(
         (a.left_open, a.right_open) == (b.left_open, b.right_open) and equal(a.start, b.start) and equal(a.end, b.end)
         for a, b in zip(*ordered, strict=True)

@@ -11,7 +11,7 @@ Kind = Literal["number", "list", "set", "tuple", "region", "relation", "matrix",
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Value:
+class MathValue:
     """One reading of a text.
 
     Attributes:
@@ -29,7 +29,7 @@ class Value:
 
     kind: Kind
     expression: Any = None
-    items: tuple[Value, ...] = ()
+    items: tuple[MathValue, ...] = ()
     operators: tuple[str, ...] = ()
     unit: Unit | None = None
     percent: bool = False

@@ -21,7 +21,7 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from ..parsing.latex import pieces, tidied
 from ..parsing.numerals import numbers
 from ..parsing.units import SCALES, unit_of
-from .math_types import UnreadError, Value
+from .math_types import MathValue, UnreadError
 
 _RELATION = r"\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\neq(?![A-Za-z])|<|>|="
 _OPERATORS = {r"\le": "<=", r"\ge": ">=", r"\neq": "!=", "<": "<", ">": ">", "=": "="}
@@ -57,13 +57,13 @@ MAX_READINGS = 8
 
 
 @lru_cache(maxsize=512)
-def values_of(text: str) -> tuple[Value, ...]:
+def values_of(text: str) -> tuple[MathValue, ...]:
     """The readings of a text, the likeliest first; none if it cannot be read as a whole."""
     tidy = tidied(text)
-    found: list[Value] = []
+    readings: list[MathValue] = []
     natural = re.sub(r"\\log(?![A-Za-z_]|\s*_)", r"\\ln", tidy)
-    attempts = [(_words, tidy), (_compound_quantity, tidy), (_whole, tidy)]
-    for read, source in [*attempts, (_whole, natural)] if natural != tidy else attempts:
+    attempts = [(_words, tidy), (_compound_quantity, tidy), (_whole_text, tidy)]
+    for read, source in [*attempts, (_whole_text, natural)] if natural != tidy else attempts:
         try:
             value = read(source)
         except MemoryError:
@@ -71,24 +71,24 @@ def values_of(text: str) -> tuple[Value, ...]:
         except Exception:  # the parser raises bare Exceptions, sympy many kinds
             continue
         if value is not None:
-            found.append(value)
-        if found and re.fullmatch(r"[A-Za-z ]+", tidy):
+            readings.append(value)
+        if readings and re.fullmatch(r"[A-Za-z ]+", tidy):
             break
     mixed = re.fullmatch(r"(\d+)\s*(?:\\text\{and\}|and)\s*(?:\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+))", tidy)
     if mixed:  # "4 and 2/3" is a list, or a mixed number in words
         fraction = Fraction(int(mixed[2] or mixed[4]), int(mixed[3] or mixed[5]) or 1)
-        found.append(Value("number", sympy.Rational(int(mixed[1]) + fraction)))
-    spoken = numbers(found[0].words) if found and found[0].kind == "words" else []
-    if len(spoken) == 1 and not re.search(r"[^a-z\s-]", found[0].words) and _is_only_numerals(found[0].words):
-        found.append(Value("number", sympy.Rational(Fraction(spoken[0]).limit_denominator(10**6))))
-    return tuple(found[:MAX_READINGS])
+        readings.append(MathValue("number", sympy.Rational(int(mixed[1]) + fraction)))
+    spoken = numbers(readings[0].words) if readings and readings[0].kind == "words" else []
+    if len(spoken) == 1 and not re.search(r"[^a-z\s-]", readings[0].words) and _is_only_numerals(readings[0].words):
+        readings.append(MathValue("number", sympy.Rational(Fraction(spoken[0]).limit_denominator(10**6))))
+    return tuple(readings[:MAX_READINGS])
 
 
 def _is_only_numerals(words: str) -> bool:
     return not any(numbers(f"{word} 7") == [7.0] and word != "and" for word in re.findall(r"[a-z]+", words))
 
 
-def _words(text: str) -> Value | None:
+def _words(text: str) -> MathValue | None:
     """Words that are no mathematics: "Monday", "\\text{no solution}", "July 4"; a noun after a number is a unit."""
     plain = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     plain = re.sub(r"^\s*\(?([A-Za-z])\)?\s*$", r"\1", plain)
@@ -108,7 +108,7 @@ def _words(text: str) -> Value | None:
     if all(len(letter) == 1 for letter in letters) and len(letters) > 1 and r"\text" not in text:
         return None
     words = " ".join(re.findall(r"[^\W_]+(?:['.][^\W_]+)*", plain.casefold()))
-    return Value("words", words=re.sub(r"^(?:the|a|an) (?=.)", "", words))
+    return MathValue("words", words=re.sub(r"^(?:the|a|an) (?=.)", "", words))
 
 
 def _has_unit(text: str) -> bool:
@@ -118,7 +118,7 @@ def _has_unit(text: str) -> bool:
         return False
 
 
-def _compound_quantity(text: str) -> Value | None:
+def _compound_quantity(text: str) -> MathValue | None:
     """Quantities of one dimension one after the other: "2 hours 30 minutes", "5 ft 3 in"."""
     plain = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     pairs = re.findall(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)\.?", plain)
@@ -130,10 +130,10 @@ def _compound_quantity(text: str) -> Value | None:
         return None
     factors = [Fraction(unit.factor).limit_denominator(10**9) for unit in units]
     total = sum(Fraction(number) * factor for (number, _), factor in zip(pairs, factors, strict=True))
-    return Value("number", sympy.Rational(total / factors[-1]), unit=units[-1])
+    return MathValue("number", sympy.Rational(total / factors[-1]), unit=units[-1])
 
 
-def _whole(text: str) -> Value:
+def _whole_text(text: str) -> MathValue:
     text = _unlabeled(text)
     parts = [part for part in pieces(text, rf"[,;]|{_AND_OR}") if part]
     if not parts:
@@ -145,8 +145,8 @@ def _whole(text: str) -> Value:
     items = tuple(_single(part) for part in parts)
     if all(item.kind in ("relation", "region") and "=" not in item.operators for item in items):
         is_or = re.search(r"\bor\b", text) is not None
-        return Value("list", items=items, operators=("or" if is_or else "and",))
-    return Value("list", items=items)
+        return MathValue("list", items=items, operators=("or" if is_or else "and",))
+    return MathValue("list", items=items)
 
 
 _LABEL = re.compile(
@@ -160,7 +160,7 @@ def _unlabeled(text: str) -> str:
     return re.sub(r"^\\text\{\(?([A-Z])[).]?\}\s*(?=[\\\d$(-])|^\(([A-E])\)\s*(?=[\\\d$-])", "", text)
 
 
-def _single(text: str) -> Value:
+def _single(text: str) -> MathValue:
     text = text.strip()
     for read in (_base_numeral, _clock, _bracketed, _matrix, _relation, _ratio, _quantity, _short_words, _expression):
         value = read(text)
@@ -169,21 +169,21 @@ def _single(text: str) -> Value:
     raise UnreadError(text)
 
 
-def _short_words(text: str) -> Value | None:
+def _short_words(text: str) -> MathValue | None:
     value = _words(text)
     return value if (value is not None and r"\text" in text) or (value and len(value.words) > 3) else None
 
 
-def _clock(text: str) -> Value | None:
+def _clock(text: str) -> MathValue | None:
     """A time with its half of the day: "3:45 PM"."""
     match = re.fullmatch(r"(\d{1,2}:[0-5]\d)\s*(?:\\text\{)?\s*([apAP])\.?\s?[mM]\.?\s*\}?", text)
     if match is None:
         return None
-    hours = tuple(Value("number", sympy.Integer(part)) for part in match[1].split(":"))
-    return Value("ratio", items=hours, words=match[1], operators=(match[2].lower(),))
+    hours = tuple(MathValue("number", sympy.Integer(part)) for part in match[1].split(":"))
+    return MathValue("ratio", items=hours, words=match[1], operators=(match[2].lower(),))
 
 
-def _base_numeral(text: str) -> Value | None:
+def _base_numeral(text: str) -> MathValue | None:
     match = re.fullmatch(r"([0-9][0-9A-Fa-f]*)\s*_\s*(?:\{\s*(?:\\text\{)?(\w+?)\}?\s*\}|(\d))", text)
     if match is None:
         return None
@@ -192,10 +192,10 @@ def _base_numeral(text: str) -> Value | None:
     if not 2 <= base <= 36:
         raise UnreadError(text)
     digits = match[1].upper().lstrip("0") or "0"
-    return Value("base", sympy.Integer(int(digits, base)), words=digits, base=base)
+    return MathValue("base", sympy.Integer(int(digits, base)), words=digits, base=base)
 
 
-def _bracketed(text: str) -> Value | None:
+def _bracketed(text: str) -> MathValue | None:
     """Sets, tuples and intervals that are all of the text."""
     opening = next((mark for mark in (r"\{", r"\langle", "(", "[", "]") if text.startswith(mark)), None)
     closing = next((mark for mark in (r"\}", r"\rangle", ")", "]", "[") if text.endswith(mark)), None)
@@ -211,7 +211,7 @@ def _bracketed(text: str) -> Value | None:
     parts = pieces(inner, "[,;]")
     if len(parts) < 2:
         return _single(inner) if opening in ("(", "[") and closing in (")", "]") and parts != [""] else None
-    return Value("tuple", items=tuple(_single(part) for part in parts), operators=(opening, closing))
+    return MathValue("tuple", items=tuple(_single(part) for part in parts), operators=(opening, closing))
 
 
 def _is_balanced(text: str) -> bool:
@@ -223,14 +223,14 @@ def _is_balanced(text: str) -> bool:
     return depth == 0
 
 
-def _set(inner: str) -> Value:
+def _set(inner: str) -> MathValue:
     builder = re.match(r"\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?[|:]\s*(.+)$", inner)
     if builder:
-        return _whole(builder[2])
-    return Value("set", items=tuple(_single(part) for part in pieces(inner, "[,;]") if part))
+        return _whole_text(builder[2])
+    return MathValue("set", items=tuple(_single(part) for part in pieces(inner, "[,;]") if part))
 
 
-def _matrix(text: str) -> Value | None:
+def _matrix(text: str) -> MathValue | None:
     match = _MATRIX.fullmatch(text)
     if match is None:
         return None
@@ -238,14 +238,16 @@ def _matrix(text: str) -> Value | None:
     rows = [pieces(row, "&") for row in pieces(body, r"\\\\(?:\[[^\]]*\])?")]
     if len({len(row) for row in rows}) != 1:
         raise UnreadError(text)
-    return Value("matrix", items=tuple(_single(cell) for row in rows for cell in row), shape=(len(rows), len(rows[0])))
+    return MathValue(
+        "matrix", items=tuple(_single(cell) for row in rows for cell in row), shape=(len(rows), len(rows[0]))
+    )
 
 
-def _relation(text: str) -> Value | None:
+def _relation(text: str) -> MathValue | None:
     """Equations, inequalities and chains of them; membership is read as equality."""
     member = re.fullmatch(r"([A-Za-z](?:_\{?\w+\}?)?(?:\([A-Za-z]\))?)\s*\\in(?![A-Za-z])\s*(.+)", text)
     if member:
-        return Value("relation", items=(_expression(member[1]), _single(member[2])), operators=("=",))
+        return MathValue("relation", items=(_expression(member[1]), _single(member[2])), operators=("=",))
     approximate = pieces(text, r"\\approx|\\simeq|\\doteq|\\sim(?![A-Za-z])")
     if len(approximate) > 1:
         return _approximate([part for part in approximate if part])
@@ -256,8 +258,8 @@ def _relation(text: str) -> Value | None:
     operators = tuple(_OPERATORS[mark] for mark in _relations_of(text))
     if not sides[0] and set(operators) == {"="}:
         return _single(sides[-1])
-    first = Value("number", sympy.Symbol(re.sub(r"\s", "", name[0]))) if name else _single(sides[0])
-    return Value("relation", items=(first, *(_single(side) for side in sides[1:])), operators=operators)
+    first = MathValue("number", sympy.Symbol(re.sub(r"\s", "", name[0]))) if name else _single(sides[0])
+    return MathValue("relation", items=(first, *(_single(side) for side in sides[1:])), operators=operators)
 
 
 def _relations_of(text: str) -> Iterator[str]:
@@ -267,7 +269,7 @@ def _relations_of(text: str) -> Iterator[str]:
     yield from marks
 
 
-def _approximate(parts: list[str]) -> Value:
+def _approximate(parts: list[str]) -> MathValue:
     """Of "2\\sqrt{2} \\approx 2.83" the exact side; of "x \\approx 2.8" the number."""
     values = [_single(part) for part in parts]
     last = values[-1]
@@ -277,18 +279,18 @@ def _approximate(parts: list[str]) -> Value:
     if first.kind != "number" or last.kind != "number" or first.expression.free_symbols:
         return last
     near = abs(sympy.N(first.expression - last.expression)) <= abs(sympy.N(first.expression)) / 50
-    return Value("list", items=(first, last), operators=("approx",)) if near else last
+    return MathValue("list", items=(first, last), operators=("approx",)) if near else last
 
 
-def _ratio(text: str) -> Value | None:
+def _ratio(text: str) -> MathValue | None:
     parts = pieces(text, r":|\\colon|\\text\{to\}|(?<![A-Za-z])to(?![A-Za-z])")
     items = tuple(_single(part) for part in parts) if len(parts) > 1 else ()
     if not items or any(item.kind != "number" for item in items):
         return None
-    return Value("ratio", items=items, words=text.replace(" ", ""))
+    return MathValue("ratio", items=items, words=text.replace(" ", ""))
 
 
-def _quantity(text: str) -> Value | None:
+def _quantity(text: str) -> MathValue | None:
     """A number with a percent sign, degrees, a currency, or a unit or noun after it."""
     for sign, name in _CURRENCIES.items():
         for pattern in (rf"^(-?)\s*{re.escape(sign)}\s*(.+)$", rf"^(-?)(.+?)\s*{re.escape(sign)}$"):
@@ -321,7 +323,7 @@ def _is_product(noun: str) -> bool:
     return len(word[1]) == 2 or noun[0].isalpha() or not word[1].islower()
 
 
-def _with_unit(value: str, noun: str) -> Value | None:
+def _with_unit(value: str, noun: str) -> MathValue | None:
     if _is_product(noun):
         return None
     words = re.findall(r"[a-z]+", re.sub(r"\\(?:text|cdot|circ)", " ", noun.lower()))
@@ -339,14 +341,14 @@ def _with_unit(value: str, noun: str) -> Value | None:
     return replace(number, expression=number.expression * factor, unit=rest, places=places)
 
 
-def _expression(text: str) -> Value:
+def _expression(text: str) -> MathValue:
     r"""A term: exact, decimals as fractions, ``i`` the imaginary unit, degrees inside as \pi/180."""
     if re.search(r"\d\s+\d|\\ldots|\$|\\text\{[^{}]*\}\s*\d|[\u3040-\u9fff]", text) or not text:
         raise UnreadError(text)
     if r"\pm" in text or r"\mp" in text:
         signs = (("+", "-"), ("-", "+"))
         both = (text.replace(r"\pm", plus).replace(r"\mp", minus) for plus, minus in signs)
-        return Value("list", items=tuple(_expression(one) for one in both))
+        return MathValue("list", items=tuple(_expression(side) for side in both))
     source = text.replace(r"^{\circ}", r"\cdot\frac{\pi}{180}")
     source = re.sub(r"(\d|[A-Za-z])(\\cdot\\frac\{\\pi\}\{180\})", r"\1\2", source)
     source = re.sub(
@@ -357,16 +359,16 @@ def _expression(text: str) -> Value:
     except Exception as error:  # the parser raises bare Exceptions
         raise UnreadError(text) from error
     if isinstance(parsed, sympy.Set) and not isinstance(parsed, sympy.FiniteSet):
-        return Value("region", parsed)
+        return MathValue("region", parsed)
     if isinstance(parsed, sympy.FiniteSet):
-        items = tuple(Value("number", exact(item)) for item in parsed.args)
-        return Value("set", items=items)
+        items = tuple(MathValue("number", exact(item)) for item in parsed.args)
+        return MathValue("set", items=items)
     if isinstance(parsed, sympy.MatrixBase):
-        return Value("matrix", items=tuple(Value("number", exact(cell)) for cell in parsed), shape=parsed.shape)
+        return MathValue("matrix", items=tuple(MathValue("number", exact(cell)) for cell in parsed), shape=parsed.shape)
     if not isinstance(parsed, sympy.Expr):
         raise UnreadError(text)
-    decimals = [len(found) for found in _DECIMAL.findall(text)]
-    return Value("number", exact(parsed), places=max(decimals) if decimals else None)
+    decimals = [len(digits) for digits in _DECIMAL.findall(text)]
+    return MathValue("number", exact(parsed), places=max(decimals) if decimals else None)
 
 
 def exact(expression: Any) -> Any:

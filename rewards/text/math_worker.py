@@ -15,7 +15,7 @@ from typing import Any
 
 from ..parsing.solutions import boxes, stated_answer
 from .math_equal import same
-from .math_types import Value
+from .math_types import MathValue
 from .math_values import values_of
 
 MEMORY_BYTES = 4 << 30
@@ -29,13 +29,13 @@ def main() -> None:
     """Answers every line until the input ends."""
     _limit_memory()
     logging.disable(logging.CRITICAL)
-    judged([r"$x + 1$"], r"\boxed{\frac{2}{2} + x}", plain=True)  # builds sympy's caches before the first sample
+    compare([r"$x + 1$"], r"\boxed{\frac{2}{2} + x}", plain=True)  # builds sympy's caches before the first sample
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         print(json.dumps(_answer(json.loads(line))), flush=True)
 
 
-def judged(gold: list[str], answer: str, plain: bool) -> dict[str, Any]:
+def compare(gold: list[str], answer: str, plain: bool) -> dict[str, Any]:
     """The verdict, whether an answer equals one of the gold ones, None where none of those can be read.
 
     Args:
@@ -44,7 +44,7 @@ def judged(gold: list[str], answer: str, plain: bool) -> dict[str, Any]:
         plain: also read answers that are not in LaTeX.
 
     Returns:
-        ``verdict``; ``parsed``: the answer as it is stated, None where none is; ``reason``, where it was not compared;
+        ``is_equal``; ``parsed``: the answer as it is stated, None where none is; ``reason``, where it was not compared;
         ``is_expression``: whether a gold answer is mathematics, not words.
     """
     references = [value for text in gold for value in gold_values(text)]
@@ -56,11 +56,11 @@ def judged(gold: list[str], answer: str, plain: bool) -> dict[str, Any]:
         return {"verdict": False, "parsed": None, "reason": None, "is_expression": is_expression}
     values = values_of(stated)
     reason = None if values else "the answer cannot be read as a whole"
-    verdict = same(references, values)
-    return {"verdict": verdict, "parsed": stated[:1000], "reason": reason, "is_expression": is_expression}
+    is_equal = same(references, values)
+    return {"verdict": is_equal, "parsed": stated[:1000], "reason": reason, "is_expression": is_expression}
 
 
-def gold_values(text: str) -> tuple[Value, ...]:
+def gold_values(text: str) -> tuple[MathValue, ...]:
     """The readings of a reference: an answer, a solution that ends in a box, or one of GSM8K (``#### 18``)."""
     boxed = boxes(text)
     if boxed is not None:
@@ -69,11 +69,11 @@ def gold_values(text: str) -> tuple[Value, ...]:
     return values_of(marked[2] if marked[1] else text) or values_of(stated_answer(text, plain=False) or "")
 
 
-def _answer(asked: dict[str, Any]) -> dict[str, Any]:
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
-        _set_alarm(asked["limit_s"])
+        _set_alarm(request["limit_s"])
         try:
-            answer = judged(asked["gold"], asked["answer"], asked["plain"])
+            answer = compare(request["gold"], request["answer"], request["plain"])
         finally:
             _set_alarm(0)
     except Late:

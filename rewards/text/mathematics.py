@@ -19,9 +19,9 @@ from mmgrpo.system.extras import is_installed, missing
 from mmgrpo.system.folders import PACKAGE
 from mmgrpo.types import Sample, Score
 
-from ..explaining import compared, excerpt
+from ..parsing.explanations import compared, excerpt
 from ..parsing.extraction import extracted, without_thought
-from ..parsing.references import references, shortest
+from ..parsing.reference_values import references, shortest
 from ..parsing.scalars import plain_value
 
 logger = logging.getLogger(__name__)

@@ -37,18 +37,18 @@ def bleu(words: Words, references: Sequence[Words], order: int = 4) -> float:
     logs: list[float] = []
     missed = 1.0
     for n in range(1, min(order, len(words)) + 1):
-        made = grams(words, n)
+        counts = grams(words, n)
         most = Counter[tuple[str, ...]]()
-        for one in references:
-            most |= grams(one, n)
-        hits = (made & most).total()
+        for reference in references:
+            most |= grams(reference, n)
+        hits = (counts & most).total()
         if n == 1 and not hits:
             return 0.0
         missed *= 1.0 if hits else 2.0
-        logs.append(math.log((hits or 1.0 / missed) / made.total()))
+        logs.append(math.log((hits or 1.0 / missed) / counts.total()))
     if not logs:
         return 0.0
-    nearest = min((abs(len(one) - len(words)), len(one)) for one in references)[1]
+    nearest = min((abs(len(reference) - len(words)), len(reference)) for reference in references)[1]
     return math.exp(min(0.0, 1 - nearest / len(words)) + sum(logs) / len(logs))
 
 
@@ -103,7 +103,7 @@ def cider(
     Source: Vedantam et al. 2015, arXiv:1411.5726, sec. 4 and 7. Deviation: not times 10; without frequencies no idf.
     """
 
-    def weighed(text: Words, n: int) -> dict[tuple[str, ...], float]:
+    def tfidf(text: Words, n: int) -> dict[tuple[str, ...], float]:
         counts = grams(text, n)
         if frequencies is None:
             return {gram: float(count) for gram, count in counts.items()}
@@ -111,14 +111,16 @@ def cider(
 
     total = 0.0
     for n in range(1, order + 1):
-        made = weighed(words, n)
-        for one in references:
-            nearness = math.exp(-((len(words) - len(one)) ** 2) / (2 * CIDER_SPREAD**2))
-            total += nearness * _clipped_cosine(made, weighed(one, n))
+        weights = tfidf(words, n)
+        for reference in references:
+            nearness = math.exp(-((len(words) - len(reference)) ** 2) / (2 * CIDER_SPREAD**2))
+            total += nearness * _clipped_cosine(weights, tfidf(reference, n))
     return min(1.0, total / (order * len(references)))
 
 
-def _clipped_cosine(made: Mapping[tuple[str, ...], float], known: Mapping[tuple[str, ...], float]) -> float:
-    lengths = math.hypot(*made.values()) * math.hypot(*known.values())
-    shared = sum(min(value, known[gram]) * known[gram] for gram, value in made.items() if gram in known)
+def _clipped_cosine(candidate: Mapping[tuple[str, ...], float], reference: Mapping[tuple[str, ...], float]) -> float:
+    lengths = math.hypot(*candidate.values()) * math.hypot(*reference.values())
+    shared = sum(
+        min(value, reference[gram]) * reference[gram] for gram, value in candidate.items() if gram in reference
+    )
     return shared / lengths if lengths else 0.0

@@ -9,10 +9,10 @@ from typing import Any, Literal, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..explaining import compared
+from ..parsing.explanations import compared
 from ..parsing.extraction import Extract, extracted, finite, one_of, place_of
 from ..parsing.numerals import stated_numbers
-from ..parsing.references import error_of, graded
+from ..parsing.reference_values import error_of, graded
 
 Mode = Literal["each", "contains"]
 
@@ -68,19 +68,21 @@ class NumberList:
 
     def _reference(self, value: Any) -> list[float] | None:
         parts = value if isinstance(value, list | tuple) else [value]
-        known = [one for part in parts for one in ([part] if finite(part) is not None else self._read(str(part)))]
-        return [float(one) for one in known] if 0 < len(known) <= MAX_NUMBERS else None
+        numbers = [
+            number for part in parts for number in ([part] if finite(part) is not None else self._read(str(part)))
+        ]
+        return [float(number) for number in numbers] if 0 < len(numbers) <= MAX_NUMBERS else None
 
-    def _score(self, text: str, known: list[float]) -> Score:
+    def _score(self, text: str, reference: list[float]) -> Score:
         stated = self._read(extracted(text, self._extract) or "")
-        said = compared(_listed(stated), _listed(known) or "")
+        explanation = compared(_listed(stated), _listed(reference) or "")
         if len(stated) > MAX_NUMBERS:
-            return Score(0.0, said | {"reason": f"{len(stated)} numbers, more than {MAX_NUMBERS}"})
+            return Score(0.0, explanation | {"reason": f"{len(stated)} numbers, more than {MAX_NUMBERS}"})
         if self._mode == "contains":
-            return Score(float(_contains(stated, known, self._absolute)), said)
-        if len(stated) != len(known):
-            return Score(0.0, said | {"reason": f"{len(stated)} numbers, not {len(known)}"})
-        return Score(sum(map(_nearness, stated, known)) / len(known), said)
+            return Score(float(_contains(stated, reference, self._absolute)), explanation)
+        if len(stated) != len(reference):
+            return Score(0.0, explanation | {"reason": f"{len(stated)} numbers, not {len(reference)}"})
+        return Score(sum(map(_nearness, stated, reference)) / len(reference), explanation)
 
     def _read(self, text: str) -> list[float]:
         if self._symbol is None:
@@ -92,20 +94,20 @@ class NumberList:
 def coefficients(text: str, symbol: str) -> Iterator[float]:
     """The numbers that multiply a symbol in a text, and its zeros, in order; a bare symbol is 1."""
     term = rf"(?P<sign>-)?(?P<above>{_DIGITS})?(?:/(?P<part>{_DIGITS}))?\s?(?:\\cdot\s?|\*\s?)?"
-    found = re.compile(rf"(?<![\w.]){term}(?<![A-Za-z_]){symbol}(?!\w)(?:\s?/\s?(?P<below>{_DIGITS}))?|"
+    pattern = re.compile(rf"(?<![\w.]){term}(?<![A-Za-z_]){symbol}(?!\w)(?:\s?/\s?(?P<below>{_DIGITS}))?|"
                        r"(?<![\w.])(?P<zero>0(?:\.0{1,30})?)(?![\w./])")  # fmt: skip
-    for match in found.finditer(text):
-        parted = [float(match[name] or 1) for name in ("part", "below")]
+    for match in pattern.finditer(text):
+        divisors = [float(match[name] or 1) for name in ("part", "below")]
         if match["zero"]:
             yield 0.0
-        elif all(parted):
-            yield (-1.0 if match["sign"] else 1.0) * float(match["above"] or 1) / (parted[0] * parted[1])
+        elif all(divisors):
+            yield (-1.0 if match["sign"] else 1.0) * float(match["above"] or 1) / (divisors[0] * divisors[1])
 
 
-def _contains(stated: Sequence[float], known: Sequence[float], absolute: float) -> bool:
+def _contains(stated: Sequence[float], reference: Sequence[float], absolute: float) -> bool:
     left = list(stated)
-    for wanted in known:
-        near = next((one for one in left if abs(one - wanted) <= absolute), None)
+    for wanted in reference:
+        near = next((number for number in left if abs(number - wanted) <= absolute), None)
         if near is None:
             return False
         left.remove(near)
@@ -116,5 +118,5 @@ def _nearness(stated: float, right: float) -> float:
     return float(stated == right) if right == 0 else max(0.0, 1 - abs(stated - right) / abs(right))
 
 
-def _listed(found: Sequence[float]) -> str | None:
-    return ", ".join(f"{number:g}" for number in found[:MAX_NUMBERS]) or None
+def _listed(numbers: Sequence[float]) -> str | None:
+    return ", ".join(f"{number:g}" for number in numbers[:MAX_NUMBERS]) or None

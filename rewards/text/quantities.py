@@ -8,15 +8,15 @@ from typing import Any, Literal, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..explaining import compared
+from ..parsing.explanations import compared
 from ..parsing.extraction import Extract, extracted, finite, one_of, place_of
 from ..parsing.numerals import has_terms, stated_numbers
-from ..parsing.references import error_of, graded
+from ..parsing.reference_values import error_of, graded
 
 Which = Literal["first", "last", "only"]
 CountMode = Literal["exact", "relative"]
 
-_ONE_NUMBER = "a number, or a text that states exactly one and no other term"
+_SINGLE_NUMBER = "a number, or a text that states exactly one and no other term"
 
 
 @final
@@ -60,7 +60,7 @@ class Number:
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, reference_number, _ONE_NUMBER)
+        return error_of(value, reference_number, _SINGLE_NUMBER)
 
     def _score(self, text: str, reference: float) -> Score:
         answer, reason = self._answer.number(text)
@@ -93,19 +93,19 @@ class MeanRelativeAccuracy:
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, reference_number, _ONE_NUMBER)
+        return error_of(value, reference_number, _SINGLE_NUMBER)
 
     def _score(self, text: str, reference: float) -> Score:
         answer, reason = self._answer.number(text)
-        said = compared(answer, reference, reason)
+        explanation = compared(answer, reference, reason)
         if answer is None or reference == 0:
-            return Score(float(answer is not None and answer == 0), said)
+            return Score(float(answer is not None and answer == 0), explanation)
         error = abs(answer - reference)
-        return Score(sum(20 * error < step * abs(reference) for step in range(1, 11)) / 10, said)
+        return Score(sum(20 * error < step * abs(reference) for step in range(1, 11)) / 10, explanation)
 
 
 @final
-class Count:
+class CountMatch:
     """Reward: whether the answer counts right; with ``mode: relative``, how nearly.
 
     ``exact`` is 1 for the reference's count, else 0; ``relative`` is max(0, 1 - |answer - reference| / max(reference,
@@ -142,10 +142,10 @@ class Count:
 
     def _score(self, text: str, reference: float) -> Score:
         answer, reason = self._answer.number(text)
-        said = compared(answer, reference, reason)
+        explanation = compared(answer, reference, reason)
         if answer is None or self._mode == "exact":
-            return Score(float(answer == reference), said)
-        return Score(max(0.0, 1 - abs(answer - reference) / max(reference, 1.0)), said)
+            return Score(float(answer == reference), explanation)
+        return Score(max(0.0, 1 - abs(answer - reference) / max(reference, 1.0)), explanation)
 
 
 @final
@@ -180,11 +180,11 @@ class FirstError:
 
     def _score(self, text: str, reference: float) -> Score:
         answer, reason = self._answer.number(text)
-        said = compared(answer, reference, reason)
-        known = _step(answer)
-        if known is None or (known < 0) != (reference < 0):
-            return Score(-1.0, said)
-        return Score(self._decay ** abs(known - reference), said)
+        explanation = compared(answer, reference, reason)
+        stated_step = _step(answer)
+        if stated_step is None or (stated_step < 0) != (reference < 0):
+            return Score(-1.0, explanation)
+        return Score(self._decay ** abs(stated_step - reference), explanation)
 
 
 def _step(value: Any) -> float | None:

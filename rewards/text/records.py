@@ -11,8 +11,8 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.system.extras import required
 from mmgrpo.types import Sample, Score
 
-from ..explaining import compared, excerpt, rounded
 from ..models.text_features import TextFeatures
+from ..parsing.explanations import compared, excerpt, rounded
 from ..parsing.extraction import (
     Extract,
     extracted,
@@ -23,7 +23,7 @@ from ..parsing.extraction import (
     place_of,
     share,
 )
-from ..parsing.references import error_of, graded
+from ..parsing.reference_values import error_of, graded
 
 Texts = Literal["edit", "meaning"]
 Likeness = Callable[[str, str], float]
@@ -84,25 +84,27 @@ class RecordSimilarity:
         """Why a value of the column is no reference; None if it is one."""
         return error_of(value, _record, "an object with keys, as JSON or as data")
 
-    def _score(self, text: str, known: Mapping[str, Any]) -> Score:
+    def _score(self, text: str, reference: Mapping[str, Any]) -> Score:
         stated = _record(extracted(text, self._extract) or "")
-        said = compared(None if stated is None else json.dumps(stated, ensure_ascii=False), json.dumps(known))
-        missing = [key for key in known if key not in (stated or {})]
+        explanation = compared(
+            None if stated is None else json.dumps(stated, ensure_ascii=False), json.dumps(reference)
+        )
+        missing = [key for key in reference if key not in (stated or {})]
         if stated is None or _size(stated) > MAX_FIELDS or (missing and self._complete):
             reason = "no object" if stated is None else f"missing: {missing[0]}" if missing else "too many values"
-            return Score(0.0, said | {"reason": excerpt(reason)})
-        alike = self._likeness([*_texts(stated), *_texts(known)])
-        parts = {key: similarity(stated.get(key), value, alike, self._threshold) for key, value in known.items()}
-        return Score(sum(parts.values()) / len(parts), said | {"parts": rounded(parts)})
+            return Score(0.0, explanation | {"reason": excerpt(reason)})
+        alike = self._likeness([*_texts(stated), *_texts(reference)])
+        parts = {key: similarity(stated.get(key), value, alike, self._threshold) for key, value in reference.items()}
+        return Score(sum(parts.values()) / len(parts), explanation | {"parts": rounded(parts)})
 
     def _likeness(self, texts: Sequence[str]) -> Likeness:
         """How alike two of these texts are."""
         if self._encoder is None:
             return self._edit
-        place = {text: at for at, text in enumerate(dict.fromkeys(texts))}
-        features_ND = self._encoder.features(list(place)) if place else None
-        assert features_ND is not None or not place
-        return lambda one, two: max(0.0, float(features_ND[place[one]] @ features_ND[place[two]]))  # type: ignore[index]
+        row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        features_ND = self._encoder.features(list(row_of)) if row_of else None
+        assert features_ND is not None or not row_of
+        return lambda first, second: max(0.0, float(features_ND[row_of[first]] @ features_ND[row_of[second]]))  # type: ignore[index]
 
 
 @final
@@ -138,17 +140,17 @@ class FieldMatch:
         """Why a value of the column is no reference; None if it is one."""
         return error_of(value, _record, "an object with keys, as JSON or as data")
 
-    def _score(self, text: str, known: Mapping[str, Any]) -> Score:
+    def _score(self, text: str, reference: Mapping[str, Any]) -> Score:
         answer = extracted(text, self._extract) or ""
-        made = _record(answer)
-        stated, wanted = {} if made is None else dict(self._fields(made)), dict(self._fields(known))
-        said = compared(excerpt(answer or None), json.dumps(known, ensure_ascii=False))
+        record = _record(answer)
+        stated, wanted = {} if record is None else dict(self._fields(record)), dict(self._fields(reference))
+        explanation = compared(excerpt(answer or None), json.dumps(reference, ensure_ascii=False))
         if not 0 < len(stated) <= MAX_LEAVES:
-            return Score(0.0, said | {"reason": f"{len(stated)} fields" if stated else "no field"})
+            return Score(0.0, explanation | {"reason": f"{len(stated)} fields" if stated else "no field"})
         right = sum(path in wanted and wanted[path] == value for path, value in stated.items())
         parts = {"precision": right / len(stated), "recall": right / len(wanted)}
         value = self._balance * parts["precision"] + (1 - self._balance) * parts["recall"]
-        return Score(value, said | {"parts": rounded(parts)})
+        return Score(value, explanation | {"parts": rounded(parts)})
 
     def _fields(self, value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
         """The path and the value of each field, as text by which its kind is told."""
@@ -163,40 +165,40 @@ class FieldMatch:
             yield path, json.dumps(value if number is None else number)
 
 
-def similarity(stated: Any, known: Any, alike: Likeness, threshold: float) -> float:
+def similarity(stated: Any, reference: Any, alike: Likeness, threshold: float) -> float:
     """How alike two values of JSON are, 0 to 1; see ``RecordSimilarity``.
 
     Args:
         stated: of the answer.
-        known: of the reference.
+        reference: of the reference.
         alike: likeness of two texts.
         threshold: from which on items of lists are paired.
 
     Returns:
         The likeness.
     """
-    if isinstance(stated, list) != isinstance(known, list) and stated is not None and known is not None:
-        stated, known = (one if isinstance(one, list) else [one] for one in (stated, known))
-    if isinstance(stated, list | dict) and isinstance(known, list | dict) and not (stated and known):
-        return float(not stated and not known)
-    if isinstance(stated, list) and isinstance(known, list):
-        return _paired([[similarity(a, b, alike, threshold) for b in known] for a in stated], threshold)
-    if isinstance(stated, dict) and isinstance(known, dict):
-        keys = dict.fromkeys([*stated, *known])
-        return sum(similarity(stated.get(key), known.get(key), alike, threshold) for key in keys) / len(keys)
-    return _simple(stated, known, alike)
+    if isinstance(stated, list) != isinstance(reference, list) and stated is not None and reference is not None:
+        stated, reference = (value if isinstance(value, list) else [value] for value in (stated, reference))
+    if isinstance(stated, list | dict) and isinstance(reference, list | dict) and not (stated and reference):
+        return float(not stated and not reference)
+    if isinstance(stated, list) and isinstance(reference, list):
+        return _paired([[similarity(a, b, alike, threshold) for b in reference] for a in stated], threshold)
+    if isinstance(stated, dict) and isinstance(reference, dict):
+        keys = dict.fromkeys([*stated, *reference])
+        return sum(similarity(stated.get(key), reference.get(key), alike, threshold) for key in keys) / len(keys)
+    return _simple(stated, reference, alike)
 
 
-def _simple(stated: Any, known: Any, alike: Likeness) -> float:
-    if isinstance(stated, str) and isinstance(known, str):
-        if not (stated and known):
-            return float(stated == known)
-        days = _days(stated), _days(known)
+def _simple(stated: Any, reference: Any, alike: Likeness) -> float:
+    if isinstance(stated, str) and isinstance(reference, str):
+        if not (stated and reference):
+            return float(stated == reference)
+        days = _days(stated), _days(reference)
         both = days[0] is not None and days[1] is not None
-        return max(0.0, 1 - abs(days[0] - days[1]) / 365) if both else alike(stated, known)  # type: ignore[operator]
-    right, number = finite(known), finite(stated)
+        return max(0.0, 1 - abs(days[0] - days[1]) / 365) if both else alike(stated, reference)  # type: ignore[operator]
+    right, number = finite(reference), finite(stated)
     if number is None or right is None:
-        return float(type(stated) is type(known) and stated == known)
+        return float(type(stated) is type(reference) and stated == reference)
     return float(number == 0) if right == 0 else max(0.0, 1 - abs(number - right) / abs(right))
 
 
@@ -217,15 +219,15 @@ def _paired(likeness: Sequence[Sequence[float]], threshold: float) -> float:
 def _days(text: str) -> float | None:
     """A date in days; None for what is none."""
     try:
-        read = datetime.fromisoformat(text)
+        date = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return read.replace(tzinfo=None).timestamp() / 86400 if 1900 <= read.year <= 2200 else None
+    return date.replace(tzinfo=None).timestamp() / 86400 if 1900 <= date.year <= 2200 else None
 
 
 def _record(value: Any) -> dict[str, Any] | None:
-    found = json_values(value) if isinstance(value, str) else [value]
-    return next((dict(one) for one in found if isinstance(one, Mapping) and one), None)
+    values = json_values(value) if isinstance(value, str) else [value]
+    return next((dict(record) for record in values if isinstance(record, Mapping) and record), None)
 
 
 def _values(value: Any) -> Iterator[Any]:
@@ -241,4 +243,4 @@ def _size(value: Any) -> int:
 
 
 def _texts(value: Any) -> list[str]:
-    return [one for one in _values(value) if isinstance(one, str) and one]
+    return [text for text in _values(value) if isinstance(text, str) and text]

@@ -9,9 +9,9 @@ from typing import Any, Literal, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..explaining import compared
+from ..parsing.explanations import compared
 from ..parsing.extraction import Extract, characters, extracted, one_of, place_of, words
-from ..parsing.references import error_of, graded, shortest
+from ..parsing.reference_values import error_of, graded, shortest
 
 Items = Literal["words", "characters"]
 Mode = Literal["exact", "prefix", "positions", "displacement"]
@@ -68,52 +68,56 @@ class Ordering:
 
     def _reference(self, value: Any) -> list[str] | None:
         parts = [shortest(item) for item in value] if isinstance(value, list | tuple) else [shortest(value)]
-        known = [item for part in parts for item in self._read(part)]
-        repeated = len(set(known)) < len(known) and self._mode == "displacement"
-        return known if known and not repeated else None
+        items = [item for part in parts for item in self._read(part)]
+        repeated = len(set(items)) < len(items) and self._mode == "displacement"
+        return items if items and not repeated else None
 
-    def _score(self, text: str, known: list[str]) -> Score:
+    def _score(self, text: str, reference: list[str]) -> Score:
         answer = extracted(text, self._extract) or ""
         stated = self._read(answer)
-        share = _MODES[self._mode](stated, known)
-        said = compared(" ".join(stated) or None, " ".join(known))
-        most = 1.0 if self._per_item is None else self._per_item * len(known)
-        return Score(share * most * (sum(1 for _ in groupby(known)) if self._turns else 1), said)
+        share = _MODES[self._mode](stated, reference)
+        explanation = compared(" ".join(stated) or None, " ".join(reference))
+        most = 1.0 if self._per_item is None else self._per_item * len(reference)
+        return Score(share * most * (sum(1 for _ in groupby(reference)) if self._turns else 1), explanation)
 
     def _read(self, text: str) -> list[str]:
         return words(text) if self._items == "words" else characters(text)
 
 
-def displacement(stated: Sequence[str], known: Sequence[str]) -> float:
+def displacement(stated: Sequence[str], reference: Sequence[str]) -> float:
     """1 less the summed displacement of the items over the most there can be; 0 unless both hold the same, each once.
 
     Args:
         stated: the items in the order of the answer.
-        known: the same in the right order, none twice.
+        reference: the same in the right order, none twice.
 
     Returns:
         0 to 1.
     """
-    if sorted(stated) != sorted(known):
+    if sorted(stated) != sorted(reference):
         return 0.0
-    place = {item: at for at, item in enumerate(stated)}
-    most = len(known) ** 2 // 2
-    return 1 - sum(abs(place[item] - at) for at, item in enumerate(known)) / most if most else 1.0
+    position = {item: index for index, item in enumerate(stated)}
+    most = len(reference) ** 2 // 2
+    return 1 - sum(abs(position[item] - index) for index, item in enumerate(reference)) / most if most else 1.0
 
 
-def positions(stated: Sequence[str], known: Sequence[str]) -> float:
+def positions(stated: Sequence[str], reference: Sequence[str]) -> float:
     """The share of the places of the longer one that hold the same item in both, 0 to 1."""
-    return sum(one == two for one, two in zip(stated, known, strict=False)) / max(len(stated), len(known))
+    return sum(first == second for first, second in zip(stated, reference, strict=False)) / max(
+        len(stated), len(reference)
+    )
 
 
-def prefix(stated: Sequence[str], known: Sequence[str]) -> float:
+def prefix(stated: Sequence[str], reference: Sequence[str]) -> float:
     """The share of the known items that both begin with, 0 to 1."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(stated, known, strict=False))) / len(known)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(stated, reference, strict=False))) / len(
+        reference
+    )
 
 
-def exact(stated: Sequence[str], known: Sequence[str]) -> float:
+def exact(stated: Sequence[str], reference: Sequence[str]) -> float:
     """1 if both are the same, else 0."""
-    return float(list(stated) == list(known))
+    return float(list(stated) == list(reference))
 
 
 _MODES = {"exact": exact, "prefix": prefix, "positions": positions, "displacement": displacement}

@@ -11,7 +11,7 @@ import regex
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt, Sample, Score
 
-from ..explaining import excerpt
+from ..parsing.explanations import excerpt
 from ..parsing.extraction import Extract, extracted, json_document, json_values, place_of
 
 PATTERN_LIMIT_S = 1.0
@@ -133,24 +133,24 @@ class JsonSchema:
     def _score(self, text: str) -> Score:
         answer = extracted(text, self._extract) or ""
         objects = [value for value in json_values(answer) if isinstance(value, dict)] if self._anywhere else []
-        found = objects[-1] if objects else json_document(answer)
-        if not isinstance(found, dict):
+        parsed = objects[-1] if objects else json_document(answer)
+        if not isinstance(parsed, dict):
             return Score(0.0, {"parsed": None, "reason": "no JSON object"})
-        said: dict[str, Any] = {"parsed": excerpt(json.dumps(found, ensure_ascii=False))}
-        extra = list(_extra(found, self._keys)) if self._strict else []
+        explanation: dict[str, Any] = {"parsed": excerpt(json.dumps(parsed, ensure_ascii=False))}
+        extra = list(_extra(parsed, self._keys)) if self._strict else []
         if extra:
-            return Score(0.0, said | {"reason": excerpt(f"not asked for: {', '.join(extra)}")})
-        right = list(_right(found, self._keys))
-        said["parts"] = {key: float(fits) for key, fits in right}
+            return Score(0.0, explanation | {"reason": excerpt(f"not asked for: {', '.join(extra)}")})
+        right = list(_right(parsed, self._keys))
+        explanation["parts"] = {key: float(fits) for key, fits in right}
         share = sum(fits for _, fits in right) / len(right)
-        return Score(share if self._partial else float(share == 1), said)
+        return Score(share if self._partial else float(share == 1), explanation)
 
 
 def _tags(names: Any) -> tuple[str, ...] | None:
     """Different names of tags; None for anything else."""
-    found = tuple(names) if isinstance(names, list | tuple) else ()
-    good = found and len(set(found)) == len(found) and all(isinstance(tag, str) and tag.isidentifier() for tag in found)
-    return found if good else None
+    tags = tuple(names) if isinstance(names, list | tuple) else ()
+    is_valid = tags and len(set(tags)) == len(tags) and all(isinstance(tag, str) and tag.isidentifier() for tag in tags)
+    return tags if is_valid else None
 
 
 def _compiled(pattern: str) -> Any:
@@ -170,14 +170,14 @@ def _check_keys(keys: Any, where: str) -> None:
             raise ConfigError(f"{where}.{key} must be one of {', '.join(_TYPES)}, any, got {kind!r}")
 
 
-def _right(found: Any, keys: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool]]:
+def _right(parsed: Any, keys: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool]]:
     """For every key and inner key, by its path, whether it is there with its type."""
     for key, kind in keys.items():
-        there = isinstance(found, dict) and key in found
+        is_present = isinstance(parsed, dict) and key in parsed
         if isinstance(kind, Mapping):
-            yield from _right(found[key] if there else None, kind, f"{path}{key}.")
+            yield from _right(parsed[key] if is_present else None, kind, f"{path}{key}.")
         else:
-            fits = _is_kind(found[key], kind) if there else kind.endswith("?") and isinstance(found, dict)
+            fits = _is_kind(parsed[key], kind) if is_present else kind.endswith("?") and isinstance(parsed, dict)
             yield f"{path}{key}", fits
 
 
@@ -188,9 +188,9 @@ def _is_kind(value: Any, kind: str) -> bool:
     return "any" in names or any(isinstance(value, _TYPES[name]) for name in names)
 
 
-def _extra(found: dict[str, Any], keys: Mapping[str, Any], path: str = "") -> Iterator[str]:
+def _extra(parsed: dict[str, Any], keys: Mapping[str, Any], path: str = "") -> Iterator[str]:
     """The paths of the keys that are not named."""
-    yield from (f"{path}{key}" for key in found if key not in keys)
+    yield from (f"{path}{key}" for key in parsed if key not in keys)
     for key, kind in keys.items():
-        if isinstance(kind, Mapping) and isinstance(found.get(key), dict):
-            yield from _extra(found[key], kind, f"{path}{key}.")
+        if isinstance(kind, Mapping) and isinstance(parsed.get(key), dict):
+            yield from _extra(parsed[key], kind, f"{path}{key}.")

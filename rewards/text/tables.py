@@ -11,9 +11,9 @@ from typing import Any, final
 from mmgrpo.system.extras import required
 from mmgrpo.types import Sample, Score
 
-from ..explaining import excerpt
+from ..parsing.explanations import excerpt
 from ..parsing.extraction import Extract, extracted, normalised, place_of
-from ..parsing.references import error_of, graded
+from ..parsing.reference_values import error_of, graded
 
 MAX_NODES = 400
 
@@ -63,20 +63,20 @@ class TableSimilarity:
         """Why a value of the column is no reference; None if it is one."""
         return error_of(value, _reference, "an HTML table")
 
-    def _score(self, text: str, known: Node) -> Score:
-        made = table_in(extracted(text, self._extract) or "")
-        if made is None:
-            return Score(0.0, {"parsed": None, "reference": _shape(known), "reason": "no table"})
-        said = {"parsed": _shape(made), "reference": _shape(known)}
-        size = max(_size(made), _size(known))
+    def _score(self, text: str, reference: Node) -> Score:
+        table = table_in(extracted(text, self._extract) or "")
+        if table is None:
+            return Score(0.0, {"parsed": None, "reference": _shape(reference), "reason": "no table"})
+        explanation = {"parsed": _shape(table), "reference": _shape(reference)}
+        size = max(_size(table), _size(reference))
         if size > MAX_NODES:
-            return Score(0.0, said | {"reason": f"{_size(made)} nodes, more than {MAX_NODES}"})
-        return Score(1 - tree_distance(made, known, self._replacing) / size, said)
+            return Score(0.0, explanation | {"reason": f"{_size(table)} nodes, more than {MAX_NODES}"})
+        return Score(1 - tree_distance(table, reference, self._replacing) / size, explanation)
 
-    def _replacing(self, one: Node, two: Node) -> float:
-        if one.kind != two.kind:
+    def _replacing(self, first: Node, second: Node) -> float:
+        if first.kind != second.kind:
             return 1.0
-        return 0.0 if self._structure else self._distance(one.text, two.text)
+        return 0.0 if self._structure else self._distance(first.text, second.text)
 
 
 def table_in(text: str) -> Node | None:
@@ -94,12 +94,12 @@ def table_in(text: str) -> Node | None:
     return building.table
 
 
-def tree_distance(one: Node, two: Node, replacing: Callable[[Node, Node], float]) -> float:
+def tree_distance(first_root: Node, second_root: Node, replacing: Callable[[Node, Node], float]) -> float:
     """The least cost of making one ordered tree of another by leaving out, adding (1 each) and replacing nodes.
 
     Args:
-        one: a tree.
-        two: another.
+        first_root: a tree.
+        second_root: another.
         replacing: what it costs to put a node of the second in place of one of the first.
 
     Returns:
@@ -107,7 +107,7 @@ def tree_distance(one: Node, two: Node, replacing: Callable[[Node, Node], float]
 
     Source: Zhang and Shasha 1989, Simple fast algorithms for the editing distance between trees and related problems.
     """
-    first, second = _Order(one), _Order(two)
+    first, second = _Order(first_root), _Order(second_root)
     costs = [[replacing(a, b) for b in second.nodes] for a in first.nodes]
     trees = [[0.0] * len(second.nodes) for _ in first.nodes]
     for i in first.keys:
@@ -143,11 +143,11 @@ def _forests(
     for a in range(top, i + 1):
         row = [before[0] + 1]
         for b in range(left, j + 1):
-            whole = first.leaf[a] == top and second.leaf[b] == left
-            start = before[b - left] if whole else rows[first.leaf[a] - top][second.leaf[b] - left]
-            replaced = start + (costs[a][b] if whole else trees[a][b])
+            are_trees = first.leaf[a] == top and second.leaf[b] == left
+            start = before[b - left] if are_trees else rows[first.leaf[a] - top][second.leaf[b] - left]
+            replaced = start + (costs[a][b] if are_trees else trees[a][b])
             row.append(min(before[b - left + 1] + 1, row[-1] + 1, replaced))
-            if whole:
+            if are_trees:
                 trees[a][b] = row[-1]
         rows.append(row)
         before = row
@@ -183,13 +183,13 @@ class _Building:
 
 
 def _span(side: str, attributes: str) -> int:
-    found = re.search(rf"\b{side}span\s?=\s?[\"']?(\d{{1,3}})", attributes)
-    return max(int(found[1]), 1) if found else 1
+    match = re.search(rf"\b{side}span\s?=\s?[\"']?(\d{{1,3}})", attributes)
+    return max(int(match[1]), 1) if match else 1
 
 
 def _reference(value: Any) -> Node | None:
-    known = table_in(value) if isinstance(value, str) else None
-    return known if known is not None and 0 < _size(known) <= MAX_NODES else None
+    table = table_in(value) if isinstance(value, str) else None
+    return table if table is not None and 0 < _size(table) <= MAX_NODES else None
 
 
 def _size(node: Node) -> int:
@@ -204,4 +204,4 @@ def _shape(table: Node) -> str | None:
 
 
 def _below(node: Node) -> list[Node]:
-    return [one for part in node.parts for one in (part, *_below(part))]
+    return [descendant for part in node.parts for descendant in (part, *_below(part))]

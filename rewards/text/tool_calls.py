@@ -9,9 +9,9 @@ from typing import Any, final
 
 from mmgrpo.types import Sample, Score
 
-from ..explaining import compared, rounded
+from ..parsing.explanations import compared, rounded
 from ..parsing.extraction import Extract, extracted, json_values, place_of
-from ..parsing.references import error_of, graded
+from ..parsing.reference_values import error_of, graded
 
 MAX_CALLS = 50
 MAX_DEPTH = 8
@@ -20,7 +20,7 @@ _PARAMETERS = ("parameters", "arguments", "args")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     """A tool's name with the values of its parameters."""
 
     name: str
@@ -58,67 +58,71 @@ class ToolCalls:
         """Why a value of the column is no reference; None if it is one."""
         return error_of(value, _reference, "one or more tool calls")
 
-    def _score(self, text: str, known: list[Call]) -> Score:
+    def _score(self, text: str, reference: list[ToolCall]) -> Score:
         stated = calls_in(extracted(text, self._extract) or "")
-        said = compared(_named(stated), _named(known) or "")
+        explanation = compared(_named(stated), _named(reference) or "")
         if len(stated) > MAX_CALLS:
-            return Score(0.0, said | {"reason": f"{len(stated)} calls, more than {MAX_CALLS}"})
+            return Score(0.0, explanation | {"reason": f"{len(stated)} calls, more than {MAX_CALLS}"})
         if not stated:
-            return Score(0.0, said | {"reason": "no call"})
-        names = likeness([call.name for call in stated], [call.name for call in known])
-        matched = _matched(stated, known)
-        share = (names + matched) / (1 + sum(1 + len(call.parameters) for call in known))
-        return Score(share, said | {"parts": rounded({"names": names, "matched": matched})})
+            return Score(0.0, explanation | {"reason": "no call"})
+        names = likeness([call.name for call in stated], [call.name for call in reference])
+        matched = _matched(stated, reference)
+        share = (names + matched) / (1 + sum(1 + len(call.parameters) for call in reference))
+        return Score(share, explanation | {"parts": rounded({"names": names, "matched": matched})})
 
 
-def calls_in(source: Any) -> list[Call]:
+def calls_in(source: Any) -> list[ToolCall]:
     """The calls in a text, or in the value of a data row, in order."""
     return list(_calls(json_values(source) if isinstance(source, str) else source, 0))
 
 
-def likeness(stated: Iterable[str], known: Iterable[str]) -> float:
+def likeness(stated: Iterable[str], reference: Iterable[str]) -> float:
     """What two collections share over what either has, each as often as it stands in it; 1 if both are empty."""
-    one, two = Counter(list(stated)), Counter(list(known))
-    return (one & two).total() / (one | two).total() if one or two else 1.0
+    stated_counts, reference_counts = Counter(list(stated)), Counter(list(reference))
+    return (
+        (stated_counts & reference_counts).total() / (stated_counts | reference_counts).total()
+        if stated_counts or reference_counts
+        else 1.0
+    )
 
 
-def _calls(value: Any, depth: int) -> Iterable[Call]:
+def _calls(value: Any, depth: int) -> Iterable[ToolCall]:
     if isinstance(value, Mapping):
         name = value.get("name")
-        held = next((value[key] for key in _PARAMETERS if isinstance(value.get(key), Mapping)), {})
+        parameters = next((value[key] for key in _PARAMETERS if isinstance(value.get(key), Mapping)), {})
         if isinstance(name, str):
-            yield Call(name, held)
+            yield ToolCall(name, parameters)
     elif isinstance(value, list | tuple) and depth < MAX_DEPTH:
         for inner in value:
             yield from _calls(inner, depth + 1)
 
 
-def _matched(stated: Sequence[Call], known: Sequence[Call]) -> float:
+def _matched(stated: Sequence[ToolCall], reference: Sequence[ToolCall]) -> float:
     """What the right calls have in common with the stated ones, added up."""
     left, total = list(stated), 0.0
-    for wanted in known:
-        common = [(_common(one, wanted), at) for at, one in enumerate(left) if one.name == wanted.name]
-        best, at = max(common, key=lambda found: found[0], default=(0.0, -1))
+    for wanted in reference:
+        common = [(_common(call, wanted), at) for at, call in enumerate(left) if call.name == wanted.name]
+        best, at = max(common, key=lambda pair: pair[0], default=(0.0, -1))
         if best > 0:
             total += best
             del left[at]
     return total
 
 
-def _common(stated: Call, wanted: Call) -> float:
+def _common(stated: ToolCall, wanted: ToolCall) -> float:
     values = sum(_equal(stated.parameters[key], value) for key, value in wanted.parameters.items()
                  if key in stated.parameters)  # fmt: skip
     return likeness(stated.parameters, wanted.parameters) + values
 
 
-def _equal(one: Any, two: Any) -> bool:
-    return one == two and isinstance(one, bool) == isinstance(two, bool)
+def _equal(first: Any, second: Any) -> bool:
+    return first == second and isinstance(first, bool) == isinstance(second, bool)
 
 
-def _reference(value: Any) -> list[Call] | None:
-    known = calls_in(value)
-    return known if 0 < len(known) <= MAX_CALLS else None
+def _reference(value: Any) -> list[ToolCall] | None:
+    calls = calls_in(value)
+    return calls if 0 < len(calls) <= MAX_CALLS else None
 
 
-def _named(calls: Sequence[Call]) -> str | None:
+def _named(calls: Sequence[ToolCall]) -> str | None:
     return ", ".join(f"{call.name}({', '.join(map(str, call.parameters))})" for call in calls) or None

@@ -7,10 +7,10 @@ from typing import Any, final
 
 from mmgrpo.types import Sample, Score
 
-from ..explaining import mistaken
+from ..parsing.error_rates import ErrorRate, Unit, transcripts
+from ..parsing.explanations import mistaken
 from ..parsing.extraction import Extract, extracted, one_of, place_of
-from ..parsing.references import error_of, graded
-from ..parsing.transcripts import ErrorRate, Unit, transcripts
+from ..parsing.reference_values import error_of, graded
 
 
 @final
@@ -45,6 +45,6 @@ class WordErrorRate:
         return error_of(value, transcripts, "a text, a number, or a list of them, each with a word")
 
     def _score(self, text: str, accepted: list[str]) -> Score:
-        said = extracted(text, self._extract) or ""
-        found = self._rate.nearest(said, accepted)
-        return Score(found.score, mistaken(said, found.reference, found.rate))
+        transcript = extracted(text, self._extract) or ""
+        nearest = self._rate.nearest(transcript, accepted)
+        return Score(nearest.score, mistaken(transcript, nearest.reference, nearest.rate))

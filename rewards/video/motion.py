@@ -19,12 +19,12 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
 from mmgrpo.types import Sample, Score
 
-from ..explaining import parts
 from ..images.textures import grey
-from ..models.checkpoints import Dtype, chosen_dtype, positive
+from ..models.checkpoints import Dtype, require_positive, resolve_dtype
 from ..models.image_features import FeatureSource
+from ..parsing.explanations import parts
 from ..parsing.extraction import one_of
-from ..pictures import as_rgb, spread
+from ..parsing.sample_images import as_rgb, spread
 
 MotionMeasure = Literal["direction", "magnitude"]
 SteadyMeasure = Literal["pixels", "feature"]
@@ -76,7 +76,7 @@ class Motion:
         self.direction = direction
         self.column = column
         self._target = target
-        self._frames = None if frames is None else positive("Motion.frames", frames)
+        self._frames = None if frames is None else require_positive("Motion.frames", frames)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return [self._score(sample) for sample in samples]
@@ -87,11 +87,11 @@ class Motion:
         if len(frames) < 2 or (self.measure == "direction" and wanted not in COMPASS):
             return None
         small = [_small(frame) for frame in frames]
-        moves = np.concatenate([movement(one, other) for one, other in pairwise(small)])
+        moves = np.concatenate([movement(one, next_frame) for one, next_frame in pairwise(small)])
         length = float(np.linalg.norm(moves, axis=1).mean()) if len(moves) else 0.0
         magnitude = 100 * length / SIDE
         right, down = (100 * moves.mean(0) / SIDE).tolist() if len(moves) else (0.0, 0.0)
-        shown = {"right": right, "down": down, "magnitude": magnitude, "moving_frac": _moving(moves)}
+        statistics = {"right": right, "down": down, "magnitude": magnitude, "moving_frac": _moving(moves)}
         if self.measure == "direction":
             along = float(np.dot((right, down), COMPASS[wanted]))
             value = along / magnitude if magnitude else 0.0
@@ -99,7 +99,7 @@ class Motion:
             value = magnitude
         else:
             value = max(1 - abs(magnitude - self._target) / self._target, 0.0)
-        return Score(value, parts(shown))
+        return Score(value, parts(statistics))
 
 
 @final
@@ -127,9 +127,9 @@ class TemporalConsistency:
         batch_size: int = 32,
     ) -> None:
         self._measure: SteadyMeasure = one_of("TemporalConsistency.measure", measure, SteadyMeasure)
-        self._frames = None if frames is None else positive("TemporalConsistency.frames", frames)
-        chosen_dtype("TemporalConsistency", dtype)
-        size = positive("TemporalConsistency.batch_size", batch_size)
+        self._frames = None if frames is None else require_positive("TemporalConsistency.frames", frames)
+        resolve_dtype("TemporalConsistency", dtype)
+        size = require_positive("TemporalConsistency.batch_size", batch_size)
         self._source = FeatureSource(model=model, device=device, dtype=dtype, batch_size=size)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
@@ -171,25 +171,25 @@ class FrameMean:
         if not callable(of):
             raise ConfigError(f"FrameMean.of must be a reward (in YAML its name or a mapping), got {of!r:.60}")
         self.of = of
-        self._frames = positive("FrameMean.frames", frames)
+        self._frames = require_positive("FrameMean.frames", frames)
         self._pool: Pool = one_of("FrameMean.pool", pool, Pool)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         chosen = [_chosen(sample, self._frames) for sample in samples]
-        asked = [
+        frame_samples = [
             replace(sample, image=frame, video=None)
             for sample, frames in zip(samples, chosen, strict=True)
             for frame in frames
         ]
-        scores = iter(self.of(asked) if asked else ())
+        scores = iter(self.of(frame_samples) if frame_samples else ())
         return [self._pooled([next(scores) for _ in frames]) for frames in chosen]
 
     def _pooled(self, scores: Sequence[Any]) -> float | Score | None:
-        known = {f"frame {i}": float(score) for i, score in enumerate(scores) if score is not None}
-        if not known or not all(math.isfinite(score) for score in known.values()):
-            return math.nan if known else None
-        value = min(known.values()) if self._pool == "min" else sum(known.values()) / len(known)
-        return Score(value, parts(known))
+        finite = {f"frame {i}": float(score) for i, score in enumerate(scores) if score is not None}
+        if not finite or not all(math.isfinite(score) for score in finite.values()):
+            return math.nan if finite else None
+        value = min(finite.values()) if self._pool == "min" else sum(finite.values()) / len(finite)
+        return Score(value, parts(finite))
 
 
 def movement(one_HW: NDArray[Any], next_HW: NDArray[Any]) -> NDArray[Any]:
@@ -210,9 +210,9 @@ def movement(one_HW: NDArray[Any], next_HW: NDArray[Any]) -> NDArray[Any]:
     costs = np.stack([_per_block(np.abs(_shifted(next_HW, area, offset) - inner_HW)) for offset in offsets])
     best_YX = costs.argmin(0)
     moved_YX = costs.min(0) < STILL_GAIN * costs[0]
-    found = np.array(offsets)[np.where(moved_YX, best_YX, 0)]
+    best_offsets = np.array(offsets)[np.where(moved_YX, best_YX, 0)]
     detail_YX = np.sqrt(np.maximum(_per_block(inner_HW**2) - _per_block(inner_HW) ** 2, 0)) > PLAIN_STD
-    return found[detail_YX].astype(np.float64)
+    return best_offsets[detail_YX].astype(np.float64)
 
 
 def _moving(moves: NDArray[Any]) -> float:

@@ -17,9 +17,9 @@ from torchvision.transforms import InterpolationMode, functional
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..explaining import parts
-from ..models.checkpoints import Dtype, batches, chosen_device, chosen_dtype, once, positive
-from ..pictures import as_rgb, text_of
+from ..models.checkpoints import Dtype, batches, load_once, require_positive, resolve_device, resolve_dtype
+from ..parsing.explanations import parts
+from ..parsing.sample_images import as_rgb, text_of
 from .video_align_checkpoint import (
     DIMENSIONS,
     FIELD,
@@ -86,8 +86,8 @@ class VideoAlign:
         self._normalise = normalise
         self.text_column = text_column
         self._device = device
-        self._dtype = chosen_dtype("VideoAlign", dtype)
-        self._batch_size = positive("VideoAlign.batch_size", batch_size)
+        self._dtype = resolve_dtype("VideoAlign", dtype)
+        self._batch_size = require_positive("VideoAlign.batch_size", batch_size)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         texts = [text_of(sample.prompt, self.text_column) for sample in samples]
@@ -96,10 +96,10 @@ class VideoAlign:
         values: list[float | Score | None] = [None] * len(samples)
         if not rows:
             return values
-        model: VideoAlignModel = once(
-            video_align_model, self._checkpoint, self._base, chosen_device(self._device), self._dtype
+        model: VideoAlignModel = load_once(
+            video_align_model, self._checkpoint, self._base, resolve_device(self._device), self._dtype
         )
-        template = once(prompt_template, self._template, model.recipe.template, model.recipe.special)
+        template = load_once(prompt_template, self._template, model.recipe.template, model.recipe.special)
         for chosen in batches(rows, self._batch_size):
             seen = [shown_frames(videos[i], model.recipe, self._video_fps, model.factor) for i in chosen]
             raw = model.scores(seen, [template.replace(FIELD, _unmarked(texts[i] or "")) for i in chosen])
@@ -109,8 +109,8 @@ class VideoAlign:
 
     def _scored(self, raw: Sequence[float], recipe: Recipe) -> Score:
         mean, std = (recipe.mean, recipe.std) if self._normalise else (None, None)
-        shown = [(r - m) / s for r, m, s in zip(raw, mean or (0,) * 3, std or (1,) * 3, strict=True)]
-        score: dict[str, float] = dict(zip(DIMENSIONS, shown, strict=True))
+        normalized = [(r - m) / s for r, m, s in zip(raw, mean or (0,) * 3, std or (1,) * 3, strict=True)]
+        score: dict[str, float] = dict(zip(DIMENSIONS, normalized, strict=True))
         return Score(sum(weight * score[name] for name, weight in self._weights.items()), parts(score))
 
 

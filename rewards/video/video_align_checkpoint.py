@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError, RewardError
 
-from ..models.checkpoints import frozen, weights
+from ..models.checkpoints import freeze, load_state_dict
 
 DIMENSIONS = ("VQ", "MQ", "TA")
 REWARD_TOKENS = tuple(f"<|{name}_reward|>" for name in DIMENSIONS)
@@ -71,8 +71,8 @@ class Recipe:
     @classmethod
     def read(cls, folder: Path) -> Recipe:
         """From a checkpoint's folder. Raises RewardError for what the published code would not score by it."""
-        said = json.loads((folder / "model_config.json").read_text())
-        data, model, lora = (said[name] for name in ("data_config", "model_config", "peft_lora_config"))
+        config = json.loads((folder / "model_config.json").read_text())
+        data, model, lora = (config[name] for name in ("data_config", "model_config", "peft_lora_config"))
         special = bool(model.get("use_special_tokens"))
         if not special and (model.get("reward_token"), model.get("output_dim")) != ("last", len(DIMENSIONS)):
             raise RewardError(
@@ -82,7 +82,7 @@ class Recipe:
         if data.get("sample_type", "uniform") != "uniform":
             raise RewardError(f"{folder} samples frames by {data['sample_type']!r}; only uniform is known")
         rank = int(lora.get("lora_r") or 1)
-        norms = said.get("inference_config")
+        norms = config.get("inference_config")
         return cls(
             base=model["model_name_or_path"],
             special=special,
@@ -158,42 +158,42 @@ def video_align_model(checkpoint: str, base: str | None, device: torch.device, d
     processor, config = AutoProcessor.from_pretrained(base), AutoConfig.from_pretrained(base)
     if recipe.special:
         processor.tokenizer.add_tokens(list(REWARD_TOKENS), special_tokens=True)
-    held, whole = _held(folder)
+    state_dict, is_full_model = _load_latest(folder)
     under: Mapping[str, Tensor] = {}
-    if not whole:
+    if not is_full_model:
         model = AutoModel.from_pretrained(base, dtype="auto")
         model.resize_token_embeddings(len(processor.tokenizer))
         under = model.state_dict()
-    tensors = merged(held, recipe.lora_scale, under)
+    tensors = merged(state_dict, recipe.lora_scale, under)
     head = tensors.pop("rm_head.weight", None)
     embedding = tensors.get(EMBEDDING)
-    if head is None or embedding is None or (recipe.special and EMBEDDING not in map(plain_name, held)):
+    if head is None or embedding is None or (recipe.special and EMBEDDING not in map(plain_name, state_dict)):
         raise RewardError(f"{checkpoint} lacks its head or the embeddings of its tokens; it has {sorted(tensors)[:5]}")
     config.text_config.vocab_size = embedding.shape[0]
     loaded: Any = Qwen2VLModel.from_pretrained(
         None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True
     )
-    backbone, said = loaded
-    wrong = {kind: sorted(names)[:5] for kind, names in said.items() if names}
+    backbone, loading_info = loaded
+    wrong = {kind: sorted(names)[:5] for kind, names in loading_info.items() if names}
     if wrong:
         raise RewardError(f"{checkpoint} is laid out unlike VideoAlign's: {wrong}")
     linear = nn.Linear(head.shape[1], head.shape[0], bias=False)
     linear.load_state_dict({"weight": head})
-    return VideoAlignModel(frozen(backbone, device), frozen(linear, device), processor, recipe)
+    return VideoAlignModel(freeze(backbone, device), freeze(linear, device), processor, recipe)
 
 
-def merged(held: Mapping[str, Tensor], scale: float, under: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def merged(state_dict: Mapping[str, Tensor], scale: float, under: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of the bare model: those beneath, those held over them, and LoRA's scale * B @ A added."""
-    named = {plain_name(name): tensor for name, tensor in held.items() if ".original_module." not in name}
+    named = {plain_name(name): tensor for name, tensor in state_dict.items() if ".original_module." not in name}
     lora = {name: named.pop(name) for name in list(named) if name.endswith((".lora_A", ".lora_B"))}
-    found = dict(under) | {name: tensor for name, tensor in named.items() if not name.startswith("lm_head.")}
+    tensors = dict(under) | {name: tensor for name, tensor in named.items() if not name.startswith("lm_head.")}
     for name in (name.removesuffix(".lora_A") for name in lora if name.endswith(".lora_A")):
-        if f"{name}.weight" not in found or f"{name}.lora_B" not in lora:
+        if f"{name}.weight" not in tensors or f"{name}.lora_B" not in lora:
             raise RewardError(f"the checkpoint has LoRA weights for {name} and no layer, or no second half, of it")
-        layer = found[f"{name}.weight"]
+        layer = tensors[f"{name}.weight"]
         change = scale * (lora[f"{name}.lora_B"].float() @ lora[f"{name}.lora_A"].float())
-        found[f"{name}.weight"] = (layer.float() + change).to(layer.dtype)
-    return found
+        tensors[f"{name}.weight"] = (layer.float() + change).to(layer.dtype)
+    return tensors
 
 
 def plain_name(name: str) -> str:
@@ -213,7 +213,7 @@ def checkpoint_folder(checkpoint: str) -> Path:
     return Path(snapshot_download(checkpoint, allow_patterns=["*.json", *(f"checkpoint-*/{name}" for name in files)]))
 
 
-def _held(folder: Path) -> tuple[dict[str, Tensor], bool]:
+def _load_latest(folder: Path) -> tuple[dict[str, Tensor], bool]:
     """The tensors of the latest checkpoint, and whether they are the whole model."""
     steps = {int(path.name.split("-")[1]): path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()}
     if not steps:
@@ -222,8 +222,8 @@ def _held(folder: Path) -> tuple[dict[str, Tensor], bool]:
         )
     latest = steps[max(steps)]
     if (latest / "model.pth").exists():
-        return weights(str(latest / "model.pth")), True
-    parts = [weights(str(latest / name)) for name in ("adapter_model.safetensors", "non_lora_state_dict.pth")]
+        return load_state_dict(str(latest / "model.pth")), True
+    parts = [load_state_dict(str(latest / name)) for name in ("adapter_model.safetensors", "non_lora_state_dict.pth")]
     return parts[0] | parts[1], False
 
 
@@ -250,14 +250,14 @@ def prompt_template(named: str | None, kind: str, special: bool) -> str:
         )
     text = Path(named).read_text(encoding="utf-8")
     if named.endswith(".py"):
-        known = {
+        constants = {
             target.id: node.value.value
             for node in ast.parse(text).body
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
             for target in node.targets
             if isinstance(target, ast.Name)
         }
-        text = str(known.get(TEMPLATES.get(kind, ""), ""))
+        text = str(constants.get(TEMPLATES.get(kind, ""), ""))
     tokens = [token for token in REWARD_TOKENS if text.count(token) != int(special)]
     if text.count(FIELD) != 1 or tokens:
         raise ConfigError(

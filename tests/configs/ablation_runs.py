@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
-from mmgrpo.rewards.text.exchanges import EnvironmentReturn
+from mmgrpo.rewards.text.environment_return import EnvironmentReturn
 
 from mmgrpo.config import Named, RunConfig
 from mmgrpo.config.loading import find_config, read_layers

@@ -9,7 +9,7 @@ from typing import final
 
 import pytest
 import yaml
-from mmgrpo.rewards.text.exchanges import EnvironmentReturn
+from mmgrpo.rewards.text.environment_return import EnvironmentReturn
 
 from mmgrpo import Trainer
 from mmgrpo.config.idle import idle_mechanisms

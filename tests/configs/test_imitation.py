@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from mmgrpo.rewards.groups.exploring import Explorability
+from mmgrpo.rewards.groups.explorability import Explorability
 
 from mmgrpo.config.binding import build_planner
 from mmgrpo.config.loading import load_config

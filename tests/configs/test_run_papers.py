@@ -9,7 +9,7 @@ import pytest
 from mmgrpo.config import RewardConfig
 from mmgrpo.config.loading import load_config
 from mmgrpo.scoring import score
-from mmgrpo.scoring.named import NamedReward
+from mmgrpo.scoring.named_rewards import NamedReward
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.training.build import build_rewards
 from mmgrpo.types import Prompt, Sample

@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset, Video
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.language.visual_inputs import visual_inputs
-from mmgrpo.rewards.geometry.frames import Coordinates
+from mmgrpo.rewards.parsing.coordinate_frames import Coordinates
 from PIL import Image
 from qwen_vl_utils import vision_process
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from mmgrpo.rewards.code.sandbox import PYTHON, Limits, Outcome, Program, run
+from mmgrpo.rewards.code.sandbox import PYTHON, Outcome, Program, SandboxLimits, run
 
 from mmgrpo.errors import RewardError
 
@@ -23,5 +23,5 @@ needs_sandbox = pytest.mark.skipif(bool(REASON := refused()), reason=REASON)
 
 def ran(code: str, stdin: str = "", **limits: Any) -> Outcome:
     """How a Python program ends."""
-    program = Program(command=(*PYTHON, "main.py"), files={"main.py": code}, limits=Limits(**limits))
+    program = Program(command=(*PYTHON, "main.py"), files={"main.py": code}, limits=SandboxLimits(**limits))
     return run(program, stdin)

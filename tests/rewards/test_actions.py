@@ -4,8 +4,8 @@ import time
 from typing import Any
 
 import pytest
-from mmgrpo.rewards.grounding.actions import GuiAction, word_f1
-from mmgrpo.rewards.grounding.calls import MAX_ACTIONS, Action, actions_in
+from mmgrpo.rewards.grounding.action_parsing import MAX_ACTIONS, Action, actions_in
+from mmgrpo.rewards.grounding.gui_action import GuiAction, word_f1
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt, Sample

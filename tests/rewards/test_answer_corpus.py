@@ -19,8 +19,8 @@ from mmgrpo.rewards.text.answers import Classification, ExactMatch, YesNo
 from mmgrpo.rewards.text.choices import MultipleChoice
 from mmgrpo.rewards.text.mathematics import MathVerify
 from mmgrpo.rewards.text.number_lists import NumberList
-from mmgrpo.rewards.text.quantities import Count, MeanRelativeAccuracy, Number
-from mmgrpo.rewards.text.values import ValueMatch
+from mmgrpo.rewards.text.quantities import CountMatch, MeanRelativeAccuracy, Number
+from mmgrpo.rewards.text.value_match import ValueMatch
 
 from mmgrpo.reward import Reward
 from tests.rewards.written import scores_of, wrote
@@ -33,7 +33,7 @@ REWARDS: dict[str, Callable[[], Reward]] = {
     "math_verify": lambda: MathVerify(column="answer", time_limit_s=30),
     "math_verify plain": lambda: MathVerify(column="answer", plain=True, time_limit_s=30),
     "number": lambda: Number(extract="boxed"),
-    "count": lambda: Count(extract="boxed"),
+    "count": lambda: CountMatch(extract="boxed"),
     "mean_relative_accuracy": lambda: MeanRelativeAccuracy(extract="boxed"),
     "exact_match": lambda: ExactMatch(extract="boxed"),
     "classification": lambda: Classification(extract="boxed"),

@@ -4,8 +4,8 @@ import random
 from pathlib import Path
 
 import pytest
-from mmgrpo.rewards.geometry.boxes import Box, CoordinateFrame, FrameName, Point, box_of, giou, iou, normalised_frame
-from mmgrpo.rewards.geometry.frames import Coordinates
+from mmgrpo.rewards.parsing.boxes import Box, CoordinateFrame, FrameName, Point, box_of, giou, iou, normalised_frame
+from mmgrpo.rewards.parsing.coordinate_frames import Coordinates
 from PIL import Image
 
 from mmgrpo.errors import DataError

@@ -3,7 +3,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from mmgrpo.rewards.text.charts import ChartAnswer
+from mmgrpo.rewards.text.chart_answers import ChartAnswer
 
 from mmgrpo.errors import ConfigError
 from tests.rewards.written import explained, score_of, wrote

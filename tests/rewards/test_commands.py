@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mmgrpo.rewards.code.commands import Command
 from mmgrpo.rewards.code.queries import SqlExecution
+from mmgrpo.rewards.code.shell_commands import Command
 
 from mmgrpo.errors import ConfigError, RewardError
 from tests.rewards.sandboxed import needs_sandbox

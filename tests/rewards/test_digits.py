@@ -8,7 +8,7 @@ from mmgrpo.examples.digits import (
     HeldOutJudge,
     Precision,
     Recall,
-    Spread,
+    StrokeSpread,
     coverage,
     digit_prompts,
     digit_questions,
@@ -125,7 +125,7 @@ class TestDiversity:
     def test_the_real_set_itself_is_complete(self, held_out: list[Sample]):
         assert Recall()(held_out) == [1.0] * 360
         assert Precision()(held_out) == [1.0] * 360
-        assert mean(Spread()(held_out)) == pytest.approx(1.0, abs=1e-3)  # 8-bit rounding
+        assert mean(StrokeSpread()(held_out)) == pytest.approx(1.0, abs=1e-3)  # 8-bit rounding
 
     def test_other_real_digits_are_nearly_complete(self, train: list[Sample]):
         assert mean(Recall()(train[:400])) == pytest.approx(0.90, abs=0.03)
@@ -133,23 +133,23 @@ class TestDiversity:
 
     def test_one_picture_has_precision_without_recall(self, train: list[Sample]):
         same = [drawn(train[0].image, digit=1)] * 100
-        assert (mean(Precision()(same)), mean(Recall()(same)), mean(Spread()(same))) == (1.0, 0.0, 0.0)
+        assert (mean(Precision()(same)), mean(Recall()(same)), mean(StrokeSpread()(same))) == (1.0, 0.0, 0.0)
 
     def test_noise_is_why_recall_is_read_beside_precision(self):
         rng = np.random.RandomState(0)
         noise = [drawn(to_image(rng.choice([-1.0, 1.0], size=(8, 8))), digit=i % 10) for i in range(100)]
         assert mean(Precision()(noise)) == 0.0
         assert mean(Recall()(noise)) == 1.0  # points far apart have balls that reach everything
-        assert mean(Spread()(noise)) > 2.0
+        assert mean(StrokeSpread()(noise)) > 2.0
 
     def test_half_the_contrast_is_half_the_spread(self):
         split = load_split()
         faded = real(split.held_out / 2, split.held_out_labels)
-        assert mean(Spread()(faded)) == pytest.approx(0.5, abs=5e-3)
+        assert mean(StrokeSpread()(faded)) == pytest.approx(0.5, abs=5e-3)
 
     def test_what_has_no_image_is_left_out_of_the_set(self, held_out: list[Sample]):
         assert Recall()([*held_out, drawn(None, digit=3)]) == [1.0] * 360 + [None]
-        assert Spread()([held_out[0], drawn(held_out[1].image)]) == [None, None]
+        assert StrokeSpread()([held_out[0], drawn(held_out[1].image)]) == [None, None]
 
     def test_too_few_images_have_no_radius(self, held_out: list[Sample]):
         assert Recall()(held_out[:3]) == [None] * 3

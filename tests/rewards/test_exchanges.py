@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from mmgrpo.rewards.text.exchanges import EnvironmentReturn
+from mmgrpo.rewards.text.environment_return import EnvironmentReturn
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt, Sample

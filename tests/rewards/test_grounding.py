@@ -6,8 +6,8 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from mmgrpo.rewards.geometry.coordinates import points_in, spans_in, stated_boxes
 from mmgrpo.rewards.grounding.localization import BoxIou, Detection, PointInBox, TemporalIou
+from mmgrpo.rewards.parsing.coordinates import points_in, spans_in, stated_boxes
 from PIL import Image
 
 from mmgrpo.errors import ConfigError, DataError

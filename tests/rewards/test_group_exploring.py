@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from mmgrpo.rewards.groups.exploring import Explorability
+from mmgrpo.rewards.groups.explorability import Explorability
 
 from mmgrpo.errors import ConfigError
 from tests.rewards.grouped import column_score, members, plain

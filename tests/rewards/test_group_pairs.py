@@ -5,8 +5,8 @@ import math
 import random
 
 import pytest
-from mmgrpo.rewards.groups.duels import both_orders, preference_of_scores
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament, bracket, shared_places
+from mmgrpo.rewards.groups.pairwise_comparisons import both_orders, preference_of_scores
 
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.types import Sample, Score

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from mmgrpo.rewards.groups.parts import Attempts, OnPart
+from mmgrpo.rewards.groups.text_parts import Attempts, OnPart
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Scope, Score

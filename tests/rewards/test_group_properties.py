@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mmgrpo.rewards.groups.diversity import DiversityAdjusted
 from mmgrpo.rewards.groups.likelihoods import Unlikeliness
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament
-from mmgrpo.rewards.groups.verdicts import Conciseness
+from mmgrpo.rewards.groups.verifiers import Conciseness
 from mmgrpo.rewards.groups.votes import MajorityVote, SemanticClusters
 
 from mmgrpo.types import Prompt, Sample, Score

@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from mmgrpo.rewards.groups.verdicts import Conciseness, NoisyVerifier, PartialCredit
+from mmgrpo.rewards.groups.verifiers import Conciseness, NoisyVerifier, PartialCredit
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Scope, Score

@@ -9,17 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from mmgrpo.rewards.groups.chains import AtEnd, InContext, OfLater
 from mmgrpo.rewards.groups.diversity import DiversityAdjusted
-from mmgrpo.rewards.groups.exploring import Explorability
+from mmgrpo.rewards.groups.explorability import Explorability
 from mmgrpo.rewards.groups.likelihoods import Curiosity, LikelihoodConsistency, SelfCertainty, Unlikeliness
 from mmgrpo.rewards.groups.of_task import OfTask
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament
-from mmgrpo.rewards.groups.parts import Attempts, OnPart
 from mmgrpo.rewards.groups.rarity import Rarity, UniqueFormulas
-from mmgrpo.rewards.groups.stand_ins import AcrossContexts, OverReference
+from mmgrpo.rewards.groups.sample_chains import AtEnd, InContext, OfLater
+from mmgrpo.rewards.groups.substitute_references import AcrossContexts, OverReference
+from mmgrpo.rewards.groups.text_parts import Attempts, OnPart
 from mmgrpo.rewards.groups.usefulness import WhereUseful
-from mmgrpo.rewards.groups.verdicts import Conciseness, NoisyVerifier, PartialCredit
+from mmgrpo.rewards.groups.verifiers import Conciseness, NoisyVerifier, PartialCredit
 from mmgrpo.rewards.groups.votes import MajorityVote, SemanticClusters
 
 from mmgrpo.config import RewardConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mmgrpo.rewards.grounding.actions import GuiAction
+from mmgrpo.rewards.grounding.gui_action import GuiAction
 from mmgrpo.rewards.grounding.localization import BoxIou, Detection, PointInBox, TemporalIou
 from mmgrpo.rewards.grounding.masks import MaskIou
 from mmgrpo.rewards.grounding.precision import AveragePrecision
@@ -19,13 +19,13 @@ from mmgrpo.rewards.grounding.tracks import Tracking
 from mmgrpo.rewards.grounding.trajectories import Trajectory
 from mmgrpo.rewards.text.answers import Classification, EditDistance, ExactMatch, LabelSet, YesNo
 from mmgrpo.rewards.text.captions import CaptionScore
-from mmgrpo.rewards.text.charts import ChartAnswer
+from mmgrpo.rewards.text.chart_answers import ChartAnswer
 from mmgrpo.rewards.text.choices import MultipleChoice
 from mmgrpo.rewards.text.coverage import Coverage
 from mmgrpo.rewards.text.forecasts import Brier
 from mmgrpo.rewards.text.lengths import Repetition
 from mmgrpo.rewards.text.number_lists import NumberList
-from mmgrpo.rewards.text.quantities import Count, FirstError, MeanRelativeAccuracy, Number
+from mmgrpo.rewards.text.quantities import CountMatch, FirstError, MeanRelativeAccuracy, Number
 from mmgrpo.rewards.text.records import FieldMatch, RecordSimilarity
 from mmgrpo.rewards.text.sequences import Ordering
 from mmgrpo.rewards.text.structure import Format, JsonSchema
@@ -50,7 +50,7 @@ REWARDS: dict[str, tuple[Callable[..., Any], Any]] = {
     "edit_distance words": (EditDistance(unit="words"), "a " * 4_999),
     "number": (Number(), 7),
     "mean_relative_accuracy": (MeanRelativeAccuracy(), 7),
-    "count": (Count(mode="relative"), 7),
+    "count": (CountMatch(mode="relative"), 7),
     "first_error": (FirstError(), 7),
     "box_iou": (BoxIou(**FRAME), [0, 0, 1, 1]),
     "box_giou": (BoxIou(**FRAME, mode="giou"), [0, 0, 1, 1]),
@@ -175,7 +175,7 @@ def what_runs(tree: ast.AST) -> set[str]:
     return found
 
 
-WITHIN = "rewards/code/dialogue.py"
+WITHIN = "rewards/code/program_protocol.py"
 """The one that runs what a model wrote: within the sandbox, where it is started as a file."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mmgrpo.rewards.judges.looking import PromptLikelihood, VlmJudge
+from mmgrpo.rewards.judges.vlm_judge import PromptLikelihood, VlmJudge
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 

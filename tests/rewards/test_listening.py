@@ -11,8 +11,8 @@ import torch
 from mmgrpo.rewards.audio.clap_scores import ClapScore
 from mmgrpo.rewards.audio.levels import Clipping, Loudness, Sounding, SoundLength
 from mmgrpo.rewards.audio.speech import WordError
-from mmgrpo.rewards.models.recognisers import RecogniserSource
-from mmgrpo.rewards.parsing.transcripts import ErrorRate
+from mmgrpo.rewards.models.speech_recognizers import RecogniserSource
+from mmgrpo.rewards.parsing.error_rates import ErrorRate
 from mmgrpo.rewards.text.transcripts import WordErrorRate
 from transformers import AutoModelForCTC, AutoProcessor, ClapModel, ClapProcessor, WhisperForConditionalGeneration
 

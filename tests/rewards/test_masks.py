@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mmgrpo.rewards.geometry.regions import MAX_PIXELS, Mask, Polygon, painted, shapes_in
-from mmgrpo.rewards.geometry.regions import decoded as decoded_or_none
 from mmgrpo.rewards.grounding.masks import MaskIou
+from mmgrpo.rewards.parsing.regions import MAX_PIXELS, Polygon, RegionMask, painted, shapes_in
+from mmgrpo.rewards.parsing.regions import decoded as decoded_or_none
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
@@ -114,8 +114,8 @@ def test_painted_area_is_the_shoelace_area():
         ("[[0, 0], [4, 0], [4, 4], [0, 4]]", [Polygon]),
         ('{"polygon": [0, 0, 4, 0, 4, 4]}', [Polygon]),
         ('{"segmentation": [[0, 0, 4, 0, 4, 4], [5, 5, 9, 5, 9, 9]]}', [Polygon, Polygon]),
-        ('{"mask": {"size": [3, 2], "counts": [2, 3, 1]}, "label": "x"}', [Mask]),
-        ('{"size": [3, 2], "counts": "231"}', [Mask]),
+        ('{"mask": {"size": [3, 2], "counts": [2, 3, 1]}, "label": "x"}', [RegionMask]),
+        ('{"size": [3, 2], "counts": "231"}', [RegionMask]),
         ("[0, 0, 4, 4]", None), ("[[0, 0], [4, 4]]", None), ('[{"bbox_2d": [0, 0, 4, 4]}]', None), ("0 0 4 4", None),
         ("[0, 0, 4, 0, 4]", []), ("[[0, 0], [4, 0], [4]]", []), ("none", []), ("[1, 2, 3]", []),
     ],

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mmgrpo.rewards.geometry.boxes import Box, CoordinateFrame, iou
-from mmgrpo.rewards.geometry.coordinates import MAX_COORDINATE, points_in, spans_in, stated_boxes
-from mmgrpo.rewards.geometry.regions import MAX_SHAPES, decoded, painted, shapes_in
-from mmgrpo.rewards.grounding.calls import MAX_ACTIONS, actions_in
+from mmgrpo.rewards.grounding.action_parsing import MAX_ACTIONS, actions_in
 from mmgrpo.rewards.grounding.tracks import MAX_MOMENTS, span_iou, track_in
+from mmgrpo.rewards.parsing.boxes import Box, CoordinateFrame, iou
+from mmgrpo.rewards.parsing.coordinates import MAX_COORDINATE, points_in, spans_in, stated_boxes
 from mmgrpo.rewards.parsing.extraction import extracted, json_document, json_values, normalised, words
 from mmgrpo.rewards.parsing.numerals import numbers, seconds
+from mmgrpo.rewards.parsing.regions import MAX_SHAPES, decoded, painted, shapes_in
 from mmgrpo.rewards.text.number_lists import coefficients
 from mmgrpo.rewards.text.tables import table_in
 from mmgrpo.rewards.text.tool_calls import calls_in

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from mmgrpo.rewards.code.programs import CodeTests, RunTime, gain, read_tests
-from mmgrpo.rewards.parsing.code import code_in
+from mmgrpo.rewards.parsing.code_blocks import code_in
 
 from mmgrpo.errors import ConfigError
 from tests.rewards.sandboxed import needs_sandbox

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from mmgrpo.rewards.text.quantities import Count, MeanRelativeAccuracy, Number
+from mmgrpo.rewards.text.quantities import CountMatch, MeanRelativeAccuracy, Number
 
 from mmgrpo.errors import ConfigError
 from tests.rewards.written import explained, score_of, wrote
@@ -37,7 +37,7 @@ def test_a_reference_of_zero_has_no_relative_tolerance():
 
 
 def test_a_reference_without_one_number_is_not_judged():
-    rewards = (Number(), MeanRelativeAccuracy(), Count())
+    rewards = (Number(), MeanRelativeAccuracy(), CountMatch())
     for reference in ("a", "3 or 4", True, float("nan"), float("inf"), [3]):
         assert [score_of(reward, "3", reference) for reward in rewards] == [None, None, None]
     assert Number()([wrote("3"), wrote(None, 3)]) == [None, None]
@@ -65,24 +65,24 @@ def test_mean_relative_accuracy_by_hand(answer: int, value: float):
 
 
 def test_counts():
-    assert [score_of(Count(), text, 3) for text in ("3", "three cubes", "4", "2.5", "many")] == [1, 1, 0, 0, 0]
-    near = Count(mode="relative")
+    assert [score_of(CountMatch(), text, 3) for text in ("3", "three cubes", "4", "2.5", "many")] == [1, 1, 0, 0, 0]
+    near = CountMatch(mode="relative")
     # 1 - 1/4, 1 - 3/4, 1 - 5/4 below 0, no number
     assert [score_of(near, text, 4) for text in ("4", "3", "7", "9", "many")] == [1, 0.75, 0.25, 0, 0]
     assert [score_of(near, text, 0) for text in ("0", "1")] == [1, 0]
-    assert [score_of(Count(), "3", reference) for reference in (-1, 2.5, "-3")] == [None, None, None]
+    assert [score_of(CountMatch(), "3", reference) for reference in (-1, 2.5, "-3")] == [None, None, None]
 
 
 def test_settings_are_checked():
     with pytest.raises(ConfigError, match="at least 0, got -1 and 0"):
         Number(absolute=-1)
     with pytest.raises(ConfigError, match=r"Count\.mode must be one of exact, relative, got 'near'"):
-        Count(mode="near")  # pyright: ignore[reportArgumentType]
+        CountMatch(mode="near")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match=r"MeanRelativeAccuracy\.which must be one of first, last, only"):
         MeanRelativeAccuracy(which="any")  # pyright: ignore[reportArgumentType]
 
 
 def test_what_was_read_is_said():
-    for reward in (Number(which="first"), Count(which="first"), Count(which="first", mode="relative")):
+    for reward in (Number(which="first"), CountMatch(which="first"), CountMatch(which="first", mode="relative")):
         assert explained(reward, wrote("3 of 4", 4)) == {"parsed": 3.0, "reference": 4.0}
         assert explained(reward, wrote("none that I see", 4)) == {"parsed": None, "reference": 4.0}

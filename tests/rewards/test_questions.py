@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from mmgrpo.rewards.judges.questions import Scale, filled, shown
+from mmgrpo.rewards.judges.questions import Scale, fill_template, judge_images
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt, Sample
@@ -64,21 +64,21 @@ def test_a_scale_needs_two_ends_and_a_key() -> None:
 
 def test_templates_take_the_prompt_and_columns_as_they_are() -> None:
     sample = drew(noise(0), "a {low} cat", style="{prompt}", number=3)
-    assert filled('{prompt}/{style}/{number}/{high} {"score": 5} {0}', sample, FIVE) == (
+    assert fill_template('{prompt}/{style}/{number}/{high} {"score": 5} {0}', sample, FIVE) == (
         'a {low} cat/{prompt}/3/5 {"score": 5} {0}'
     )
-    assert filled("{prompt.__class__} {absent}", sample, FIVE) is None
-    assert filled("{prompt.__class__}", sample, FIVE) == "{prompt.__class__}"
+    assert fill_template("{prompt.__class__} {absent}", sample, FIVE) is None
+    assert fill_template("{prompt.__class__}", sample, FIVE) == "{prompt.__class__}"
 
 
 def test_a_judge_sees_the_picture_or_frames_and_the_source_first() -> None:
     source, image = noise(0), noise(1)
     edit = Sample(Prompt("p", images=[source]), group=0, member=0, image=image)
-    assert list(shown(edit, 4, source=False)) == [image]
-    assert [picture.tobytes() for picture in shown(edit, 4, source=True)] == [source.tobytes(), image.tobytes()]
+    assert list(judge_images(edit, 4, source=False)) == [image]
+    assert [picture.tobytes() for picture in judge_images(edit, 4, source=True)] == [source.tobytes(), image.tobytes()]
     frames = [noise(i) for i in range(7)]
-    assert list(shown(filmed(frames), 3, source=True)) == [frames[0], frames[3], frames[6]]
-    assert list(shown(Sample(Prompt("p", images=[source]), group=0, member=0), 3, source=True)) == []
+    assert list(judge_images(filmed(frames), 3, source=True)) == [frames[0], frames[3], frames[6]]
+    assert list(judge_images(Sample(Prompt("p", images=[source]), group=0, member=0), 3, source=True)) == []
 
 
 @pytest.mark.parametrize(

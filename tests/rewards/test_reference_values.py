@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mmgrpo.rewards.parsing.references import texts
+from mmgrpo.rewards.parsing.reference_values import texts
 from mmgrpo.rewards.parsing.scalars import plain_value
 from mmgrpo.rewards.text.answers import Classification, ExactMatch, YesNo
 from mmgrpo.rewards.text.choices import MultipleChoice
 from mmgrpo.rewards.text.number_lists import NumberList
-from mmgrpo.rewards.text.quantities import Count, Number
+from mmgrpo.rewards.text.quantities import CountMatch, Number
 from mmgrpo.rewards.text.sequences import Ordering
-from mmgrpo.rewards.text.values import ValueMatch
+from mmgrpo.rewards.text.value_match import ValueMatch
 
 from tests.rewards.written import score_of
 
@@ -28,7 +28,14 @@ from tests.rewards.written import score_of
     ids=repr,
 )  # fmt: skip
 def test_seven_is_seven_however_the_row_stores_it(seven: Any) -> None:
-    for reward in (ExactMatch(), Number(), Classification(), Count(), NumberList(mode="contains"), MultipleChoice()):
+    for reward in (
+        ExactMatch(),
+        Number(),
+        Classification(),
+        CountMatch(),
+        NumberList(mode="contains"),
+        MultipleChoice(),
+    ):
         assert (score_of(reward, "7", seven), score_of(reward, "8", seven)) == (1, 0), reward
 
 

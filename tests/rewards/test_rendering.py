@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from mmgrpo.rewards.code.rendering import Rendered
+from mmgrpo.rewards.code.rendered_images import Rendered
 from mmgrpo.rewards.images.similarity import ImageSimilarity
 from PIL import Image
 

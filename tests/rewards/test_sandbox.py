@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from mmgrpo.rewards.code.sandbox import LAUNCHER, PYTHON, Limits, Program, run
+from mmgrpo.rewards.code.sandbox import LAUNCHER, PYTHON, Program, SandboxLimits, run
 
 from mmgrpo.errors import ConfigError, RewardError
 from tests.rewards.sandboxed import needs_sandbox, ran
@@ -127,4 +127,4 @@ def test_what_cannot_be_started_is_said() -> None:
     with pytest.raises(RewardError, match=r"not run: /nowhere/lean: .*No such file.*docs/sandbox.md"):
         run(Program(command=("/nowhere/lean",)))
     with pytest.raises(ConfigError, match="needs time_s > 0, got 0"):
-        Limits(time_s=0)
+        SandboxLimits(time_s=0)

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from mmgrpo.rewards.geometry.boxes import Box
 from mmgrpo.rewards.images.compositional_prompts import COLOURS, OBJECTS, TASKS, compositional_prompts
 from mmgrpo.rewards.images.scenes import (
     FRAME,
     Clause,
+    ClauseResults,
     DetectedObject,
-    Verdict,
     clauses_of,
-    judged_scene,
-    kept,
+    evaluate_clauses,
     relations,
+    select_detections,
 )
+from mmgrpo.rewards.parsing.boxes import Box
 
 from mmgrpo.errors import DataError
 
@@ -35,9 +35,9 @@ def by_score(group: Sequence[DetectedObject], clause: Clause) -> list[str]:
     return ["red" if found.score > 0.5 else "blue" for found in group]
 
 
-def judged(objects: Sequence[DetectedObject], include: list[dict], exclude: Sequence[dict] = ()) -> Verdict:
+def judged(objects: Sequence[DetectedObject], include: list[dict], exclude: Sequence[dict] = ()) -> ClauseResults:
     columns = {"include": include, "exclude": exclude}
-    return judged_scene(objects, clauses_of(columns, "include"), clauses_of(columns, "exclude"), by_score)
+    return evaluate_clauses(objects, clauses_of(columns, "include"), clauses_of(columns, "exclude"), by_score)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_count_is_at_least_what_is_included_and_less_than_what_is_excluded() -> 
     three_are_too_many = [{"class": "dog", "count": 3}]
     assert judged([thing("dog")] * 2, two, three_are_too_many).held == (True, True)
     assert judged([thing("dog")], two, three_are_too_many).held == (False, True)
-    assert judged([thing("dog")] * 3, two, three_are_too_many) == Verdict(
+    assert judged([thing("dog")] * 3, two, three_are_too_many) == ClauseResults(
         held=(True, False), reasons=("expected fewer than 3 dog, found 3",)
     )
     assert judged([thing("cat")] * 9, two).reasons == ("expected 2 dog, found 0",)
@@ -86,7 +86,7 @@ def test_places_are_seen_from_an_earlier_clause_that_held() -> None:
     asked = [{"class": "cat", "count": 1}, {"class": "dog", "count": 1, "position": ["left of", 0]}]
     left, right = (0, 0, 10, 10), (50, 0, 60, 10)
     assert judged([thing("dog", at=left), thing("cat", at=right)], asked).held == (True, True)
-    assert judged([thing("dog", at=right), thing("cat", at=left)], asked) == Verdict(
+    assert judged([thing("dog", at=right), thing("cat", at=left)], asked) == ClauseResults(
         held=(True, False), reasons=("expected dog left of cat, found it right of",)
     )
     assert judged([thing("dog", at=left)], asked).reasons == (
@@ -106,7 +106,7 @@ def test_sure_objects_are_kept_one_by_one() -> None:
     ]
 
     def keep(**changed: Any) -> list[DetectedObject]:
-        return kept(objects, **{"threshold": 0.2, "max_overlap": 0.5, "max_objects": 16, **changed})
+        return select_detections(objects, **{"threshold": 0.2, "max_overlap": 0.5, "max_objects": 16, **changed})
 
     assert [(f.label, f.score) for f in keep()] == [("dog", 0.9), ("dog", 0.3), ("cat", 0.4)]
     assert [f.score for f in keep(max_overlap=1)] == [0.9, 0.5, 0.3, 0.4]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from mmgrpo.rewards.groups.stand_ins import AcrossContexts, OverReference
+from mmgrpo.rewards.groups.substitute_references import AcrossContexts, OverReference
 from mmgrpo.rewards.text.captions import CaptionScore
 
 from mmgrpo.errors import ConfigError

@@ -14,12 +14,12 @@ from mmgrpo.rewards.text.answers import LabelSet
 from mmgrpo.rewards.text.coverage import Coverage
 from mmgrpo.rewards.text.forecasts import Brier
 from mmgrpo.rewards.text.lengths import LengthPeak
-from mmgrpo.rewards.text.meanings import TextSimilarity
 from mmgrpo.rewards.text.number_lists import NumberList, coefficients
 from mmgrpo.rewards.text.records import FieldMatch, RecordSimilarity
 from mmgrpo.rewards.text.sequences import Ordering
 from mmgrpo.rewards.text.structure import Format
 from mmgrpo.rewards.text.tables import MAX_NODES, TableSimilarity
+from mmgrpo.rewards.text.text_similarity import TextSimilarity
 from mmgrpo.rewards.text.tool_calls import ToolCalls
 from transformers import AutoModel, AutoTokenizer
 

@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 import pytest
-from mmgrpo.rewards.geometry.coordinates import span_iou
 from mmgrpo.rewards.grounding.tracks import Tracking, track_in
+from mmgrpo.rewards.parsing.coordinates import span_iou
 
 from mmgrpo.errors import ConfigError
 from tests.rewards.written import explained, score_of, scores_of, wrote

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from mmgrpo.rewards.text.values import ValueMatch
+from mmgrpo.rewards.text.value_match import ValueMatch
 
 from tests.rewards.written import score_of
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mmgrpo.scoring import NamedReward
-from mmgrpo.serving.app import Limits, make_app
+from mmgrpo.serving.app import ServerLimits, make_app
 from mmgrpo.serving.server import make_server, serve
 
 TOKEN = "secret"
@@ -22,7 +22,7 @@ TOKEN = "secret"
 
 @contextmanager
 def serving(
-    rewards: Mapping[str, Any], *, limits: Limits | None = None, token: str | None = None, port: int = 0
+    rewards: Mapping[str, Any], *, limits: ServerLimits | None = None, token: str | None = None, port: int = 0
 ) -> Iterator[str]:
     """The address of a server of these rewards, as long as the block lasts."""
     app = make_app([NamedReward(name, reward) for name, reward in rewards.items()], limits=limits, token=token)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from mmgrpo.serving.batching import Batcher, TooBusyError, apart
-from mmgrpo.serving.metrics import Metrics
+from mmgrpo.serving.server_metrics import Metrics
 from mmgrpo.types import Prompt, Sample, Score
 from tests.serving.loopback import counted
 

@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 import pytest
-from mmgrpo.rewards.judges.remote import Remote
+from mmgrpo.rewards.judges.remote_reward import RemoteReward
 
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.scoring import NamedReward, score
-from mmgrpo.serving.app import Limits
+from mmgrpo.serving.app import ServerLimits
 from mmgrpo.serving.server import ImpatientProtocol
 from mmgrpo.serving.wire import token_of
 from mmgrpo.types import Prompt, Sample
@@ -39,19 +39,19 @@ def connected(url: str) -> socket.socket:
 
 
 def test_large_bodies_are_refused():
-    limits = Limits(max_body=100_000)
+    limits = ServerLimits(max_body=100_000)
     small = [Sample(Prompt("q"), 0, 0, text="x" * 50_000)]
     with serving({"lengths": lengths}, limits=limits) as url:
-        assert Remote(url)(small) == [50_000 / 3]
+        assert RemoteReward(url)(small) == [50_000 / 3]
         for size in (100_001, 5_000_000):
             with pytest.raises(RewardError, match=r"refused \(413\): the body is larger than 100000 bytes"):
-                Remote(url)([Sample(Prompt("q"), 0, 0, text="x" * size)])
-        assert Remote(url)(small) == [50_000 / 3]
+                RemoteReward(url)([Sample(Prompt("q"), 0, 0, text="x" * size)])
+        assert RemoteReward(url)(small) == [50_000 / 3]
         assert 'mmgrpo_requests_total{status="413"} 2.0' in get(url, "/metrics")[1]
 
 
 def test_a_body_without_end_is_refused():
-    with serving({"lengths": lengths}, limits=Limits(max_body=1000, body_timeout_s=0.2)) as url:
+    with serving({"lengths": lengths}, limits=ServerLimits(max_body=1000, body_timeout_s=0.2)) as url:
         with connected(url) as connection:
             connection.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\n{")
             assert b"408" in connection.recv(1000).splitlines()[0]
@@ -105,7 +105,7 @@ def test_a_request_that_is_judged_slowly_is_not_cut_off(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(ImpatientProtocol, "header_timeout_s", 0.2)
     with serving({"slow": slow}) as url:
-        assert Remote(url)([Sample(Prompt("q"), 0, 0, text="abc")]) == [1]
+        assert RemoteReward(url)([Sample(Prompt("q"), 0, 0, text="abc")]) == [1]
 
 
 def test_a_client_that_goes_away_leaves_no_trace(server: str, caplog: pytest.LogCaptureFixture):
@@ -166,13 +166,13 @@ JUDGED = b'{"values": [0.5], "failed": [], "explanations": null, "error": null}'
 def test_faults_of_the_server_are_asked_again():
     faults = [http("500 Internal Server Error", b"oops"), http("502 Bad Gateway", b""), b"", http("429 Slow", b"{}")]
     url, thread = answering(*faults, http("200 OK", JUDGED))
-    assert Remote(url, retries=4, backoff=0.01)([Sample(Prompt("q"), 0, 0)]) == [0.5]
+    assert RemoteReward(url, retries=4, backoff=0.01)([Sample(Prompt("q"), 0, 0)]) == [0.5]
     thread.join()
 
 
 def test_a_server_that_stays_at_fault_fails_its_samples():
     url, thread = answering(*[http("500 Internal Server Error", b"oops")] * 2)
-    client = Remote(url, retries=1, backoff=0.01, when_down="fail")
+    client = RemoteReward(url, retries=1, backoff=0.01, when_down="fail")
     assert client([Sample(Prompt("q"), 0, 0)]) == pytest.approx([math.nan], nan_ok=True)
     thread.join()
 
@@ -192,5 +192,7 @@ def test_a_server_that_stays_at_fault_fails_its_samples():
 def test_answers_that_are_none_end_the_run(answer: bytes):
     url, thread = answering(http("200 OK", answer))
     with pytest.raises(RewardError, match="is no reward server"):
-        score([Sample(Prompt("q"), 0, 0)], [NamedReward("r", Remote(url, when_down="fail"))], max_failure_frac=1.0)
+        score(
+            [Sample(Prompt("q"), 0, 0)], [NamedReward("r", RemoteReward(url, when_down="fail"))], max_failure_frac=1.0
+        )
     thread.join()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from mmgrpo.rewards.judges.remote import Remote
+from mmgrpo.rewards.judges.remote_reward import RemoteReward
 
 from mmgrpo.config.loading import validated
 from mmgrpo.errors import RewardError
@@ -34,7 +34,7 @@ class Begins:
         return [float(len(sample.text or "")) for sample in samples]
 
 
-def asked(client: Remote) -> tuple[threading.Thread, list[float | None]]:
+def asked(client: RemoteReward) -> tuple[threading.Thread, list[float | None]]:
     """A thread that asks, and the list in which the values will stand."""
     found: list[float | None] = []
     thread = threading.Thread(target=lambda: found.extend(None if v is None else float(v) for v in client(SAMPLES)))
@@ -45,7 +45,7 @@ def asked(client: Remote) -> tuple[threading.Thread, list[float | None]]:
 def test_what_is_under_way_is_judged_before_the_server_ends():
     reward = Begins(0.5)
     with ServerProcess({"slow": reward}) as server:
-        thread, found = asked(Remote(server.url, retries=0))
+        thread, found = asked(RemoteReward(server.url, retries=0))
         assert reward.begun.wait(20)
         assert server.end() is not None
         thread.join(20)
@@ -55,7 +55,7 @@ def test_what_is_under_way_is_judged_before_the_server_ends():
 def test_a_reward_that_is_stuck_does_not_keep_the_server_alive():
     reward = Begins(600)
     with ServerProcess({"stuck": reward}, grace_s=1) as server:
-        thread, found = asked(Remote(server.url, retries=0, when_down="fail"))
+        thread, found = asked(RemoteReward(server.url, retries=0, when_down="fail"))
         assert reward.begun.wait(20)
         assert server.end() is not None
         thread.join(20)
@@ -65,7 +65,7 @@ def test_a_reward_that_is_stuck_does_not_keep_the_server_alive():
 def test_a_killed_server_fails_what_it_was_asked_and_is_found_again():
     reward = Begins(0.3)
     with ServerProcess({"slow": reward}) as server:
-        client = Remote(server.url, retries=0, when_down="fail")
+        client = RemoteReward(server.url, retries=0, when_down="fail")
         assert client(SAMPLES) == [0, 1, 2]
         reward.begun.clear()
         thread, found = asked(client)
@@ -74,7 +74,7 @@ def test_a_killed_server_fails_what_it_was_asked_and_is_found_again():
         thread.join(20)
         assert found == pytest.approx([math.nan] * 3, nan_ok=True)
         with pytest.raises(RewardError, match="did not answer in 1 attempts: ConnectionRefusedError"):
-            Remote(server.url, retries=0)(SAMPLES)
+            RemoteReward(server.url, retries=0)(SAMPLES)
         server.start()
         assert client(SAMPLES) == [0, 1, 2]
 
@@ -82,7 +82,7 @@ def test_a_killed_server_fails_what_it_was_asked_and_is_found_again():
 def test_a_client_that_asks_again_loses_nothing():
     reward = Begins(0.3)
     with ServerProcess({"slow": reward}) as server:
-        thread, found = asked(Remote(server.url, retries=8, backoff=0.02))
+        thread, found = asked(RemoteReward(server.url, retries=8, backoff=0.02))
         assert reward.begun.wait(20)
         server.kill()
         server.start()
@@ -96,9 +96,9 @@ def test_a_reward_that_ends_its_thread_fails_and_the_server_goes_on():
 
     with ServerProcess({"leaves": leaves, "stays": Begins(0)}) as server:
         for _ in range(2):
-            scores = score(SAMPLES, [NamedReward("r", Remote(server.url, "leaves"))], max_failure_frac=1.0)
+            scores = score(SAMPLES, [NamedReward("r", RemoteReward(server.url, "leaves"))], max_failure_frac=1.0)
             assert scores.failures == {"r": 3}
-        assert Remote(server.url, "stays")(SAMPLES) == [0, 1, 2]
+        assert RemoteReward(server.url, "stays")(SAMPLES) == [0, 1, 2]
 
 
 def test_settings_that_a_server_ignores_are_named():

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament
 from mmgrpo.rewards.images.pixels import Brightness, JpegSize
-from mmgrpo.rewards.judges.remote import Remote, batches
+from mmgrpo.rewards.judges.remote_reward import RemoteReward, batches
 from mmgrpo.rewards.text.answers import EditDistance
 from PIL import Image
 from typer.testing import CliRunner
@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 from mmgrpo.cli import app
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.scoring import NamedReward, score
-from mmgrpo.serving.app import Limits, make_app
+from mmgrpo.serving.app import ServerLimits, make_app
 from mmgrpo.serving.wire import token_of
 from mmgrpo.types import Prompt, Sample, Score
 from tests.serving.loopback import TOKEN, counted, get, serving, told, wait_for
@@ -84,15 +84,15 @@ def test_values_are_those_of_the_local_reward(server: str, name: str, form: Any)
     samples = drawn(9)
     local = REWARDS[name](samples)
     assert any(value is not None for value in local)
-    assert Remote(server, name, form=form)(samples) == local
-    assert Remote(server, name, form=form, batch_size=3)(samples) == local
+    assert RemoteReward(server, name, form=form)(samples) == local
+    assert RemoteReward(server, name, form=form, batch_size=3)(samples) == local
 
 
 def test_clients_that_ask_at_once_have_their_own_values(server: str):
     clients = [drawn(num) for num in range(2, 10)]
     with ThreadPoolExecutor(len(clients)) as threads:
         for name in ("win", "cup", "size"):
-            values = list(threads.map(Remote(server, name), clients))
+            values = list(threads.map(RemoteReward(server, name), clients))
             assert values == [REWARDS[name](samples) for samples in clients]
 
 
@@ -104,7 +104,7 @@ def test_clients_that_ask_at_once_are_judged_at_once():
     num = 16
     samples = [[Sample(Prompt("q"), 0, 0, text="x" * i)] for i in range(num)]
     with serving({"slow": slow}) as url, ThreadPoolExecutor(num) as threads:
-        assert list(threads.map(Remote(url), samples)) == [[i / 3] for i in range(num)]
+        assert list(threads.map(RemoteReward(url), samples)) == [[i / 3] for i in range(num)]
         metrics = get(url, "/metrics")[1]
     assert counted(metrics, "mmgrpo_samples_total") == num
     assert counted(metrics, "mmgrpo_batch_samples_count") <= num / 2  # two would do, if all came within the first call
@@ -125,20 +125,20 @@ def test_none_and_failures_arrive(caplog: pytest.LogCaptureFixture):
 
     samples = [Sample(Prompt("q"), 0, i) for i in range(4)]
     with serving({"said": said, "raises": told}) as url:
-        values = Remote(url, "said")(samples)
+        values = RemoteReward(url, "said")(samples)
         assert values[:3] == pytest.approx([None, 0.1, math.nan], nan_ok=True)
         assert values[3] == Score(2.0, {"answer": "7"})
-        scores = score(samples, [NamedReward("r", Remote(url, "said"))], max_failure_frac=0.5)
+        scores = score(samples, [NamedReward("r", RemoteReward(url, "said"))], max_failure_frac=0.5)
         assert scores.valid_BR[:, 0].tolist() == [False, True, False, True]
         assert scores.failures == {"r": 1}
         unlucky = [Sample(Prompt("q", columns={"says": "out of paint"}), 0, 0)]
         with caplog.at_level(logging.WARNING):
-            assert Remote(url, "raises")(unlucky) == pytest.approx([math.nan], nan_ok=True)
+            assert RemoteReward(url, "raises")(unlucky) == pytest.approx([math.nan], nan_ok=True)
     assert "ValueError: out of paint" in caplog.text
 
 
 def test_no_samples_no_request():
-    assert Remote("http://127.0.0.1:9", **QUICK)([]) == []
+    assert RemoteReward("http://127.0.0.1:9", **QUICK)([]) == []
 
 
 def test_the_token():
@@ -146,8 +146,8 @@ def test_the_token():
     os.environ["MMGRPO_TEST_TOKEN"], os.environ["MMGRPO_WRONG_TOKEN"] = TOKEN, "other"
     try:
         with serving({"lengths": lengths}, token=token_of("MMGRPO_TEST_TOKEN")) as url:
-            assert Remote(url, token_variable="MMGRPO_TEST_TOKEN")(samples) == [1]
-            for client in (Remote(url), Remote(url, token_variable="MMGRPO_WRONG_TOKEN")):
+            assert RemoteReward(url, token_variable="MMGRPO_TEST_TOKEN")(samples) == [1]
+            for client in (RemoteReward(url), RemoteReward(url, token_variable="MMGRPO_WRONG_TOKEN")):
                 with pytest.raises(RewardError, match=r"refused \(401\): a bearer token is needed"):
                     client(samples)
             assert get(url, "/metrics")[0] == 401
@@ -159,11 +159,11 @@ def test_the_token():
 
 def test_unknown_rewards_and_paths(server: str):
     with pytest.raises(RewardError, match=r"\(404\): there is no reward 'sise'; served are edit, size"):
-        Remote(server, "sise")([Sample(Prompt("q"), 0, 0)])
+        RemoteReward(server, "sise")([Sample(Prompt("q"), 0, 0)])
     with pytest.raises(RewardError, match=r"\(404\): there is no reward None"):
-        Remote(server)([Sample(Prompt("q"), 0, 0)])
+        RemoteReward(server)([Sample(Prompt("q"), 0, 0)])
     with pytest.raises(RewardError, match=r"refused \(404\)"):
-        Remote(f"{server}/elsewhere", "size")([Sample(Prompt("q"), 0, 0)])
+        RemoteReward(f"{server}/elsewhere", "size")([Sample(Prompt("q"), 0, 0)])
 
 
 def test_a_slow_reward_is_given_up():
@@ -174,11 +174,11 @@ def test_a_slow_reward_is_given_up():
         return lengths(samples)
 
     samples = [Sample(Prompt("q"), 0, 0, text="abc")]
-    with serving({"stuck": stuck}, limits=Limits(score_timeout_s=0.1)) as url:
+    with serving({"stuck": stuck}, limits=ServerLimits(score_timeout_s=0.1)) as url:
         with pytest.raises(RewardError, match=r"2 attempts: .*504: reward 'stuck' took more than 0\.1 s"):
-            Remote(url, **QUICK)(samples)
+            RemoteReward(url, **QUICK)(samples)
         with pytest.raises(RewardError, match="1 attempts: TimeoutError"):
-            Remote(url, timeout=0.02, retries=0)(samples)
+            RemoteReward(url, timeout=0.02, retries=0)(samples)
         go.set()
 
 
@@ -187,8 +187,8 @@ def test_an_unreachable_server_ends_the_run_or_fails(caplog: pytest.LogCaptureFi
         pass
     samples = [Sample(Prompt("q"), 0, i, text="abc") for i in range(2)]
     with pytest.raises(RewardError, match="did not answer in 2 attempts: ConnectionRefusedError"):
-        score(samples, [NamedReward("r", Remote(url, **QUICK))], max_failure_frac=1.0)
-    failing = NamedReward("r", Remote(url, when_down="fail", **QUICK))
+        score(samples, [NamedReward("r", RemoteReward(url, **QUICK))], max_failure_frac=1.0)
+    failing = NamedReward("r", RemoteReward(url, when_down="fail", **QUICK))
     assert score(samples, [failing], max_failure_frac=1.0).failures == {"r": 2}
     assert "2 samples count as failed" in caplog.text
     with pytest.raises(RewardError, match="failed on 2 of 2 samples"):
@@ -199,7 +199,7 @@ def test_a_server_that_comes_back_is_found_again():
     with serving({"lengths": lengths}) as url:
         pass
     found: list[Any] = []
-    client = Remote(url, retries=8, backoff=0.02)
+    client = RemoteReward(url, retries=8, backoff=0.02)
     thread = threading.Thread(target=lambda: found.extend(client([Sample(Prompt("q"), 0, 0, text="abc")])))
     thread.start()
     time.sleep(0.1)
@@ -221,7 +221,7 @@ def test_what_is_no_reward_server():
 
         thread = threading.Thread(target=answer)
         thread.start()
-        client = Remote(f"http://127.0.0.1:{listening.getsockname()[1]}", retries=0)
+        client = RemoteReward(f"http://127.0.0.1:{listening.getsockname()[1]}", retries=0)
         with pytest.raises(RewardError, match="is no reward server"):
             client([Sample(Prompt("q"), 0, 0)])
         with pytest.raises(RewardError, match="BadStatusLine"):
@@ -245,7 +245,7 @@ def test_a_killed_process_is_started_again(tmp_path: Path):
         return subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path})
 
     samples = [Sample(Prompt("q"), 0, i, text="x" * i) for i in range(3)]
-    client = Remote(f"http://127.0.0.1:{port}", retries=0, when_down="fail")
+    client = RemoteReward(f"http://127.0.0.1:{port}", retries=0, when_down="fail")
     process = started()
     try:
         wait_for(port)
@@ -280,16 +280,16 @@ def test_settings_that_make_no_sense_are_refused():
     wrong = ["127.0.0.1:8000", "ftp://host", "http://", "http://host:port", "http://host:99999", "http://host:0"]
     for url in [*wrong, "http://me:secret@host", "http://host?reward=x", "http://host#x"]:
         with pytest.raises(ConfigError, match=r"must be such as http://127\.0\.0\.1:8000"):
-            Remote(url)
+            RemoteReward(url)
     with pytest.raises(ConfigError, match="timeout > 0"):
-        Remote("http://x", timeout=0)
+        RemoteReward("http://x", timeout=0)
     with pytest.raises(ConfigError, match="MMGRPO_NOT_SET for the bearer token is not set"):
-        Remote("http://x", token_variable="MMGRPO_NOT_SET")
+        RemoteReward("http://x", token_variable="MMGRPO_NOT_SET")
     with pytest.raises(ConfigError, match="MMGRPO_NOT_SET for the bearer token is not set"):
         token_of("MMGRPO_NOT_SET")
     with pytest.raises(ConfigError, match="must be a list of names"):
-        Remote("http://x", columns="answer")
+        RemoteReward("http://x", columns="answer")
     with pytest.raises(ConfigError, match="one or more rewards"):
         make_app([])
     with pytest.raises(ConfigError, match="must be positive"):
-        Limits(max_batch=0)
+        ServerLimits(max_batch=0)

@@ -18,7 +18,7 @@ from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.examples.pipelines import digits_pipeline
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.rewards.images.pixels import Brightness
-from mmgrpo.rewards.judges.remote import Remote
+from mmgrpo.rewards.judges.remote_reward import RemoteReward
 
 from mmgrpo.errors import RewardError
 from mmgrpo.training.trainer import Trainer
@@ -45,7 +45,7 @@ class ComesAndGoes:
             url = self._servers.enter_context(serving({"bright": Brightness()}, port=self._port))
             self._port = int(url.rpartition(":")[2])
         self._calls += 1
-        return Remote(f"http://127.0.0.1:{self._port}", retries=0, **self._settings)(samples)
+        return RemoteReward(f"http://127.0.0.1:{self._port}", retries=0, **self._settings)(samples)
 
     def __enter__(self) -> ComesAndGoes:
         return self
@@ -86,7 +86,7 @@ class Asks:
     """Asks a server process, which is started again before the given call."""
 
     def __init__(self, server: ServerProcess, restart_at: int, **settings: Any) -> None:
-        self._remote = Remote(server.url, batch_size=2, retries=0, **settings)
+        self._remote = RemoteReward(server.url, batch_size=2, retries=0, **settings)
         self._server, self._restart_at, self._calls = server, restart_at, 0
 
     def __call__(self, samples: Sequence[Sample]) -> Sequence[Any]:
@@ -174,7 +174,7 @@ def test_a_killed_scorer_that_is_started_again_is_not_noticed(tmp_path: Path):
     reward = HangsOnce()
     with ServerProcess({"bright": reward}) as server:
         killer = killed_when(reward, server, start_again=True)
-        client = Remote(server.url, batch_size=2, retries=10, backoff=0.02)
+        client = RemoteReward(server.url, batch_size=2, retries=10, backoff=0.02)
         weights, metrics = trained(tmp_path / "remote", client)
         killer.join()
     local_weights, local_metrics = trained(tmp_path / "local", FailsByItself())

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from mmgrpo.rewards.groups.chains import AtEnd, InContext, OfLater
+from mmgrpo.rewards.groups.sample_chains import AtEnd, InContext, OfLater
 
 from mmgrpo import Plan, Sample, Trainer
 from mmgrpo.data.contexts import after_answers

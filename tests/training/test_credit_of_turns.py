@@ -9,7 +9,7 @@ from typing import Any, final
 
 import pytest
 import torch
-from mmgrpo.rewards.text.exchanges import EnvironmentReturn
+from mmgrpo.rewards.text.environment_return import EnvironmentReturn
 from torch import Tensor
 
 from mmgrpo import Trainer

@@ -1,0 +1,113 @@
+"""A reward for code that draws: rendered in a sandbox, then judged as a picture."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Sequence
+from typing import final
+
+from PIL import Image
+
+from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.reward import Reward
+from mmgrpo.types import Sample, Score
+
+from ..models.checkpoints import require_positive
+from ..parsing.code_blocks import ExtractCode, code_in
+from ..parsing.extraction import one_of
+from .parallel_scoring import score_in_parallel
+from .sandbox import Program, SandboxLimits, run
+from .shell_commands import describe_outcome, find_command
+
+MAX_SIDE = 4096
+FORMS = ("PNG", "JPEG", "GIF", "BMP", "WEBP")
+
+
+@final
+class Rendered:
+    """Reward: another reward, asked about the picture that the answer's code draws.
+
+    The code is written to ``file`` in an empty folder, ``command`` is run there, in a sandbox without network and
+    within the limits, or not at all (``docs/sandbox.md``), and must write a picture (PNG, JPEG, GIF, BMP or WebP, of at
+    most 4,096 pixels a side) to its standard output. ``of`` is asked about that picture, with the prompt of the sample.
+    What cannot be rendered, or is all of one colour, scores ``wrong``.
+
+    Example: ``{name: rendered, of: {name: brightness}, command: [rsvg-convert, a.svg], file: a.svg}``.
+    Settings: ``paths`` and ``extract`` as in ``command``.
+    Range: that of ``of``, and ``wrong``.   Units: seconds, MiB.
+    Source: pictures of code held against a reference as in TikZilla, arXiv:2603.03072, and its code.
+    Traps: a renderer that includes files can show the reference, if that lies within ``paths``. Fonts of the machine
+    change what is drawn: render the references on it too.
+    """
+
+    concurrent = True
+
+    def __init__(
+        self,
+        of: Reward,
+        command: Sequence[str],
+        file: str = "figure.tex",
+        paths: Sequence[str] = (),
+        wrong: float = 0.0,
+        extract: ExtractCode = "fenced",
+        time_s: float = 60.0,
+        memory_mb: int = 4096,
+        concurrency: int = 4,
+    ) -> None:
+        if isinstance(command, str) or not command or isinstance(paths, str):
+            raise ConfigError("Rendered.command and paths must be lists, such as [rsvg-convert, figure.svg] and []")
+        self.of = of
+        self._command = tuple(command)
+        self._file = file
+        self._paths = tuple(paths)
+        self._wrong = wrong
+        self._extract: ExtractCode = one_of("Rendered.extract", extract, ExtractCode)
+        self._limits = SandboxLimits(time_s=time_s, memory_mb=memory_mb, processes=32, output_kb=1 << 14)
+        self._concurrency = require_positive("Rendered.concurrency", concurrency)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        binary = find_command(self._command[0], self._paths)
+        rows = [None if sample.text is None else binary for sample in samples]
+        renders = score_in_parallel(self._concurrency, self._drawn, samples, rows)
+        values: list[float | Score | None] = [
+            Score(self._wrong, {"reason": render}) if isinstance(render, str) else None for render in renders
+        ]
+        images = {i: render for i, render in enumerate(renders) if isinstance(render, Image.Image)}
+        image_samples = [
+            Sample(samples[i].prompt, samples[i].group, samples[i].member, image=render) for i, render in images.items()
+        ]
+        inner_scores = list(self.of(image_samples)) if image_samples else []
+        if len(inner_scores) != len(image_samples):
+            raise RewardError(f"the reward within gave {len(inner_scores)} values for {len(image_samples)} samples")
+        for i, value in zip(images, inner_scores, strict=True):
+            values[i] = value
+        return values
+
+    def _drawn(self, text: str, binary: str) -> Image.Image | str:
+        """The picture, or why there is none."""
+        code = code_in(text, self._extract)
+        if code is None:
+            return "no code"
+        outcome = run(
+            Program(
+                command=(binary, *self._command[1:]),
+                files={self._file: code},
+                paths=self._paths,
+                limits=self._limits,
+            )
+        )
+        return _open_image(outcome.output) if outcome.succeeded else describe_outcome(outcome)
+
+
+def _open_image(data: bytes) -> Image.Image | str:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            picture = Image.open(io.BytesIO(data), formats=FORMS)
+            if max(picture.size) > MAX_SIDE:
+                return f"{picture.size[0]} x {picture.size[1]} pixels"
+            picture = picture.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        return f"no picture: {type(error).__name__}"
+    return "all of one colour" if picture.getcolors(1) is not None else picture

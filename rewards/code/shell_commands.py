@@ -1,0 +1,153 @@
+"""Rewards by a command of the user's own: a compiler, a proof checker, a simulator, a renderer."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import regex
+
+from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.types import Sample, Score
+
+from ..models.checkpoints import require_positive
+from ..parsing.code_blocks import ExtractCode, code_in
+from ..parsing.explanations import excerpt
+from ..parsing.extraction import one_of
+from .parallel_scoring import score_in_parallel
+from .sandbox import Outcome, Program, SandboxLimits, run
+
+_FIELD = re.compile(r"\{(\w+)\}")
+
+
+@final
+class Command:
+    r"""Reward: what a command says of the answer's code: 1 if it ends with status 0, else 0; or a number it writes.
+
+    Lean, Isabelle, a Verilog simulator or a compiler of one's own: the code of the answer is written to ``file`` in an
+    empty folder, as it is or put into ``template``, where ``{answer}`` stands for it and ``{column}`` for columns of
+    the row; further files of the row, such as a test bench, by ``files``: a file's name and its column. Then
+    ``command`` is run there, in a sandbox without network and within the limits, or not at all: see
+    ``docs/sandbox.md``.
+
+    Example: ``{name: command, command: [lean, a.lean], file: a.lean, paths: [/opt/lean], forbid: '\bsorry\b'}``.
+    Settings: ``paths`` are files and folders of the machine that the command may read, beside ``/usr``, ``/bin`` and
+    ``/lib``: its own installation; ``forbid`` a pattern that the answer must not hold (a proof by ``sorry``, a
+    declared axiom); ``expect`` a pattern that the output must hold for a 1; ``number`` a pattern whose first group in
+    the output is the score, clipped to [0, 1]; ``env`` further variables; ``extract`` as in ``code_tests``.
+    Range: 0 to 1.   Units: seconds, MiB.
+    Source: the project's own.
+    Traps: where the command runs what the model wrote, that can write whatever ``expect`` and ``number`` look for:
+    trust them with checkers and compilers alone, and have a test bench end with its own status. A model finds every
+    way of saying nothing: forbid what would pass without being an answer. ``memory_mb`` is address space, of which
+    some runtimes reserve much.
+    """
+
+    concurrent = True
+    deterministic = True
+
+    def __init__(
+        self,
+        command: Sequence[str] = ("python3", "-m", "py_compile", "answer.py"),
+        file: str = "answer.py",
+        template: str | None = None,
+        files: Mapping[str, str] | None = None,
+        forbid: str | None = None,
+        expect: str | None = None,
+        number: str | None = None,
+        paths: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        extract: ExtractCode = "fenced",
+        time_s: float = 60.0,
+        memory_mb: int = 4096,
+        processes: int = 32,
+        concurrency: int = 4,
+    ) -> None:
+        if isinstance(command, str) or not command or isinstance(paths, str):
+            raise ConfigError("Command.command and paths must be lists, such as [lean, proof.lean] and [/opt/lean]")
+        names = (file, *(files or {}))
+        if bad := [name for name in names if Path(name).name != name]:
+            raise ConfigError(f"Command.file and files must be names without folders, got {', '.join(bad)}")
+        self._command = tuple(command)
+        self._file = file
+        self._template = "{answer}" if template is None else template
+        self._files = dict(files or {})
+        self._forbid, self._expect, self._number = (_pattern(text) for text in (forbid, expect, number))
+        self._paths = tuple(str(Path(path).expanduser().resolve()) for path in paths)
+        self._env = dict(env or {})
+        self._extract: ExtractCode = one_of("Command.extract", extract, ExtractCode)
+        self._limits = SandboxLimits(time_s=time_s, memory_mb=memory_mb, processes=processes)
+        self._concurrency = require_positive("Command.concurrency", concurrency)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        binary = find_command(self._command[0], self._paths)
+        wanted = {*self._files.values(), *_FIELD.findall(self._template)} - {"answer"}
+        rows = [_row(sample, wanted) for sample in samples]
+
+        def score(text: str, row: Mapping[str, str]) -> Score:
+            return self._score(text, binary, row)
+
+        return list(score_in_parallel(self._concurrency, score, samples, rows))
+
+    def _score(self, text: str, binary: str, row: Mapping[str, str]) -> Score:
+        code = code_in(text, self._extract)
+        if code is None:
+            return Score(0.0, {"parsed": None, "reason": "no code"})
+        if self._forbid is not None and self._forbid.search(code):
+            return Score(0.0, {"parsed": excerpt(code), "reason": "holds what it must not"})
+        fields = {**row, "answer": code}
+        files = {name: row[column] for name, column in self._files.items()}
+        program = Program(
+            command=(binary, *self._command[1:]),
+            files=files | {self._file: _FIELD.sub(lambda field: fields[field[1]], self._template)},
+            paths=self._paths,
+            env=self._env,
+            limits=self._limits,
+        )
+        outcome = run(program)
+        return Score(self._value(outcome), {"parsed": excerpt(code), "reason": describe_outcome(outcome)})
+
+    def _value(self, outcome: Outcome) -> float:
+        output = outcome.output.decode(errors="replace")
+        if not outcome.succeeded or (self._expect is not None and not self._expect.search(output)):
+            return 0.0
+        if self._number is None:
+            return 1.0
+        match = self._number.search(output)
+        try:
+            return min(max(float(match[1]), 0.0), 1.0) if match else 0.0
+        except ValueError:
+            return 0.0
+
+
+def _row(sample: Sample, wanted: Collection[str]) -> dict[str, str] | None:
+    """The columns that are wanted; None where one lacks, or the text."""
+    columns = sample.prompt.columns
+    if sample.text is None or any(columns.get(column) is None for column in wanted):
+        return None
+    return {column: str(columns[column]) for column in wanted}
+
+
+def _pattern(text: str | None) -> Any:
+    try:
+        return None if text is None else regex.compile(text)
+    except regex.error as error:
+        raise ConfigError(f"Command has a pattern that cannot be read, {text!r}: {error}") from error
+
+
+def find_command(name: str, paths: Sequence[str]) -> str:
+    """Where a command is, on the path of this process or in a ``bin`` folder of ``paths``."""
+    folders = [folder for path in paths for folder in (path, f"{path}/bin")]
+    found = shutil.which(name) or shutil.which(name, path=":".join(folders))
+    if found is None:
+        raise RewardError(f"there is no command {name!r} here: install it, or add the folder that holds it to 'paths'")
+    return str(Path(found).absolute())
+
+
+def describe_outcome(outcome: Outcome) -> str:
+    end = f"status {outcome.code}" if outcome.ending == "exited" else outcome.ending
+    output = (outcome.errors or outcome.output).decode(errors="replace").strip()
+    return excerpt(f"{end}: {output}") or end

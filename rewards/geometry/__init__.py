@@ -1,1 +1,0 @@
-"""Boxes, points, spans and masks: read, brought into one coordinate frame, compared."""

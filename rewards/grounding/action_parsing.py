@@ -1,0 +1,197 @@
+"""Reads the actions of GUI agents out of model text, as JSON or as function calls, without running any of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..parsing.coordinates import points_in, stated_boxes
+from ..parsing.extraction import finite, json_values
+
+MAX_ACTIONS = 100
+MAX_DEPTH = 8
+
+_KIND_KEYS = ("action", "action_type", "name", "type")
+_PLACE_KEYS = ("coordinate", "coordinates", "point", "point_2d", "position", "start_box", "start_point")
+_BOX_KEYS = ("bbox", "gt_bbox", "bbox_2d", "box")
+_TEXT_KEYS = ("text", "input_text", "content", "value", "direction", "app_name", "app", "key", "keys", "status")
+_ARGUMENT_KEYS = ("arguments", "args", "parameters", "action_input", "action_args")
+_NO_TEXT = frozenset(("no input text", "no input", "none"))
+
+ALIASES: Mapping[str, str] = {
+    "tap": "click",
+    "left_click": "click",
+    "left_single": "click",
+    "single_click": "click",
+    "doubleclick": "double_click",
+    "left_double": "double_click",
+    "double_tap": "double_click",
+    "rightclick": "right_click",
+    "right_single": "right_click",
+    "longpress": "long_press",
+    "input": "type",
+    "input_text": "type",
+    "type_text": "type",
+    "enter_text": "type",
+    "write": "type",
+    "open": "open_app",
+    "launch": "open_app",
+    "launch_app": "open_app",
+    "home": "press_home",
+    "back": "press_back",
+    "navigate_home": "press_home",
+    "navigate_back": "press_back",
+    "finish": "finished",
+    "done": "finished",
+    "complete": "finished",
+    "terminate": "finished",
+}
+"""Other names of the same actions in the data sets and models of the field."""
+
+_VALUE = (
+    r"'(?:[^'\\]|\\.){0,2000}+'|\"(?:[^\"\\]|\\.){0,2000}+\"|[-+]?\d[\d.]{0,20}+"
+    r"|[\[(][-+\d.,\s]{1,100}+[\])]|True|False|None|true|false|null"
+)
+_ARGUMENT = re.compile(
+    rf"\s{{0,8}}+(?:(?P<key>[A-Za-z_]\w{{0,40}}+)\s{{0,8}}+=\s{{0,8}}+)?(?P<value>{_VALUE})", re.DOTALL
+)
+_CALL = re.compile(r"(?<![\w.])(?:[A-Za-z]\w{0,40}+\.){0,3}(?P<name>[A-Za-z]\w{0,40}+)\(")
+_NEXT = re.compile(r"\s{0,8}+(?P<mark>[,)])")
+_MAX_ARGUMENTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a GUI agent does.
+
+    Attributes:
+        kind: name of the action in lower case, by its usual name if it has several.
+        point: where, in no frame yet.
+        box: where, as a box; of a stated one the middle counts.
+        text: what is typed, or the direction, the key, the name of the application.
+    """
+
+    kind: str
+    point: tuple[float, float] | None = None
+    box: tuple[float, float, float, float] | None = None
+    text: str | None = None
+
+    @property
+    def place(self) -> tuple[float, float] | None:
+        """The point, or the middle of the box."""
+        if self.point is not None or self.box is None:
+            return self.point
+        return (self.box[0] + self.box[2]) / 2, (self.box[1] + self.box[3]) / 2
+
+
+def actions_in(source: Any) -> list[Action]:
+    """The actions in a text, or in the value of a data row, in order, ``MAX_ACTIONS`` at most.
+
+    Read are JSON objects such as ``{"action": "click", "coordinate": [x, y], "text": ".."}``, also with the arguments
+    apart (``{"name": "computer_use", "arguments": {..}}``), and, if there is none, calls such as ``click(x=1, y=2)``,
+    ``pyautogui.click(1, 2)`` or ``type(content='..')``.
+    """
+    values = json_values(source) if isinstance(source, str) else source
+    found = _limited(_from_json(values, 0))
+    return found or (_limited(_from_calls(source)) if isinstance(source, str) else [])
+
+
+def _limited(actions: Iterator[Action]) -> list[Action]:
+    return [action for _, action in zip(range(MAX_ACTIONS), actions, strict=False)]
+
+
+def _from_json(value: Any, depth: int) -> Iterator[Action]:
+    if depth > MAX_DEPTH:
+        return
+    if isinstance(value, list | tuple):
+        for inner in value:
+            yield from _from_json(inner, depth + 1)
+    elif isinstance(value, Mapping):
+        apart = next((value[key] for key in _ARGUMENT_KEYS if isinstance(value.get(key), Mapping)), {})
+        said = ((apart, _KIND_KEYS[:2]), (value, _KIND_KEYS))  # of arguments' own, "name" may be anything's
+        kind = next((held[key] for held, keys in said for key in keys if _names(held.get(key))), None)
+        if kind is not None:
+            yield _action(kind, {**value, **apart})
+            return
+        for inner in value.values():
+            yield from _from_json(inner, depth + 1)
+
+
+def _names(value: Any) -> bool:
+    return isinstance(value, str) and value != "function"  # which is what tool calls are said to be
+
+
+def _from_calls(text: str) -> Iterator[Action]:
+    end = 0
+    for call in _CALL.finditer(text):
+        if call.start() < end:
+            continue
+        arguments, end = _arguments(text, call.end())
+        if arguments is not None:
+            yield _called(call["name"], arguments)
+
+
+def _arguments(text: str, start: int) -> tuple[list[tuple[str | None, Any]] | None, int]:
+    """Key and value of what stands in brackets that opened before ``start``, None if malformed; where they close."""
+    found: list[tuple[str | None, Any]] = []
+    closing = _NEXT.match(text, start)
+    if closing is not None and closing["mark"] == ")":
+        return found, closing.end()
+    at = start
+    for _ in range(_MAX_ARGUMENTS):
+        argument = _ARGUMENT.match(text, at)
+        mark = None if argument is None else _NEXT.match(text, argument.end())
+        if argument is None or mark is None:
+            return None, start
+        found.append((argument["key"], _value(argument["value"])))
+        if mark["mark"] == ")":
+            return found, mark.end()
+        at = mark.end()
+    return None, start
+
+
+def _value(written: str) -> Any:
+    """A string without its quotes, a number, or, for a list, its numbers."""
+    if written[0] in "'\"":
+        return re.sub(r"\\(.)", r"\1", written[1:-1], flags=re.DOTALL)
+    if written[0] in "[(":
+        return next(iter(json_values(written)), None)
+    digits = json_values(f"[{written.removeprefix('+')}]")
+    return digits[0][0] if digits and digits[0] else None
+
+
+def _called(name: str, arguments: list[tuple[str | None, Any]]) -> Action:
+    """Positional numbers are x and y, a positional list a point, a positional string the text."""
+    named = {key: value for key, value in arguments if key is not None}
+    bare = [value for key, value in arguments if key is None]
+    numbers = [value for value in bare if finite(value) is not None]
+    if len(numbers) >= 2:
+        named = {"coordinate": numbers[:2]} | named
+    lists = [value for value in bare if isinstance(value, list)]
+    texts = [value for value in bare if isinstance(value, str)]
+    named = ({"coordinate": lists[0]} if lists else {}) | ({"text": texts[0]} if texts else {}) | named
+    return _action(name, named)
+
+
+def _action(kind: str, fields: Mapping[str, Any]) -> Action:
+    plain = re.sub(r"[\s-]+", "_", kind.strip().lower())[:40]
+    written = next((fields[key] for key in _TEXT_KEYS if isinstance(fields.get(key), str | int | float)), None)
+    text = None if written is None or isinstance(written, bool) else str(written)
+    point, box = _place(fields)
+    named = None if text is None or not text.strip() or text.strip().lower() in _NO_TEXT else text
+    return Action(ALIASES.get(plain, plain), point, box, named)
+
+
+def _place(
+    fields: Mapping[str, Any],
+) -> tuple[tuple[float, float] | None, tuple[float, float, float, float] | None]:
+    """Where: a point, or a box."""
+    held = next((fields[key] for key in (*_PLACE_KEYS, *_BOX_KEYS) if fields.get(key) is not None), None)
+    if held is None and fields.get("x") is not None and fields.get("y") is not None:
+        held = [fields["x"], fields["y"]]
+    written = held if isinstance(held, str) else str(list(held)) if isinstance(held, list | tuple) else ""
+    points = points_in(written) if len(written) <= 200 else []
+    boxes = stated_boxes(written) if len(written) <= 200 and len(points) != 1 else []
+    return points[0] if len(points) == 1 else None, boxes[0].numbers if len(boxes) == 1 else None

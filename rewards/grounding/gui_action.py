@@ -1,0 +1,154 @@
+"""Reward for the actions of GUI agents: the right one, in the right place, with the right text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.types import Prompt, Sample, Score
+
+from ..parsing.boxes import Box
+from ..parsing.coordinate_frames import Declared, declared
+from ..parsing.coordinates import Stated
+from ..parsing.explanations import compared, drawn_points, rounded
+from ..parsing.extraction import Extract, extracted, normalised, place_of, share, words
+from ..parsing.reference_values import error_of, references
+from .action_parsing import Action, actions_in
+
+POINTING = ("click", "double_click", "right_click", "long_press", "hover", "drag")
+
+
+@final
+class GuiAction:
+    """Reward: whether the answer is the reference's action, in its place and with its text.
+
+    0 unless the answer states exactly one action, of the reference's type. Else the weighted mean of what the reference
+    asks for: the type (``type_weight``, which is then earned), the place for the types in ``pointing`` (1 in the
+    reference's box, edges included, or less than ``distance`` from its point), and the text, if there is one (F1 of
+    its words, as 0 or 1 by ``text_threshold``, or as it is where that is null). If nothing but the type is asked: 1.
+
+    Read are JSON, ``{"action": "click", "coordinate": [x, y], "text": ".."}`` with the usual other names of these keys,
+    and calls, ``click(x=1, y=2)``, ``pyautogui.click(1, 2)``, ``type(content='..')``; of a stated box the middle
+    counts. Names such as tap and left_click stand for one type; ``aliases`` adds more. The reference, in ``column``, is
+    such an object or text, with a point or a ``bbox``.
+
+    Settings: ``coordinates`` and ``extract`` as in ``box_iou``.
+    Range: 0 to 1.   Units: ``distance`` is in those of the reference's frame.
+    Source: Luo et al. 2025 (GUI-R1), arXiv:2504.10458, r1gui.py: no weight for the type, 140 pixels, F1 from 0.5 on,
+    no text in "no input text". Deviation: parsed, never evaluated; a lone word inside the other is no hit, as the
+    letter "a" would be one almost anywhere; edges count; a text is asked of every type.
+    Traps: ``type_weight`` pays for clicks anywhere. 140 pixels are much of a small screen, and far too much where the
+    reference is written in 0 to 1: set it there. Several actions are wrong: ask for one.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        coordinates: Declared = "resized",
+        type_weight: float = 0.0,
+        place_weight: float = 1.0,
+        text_weight: float = 1.0,
+        text_threshold: float | None = 0.5,
+        distance: float = 140.0,
+        pointing: Sequence[str] = POINTING,
+        aliases: Mapping[str, str] | None = None,
+        extract: Extract = "none",
+    ) -> None:
+        weights = (type_weight, place_weight, text_weight)
+        if not all(weight >= 0 for weight in weights) or not distance > 0:
+            raise ConfigError(f"GuiAction needs weights of at least 0 and a distance above, got {weights}, {distance}")
+        if isinstance(pointing, str):
+            raise ConfigError(f"GuiAction.pointing must be a list of actions, got {pointing!r}")
+        self.column = column
+        self._coordinates = declared("GuiAction", coordinates)
+        self._type_weight, self._place_weight, self._text_weight = weights
+        self._threshold = None if text_threshold is None else share("GuiAction.text_threshold", text_threshold)
+        self._distance = distance
+        self._pointing = frozenset(pointing)
+        self._aliases = dict(aliases or {})
+        self._extract: Extract = place_of("GuiAction.extract", extract)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        known = references("gui_action", samples, self.column, self._one_action)
+        return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, self._one_action, "exactly one action, its box with an area")
+
+    def _one_action(self, value: Any) -> Action | None:
+        """The action of a data row; None unless it holds exactly one, whose box, if it has one, has an area."""
+        actions = actions_in(value)
+        if len(actions) != 1 or (actions[0].box and self._coordinates.with_area(Stated(actions[0].box)) is None):
+            return None
+        return actions[0]
+
+    def _score(self, sample: Sample, wanted: Action) -> Score:
+        stated = actions_in(extracted(sample.text or "", self._extract) or "")
+        if len(stated) != 1:
+            return Score(0.0, compared(None, _named(wanted), f"{len(stated) or 'no'} actions, where one is asked for"))
+        parts = {"type": float(self._kind(stated[0]) == self._kind(wanted))}
+        said = compared(_written(stated[0]), _named(wanted))
+        if self._kind(wanted) in self._pointing and wanted.place is not None:
+            parts["place"], drawn = self._placed(sample.prompt, stated[0], wanted)
+            said |= drawn
+        if wanted.text is not None:
+            parts["text"] = self._text(stated[0].text or "", wanted.text)
+        return Score(self._weighted(parts), said | {"parts": rounded(parts)})
+
+    def _kind(self, action: Action) -> str:
+        return self._aliases.get(action.kind, action.kind)
+
+    def _weighted(self, parts: Mapping[str, float]) -> float:
+        every = {"type": self._type_weight, "place": self._place_weight, "text": self._text_weight}
+        weights = {name: every[name] for name in parts}
+        total = sum(weights.values())
+        if total == 0:
+            return parts["type"]
+        return parts["type"] * sum(weights[name] * parts[name] for name in parts) / total
+
+    def _placed(self, prompt: Prompt, stated: Action, wanted: Action) -> tuple[float, dict[str, Any]]:
+        """Whether the place is right, and the picture of it."""
+        points = self._coordinates.points(prompt, [] if stated.place is None else [stated.place])
+        if wanted.point is None and wanted.box is not None:
+            _, (box,) = self._coordinates.boxes(prompt, [], [Stated(wanted.box)])
+            return float(any(box.holds(point) for point in points)), drawn_points(points, box)
+        x, y = wanted.place or (0.0, 0.0)
+        near = any((point.x - x) ** 2 + (point.y - y) ** 2 < self._distance**2 for point in points)
+        reach, frame = self._distance, self._coordinates.of_reference(prompt)
+        return float(near), drawn_points(points, Box(x - reach, y - reach, x + reach, y + reach, frame))
+
+    def _text(self, stated: str, wanted: str) -> float:
+        value = word_f1(stated, wanted)
+        return value if self._threshold is None else float(value >= self._threshold)
+
+
+def word_f1(stated: str, wanted: str) -> float:
+    """Harmonic mean of precision and recall of the words, each as often as it stands; equality where there are none.
+
+    Args:
+        stated: what was written.
+        wanted: what should have been.
+
+    Returns:
+        0 to 1.
+    """
+    made, known = Counter(words(stated)), Counter(words(wanted))
+    if not made or not known:
+        return float(
+            not made and not known and (plain := normalised(stated)) is not None and plain == normalised(wanted)
+        )
+    return 2 * (made & known).total() / (made.total() + known.total())
+
+
+def _written(action: Action) -> str:
+    place = "" if action.place is None else " at ({:g}, {:g})".format(*action.place)
+    return f"{action.kind}{place}" + ("" if action.text is None else f": {action.text}")
+
+
+def _named(action: Action) -> str:
+    """Without its place, which is drawn, in another frame perhaps than the answer's."""
+    return _written(replace(action, point=None, box=None))

@@ -1,0 +1,63 @@
+"""A reward for what there is to be explored in a prompt: of use to whoever chooses prompts, not to train on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, pstdev
+from typing import final
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.reward import Reward
+from mmgrpo.types import Sample
+
+from .grouping import inner_scores, is_score, needed_values, within_groups
+
+
+@final
+class Explorability:
+    """Reward: the size of a sample's advantage times the policy's entropy on it, but 0 if wrong and unsure.
+
+    abs(a_i) H_i with a = (1 or 0 - p) / (sqrt(p (1 - p)) + 1e-8), 1 for a right sample, p the share of the group's
+    right ones, H the mean entropy of its tokens; 0 for a wrong sample of an entropy above ``ratio`` times the mean over
+    the right ones. A sample is right where another reward reaches ``right``. None where that has None, or the entropy
+    is not known.
+
+    Example: ``{name: explorability, of: math_verify, weight: 0}``.
+    Settings: ``of``, the reward with its settings, or its bare name; ``ratio``; ``right``, in units of the reward.
+    Range: 0 and more.   Units: nats.
+    Source: DEPO, arXiv:2509.01321, and its code (txy77/DEPO, ``rollout_purning.py``), which sums it over a group and
+    draws the prompts of the highest sums: ``prompts.sampler: most_explorable``.
+    Traps: give it a weight of 0, since it is no verdict on a sample; groups that are all right or all wrong get 0.
+    """
+
+    def __init__(self, of: Reward, ratio: float = 1.5, right: float = 1.0) -> None:
+        if ratio < 0:
+            raise ConfigError(f"Explorability.ratio must be at least 0, got {ratio}")
+        self.needs_values = tuple(sorted({*needed_values(of), "entropy"}))
+        self.of = of
+        self._ratio = ratio
+        self._right = right
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        said = inner_scores(self.of, samples).values
+        known = [
+            value if value is None or "entropy" in sample.values else None
+            for sample, value in zip(samples, said, strict=True)
+        ]
+
+        def rule(rows: Sequence[int]) -> list[float]:
+            right = [value >= self._right for row in rows if is_score(value := known[row])]
+            return explorable(right, [samples[row].values["entropy"] for row in rows], self._ratio)
+
+        return within_groups(samples, known, rule)
+
+
+def explorable(right: Sequence[bool], entropies: Sequence[float], ratio: float) -> list[float]:
+    """What each member of a group adds to what there is to be explored in its prompt."""
+    mean, spread = fmean(right), pstdev(right) + 1e-8
+    of_right = [entropy for entropy, is_right in zip(entropies, right, strict=True) if is_right]
+    most = ratio * fmean(of_right) if of_right else 0.0
+    return [
+        abs(is_right - mean) / spread * entropy if is_right or entropy <= most else 0.0
+        for is_right, entropy in zip(right, entropies, strict=True)
+    ]

@@ -1,0 +1,153 @@
+"""Rewards made of a verdict of right or wrong: corrected for the verifier's errors, finer among the right or wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, final
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.reward import Reward
+from mmgrpo.types import Sample, Score
+
+from ..parsing.extraction import one_of
+from .grouping import groups, inner_scores, is_score, needed_values, within_groups
+
+Unit = Literal["tokens", "characters"]
+
+
+@final
+class NoisyVerifier:
+    """Reward: a verdict corrected for how often its verifier is known to be wrong; unbiased on average.
+
+    (v - ``false_positive``) / (1 - ``false_positive`` - ``false_negative``), where v is 1 if the verifier's score is at
+    least ``right_from`` and 0 otherwise: over the verifier's errors its mean is 1 for a right sample and 0 for others.
+
+    Example: ``{name: noisy_verifier, of: math_verify, false_positive: 0.02, false_negative: 0.1}``.
+    Settings: ``of``, the verifier with its settings, or its bare name; ``false_positive``, the share of wrong samples
+    that it passes; ``false_negative``, the share of right ones that it fails; together below 1.
+    Range: two values, one at most 0, the other at least 1.
+    Source: Cai et al. 2025, arXiv:2510.00915, backward correction, with rho_0 = fp and rho_1 = fn; its forward
+    correction weighs gradients and is no reward.
+    Traps: it is a change of scale, so an advantage divided by the group's spread is the same with it and without: it
+    counts where advantages are only centred, beside other rewards, and in the curves. Rates that are too high
+    overcorrect; measure them on labelled samples of the policy that is trained. It raises the variance by
+    1 / (1 - fp - fn)^2.
+    """
+
+    def __init__(
+        self, of: Reward, false_positive: float = 0.0, false_negative: float = 0.0, right_from: float = 1.0
+    ) -> None:
+        if false_positive < 0 or false_negative < 0 or not false_positive + false_negative < 1:
+            raise ConfigError(
+                f"NoisyVerifier needs false_positive and false_negative at least 0 and together below 1, got "
+                f"{false_positive} and {false_negative}; a verifier beyond that is worse than a coin"
+            )
+        self.needs_values = needed_values(of)
+        self.of = of
+        self._false_positive = false_positive
+        self._false_negative = false_negative
+        self._right_from = right_from
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        inner = inner_scores(self.of, samples)
+        return inner.explain([self._corrected(value) if is_score(value) else value for value in inner.values])
+
+    def _corrected(self, value: float) -> float:
+        return unbiased(value >= self._right_from, self._false_positive, self._false_negative)
+
+
+@final
+class Conciseness:
+    """Reward: another reward, lowered for the long among the right samples of a group.
+
+    r_i (1 - ``strength`` (n_i - least) / (most - least)) for a right sample, of at least ``right_from`` and above 0;
+    least and most are the lengths of the group's shortest and longest right sample. Where they are equal, and for wrong
+    samples, the reward stays. With ``all_right`` nothing changes before the whole group is right. Lengths are tokens,
+    the end token included, or ``unit: characters`` of the text. None where the reward has None or nothing is counted.
+
+    Example: ``{name: conciseness, of: math_verify}``.
+    Settings: ``of``, the reward with its settings, or its bare name.
+    Range: that of the reward; a right sample keeps at least 1 - ``strength`` of it.
+    Source: the group-relative length of Kimi k1.5, arXiv:2501.12599, there over all samples and added; waiting for
+    the whole group: Song and Zheng 2025 (ConciseR), arXiv:2505.21178. Deviation: a factor, on right samples alone.
+    Traps: it holds the reward, so do not add that beside it. One token less than its only right sibling makes as much
+    of a difference as a thousand: with ``advantage.scale`` by spread small differences count like large ones. Samples
+    cut off by the length limit are seldom right; if they can be, they are the longest.
+    """
+
+    def __init__(
+        self, of: Reward, strength: float = 0.5, right_from: float = 1.0, all_right: bool = False, unit: Unit = "tokens"
+    ) -> None:
+        if not 0 <= strength <= 1:
+            raise ConfigError(f"Conciseness.strength must lie in [0, 1], got {strength}")
+        self.needs_values = needed_values(of)
+        self.of = of
+        self._strength = strength
+        self._right_from = right_from
+        self._all_right = all_right
+        self._unit: Unit = one_of("Conciseness.unit", unit, Unit)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        inner = inner_scores(self.of, samples)
+        counted = [sample.tokens if self._unit == "tokens" else sample.text for sample in samples]
+        values = [None if content is None else value for content, value in zip(counted, inner.values, strict=True)]
+
+        def rule(rows: Sequence[int]) -> list[float]:
+            rewards = [value for row in rows if is_score(value := values[row])]
+            right = [reward >= self._right_from and reward > 0 for reward in rewards]
+            if self._all_right and not all(right):
+                return rewards
+            return shortened(rewards, [len(counted[row] or "") for row in rows], right, self._strength)
+
+        return inner.explain(within_groups(samples, values, rule))
+
+
+@final
+class PartialCredit:
+    """Reward: another reward, and in groups where nobody is right what a finer one says instead.
+
+    A group is lost where no sample reaches ``right_from``; all its samples that have a verdict get their grade, where
+    there is one. The finer reward is asked about lost groups alone.
+
+    Example: ``{name: partial_credit, of: math_verify, grade: {name: text_judge, model: Qwen/Qwen3-8B}}``.
+    Settings: ``of`` and ``grade``, rewards with their settings, or their bare names.
+    Range: those of the two.
+    Source: Chen et al. 2025, arXiv:2505.11595: graded rewards by AI feedback where all samples of a group are wrong.
+    Traps: it holds the reward, so do not add that beside it. With advantages divided by the group's spread a grade of
+    0.1 among 0s counts like a right sample among wrong ones. Grades that are 1 end up where right samples are.
+    """
+
+    def __init__(self, of: Reward, grade: Reward, right_from: float = 1.0) -> None:
+        self.needs_values = needed_values(of, grade)
+        self.of = of
+        self.grade = grade
+        self._right_from = right_from
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        inner = inner_scores(self.of, samples)
+        lost = [row for rows in groups(samples).values() for row in self._lost(rows, inner.values)]
+        graded = inner_scores(self.grade, [samples[row] for row in lost]) if lost else None
+        scores = list(inner.scores)
+        for row, value, score in zip(lost, graded.values, graded.scores, strict=True) if graded else ():
+            scores[row] = inner.scores[row] if value is None else score
+        return scores
+
+    def _lost(self, rows: Sequence[int], values: Sequence[float | None]) -> list[int]:
+        """The rows with a verdict, if none of them is right."""
+        scored = {row: value for row in rows if is_score(value := values[row])}
+        return [] if any(value >= self._right_from for value in scored.values()) else list(scored)
+
+
+def unbiased(passed: bool, false_positive: float, false_negative: float) -> float:
+    """Backward correction of a verdict by the verifier's error rates."""
+    return (float(passed) - false_positive) / (1 - false_positive - false_negative)
+
+
+def shortened(rewards: Sequence[float], lengths: Sequence[int], right: Sequence[bool], strength: float) -> list[float]:
+    """The rewards of right members times 1 - strength (length - least) / (most - least), over the right ones."""
+    of_right = [length for length, is_right in zip(lengths, right, strict=True) if is_right]
+    least, span = min(of_right, default=0), max(of_right, default=0) - min(of_right, default=0)
+    return [
+        reward * (1 - strength * (length - least) / span) if is_right and span > 0 else reward
+        for reward, length, is_right in zip(rewards, lengths, right, strict=True)
+    ]

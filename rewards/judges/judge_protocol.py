@@ -1,0 +1,157 @@
+"""From questions to scores: by the probability of a judge's first word, or by what it writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from PIL import Image
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.types import Score
+
+from ..models.checkpoints import require_positive
+from ..parsing.explanations import parts
+from ..parsing.extraction import one_of
+from .questions import Question, Scale
+
+JudgeMode = Literal["yes", "expected", "parse"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyChoice:
+    """An answer that a reply may begin with.
+
+    Attributes:
+        text: as it is named in explanations.
+        whole: it counts as one token alone, as numbers do.
+    """
+
+    text: str
+    whole: bool = False
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The cases it may be written in; of a single letter only its own."""
+        text = self.text
+        return (
+            (text,) if len(text) == 1 else tuple(dict.fromkeys((text, text.lower(), text.capitalize(), text.upper())))
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyParams:
+    """How a judge writes.
+
+    Attributes:
+        max_new_tokens: at most, in one reply.
+        draws: replies to a question.
+        temperature: 0 writes greedily.
+    """
+
+    max_new_tokens: int = 256
+    draws: int = 1
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_positive("judge.max_new_tokens", self.max_new_tokens)
+        if not self.temperature >= 0:
+            raise ConfigError(f"the temperature of a judge must be at least 0, got {self.temperature}")
+        if require_positive("judge.draws", self.draws) > 1 and self.temperature == 0:
+            raise ConfigError(
+                f"{self.draws} draws at temperature 0 are all the same; set temperature: 1.0, or draws: 1"
+            )
+
+
+class Judge(Protocol):
+    """A model that is asked."""
+
+    def replies(self, questions: Sequence[Question], writing: ReplyParams) -> list[list[str]]:
+        """What it writes to each question; fewer than ``writing.draws`` where it gave no reply."""
+        ...
+
+    def first(self, questions: Sequence[Question], choices: Sequence[ReplyChoice]) -> list[list[float] | None]:
+        """Per question, how likely the reply begins with each choice; None where there was no reply."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeScoring:
+    """How a judge's answer becomes a score.
+
+    Attributes:
+        mode: ``yes``, ``expected`` or ``parse``.
+        scale: the scores there are.
+        writing: how it writes, for ``parse``.
+    """
+
+    mode: JudgeMode
+    scale: Scale
+    writing: ReplyParams
+
+    def __post_init__(self) -> None:
+        one_of("the judge's mode", self.mode, JudgeMode)
+        if self.mode == "yes" and self.scale.answers is not None:
+            raise ConfigError(
+                "mode: yes knows the answers yes and no alone; for answers of your own take mode: expected"
+            )
+
+    def verdicts(self, judge: Judge, questions: Sequence[Question]) -> list[Score]:
+        """A score per question; NaN, a failure, where the judge gave none."""
+        if self.mode == "parse":
+            return [self._stated(replies) for replies in judge.replies(questions, self.writing)]
+        choices = self._choices()
+        probabilities = judge.first(questions, list(choices))
+        return [
+            _expected(dict(zip(choices, probs or (), strict=probs is not None)), choices) for probs in probabilities
+        ]
+
+    def _choices(self) -> dict[ReplyChoice, float]:
+        """The answers that a reply may begin with, and what each is worth."""
+        if self.mode == "yes":
+            return {ReplyChoice("no"): 0.0, ReplyChoice("yes"): 1.0}
+        if self.scale.answers is not None:
+            return {ReplyChoice(answer): value for answer, value in self.scale.answers.items()}
+        numbers = range(self.scale.low, self.scale.high + 1)
+        return {ReplyChoice(str(number), whole=True): self.scale.share(number) for number in numbers}
+
+    def _stated(self, replies: Sequence[str]) -> Score:
+        """The mean of what the replies state; the explanation has the first of them."""
+        scores = [self.scale.judged(reply) for reply in replies] or [self.scale.judged(None)]
+        finite = [score for score in scores if math.isfinite(score.value)]
+        if not finite:
+            return scores[0]
+        value = sum(score.value for score in finite) / len(finite)
+        if len(finite) == 1:
+            return finite[0]
+        return Score(
+            value, dict(finite[0].explanation) | parts({f"draw {i}": s.value for i, s in enumerate(finite, 1)})
+        )
+
+
+def _expected(probs: Mapping[ReplyChoice, float], worth: Mapping[ReplyChoice, float]) -> Score:
+    """The mean worth of the answers by their probabilities, made to sum to 1.
+
+    The explanation has the probabilities as they are: what is missing to 1 went to tokens that are no answer.
+    """
+    total = sum(probs.values())
+    value = sum(prob * worth[choice] for choice, prob in probs.items()) / total if total > 0 else math.nan
+    return Score(value, parts({choice.text: prob for choice, prob in probs.items()}))
+
+
+def score_pairs(
+    pictures: Sequence[Sequence[Image.Image]],
+    texts: Sequence[str | None],
+    judge: Callable[[Sequence[Question]], Sequence[float | Score | None]],
+) -> list[float | Score | None]:
+    """What a judge says of the samples that have pictures and a text, asked at once; None of the others."""
+    both = [
+        (row, Question(images, text))
+        for row, (images, text) in enumerate(zip(pictures, texts, strict=True))
+        if images and text is not None
+    ]
+    scores = judge([question for _, question in both]) if both else ()
+    values = dict(zip([row for row, _ in both], scores, strict=True))
+    return [values.get(row) for row in range(len(pictures))]

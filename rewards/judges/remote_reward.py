@@ -1,0 +1,216 @@
+"""A reward that asks a server, so that a scorer may live in its own environment or on its own machine."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Literal, final
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic import ValidationError
+
+from mmgrpo.errors import ConfigError, DataError, RewardError
+from mmgrpo.serving.wire import Form, ScoreResponse, WireScope, check_values, packed, token_of
+from mmgrpo.system.bounded import Connection, SecureConnection, body_of
+from mmgrpo.types import Sample, Scope, Score
+
+logger = logging.getLogger(__name__)
+
+WhenDown = Literal["stop", "fail"]
+MAX_ANSWER_BYTES = 2**25
+"""What an answer may weigh; a value takes 20 bytes, an explanation seldom more than a few thousand."""
+
+_PASSING = {408, 429}  # statuses that another attempt may change, beside those of 500 and more
+
+
+@final
+class RemoteReward:
+    """Reward: what a server started by ``mmgrpo serve-rewards`` says.
+
+    Samples travel with their prompts, columns, texts, tokens and pictures, exactly, and the values come back exactly:
+    None stays None, and a sample that the server's reward failed on is a failure here. A request holds whole groups, at
+    most ``batch_size`` samples unless one group has more. A server that does not answer, is too busy or at fault (a
+    status of 500 or more) is asked ``retries`` times more, after ``backoff`` seconds, twice that, and so on. If that
+    does not help, ``when_down: stop`` ends the run with the cause, and ``when_down: fail`` counts the samples of that
+    request as failed, which leaves it to ``max_reward_failure_frac`` whether the run goes on. A request that the server
+    refuses ends the run at once. Every request has a connection of its own.
+
+    Example: ``{name: remote, url: "http://127.0.0.1:8000"}``.
+    Settings: ``url``, such as ``http://127.0.0.1:8000``; ``reward``, its label there, needed where there are several;
+    ``timeout`` in seconds, each, for connecting, for sending a request and for the whole of its answer, above the
+    server's ``--timeout-s`` so that the server says what is slow; ``token_variable``, the environment variable with the
+    bearer token; ``columns``, those that travel (all of them, if not given); ``form``, ``tensors`` (safetensors, large
+    and fast) or ``png`` (small and slow).
+    Range: that of the served reward.
+    Source: the project's own.
+    Traps: the token travels in the clear by ``http``. No proxy is used. Columns must be what JSON can hold, and tuples
+    arrive as lists. An answer of more than 32 MiB is refused.
+    """
+
+    concurrent = True
+
+    def __init__(
+        self,
+        url: str,
+        reward: str | None = None,
+        timeout: float = 120.0,
+        retries: int = 3,
+        backoff: float = 0.5,
+        token_variable: str | None = None,
+        batch_size: int = 64,
+        columns: Sequence[str] | None = None,
+        form: Form = "tensors",
+        when_down: WhenDown = "stop",
+    ) -> None:
+        self._url, address = url.rstrip("/"), _address(url)
+        if not timeout > 0 or retries < 0 or backoff < 0 or batch_size < 1:
+            raise ConfigError(
+                f"Remote needs timeout > 0, retries >= 0, backoff >= 0 and batch_size >= 1, "
+                f"got {timeout}, {retries}, {backoff} and {batch_size}"
+            )
+        if form not in ("tensors", "png") or when_down not in ("stop", "fail"):
+            raise ConfigError(f"Remote.form must be tensors or png and when_down stop or fail, got {form}, {when_down}")
+        if isinstance(columns, str):
+            raise ConfigError(f"Remote.columns must be a list of names, got {columns!r}")
+        token = token_of(token_variable)
+        self._https = address.scheme == "https"
+        self._host, self._port, self._path = address.hostname or "", address.port, address.path.rstrip("/")
+        self._reward = reward
+        self._timeout = timeout
+        self._retries = retries
+        self._backoff = backoff
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._batch_size = batch_size
+        self._columns = columns
+        self._form: Form = form
+        self._when_down = when_down
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        values: list[float | Score | None] = [None] * len(samples)
+        for rows in batches(samples, self._batch_size):
+            for row, value in zip(rows, self._asked([samples[row] for row in rows]), strict=True):
+                values[row] = value
+        return values
+
+    def _asked(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        try:
+            body, content_type = packed(samples, reward=self._reward, form=self._form, columns=self._columns)
+        except DataError as error:
+            raise RewardError(f"samples cannot travel to {self._url}: {error}") from error
+        try:
+            answer = self._answer(body, content_type)
+        except OSError as error:
+            raised = f"the reward server {self._url} did not answer in {self._retries + 1} attempts: {_cause(error)}"
+            if self._when_down == "stop":
+                raise RewardError(f"{raised}. Start it again, or let its samples fail by when_down: fail") from error
+            logger.warning("%s; %d samples count as failed", raised, len(samples))
+            return [math.nan] * len(samples)
+        return self._values(answer, len(samples))
+
+    def _answer(self, body: bytes, content_type: str) -> bytes:
+        """The server's answer, after as many attempts as it takes. Raises OSError if there is none."""
+        for attempt in range(self._retries + 1):
+            try:
+                return self._post(body, content_type)
+            except OSError as error:
+                if attempt == self._retries:
+                    raise
+                logger.info("reward server %s, attempt %d: %s", self._url, attempt + 1, _cause(error))
+                time.sleep(self._backoff * 2**attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _post(self, body: bytes, content_type: str) -> bytes:
+        connect = SecureConnection if self._https else Connection
+        connection = connect(self._host, self._port, timeout=self._timeout)
+        try:
+            headers = {"Content-Type": content_type, **self._headers}
+            with suppress(BrokenPipeError, ConnectionResetError):  # a server may refuse before it has read it all
+                connection.request("POST", f"{self._path}/score", body, headers)
+            response = connection.getresponse()
+            status, answer = response.status, body_of(response, MAX_ANSWER_BYTES)
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"{type(error).__name__}: {error}") from error
+        finally:
+            connection.close()
+        if answer is None:
+            raise RewardError(
+                f"the reward server {self._url} answered with more than {MAX_ANSWER_BYTES} bytes; if it is one, lower "
+                "batch_size, or let its reward explain less"
+            )
+        if status == http.client.OK:
+            return answer
+        if status in _PASSING or status >= 500:
+            raise ConnectionError(f"status {status}: {_detail(answer)}")
+        raise RewardError(f"the reward server {self._url} refused ({status}): {_detail(answer)}")
+
+    def _values(self, answer: bytes, num: int) -> list[float | Score | None]:
+        try:
+            check_values(answer)
+            response = ScoreResponse.model_validate_json(answer)
+        except DataError as error:
+            raise RewardError(f"the answer of the reward server {self._url} cannot be read: {error}") from error
+        except ValidationError as error:
+            raise RewardError(f"{self._url} is no reward server: {error.error_count()} errors in its answer") from error
+        explanations, scopes = response.explanations or [None] * num, response.scopes or [None] * num
+        if {len(response.values), len(explanations), len(scopes)} != {num} or not set(response.failed) <= set(
+            range(num)
+        ):
+            raise RewardError(f"the reward server {self._url} gave {len(response.values)} values for {num} samples")
+        if response.error is not None:
+            logger.warning("the reward at %s failed on %d samples: %s", self._url, num, response.error[:1000])
+        values = [math.nan if i in set(response.failed) else value for i, value in enumerate(response.values)]
+        try:
+            return [_scored(*fields) for fields in zip(values, explanations, scopes, strict=True)]
+        except DataError as error:
+            raise RewardError(f"the answer of the reward server {self._url} cannot be read: {error}") from error
+
+
+def _address(url: str) -> SplitResult:
+    """The parts of a server's address. Raises ConfigError for anything but scheme, host, port and path."""
+    with suppress(ValueError):  # of a port that is no number
+        address = urlsplit(url)
+        plain_address = address._replace(netloc=address.netloc.rpartition("@")[2], query="", fragment="")
+        if address == plain_address and address.scheme in ("http", "https") and address.hostname and address.port != 0:
+            return address
+    raise ConfigError(f"Remote.url must be such as http://127.0.0.1:8000, got {url!r}")
+
+
+def batches(samples: Sequence[Sample], size: int) -> Iterator[list[int]]:
+    """The rows of the samples in batches that keep groups whole, of at most ``size`` unless one group has more."""
+    groups: dict[int, list[int]] = {}
+    for row, sample in enumerate(samples):
+        groups.setdefault(sample.group, []).append(row)
+    batch: list[int] = []
+    for rows in groups.values():
+        if batch and len(batch) + len(rows) > size:
+            yield batch
+            batch = []
+        batch = batch + rows
+    if batch:
+        yield batch
+
+
+def _scored(
+    value: float | None, explanation: Mapping[str, object] | None, scopes: Sequence[WireScope] | None
+) -> float | Score | None:
+    if value is None or (explanation is None and scopes is None):
+        return value
+    parts = None if scopes is None else [Scope(s.start, s.end, math.nan if s.failed else s.value) for s in scopes]
+    return Score(value, explanation or {}, parts)
+
+
+def _detail(body: bytes) -> str:
+    """What a server says of an error: its JSON's ``error``, or the beginning of whatever it is."""
+    try:
+        return str(json.loads(body)["error"])[:1000]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return repr(body[:200])
+
+
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

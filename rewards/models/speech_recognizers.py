@@ -1,0 +1,77 @@
+"""Speech recognisers of transformers: sound in, words out.
+
+Axes: B sounds, N samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from mmgrpo.data.sounds import at_rate
+from mmgrpo.errors import RewardError
+from mmgrpo.types import Audio
+
+from .checkpoints import batches, freeze, load_once, resolve_device, resolve_dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecogniserSource:
+    """Which recogniser, and how it runs.
+
+    Attributes:
+        model: path or hub id: one with a CTC head (Wav2Vec2, HuBERT, Parakeet), or that writes (Whisper, Moonshine).
+        language: that a recogniser of several languages is told; None leaves it to find out.
+        device: None for the process's GPU, or the CPU.
+        dtype: of the model.
+        batch_size: sounds at a time; only those of one length run together, so that padding moves nothing.
+    """
+
+    model: str
+    language: str | None = None
+    device: str | None = None
+    dtype: str = "float32"
+    batch_size: int = 8
+
+    def __call__(self, sounds: Sequence[Audio]) -> list[str]:
+        """What is said in each, as the model writes it. Raises RewardError if the model cannot be loaded."""
+        device = resolve_device(self.device)
+        model, processor = load_once(_recogniser, self.model, device, resolve_dtype("recogniser", self.dtype))
+        rate = processor.feature_extractor.sampling_rate
+        values = [at_rate(sound, rate, mono=True).values[0].numpy() for sound in sounds]
+        order = sorted(range(len(values)), key=lambda i: len(values[i]))
+        transcripts = [""] * len(values)
+        for _, alike in groupby(order, key=lambda i: len(values[i])):
+            for rows in batches(list(alike), self.batch_size):
+                texts = self._said(model, processor, [values[i] for i in rows], rate)
+                for i, text in zip(rows, texts, strict=True):
+                    transcripts[i] = text
+        return transcripts
+
+    @torch.no_grad()
+    def _said(self, model: Any, processor: Any, values: Sequence[Any], rate: int) -> list[str]:
+        features = processor.feature_extractor(list(values), sampling_rate=rate, return_tensors="pt")
+        inputs = features.to(model.device, model.dtype)
+        if not model.can_generate():
+            return processor.batch_decode(model(**inputs).logits.argmax(-1))
+        options = {} if self.language is None else {"language": self.language}
+        ids = model.generate(**inputs, do_sample=False, num_beams=1, **options)
+        return processor.batch_decode(ids, skip_special_tokens=True)
+
+
+def _recogniser(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+    from transformers import AutoConfig, AutoModelForCTC, AutoModelForSpeechSeq2Seq, AutoProcessor
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CTC_MAPPING, MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
+
+    kind = type(AutoConfig.from_pretrained(name))
+    if kind in MODEL_FOR_CTC_MAPPING:
+        model = AutoModelForCTC.from_pretrained(name, dtype=dtype)
+    elif kind in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING:
+        model = AutoModelForSpeechSeq2Seq.from_pretrained(name, dtype=dtype)
+    else:
+        raise RewardError(f"{name!r} is no speech recogniser with a CTC head or a decoder: it is a {kind.__name__}")
+    return freeze(model, device), AutoProcessor.from_pretrained(name)

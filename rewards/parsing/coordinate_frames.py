@@ -1,0 +1,198 @@
+"""How the model and the data of a reward write coordinates: frames, layouts, and where a picture's sizes are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from mmgrpo.data.media import opened
+from mmgrpo.data.media_options import options_of, resized_size
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.types import Prompt
+
+from .boxes import NORMALISED, Box, CoordinateFrame, FrameName, Layout, Point, box_of
+from .coordinates import Stated, box_list, one_box
+from .extraction import one_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinates:
+    """What the setting ``coordinates`` of a reward declares; see "Coordinates" in ``docs/rewards.md``.
+
+    Attributes:
+        frame: frame of the coordinates that the model writes.
+        reference_frame: frame of those in the data.
+        layout: of the model's boxes.
+        reference_layout: of the data's boxes.
+        original_size: column with [width, height] of the picture, upright; else the prompt's only image says it.
+        resized_size: column with [width, height] of the picture that the model saw.
+        pixels: least and most pixels of the resized picture, to work out its size as Qwen-VL processors do; options
+            beside the image in the row (``max_pixels``, ``resized_height``, ...) override them.
+        factor: what both edges of the resized picture are a multiple of, for ``pixels``.
+    """
+
+    frame: FrameName = "resized"
+    reference_frame: FrameName = "original"
+    layout: Layout = "xyxy"
+    reference_layout: Layout = "xyxy"
+    original_size: str = "original_size"
+    resized_size: str = "resized_size"
+    pixels: Sequence[int] | None = None
+    factor: int = 28
+
+    def __post_init__(self) -> None:
+        one_of("coordinates.frame", self.frame, FrameName)
+        one_of("coordinates.reference_frame", self.reference_frame, FrameName)
+        one_of("coordinates.layout", self.layout, Layout)
+        one_of("coordinates.reference_layout", self.reference_layout, Layout)
+        if self.pixels is not None and (len(self.pixels) != 2 or not 0 < self.pixels[0] <= self.pixels[1]):
+            raise ConfigError(f"coordinates.pixels must be [least, most], got {self.pixels!r}")
+        if self.factor < 1:
+            raise ConfigError(f"coordinates.factor must be at least 1, got {self.factor}")
+
+    def of_model(self, prompt: Prompt) -> CoordinateFrame:
+        """The model's frame for one prompt."""
+        return self._frame(self.frame, prompt)
+
+    def of_reference(self, prompt: Prompt) -> CoordinateFrame:
+        """The data's frame for one prompt."""
+        return self._frame(self.reference_frame, prompt)
+
+    def boxes(self, prompt: Prompt, stated: Sequence[Stated], known: Sequence[Stated]) -> tuple[list[Box], list[Box]]:
+        """The boxes of an answer and those of its reference, all in the reference's frame.
+
+        Sizes are looked for only where something is to be converted.
+        """
+        target = self.of_reference(prompt) if known else self.of_model(prompt)
+        source = self.of_model(prompt) if stated else target
+        made = [box_of(one.numbers, self.layout, source).to(target) for one in stated]
+        return made, [box_of(one.numbers, self.reference_layout, target) for one in known]
+
+    def one_reference(self, value: Any) -> Stated | None:
+        """The box of a data row; None unless it holds exactly one, and one with an area, which an answer can overlap.
+
+        Args:
+            value: the column's value.
+
+        Returns:
+            The box.
+        """
+        return self.with_area(one_box(value))
+
+    def reference_list(self, value: Any) -> list[Stated] | None:
+        """The boxes of a data row; None for anything else, and where one of them has no area.
+
+        Args:
+            value: the column's value; an empty list or text of one: there are none.
+
+        Returns:
+            The boxes.
+        """
+        boxes = box_list(value)
+        return None if boxes is None or not all(map(self.with_area, boxes)) else boxes
+
+    def with_area(self, box: Stated | None) -> Stated | None:
+        """A box of the data; None for one without an area, such as one with swapped corners."""
+        frame = CoordinateFrame(self.reference_frame)
+        return None if box is None or box_of(box.numbers, self.reference_layout, frame).empty else box
+
+    def points(self, prompt: Prompt, stated: Sequence[tuple[float, float]]) -> list[Point]:
+        """The points of an answer in the reference's frame."""
+        if not stated:
+            return []
+        source, target = self.of_model(prompt), self.of_reference(prompt)
+        return [Point(*one, source).to(target) for one in stated]
+
+    def _frame(self, name: FrameName, prompt: Prompt) -> CoordinateFrame:
+        return CoordinateFrame(name) if self.frame == self.reference_frame else self.sized(name, prompt)
+
+    def sized(self, name: FrameName, prompt: Prompt) -> CoordinateFrame:
+        """A frame of one prompt's picture with its size, also where nothing is to be converted."""
+        if name in NORMALISED:
+            return CoordinateFrame(name, NORMALISED[name], NORMALISED[name])
+        width, height = self._original(prompt) if name == "original" else self._resized(prompt)
+        return CoordinateFrame(name, width, height)
+
+    def _original(self, prompt: Prompt) -> Sequence[float]:
+        stated = prompt.columns.get(self.original_size)
+        if stated is not None:
+            return _edges(self.original_size, stated)
+        images = list(prompt.images)
+        if len(images) != 1:
+            raise DataError(
+                f"the size of the original picture is needed: give a column '{self.original_size}' with "
+                f"[width, height]; the prompt has {len(images)} images, and only a single one says it by itself"
+            )
+        return opened(images[0]).size
+
+    def _resized(self, prompt: Prompt) -> Sequence[float]:
+        stated = prompt.columns.get(self.resized_size)
+        if stated is not None:
+            return _edges(self.resized_size, stated)
+        options = options_of(prompt, "image")
+        if len(options) == 1 and options[0]:
+            return self._resized_by(options[0], prompt)
+        if self.pixels is None:
+            raise DataError(self._unknown_size())
+        from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+
+        width, height = self._original(prompt)
+        least, most = self.pixels
+        rows, columns = smart_resize(int(height), int(width), self.factor, min_pixels=least, max_pixels=most)
+        return columns, rows
+
+    def _resized_by(self, options: Mapping[str, Any], prompt: Prompt) -> Sequence[float]:
+        """The size that the options beside the prompt's only image lead to; bounds that they leave open: ``pixels``."""
+        is_stated = "resized_height" in options or {"min_pixels", "max_pixels"} <= set(options)
+        if self.pixels is None and not is_stated:
+            raise DataError(self._unknown_size())
+        width, height = self._original(prompt)
+        least, most = self.pixels or (None, None)
+        try:
+            return resized_size((int(width), int(height)), options, factor=self.factor, least=least, most=most)
+        except (ValueError, AssertionError) as error:
+            raise DataError(f"the size of the picture that the model saw cannot be worked out: {error}") from error
+
+    def _unknown_size(self) -> str:
+        return (
+            f"the size of the picture that the model saw is needed: give a column '{self.resized_size}' with "
+            f"[width, height], or coordinates: {{pixels: [least, most]}} as the processor has them"
+        )
+
+
+Declared = str | Mapping[str, Any] | Coordinates
+"""Coordinates as a setting: the name of the model's frame, or the fields of ``Coordinates``."""
+
+
+def declared(owner: str, said: Declared) -> Coordinates:
+    """The coordinates that a reward's setting declares.
+
+    Args:
+        owner: class of the reward, for messages.
+        said: the setting.
+
+    Returns:
+        The coordinates.
+
+    Raises:
+        ConfigError: a field is unknown, or its value is not allowed.
+    """
+    if isinstance(said, Coordinates):
+        return said
+    given: dict[str, Any] = {"frame": said} if isinstance(said, str) else dict(said)
+    known = [field.name for field in fields(Coordinates)]
+    strange = sorted(set(map(str, given)) - set(known))
+    if strange:
+        raise ConfigError(f"{owner}.coordinates takes {', '.join(known)}; got {', '.join(strange)}")
+    try:
+        return Coordinates(**given)
+    except ConfigError as error:
+        raise ConfigError(f"{owner}.{error}") from None
+
+
+def _edges(column: str, value: Any) -> Sequence[float]:
+    pair = list(value) if isinstance(value, list | tuple) else []
+    if len(pair) != 2 or not all(isinstance(edge, int | float) and edge > 0 for edge in pair):
+        raise DataError(f"column '{column}' must be [width, height], both positive, got {value!r:.60}")
+    return pair

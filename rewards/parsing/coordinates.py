@@ -1,0 +1,193 @@
+"""Reads boxes, points and spans of time out of model text or of a data row, as bare numbers in no frame yet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .extraction import finite, json_values, label_key
+from .numerals import seconds
+
+MAX_COORDINATE = 1e6
+MAX_DEPTH = 32
+
+_BOX_KEYS = ("bbox_2d", "bbox", "box_2d", "box")
+_EDGE_KEYS = (("x1", "y1", "x2", "y2"), ("xmin", "ymin", "xmax", "ymax"), ("left", "top", "right", "bottom"))
+_POINT_KEYS = ("point_2d", "point", "coordinate", "position")
+_LABEL_KEYS = ("label", "labels", "category", "class")
+_SCORE_KEYS = ("score", "confidence")
+_PLAIN = re.compile(r"(?<![\w.])-?\d{1,12}(?:\.\d{1,12})?(?![\w])")
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """A box as it is written: four numbers, what it is said to hold, and how sure that is."""
+
+    numbers: tuple[float, float, float, float]
+    label: str | None = None
+    score: float | None = None
+
+
+def stated_boxes(source: Any) -> list[Stated]:
+    """The boxes in a text, or in the value of a data row, in order.
+
+    A box is a list of four numbers, two corners, an object that names its edges (``x1 y1 x2 y2``, ``xmin ymin xmax
+    ymax``, ``left top right bottom``), or an object with one of these as ``bbox_2d``, ``bbox``, ``box_2d`` or ``box``
+    and perhaps a ``label`` and a ``score``. Numbers may be texts. A text without brackets that states exactly four
+    numbers is one box. Numbers beyond ``MAX_COORDINATE`` are none.
+    """
+    values = json_values(source) if isinstance(source, str) else [source]
+    found = list(_boxes(values if isinstance(source, str) else source, _Named(), 0))
+    if found or not isinstance(source, str) or values:
+        return found
+    plain = [float(digits) for digits in _PLAIN.findall(source)]
+    four = _numbers(plain, 4)
+    return [] if four is None else [Stated((four[0], four[1], four[2], four[3]))]
+
+
+def one_box(value: Any) -> Stated | None:
+    """The box of a data row; None unless it holds exactly one."""
+    found = stated_boxes(value)
+    return found[0] if len(found) == 1 else None
+
+
+def box_list(value: Any) -> list[Stated] | None:
+    """The boxes of a data row; an empty list or text of one says that there are none, anything else is None."""
+    found = stated_boxes(value)
+    return found if found or value in ([], (), "[]") else None
+
+
+def points_in(text: str) -> list[tuple[float, float]]:
+    """The points in a text, in order: lists of two numbers, or objects with one; or exactly two bare numbers."""
+    values = json_values(text)
+    if values:
+        return list(_points(values, 0))
+    two = _numbers([float(digits) for digits in _PLAIN.findall(text)], 2)
+    return [] if two is None else [(two[0], two[1])]
+
+
+def spans_in(text: str) -> list[tuple[float, float]]:
+    """The spans of time in a text: lists of two numbers, objects with start and end; or exactly two stated times."""
+    found = [span for value in json_values(text) for span in _spans(value, 0)]
+    stated = [] if found else seconds(text)
+    return [(stated[0], stated[1])] if len(stated) == 2 else found
+
+
+def pair(value: Any) -> tuple[float, float] | None:
+    """Two numbers, as a list or as the start and end of an object; None for anything else."""
+    if isinstance(value, Mapping):
+        value = [value.get("start"), value.get("end")]
+    two = _numbers(value, 2)
+    return None if two is None else (two[0], two[1])
+
+
+def span_iou(span: tuple[float, float], other: tuple[float, float]) -> float:
+    """Intersection over union of two spans of time; 0 if either ends before it begins.
+
+    Args:
+        span: start and end.
+        other: start and end.
+
+    Returns:
+        0 to 1.
+    """
+    if span[1] <= span[0] or other[1] <= other[0]:
+        return 0.0
+    shared = max(min(span[1], other[1]) - max(span[0], other[0]), 0.0)
+    return shared / ((span[1] - span[0]) + (other[1] - other[0]) - shared)
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """The label and the score that stand beside a box, each perhaps a list for a list of boxes."""
+
+    label: Any = None
+    score: Any = None
+
+    def each(self, count: int) -> list[_Named]:
+        """What goes with each of as many boxes."""
+        lists = [
+            value if isinstance(value, list | tuple) and len(value) == count else [value] * count
+            for value in (self.label, self.score)
+        ]
+        return [_Named(*pair) for pair in zip(*lists, strict=True)]
+
+
+def _boxes(value: Any, named: _Named, depth: int) -> Iterator[Stated]:
+    if depth > MAX_DEPTH:
+        return
+    four = _four(value)
+    if four is not None:
+        yield Stated((four[0], four[1], four[2], four[3]), _label(named.label), finite(named.score))
+    elif isinstance(value, Mapping):
+        held = _held(value, _BOX_KEYS)
+        here = _Named(_held(value, _LABEL_KEYS), _held(value, _SCORE_KEYS))
+        for inner in value.values() if held is None else [held]:
+            yield from _boxes(inner, here, depth + 1)
+    elif isinstance(value, list | tuple):
+        joined = _corners_joined(value)
+        for inner, its in zip(joined, named.each(len(joined)), strict=True):
+            yield from _boxes(inner, its, depth + 1)
+
+
+def _held(value: Mapping[Any, Any], keys: tuple[str, ...]) -> Any:
+    return next((value[key] for key in keys if key in value), None)
+
+
+def _four(value: Any) -> list[float] | None:
+    """Four numbers, two corners, or an object that names its edges."""
+    if isinstance(value, Mapping):
+        return next((_numbers([value.get(key) for key in edges], 4) for edges in _EDGE_KEYS if edges[0] in value), None)
+    if isinstance(value, list | tuple) and len(value) == 2:
+        corners = [_numbers(corner, 2) for corner in value]
+        return [*corners[0], *corners[1]] if corners[0] is not None and corners[1] is not None else None
+    return _numbers(value, 4)
+
+
+def _corners_joined(values: list[Any] | tuple[Any, ...]) -> list[Any]:
+    """Corners that are written one after the other, ``(x1,y1),(x2,y2)``, as boxes; anything else as it is."""
+    if not values or len(values) % 2 or any(_numbers(value, 2) is None for value in values):
+        return list(values)
+    return [[values[i], values[i + 1]] for i in range(0, len(values), 2)]
+
+
+def _points(value: Any, depth: int) -> Iterator[tuple[float, float]]:
+    two = _numbers(value, 2)
+    if two is not None:
+        yield two[0], two[1]
+    elif isinstance(value, Mapping) and depth <= MAX_DEPTH:
+        held = _held(value, _POINT_KEYS)
+        if held is None and "x" in value and "y" in value:
+            held = [value["x"], value["y"]]
+        for inner in value.values() if held is None else [held]:
+            yield from _points(inner, depth + 1)
+    elif isinstance(value, list | tuple) and depth <= MAX_DEPTH:
+        for inner in value:
+            yield from _points(inner, depth + 1)
+
+
+def _spans(value: Any, depth: int) -> Iterator[tuple[float, float]]:
+    two = pair(value)
+    if two is not None:
+        yield two
+    elif isinstance(value, list | tuple | Mapping) and depth <= MAX_DEPTH:
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _spans(inner, depth + 1)
+
+
+def _numbers(value: Any, count: int) -> list[float] | None:
+    if not isinstance(value, list | tuple) or len(value) != count:
+        return None
+    found = [number for number in map(_number, value) if number is not None and abs(number) <= MAX_COORDINATE]
+    return found if len(found) == count else None
+
+
+def _number(value: Any) -> float | None:
+    """A number, or a text of nothing but one."""
+    return float(value) if isinstance(value, str) and _PLAIN.fullmatch(value.strip()) else finite(value)
+
+
+def _label(label: Any) -> str | None:
+    return label_key(str(label)) if isinstance(label, str | int) else None

@@ -1,0 +1,150 @@
+"""What a score rests on, in the keys that reports show: see "Explanations" in ``docs/rewards.md``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .boxes import Box, CoordinateFrame, Point
+
+MAX_CHARS = 200
+MAX_SHAPES = 30  # boxes or points of each side
+MASK_SIDE = 48  # cells along the longer side of a region
+
+Span = tuple[float, float]
+
+
+def excerpt(text: str | None) -> str | None:
+    """The text, or its beginning with an ellipsis."""
+    return text if text is None or len(text) <= MAX_CHARS else f"{text[: MAX_CHARS - 1]}\u2026"
+
+
+def compared(
+    parsed: str | float | None, reference: str | float | Sequence[str], reason: str | None = None
+) -> dict[str, Any]:
+    """What was read, what it was held against, and why it does not count, if it does not.
+
+    Args:
+        parsed: the answer as it was read; None for none.
+        reference: the right answer as it was read, or all that are right.
+        reason: in a few words.
+
+    Returns:
+        ``parsed``, ``reference`` and, if there is one, ``reason``.
+    """
+    known = reference if isinstance(reference, str | int | float) else " or ".join(reference)
+    said = {"parsed": _short(parsed), "reference": _short(known)}
+    return said if reason is None else said | {"reason": reason}
+
+
+def mistaken(said: str, reference: str, rate: float) -> dict[str, Any]:
+    """A transcript, what was said, and how many errors a unit of that has."""
+    return compared(said, reference, f"error rate {rate:.2f}")
+
+
+def rounded(parts: Mapping[str, float]) -> dict[str, float]:
+    """The parts that a score is made of, to four decimals."""
+    return {name: round(part, 4) for name, part in parts.items()}
+
+
+def parts(numbers: Mapping[str, float]) -> dict[str, Any]:
+    """The numbers that a score is made of, under the key ``parts``; NaN and infinity are left out."""
+    return {"parts": rounded({name: number for name, number in numbers.items() if math.isfinite(number)})}
+
+
+def too_many(count: int, most: int) -> dict[str, Any]:
+    """Said of an answer with more boxes than may be: none of them is drawn."""
+    return {"boxes": [], "num_boxes": count, "reason": f"{count} boxes, more than {most}"}
+
+
+def drawn_boxes(
+    stated: Sequence[Box],
+    wanted: Sequence[Box],
+    *,
+    labels: Sequence[str | None] = (),
+    pairs: Sequence[tuple[int, int, float]] = (),
+) -> dict[str, Any]:
+    """Boxes of one frame with it; which stated box goes with which reference, and how much they overlap.
+
+    Args:
+        stated: what the answer says.
+        wanted: the references.
+        labels: of the stated boxes, if they have any.
+        pairs: (index in stated, index in wanted, overlap) of what was matched.
+
+    Returns:
+        ``boxes``, ``space`` and, if there are any, ``pairs``; boxes beyond ``MAX_SHAPES`` are left out, and counted in
+        ``num_boxes``.
+    """
+    named = [*labels, *[None] * (len(stated) - len(labels))]
+    boxes = [_box(box, "stated", label) for box, label in list(zip(stated, named, strict=True))[:MAX_SHAPES]]
+    boxes += [_box(box, "reference", None) for box in wanted[:MAX_SHAPES]]
+    drawn: dict[str, Any] = {"boxes": boxes, "space": _frame((*wanted, *stated)[0].frame)} if boxes else {"boxes": []}
+    kept = [(s, w, overlap) for s, w, overlap in pairs if max(s, w) < MAX_SHAPES]
+    drawn |= {"num_boxes": len(stated)} if len(stated) > MAX_SHAPES else {}
+    return drawn | ({"pairs": [[s, w, round(overlap, 4)] for s, w, overlap in kept]} if kept else {})
+
+
+def drawn_points(stated: Sequence[Point], wanted: Box) -> dict[str, Any]:
+    """Points and the box that they should lie in, all of one frame."""
+    points = [{"point": _rounded(point.x, point.y), "role": "stated"} for point in stated[:MAX_SHAPES]]
+    return {"points": points, "boxes": [_box(wanted, "reference", None)], "space": _frame(wanted.frame)}
+
+
+def drawn_paths(stated: Sequence[Point], wanted: Sequence[Point]) -> dict[str, Any]:
+    """The points of two paths, all of one frame; those beyond ``MAX_SHAPES`` of each are left out."""
+    sides = [("stated", point) for point in stated[:MAX_SHAPES]] + [("reference", one) for one in wanted[:MAX_SHAPES]]
+    points = [{"point": _rounded(point.x, point.y), "role": role} for role, point in sides]
+    return {"points": points, "space": _frame(wanted[0].frame)}
+
+
+def drawn_mask(grid_HW: np.ndarray, around: Box, role: str) -> dict[str, Any]:
+    """A region, coarsely: the cells of a grid over a box, as runs down the columns, of 0 and 1 in turn.
+
+    Args:
+        grid_HW: bool, which cells it covers.
+        around: what the grid is laid over.
+        role: ``stated`` or ``reference``.
+
+    Returns:
+        An entry of ``masks``.
+    """
+    height, width = (min(side, MASK_SIDE) for side in grid_HW.shape)
+    rows, columns = (
+        ((np.arange(n) + 0.5) * side / n).astype(int) for n, side in zip((height, width), grid_HW.shape, strict=True)
+    )
+    cells = grid_HW[rows][:, columns].T.reshape(-1)
+    edges = np.flatnonzero(np.diff(cells)) + 1
+    counts = np.diff(edges, prepend=0, append=len(cells)).tolist()
+    return _box(around, role, None) | {"size": [height, width], "counts": [0, *counts] if cells[0] else counts}
+
+
+def drawn_masks(masks: Sequence[Mapping[str, Any]], frame: CoordinateFrame) -> dict[str, Any]:
+    """Regions of one frame with it."""
+    return {"masks": [dict(mask) for mask in masks], "space": _frame(frame)}
+
+
+def drawn_spans(stated: Sequence[Span], wanted: Span) -> dict[str, Any]:
+    """Spans of time: those of the answer and the reference's."""
+    spans = [{"span": _rounded(*span), "role": "stated"} for span in stated[:MAX_SHAPES]]
+    return {"spans": [*spans, {"span": _rounded(*wanted), "role": "reference"}]}
+
+
+def _short(value: str | float | None) -> str | float | None:
+    return excerpt(value) if isinstance(value, str) else value
+
+
+def _box(box: Box, role: str, label: str | None) -> dict[str, Any]:
+    corners = {"box": _rounded(box.left, box.top, box.right, box.bottom), "role": role}
+    return corners if label is None else corners | {"label": excerpt(label)}
+
+
+def _frame(frame: CoordinateFrame) -> dict[str, Any]:
+    return {"name": frame.name, "width": frame.width, "height": frame.height}
+
+
+def _rounded(*numbers: float) -> list[float]:
+    return [round(number, 3) for number in numbers]

@@ -1,0 +1,201 @@
+"""Regions of a picture: polygons and COCO's run-length masks, read out of text or a data row and painted on a grid.
+
+A pixel belongs to a region if its centre does. Grids are (H, W) arrays of bool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from .coordinates import MAX_COORDINATE, Stated, stated_boxes
+from .extraction import finite, json_values
+
+MAX_PIXELS = 4096 * 4096
+MAX_CORNERS = 2_000
+MAX_SHAPES = 100
+MAX_DEPTH = 16
+
+_SHAPE_KEYS = ("segmentation", "polygons", "polygon", "mask", "points", "rle")
+
+
+@dataclass(frozen=True, slots=True)
+class Polygon:
+    """A closed outline, in no frame yet; where it crosses itself, inside is what an odd number of turns encloses."""
+
+    corners: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RegionMask:
+    """A mask of a whole picture.
+
+    Attributes:
+        grid_HW: bool, which pixels it covers.
+    """
+
+    grid_HW: np.ndarray
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height)."""
+        return self.grid_HW.shape[1], self.grid_HW.shape[0]
+
+
+Shape = Polygon | RegionMask | Stated
+
+
+def shapes_in(source: Any) -> list[Shape] | None:
+    """The regions in a text, or in the value of a data row; None if they are too many or too large.
+
+    A polygon is a list of at least three points ``[x, y]`` or a flat list of at least six numbers; a mask is an object
+    with ``size`` and ``counts``, or a picture whose pixels are not 0; anything else that states boxes is boxes. At most
+    ``MAX_SHAPES`` of them, and ``MAX_PIXELS`` in all masks together.
+    """
+    if isinstance(source, Image.Image):
+        return [RegionMask(_covered(source))] if source.width * source.height <= MAX_PIXELS else []
+    values = json_values(source) if isinstance(source, str) else [source]
+    if isinstance(source, str) and not values:
+        return list(stated_boxes(source))
+    found: list[Shape] = []
+    pixels = 0
+    for shape in _shapes(values, 0):
+        found.append(shape)
+        pixels += shape.grid_HW.size if isinstance(shape, RegionMask) else 0
+        if len(found) > MAX_SHAPES or pixels > MAX_PIXELS:
+            return None
+    return found
+
+
+def _covered(picture: Image.Image) -> np.ndarray:
+    """Bool (H, W): pixels that are not 0; of more than 8 bits as they are, so that a small instance id stays one."""
+    is_deep = picture.mode == "F" or picture.mode.startswith("I")
+    return np.asarray(picture if is_deep else picture.convert("L")) != 0
+
+
+def decoded(size: Any, counts: Any) -> np.ndarray | None:
+    """A run-length mask as COCO writes it: runs down the columns, of 0 and 1 in turn, from 0 on.
+
+    Args:
+        size: [height, width], at most ``MAX_PIXELS`` pixels.
+        counts: the lengths of the runs, as numbers or in COCO's compressed text.
+
+    Returns:
+        The (H, W) grid; None if the runs do not fill the picture or are malformed.
+
+    Source: pycocotools, maskApi.c, rleDecode and rleFrString.
+    """
+    height, width = _edges(size)
+    runs = _runs(counts) if height * width else None
+    if runs is None or len(runs) > height * width + 1 or min(runs, default=-1) < 0 or sum(runs) != height * width:
+        return None
+    values = np.arange(len(runs)) % 2 == 1
+    return np.repeat(values, runs).reshape(width, height).T
+
+
+def painted(corners: Sequence[tuple[float, float]], width: int, height: int) -> np.ndarray:
+    """(height, width) bool: the pixels whose centres lie in a polygon, by the even-odd rule.
+
+    Args:
+        corners: in pixels of the grid, from its upper left corner; they may lie outside.
+        width: columns of the grid.
+        height: rows of the grid.
+
+    Returns:
+        The grid.
+    """
+    turns_HW = np.zeros((height, width + 1), dtype=bool)
+    for (x0, y0), (x1, y1) in zip(corners, [*corners[1:], corners[0]], strict=True):
+        low, high = min(y0, y1), max(y0, y1)
+        rows = np.arange(_first_centre(low, height), _first_centre(high, height))
+        if len(rows):
+            crossing = x0 + (rows + 0.5 - y0) * ((x1 - x0) / (y1 - y0))
+            turns_HW[rows, np.clip(np.ceil(crossing - 0.5), 0, width).astype(int)] ^= True
+    return np.logical_xor.accumulate(turns_HW[:, :-1], axis=1)
+
+
+def _first_centre(edge: float, count: int) -> int:
+    """The first row whose centre does not lie above an edge."""
+    return int(np.clip(np.ceil(edge - 0.5), 0, count))
+
+
+def _shapes(value: Any, depth: int) -> Iterator[Shape]:
+    if depth > MAX_DEPTH:
+        return
+    corners = _corners(value)
+    if corners is not None:
+        yield Polygon(corners)
+    elif isinstance(value, Mapping) and "counts" in value and "size" in value:
+        grid_HW = decoded(value["size"], value["counts"])
+        if grid_HW is not None:
+            yield RegionMask(grid_HW)
+    elif isinstance(value, Mapping):
+        held = next((value[key] for key in _SHAPE_KEYS if value.get(key) is not None), None)
+        boxes = stated_boxes(value) if held is None else []
+        yield from boxes
+        for inner in [] if boxes else value.values() if held is None else [held]:
+            yield from _shapes(inner, depth + 1)
+    elif isinstance(value, list | tuple):
+        boxes = stated_boxes(value) if all(finite(one) is not None for one in value) or _two_corners(value) else []
+        yield from boxes
+        for inner in [] if boxes else value:
+            yield from _shapes(inner, depth + 1)
+
+
+def _corners(value: Any) -> tuple[tuple[float, float], ...] | None:
+    """The corners of a polygon: at least three points, or at least six numbers, x and y in turn."""
+    if not isinstance(value, list | tuple) or not 3 <= len(value) <= 2 * MAX_CORNERS:
+        return None
+    flat = [number for one in value for number in (one if isinstance(one, list | tuple) else [one])]
+    pairs = all(isinstance(one, list | tuple) and len(one) == 2 for one in value)
+    bare = len(value) >= 6 and len(value) % 2 == 0 and not any(isinstance(one, list | tuple) for one in value)
+    numbers = [number for number in map(finite, flat) if number is not None and abs(number) <= MAX_COORDINATE]
+    if not (pairs or bare) or len(numbers) != len(flat) or len(numbers) > 2 * MAX_CORNERS:
+        return None
+    return tuple(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def _two_corners(value: Sequence[Any]) -> bool:
+    return len(value) == 2 and all(isinstance(one, list | tuple) and len(one) == 2 for one in value)
+
+
+def _edges(size: Any) -> tuple[int, int]:
+    """Height and width; 0 and 0 if they are none or too large."""
+    edges = list(size) if isinstance(size, list | tuple) and len(size) == 2 else []
+    whole = [edge for edge in edges if isinstance(edge, int) and not isinstance(edge, bool) and 0 < edge <= MAX_PIXELS]
+    return (whole[0], whole[1]) if len(whole) == 2 and whole[0] * whole[1] <= MAX_PIXELS else (0, 0)
+
+
+def _runs(counts: Any) -> list[int] | None:
+    if isinstance(counts, bytes):
+        return _uncompressed(counts)
+    if isinstance(counts, str):
+        return _uncompressed(counts.encode("ascii", "replace"))
+    if not isinstance(counts, list | tuple):
+        return None
+    runs = [one for one in counts if isinstance(one, int) and not isinstance(one, bool) and 0 <= one <= MAX_PIXELS]
+    return runs if len(runs) == len(counts) else None
+
+
+def _uncompressed(counts: bytes) -> list[int] | None:
+    """Five bits a character, lowest first, with a sign; from the fourth run on, the difference from two runs before."""
+    runs: list[int] = []
+    value, shift = 0, 0
+    for code in counts:
+        bits = code - 48
+        if not 0 <= bits < 64 or shift > 30:
+            return None
+        value |= (bits & 31) << shift
+        shift += 5
+        if bits & 32:
+            continue
+        value -= (1 << shift) if bits & 16 else 0
+        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+        value, shift = 0, 0
+        if not 0 <= runs[-1] <= MAX_PIXELS:
+            return None
+    return None if shift else runs

@@ -1,0 +1,120 @@
+"""Reward for questions about charts: numbers within a tolerance, anything else exact."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.types import Sample, Score
+
+from ..parsing.explanations import compared
+from ..parsing.extraction import Extract, extracted, normalised, one_of, place_of
+from ..parsing.reference_values import error_of, graded, texts
+
+Percent = Literal["divide", "either"]
+
+_NUMBER = re.compile(
+    r"(?P<sign>[-+]?)[$\u20ac\u00a3\u00a5]?\s?"
+    r"(?P<digits>\d{1,3}(?:(?P<part>[,' \u2019])\d{3})(?:(?P=part)\d{3}){0,6}|\d{1,40})?"
+    r"(?P<decimals>\.\d{0,40})?(?:e(?P<power>[-+]?\d{1,3}))?\s?(?P<percent>%|percent)?"
+)
+
+
+@final
+class ChartAnswer:
+    """Reward: relaxed accuracy, 1 if the answer is the reference's number within 5 %, or its very text; else 0.
+
+    Right where |answer - reference| <= ``relative`` * |reference|, if both are numbers as a whole: a sign, a currency,
+    digits with thousands separators (``1,234``, ``1 234``, ``1'234``), decimals, an exponent, a percent sign. Else the
+    texts must be equal, without regard to case, white space, quotes around them and a full stop at the end. The
+    reference, in ``column``, is a number or text, or a list of accepted ones.
+
+    A percent sign divides by 100; with ``percent: either`` 45% is right for 45 as well as for 0.45. With
+    ``exact_years`` whole numbers from 1000 to 2100, as both are written, must be equal.
+
+    Settings: ``extract`` as in ``exact_match``.
+    Range: 0 or 1.
+    Source: Masry et al. 2022 (ChartQA), arXiv:2203.10244, sec. 5.1; pix2struct, metrics.py, relaxed_correctness.
+    Deviation: separators and currencies are read; a reference of 0 asks for a 0, in whatever notation.
+    Traps: 5 % of a year are a hundred years: 1950 is right for 2010 unless ``exact_years``. ChartQA's references often
+    lack the percent sign that a model writes: then ``either``. The answer must be the number alone, without a sentence
+    around it: take it out of tags, or use ``number``.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        relative: float = 0.05,
+        percent: Percent = "divide",
+        exact_years: bool = False,
+        extract: Extract = "none",
+    ) -> None:
+        if not 0 <= relative < 1:
+            raise ConfigError(f"ChartAnswer.relative must lie in [0, 1), got {relative}")
+        self.column = column
+        self._relative = relative
+        self._percent: Percent = one_of("ChartAnswer.percent", percent, Percent)
+        self._exact_years = exact_years
+        self._extract: Extract = place_of("ChartAnswer.extract", extract)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return graded("chart_answer", samples, self.column, texts, self._score)
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, texts, "a text, a number, or a list of them")
+
+    def _score(self, text: str, accepted: list[str]) -> Score:
+        answer = _plain(extracted(text, self._extract) or "")
+        right = answer is not None and any(self._right(answer, _plain(reference)) for reference in accepted)
+        return Score(float(right), compared(answer or None, accepted))
+
+    def _right(self, answer: str, wanted: str | None) -> bool:
+        if wanted is None or not answer:
+            return False
+        stated, reference = _amount(answer), _amount(wanted)
+        if stated is None or reference is None or (self._exact_years and stated.year and reference.year):
+            return answer == wanted
+        return any(
+            abs(value - reference_value) <= self._relative * abs(reference_value) + 1e-12 * abs(reference_value)
+            for value in self._readings(stated)
+            for reference_value in self._readings(reference)
+        )
+
+    def _readings(self, amount: _Amount) -> list[float]:
+        """The numbers that it may mean."""
+        if not amount.percent:
+            return [amount.value]
+        return [amount.value / 100] if self._percent == "divide" else [amount.value / 100, amount.value]
+
+
+@dataclass(frozen=True, slots=True)
+class _Amount:
+    """A number as it is written."""
+
+    value: float
+    percent: bool
+    year: bool
+
+
+def _plain(text: str) -> str | None:
+    """Normalised, without quotes around it and a full stop at its end; None if it is too long."""
+    plain = normalised(text)
+    if plain is None:
+        return None
+    plain = plain.removesuffix(".").strip()
+    quoted = len(plain) >= 2 and plain[0] == plain[-1] and plain[0] in "\"'"
+    return plain[1:-1].strip() if quoted else plain
+
+
+def _amount(plain: str) -> _Amount | None:
+    match = _NUMBER.fullmatch(plain.replace("\u2212", "-")) if len(plain) <= 120 else None
+    if match is None or not (match["digits"] or (match["decimals"] or "").strip(".")):
+        return None
+    digits = re.sub(r"\D", "", match["digits"] or "") or "0"
+    value = float(f"{match['sign']}{digits}{match['decimals'] or ''}e{match['power'] or 0}")
+    bare = plain.isdecimal() and 1000 <= value <= 2100
+    return None if value in (float("inf"), float("-inf")) else _Amount(value, match["percent"] is not None, bare)

@@ -1,0 +1,95 @@
+"""A reward for structured answers: lists, grids and objects compared by what they hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, final
+
+from mmgrpo.types import Sample, Score
+
+from ..parsing.explanations import compared
+from ..parsing.extraction import Extract, extracted, finite, json_values, one_of, place_of
+from ..parsing.reference_values import error_of, graded
+
+Part = Literal["all", "cells"]
+
+
+@final
+class ValueMatch:
+    """Reward: 1 if the list or object that the answer states is the reference's, else 0; or the share of equal cells.
+
+    Read is the last JSON array or object of the answer, or one in Python's notation. Numbers are equal by value, texts
+    without white space at their ends, and ``"true"`` is true. Of objects ``keys`` names the item that counts, the first
+    that there is; without one of them the whole does. With ``score: cells`` it is the share of the reference's numbers,
+    texts and so on that stand in the same place of the answer. The reference, in ``column``, is a list, an object or
+    either as text.
+
+    Settings: ``extract`` as in ``exact_match``; ``ignore_case`` of texts.
+    Range: 0 to 1.
+    Source: the verifiers of Guru (arXiv:2506.14965) and its code, for ARC's grids, zebra puzzles and Code I/O.
+    Traps: with ``cells`` a grid of the commonest value scores well; an answer of another shape has cells in common
+    with the reference as far as their places agree.
+    """
+
+    deterministic = True
+
+    def __init__(
+        self,
+        column: str = "answer",
+        extract: Extract = "none",
+        score: Part = "all",
+        keys: Sequence[str] = (),
+        ignore_case: bool = False,
+    ) -> None:
+        self.column = column
+        self._extract: Extract = place_of("ValueMatch.extract", extract)
+        self._part: Part = one_of("ValueMatch.score", score, Part)
+        self._keys = (keys,) if isinstance(keys, str) else tuple(keys)
+        self._ignore_case = ignore_case
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return graded("value_match", samples, self.column, self._reference, self._score)
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, self._reference, "a list or an object with cells, as JSON or as data")
+
+    def _reference(self, value: Any) -> dict[tuple[Any, ...], Any] | None:
+        values = json_values(value) if isinstance(value, str) else [value]
+        return self._cells(values[-1]) or None if values and isinstance(values[-1], list | Mapping) else None
+
+    def _score(self, text: str, wanted: dict[tuple[Any, ...], Any]) -> Score:
+        values = json_values(extracted(text, self._extract) or "")
+        stated = self._cells(values[-1]) if values else {}
+        equal = sum(path in stated and stated[path] == cell for path, cell in wanted.items())
+        value = equal / len(wanted) if self._part == "cells" else float(stated == wanted)
+        parsed = json.dumps(values[-1], ensure_ascii=False) if values else None
+        return Score(value, compared(parsed, f"{len(wanted)} cells", f"{equal} of {len(wanted)} cells are right"))
+
+    def _cells(self, value: Any) -> dict[tuple[Any, ...], Any]:
+        if isinstance(value, Mapping):
+            value = next((value[key] for key in self._keys if key in value), value)
+        return dict(_leaves(value, (), self._ignore_case))
+
+
+def _leaves(value: Any, path: tuple[Any, ...], ignore_case: bool) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Every cell by its place; an empty list or object is a cell."""
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    inner = list(items)
+    for key, item in inner:
+        yield from _leaves(item, (*path, key), ignore_case)
+    if not inner:
+        yield path, _plain(value, ignore_case)
+
+
+def _plain(value: Any, ignore_case: bool) -> Any:
+    """A cell as it is compared, with its kind: 1 is not true, and "1" is no number."""
+    if isinstance(value, str):
+        text = value.strip()
+        truth = {"true": True, "false": False}.get(text.lower())
+        return ("truth", truth) if truth is not None else ("text", text.casefold() if ignore_case else text)
+    if isinstance(value, bool):
+        return "truth", value
+    number = finite(value)
+    return (type(value).__name__,) if number is None else ("number", number)
