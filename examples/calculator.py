@@ -53,15 +53,15 @@ def examples(called: float = 0.25, seed: int = 0) -> list[Example]:
         raise DataError(f"the share of called products must lie in [0, 1], got {called}")
     pairs = _pairs()[0]
     by_call = set(Random(seed).sample(range(len(pairs)), round(called * len(pairs))))
-    found = []
+    demonstrations = []
     for i, (a, b) in enumerate(pairs):
         prompt, result = _prompt(a, b), str(a * b)
         if i not in by_call:
-            found.append(Example(prompt, result))
+            demonstrations.append(Example(prompt, result))
             continue
-        found.append(Example(prompt, _call(a, b)))
-        found.append(Example(Prompt(f"{prompt.text}{_call(a, b)}{END}{result}"), result))
-    return found
+        demonstrations.append(Example(prompt, _call(a, b)))
+        demonstrations.append(Example(Prompt(f"{prompt.text}{_call(a, b)}{END}{result}"), result))
+    return demonstrations
 
 
 def right(samples: Sequence[Sample]) -> list[float]:
@@ -75,8 +75,8 @@ def called(samples: Sequence[Sample]) -> list[float]:
 
 
 def _call(a: int, b: int) -> str:
-    before, between, behind = CALL_PIECES
-    return f"{before}{a}{between}{b}{behind}"
+    before, between, after = CALL_PIECES
+    return f"{before}{a}{between}{b}{after}"
 
 
 @lru_cache(maxsize=1)

@@ -97,15 +97,15 @@ def mislabelled_examples(fraction: float = 0.45, seed: int = 0) -> list[Example]
     split = load_split()
     N = len(split.train)
     rng = np.random.RandomState(seed)  # the legacy generator: its stream is frozen across numpy versions
-    said = split.train_labels.copy()
+    caption_digits = split.train_labels.copy()
     redrawn = rng.permutation(N)[: round(fraction * N)]
-    said[redrawn] = rng.randint(0, 10, size=len(redrawn))
+    caption_digits[redrawn] = rng.randint(0, 10, size=len(redrawn))
     return [
         Example(
             prompt=Prompt(caption(int(digit)), columns={"digit": int(digit), "true_digit": int(label)}),
             image=to_image(pixels),
         )
-        for pixels, digit, label in zip(split.train, said, split.train_labels, strict=True)
+        for pixels, digit, label in zip(split.train, caption_digits, split.train_labels, strict=True)
     ]
 
 
@@ -136,12 +136,12 @@ def misread_digits(fraction: float = 0.5, untagged: float = 0.3, seed: int = 0) 
     rng = np.random.RandomState(seed)  # the legacy generator: its stream is frozen across numpy versions
     misread = set(rng.permutation(N)[: round(fraction * N)].tolist())
     bare = set(rng.permutation(N)[: round(untagged * N)].tolist())
-    said = [
+    answer_digits = [
         str(PARTNER[int(q.columns["answer"])] if i in misread else q.columns["answer"]) for i, q in enumerate(questions)
     ]
     return [
         Example(prompt=question, text=digit if i in bare else f"<answer>{digit}</answer>")
-        for i, (question, digit) in enumerate(zip(questions, said, strict=True))
+        for i, (question, digit) in enumerate(zip(questions, answer_digits, strict=True))
     ]
 
 
@@ -254,7 +254,7 @@ class Recall:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
         real = _flat(load_split().held_out)
-        return _same_for_all(samples, lambda made, _: coverage(real, made, self._neighbours))
+        return _same_for_all(samples, lambda generated, _: coverage(real, generated, self._neighbours))
 
 
 @final
@@ -273,7 +273,7 @@ class Precision:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
         real = _flat(load_split().held_out)
-        return _same_for_all(samples, lambda made, _: coverage(made, real, self._neighbours))
+        return _same_for_all(samples, lambda generated, _: coverage(generated, real, self._neighbours))
 
 
 @final
@@ -294,13 +294,13 @@ class StrokeSpread:
 
 
 def _agreement(classifier: _Classifier, samples: Sequence[Sample]) -> list[float | None]:
-    rows = [i for i, sample in enumerate(samples) if sample.image is not None and asked_digit(sample) is not None]
+    rows = [i for i, sample in enumerate(samples) if sample.image is not None and requested_digit(sample) is not None]
     values: list[float | None] = [None] * len(samples)
     if not rows:
         return values
     read_N = classifier.predict(_stack([samples[i] for i in rows]))
     for i, read in zip(rows, read_N, strict=True):
-        values[i] = float(read == asked_digit(samples[i]))
+        values[i] = float(read == requested_digit(samples[i]))
     return values
 
 
@@ -308,29 +308,29 @@ def _same_for_all(
     samples: Sequence[Sample], measure: Callable[[Pixels, list[int | None]], float | None], *, needs_digit: bool = False
 ) -> list[float | None]:
     """One number of the whole set, given to each of its samples."""
-    counts = [s.image is not None and not (needs_digit and asked_digit(s) is None) for s in samples]
+    counts = [s.image is not None and not (needs_digit and requested_digit(s) is None) for s in samples]
     chosen = [sample for sample, counted in zip(samples, counts, strict=True) if counted]
-    value = measure(_stack(chosen), [asked_digit(sample) for sample in chosen]) if chosen else None
+    value = measure(_stack(chosen), [requested_digit(sample) for sample in chosen]) if chosen else None
     return [value if counted else None for counted in counts]
 
 
-def _relative_spread(made: Pixels, digits: list[int | None]) -> float | None:
+def _relative_spread(generated: Pixels, digits: list[int | None]) -> float | None:
     split = load_split()
-    asked = np.array(digits)
-    classes = [k for k in range(10) if (asked == k).sum() >= 2]
+    digit_N = np.array(digits)
+    classes = [k for k in range(10) if (digit_N == k).sum() >= 2]
     if not classes:
         return None
     real = _flat(split.held_out)
-    made_K = [pdist(made[asked == k]).mean() for k in classes]
+    generated_K = [pdist(generated[digit_N == k]).mean() for k in classes]
     real_K = [pdist(real[split.held_out_labels == k]).mean() for k in classes]
-    return float(np.mean(made_K) / np.mean(real_K))
+    return float(np.mean(generated_K) / np.mean(real_K))
 
 
 def _question(pixels: Pixels, label: np.int64) -> Prompt:
     return Prompt(QUESTION, images=[to_image(pixels)], columns={"answer": str(label)})
 
 
-def asked_digit(sample: Sample) -> int | None:
+def requested_digit(sample: Sample) -> int | None:
     """The column ``digit`` of its prompt; None if it has none. Raises DataError for anything but 0 to 9."""
     digit = sample.prompt.columns.get("digit")
     if digit is None:

@@ -45,7 +45,7 @@ EDITS: Mapping[str, Callable[[Pixels], Pixels]] = {
 
 def edit_prompts() -> list[Prompt]:
     """Each training digit with each instruction; the columns are ``edit``, the instruction, and ``digit``."""
-    return [_asked(*row) for row in _rows(load_split().train, load_split().train_labels)]
+    return [_edit_prompt(*row) for row in _rows(load_split().train, load_split().train_labels)]
 
 
 def held_out_edit_prompts(per_edit: int = 90) -> list[Prompt]:
@@ -58,7 +58,7 @@ def held_out_edit_prompts(per_edit: int = 90) -> list[Prompt]:
         raise DataError(f"per_edit must be from 1 to {len(split.held_out) // len(EDITS)}, got {per_edit}")
     names = list(EDITS)
     sources = zip(split.held_out[:wanted], split.held_out_labels[:wanted], strict=True)
-    return [_asked(source, digit, names[n % len(names)]) for n, (source, digit) in enumerate(sources)]
+    return [_edit_prompt(source, digit, names[n % len(names)]) for n, (source, digit) in enumerate(sources)]
 
 
 def misinstructed_edits(fraction: float = 0.5, seed: int = 0) -> list[Example]:
@@ -72,12 +72,12 @@ def misinstructed_edits(fraction: float = 0.5, seed: int = 0) -> list[Example]:
         raise DataError(f"fraction of redrawn instructions must lie in [0, 1], got {fraction}")
     rows, names = _rows(load_split().train, load_split().train_labels), list(EDITS)
     rng = np.random.RandomState(seed)  # the legacy generator: its stream is frozen across numpy versions
-    said = [edit for _, _, edit in rows]
+    instructions = [edit for _, _, edit in rows]
     for row in rng.permutation(len(rows))[: round(fraction * len(rows))]:
-        said[row] = names[rng.randint(len(names))]
+        instructions[row] = names[rng.randint(len(names))]
     return [
-        Example(prompt=_asked(source, digit, told), image=to_image(EDITS[edit](source)))
-        for (source, digit, edit), told in zip(rows, said, strict=True)
+        Example(prompt=_edit_prompt(source, digit, instruction), image=to_image(EDITS[edit](source)))
+        for (source, digit, edit), instruction in zip(rows, instructions, strict=True)
     ]
 
 
@@ -99,9 +99,9 @@ class EditVerifier:
         self._tolerance = tolerance
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        return [self._judged(sample) for sample in samples]
+        return [self._score(sample) for sample in samples]
 
-    def _judged(self, sample: Sample) -> float | None:
+    def _score(self, sample: Sample) -> float | None:
         edit, distances = sample.prompt.columns.get("edit"), _distances(sample)
         if edit is None or distances is None:
             return None
@@ -124,9 +124,9 @@ class HeldOutEditJudge:
         self._readers = {edit: _reader(edit) for edit in EDITS}
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        return [self._judged(sample) for sample in samples]
+        return [self._score(sample) for sample in samples]
 
-    def _judged(self, sample: Sample) -> float | None:
+    def _score(self, sample: Sample) -> float | None:
         edit, digit, distances = (
             sample.prompt.columns.get("edit"),
             sample.prompt.columns.get("digit"),
@@ -150,7 +150,7 @@ def _rows(sources: Pixels, digits: Labels) -> list[tuple[Pixels, int, str]]:
     return [(source, int(digit), edit) for source, digit in zip(sources, digits, strict=True) for edit in EDITS]
 
 
-def _asked(source: Pixels, digit: int, edit: str) -> Prompt:
+def _edit_prompt(source: Pixels, digit: int, edit: str) -> Prompt:
     return Prompt(edit, images=(to_image(source),), columns={"edit": edit, "digit": int(digit)})
 
 
@@ -158,9 +158,9 @@ def _distances(sample: Sample) -> dict[str, float] | None:
     """Root mean squares between the picture and each edit of its source, and the source, under ``""``."""
     if sample.image is None or len(sample.prompt.images) == 0:
         return None
-    source, made = to_pixels(opened(sample.prompt.images[0])), to_pixels(sample.image)
+    source, generated = to_pixels(opened(sample.prompt.images[0])), to_pixels(sample.image)
     targets = {"": source, **{name: edit(source) for name, edit in EDITS.items()}}
-    return {name: float(np.sqrt(((made - target) ** 2).mean())) for name, target in targets.items()}
+    return {name: float(np.sqrt(((generated - target) ** 2).mean())) for name, target in targets.items()}
 
 
 def _nearest(distances: Mapping[str, float]) -> str:

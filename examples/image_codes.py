@@ -58,8 +58,8 @@ def patches_of(pixels: Tensor) -> Tensor:
 def patch_codes() -> PatchCodes:
     """The patches that k-means finds in the training digits, the same each time."""
     pixels = torch.from_numpy(np.array(load_split().train))[:, None]
-    found, _ = kmeans2(patches_of(pixels).flatten(0, 1).double().numpy(), NUM_PATCHES, iter=30, minit="++", rng=0)
-    return PatchCodes(torch.from_numpy(found).float())
+    centroids, _ = kmeans2(patches_of(pixels).flatten(0, 1).double().numpy(), NUM_PATCHES, iter=30, minit="++", rng=0)
+    return PatchCodes(torch.from_numpy(centroids).float())
 
 
 def digits_tokens(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast, PatchCodes]:

@@ -60,10 +60,10 @@ def misheard_keys(fraction: float = 0.5, seed: int = 0) -> list[Example]:
 def pressed(keys: str, rng: np.random.RandomState) -> Audio:
     """The sound of some keys, one after the other, in noise; one channel of a second at 8 kHz."""
     values_N = 0.02 * rng.randn(round(RATE * DURATION_S))
-    room_s = DURATION_S / len(keys)
-    for place, key in enumerate(keys):
-        length_s, amplitude = room_s * rng.uniform(0.5, 0.8), rng.uniform(0.1, 0.4)
-        start_s = room_s * place + rng.uniform(0, room_s - length_s)
+    slot_s = DURATION_S / len(keys)
+    for index, key in enumerate(keys):
+        length_s, amplitude = slot_s * rng.uniform(0.5, 0.8), rng.uniform(0.1, 0.4)
+        start_s = slot_s * index + rng.uniform(0, slot_s - length_s)
         values_N[round(start_s * RATE) :][: round(length_s * RATE)] += _key(key, length_s, amplitude, rng)
     return Audio(torch.from_numpy(values_N.clip(-1, 1).astype(np.float32))[None], RATE)
 
@@ -77,8 +77,8 @@ def _key(key: str, length_s: float, amplitude: float, rng: np.random.RandomState
 @lru_cache(maxsize=2)
 def _questions(count: int, seed: int) -> tuple[Prompt, ...]:
     rng = np.random.RandomState(seed)
-    found = []
+    prompts = []
     for _ in range(count):
         keys = "".join(rng.choice(list(HERTZ), NUM_KEYS))
-        found.append(Prompt(QUESTION, audios=(pressed(keys, rng),), columns={"text": " ".join(keys)}))
-    return tuple(found)
+        prompts.append(Prompt(QUESTION, audios=(pressed(keys, rng),), columns={"text": " ".join(keys)}))
+    return tuple(prompts)

@@ -22,16 +22,16 @@ LEFT_OUT = ("critic", "schedules", "controllers", "stages", "runs")
 """Sections that change what is learnt and are not in the loop."""
 
 
-def _whole(config: RunConfig) -> RunConfig:
+def _require_supported(config: RunConfig) -> RunConfig:
     """The configuration. Raises ConfigError for one that the loop would leave a part of out."""
-    if said := [section for section in LEFT_OUT if getattr(config, section)]:
-        raise ConfigError(f"the loop has no {', '.join(said)}: train with mmgrpo train")
+    if unsupported := [section for section in LEFT_OUT if getattr(config, section)]:
+        raise ConfigError(f"the loop has no {', '.join(unsupported)}: train with mmgrpo train")
     return config
 
 
 def train(name: str, overrides: Sequence[str] = ()) -> Policy:
     """Trains the policy of a configuration, printing a line per update, and gives it back."""
-    config = _whole(mmgrpo.load_config(name, overrides))
+    config = _require_supported(mmgrpo.load_config(name, overrides))
     job = mmgrpo.Job(Accelerator())
     policy = mmgrpo.build_policy(config, job.accelerator.device)
     rewards = mmgrpo.build_rewards(config.rewards)

@@ -16,11 +16,11 @@ import numpy as np
 from mmgrpo.examples.digits import (
     DIGIT_NAMES,
     SIDE,
-    asked_digit,
     fit_judge,
     fit_neighbours,
     fit_verifier,
     load_split,
+    requested_digit,
     to_image,
 )
 from numpy.typing import NDArray
@@ -62,20 +62,27 @@ def mislabelled_moving_digits(directions: float = 0.35, digits: float = 0.1, see
     """
     if not (0 <= directions <= 1 and 0 <= digits <= 1):
         raise DataError(f"shares of redrawn captions must lie in [0, 1], got {directions} and {digits}")
-    split, ways = load_split(), list(DIRECTIONS)
-    shown = list(product(range(len(split.train)), range(len(ways))))
+    split, direction_names = load_split(), list(DIRECTIONS)
+    combinations = list(product(range(len(split.train)), range(len(direction_names))))
     rng = np.random.RandomState(seed)  # the legacy generator: its stream is frozen across numpy versions
-    redrawn = [set(rng.permutation(len(shown))[: round(share * len(shown))].tolist()) for share in (directions, digits)]
-    guesses = [rng.randint(0, choices, len(shown)).tolist() for choices in (len(ways), 10)]
+    redrawn = [
+        set(rng.permutation(len(combinations))[: round(share * len(combinations))].tolist())
+        for share in (directions, digits)
+    ]
+    guesses = [rng.randint(0, choices, len(combinations)).tolist() for choices in (len(direction_names), 10)]
     examples = []
-    for place, (n, way) in enumerate(shown):
+    for index, (n, way) in enumerate(combinations):
         digit = int(split.train_labels[n])
-        said_way, said_digit = (
-            guess[place] if place in some else truth
-            for truth, some, guess in zip((way, digit), redrawn, guesses, strict=True)
+        caption_way, caption_digit = (
+            guess[index] if index in replaced else truth
+            for truth, replaced, guess in zip((way, digit), redrawn, guesses, strict=True)
         )
-        prompt = _prompt(said_digit, ways[said_way], true_digit=digit, true_direction=ways[way])
-        examples.append(Example(prompt, video=[to_image(frame) for frame in moving(split.train[n], ways[way])]))
+        prompt = _prompt(
+            caption_digit, direction_names[caption_way], true_digit=digit, true_direction=direction_names[way]
+        )
+        examples.append(
+            Example(prompt, video=[to_image(frame) for frame in moving(split.train[n], direction_names[way])])
+        )
     return examples
 
 
@@ -108,7 +115,7 @@ class MovingDigitVerifier:
         self._classifiers = (fit_verifier(), fit_neighbours())
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        return _judged(samples, self._score)
+        return _score_videos(samples, self._score)
 
     def _score(self, clip: Clip, digit: int, direction: str) -> float:
         if _moved_to(_centre(clip[-1]) - _centre(clip[0])) != direction:
@@ -137,7 +144,7 @@ class MovingDigitJudge:
         self._mean = load_split().held_out.mean(0)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        return _judged(samples, self._score)
+        return _score_videos(samples, self._score)
 
     def _score(self, clip: Clip, digit: int, direction: str) -> float:
         if _moved_to(_displacement(clip[0], clip[-1])) != direction:
@@ -172,8 +179,8 @@ def _displacement(first: Clip, last: Clip) -> NDArray[np.float64]:
     """By how many rows and columns the first frame has to move to overlap the last one best."""
     before, after = (np.fft.rfft2(frame + 1, s=(2 * CANVAS, 2 * CANVAS)) for frame in (first, last))
     overlap = np.fft.irfft2(before.conj() * after)
-    found = np.array(np.unravel_index(overlap.argmax(), overlap.shape), dtype=np.float64)
-    return np.where(found > CANVAS, found - 2 * CANVAS, found)
+    shift = np.array(np.unravel_index(overlap.argmax(), overlap.shape), dtype=np.float64)
+    return np.where(shift > CANVAS, shift - 2 * CANVAS, shift)
 
 
 def _moved_to(way: NDArray[np.float64]) -> str | None:
@@ -192,10 +199,10 @@ def _cut(frame: Clip, top: int, left: int) -> Clip:
     return frame[top : top + SIDE, left : left + SIDE].reshape(-1)
 
 
-def _judged(samples: Sequence[Sample], score: Callable[[Clip, int, str], float]) -> list[float | None]:
+def _score_videos(samples: Sequence[Sample], score: Callable[[Clip, int, str], float]) -> list[float | None]:
     values: list[float | None] = []
     for sample in samples:
-        digit, direction = asked_digit(sample), sample.prompt.columns.get("direction")
+        digit, direction = requested_digit(sample), sample.prompt.columns.get("direction")
         if direction is not None and direction not in DIRECTIONS:
             raise DataError(f"column 'direction' must be one of {', '.join(DIRECTIONS)}, got {direction!r}")
         if sample.video is None or digit is None or direction is None:

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from mmgrpo.errors import DataError, RewardError, ShapeError
-from mmgrpo.scoring import NamedReward, Scorer, calling, score
+from mmgrpo.scoring import NamedReward, Scorer, reward_calls, score
 from mmgrpo.scoring.cache import ENTRY_BYTES, ResultCache, fingerprints
 from mmgrpo.scoring.result_parsing import FAILED, Result
 from mmgrpo.types import Prompt, Sample, Score, Scores
@@ -225,8 +225,8 @@ class TestOverlap:
         def waited(futures: object, timeout_s: float) -> None:
             clock[0] += timeout_s
 
-        monkeypatch.setattr(calling.time, "monotonic", lambda: clock[0])
-        monkeypatch.setattr(calling, "wait", waited)
+        monkeypatch.setattr(reward_calls.time, "monotonic", lambda: clock[0])
+        monkeypatch.setattr(reward_calls, "wait", waited)
         rollout = [Sample(Prompt("q"), group, 0, text="a") for group in range(20)]
         reward = NamedReward("stuck", stuck, timeout_s=0.5, concurrent=True)
         pending = Scorer([reward], max_failure_frac=1.0).open(group_sizes=SINGLES)

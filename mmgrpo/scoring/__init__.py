@@ -1,4 +1,4 @@
-"""Asks every reward about every sample, and keeps apart what does not apply, what failed and what is zero."""
+"""Calls every reward on every sample and distinguishes scores that do not apply, failures and zeros."""
 
 from mmgrpo.scoring.named_rewards import Gate, NamedReward, named_rewards
 from mmgrpo.scoring.scorer import PendingScores, Scorer, score

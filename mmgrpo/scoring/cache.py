@@ -1,4 +1,4 @@
-"""Known results of rewards that depend on the sample alone, found again by a hash of all that the sample holds."""
+"""Cached results of rewards that depend only on the sample, keyed by a hash of its content."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from mmgrpo.data.media import path_of
 from mmgrpo.scoring.result_parsing import Result
 from mmgrpo.types import Prompt, Sample
 
-PLACE = ("prompt", "group", "member", "after")  # what is hashed apart, and where a sample stands, which is not
-ENTRY_BYTES = 400  # an entry without an explanation takes about that much
-SCOPE_BYTES = 150  # a part
+NOT_HASHED = ("prompt", "group", "member", "after")  # the prompt is hashed separately; the sample's position is not
+hashed ENTRY_BYTES = 400  # an entry without an explanation takes about that much SCOPE_BYTES = 150  # one scope
 
 
 @final
 class ResultCache:
-    """Results of one reward with its settings, the latest used, in bounded memory."""
+    """Least-recently-used cache of the results of one reward with its settings, bounded in memory."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -37,13 +36,13 @@ class ResultCache:
         return len(self._results)
 
     def get(self, key: bytes) -> Result | None:
-        """What is known under a key."""
+        """The cached result of a key; None if there is none."""
         if key in self._results:
             self._results.move_to_end(key)
         return self._results.get(key)
 
     def put(self, key: bytes, result: Result) -> None:
-        """Keeps a result, if it is none of a failure; what was longest not asked for makes room."""
+        """Store a result unless it is a failure; evicts the least recently used results."""
         if result.failed or key in self._results:
             return
         self._results[key] = result
@@ -53,44 +52,44 @@ class ResultCache:
 
 
 def fingerprints(samples: Sequence[Sample]) -> list[bytes | None]:
-    """A hash of all that each sample holds but its place: what was generated, the prompt, its columns and media.
+    """A hash of each sample's content except its position: the generated output, the prompt, its columns and media.
 
-    Files count by path, size and time of change. None where a column or an image is of a kind without known content.
+    Files are hashed by path, size and modification time. None if the content of a column or an image cannot be hashed.
     """
-    asked: dict[int, bytes | None] = {}
+    prompt_digests: dict[int, bytes | None] = {}
     for sample in samples:
-        if id(sample.prompt) not in asked:
-            asked[id(sample.prompt)] = _prompt_digest(sample.prompt)
-    return [_sample_digest(sample, asked[id(sample.prompt)]) for sample in samples]
+        if id(sample.prompt) not in prompt_digests:
+            prompt_digests[id(sample.prompt)] = _prompt_digest(sample.prompt)
+    return [_sample_digest(sample, prompt_digests[id(sample.prompt)]) for sample in samples]
 
 
 class _UnknownError(Exception):
-    """Something whose content cannot be hashed."""
+    """The content of a value cannot be hashed."""
 
 
 def _prompt_digest(prompt: Prompt) -> bytes | None:
-    media = {name: [_on_disk(one) for one in getattr(prompt, name)] for name in ("images", "videos")}
+    media = {name: [_on_disk(medium) for medium in getattr(prompt, name)] for name in ("images", "videos")}
     return _digest([prompt.text, prompt.messages, prompt.negative, prompt.columns, media])
 
 
 def _sample_digest(sample: Sample, prompt: bytes | None) -> bytes | None:
-    made = [getattr(sample, field.name) for field in fields(Sample) if field.name not in PLACE]
-    return None if prompt is None else _digest([prompt, *made])
+    contents = [getattr(sample, field.name) for field in fields(Sample) if field.name not in NOT_HASHED]
+    return None if prompt is None else _digest([prompt, *contents])
 
 
 def _digest(value: object) -> bytes | None:
-    known = hashlib.blake2b(digest_size=20)
+    digest = hashlib.blake2b(digest_size=20)
     try:
         for part in _parts(value):
-            known.update(len(part).to_bytes(8))
-            known.update(part)
+            digest.update(len(part).to_bytes(8))
+            digest.update(part)
     except _UnknownError:
         return None
-    return known.digest()
+    return digest.digest()
 
 
 def _parts(value: object) -> Iterable[bytes]:
-    """The content of a value in pieces that no other value has."""
+    """The content of a value as byte strings that are unique to it."""
     if value is None or isinstance(value, bool | int | float | str):
         yield f"{type(value).__name__}:{value!r}".encode(errors="surrogatepass")
     elif isinstance(value, bytes):
@@ -106,9 +105,9 @@ def _parts(value: object) -> Iterable[bytes]:
         for key, inner in value.items():
             yield from (*_parts(key), *_parts(inner))
     elif isinstance(value, Sequence | set | frozenset):
-        many = value if isinstance(value, Sequence) else sorted(value, key=repr)
+        items = value if isinstance(value, Sequence) else sorted(value, key=repr)
         yield f"{type(value).__name__} {len(value)}".encode()
-        for inner in many:
+        for inner in items:
             yield from _parts(inner)
     else:
         raise _UnknownError
@@ -123,7 +122,7 @@ def _array(value: np.ndarray | np.generic | torch.Tensor) -> Iterable[bytes]:
 
 
 def _on_disk(media: object) -> object:
-    """A file by path, size and time of change; a mapping that only names one the same way; anything else as it is."""
+    """Path, size and modification time of a file, or of the file that a mapping names; other values unchanged."""
     if isinstance(media, Mapping) and not media.get("bytes") and media.get("path") is not None:
         return _on_disk(media["path"])
     if isinstance(media, str) and len(media) > 4096:
@@ -132,12 +131,12 @@ def _on_disk(media: object) -> object:
         return media
     path = path_of(media) if isinstance(media, str) else media
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return media
-    return [str(path), found.st_size, found.st_mtime_ns]
+    return [str(path), status.st_size, status.st_mtime_ns]
 
 
 def _size(result: Result) -> int:
-    explained = 0 if result.explanation is None else 2 * len(json.dumps(result.explanation))
-    return ENTRY_BYTES + explained + SCOPE_BYTES * len(result.scopes or ())
+    explanation_bytes = 0 if result.explanation is None else 2 * len(json.dumps(result.explanation))
+    return ENTRY_BYTES + explanation_bytes + SCOPE_BYTES * len(result.scopes or ())

@@ -1,4 +1,4 @@
-"""The columns of the data that a reward reads, by itself and through the rewards that it wraps."""
+"""The data columns that a reward reads, directly and through the rewards that it wraps."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from functools import partial
 from typing import Any
 
 ReferenceCheck = Callable[[Any], str | None]
-"""The reason why a value is no reference; None if it is one."""
+"""Returns the reason why a value is not a valid reference; None if it is valid."""
 
 _COLUMNS = ("column", "text_column")
-"""Attributes of the shipped rewards that name the column which holds the reference."""
+"""Attributes of the built-in rewards that name the reference column."""
 
 _WRAPPED = ("of", "grade", "likelihood", "judge")
-"""Attributes of the shipped rewards that hold another reward, called with the rows of the same prompts."""
+"""Attributes of the built-in rewards that hold a wrapped reward, called with rows of the same prompts."""
 
 _SHIPPED = "mmgrpo.rewards."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnUse:
-    """A column without which a reward scores nothing.
+    """A column that a reward requires.
 
     Attributes:
         column: its name.
-        reference_error: the check of its values, of the reward that reads it; None if that reward has no such check.
+        reference_error: validates its values; None if the reward that reads it has no validation.
     """
 
     column: str
@@ -33,18 +33,18 @@ class ColumnUse:
 
 
 def column_uses(reward: Any) -> list[ColumnUse]:
-    """The columns that a reward needs, those of the rewards within it included.
+    """The columns that a reward and its wrapped rewards require.
 
-    A reward's attribute ``needs_columns``, if it has one, decides, also for the rewards within it. Of a shipped reward
-    they are else its ``column`` and ``text_column``, those that are None excluded, and the columns of the rewards that
-    it holds as ``of``, ``grade``, ``likelihood`` or ``judge``. ``in_place_of_columns`` of its class maps attributes to
-    the value with which it reads no column; None: any value.
+    The attribute ``needs_columns`` of a reward, if present, overrides everything, including its wrapped rewards.
+    Otherwise, for built-in rewards, these are ``column`` and ``text_column`` where not None, and the columns of the
+    wrapped rewards in ``of``, ``grade``, ``likelihood`` and ``judge``. The class attribute ``in_place_of_columns`` maps
+    attributes to the value with which the reward reads no column; None means any value.
 
     Args:
         reward: a reward, or a partial of one.
 
     Returns:
-        Each use once, in order.
+        Unique uses, in order.
     """
     return list(dict.fromkeys(_uses(reward)))
 
@@ -59,12 +59,12 @@ def _uses(reward: Any) -> Iterator[ColumnUse]:
         return
     if not type(reward).__module__.startswith(_SHIPPED):
         return
-    yield from (ColumnUse(column=column, reference_error=check) for column in _own_columns(reward))
+    yield from (ColumnUse(column=column, reference_error=check) for column in _declared_columns(reward))
     for name in _WRAPPED:
         yield from _uses(getattr(reward, name, None))
 
 
-def _own_columns(reward: Any) -> list[str]:
+def _declared_columns(reward: Any) -> list[str]:
     substitutes: Mapping[str, Any] = getattr(reward, "in_place_of_columns", {})
     values = {name: getattr(reward, name) for name in substitutes}
     if any(value is not None and substitutes[name] in (None, value) for name, value in values.items()):

@@ -1,4 +1,4 @@
-"""Keeps what a reward does to the state of the process away from training."""
+"""Isolates training from changes that a reward makes to the state of the process."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class _RandomState:
 
 @final
 class Isolated:
-    """A reward whose changes to global state end with each call.
+    """A reward whose changes to global state are undone after each call.
 
     Restored, with one warning per reward and setting that names the reward: torch's default dtype and device, grad
     mode, autocast, number of threads, determinism and precision of float32 products, numpy's handling of floating-point
-    errors, and the working directory. On the main thread the global generators of
-    Python, numpy and torch are the reward's own: what it draws or seeds there changes no other part of the run, and
-    its next call continues where this one ended.
+    errors, and the working directory. On the main thread each reward has separate states of the global generators of
+    Python, numpy and torch: its random numbers and seeds affect no other part of the run, and its next call continues
+    from its last state.
     """
 
     def __init__(self, name: str, function: Callable[[Sequence[Sample]], Any]) -> None:
@@ -58,8 +58,8 @@ class Isolated:
 
     def __call__(self, samples: Sequence[Sample]) -> Any:
         with restored_settings(f"reward '{self._name}'", self._reported):
-            if threading.current_thread() is not threading.main_thread():  # generators are shared with what runs there
-                return self._function(samples)
+            if threading.current_thread() is not threading.main_thread():  # other threads share the generators with the
+                main thread return self._function(samples)
             outside = _RandomState.current()
             if self._random is not None:
                 self._random.restore()

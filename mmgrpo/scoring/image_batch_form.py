@@ -1,4 +1,4 @@
-"""Reward functions written for flow_grpo, unchanged: called with images, prompts and metadata."""
+"""Adapter for flow_grpo's reward functions, which take images, prompts and metadata."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmgrpo.data.media import opened
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.scoring.result_parsing import listed
+from mmgrpo.scoring.result_parsing import to_list
 from mmgrpo.types import Sample
 
 _IMAGES, _PROMPTS, _METADATA = ("images",), ("prompts",), ("metadata", "metadatas")
@@ -27,9 +27,9 @@ def is_image_batch_form(parameters: Mapping[str, Parameter]) -> bool:
         parameters: as ``inspect.signature`` gives them.
 
     Returns:
-        Whether they do.
+        True if they do.
     """
-    names = [name for name, one in parameters.items() if not _is_set(one)][:3]
+    names = [name for name, parameter in parameters.items() if not _is_set(parameter)][:3]
     return len(names) == 3 and all(
         name in form for name, form in zip(names, (_IMAGES, _PROMPTS, _METADATA), strict=True)
     )
@@ -53,37 +53,38 @@ class ImageBatchReward:
 
     The function is called with ``images``, a float32 tensor (N, 3, H, W) in [0, 1], or (N, F, 3, H, W) for videos;
     ``prompts``, a list of N texts; ``metadata``, a list of N dicts, the columns of the rows; and with ``only_strict``
-    where it requires that. It returns the scores, or the pair (scores, info), where scores are N numbers (a list, array
-    or tensor) or a dict of such lists, of which ``avg`` counts. Samples of other sizes are scored by another call;
-    samples without an image or video get None.
+    where the function requires it. It returns the scores, or the pair (scores, info), where scores are N numbers (a
+    list, array or tensor) or a dict of such lists, of which ``avg`` is used. Each image size is scored by a separate
+    call; samples without an image or video get None.
 
     Source: flow_grpo, flow_grpo/rewards.py and its call in scripts/train_sd3.py. Deviation: ``info`` is not logged.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        """Wraps a function.
+        """Wrap a function.
 
         Args:
             function: with the parameters ``images, prompts, metadata``.
 
         Raises:
-            ConfigError: the function requires other arguments, too.
+            ConfigError: the function requires other arguments as well.
         """
         parameters = parameters_of(function)
-        first = [one for one in parameters.values() if not _is_set(one)][:3]
-        self._keywords = [one.name for one in first] if first[0].kind is Parameter.KEYWORD_ONLY else []
+        first = [parameter for parameter in parameters.values() if not _is_set(parameter)][:3]
+        self._keywords = [parameter.name for parameter in first] if first[0].kind is Parameter.KEYWORD_ONLY else []
         self.__name__ = getattr(function, "__name__", type(function).__name__)
         required = [
             name
-            for name, one in parameters.items()
-            if one.default is Parameter.empty and one.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+            for name, parameter in parameters.items()
+            if parameter.default is Parameter.empty
+            and parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
         ]
-        names = {one.name for one in first}
+        names = {parameter.name for parameter in first}
         others = [name for name in required if name not in names and name != "only_strict"]
         if others:
             raise ConfigError(
                 f"{self.__name__} has flow_grpo's form (images, prompts, metadata), but also requires "
-                f"{', '.join(others)}, which no caller gives; give it a default"
+                f"{', '.join(others)}, which mmgrpo does not pass; give it a default"
             )
         self._function = function
         self._strict = {"only_strict": True} if "only_strict" in required else {}
@@ -103,7 +104,7 @@ class ImageBatchReward:
                 returned = self._function(**dict(zip(self._keywords, values_of, strict=True)), **self._strict)
             else:
                 returned = self._function(*values_of, **self._strict)
-            for row, value in zip(rows, listed(_scores(returned, self.__name__), len(rows)), strict=True):
+            for row, value in zip(rows, to_list(_scores(returned, self.__name__), len(rows)), strict=True):
                 values[row] = value
         return values
 

@@ -1,4 +1,4 @@
-"""A reward with its name and with how it counts."""
+"""A reward with its name, weight, gate and other run settings."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from mmgrpo.types import Score
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A condition under which a reward counts: another reward's value, before clipping, is at least a threshold.
+    """Condition for a reward to count: another reward's value, before clipping, is at least a threshold.
 
     Attributes:
         reward: name of the other reward.
         at_least: the threshold.
-        otherwise: the value of the gated reward below it: ``skip``, as if it did not apply, or ``zero``.
+        otherwise: value of the gated reward below the threshold: ``skip`` (does not apply) or ``zero``.
     """
 
     reward: str
@@ -32,24 +32,25 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class NamedReward:
-    """A reward, what it is called in the metrics, and how it counts in the total.
+    """A reward, its name in the metrics, and its settings in the weighted total.
 
     Attributes:
         name: the NAME of ``reward/NAME/mean``.
         function: a ``Reward``, or a function in TRL's form, which is adapted here.
-        weight: factor in the weighted sum; negative punishes, 0 only reports.
-        gate: when it counts; None: always.
-        clip: lowest and highest value that counts; None: as it is.
+        weight: factor in the weighted sum; negative penalizes, 0 only reports.
+        gate: condition for it to count; None: always.
+        clip: bounds of the value; None: unclipped.
         schedule: factor on the weight as a function of the step, counted from 0; None: 1.
-        timeout_s: seconds a call may take; None: any time.
-        concurrent: whether it may run beside rollout and other rewards, on a thread; None: as the function declares.
-        deterministic: whether known results are kept; None: as the function declares. See ``Reward``.
+        timeout_s: time limit of a call in seconds; None: unlimited.
+        concurrent: whether it may run on a thread, in parallel to rollout and other rewards; None: as the function
+            declares.
+        deterministic: whether results are cached; None: as the function declares. See ``Reward``.
         needs_values: names of ``Sample.values`` that it reads; None: as the function declares.
-        needs_columns: columns of the data without which it scores nothing; None: those of ``column_uses``.
-        verifier: whether rewards of methods are computed of it; None: if its weight is above 0 and its name is not that
-            of a reward of form or length.
-        from_method: the method whose reward of this name it replaces; None: a method that has one, if the run has
-            another verifier; else it is the run's own.
+        needs_columns: data columns that it requires; None: those of ``column_uses``.
+        verifier: whether rewards of methods may use it as the verifier; None: if its weight is above 0 and it is not a
+            format or length reward.
+        from_method: the method whose reward of this name it replaces; None: a method that defines one, if the run has
+            another verifier, otherwise no method.
     """
 
     name: str
@@ -68,7 +69,7 @@ class NamedReward:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise ConfigError("a reward needs a name that is not empty")
+            raise ConfigError("a reward needs a non-empty name")
         if not math.isfinite(self.weight):
             raise ConfigError(f"weight of reward '{self.name}' must be a finite number, got {self.weight}")
         if self.clip is not None and not self.clip[0] < self.clip[1]:
@@ -91,15 +92,22 @@ class NamedReward:
 
 
 def named_rewards(rewards: Any) -> list[NamedReward]:
-    """Rewards with their names. Raises ConfigError if there are none, or their gates lead nowhere or in a circle."""
-    if not rewards:
-        raise ConfigError("there are no rewards: give at least one")
+    """Rewards with their names. Raises ConfigError if there are none, or gates reference unknown rewards or form a
+    cycle.""" if not rewards:
+        raise ConfigError("there are no rewards: configure at least one")
     if isinstance(rewards, Mapping):
         return [NamedReward(name, function) for name, function in rewards.items()]
     named = [
-        reward if isinstance(reward, NamedReward) else NamedReward(_own_name(reward), reward) for reward in rewards
+        reward if isinstance(reward, NamedReward) else NamedReward(_function_name(reward), reward) for reward in rewards
     ]
-    gate_order([reward.name for reward in named], {one.name: one.gate.reward for one in named if one.gate is not None})
+    gate_order(
+        [reward.name for reward in named],
+        {
+            reward_with_gate.name: reward_with_gate.gate.reward
+            for reward_with_gate in named
+            if reward_with_gate.gate is not None
+        },
+    )
     return named
 
 
@@ -109,7 +117,7 @@ def _declared(function: Any, trait: str, *, default: Any) -> Any:
     return getattr(function, trait, default)
 
 
-def _own_name(function: Any) -> str:
+def _function_name(function: Any) -> str:
     while isinstance(function, partial):
         function = function.func
     return getattr(function, "__name__", None) or type(function).__name__

@@ -1,4 +1,4 @@
-"""The columns of the data that rewards cannot do without, and the references in them, checked before a run."""
+"""Validation of the data columns that rewards require and of their references, before a run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from mmgrpo.types import Prompt
 logger = logging.getLogger(__name__)
 
 NUM_CHECKED = 200
-"""Rows whose references are checked, spread over all."""
+"""Number of rows whose references are checked, evenly spaced over all rows."""
 
 NUM_SEARCHED = 4000
-"""Rows among which one with a readable reference is looked for, if none of those checked has one."""
+"""Number of rows searched for a readable reference if none of the checked rows has one."""
 
 
 def require_columns(rewards: Sequence[NamedReward], prompts: Sequence[Prompt], source: str) -> None:
-    """Checks that each reward can score at least one row.
+    """Check that each reward can score at least one row.
 
     Args:
         rewards: the rewards of a run, or of its evaluation.
@@ -30,8 +30,8 @@ def require_columns(rewards: Sequence[NamedReward], prompts: Sequence[Prompt], s
         source: the key of the rows in the configuration, for the message.
 
     Raises:
-        ConfigError: a column that a reward needs is in no row, or null in all; the message lists the columns and says
-            which setting names another.
+        ConfigError: a required column is missing or null in all rows; the message lists the columns and the setting to
+            change.
     """
     if not prompts:
         return
@@ -48,10 +48,11 @@ def require_columns(rewards: Sequence[NamedReward], prompts: Sequence[Prompt], s
 
 
 def require_references(rewards: Sequence[NamedReward], prompts: Sequence[Prompt], source: str) -> None:
-    """Checks that rewards with a ``reference_error``, and those that wrap one, can read the references of the rows.
+    """Check that rewards with a ``reference_error``, and rewards that wrap one, can read the references of the rows.
 
-    Of each reward ``NUM_CHECKED`` rows are checked, spread over all that have its column, and up to ``NUM_SEARCHED``
-    where none of those can be read: a reward may be for a few rows. The log says how many cannot be read, and why.
+    For each reward ``NUM_CHECKED`` rows are checked, evenly spaced over the rows with its column; if none is readable,
+    up to ``NUM_SEARCHED``, because a reward may apply to few rows. The log reports the number of unreadable references
+    and the reason.
 
     Args:
         rewards: the rewards of a run, or of its evaluation.
@@ -59,7 +60,7 @@ def require_references(rewards: Sequence[NamedReward], prompts: Sequence[Prompt]
         source: the key of the rows in the configuration, for the message.
 
     Raises:
-        ConfigError: none of the references of these rows can be read.
+        ConfigError: no reference of these rows can be read.
     """
     for reward in rewards:
         for column, reference_error in _checks(reward):
@@ -75,7 +76,7 @@ def require_references(rewards: Sequence[NamedReward], prompts: Sequence[Prompt]
             )
             searched = _spread(values, NUM_SEARCHED) if len(checked) < len(values) else ()
             if len(errors) == len(checked) and not any(reference_error(value) is None for value in searched):
-                raise ConfigError(f"{text}. Choose a reward for such answers, name another column, or change the rows")
+                raise ConfigError(f"{text}. Choose a reward for such answers, set another column, or change the rows")
             logger.warning("%s; it does not score such rows (None)", text)
 
 
@@ -85,7 +86,7 @@ def _spread(values: Sequence[Any], count: int) -> Sequence[Any]:
 
 
 def _checks(reward: NamedReward) -> list[tuple[str, ReferenceCheck]]:
-    """Columns with their checks; a column that only ``NamedReward.needs_columns`` names has that of the function."""
+    """Columns with their checks; columns named only by ``NamedReward.needs_columns`` use the check of the function."""
     uses = column_uses(reward.function)
     columns, check = {use.column for use in uses}, getattr(reward.function, "reference_error", None)
     named = [(name, check) for name in reward.needs_columns or () if name not in columns and check is not None]
@@ -93,7 +94,7 @@ def _checks(reward: NamedReward) -> list[tuple[str, ReferenceCheck]]:
 
 
 def require_rows(rewards: Sequence[NamedReward], prompts: Sequence[Prompt], source: str) -> None:
-    """Checks that rows have the columns and the references that rewards need.
+    """Check that rows have the columns and references that rewards require.
 
     Raises ConfigError as ``require_columns`` and ``require_references``.
     """

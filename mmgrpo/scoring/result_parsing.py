@@ -1,4 +1,4 @@
-"""What a reward returned, read value by value: a number, nothing, or a failure."""
+"""Parses the return value of a reward per sample: a number, None, or a failure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import torch
 from mmgrpo.errors import RewardError
 from mmgrpo.types import Scope, Score
 
-MAX_SHOWN = 64  # parts that an explanation lists
+MAX_LISTED_SCOPES = 64  # scopes that an explanation lists
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a reward said of one sample.
+    """Result of a reward for one sample.
 
     Attributes:
         value: the score; None where the reward does not apply or failed.
-        failed: whether it failed: it raised, took too long, or gave NaN or infinity.
-        explanation: what the score rests on, where the reward says.
-        scopes: what it said of parts, None in place of numbers that are not finite, where it said anything.
+        failed: whether it failed: it raised, timed out, or returned NaN or infinity.
+        explanation: explanation of the score, if the reward gives one.
+        scopes: scores of parts, with None for non-finite numbers; None without parts.
     """
 
     value: float | None
@@ -36,21 +36,21 @@ FAILED = Result(None, failed=True)
 
 
 def read_results(returned: Any, expected: int) -> list[Result]:
-    """The returned values, one per sample; numbers that are not finite in float32 are failures, those of parts too.
+    """The results, one per sample; numbers that are not finite in float32 are failures, also those of parts.
 
-    Of a sample whose own number failed nothing is kept of its parts; a part that failed is a part without a number.
+    If the score of a sample failed, its parts are discarded; a failed part has no number.
 
-    Raises: RewardError for the wrong number of values, or something other than numbers, scores and None.
+    Raises: RewardError for the wrong number of values, or values other than numbers, scores and None.
     """
-    values = listed(returned, expected)
+    values = to_list(returned, expected)
     numbers = [math.nan if value is None else _as_number(value) for value in values]
     value_B = torch.tensor(numbers, dtype=torch.float32)
     finite_B = value_B.isfinite().tolist()
     return [_result(value, number, ok) for value, number, ok in zip(values, value_B.tolist(), finite_B, strict=True)]
 
 
-def listed(returned: Any, expected: int) -> list[Any]:
-    """The returned values as a list. Raises RewardError unless they are as many as expected."""
+def to_list(returned: Any, expected: int) -> list[Any]:
+    """The returned values as a list. Raises RewardError unless there are as many as expected."""
     if returned is None or isinstance(returned, str | bytes | dict | Score):
         raise RewardError(f"expected a sequence of {expected} numbers or None, got {_describe(returned)}")
     try:
@@ -63,22 +63,22 @@ def listed(returned: Any, expected: int) -> list[Any]:
 
 
 def explanations_of(results: Sequence[Result]) -> list[Mapping[str, Any] | None] | None:
-    """The explanations, one entry per sample, with the first parts under ``scopes``; None if there is none at all."""
-    found = [_explained(result) for result in results]
-    return found if any(one is not None for one in found) else None
+    """The explanations, one entry per sample, with the first scopes under ``scopes``; None if no sample has one."""
+    explanations = [_explained(result) for result in results]
+    return explanations if any(explanation is not None for explanation in explanations) else None
 
 
 def scopes_of(results: Sequence[Result]) -> Sequence[Sequence[Scope] | None] | None:
-    """What was said of parts, one entry per sample; None if nothing was said of any."""
-    found = [result.scopes for result in results]
-    return found if any(one is not None for one in found) else None
+    """The scopes, one entry per sample; None if no sample has any."""
+    scopes = [result.scopes for result in results]
+    return scopes if any(sample_scopes is not None for sample_scopes in scopes) else None
 
 
 def _explained(result: Result) -> Mapping[str, Any] | None:
     if not result.scopes:
         return result.explanation
-    listed = [[scope.start, scope.end, scope.value] for scope in result.scopes[:MAX_SHOWN]]
-    return {"scopes": listed, **(result.explanation or {})}
+    to_list = [[scope.start, scope.end, scope.value] for scope in result.scopes[:MAX_LISTED_SCOPES]]
+    return {"scopes": to_list, **(result.explanation or {})}
 
 
 def _result(value: Any, number: float, finite: bool) -> Result:
@@ -86,12 +86,14 @@ def _result(value: Any, number: float, finite: bool) -> Result:
     if not finite or not isinstance(value, Score) or value.scopes is None:
         return Result(number if finite else None, failed=value is not None and not finite, explanation=explanation)
     scopes = tuple(replace(scope, value=_finite(scope.value)) for scope in value.scopes)
-    given, kept = ([scope.value is not None for scope in some] for some in (value.scopes, scopes))
-    return Result(number, failed=given != kept, explanation=explanation, scopes=scopes)
+    had_value, has_value = (
+        [scope.value is not None for scope in sample_scopes] for sample_scopes in (value.scopes, scopes)
+    )
+    return Result(number, failed=had_value != has_value, explanation=explanation, scopes=scopes)
 
 
 def _finite(value: Any) -> float | None:
-    """A part's number in float32; None if there is none or it is not finite."""
+    """The number of a part in float32; None if missing or not finite."""
     number = math.nan if value is None else float(torch.tensor(_as_number(value), dtype=torch.float32))
     return number if math.isfinite(number) else None
 

@@ -1,4 +1,4 @@
-"""Calls a reward: here and now, or on a thread of its own, within a time limit."""
+"""Calls a reward with a time limit, on the caller's thread or on a separate one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from mmgrpo.types import Sample
 
 @final
 class Caller:
-    """Calls one reward, never twice at once, in the order of the calls.
+    """Calls one reward sequentially, in the order of the calls.
 
-    A thread cannot be stopped: a call that is given up after its time limit goes on in the background, and the calls
-    that follow wait for it, within their own limits. There is at most one thread, however many calls were given up;
-    it does not keep the process from ending.
+    A thread cannot be stopped: a call that exceeds its time limit continues in the background, and later calls wait for
+    it within their own limits. There is at most one thread, regardless of the number of timed-out calls; it is a daemon
+    and does not keep the process alive.
     """
 
     def __init__(self, function: Callable[..., Any], *, threaded: bool, timeout_s: float | None) -> None:
@@ -34,11 +34,11 @@ class Caller:
 
     @property
     def threaded(self) -> bool:
-        """Whether calls run on a thread, beside whatever else is going on."""
+        """Whether calls run on a separate thread."""
         return self._threaded
 
     def start(self, samples: Sequence[Sample]) -> RewardCall:
-        """Begins a call; on the caller's own thread the reward runs when it is waited for.
+        """Start a call; without a separate thread the reward runs in ``RewardCall.result``.
 
         Args:
             samples: what is to be judged.
@@ -54,7 +54,7 @@ class Caller:
 
 @final
 class _Queue:
-    """The calls of one reward that run on its thread, which lives while there are any: one after the other."""
+    """The calls of one reward on its thread, run sequentially; the thread lives while there are calls."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class _Queue:
         self._current: RewardCall | None = None
 
     def put(self, call: RewardCall) -> None:
-        """Adds a call after those that wait."""
+        """Append a call."""
         with self._lock:
             self._waiting.append(call)
             if self._current is None:
@@ -70,12 +70,12 @@ class _Queue:
                 threading.Thread(target=self._run, args=(self._current,), daemon=True).start()
 
     def drop(self, call: RewardCall) -> None:
-        """Forgets a call that was given up before its turn, and with it its samples."""
+        """Remove a call that timed out before it started, and release its samples."""
         with self._lock, suppress(ValueError):
             self._waiting.remove(call)
 
     def is_next(self, call: RewardCall) -> bool:
-        """Whether no other call runs or waits before this one."""
+        """Whether no other call is running or queued before this one."""
         with self._lock:
             return self._current in (call, None)
 
@@ -102,22 +102,22 @@ class RewardCall:
 
     @property
     def took_s(self) -> float:
-        """Seconds that the reward ran, so far if it still does; waiting for its turn is none of them."""
+        """Seconds that the reward has run, excluding the time in the queue."""
         if self._began_s is None:
             return 0.0
         return (time.monotonic() if self._ended_s is None else self._ended_s) - self._began_s
 
     def launch(self) -> None:
-        """Runs on a thread from now on, in its turn."""
+        """Queue the call on the thread."""
         self._launched_s = time.monotonic()
         self._device = _device()
         self._queue.put(self)
 
     def result(self) -> Any:
-        """Waits for what the reward returns; raises what the reward raised, or TimeoutError.
+        """Wait for the reward's return value; raises the reward's exception, or TimeoutError.
 
-        The time limit counts from where the reward began on this call; while an earlier call does not end, from where
-        this one was launched.
+        The time limit starts when the reward starts this call, or, while an earlier call is running, when this call was
+        launched.
         """
         if self._launched_s is None:
             if self._timeout_s is None:
@@ -131,17 +131,17 @@ class RewardCall:
         return self._future.result()
 
     def run_on_thread(self) -> None:
-        """Runs here and now, for whoever waits elsewhere."""
+        """Run on the current thread and store the result for the waiting thread."""
         try:
             if self._future.set_running_or_notify_cancel():
                 if self._device is not None:
                     torch.cuda.set_device(self._device)
                 self._future.set_result(self._run())
-        except BaseException as error:  # whatever ends the call is the waiting thread's to see
+        except BaseException as error:  # the waiting thread raises it
             self._future.set_exception(error)
 
     def _left_s(self) -> float:
-        """Seconds left until it is given up, as it stands now."""
+        """Seconds left before the call times out."""
         if self._timeout_s is None:
             return math.inf
         if self._began_s is not None:
@@ -160,5 +160,5 @@ class RewardCall:
 
 
 def _device() -> int | None:
-    """The current CUDA device, which a new thread does not take over by itself."""
+    """The current CUDA device, which new threads do not inherit."""
     return torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None

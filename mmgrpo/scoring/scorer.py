@@ -1,4 +1,4 @@
-"""Asks every reward about every sample: side by side where rewards allow it, and while the rest is still drawn."""
+"""Calls every reward on every sample, in parallel where rewards allow it, and while the rollout is still running."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ CACHE_MB = 64.0
 
 @final
 class Scorer:
-    """Rewards that are asked again and again; what deterministic ones said is remembered from call to call.
+    """Calls a set of rewards repeatedly; caches the results of deterministic rewards between calls.
 
     None means that the reward does not apply to the sample. NaN and infinity (in float32) count as failures of that
-    sample; a reward that raises, or exceeds its ``timeout_s``, fails on every sample it was asked about. What failed is
-    masked and counted, never a zero. A reward that can fail on single samples should return NaN for those.
+    sample; a reward that raises, or exceeds its ``timeout_s``, fails on every sample of that call. Failures are masked
+    and counted, never scored 0. A reward that can fail on single samples should return NaN for them.
 
-    Rewards that allow it (``concurrent``) run on threads, beside each other and beside the others, which run one after
-    the other on the caller's thread; every call waits for all of them.
+    Rewards with ``concurrent`` run in parallel on threads; the others run sequentially on the caller's thread. Every
+    call waits for all rewards.
 
     Attributes:
-        names: the rewards', in their order.
+        names: names of the rewards, in order.
         needs_values: names of ``Sample.values`` that they read, for ``Plan.sample_values``.
     """
 
     def __init__(
         self, rewards: Sequence[NamedReward], *, max_failure_frac: float = 0.25, cache_mb: float = CACHE_MB
     ) -> None:
-        """Takes the rewards; none is called yet.
+        """Store the rewards without calling them.
 
         Args:
             rewards: one or more, each with its own name.
@@ -56,41 +56,41 @@ class Scorer:
         self._workers = [RewardWorker(reward, max_failure_frac, int(cache_mb * 2**20)) for reward in rewards]
 
     def __call__(self, samples: Sequence[Sample]) -> Scores:
-        """Asks every reward at most once.
+        """Call every reward at most once.
 
         Args:
-            samples: what is to be judged; whole groups, prompt-major.
+            samples: the samples to score; whole groups, prompt-major.
 
         Returns:
             The scores.
 
         Raises:
-            RewardError: at once for a reward that returns the wrong number of values or something other than numbers,
-                or raises RewardError itself; and when one fails on more than ``max_failure_frac`` of the samples.
+            RewardError: a reward returns the wrong number of values or values other than numbers, raises RewardError
+                itself, or fails on more than ``max_failure_frac`` of the samples.
         """
         return self.open(group_sizes={}).collect(samples)
 
     def renewed(self, rewards: Sequence[NamedReward]) -> Scorer:
-        """A scorer of the same rewards in other forms; what is known of one whose function is the same stays known.
+        """A scorer with other versions of the same rewards; rewards with an unchanged function keep their cache.
 
         Args:
-            rewards: one for each, in the same order.
+            rewards: one per reward, in the same order.
 
         Returns:
             The scorer.
         """
         renewed = Scorer(rewards, max_failure_frac=self._max_failure_frac, cache_mb=self._cache_mb)
         pairs = zip(self._rewards, rewards, strict=True)
-        kept = [before.function is after.function for before, after in pairs]
-        workers = zip(self._workers, renewed._workers, kept, strict=True)
-        renewed._workers = [mine if same else new for mine, new, same in workers]
+        unchanged = [before.function is after.function for before, after in pairs]
+        workers = zip(self._workers, renewed._workers, unchanged, strict=True)
+        renewed._workers = [existing if is_unchanged else new for existing, new, is_unchanged in workers]
         return renewed
 
     def comparing(self) -> Scorer | None:
-        """A scorer of the rewards that may compare a sample with its siblings: those that are not deterministic.
+        """A scorer of the rewards that may compare a sample with its group: those that are not deterministic.
 
         Returns:
-            The scorer, which calls them in turn with this one; None where there are none.
+            The scorer, which shares the call queues of this one; None if all rewards are deterministic.
         """
         chosen = [r for r, reward in enumerate(self._rewards) if not reward.deterministic]
         if not chosen:
@@ -101,42 +101,42 @@ class Scorer:
         return comparing
 
     def try_out(self, samples: Sequence[Sample]) -> None:
-        """Asks every reward about a few samples, only to see whether it answers at all; nothing is kept.
+        """Call every reward on a few samples to check that it works; the results are discarded.
 
         Args:
-            samples: what is to be judged.
+            samples: the samples to score.
 
         Raises:
-            RewardError: a reward returns what no reward may return, or raises something, where any may fail it.
+            RewardError: a reward returns invalid values, or raises while ``max_failure_frac`` is below 1.
         """
         samples = [sample for sample in samples if sample.is_scored]
         for worker in self._workers if samples else ():
             worker.try_out(samples)
 
     def open(self, *, group_sizes: Mapping[int, int]) -> PendingScores:
-        """Scores whose samples may come some at a time.
+        """Scores whose samples are submitted incrementally.
 
         Args:
-            group_sizes: how many members make each group whole.
+            group_sizes: number of members of each complete group.
 
         Returns:
-            The scores to come.
+            The pending scores.
         """
         return PendingScores(self._workers, self._weight_R, group_sizes)
 
 
 @dataclass(frozen=True, slots=True)
-class _Early:
-    """A sample that rewards on threads were asked about before its rollout was whole."""
+class _SubmittedSample:
+    """A sample that was submitted to threaded rewards before its rollout was complete."""
 
-    sample: Sample  # kept, so that its identity stays its own
+    sample: Sample  # referenced so that its id is not reused
     key: bytes | None
     result_keys: Sequence[SampleKey]
 
 
 @final
 class PendingScores:
-    """The scores of one rollout; rewards on threads are asked about its first groups while the rest is drawn."""
+    """The scores of one rollout; threaded rewards score its first groups while the rest is generated."""
 
     def __init__(self, workers: Sequence[RewardWorker], weight_R: torch.Tensor, group_sizes: Mapping[int, int]) -> None:
         self._weight_R = weight_R
@@ -146,35 +146,34 @@ class PendingScores:
         self._threaded = [r for r, worker in enumerate(workers) if worker.caller.threaded]
         self._others = [r for r, worker in enumerate(workers) if not worker.caller.threaded]
         self._unfinished: dict[int, list[Sample]] = {}
-        self._early: dict[int, _Early] = {}
+        self._early: dict[int, _SubmittedSample] = {}
 
     def submit(self, samples: Sequence[Sample]) -> None:
-        """Takes samples of a rollout that is being drawn, in any order: ``Plan.on_samples``.
+        """Take samples of a running rollout, in any order: ``Plan.on_samples``.
 
-        Rewards on threads are asked about a group when it is whole; the others, and groups that never are, wait for
-        ``collect``.
+        Threaded rewards score a group when it is complete; other rewards, and incomplete groups, wait for ``collect``.
         """
-        whole: list[Sample] = []
+        complete: list[Sample] = []
         for sample in samples:
             members = self._unfinished.setdefault(sample.group, [])
             members.append(sample)
             if len(members) == self._group_sizes.get(sample.group):
-                whole += sorted(self._unfinished.pop(sample.group), key=lambda one: one.member)
-        whole = [sample for sample in whole if sample.is_scored]
-        if whole and self._threaded:
-            keys = self._keys(whole, self._threaded)
-            asked = [self._pending[r].submit(whole, keys) for r in self._threaded]
-            for sample, key, *result_keys in zip(whole, keys, *asked, strict=True):
-                self._early[id(sample)] = _Early(sample, key, result_keys)
+                complete += sorted(self._unfinished.pop(sample.group), key=lambda member: member.member)
+        complete = [sample for sample in complete if sample.is_scored]
+        if complete and self._threaded:
+            keys = self._keys(complete, self._threaded)
+            key_lists = [self._pending[r].submit(complete, keys) for r in self._threaded]
+            for sample, key, *result_keys in zip(complete, keys, *key_lists, strict=True):
+                self._early[id(sample)] = _SubmittedSample(sample, key, result_keys)
 
     def collect(self, samples: Sequence[Sample]) -> Scores:
-        """Asks about everything that was not asked about yet, and waits for the rewards.
+        """Submit the remaining samples and wait for the rewards.
 
         Args:
-            samples: the whole rollout; those that ``submit`` was given are known by identity.
+            samples: the complete rollout; samples passed to ``submit`` are recognized by identity.
 
         Returns:
-            The scores, in the samples' order; none of failed samples, with which no reward is called.
+            The scores, in the order of the samples; failed samples have none, since no reward is called on them.
 
         Raises:
             RewardError: as ``Scorer.__call__``.
@@ -184,32 +183,32 @@ class PendingScores:
 
     def _collected(self, samples: Sequence[Sample]) -> list[CollectedResults]:
         early = [self._early.get(id(sample)) for sample in samples]
-        late = [row for row, known in enumerate(early) if known is None]
+        late = [row for row, entry in enumerate(early) if entry is None]
         late_keys = iter(self._keys([samples[row] for row in late], range(len(self._workers))))
-        keys = [next(late_keys) if known is None else known.key for known in early]
+        keys = [next(late_keys) if entry is None else entry.key for entry in early]
         result_keys_R: dict[int, Sequence[SampleKey]] = {}
-        for place, r in enumerate(self._threaded):
-            new = iter(self._asked(r, samples, keys, late) if late or not samples else ())
-            result_keys_R[r] = [next(new) if known is None else known.result_keys[place] for known in early]
+        for index, r in enumerate(self._threaded):
+            new = iter(self._submit_rows(r, samples, keys, late) if late or not samples else ())
+            result_keys_R[r] = [next(new) if entry is None else entry.result_keys[index] for entry in early]
         for r in self._others:
-            result_keys_R[r] = self._asked(r, samples, keys, range(len(samples)))
+            result_keys_R[r] = self._submit_rows(r, samples, keys, range(len(samples)))
         collected_R = {r: self._pending[r].collect(result_keys_R[r]) for r in (*self._others, *self._threaded)}
         return [collected_R[r] for r in range(len(self._workers))]
 
-    def _asked(
+    def _submit_rows(
         self, r: int, samples: Sequence[Sample], keys: Sequence[bytes | None], rows: Sequence[int]
     ) -> list[SampleKey]:
         return self._pending[r].submit([samples[row] for row in rows], [keys[row] for row in rows])
 
-    def _keys(self, samples: Sequence[Sample], asked: Iterable[int]) -> Sequence[bytes | None]:
-        remembers = any(self._workers[r].cache is not None for r in asked)
+    def _keys(self, samples: Sequence[Sample], reward_indices: Iterable[int]) -> Sequence[bytes | None]:
+        remembers = any(self._workers[r].cache is not None for r in reward_indices)
         return fingerprints(samples) if remembers else [None] * len(samples)
 
     def _as_scores(self, collected: Sequence[CollectedResults]) -> Scores:
         names = tuple(worker.name for worker in self._workers)
         by_name = dict(zip(names, collected, strict=True))
-        value_RB = [[result.value for result in one.results] for one in collected]
-        explained = {name: explanations_of(results.results) for name, results in by_name.items()}
+        value_RB = [[result.value for result in reward_results.results] for reward_results in collected]
+        explanations = {name: explanations_of(results.results) for name, results in by_name.items()}
         scopes = {name: scopes_of(results.results) for name, results in by_name.items()}
         return Scores(
             names=names,
@@ -217,7 +216,7 @@ class PendingScores:
             value_BR=torch.tensor([[value or 0.0 for value in values] for values in value_RB], dtype=torch.float32).T,
             valid_BR=torch.tensor([[value is not None for value in values] for values in value_RB]).T.bool(),
             failed={name: [result.failed for result in results.results] for name, results in by_name.items()},
-            explanations={name: entries for name, entries in explained.items() if entries is not None},
+            explanations={name: entries for name, entries in explanations.items() if entries is not None},
             scopes={name: entries for name, entries in scopes.items() if entries is not None},
             remembered={
                 worker.name: by_name[worker.name].cached for worker in self._workers if worker.cache is not None
@@ -227,7 +226,7 @@ class PendingScores:
 
 
 def _at_samples(collected: CollectedResults, samples: Sequence[Sample]) -> CollectedResults:
-    """The results of the samples that did not fail, with none for those that did."""
+    """The results of the samples that did not fail, with empty results for those that did."""
     results, cached = iter(collected.results), iter(collected.cached)
     fails = [not sample.is_scored for sample in samples]
     return CollectedResults(
@@ -238,5 +237,5 @@ def _at_samples(collected: CollectedResults, samples: Sequence[Sample]) -> Colle
 
 
 def score(samples: Sequence[Sample], rewards: Sequence[NamedReward], *, max_failure_frac: float = 0.25) -> Scores:
-    """What a ``Scorer`` of these rewards says, once."""
+    """Score samples once with a ``Scorer`` of these rewards."""
     return Scorer(rewards, max_failure_frac=max_failure_frac)(samples)

@@ -1,4 +1,4 @@
-"""How what the rewards said counts at a step: clipped, gated, weighted. The scores themselves stay as they are."""
+"""Clips, gates and weights the scores of rewards for a step; the raw scores are not changed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mmgrpo.types import Scope, Scores
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """What is trained on.
+    """The scores that training uses.
 
     Attributes:
-        scores: values, masks and weights that count.
-        metrics: of every reward that has them, ``reward/NAME/clipped_frac`` and ``gated_frac`` (shares of all samples
-            whose value clipping changed, or a closed gate took) and ``weight`` (of this step).
+        scores: shaped values, masks and weights.
+        metrics: for every reward with such settings, ``reward/NAME/clipped_frac`` and ``gated_frac`` (shares of all
+            samples whose value clipping changed or a closed gate removed) and ``weight`` (of this step).
     """
 
     scores: Scores
@@ -28,18 +28,18 @@ class Shaped:
 
 
 def shaped(scores: Scores, rewards: Sequence[NamedReward], step: int) -> Shaped:
-    """The scores as they count at a step; clips and weights are of whole samples, gates of their parts too.
+    """The shaped scores at a step; clips and weights apply to samples, gates also to their parts.
 
     Args:
-        scores: what the rewards said, in the rewards' order.
-        rewards: how each counts.
+        scores: raw scores, in the order of the rewards.
+        rewards: settings of each reward.
         step: counted from 0.
 
     Returns:
-        The scores that count, and what became of them.
+        The shaped scores, with metrics.
 
     Raises:
-        ConfigError: gates that name no reward, or depend on each other in a circle.
+        ConfigError: gates that name no reward, or depend on each other in a cycle.
     """
     value_BR, valid_BR, metrics = scores.value_BR.clone(), scores.valid_BR.clone(), {}
     scopes = dict(scores.scopes)
@@ -50,7 +50,9 @@ def shaped(scores: Scores, rewards: Sequence[NamedReward], step: int) -> Shaped:
             metrics[f"reward/{reward.name}/clipped_frac"] = float(changed_B.float().mean())
         if reward.schedule is not None:
             metrics[f"reward/{reward.name}/weight"] = reward.weight_at(step)
-    for name, gated in _gated(scores, {one.name: one.gate for one in rewards if one.gate is not None}).items():
+    for name, gated in _gated(
+        scores, {gated_reward.name: gated_reward.gate for gated_reward in rewards if gated_reward.gate is not None}
+    ).items():
         r = scores.names.index(name)
         shut_B = gated.closed_B & scores.valid_BR[:, r]
         value_BR[:, r] = value_BR[:, r].where(~gated.closed_B, 0.0)
@@ -65,31 +67,31 @@ def shaped(scores: Scores, rewards: Sequence[NamedReward], step: int) -> Shaped:
 
 @dataclass(frozen=True, slots=True)
 class _Gated:
-    """Where a gate is closed, and where its reward does not exist because of it."""
+    """Where a gate is closed, and where its reward is absent because of it."""
 
     closed_B: Tensor
     absent_B: Tensor
 
 
 def _gated_scopes(scopes: Sequence[Sequence[Scope] | None], gated: _Gated) -> list[Sequence[Scope] | None]:
-    """What is said of parts behind a gate: as it is where it is open, else zeros, or nothing where that is absent."""
+    """Scopes behind a gate: unchanged where it is open, else zeros, or None where the reward is absent."""
     return [
         None
-        if absent or said is None
-        else [replace(scope, value=0.0) if closed and scope.value is not None else scope for scope in said]
-        for said, closed, absent in zip(scopes, gated.closed_B.tolist(), gated.absent_B.tolist(), strict=True)
+        if absent or sample_scopes is None
+        else [replace(scope, value=0.0) if closed and scope.value is not None else scope for scope in sample_scopes]
+        for sample_scopes, closed, absent in zip(scopes, gated.closed_B.tolist(), gated.absent_B.tolist(), strict=True)
     ]
 
 
 def _gated(scores: Scores, gates: Mapping[str, Gate]) -> dict[str, _Gated]:
-    """Each gate after those that it depends on: behind a closed gate a reward opens no other."""
-    found: dict[str, _Gated] = {}
+    """Evaluate the gates in dependency order: a reward behind a closed gate opens no other gate."""
+    gated: dict[str, _Gated] = {}
     for name in gate_order(scores.names, {name: gate.reward for name, gate in gates.items()}):
         gate = gates[name]
         other = scores.names.index(gate.reward)
-        known_B = scores.valid_BR[:, other]
-        open_B = known_B & (scores.value_BR[:, other] >= gate.at_least)
-        if gate.reward in found:
-            open_B = open_B & ~found[gate.reward].closed_B
-        found[name] = _Gated(~open_B, ~open_B if gate.otherwise == "skip" else ~known_B)
-    return found
+        valid_B = scores.valid_BR[:, other]
+        open_B = valid_B & (scores.value_BR[:, other] >= gate.at_least)
+        if gate.reward in gated:
+            open_B = open_B & ~gated[gate.reward].closed_B
+        gated[name] = _Gated(~open_B, ~open_B if gate.otherwise == "skip" else ~valid_B)
+    return gated

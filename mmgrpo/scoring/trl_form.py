@@ -13,12 +13,12 @@ from mmgrpo.data.media import Gallery
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.reward import Reward
 from mmgrpo.scoring.image_batch_form import ImageBatchReward, is_image_batch_form, parameters_of
-from mmgrpo.scoring.result_parsing import listed
+from mmgrpo.scoring.result_parsing import to_list
 from mmgrpo.types import Prompt, Sample
 
 logger = logging.getLogger(__name__)
 
-_GIVEN = ("prompts", "completions", "completion_ids", "image", "images", "videos", "audios")
+_STANDARD_KEYWORDS = ("prompts", "completions", "completion_ids", "image", "images", "videos", "audios")
 _LOGGING = ("log_extra", "log_metric")
 _ABSENT = ("trainer_state", "environments")
 
@@ -53,7 +53,7 @@ def as_reward(function: Callable[..., Any]) -> Reward:
     if not ({"completions", "completion_ids"} & parameters.keys() or (anything and only_keywords)):
         return function
     named = [p for p in parameters.values() if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
-    required = [p.name for p in named if p.default is Parameter.empty and p.name not in _GIVEN]
+    required = [p.name for p in named if p.default is Parameter.empty and p.name not in _STANDARD_KEYWORDS]
     absent = [name for name in required if name in _ABSENT]
     if absent:
         raise ConfigError(
@@ -106,9 +106,9 @@ class TrlReward:
                 _name(self._function), self._required, have,
             )  # fmt: skip
             return [None] * len(samples)
-        given = listed(self._called([samples[i] for i in rows]), len(rows))
+        returned = to_list(self._called([samples[i] for i in rows]), len(rows))
         values: list[Any] = [None] * len(samples)
-        for i, value in zip(rows, given, strict=True):
+        for i, value in zip(rows, returned, strict=True):
             values[i] = value
         return values
 
@@ -125,11 +125,11 @@ class TrlReward:
             raise
 
     def _arguments(self, samples: Sequence[Sample]) -> dict[str, list[Any]]:
-        columns = {name for sample in samples for name in sample.prompt.columns}.difference(_GIVEN)
+        columns = {name for sample in samples for name in sample.prompt.columns}.difference(_STANDARD_KEYWORDS)
         arguments = {name: [sample.prompt.columns.get(name) for sample in samples] for name in sorted(columns)}
         looks = "prompts" in self._named
         arguments |= {
-            "prompts": _of_each_prompt(samples, lambda prompt: _asked(prompt, placed=looks)),
+            "prompts": _of_each_prompt(samples, lambda prompt: _prompt_argument(prompt, placed=looks)),
             "completions": [_completion(sample) for sample in samples],
             "completion_ids": [None if sample.tokens is None else list(sample.tokens) for sample in samples],
             "images": [Gallery(sample.prompt.images) for sample in samples],
@@ -147,14 +147,14 @@ def _is_chat(sample: Sample) -> bool:
 
 def _of_each_prompt(samples: Sequence[Sample], function: Callable[[Prompt], Any]) -> list[Any]:
     """What a function makes of each sample's prompt; made once for the samples that share it."""
-    made: dict[int, Any] = {}
+    by_prompt: dict[int, Any] = {}
     for sample in samples:
-        if id(sample.prompt) not in made:
-            made[id(sample.prompt)] = function(sample.prompt)
-    return [made[id(sample.prompt)] for sample in samples]
+        if id(sample.prompt) not in by_prompt:
+            by_prompt[id(sample.prompt)] = function(sample.prompt)
+    return [by_prompt[id(sample.prompt)] for sample in samples]
 
 
-def _asked(prompt: Prompt, *, placed: bool) -> Any:
+def _prompt_argument(prompt: Prompt, *, placed: bool) -> Any:
     """The text, or the messages; if ``placed``, with the images in them, and contents that are lists of parts.
 
     Source: TRL 1.16 ``prepare_multimodal_messages``: without places the images stand before the first user's text.
@@ -162,11 +162,13 @@ def _asked(prompt: Prompt, *, placed: bool) -> Any:
     if prompt.messages is None or not placed or not prompt.images:
         return prompt.text if prompt.messages is None else prompt.messages
     images = iter(Gallery(prompt.images))
-    have_places = any(_is_place(part) for message in prompt.messages for part in _parts(message))
+    has_placeholders = any(_is_image_placeholder(part) for message in prompt.messages for part in _parts(message))
     messages: list[dict[str, Any]] = []
     for message in prompt.messages:
-        parts = [{**part, "image": next(images, None)} if _is_place(part) else part for part in _parts(message)]
-        if message["role"] == "user" and not have_places:
+        parts = [
+            {**part, "image": next(images, None)} if _is_image_placeholder(part) else part for part in _parts(message)
+        ]
+        if message["role"] == "user" and not has_placeholders:
             parts = [*({"type": "image", "image": image} for image in images), *parts]
         messages.append({**message, "content": parts})
     return messages
@@ -177,14 +179,16 @@ def _parts(message: Mapping[str, Any]) -> Sequence[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _is_place(part: Mapping[str, Any]) -> bool:
+def _is_image_placeholder(part: Mapping[str, Any]) -> bool:
     return part.get("type") == "image" and "image" not in part
 
 
 def _completion(sample: Sample) -> Any:
     if sample.text is not None:
         return [{"role": "assistant", "content": sample.text}] if _is_chat(sample) else sample.text
-    return next((made for made in (sample.image, sample.video, sample.audio, sample.array) if made is not None), None)
+    return next(
+        (media for media in (sample.image, sample.video, sample.audio, sample.array) if media is not None), None
+    )
 
 
 def _awaited(coroutine: Any) -> Any:

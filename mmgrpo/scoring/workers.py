@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 SampleKey = int | bytes
 """What a sample's result goes by: its fingerprint where known results are kept, or a number of its own."""
 
-_traceback_shown: set[str] = set()  # reward names; one traceback per reward and process is enough
+_traceback_logged: set[str] = set()  # reward names; one traceback per reward and process is enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +67,22 @@ class RewardWorker:
         """The results of a rollout, of which nothing is submitted yet."""
         return PendingResults(self)
 
-    def read(self, call: RewardCall, num_asked: int) -> tuple[list[Result], BaseException | None]:
+    def read(self, call: RewardCall, num_samples: int) -> tuple[list[Result], BaseException | None]:
         """What it said, and what it raised, if so."""
         try:
-            results = read_results(call.result(), num_asked)
+            results = read_results(call.result(), num_samples)
         except RewardError as error:
             raise RewardError(f"reward '{self.name}': {error}") from error
         except (Exception, SystemExit) as error:  # foreign code: whatever it raises, sys.exit too, is a counted failure
-            kind, first = type(error).__name__, self.name not in _traceback_shown
-            _traceback_shown.add(self.name)
-            said = "reward '%s' raised %s: %s; its %d samples are masked"
-            logger.warning(said, self.name, kind, error, num_asked, exc_info=error if first else None)
-            return [FAILED] * num_asked, error
+            kind, first = type(error).__name__, self.name not in _traceback_logged
+            _traceback_logged.add(self.name)
+            returned = "reward '%s' raised %s: %s; its %d samples are masked"
+            logger.warning(returned, self.name, kind, error, num_samples, exc_info=error if first else None)
+            return [FAILED] * num_samples, error
         num_failed = sum(result.failed for result in results)
         if num_failed:
-            said = "reward '%s' gave NaN or infinity for %d of %d samples; they are masked"
-            logger.warning(said, self.name, num_failed, num_asked)
+            returned = "reward '%s' gave NaN or infinity for %d of %d samples; they are masked"
+            logger.warning(returned, self.name, num_failed, num_samples)
         return results, None
 
     def try_out(self, samples: Sequence[Sample]) -> None:
@@ -113,9 +113,9 @@ class PendingResults:
     def __init__(self, worker: RewardWorker) -> None:
         self._worker = worker
         self._numbers = count()
-        self._known: dict[SampleKey, Result] = {}
+        self._results: dict[SampleKey, Result] = {}
         self._calls: list[tuple[list[SampleKey], RewardCall]] = []
-        self._asked: set[SampleKey] = set()
+        self._submitted: set[SampleKey] = set()
 
     def submit(self, samples: Sequence[Sample], keys: Sequence[bytes | None]) -> list[SampleKey]:
         """Begins a call with the samples whose result is neither known nor on its way.
@@ -131,15 +131,15 @@ class PendingResults:
         result_keys = [next(self._numbers) if cache is None or key is None else key for key in keys]
         new: dict[SampleKey, Any] = {}
         for result_key, sample in zip(result_keys, samples, strict=True):
-            if result_key in self._known or result_key in self._asked or result_key in new:
+            if result_key in self._results or result_key in self._submitted or result_key in new:
                 continue
             result = cache.get(result_key) if cache is not None and isinstance(result_key, bytes) else None
             if result is None:
                 new[result_key] = sample
             else:
-                self._known[result_key] = result
+                self._results[result_key] = result
         if new or not samples:
-            self._asked |= new.keys()
+            self._submitted |= new.keys()
             self._calls.append((list(new), self._worker.caller.start(list(new.values()))))
         return result_keys
 
@@ -156,23 +156,23 @@ class PendingResults:
             RewardError: the reward says what no reward may say, or fails on too many samples.
         """
         cause = None
-        for asked, call in self._calls:
-            results, error = self._worker.read(call, len(asked))
+        for submitted, call in self._calls:
+            results, error = self._worker.read(call, len(submitted))
             cause = cause or error
-            self._known |= zip(asked, results, strict=True)
-            for result_key in asked:
+            self._results |= zip(submitted, results, strict=True)
+            for result_key in submitted:
                 if self._worker.cache is not None and isinstance(result_key, bytes):
-                    self._worker.cache.put(result_key, self._known[result_key])
-        results = [self._known[result_key] for result_key in result_keys]
+                    self._worker.cache.put(result_key, self._results[result_key])
+        results = [self._results[result_key] for result_key in result_keys]
         self._worker.check(sum(result.failed for result in results), len(results), cause)
         took_s = sum(call.took_s for _, call in self._calls)
         return CollectedResults(results, self._cached(result_keys), took_s)
 
     def _cached(self, result_keys: Sequence[SampleKey]) -> list[bool]:
         """All but the first of each result that was asked for."""
-        asked = {result_key for keys, _ in self._calls for result_key in keys}
+        submitted = {result_key for keys, _ in self._calls for result_key in keys}
         cached = []
         for result_key in result_keys:
-            cached.append(result_key not in asked)
-            asked.discard(result_key)
+            cached.append(result_key not in submitted)
+            submitted.discard(result_key)
         return cached

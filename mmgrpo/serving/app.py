@@ -126,11 +126,11 @@ def make_app(
     async def score(request: Request) -> Response:
         try:
             if not _may(request, token):
-                await _body(request, allowed, kept=0)
+                await _body(request, allowed, max_stored=0)
                 raise _RefusedError(401, "a bearer token is needed, or this one is wrong")
             answer = await _scored(request, batchers, allowed, metrics)
-        except _RefusedError as refused:
-            answer = _refusal(refused)
+        except _RefusedError as error:
+            answer = _refusal(error)
         metrics.requests.labels(str(answer.status_code)).inc()
         return answer
 
@@ -162,18 +162,18 @@ async def _scored(
     return Response(answer.model_dump_json(), media_type=JSON)
 
 
-async def _body(request: Request, limits: ServerLimits, *, kept: int | None = None) -> bytes:
-    """The first ``kept`` bytes of the body, within its time; all of it, if that is not given.
+async def _body(request: Request, limits: ServerLimits, *, max_stored: int | None = None) -> bytes:
+    """The first ``max_stored`` bytes of the body, within its time; all of it, if that is not given.
 
     What is too large is read and dropped up to twice the limit, for a client that still sends hears no answer.
     """
-    kept = limits.max_body if kept is None else kept
+    max_stored = limits.max_body if max_stored is None else max_stored
     chunks, size = [], 0
     try:
         async with asyncio.timeout(limits.body_timeout_s):
             async for chunk in request.stream():
                 size += len(chunk)
-                if size <= kept:
+                if size <= max_stored:
                     chunks.append(chunk)
                 else:
                     chunks.clear()
@@ -189,8 +189,8 @@ async def _body(request: Request, limits: ServerLimits, *, kept: int | None = No
 
 
 def _may(request: Request, token: str | None) -> bool:
-    given = request.headers.get("authorization", "")
-    return token is None or hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
+    header = request.headers.get("authorization", "")
+    return token is None or hmac.compare_digest(header.encode(), f"Bearer {token}".encode())
 
 
 def _refusal(refused: _RefusedError) -> Response:

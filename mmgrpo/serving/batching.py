@@ -82,18 +82,18 @@ class Batcher:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        held: _Task | None = None  # taken from the queue, but too large for the batch before
-        while (first := held or self._tasks.get()) is not None:
-            batch, held, ended = self._gathered(first)
+        deferred: _Task | None = None  # taken from the queue, but too large for the batch before
+        while (first := deferred or self._tasks.get()) is not None:
+            batch, deferred, ended = self._next_batch(first)
             with self._lock:
                 self._waiting -= sum(len(task.samples) for task in batch)
-            asked = [task for task in batch if task.answer.set_running_or_notify_cancel()]
-            if asked:
-                self._answer(asked)
+            active = [task for task in batch if task.answer.set_running_or_notify_cancel()]
+            if active:
+                self._answer(active)
             if ended:
                 return
 
-    def _gathered(self, first: _Task) -> tuple[list[_Task], _Task | None, bool]:
+    def _next_batch(self, first: _Task) -> tuple[list[_Task], _Task | None, bool]:
         """The tasks of the next batch, the one that did not fit, and whether the queue has ended."""
         batch, num, until = [first], len(first.samples), time.monotonic() + self._window_s
         while num < self._max_batch:
@@ -112,7 +112,7 @@ class Batcher:
     def _answer(self, batch: Sequence[_Task]) -> None:
         """Judges all at once; if the reward raises, each request by itself, so that one does not fail the others."""
         try:
-            answers = self._judged([task.samples for task in batch])
+            answers = self._score([task.samples for task in batch])
         except BaseException as error:  # a reward is foreign code: whatever it raises, sys.exit included, is an answer
             if len(batch) > 1:
                 for task in batch:
@@ -124,19 +124,19 @@ class Batcher:
             self._metrics.failures.labels(self._name).inc(len(answer.failed))
             task.answer.set_result(answer)
 
-    def _judged(self, requests: Sequence[Sequence[Sample]]) -> list[ScoreResponse]:
+    def _score(self, requests: Sequence[Sequence[Sample]]) -> list[ScoreResponse]:
         """What one call of the reward says of each request."""
-        samples = apart(requests)
+        samples = merge_requests(requests)
         self._metrics.batch_samples.labels(self._name).observe(len(samples))
         with self._metrics.batch_seconds.labels(self._name).time():
-            said = [_plain(value) for value in self._reward(samples)]
-        if len(said) != len(samples):
-            raise RewardError(f"the reward gave {len(said)} values for {len(samples)} samples")
-        rest = iter(said)
+            values = [_plain(value) for value in self._reward(samples)]
+        if len(values) != len(samples):
+            raise RewardError(f"the reward gave {len(values)} values for {len(samples)} samples")
+        rest = iter(values)
         return [response_of(list(islice(rest, len(request)))) for request in requests]
 
 
-def apart(requests: Sequence[Sequence[Sample]]) -> list[Sample]:
+def merge_requests(requests: Sequence[Sequence[Sample]]) -> list[Sample]:
     """The samples of several requests, their groups renumbered so that none is in two; one request stays as it is."""
     if len(requests) == 1:
         return list(requests[0])
@@ -148,17 +148,17 @@ def apart(requests: Sequence[Sequence[Sample]]) -> list[Sample]:
     ]
 
 
-def response_of(said: Sequence[float | Score | None]) -> ScoreResponse:
+def response_of(scores: Sequence[float | Score | None]) -> ScoreResponse:
     """What a reward said of the samples of one request; NaN and infinity are failures."""
-    numbers = [None if value is None else float(value) for value in said]
-    explained = [_as_json(value.explanation) if isinstance(value, Score) else None for value in said]
-    parts = [_wire_scopes(value.scopes) if isinstance(value, Score) else None for value in said]
+    numbers = [None if value is None else float(value) for value in scores]
+    explanations = [_as_json(value.explanation) if isinstance(value, Score) else None for value in scores]
+    parts = [_wire_scopes(value.scopes) if isinstance(value, Score) else None for value in scores]
     return ScoreResponse.model_validate(
         {
             "values": [value if value is not None and math.isfinite(value) else None for value in numbers],
             "failed": [i for i, value in enumerate(numbers) if value is not None and not math.isfinite(value)],
-            "explanations": explained if any(explained) else None,
-            "scopes": parts if any(one is not None for one in parts) else None,
+            "explanations": explanations if any(explanations) else None,
+            "scopes": parts if any(sample_scopes is not None for sample_scopes in parts) else None,
         }
     )
 
@@ -178,8 +178,8 @@ def _wire_scopes(scopes: Sequence[Scope] | None) -> list[WireScope] | None:
     numbers = [None if scope.value is None else float(scope.value) for scope in scopes]
     failed = [number is not None and not math.isfinite(number) for number in numbers]
     return [
-        WireScope(start=scope.start, end=scope.end, value=None if lost else number, failed=lost)
-        for scope, number, lost in zip(scopes, numbers, failed, strict=True)
+        WireScope(start=scope.start, end=scope.end, value=None if is_failed else number, failed=is_failed)
+        for scope, number, is_failed in zip(scopes, numbers, failed, strict=True)
     ]
 
 

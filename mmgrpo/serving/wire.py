@@ -178,11 +178,11 @@ def packed(
     """
     tensors: dict[str, Array] | None = {} if form == "tensors" else None
     prompts = list({id(sample.prompt): sample.prompt for sample in samples}.values())
-    place = {id(prompt): number for number, prompt in enumerate(prompts)}
+    prompt_index = {id(prompt): number for number, prompt in enumerate(prompts)}
     document = {
         "reward": reward,
         "prompts": [_packed_prompt(prompt, columns, tensors) for prompt in prompts],
-        "samples": [_packed_sample(sample, place[id(sample.prompt)], tensors) for sample in samples],
+        "samples": [_packed_sample(sample, prompt_index[id(sample.prompt)], tensors) for sample in samples],
     }
     try:
         text = json.dumps(document, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace")
@@ -229,10 +229,10 @@ def unpacked(body: bytes, content_type: str, *, max_pixels: int = MAX_PIXELS) ->
 
 
 def _packed_prompt(prompt: Prompt, columns: Sequence[str] | None, tensors: dict[str, Array] | None) -> dict[str, Any]:
-    known = prompt.columns if columns is None else {n: prompt.columns[n] for n in columns if n in prompt.columns}
+    sent_columns = prompt.columns if columns is None else {n: prompt.columns[n] for n in columns if n in prompt.columns}
     return {
         "text": prompt.text,
-        "columns": dict(known),
+        "columns": dict(sent_columns),
         "negative": prompt.negative,
         "prefix": prompt.prefix,
         "messages": None if prompt.messages is None else [dict(message) for message in prompt.messages],

@@ -139,9 +139,9 @@ class MediaReader:
         """A sound. Raises DataError if it is none, or one too many."""
         return Audio(self.values(sound.values), sound.sampling_rate)
 
-    def values(self, given: WireValues) -> Tensor:
+    def values(self, wire: WireValues) -> Tensor:
         """Numbers. Raises DataError if they are none, or some too many."""
-        values = self._tensor(given.tensor, np.float32) if given.tensor is not None else _values(given)
+        values = self._tensor(wire.tensor, np.float32) if wire.tensor is not None else _values(wire)
         self._spend(values.size)
         return torch.from_numpy(np.array(values, dtype=np.float32))
 
@@ -175,10 +175,10 @@ class MediaReader:
             raise DataError("the request's pictures have more pixels than the server takes; send smaller batches")
 
 
-def _values(given: WireValues) -> NDArray[np.float32]:
+def _values(wire: WireValues) -> NDArray[np.float32]:
     """Those that came as text."""
     try:
-        flat = np.frombuffer(base64.b64decode(given.values or "", validate=True), dtype="<f4")
-        return flat.reshape(given.shape or [-1])
+        flat = np.frombuffer(base64.b64decode(wire.values or "", validate=True), dtype="<f4")
+        return flat.reshape(wire.shape or [-1])
     except (binascii.Error, ValueError) as error:
         raise DataError(f"a sound or an array is no float32 in base64 of its shape: {error}") from None

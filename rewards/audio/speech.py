@@ -1,4 +1,4 @@
-"""Reward for speech: the words that a recogniser hears in a sound."""
+"""Reward for speech: the words that a recognizer hears in a sound."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import final
 from mmgrpo.types import Sample, Score
 
 from ..models.checkpoints import Dtype, require_positive, resolve_dtype
-from ..models.speech_recognizers import RecogniserSource
+from ..models.speech_recognizers import RecognizerSource
 from ..parsing.error_rates import ErrorRate, Unit, transcripts
-from ..parsing.explanations import mistaken
-from ..parsing.extraction import one_of
+from ..parsing.explanations import transcript_comparison
+from ..parsing.extraction import require_choice
 
 
 @final
 class WordError:
-    """Reward: 1 less the word error rate between what a recogniser hears in the sound and what should be said.
+    """Reward: 1 less the word error rate between what a recognizer hears in the sound and what should be said.
 
     What should be said is the text in ``column``, or the prompt with ``column: null``. The rate is as in
     ``word_error_rate``, by ``unit``; a sample without sound, or a row without a text, is not judged.
 
-    Settings: ``model`` is a path or hub id of transformers: a recogniser with a CTC head (Wav2Vec2, HuBERT, Parakeet)
+    Settings: ``model`` is a path or hub id of transformers: a recognizer with a CTC head (Wav2Vec2, HuBERT, Parakeet)
     or one that writes (Whisper, Moonshine). ``language`` is what such a one is told, "en" say. ``device`` null is the
     process's GPU or the CPU.
     Range: 0 to 1.
@@ -45,8 +45,8 @@ class WordError:
     ) -> None:
         resolve_dtype("WordError", dtype)
         self.column = column
-        self._rate = ErrorRate(one_of("WordError.unit", unit, Unit), "reward word_error")
-        self._recogniser = RecogniserSource(
+        self._rate = ErrorRate(require_choice("WordError.unit", unit, Unit), "reward word_error")
+        self._recognizer = RecognizerSource(
             model=model,
             language=language,
             device=device,
@@ -57,12 +57,12 @@ class WordError:
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         wanted = [None if sample.audio is None else self._wanted(sample) for sample in samples]
         sounds = [s.audio for s, accepted in zip(samples, wanted, strict=True) if s.audio is not None and accepted]
-        transcripts_in_order = iter(self._recogniser(sounds) if sounds else [])
+        transcripts_in_order = iter(self._recognizer(sounds) if sounds else [])
         return [self._score(next(transcripts_in_order), accepted) if accepted else None for accepted in wanted]
 
     def _score(self, transcript: str, accepted: list[str]) -> Score:
         nearest = self._rate.nearest(transcript, accepted)
-        return Score(nearest.score, mistaken(transcript, nearest.reference, nearest.rate))
+        return Score(nearest.score, transcript_comparison(transcript, nearest.reference, nearest.rate))
 
     def _wanted(self, sample: Sample) -> list[str] | None:
         value = sample.prompt.text if self.column is None else sample.prompt.columns.get(self.column)

@@ -15,10 +15,10 @@ from mmgrpo.types import Sample, Score
 from ..models.checkpoints import require_positive
 from ..parsing.code_blocks import ExtractCode, code_in
 from ..parsing.explanations import excerpt, parts
-from ..parsing.extraction import one_of
-from ..parsing.reference_values import error_of, references
+from ..parsing.extraction import require_choice
+from ..parsing.reference_values import find_reference_error, read_references
 from .parallel_scoring import score_in_parallel
-from .sandbox import PYTHON, Outcome, Program, SandboxLimits, confronted, run
+from .sandbox import PYTHON, Outcome, Program, SandboxLimits, run, run_against
 
 Passing = Literal["all", "share"]
 Measured = Literal["time", "memory"]
@@ -75,20 +75,20 @@ class CodeTests:
         concurrency: int = 4,
     ) -> None:
         self.column = column
-        self._extract: ExtractCode = one_of("CodeTests.extract", extract, ExtractCode)
-        self._passing: Passing = one_of("CodeTests.score", score, Passing)
+        self._extract: ExtractCode = require_choice("CodeTests.extract", extract, ExtractCode)
+        self._passing: Passing = require_choice("CodeTests.score", score, Passing)
         self._wrong = wrong
         self._limits = SandboxLimits(time_s=time_s, memory_mb=memory_mb)
         self._max_tests = require_positive("CodeTests.max_tests", max_tests)
         self._concurrency = require_positive("CodeTests.concurrency", concurrency)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        tests = references("code_tests", samples, self.column, read_tests)
+        tests = read_references("code_tests", samples, self.column, read_tests)
         return list(score_in_parallel(self._concurrency, self._score, samples, tests))
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, read_tests, "Python code, or a list of inputs and outputs")
+        return find_reference_error(value, read_tests, "Python code, or a list of inputs and outputs")
 
     def _score(self, text: str, tests: Tests) -> Score | None:
         code = code_in(text, self._extract)
@@ -145,16 +145,16 @@ class RunTime:
     ) -> None:
         self.column = column
         self._reference = reference
-        self._measure: Measured = one_of("RunTime.measure", measure, Measured)
+        self._measure: Measured = require_choice("RunTime.measure", measure, Measured)
         self._repeats = require_positive("RunTime.repeats", repeats)
-        self._extract: ExtractCode = one_of("RunTime.extract", extract, ExtractCode)
+        self._extract: ExtractCode = require_choice("RunTime.extract", extract, ExtractCode)
         self._wrong = wrong
         self._limits = SandboxLimits(time_s=time_s, memory_mb=memory_mb)
         self._max_tests = require_positive("RunTime.max_tests", max_tests)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        tests = references("run_time", samples, self.column, _pairs)
-        programs = references("run_time", samples, self._reference, _program)
+        tests = read_references("run_time", samples, self.column, _pairs)
+        programs = read_references("run_time", samples, self._reference, _program)
         return [
             None if test is None or program is None else self._score(sample.text or "", test, program)
             for sample, test, program in zip(samples, tests, programs, strict=True)
@@ -162,7 +162,7 @@ class RunTime:
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, _pairs, "a list of inputs and outputs")
+        return find_reference_error(value, _pairs, "a list of inputs and outputs")
 
     def _score(self, text: str, tests: tuple[Exchange, ...], program: str) -> Score | None:
         code = code_in(text, self._extract)
@@ -211,13 +211,13 @@ def asserted(code: str, tests: str, limits: SandboxLimits) -> list[bool]:
     protocol = PROTOCOL.read_text()
     checker, solution = (
         Program(
-            command=(*PYTHON, "program_protocol.py", role, "given.py"),
-            files={"program_protocol.py": protocol, "given.py": text},
+            command=(*PYTHON, "program_protocol.py", role, "code.py"),
+            files={"program_protocol.py": protocol, "code.py": text},
             limits=limits,
         )
         for role, text in (("check", tests), ("answer", code))
     )
-    lines = confronted(checker, solution).errors.decode(errors="replace").split("\n")
+    lines = run_against(checker, solution).errors.decode(errors="replace").split("\n")
     if not lines[0].isdecimal():
         return []
     passes = [line == "1" for line in lines[1:-1]]

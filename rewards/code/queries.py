@@ -14,7 +14,7 @@ from mmgrpo.types import Sample, Score
 from ..models.checkpoints import require_positive
 from ..parsing.code_blocks import ExtractCode, code_in
 from ..parsing.explanations import compared
-from ..parsing.extraction import one_of
+from ..parsing.extraction import require_choice
 from .parallel_scoring import score_in_parallel
 from .sandbox import PYTHON, Program, SandboxLimits, run
 
@@ -67,19 +67,19 @@ class SqlExecution:
         self.column = column
         self._database = database
         self._schema = schema
-        self._measure: Measure = one_of("SqlExecution.measure", measure, Measure)
-        self._compare: Compare = one_of("SqlExecution.compare", compare, Compare)
+        self._measure: Measure = require_choice("SqlExecution.measure", measure, Measure)
+        self._compare: Compare = require_choice("SqlExecution.compare", compare, Compare)
         self._runs = runs
-        self._extract: ExtractCode = one_of("SqlExecution.extract", extract, ExtractCode)
+        self._extract: ExtractCode = require_choice("SqlExecution.extract", extract, ExtractCode)
         self._limits = SandboxLimits(time_s=time_s, memory_mb=memory_mb)
         self._concurrency = require_positive("SqlExecution.concurrency", concurrency)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return list(
-            score_in_parallel(self._concurrency, self._score, samples, [self._given(sample) for sample in samples])
+            score_in_parallel(self._concurrency, self._score, samples, [self._request(sample) for sample in samples])
         )
 
-    def _given(self, sample: Sample) -> dict[str, str] | None:
+    def _request(self, sample: Sample) -> dict[str, str] | None:
         """The right query, and where its database is."""
         columns = sample.prompt.columns
         query = columns.get(self.column)
@@ -101,8 +101,8 @@ class SqlExecution:
         if query is None:
             return Score(0.0, compared(None, request["reference"], "no query"))
         program = Program(
-            command=(*PYTHON, "query_worker.py", "given.json"),
-            files={"query_worker.py": WORKER.read_text(), "given.json": json.dumps(request | {"query": query})},
+            command=(*PYTHON, "query_worker.py", "request.json"),
+            files={"query_worker.py": WORKER.read_text(), "request.json": json.dumps(request | {"query": query})},
             paths=(request["database"],) if request["database"] else (),
             limits=self._limits,
         )

@@ -15,7 +15,7 @@ from mmgrpo.types import Sample, Score
 
 from ..models.checkpoints import require_positive
 from ..parsing.code_blocks import ExtractCode, code_in
-from ..parsing.extraction import one_of
+from ..parsing.extraction import require_choice
 from .parallel_scoring import score_in_parallel
 from .sandbox import Program, SandboxLimits, run
 from .shell_commands import describe_outcome, find_command
@@ -62,14 +62,14 @@ class Rendered:
         self._file = file
         self._paths = tuple(paths)
         self._wrong = wrong
-        self._extract: ExtractCode = one_of("Rendered.extract", extract, ExtractCode)
+        self._extract: ExtractCode = require_choice("Rendered.extract", extract, ExtractCode)
         self._limits = SandboxLimits(time_s=time_s, memory_mb=memory_mb, processes=32, output_kb=1 << 14)
         self._concurrency = require_positive("Rendered.concurrency", concurrency)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         binary = find_command(self._command[0], self._paths)
         rows = [None if sample.text is None else binary for sample in samples]
-        renders = score_in_parallel(self._concurrency, self._drawn, samples, rows)
+        renders = score_in_parallel(self._concurrency, self._render, samples, rows)
         values: list[float | Score | None] = [
             Score(self._wrong, {"reason": render}) if isinstance(render, str) else None for render in renders
         ]
@@ -84,7 +84,7 @@ class Rendered:
             values[i] = value
         return values
 
-    def _drawn(self, text: str, binary: str) -> Image.Image | str:
+    def _render(self, text: str, binary: str) -> Image.Image | str:
         """The picture, or why there is none."""
         code = code_in(text, self._extract)
         if code is None:

@@ -130,7 +130,7 @@ def run(program: Program, stdin: str = "") -> Outcome:
         return launched.outcome(launched.process.stdout)
 
 
-def confronted(checker: Program, solution: Program) -> Outcome:
+def run_against(checker: Program, solution: Program) -> Outcome:
     """Runs two commands, each in a sandbox of its own, whose standard input is the other's output.
 
     Args:
@@ -143,12 +143,12 @@ def confronted(checker: Program, solution: Program) -> Outcome:
     Raises:
         RewardError: a limit cannot be set on this machine.
     """
-    (asked, asking), (answered, answering) = os.pipe(), os.pipe()
+    (request_end, request_start), (reply_end, reply_start) = os.pipe(), os.pipe()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_launched(solution, None, asked, answering, subprocess.DEVNULL))
-        _close(asked, answering)
-        judge = stack.enter_context(_launched(checker, None, answered, asking))
-        _close(answered, asking)
+        stack.enter_context(_launched(solution, None, request_end, reply_start, subprocess.DEVNULL))
+        _close(request_end, reply_start)
+        judge = stack.enter_context(_launched(checker, None, reply_end, request_start))
+        _close(reply_end, request_start)
         return judge.outcome()
 
 
@@ -163,48 +163,48 @@ class _Launched:
     def outcome(self, *outputs: IO[bytes]) -> Outcome:
         """Reads until everything within has ended or a limit is met."""
         assert self.process.stderr is not None
-        said = dict.fromkeys((self.report, self.process.stderr, *outputs), b"")
-        ending = self._read(said)
-        errors, output = said[self.process.stderr], b"".join(said[pipe] for pipe in outputs)
+        output_by_pipe = dict.fromkeys((self.report, self.process.stderr, *outputs), b"")
+        ending = self._read(output_by_pipe)
+        errors, output = output_by_pipe[self.process.stderr], b"".join(output_by_pipe[pipe] for pipe in outputs)
         if ending is not None:
             return Outcome(ending=ending, code=None, output=output, errors=errors)
-        told = said[self.report].removeprefix(STARTED)
-        ended: dict[str, Any] = (
-            json.loads(told) if told else {"refused": f"it ended before it began: {errors.decode()[-500:]}"}
+        report = output_by_pipe[self.report].removeprefix(STARTED)
+        result: dict[str, Any] = (
+            json.loads(report) if report else {"refused": f"it ended before it began: {errors.decode()[-500:]}"}
         )
-        if "refused" in ended:
+        if "refused" in result:
             raise RewardError(
-                f"code that a model wrote cannot be run within limits here, so it is not run: {ended['refused']}. "
+                f"code that a model wrote cannot be run within limits here, so it is not run: {result['refused']}. "
                 f"What a machine must allow is said in docs/sandbox.md."
             )
-        how: Ending = "exited" if ended["signal"] is None else "killed"
+        how: Ending = "exited" if result["signal"] is None else "killed"
         return Outcome(
             ending=how,
-            code=ended["code"],
+            code=result["code"],
             output=output,
             errors=errors,
-            cpu_s=ended["cpu_s"],
-            memory_mb=ended["memory_mb"],
+            cpu_s=result["cpu_s"],
+            memory_mb=result["memory_mb"],
         )
 
-    def _read(self, said: dict[IO[bytes], bytes]) -> Ending | None:
+    def _read(self, output_by_pipe: dict[IO[bytes], bytes]) -> Ending | None:
         """Fills in what the pipes say; None where all of them came to their end."""
         deadline, most = time.monotonic() + START_S, self.limits.output_kb << 10
         began = False
         with selectors.DefaultSelector() as selector:
-            for pipe in said:
+            for pipe in output_by_pipe:
                 selector.register(pipe, selectors.EVENT_READ)
             while selector.get_map():
                 ready = selector.select(max(deadline - time.monotonic(), 0))
                 for key, _ in ready:
                     pipe: Any = key.fileobj
                     piece = os.read(pipe.fileno(), 1 << 16)
-                    said[pipe] += piece
+                    output_by_pipe[pipe] += piece
                     if not piece:
                         selector.unregister(pipe)
-                if not began and said[self.report].startswith(STARTED):
+                if not began and output_by_pipe[self.report].startswith(STARTED):
                     began, deadline = True, time.monotonic() + self.limits.time_s
-                if max(len(text) for pipe, text in said.items() if pipe is not self.report) > most:
+                if max(len(text) for pipe, text in output_by_pipe.items() if pipe is not self.report) > most:
                     return "too much output"
                 if not ready:
                     return "late"
@@ -213,7 +213,7 @@ class _Launched:
 
 @contextlib.contextmanager
 def _launched(
-    program: Program, stdin: str | None, given: int, taken: int, errors: int = subprocess.PIPE
+    program: Program, stdin: str | None, stdin_pipe: int, stdout_pipe: int, errors: int = subprocess.PIPE
 ) -> Iterator[_Launched]:
     """Starts a sandbox; at the end whatever still runs in it is killed."""
     if sys.platform != "linux":
@@ -228,7 +228,7 @@ def _launched(
         try:
             process = subprocess.Popen(
                 [*PYTHON, "-S", LAUNCHER, str(spec.fileno()), str(writing)],
-                stdin=given, stdout=taken, stderr=errors, env={}, cwd="/",
+                stdin=stdin_pipe, stdout=stdout_pipe, stderr=errors, env={}, cwd="/",
                 pass_fds=(spec.fileno(), writing), start_new_session=True,
             )  # fmt: skip
         finally:

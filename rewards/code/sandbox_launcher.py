@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 HOME = "/sandbox"
 USER = 1000  # within
-NOBODY = 65534  # outside, where root starts the sandbox: of root the kernel counts no processes
+UNPRIVILEGED = 65534  # outside, where root starts the sandbox: of root the kernel counts no processes
 DEVICES = ("null", "zero", "full", "random", "urandom")
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
 
@@ -60,9 +60,9 @@ class RefusedError(Exception):
 
 def main() -> None:
     """Reads what to run, runs it, and ends as it did."""
-    given, report = int(sys.argv[1]), int(sys.argv[2])
+    spec_fd, report = int(sys.argv[1]), int(sys.argv[2])
     os.set_inheritable(report, False)
-    with os.fdopen(given) as file:
+    with os.fdopen(spec_fd) as file:
         spec = json.load(file)
     try:
         _enter_namespaces()
@@ -100,8 +100,8 @@ def _first(spec: Mapping[str, Any], report: int) -> NoReturn:
     except (RefusedError, OSError) as error:
         _refuse(report, error)
     code, killed = os.waitstatus_to_exitcode(status), os.WIFSIGNALED(status)
-    said = {"code": None if killed else code, "signal": -code if killed else None}
-    _report(report, said | {"cpu_s": used.ru_utime + used.ru_stime, "memory_mb": used.ru_maxrss / 1024})
+    status_fields = {"code": None if killed else code, "signal": -code if killed else None}
+    _report(report, status_fields | {"cpu_s": used.ru_utime + used.ru_stime, "memory_mb": used.ru_maxrss / 1024})
     os._exit(0)
 
 
@@ -138,7 +138,10 @@ def _enter_namespaces() -> None:
     """New user, process, network, mount and message namespaces: nothing of the machine is left to be reached."""
     _end_with_parent()
     root = os.geteuid() == 0
-    maps = {kind: f"0 0 1\n{USER} {NOBODY} 1" if root else f"{USER} {own} 1" for kind, own in _own_ids().items()}
+    maps = {
+        kind: f"0 0 1\n{USER} {UNPRIVILEGED} 1" if root else f"{USER} {current} 1"
+        for kind, current in _current_ids().items()
+    }
     waiting, ready = os.pipe()
     mapper = os.fork()
     if mapper == 0:
@@ -156,7 +159,7 @@ def _enter_namespaces() -> None:
         raise RefusedError("user ids cannot be mapped into a new namespace")
 
 
-def _own_ids() -> dict[str, int]:
+def _current_ids() -> dict[str, int]:
     return {"uid_map": os.geteuid(), "gid_map": os.getegid()}
 
 
@@ -184,19 +187,19 @@ def _make_root(spec: Mapping[str, Any]) -> int | None:
     _mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, f"size={spec['disk_bytes']},nr_inodes=20000,mode=755")
     for name in DEVICES:
         _bind(root, f"/dev/{name}")
-    shown = {where for path in (*SYSTEM, *spec["paths"]) for where in (path, os.path.realpath(path))}
-    for path in sorted(shown, key=len):  # a folder comes before what is in it
+    visible = {where for path in (*SYSTEM, *spec["paths"]) for where in (path, os.path.realpath(path))}
+    for path in sorted(visible, key=len):  # a folder comes before what is in it
         _show(root, path)
     process_files = root / "proc"
     process_files.mkdir(exist_ok=True)
     libc.mount(b"proc", os.fsencode(process_files), b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)  # if it may be
     for folder in (HOME, "/tmp"):
         (root / folder[1:]).mkdir(exist_ok=True)
-        _own(root / folder[1:])
+        _chown_to_user(root / folder[1:])
     for name, text in spec["files"].items():
         path = root / HOME[1:] / name
         path.write_text(text, "utf-8", "replace")
-        _own(path)
+        _chown_to_user(path)
     stdin = None
     if spec["stdin"] is not None:
         path = root / "stdin"
@@ -211,7 +214,7 @@ def _make_root(spec: Mapping[str, Any]) -> int | None:
     return stdin
 
 
-def _own(path: Path) -> None:
+def _chown_to_user(path: Path) -> None:
     if os.getuid() != USER:
         os.chown(path, USER, USER)
 
@@ -221,19 +224,19 @@ def _show(root: Path, path: str) -> None:
     if not os.path.exists(path) or os.path.lexists(root / path[1:]):
         return
     attributes = struct.pack("=4Q", ATTR_RDONLY | ATTR_NOSUID, 0, 0, 0)
-    place = os.fsencode(_bind(root, path))
-    _call(f"{path} read-only", libc.syscall, MOUNT_SETATTR, AT_FDCWD, place, AT_RECURSIVE, attributes, len(attributes))
+    target = os.fsencode(_bind(root, path))
+    _call(f"{path} read-only", libc.syscall, MOUNT_SETATTR, AT_FDCWD, target, AT_RECURSIVE, attributes, len(attributes))
 
 
 def _bind(root: Path, path: str) -> Path:
-    place = root / path[1:]
-    place.parent.mkdir(parents=True, exist_ok=True)
+    target = root / path[1:]
+    target.parent.mkdir(parents=True, exist_ok=True)
     if os.path.isdir(path):
-        place.mkdir(exist_ok=True)
+        target.mkdir(exist_ok=True)
     else:
-        place.touch()
-    _mount(path, place, None, MS_BIND | MS_REC)
-    return place
+        target.touch()
+    _mount(path, target, None, MS_BIND | MS_REC)
+    return target
 
 
 def _deny_calls() -> None:
@@ -278,8 +281,8 @@ def _refuse(report: int, error: Exception) -> NoReturn:
     os._exit(1)
 
 
-def _report(report: int, said: Mapping[str, Any]) -> None:
-    os.write(report, json.dumps(said).encode())
+def _report(report: int, message: Mapping[str, Any]) -> None:
+    os.write(report, json.dumps(message).encode())
 
 
 if __name__ == "__main__":

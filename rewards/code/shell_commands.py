@@ -16,7 +16,7 @@ from mmgrpo.types import Sample, Score
 from ..models.checkpoints import require_positive
 from ..parsing.code_blocks import ExtractCode, code_in
 from ..parsing.explanations import excerpt
-from ..parsing.extraction import one_of
+from ..parsing.extraction import require_choice
 from .parallel_scoring import score_in_parallel
 from .sandbox import Outcome, Program, SandboxLimits, run
 
@@ -78,7 +78,7 @@ class Command:
         self._forbid, self._expect, self._number = (_pattern(text) for text in (forbid, expect, number))
         self._paths = tuple(str(Path(path).expanduser().resolve()) for path in paths)
         self._env = dict(env or {})
-        self._extract: ExtractCode = one_of("Command.extract", extract, ExtractCode)
+        self._extract: ExtractCode = require_choice("Command.extract", extract, ExtractCode)
         self._limits = SandboxLimits(time_s=time_s, memory_mb=memory_mb, processes=processes)
         self._concurrency = require_positive("Command.concurrency", concurrency)
 
@@ -141,10 +141,10 @@ def _pattern(text: str | None) -> Any:
 def find_command(name: str, paths: Sequence[str]) -> str:
     """Where a command is, on the path of this process or in a ``bin`` folder of ``paths``."""
     folders = [folder for path in paths for folder in (path, f"{path}/bin")]
-    found = shutil.which(name) or shutil.which(name, path=":".join(folders))
-    if found is None:
+    binary = shutil.which(name) or shutil.which(name, path=":".join(folders))
+    if binary is None:
         raise RewardError(f"there is no command {name!r} here: install it, or add the folder that holds it to 'paths'")
-    return str(Path(found).absolute())
+    return str(Path(binary).absolute())
 
 
 def describe_outcome(outcome: Outcome) -> str:

@@ -14,7 +14,7 @@ MAX_ACTIONS = 100
 MAX_DEPTH = 8
 
 _KIND_KEYS = ("action", "action_type", "name", "type")
-_PLACE_KEYS = ("coordinate", "coordinates", "point", "point_2d", "position", "start_box", "start_point")
+_POSITION_KEYS = ("coordinate", "coordinates", "point", "point_2d", "position", "start_box", "start_point")
 _BOX_KEYS = ("bbox", "gt_bbox", "bbox_2d", "box")
 _TEXT_KEYS = ("text", "input_text", "content", "value", "direction", "app_name", "app", "key", "keys", "status")
 _ARGUMENT_KEYS = ("arguments", "args", "parameters", "action_input", "action_args")
@@ -79,7 +79,7 @@ class Action:
     text: str | None = None
 
     @property
-    def place(self) -> tuple[float, float] | None:
+    def position(self) -> tuple[float, float] | None:
         """The point, or the middle of the box."""
         if self.point is not None or self.box is None:
             return self.point
@@ -94,11 +94,11 @@ def actions_in(source: Any) -> list[Action]:
     ``pyautogui.click(1, 2)`` or ``type(content='..')``.
     """
     values = json_values(source) if isinstance(source, str) else source
-    found = _limited(_from_json(values, 0))
-    return found or (_limited(_from_calls(source)) if isinstance(source, str) else [])
+    found = _take_actions(_from_json(values, 0))
+    return found or (_take_actions(_from_calls(source)) if isinstance(source, str) else [])
 
 
-def _limited(actions: Iterator[Action]) -> list[Action]:
+def _take_actions(actions: Iterator[Action]) -> list[Action]:
     return [action for _, action in zip(range(MAX_ACTIONS), actions, strict=False)]
 
 
@@ -111,7 +111,7 @@ def _from_json(value: Any, depth: int) -> Iterator[Action]:
     elif isinstance(value, Mapping):
         apart = next((value[key] for key in _ARGUMENT_KEYS if isinstance(value.get(key), Mapping)), {})
         said = ((apart, _KIND_KEYS[:2]), (value, _KIND_KEYS))  # of arguments' own, "name" may be anything's
-        kind = next((held[key] for held, keys in said for key in keys if _names(held.get(key))), None)
+        kind = next((held[key] for held, keys in said for key in keys if _is_action_name(held.get(key))), None)
         if kind is not None:
             yield _action(kind, {**value, **apart})
             return
@@ -119,7 +119,7 @@ def _from_json(value: Any, depth: int) -> Iterator[Action]:
             yield from _from_json(inner, depth + 1)
 
 
-def _names(value: Any) -> bool:
+def _is_action_name(value: Any) -> bool:
     return isinstance(value, str) and value != "function"  # which is what tool calls are said to be
 
 
@@ -130,7 +130,7 @@ def _from_calls(text: str) -> Iterator[Action]:
             continue
         arguments, end = _arguments(text, call.end())
         if arguments is not None:
-            yield _called(call["name"], arguments)
+            yield _action_from_call(call["name"], arguments)
 
 
 def _arguments(text: str, start: int) -> tuple[list[tuple[str | None, Any]] | None, int]:
@@ -162,7 +162,7 @@ def _value(written: str) -> Any:
     return digits[0][0] if digits and digits[0] else None
 
 
-def _called(name: str, arguments: list[tuple[str | None, Any]]) -> Action:
+def _action_from_call(name: str, arguments: list[tuple[str | None, Any]]) -> Action:
     """Positional numbers are x and y, a positional list a point, a positional string the text."""
     named = {key: value for key, value in arguments if key is not None}
     bare = [value for key, value in arguments if key is None]
@@ -179,16 +179,16 @@ def _action(kind: str, fields: Mapping[str, Any]) -> Action:
     plain = re.sub(r"[\s-]+", "_", kind.strip().lower())[:40]
     written = next((fields[key] for key in _TEXT_KEYS if isinstance(fields.get(key), str | int | float)), None)
     text = None if written is None or isinstance(written, bool) else str(written)
-    point, box = _place(fields)
+    point, box = _point_and_box(fields)
     named = None if text is None or not text.strip() or text.strip().lower() in _NO_TEXT else text
     return Action(ALIASES.get(plain, plain), point, box, named)
 
 
-def _place(
+def _point_and_box(
     fields: Mapping[str, Any],
 ) -> tuple[tuple[float, float] | None, tuple[float, float, float, float] | None]:
     """Where: a point, or a box."""
-    held = next((fields[key] for key in (*_PLACE_KEYS, *_BOX_KEYS) if fields.get(key) is not None), None)
+    held = next((fields[key] for key in (*_POSITION_KEYS, *_BOX_KEYS) if fields.get(key) is not None), None)
     if held is None and fields.get("x") is not None and fields.get("y") is not None:
         held = [fields["x"], fields["y"]]
     written = held if isinstance(held, str) else str(list(held)) if isinstance(held, list | tuple) else ""

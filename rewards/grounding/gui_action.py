@@ -11,11 +11,11 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt, Sample, Score
 
 from ..parsing.boxes import Box
-from ..parsing.coordinate_frames import Declared, declared
-from ..parsing.coordinates import Stated
-from ..parsing.explanations import compared, drawn_points, rounded
-from ..parsing.extraction import Extract, extracted, normalised, place_of, share, words
-from ..parsing.reference_values import error_of, references
+from ..parsing.coordinate_frames import Declared, coordinates_from
+from ..parsing.coordinates import StatedBox
+from ..parsing.explanations import compared, points_explanation, rounded
+from ..parsing.extraction import Extract, extract_answer, normalize_text, require_extract, require_fraction, words
+from ..parsing.reference_values import find_reference_error, read_references
 from .action_parsing import Action, actions_in
 
 POINTING = ("click", "double_click", "right_click", "long_press", "hover", "drag")
@@ -63,41 +63,43 @@ class GuiAction:
         if isinstance(pointing, str):
             raise ConfigError(f"GuiAction.pointing must be a list of actions, got {pointing!r}")
         self.column = column
-        self._coordinates = declared("GuiAction", coordinates)
+        self._coordinates = coordinates_from("GuiAction", coordinates)
         self._type_weight, self._place_weight, self._text_weight = weights
-        self._threshold = None if text_threshold is None else share("GuiAction.text_threshold", text_threshold)
+        self._threshold = (
+            None if text_threshold is None else require_fraction("GuiAction.text_threshold", text_threshold)
+        )
         self._distance = distance
         self._pointing = frozenset(pointing)
         self._aliases = dict(aliases or {})
-        self._extract: Extract = place_of("GuiAction.extract", extract)
+        self._extract: Extract = require_extract("GuiAction.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("gui_action", samples, self.column, self._one_action)
-        return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+        references = read_references("gui_action", samples, self.column, self._single_action)
+        return [None if r is None else self._score(s, r) for s, r in zip(samples, references, strict=True)]
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, self._one_action, "exactly one action, its box with an area")
+        return find_reference_error(value, self._single_action, "exactly one action, its box with an area")
 
-    def _one_action(self, value: Any) -> Action | None:
+    def _single_action(self, value: Any) -> Action | None:
         """The action of a data row; None unless it holds exactly one, whose box, if it has one, has an area."""
         actions = actions_in(value)
-        if len(actions) != 1 or (actions[0].box and self._coordinates.with_area(Stated(actions[0].box)) is None):
+        if len(actions) != 1 or (actions[0].box and self._coordinates.with_area(StatedBox(actions[0].box)) is None):
             return None
         return actions[0]
 
     def _score(self, sample: Sample, wanted: Action) -> Score:
-        stated = actions_in(extracted(sample.text or "", self._extract) or "")
+        stated = actions_in(extract_answer(sample.text or "", self._extract) or "")
         if len(stated) != 1:
             return Score(0.0, compared(None, _named(wanted), f"{len(stated) or 'no'} actions, where one is asked for"))
         parts = {"type": float(self._kind(stated[0]) == self._kind(wanted))}
-        said = compared(_written(stated[0]), _named(wanted))
-        if self._kind(wanted) in self._pointing and wanted.place is not None:
-            parts["place"], drawn = self._placed(sample.prompt, stated[0], wanted)
-            said |= drawn
+        explanation = compared(_written(stated[0]), _named(wanted))
+        if self._kind(wanted) in self._pointing and wanted.position is not None:
+            parts["place"], point_explanation = self._placed(sample.prompt, stated[0], wanted)
+            explanation |= point_explanation
         if wanted.text is not None:
             parts["text"] = self._text(stated[0].text or "", wanted.text)
-        return Score(self._weighted(parts), said | {"parts": rounded(parts)})
+        return Score(self._weighted(parts), explanation | {"parts": rounded(parts)})
 
     def _kind(self, action: Action) -> str:
         return self._aliases.get(action.kind, action.kind)
@@ -112,14 +114,14 @@ class GuiAction:
 
     def _placed(self, prompt: Prompt, stated: Action, wanted: Action) -> tuple[float, dict[str, Any]]:
         """Whether the place is right, and the picture of it."""
-        points = self._coordinates.points(prompt, [] if stated.place is None else [stated.place])
+        points = self._coordinates.points(prompt, [] if stated.position is None else [stated.position])
         if wanted.point is None and wanted.box is not None:
-            _, (box,) = self._coordinates.boxes(prompt, [], [Stated(wanted.box)])
-            return float(any(box.holds(point) for point in points)), drawn_points(points, box)
-        x, y = wanted.place or (0.0, 0.0)
+            _, (box,) = self._coordinates.boxes(prompt, [], [StatedBox(wanted.box)])
+            return float(any(box.holds(point) for point in points)), points_explanation(points, box)
+        x, y = wanted.position or (0.0, 0.0)
         near = any((point.x - x) ** 2 + (point.y - y) ** 2 < self._distance**2 for point in points)
         reach, frame = self._distance, self._coordinates.of_reference(prompt)
-        return float(near), drawn_points(points, Box(x - reach, y - reach, x + reach, y + reach, frame))
+        return float(near), points_explanation(points, Box(x - reach, y - reach, x + reach, y + reach, frame))
 
     def _text(self, stated: str, wanted: str) -> float:
         value = word_f1(stated, wanted)
@@ -136,17 +138,20 @@ def word_f1(stated: str, wanted: str) -> float:
     Returns:
         0 to 1.
     """
-    made, known = Counter(words(stated)), Counter(words(wanted))
-    if not made or not known:
+    stated_counts, reference_counts = Counter(words(stated)), Counter(words(wanted))
+    if not stated_counts or not reference_counts:
         return float(
-            not made and not known and (plain := normalised(stated)) is not None and plain == normalised(wanted)
+            not stated_counts
+            and not reference_counts
+            and (plain := normalize_text(stated)) is not None
+            and plain == normalize_text(wanted)
         )
-    return 2 * (made & known).total() / (made.total() + known.total())
+    return 2 * (stated_counts & reference_counts).total() / (stated_counts.total() + reference_counts.total())
 
 
 def _written(action: Action) -> str:
-    place = "" if action.place is None else " at ({:g}, {:g})".format(*action.place)
-    return f"{action.kind}{place}" + ("" if action.text is None else f": {action.text}")
+    position = "" if action.position is None else " at ({:g}, {:g})".format(*action.position)
+    return f"{action.kind}{position}" + ("" if action.text is None else f": {action.text}")
 
 
 def _named(action: Action) -> str:

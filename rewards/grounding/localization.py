@@ -12,18 +12,18 @@ from mmgrpo.system.extras import required
 from mmgrpo.types import Sample, Score
 
 from ..parsing.boxes import Box, giou, iou
-from ..parsing.coordinate_frames import Declared, declared
+from ..parsing.coordinate_frames import Declared, coordinates_from
 from ..parsing.coordinates import (
-    Stated,
+    StatedBox,
     pair,
     points_in,
     span_iou,
     spans_in,
     stated_boxes,
 )
-from ..parsing.explanations import drawn_boxes, drawn_points, drawn_spans, rounded, too_many
-from ..parsing.extraction import Extract, extracted, one_of, place_of, share
-from ..parsing.reference_values import error_of, graded, references
+from ..parsing.explanations import boxes_explanation, points_explanation, rounded, spans_explanation, too_many
+from ..parsing.extraction import Extract, extract_answer, require_choice, require_extract, require_fraction
+from ..parsing.reference_values import find_reference_error, read_references, score_against_reference
 
 BoxMode = Literal["iou", "giou", "threshold"]
 TimeUnit = Literal["seconds", "frames"]
@@ -58,25 +58,25 @@ class BoxIou:
         extract: Extract = "none",
     ) -> None:
         self.column = column
-        self._coordinates = declared("BoxIou", coordinates)
-        self._mode: BoxMode = one_of("BoxIou.mode", mode, BoxMode)
-        self._threshold = share("BoxIou.threshold", threshold)
-        self._extract: Extract = place_of("BoxIou.extract", extract)
+        self._coordinates = coordinates_from("BoxIou", coordinates)
+        self._mode: BoxMode = require_choice("BoxIou.mode", mode, BoxMode)
+        self._threshold = require_fraction("BoxIou.threshold", threshold)
+        self._extract: Extract = require_extract("BoxIou.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("box_iou", samples, self.column, self._coordinates.one_reference)
-        return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+        references = read_references("box_iou", samples, self.column, self._coordinates.one_reference)
+        return [None if r is None else self._score(s, r) for s, r in zip(samples, references, strict=True)]
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, self._coordinates.one_reference, "exactly one box with an area")
+        return find_reference_error(value, self._coordinates.one_reference, "exactly one box with an area")
 
-    def _score(self, sample: Sample, reference: Stated) -> Score:
-        stated = stated_boxes(extracted(sample.text or "", self._extract) or "")
-        made, (wanted,) = self._coordinates.boxes(sample.prompt, stated, [reference])
-        reason = _not_one("box", len(made)) or ("the box is empty" if made[0].empty else None)
-        drawn = drawn_boxes(made, [wanted], pairs=[] if reason else [(0, 0, iou(made[0], wanted))])
-        return Score(self._value(made, wanted), drawn | ({} if reason is None else {"reason": reason}))
+    def _score(self, sample: Sample, reference: StatedBox) -> Score:
+        stated = stated_boxes(extract_answer(sample.text or "", self._extract) or "")
+        boxes, (wanted,) = self._coordinates.boxes(sample.prompt, stated, [reference])
+        reason = _count_error("box", len(boxes)) or ("the box is empty" if boxes[0].empty else None)
+        explanation = boxes_explanation(boxes, [wanted], pairs=[] if reason else [(0, 0, iou(boxes[0], wanted))])
+        return Score(self._value(boxes, wanted), explanation | ({} if reason is None else {"reason": reason}))
 
     def _value(self, boxes: Sequence[Box], wanted: Box) -> float:
         if len(boxes) != 1:
@@ -119,44 +119,53 @@ class Detection:
         if not length_power >= 0 or max_boxes < 1:
             raise ConfigError(f"Detection needs length_power >= 0 and max_boxes >= 1, got {length_power}, {max_boxes}")
         self.column = column
-        self._coordinates = declared("Detection", coordinates)
-        self._threshold = share("Detection.threshold", threshold)
-        self._graded = graded
+        self._coordinates = coordinates_from("Detection", coordinates)
+        self._threshold = require_fraction("Detection.threshold", threshold)
+        self._graded = score_against_reference
         self._labels = labels
         self._length_power = length_power
         self._max_boxes = max_boxes
-        self._extract: Extract = place_of("Detection.extract", extract)
+        self._extract: Extract = require_extract("Detection.extract", extract)
         self._assigned = required("scipy.optimize", "reward detection").linear_sum_assignment
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("detection", samples, self.column, self._coordinates.reference_list)
-        return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+        references = read_references("detection", samples, self.column, self._coordinates.reference_list)
+        return [None if r is None else self._score(s, r) for s, r in zip(samples, references, strict=True)]
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, self._coordinates.reference_list, "a list of boxes with an area, or an empty list")
+        return find_reference_error(
+            value, self._coordinates.reference_list, "a list of boxes with an area, or an empty list"
+        )
 
-    def _score(self, sample: Sample, known: list[Stated]) -> Score:
-        stated = stated_boxes(extracted(sample.text or "", self._extract) or "")
+    def _score(self, sample: Sample, references: list[StatedBox]) -> Score:
+        stated = stated_boxes(extract_answer(sample.text or "", self._extract) or "")
         if len(stated) > self._max_boxes:
             return Score(0.0, too_many(len(stated), self._max_boxes))
-        made, real = self._coordinates.boxes(sample.prompt, stated, known)
-        pairs = self._pairs(made, stated, real, known) if made and real else []
-        drawn = drawn_boxes(made, real, labels=[one.label for one in stated], pairs=pairs)
-        if not known or not stated:
-            return Score(float(not known and not stated), drawn)
+        boxes, reference_boxes = self._coordinates.boxes(sample.prompt, stated, references)
+        pairs = self._pairs(boxes, stated, reference_boxes, references) if boxes and reference_boxes else []
+        explanation = boxes_explanation(boxes, reference_boxes, labels=[box.label for box in stated], pairs=pairs)
+        if not references or not stated:
+            return Score(float(not references and not stated), explanation)
         total = sum(overlap if self._graded else 1.0 for _, _, overlap in pairs)
-        parts = {"overlap": total / len(known), "length": min(1.0, len(known) / len(stated)) ** self._length_power}
-        return Score(parts["overlap"] * parts["length"], drawn | {"parts": rounded(parts)})
+        parts = {
+            "overlap": total / len(references),
+            "length": min(1.0, len(references) / len(stated)) ** self._length_power,
+        }
+        return Score(parts["overlap"] * parts["length"], explanation | {"parts": rounded(parts)})
 
     def _pairs(
-        self, made: Sequence[Box], stated: Sequence[Stated], real: Sequence[Box], known: Sequence[Stated]
+        self,
+        boxes: Sequence[Box],
+        stated: Sequence[StatedBox],
+        reference_boxes: Sequence[Box],
+        references: Sequence[StatedBox],
     ) -> list[tuple[int, int, float]]:
         """Stated and reference box of every pair that counts, with their overlap."""
-        overlap = np.array([[iou(box, other) for other in real] for box in made])
+        overlap = np.array([[iou(box, other) for other in reference_boxes] for box in boxes])
         gains = np.array(
             [
-                [self._gain(overlap[i, j], one.label, two.label) for j, two in enumerate(known)]
+                [self._gain(overlap[i, j], one.label, two.label) for j, two in enumerate(references)]
                 for i, one in enumerate(stated)
             ]
         )
@@ -190,23 +199,23 @@ class PointInBox:
         extract: Extract = "none",
     ) -> None:
         self.column = column
-        self._coordinates = declared("PointInBox", coordinates)
-        self._extract: Extract = place_of("PointInBox.extract", extract)
+        self._coordinates = coordinates_from("PointInBox", coordinates)
+        self._extract: Extract = require_extract("PointInBox.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("point_in_box", samples, self.column, self._coordinates.one_reference)
-        return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+        references = read_references("point_in_box", samples, self.column, self._coordinates.one_reference)
+        return [None if r is None else self._score(s, r) for s, r in zip(samples, references, strict=True)]
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, self._coordinates.one_reference, "exactly one box with an area")
+        return find_reference_error(value, self._coordinates.one_reference, "exactly one box with an area")
 
-    def _score(self, sample: Sample, reference: Stated) -> Score:
-        stated = points_in(extracted(sample.text or "", self._extract) or "")
+    def _score(self, sample: Sample, reference: StatedBox) -> Score:
+        stated = points_in(extract_answer(sample.text or "", self._extract) or "")
         _, (wanted,) = self._coordinates.boxes(sample.prompt, [], [reference])
-        points, reason = self._coordinates.points(sample.prompt, stated), _not_one("point", len(stated))
-        drawn = drawn_points(points, wanted) | ({} if reason is None else {"reason": reason})
-        return Score(float(len(points) == 1 and wanted.holds(points[0])), drawn)
+        points, reason = self._coordinates.points(sample.prompt, stated), _count_error("point", len(stated))
+        explanation = points_explanation(points, wanted) | ({} if reason is None else {"reason": reason})
+        return Score(float(len(points) == 1 and wanted.holds(points[0])), explanation)
 
 
 @final
@@ -227,30 +236,32 @@ class TemporalIou:
         self, column: str = "answer", unit: TimeUnit = "seconds", fps: float | None = None, extract: Extract = "none"
     ) -> None:
         self.column = column
-        self._extract: Extract = place_of("TemporalIou.extract", extract)
-        frames = one_of("TemporalIou.unit", unit, TimeUnit) == "frames"
+        self._extract: Extract = require_extract("TemporalIou.extract", extract)
+        frames = require_choice("TemporalIou.unit", unit, TimeUnit) == "frames"
         if frames != (fps is not None) or (fps is not None and not fps > 0):
             raise ConfigError(f"TemporalIou needs a positive fps for unit: frames and none for seconds, got {fps}")
         self._fps = 1.0 if fps is None else fps
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("temporal_iou", samples, self.column, _span, self._score)
+        return score_against_reference("temporal_iou", samples, self.column, _span, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, _span, "a start and an end, the end after the start")
+        return find_reference_error(value, _span, "a start and an end, the end after the start")
 
     def _score(self, text: str, reference: tuple[float, float]) -> Score:
-        stated = [(start / self._fps, end / self._fps) for start, end in spans_in(extracted(text, self._extract) or "")]
-        drawn, reason = drawn_spans(stated, reference), _not_one("span", len(stated))
+        stated = [
+            (start / self._fps, end / self._fps) for start, end in spans_in(extract_answer(text, self._extract) or "")
+        ]
+        explanation, reason = spans_explanation(stated, reference), _count_error("span", len(stated))
         if reason is None and stated[0][1] <= stated[0][0]:
             reason = "the span ends before it begins"
         if reason is not None:
-            return Score(0.0, drawn | {"reason": reason})
-        return Score(span_iou(stated[0], reference), drawn)
+            return Score(0.0, explanation | {"reason": reason})
+        return Score(span_iou(stated[0], reference), explanation)
 
 
-def _not_one(kind: str, count: int) -> str | None:
+def _count_error(kind: str, count: int) -> str | None:
     """Why an answer cannot count that states none of them, or several."""
     return None if count == 1 else f"no {kind}" if count == 0 else f"{kind} stated {count} times, not once"
 

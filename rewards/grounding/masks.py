@@ -13,11 +13,11 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt, Sample, Score
 
 from ..parsing.boxes import Box, CoordinateFrame, Layout, Point, box_of
-from ..parsing.coordinate_frames import Declared, declared
-from ..parsing.coordinates import Stated
-from ..parsing.explanations import drawn_mask, drawn_masks, rounded
-from ..parsing.extraction import Extract, extracted, place_of, share
-from ..parsing.reference_values import error_of, references
+from ..parsing.coordinate_frames import Declared, coordinates_from
+from ..parsing.coordinates import StatedBox
+from ..parsing.explanations import mask_entry, masks_explanation, rounded
+from ..parsing.extraction import Extract, extract_answer, require_extract, require_fraction
+from ..parsing.reference_values import find_reference_error, read_references
 from ..parsing.regions import Polygon, RegionMask, Shape, painted, shapes_in
 
 Regions: TypeAlias = "Sequence[Polygon | RegionMask | None]"  # None for an empty box
@@ -58,18 +58,20 @@ class MaskIou:
         if not 16 <= grid <= 4096:
             raise ConfigError(f"MaskIou.grid must lie in 16 .. 4096, got {grid}")
         self.column = column
-        self._coordinates = declared("MaskIou", coordinates)
-        self._threshold = None if threshold is None else share("MaskIou.threshold", threshold)
+        self._coordinates = coordinates_from("MaskIou", coordinates)
+        self._threshold = None if threshold is None else require_fraction("MaskIou.threshold", threshold)
         self._grid = grid
-        self._extract: Extract = place_of("MaskIou.extract", extract)
+        self._extract: Extract = require_extract("MaskIou.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("mask_iou", samples, self.column, self._region)
-        return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+        references = read_references("mask_iou", samples, self.column, self._region)
+        return [None if r is None else self._score(s, r) for s, r in zip(samples, references, strict=True)]
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, self._region, "regions with an area: masks of one size, or polygons and boxes")
+        return find_reference_error(
+            value, self._region, "regions with an area: masks of one size, or polygons and boxes"
+        )
 
     def _region(self, value: Any) -> list[Shape] | None:
         """The reference: masks of one size, or polygons and boxes; None where they cover nothing."""
@@ -80,33 +82,42 @@ class MaskIou:
     def _has_area(self, shape: Shape) -> bool:
         if isinstance(shape, RegionMask):
             return bool(shape.grid_HW.any())
-        return self._coordinates.with_area(shape) is not None if isinstance(shape, Stated) else True
+        return self._coordinates.with_area(shape) is not None if isinstance(shape, StatedBox) else True
 
-    def _score(self, sample: Sample, known: list[Shape]) -> Score:
-        stated = shapes_in(extracted(sample.text or "", self._extract) or "")
+    def _score(self, sample: Sample, reference: list[Shape]) -> Score:
+        stated = shapes_in(extract_answer(sample.text or "", self._extract) or "")
         if not stated:
             return Score(0.0, {"reason": "too many regions" if stated is None else "no region"})
-        source, target = self._source_and_target(sample.prompt, known)
-        made = [_moved(shape, self._coordinates.layout, source, target) for shape in stated]
-        real = [_moved(shape, self._coordinates.reference_layout, target, target) for shape in known]
-        whole = _Raster(0, 0, *real[0].size, *real[0].size, target) if isinstance(real[0], RegionMask) else None
-        raster = whole or _around(real, target, self._grid)
-        value = _iou(made, real, raster)
-        drawn = ((whole or _around(made, target, self._grid)).drawn(made, "stated"), raster.drawn(real, "reference"))
-        said = {"parsed": _named(stated)} | drawn_masks([one for one in drawn if one is not None], target)
+        source, target = self._source_and_target(sample.prompt, reference)
+        shapes = [_moved(shape, self._coordinates.layout, source, target) for shape in stated]
+        reference_shapes = [_moved(shape, self._coordinates.reference_layout, target, target) for shape in reference]
+        image_raster = (
+            _Raster(0, 0, *reference_shapes[0].size, *reference_shapes[0].size, target)
+            if isinstance(reference_shapes[0], RegionMask)
+            else None
+        )
+        raster = image_raster or _around(reference_shapes, target, self._grid)
+        value = _iou(shapes, reference_shapes, raster)
+        masks = (
+            (image_raster or _around(shapes, target, self._grid)).drawn(shapes, "stated"),
+            raster.drawn(reference_shapes, "reference"),
+        )
+        explanation = {"parsed": _named(stated)} | masks_explanation(
+            [mask for mask in masks if mask is not None], target
+        )
         if self._threshold is None:
-            return Score(value, said)
-        return Score(float(value >= self._threshold), said | {"parts": rounded({"overlap": value})})
+            return Score(value, explanation)
+        return Score(float(value >= self._threshold), explanation | {"parts": rounded({"overlap": value})})
 
-    def _source_and_target(self, prompt: Prompt, known: Sequence[Shape]) -> tuple[CoordinateFrame, CoordinateFrame]:
+    def _source_and_target(self, prompt: Prompt, reference: Sequence[Shape]) -> tuple[CoordinateFrame, CoordinateFrame]:
         """The model's frame, and the one to compare in: the picture of the reference's mask, or the reference's."""
         coordinates = self._coordinates
-        if not isinstance(known[0], RegionMask):
+        if not isinstance(reference[0], RegionMask):
             return coordinates.of_model(prompt), coordinates.of_reference(prompt)
-        size = known[0].size
+        size = reference[0].size
         sized = replace(prompt, columns={coordinates.original_size: list(size), **prompt.columns})
-        apart = replace(coordinates, reference_frame="norm1000" if coordinates.frame == "norm1" else "norm1")
-        return apart.of_model(sized), CoordinateFrame("original", *size)
+        distinct = replace(coordinates, reference_frame="norm1000" if coordinates.frame == "norm1" else "norm1")
+        return distinct.of_model(sized), CoordinateFrame("original", *size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +156,7 @@ class _Raster:
         left, right = (self.left + self.width * edge / self.columns for edge in (columns[0], columns[-1] + 1))
         top, bottom = (self.top + self.height * edge / self.rows for edge in (rows[0], rows[-1] + 1))
         around = Box(float(left), float(top), float(right), float(bottom), self.frame)
-        return drawn_mask(grid_HW[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1], around, role)
+        return mask_entry(grid_HW[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1], around, role)
 
     def wider(self) -> _Raster:
         """As many cells, in eighths, of which this raster is the middle quarter of each side."""
@@ -177,21 +188,21 @@ class _Raster:
         return inside_HW & mask.grid_HW[rows][:, np.clip(x, 0, mask.size[0] - 1).astype(int)]
 
 
-def _iou(made: Regions, real: Regions, raster: _Raster) -> float:
+def _iou(shapes: Regions, reference: Regions, raster: _Raster) -> float:
     """Intersection over union, on the raster of the reference and, unless that is a picture, on ever wider rings.
 
     One raster around both would let a sliver far off make its cells so coarse that any box were as good as the right
     one.
     """
-    made_HW, real_HW = raster.covered(made), raster.covered(real)
-    shared = np.count_nonzero(made_HW & real_HW) * raster.cell
-    union = np.count_nonzero(made_HW | real_HW) * raster.cell
-    reach = raster if isinstance(real[0], RegionMask) else _around(made, raster.frame, raster.rows)
+    stated_HW, reference_HW = raster.covered(shapes), raster.covered(reference)
+    shared = np.count_nonzero(stated_HW & reference_HW) * raster.cell
+    union = np.count_nonzero(stated_HW | reference_HW) * raster.cell
+    reach = raster if isinstance(reference[0], RegionMask) else _around(shapes, raster.frame, raster.rows)
     for _ in range(MAX_RINGS):
         if raster.holds(reach):
             break
         raster = raster.wider()
-        union += raster.ring(made)
+        union += raster.ring(shapes)
     return float(shared / union) if union else 0.0
 
 
@@ -216,7 +227,7 @@ def _moved(
     """A shape in the target frame, a box as a polygon; None for an empty box."""
     if isinstance(shape, RegionMask):
         return shape
-    if isinstance(shape, Stated):
+    if isinstance(shape, StatedBox):
         box = box_of(shape.numbers, layout, source).to(target)
         edges = ((box.left, box.top), (box.right, box.top), (box.right, box.bottom), (box.left, box.bottom))
         return None if box.empty else Polygon(edges)
@@ -225,5 +236,5 @@ def _moved(
 
 
 def _named(shapes: Sequence[Shape]) -> str:
-    names = Counter({Polygon: "polygon", RegionMask: "mask", Stated: "box"}[type(shape)] for shape in shapes)
+    names = Counter({Polygon: "polygon", RegionMask: "mask", StatedBox: "box"}[type(shape)] for shape in shapes)
     return ", ".join(f"{count} {name}" for name, count in sorted(names.items()))

@@ -11,11 +11,11 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
 from ..parsing.boxes import Box, iou
-from ..parsing.coordinate_frames import Declared, declared
-from ..parsing.coordinates import Stated, stated_boxes
-from ..parsing.explanations import drawn_boxes, rounded, too_many
-from ..parsing.extraction import Extract, extracted, one_of, place_of, share
-from ..parsing.reference_values import error_of, references
+from ..parsing.coordinate_frames import Declared, coordinates_from
+from ..parsing.coordinates import StatedBox, stated_boxes
+from ..parsing.explanations import boxes_explanation, rounded, too_many
+from ..parsing.extraction import Extract, extract_answer, require_choice, require_extract, require_fraction
+from ..parsing.reference_values import find_reference_error, read_references
 
 Confidence = Literal["equal", "stated"]
 
@@ -62,54 +62,66 @@ class AveragePrecision:
         if not length_power >= 0 or max_boxes < 1:
             raise ConfigError(f"{owner} needs length_power >= 0 and max_boxes >= 1, got {length_power}, {max_boxes}")
         self.column = column
-        self._coordinates = declared(owner, coordinates)
-        self._thresholds = COCO_THRESHOLDS if threshold is None else (share(f"{owner}.threshold", threshold),)
-        self._confidence: Confidence = one_of(f"{owner}.confidence", confidence, Confidence)
+        self._coordinates = coordinates_from(owner, coordinates)
+        self._thresholds = (
+            COCO_THRESHOLDS if threshold is None else (require_fraction(f"{owner}.threshold", threshold),)
+        )
+        self._confidence: Confidence = require_choice(f"{owner}.confidence", confidence, Confidence)
         self._labels = labels
         self._length_power = length_power
         self._max_boxes = max_boxes
-        self._extract: Extract = place_of(f"{owner}.extract", extract)
+        self._extract: Extract = require_extract(f"{owner}.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("average_precision", samples, self.column, self._coordinates.reference_list)
-        return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+        references = read_references("average_precision", samples, self.column, self._coordinates.reference_list)
+        return [None if r is None else self._score(s, r) for s, r in zip(samples, references, strict=True)]
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, self._coordinates.reference_list, "a list of boxes with an area, or an empty list")
+        return find_reference_error(
+            value, self._coordinates.reference_list, "a list of boxes with an area, or an empty list"
+        )
 
-    def _score(self, sample: Sample, known: list[Stated]) -> Score:
-        stated = stated_boxes(extracted(sample.text or "", self._extract) or "")
+    def _score(self, sample: Sample, references: list[StatedBox]) -> Score:
+        stated = stated_boxes(extract_answer(sample.text or "", self._extract) or "")
         if len(stated) > self._max_boxes:
             return Score(0.0, too_many(len(stated), self._max_boxes))
-        made, real = self._coordinates.boxes(sample.prompt, stated, known)
-        drawn = drawn_boxes(made, real, labels=[one.label for one in stated])
-        if not known or not stated:
-            return Score(float(not known and not stated), drawn)
-        precision = self._mean_precision(stated, made, known, real)
-        parts = {"precision": precision, "length": min(1.0, len(known) / len(stated)) ** self._length_power}
-        return Score(precision * parts["length"], drawn | {"parts": rounded(parts)})
+        boxes, reference_boxes = self._coordinates.boxes(sample.prompt, stated, references)
+        explanation = boxes_explanation(boxes, reference_boxes, labels=[box.label for box in stated])
+        if not references or not stated:
+            return Score(float(not references and not stated), explanation)
+        precision = self._mean_precision(stated, boxes, references, reference_boxes)
+        parts = {"precision": precision, "length": min(1.0, len(references) / len(stated)) ** self._length_power}
+        return Score(precision * parts["length"], explanation | {"parts": rounded(parts)})
 
     def _mean_precision(
-        self, stated: Sequence[Stated], made: Sequence[Box], known: Sequence[Stated], real: Sequence[Box]
+        self,
+        stated: Sequence[StatedBox],
+        boxes: Sequence[Box],
+        references: Sequence[StatedBox],
+        reference_boxes: Sequence[Box],
     ) -> float:
-        labelled = self._labels and all(one.label is not None for one in known)
-        sure = [1.0 if self._confidence == "equal" or one.score is None else one.score for one in stated]
-        classes = sorted({one.label or "" for one in known}) if labelled else [None]
-        found = []
+        labelled = self._labels and all(box.label is not None for box in references)
+        sure = [1.0 if self._confidence == "equal" or box.score is None else box.score for box in stated]
+        classes = sorted({box.label or "" for box in references}) if labelled else [None]
+        precisions = []
         for label in classes:
-            rows = [i for i, one in enumerate(stated) if label is None or one.label == label]
-            columns = [j for j, one in enumerate(known) if label is None or one.label == label]
-            found.append(self._precision([made[i] for i in rows], [sure[i] for i in rows], [real[j] for j in columns]))
-        return float(np.mean(found))
+            rows = [i for i, box in enumerate(stated) if label is None or box.label == label]
+            columns = [j for j, box in enumerate(references) if label is None or box.label == label]
+            precisions.append(
+                self._precision(
+                    [boxes[i] for i in rows], [sure[i] for i in rows], [reference_boxes[j] for j in columns]
+                )
+            )
+        return float(np.mean(precisions))
 
-    def _precision(self, made: Sequence[Box], sure: Sequence[float], real: Sequence[Box]) -> float:
+    def _precision(self, boxes: Sequence[Box], sure: Sequence[float], references: Sequence[Box]) -> float:
         """Of one class, averaged over the thresholds."""
-        if not made:
+        if not boxes:
             return 0.0
-        real = sorted(real, key=_edges)
-        overlap_NK = np.array([[iou(box, other) for other in real] for box in made])
-        order = sorted(range(len(made)), key=lambda i: (-sure[i], -overlap_NK[i].max(), _edges(made[i])))
+        references = sorted(references, key=_edges)
+        overlap_NK = np.array([[iou(box, other) for other in references] for box in boxes])
+        order = sorted(range(len(boxes)), key=lambda i: (-sure[i], -overlap_NK[i].max(), _edges(boxes[i])))
         sure_N = np.array(sure)[order]
         ends_N = np.append(sure_N[1:] != sure_N[:-1], True)
         return float(np.mean([_at_threshold(overlap_NK[order], ends_N, t) for t in self._thresholds]))

@@ -10,12 +10,20 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
 from ..parsing.boxes import iou
-from ..parsing.coordinate_frames import Declared, declared
-from ..parsing.coordinates import Stated, pair, span_iou, stated_boxes
-from ..parsing.explanations import MAX_SHAPES, drawn_spans, rounded
-from ..parsing.extraction import Extract, extracted, finite, json_values, one_of, place_of, share
+from ..parsing.coordinate_frames import Declared, coordinates_from
+from ..parsing.coordinates import StatedBox, pair, span_iou, stated_boxes
+from ..parsing.explanations import MAX_SHAPES, rounded, spans_explanation
+from ..parsing.extraction import (
+    Extract,
+    extract_answer,
+    finite,
+    json_values,
+    require_choice,
+    require_extract,
+    require_fraction,
+)
 from ..parsing.numerals import seconds
-from ..parsing.reference_values import error_of, references
+from ..parsing.reference_values import find_reference_error, read_references
 
 Over = Literal["reference", "shared", "union"]
 
@@ -30,7 +38,7 @@ _SPAN_KEYS = ("time", "span", "temporal", "time_span", "interval")
 class _Track:
     """Boxes by moment, and the span of time where one is stated."""
 
-    boxes: Mapping[float, Stated]
+    boxes: Mapping[float, StatedBox]
     span: tuple[float, float] | None = None
 
 
@@ -70,20 +78,22 @@ class Tracking:
                 f"Tracking needs tolerance >= 0 and max_moments in 1 .. {MAX_MOMENTS}, got {tolerance}, {max_moments}"
             )
         self.column = column
-        self._coordinates = declared("Tracking", coordinates)
-        self._temporal = share("Tracking.temporal", temporal)
-        self._over: Over = one_of("Tracking.over", over, Over)
+        self._coordinates = coordinates_from("Tracking", coordinates)
+        self._temporal = require_fraction("Tracking.temporal", temporal)
+        self._over: Over = require_choice("Tracking.over", over, Over)
         self._tolerance = tolerance + _SAME
         self._max_moments = max_moments
-        self._extract: Extract = place_of("Tracking.extract", extract)
+        self._extract: Extract = require_extract("Tracking.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("tracking", samples, self.column, self._reference)
-        return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+        references = read_references("tracking", samples, self.column, self._reference)
+        return [None if r is None else self._score(s, r) for s, r in zip(samples, references, strict=True)]
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, self._reference, "boxes with an area at moments, and a span that ends after it begins")
+        return find_reference_error(
+            value, self._reference, "boxes with an area at moments, and a span that ends after it begins"
+        )
 
     def _reference(self, value: Any) -> _Track | None:
         track = track_in(value)
@@ -92,37 +102,41 @@ class Tracking:
             return None
         return track if track.span is None or track.span[1] > track.span[0] else None
 
-    def _score(self, sample: Sample, known: _Track) -> Score:
-        stated = track_in(extracted(sample.text or "", self._extract) or "")
+    def _score(self, sample: Sample, reference: _Track) -> Score:
+        stated = track_in(extract_answer(sample.text or "", self._extract) or "")
         if len(stated.boxes) > self._max_moments:
             return Score(0.0, {"reason": f"{len(stated.boxes)} boxes, more than {self._max_moments}"})
-        met = self._met(stated, known)
-        met_boxes = [stated.boxes[s] for s in met.values()], [known.boxes[w] for w in met]
-        made, real = self._coordinates.boxes(sample.prompt, *met_boxes)
-        overlaps = dict.fromkeys(known.boxes, 0.0) | dict(zip(met, map(iou, made, real), strict=True))
-        counted = {"reference": len(known.boxes), "shared": len(met), "union": len(known.boxes)}[self._over]
-        counted += len(stated.boxes) - len(met) if self._over == "union" else 0
+        matches = self._met(stated, reference)
+        matched_boxes = [stated.boxes[s] for s in matches.values()], [reference.boxes[w] for w in matches]
+        boxes, reference_boxes = self._coordinates.boxes(sample.prompt, *matched_boxes)
+        overlaps = dict.fromkeys(reference.boxes, 0.0) | dict(
+            zip(matches, map(iou, boxes, reference_boxes), strict=True)
+        )
+        counted = {"reference": len(reference.boxes), "shared": len(matches), "union": len(reference.boxes)}[self._over]
+        counted += len(stated.boxes) - len(matches) if self._over == "union" else 0
         spatial = sum(overlaps.values()) / counted if counted else 0.0
-        said: dict[str, Any] = {"parsed": f"boxes at {len(met)} of {len(known.boxes)} moments"}
-        said["overlaps"] = [[moment, round(value, 4)] for moment, value in sorted(overlaps.items())[:MAX_SHAPES]]
-        if known.span is None:
-            return Score(spatial, said)
-        shared = 0.0 if stated.span is None else span_iou(stated.span, known.span)
-        said |= drawn_spans([] if stated.span is None else [stated.span], known.span)
-        said["parts"] = rounded({"boxes": spatial, "span": shared})
-        return Score((1 - self._temporal) * spatial + self._temporal * shared, said)
+        explanation: dict[str, Any] = {"parsed": f"boxes at {len(matches)} of {len(reference.boxes)} moments"}
+        explanation["overlaps"] = [[moment, round(value, 4)] for moment, value in sorted(overlaps.items())[:MAX_SHAPES]]
+        if reference.span is None:
+            return Score(spatial, explanation)
+        shared = 0.0 if stated.span is None else span_iou(stated.span, reference.span)
+        explanation |= spans_explanation([] if stated.span is None else [stated.span], reference.span)
+        explanation["parts"] = rounded({"boxes": spatial, "span": shared})
+        return Score((1 - self._temporal) * spatial + self._temporal * shared, explanation)
 
-    def _met(self, stated: _Track, known: _Track) -> dict[float, float]:
+    def _met(self, stated: _Track, reference: _Track) -> dict[float, float]:
         """The stated moment of each of the reference's that has one; each is taken once, the nearest pairs first."""
-        wanted, made = sorted(known.boxes), sorted(stated.boxes)
-        near = sorted((abs(w - s), w, s) for w in wanted for s in made if abs(w - s) <= self._tolerance)
-        met: dict[float, float] = {}
+        reference_moments, stated_moments = sorted(reference.boxes), sorted(stated.boxes)
+        near = sorted(
+            (abs(w - s), w, s) for w in reference_moments for s in stated_moments if abs(w - s) <= self._tolerance
+        )
+        matches: dict[float, float] = {}
         taken: set[float] = set()
         for _, moment, other in near:
-            if moment not in met and other not in taken:
-                met[moment] = other
+            if moment not in matches and other not in taken:
+                matches[moment] = other
                 taken.add(other)
-        return met
+        return matches
 
 
 def track_in(source: Any) -> _Track:
@@ -135,7 +149,7 @@ def track_in(source: Any) -> _Track:
         The track, ``MAX_MOMENTS`` boxes and one more at most; empty if nothing is stated.
     """
     values = json_values(source) if isinstance(source, str) else [source]
-    boxes: dict[float, Stated] = {}
+    boxes: dict[float, StatedBox] = {}
     for moment, box in _moments(values, 0):
         boxes[moment] = box
         if len(boxes) > MAX_MOMENTS:
@@ -144,7 +158,7 @@ def track_in(source: Any) -> _Track:
     return _Track(boxes, spans[0] if spans else None)
 
 
-def _moments(value: Any, depth: int) -> Iterator[tuple[float, Stated]]:
+def _moments(value: Any, depth: int) -> Iterator[tuple[float, StatedBox]]:
     """Moment and box, wherever a number or time is the key of a box, or stands beside one."""
     if depth > 8:
         return
@@ -152,16 +166,16 @@ def _moments(value: Any, depth: int) -> Iterator[tuple[float, Stated]]:
         for inner in value:
             yield from _moments(inner, depth + 1)
     elif isinstance(value, Mapping):
-        beside = next((_moment(value[key]) for key in _MOMENT_KEYS if key in value), None)
-        boxes = stated_boxes(value) if beside is not None else []
-        if beside is not None and len(boxes) == 1:
-            yield beside, boxes[0]
+        moment_value = next((_moment(value[key]) for key in _MOMENT_KEYS if key in value), None)
+        boxes = stated_boxes(value) if moment_value is not None else []
+        if moment_value is not None and len(boxes) == 1:
+            yield moment_value, boxes[0]
             return
         for key, inner in value.items():
             moment = _moment(key)
-            found = stated_boxes(inner) if moment is not None else []
-            if moment is not None and len(found) == 1:
-                yield moment, found[0]
+            box_list = stated_boxes(inner) if moment is not None else []
+            if moment is not None and len(box_list) == 1:
+                yield moment, box_list[0]
             else:
                 yield from _moments(inner, depth + 1)
 
@@ -178,8 +192,8 @@ def _span(value: Any) -> tuple[float, float] | None:
     """The span that an object states beside its boxes."""
     if not isinstance(value, Mapping):
         return None
-    held = next((value[key] for key in _SPAN_KEYS if isinstance(value.get(key), list | tuple | Mapping)), value)
-    if isinstance(held, list | tuple) and len(held) == 2:
-        ends = [_moment(end) for end in held]
+    span_value = next((value[key] for key in _SPAN_KEYS if isinstance(value.get(key), list | tuple | Mapping)), value)
+    if isinstance(span_value, list | tuple) and len(span_value) == 2:
+        ends = [_moment(end) for end in span_value]
         return (ends[0], ends[1]) if ends[0] is not None and ends[1] is not None else None
-    return pair(held)
+    return pair(span_value)

@@ -10,15 +10,15 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt, Sample, Score
 
 from ..parsing.boxes import FrameName, Point, normalised_frame
-from ..parsing.coordinate_frames import Declared, declared
+from ..parsing.coordinate_frames import Declared, coordinates_from
 from ..parsing.coordinates import points_in
-from ..parsing.explanations import drawn_paths
-from ..parsing.extraction import Extract, extracted, place_of
-from ..parsing.reference_values import error_of, references
+from ..parsing.explanations import paths_explanation
+from ..parsing.extraction import Extract, extract_answer, require_extract
+from ..parsing.reference_values import find_reference_error, read_references
 
 MAX_POINTS = 200
 
-Place: TypeAlias = "tuple[float, float]"
+Coordinate: TypeAlias = "tuple[float, float]"
 
 
 @final
@@ -51,38 +51,42 @@ class Trajectory:
         if not (angle >= 0 and ratio >= 0):
             raise ConfigError(f"Trajectory.angle and Trajectory.ratio must be at least 0, got {angle} and {ratio}")
         self.column = column
-        self._coordinates = declared("Trajectory", coordinates)
+        self._coordinates = coordinates_from("Trajectory", coordinates)
         self._angle = angle
         self._ratio = ratio
-        self._extract: Extract = place_of("Trajectory.extract", extract)
+        self._extract: Extract = require_extract("Trajectory.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("trajectory", samples, self.column, _path)
-        return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+        references = read_references("trajectory", samples, self.column, _path)
+        return [None if r is None else self._score(s, r) for s, r in zip(samples, references, strict=True)]
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, _path, "a list of points")
+        return find_reference_error(value, _path, "a list of points")
 
-    def _score(self, sample: Sample, known: Sequence[Place]) -> Score:
-        stated = points_in(extracted(sample.text or "", self._extract) or "")
-        wanted = self._points(sample.prompt, known, self._coordinates.reference_frame)
+    def _score(self, sample: Sample, reference: Sequence[Coordinate]) -> Score:
+        stated = points_in(extract_answer(sample.text or "", self._extract) or "")
+        reference_path = self._points(sample.prompt, reference, self._coordinates.reference_frame)
         if not 0 < len(stated) <= MAX_POINTS:
             reason = f"{len(stated)} points, more than {MAX_POINTS}" if stated else "no point"
-            return Score(0.0, drawn_paths([], wanted) | {"reason": reason})
-        made = self._points(sample.prompt, stated, self._coordinates.frame)
+            return Score(0.0, paths_explanation([], reference_path) | {"reason": reason})
+        path = self._points(sample.prompt, stated, self._coordinates.frame)
         most = math.sqrt(2) + self._angle * math.pi + self._ratio * math.log(10)
-        distance = frechet(_places(made), _places(wanted), angle=self._angle, ratio=self._ratio)
-        return Score(max(0.0, 1 - distance / most), drawn_paths(made, wanted) | {"parts": {"distance": distance}})
+        distance = frechet(_places(path), _places(reference_path), angle=self._angle, ratio=self._ratio)
+        return Score(
+            max(0.0, 1 - distance / most), paths_explanation(path, reference_path) | {"parts": {"distance": distance}}
+        )
 
-    def _points(self, prompt: Prompt, path: Sequence[Place], frame: FrameName) -> list[Point]:
+    def _points(self, prompt: Prompt, path: Sequence[Coordinate], frame: FrameName) -> list[Point]:
         """A path in sides of the picture, held within it."""
         source, unit = self._coordinates.sized(frame, prompt), normalised_frame("norm1")
-        moved = [Point(x, y, source).to(unit) for x, y in path]
-        return [Point(min(max(one.x, 0.0), 1.0), min(max(one.y, 0.0), 1.0), unit) for one in moved]
+        points = [Point(x, y, source).to(unit) for x, y in path]
+        return [Point(min(max(point.x, 0.0), 1.0), min(max(point.y, 0.0), 1.0), unit) for point in points]
 
 
-def frechet(path: Sequence[Place], other: Sequence[Place], *, angle: float = 0.0, ratio: float = 0.0) -> float:
+def frechet(
+    path: Sequence[Coordinate], other: Sequence[Coordinate], *, angle: float = 0.0, ratio: float = 0.0
+) -> float:
     """The discrete Fréchet distance of two paths, with costs for other directions and steps; see ``Trajectory``.
 
     Args:
@@ -96,10 +100,10 @@ def frechet(path: Sequence[Place], other: Sequence[Place], *, angle: float = 0.0
     """
     steps, others = [_step(path, at) for at in range(len(path))], [_step(other, at) for at in range(len(other))]
     before: list[float] = []
-    for one, (turn, size) in zip(path, steps, strict=True):
+    for point, (turn, size) in zip(path, steps, strict=True):
         row: list[float] = []
-        for at, (two, (its_turn, its_size)) in enumerate(zip(other, others, strict=True)):
-            cost = math.dist(one, two) + angle * _between(turn, its_turn)
+        for at, (other_point, (its_turn, its_size)) in enumerate(zip(other, others, strict=True)):
+            cost = math.dist(point, other_point) + angle * _between(turn, its_turn)
             cost += ratio * abs(math.log((size + _TINY) / (its_size + _TINY)))
             came = [*row[-1:], *before[at : at + 1], *(before[at - 1 : at] if at else [])]
             row.append(max(cost, min(came, default=0.0)))
@@ -110,7 +114,7 @@ def frechet(path: Sequence[Place], other: Sequence[Place], *, angle: float = 0.0
 _TINY = 1e-12
 
 
-def _step(path: Sequence[Place], at: int) -> tuple[Place, float]:
+def _step(path: Sequence[Coordinate], at: int) -> tuple[Coordinate, float]:
     """The direction of a path at one of its points, (0, 0) for none, and the length of the step from it, or to it."""
     ways = [_way(path[i], path[i + 1]) for i in (at - 1, at) if 0 <= i < len(path) - 1]
     units = [(x / size, y / size) if (size := math.hypot(x, y)) else (0.0, 0.0) for x, y in ways]
@@ -120,21 +124,21 @@ def _step(path: Sequence[Place], at: int) -> tuple[Place, float]:
     return turn, math.hypot(*ways[-1]) if ways else 0.0
 
 
-def _way(one: Place, two: Place) -> Place:
-    return two[0] - one[0], two[1] - one[1]
+def _way(start: Coordinate, end: Coordinate) -> Coordinate:
+    return end[0] - start[0], end[1] - start[1]
 
 
-def _between(one: Place, two: Place) -> float:
+def _between(direction: Coordinate, other: Coordinate) -> float:
     """The angle between two directions, 0 if one of them is none."""
-    if one == (0.0, 0.0) or two == (0.0, 0.0):
+    if direction == (0.0, 0.0) or other == (0.0, 0.0):
         return 0.0
-    return math.acos(min(max(one[0] * two[0] + one[1] * two[1], -1.0), 1.0))
+    return math.acos(min(max(direction[0] * other[0] + direction[1] * other[1], -1.0), 1.0))
 
 
-def _path(value: Any) -> list[Place] | None:
-    known = points_in(value if isinstance(value, str) else str(value))
-    return known if 0 < len(known) <= MAX_POINTS else None
+def _path(value: Any) -> list[Coordinate] | None:
+    points = points_in(value if isinstance(value, str) else str(value))
+    return points if 0 < len(points) <= MAX_POINTS else None
 
 
-def _places(points: Sequence[Point]) -> list[Place]:
+def _places(points: Sequence[Point]) -> list[Coordinate]:
     return [(point.x, point.y) for point in points]

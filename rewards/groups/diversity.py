@@ -16,7 +16,7 @@ from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.reward import Reward
 from mmgrpo.types import Sample, Score
 
-from ..parsing.extraction import MAX_TEXT_CHARS, one_of
+from ..parsing.extraction import MAX_TEXT_CHARS, require_choice
 from .grouping import inner_scores, is_score, needed_values, within_groups
 
 Rule = Literal["divide", "bonus"]
@@ -69,25 +69,25 @@ class DiversityAdjusted:
             raise ConfigError(f"DiversityAdjusted needs size >= 1 and strength >= 0, got {size} and {strength}")
         self.needs_values = needed_values(of)
         self.of = of
-        self._rule: Rule = one_of("DiversityAdjusted.rule", rule, Rule)
+        self._rule: Rule = require_choice("DiversityAdjusted.rule", rule, Rule)
         self._strength = strength
-        self._similarity: Similarity = one_of("DiversityAdjusted.similarity", similarity, Similarity)
+        self._similarity: Similarity = require_choice("DiversityAdjusted.similarity", similarity, Similarity)
         self._size = size
         self._embed = embed
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        said = inner_scores(self.of, samples)
+        inner = inner_scores(self.of, samples)
         features, compare = self._features(samples)
-        known = [None if feature is None else value for feature, value in zip(features, said.values, strict=True)]
+        values = [None if feature is None else value for feature, value in zip(features, inner.values, strict=True)]
 
         def rule(rows: Sequence[int]) -> list[float]:
-            rewards = [value for row in rows if is_score(value := known[row])]
+            rewards = [value for row in rows if is_score(value := values[row])]
             similarity_GG = similarities([features[row] for row in rows], compare)
             if self._rule == "divide":
                 return divided(rewards, similarity_GG)
             return with_bonus(rewards, similarity_GG, self._strength)
 
-        return said.explain(within_groups(samples, known, rule))
+        return inner.explain(within_groups(samples, values, rule))
 
     def _features(self, samples: Sequence[Sample]) -> tuple[Features, Callable[[Any, Any], float]]:
         if self._embed is not None:
@@ -115,10 +115,10 @@ def with_bonus(rewards: Sequence[float], similarity_GG: Matrix, strength: float)
 
 def similarities(features: Features, compare: Callable[[Any, Any], float]) -> Matrix:
     """The symmetric (G, G) matrix of similarities; 1 on its diagonal."""
-    found = np.eye(len(features))
+    matrix = np.eye(len(features))
     for i, j in combinations(range(len(features)), 2):
-        found[i, j] = found[j, i] = compare(features[i], features[j])
-    return found
+        matrix[i, j] = matrix[j, i] = compare(features[i], features[j])
+    return matrix
 
 
 def ngrams(text: str, size: int) -> frozenset[tuple[str, ...]]:

@@ -39,17 +39,17 @@ class Explorability:
         self._right = right
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        said = inner_scores(self.of, samples).values
-        known = [
+        inner_values = inner_scores(self.of, samples).values
+        values = [
             value if value is None or "entropy" in sample.values else None
-            for sample, value in zip(samples, said, strict=True)
+            for sample, value in zip(samples, inner_values, strict=True)
         ]
 
         def rule(rows: Sequence[int]) -> list[float]:
-            right = [value >= self._right for row in rows if is_score(value := known[row])]
+            right = [value >= self._right for row in rows if is_score(value := values[row])]
             return explorable(right, [samples[row].values["entropy"] for row in rows], self._ratio)
 
-        return within_groups(samples, known, rule)
+        return within_groups(samples, values, rule)
 
 
 def explorable(right: Sequence[bool], entropies: Sequence[float], ratio: float) -> list[float]:

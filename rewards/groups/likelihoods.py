@@ -140,10 +140,10 @@ class LikelihoodConsistency:
         ]
 
         def rule(rows: Sequence[int]) -> list[float]:
-            given = [value for row in rows if is_score(value := rewards[row])]
+            finite_rewards = [value for row in rows if is_score(value := rewards[row])]
             likely = [min(p, self._ceiling) for row in rows if is_score(p := likelihoods[row])]
-            bonus = consistent(given, likely, self._margin)
-            return [r + self._strength * r if has else r for r, has in zip(given, bonus, strict=True)]
+            bonus = consistent(finite_rewards, likely, self._margin)
+            return [r + self._strength * r if has else r for r, has in zip(finite_rewards, bonus, strict=True)]
 
         return inner.explain(within_groups(samples, values, rule))
 

@@ -16,14 +16,14 @@ from mmgrpo.types import Prompt, Sample, Score
 from .grouping import groups, is_score, needed_values
 from .pairwise_comparisons import (
     Decide,
-    Duels,
     Judge,
     Meeting,
     Pair,
-    explained,
-    meetings,
-    nothing_said,
-    verdict,
+    PairDecider,
+    explained_score,
+    meetings_by_row,
+    missing_score,
+    outcome,
 )
 
 Seeding = Literal["anchor", "random"]
@@ -64,13 +64,16 @@ class PairwiseWinRate:
     ) -> None:
         self.needs_values = needed_values(of)
         self.of = of
-        self._duels = Duels(judge, of, swap, temperature, workers)
+        self._duels = PairDecider(judge, of, swap, temperature, workers)
         self._soft = soft
 
     def __call__(self, samples: Sequence[Sample]) -> list[Score | None]:
         pairs = [pair for rows in groups(samples).values() for pair in combinations(rows, 2)]
-        met = meetings(len(samples), pairs, self._duels.between(samples)(pairs))
-        return [explained(win_rate(found, soft=self._soft), found, samples) for found in met]
+        met = meetings_by_row(len(samples), pairs, self._duels.between(samples)(pairs))
+        return [
+            explained_score(win_rate(sample_meetings, soft=self._soft), sample_meetings, samples)
+            for sample_meetings in met
+        ]
 
 
 @final
@@ -115,23 +118,23 @@ class Tournament:
             )
         self.needs_values = needed_values(of)
         self.of = of
-        self._duels = Duels(judge, of, swap, temperature, workers)
+        self._duels = PairDecider(judge, of, swap, temperature, workers)
         self._seeding: Seeding = seeding
         self._placing: Placing = placing
         self._seed = seed
 
     def __call__(self, samples: Sequence[Sample]) -> list[Score | None]:
         decide = self._duels.between(samples)
-        found: list[Score | None] = [None] * len(samples)
+        scores: list[Score | None] = [None] * len(samples)
         for rows in groups(samples).values():
             matches = Matches(decide)
             draw = self._draw(samples[rows[0]].prompt).sample(rows, len(rows))
             seeded = seeded_by_anchor(draw, matches) if self._seeding == "anchor" else draw
-            for row, place in shared_places(knock_out(seeded, matches, self._placing)).items():
+            for row, rank in shared_places(knock_out(seeded, matches, self._placing)).items():
                 met, points = matches.of(row), matches.points(row)
-                value = nothing_said(met) if points is None else 1 - place / (len(rows) - 1)
-                found[row] = explained(value, met, samples, place=place + 1, points=points)
-        return found
+                value = missing_score(met) if points is None else 1 - rank / (len(rows) - 1)
+                scores[row] = explained_score(value, met, samples, place=rank + 1, points=points)
+        return scores
 
     def _draw(self, prompt: Prompt) -> random.Random:
         text = hashlib.blake2b(prompt.text.encode("utf-8", "surrogatepass"), digest_size=7).digest()
@@ -148,8 +151,8 @@ def win_rate(met: Sequence[Meeting], *, soft: bool = False) -> float | None:
     Returns:
         The mean over those decided; None if none is, NaN if that is because judging failed.
     """
-    decided = [preference if soft else verdict(preference) for _, preference in met if is_score(preference)]
-    return sum(decided) / len(decided) if decided else nothing_said(met)
+    decided = [preference if soft else outcome(preference) for _, preference in met if is_score(preference)]
+    return sum(decided) / len(decided) if decided else missing_score(met)
 
 
 @final
@@ -158,25 +161,25 @@ class Matches:
 
     def __init__(self, decide: Decide) -> None:
         self._decide = decide
-        self._known: dict[Pair, float | None] = {}
+        self._decided: dict[Pair, float | None] = {}
 
     def play(self, pairs: Sequence[Pair]) -> list[float | None]:
         """Probabilities that the first of each pair is better."""
-        new = [(a, b) for a, b in pairs if (a, b) not in self._known and (b, a) not in self._known]
-        self._known.update(zip(new, self._decide(new), strict=True))
-        return [self._seen_by(a, (a, b) if (a, b) in self._known else (b, a)) for a, b in pairs]
+        new = [(a, b) for a, b in pairs if (a, b) not in self._decided and (b, a) not in self._decided]
+        self._decided.update(zip(new, self._decide(new), strict=True))
+        return [self._preference_of(a, (a, b) if (a, b) in self._decided else (b, a)) for a, b in pairs]
 
     def of(self, row: int) -> list[Meeting]:
         """Whom the row met, in order, and with what outcome."""
-        return [(pair[pair[0] == row], self._seen_by(row, pair)) for pair in self._known if row in pair]
+        return [(pair[pair[0] == row], self._preference_of(row, pair)) for pair in self._decided if row in pair]
 
     def points(self, row: int) -> float | None:
         """Mean over the row's decided matches; None without one."""
         mean = win_rate(self.of(row), soft=True)
         return mean if is_score(mean) else None
 
-    def _seen_by(self, row: int, pair: Pair) -> float | None:
-        value = self._known[pair]
+    def _preference_of(self, row: int, pair: Pair) -> float | None:
+        value = self._decided[pair]
         return value if row == pair[0] or not is_score(value) else 1 - value
 
 
@@ -198,14 +201,14 @@ def knock_out(seeded: Sequence[int], matches: Matches, placing: Placing = "point
     Returns:
         Every row once.
     """
-    seed = {row: place for place, row in enumerate(seeded)}
-    slots = [seeded[place] if place < len(seeded) else None for place in bracket(len(seeded))]
+    seed = {row: rank for rank, row in enumerate(seeded)}
+    slots = [seeded[rank] if rank < len(seeded) else None for rank in bracket(len(seeded))]
     out: list[list[int]] = []
     while len(slots) > 1:
-        drawn = list(zip(slots[::2], slots[1::2], strict=True))
-        played = [(a, b) for a, b in drawn if a is not None and b is not None]
+        pairings = list(zip(slots[::2], slots[1::2], strict=True))
+        played = [(a, b) for a, b in pairings if a is not None and b is not None]
         won = {pair: _winner(pair, value, seed) for pair, value in zip(played, matches.play(played), strict=True)}
-        slots = [won[a, b] if a is not None and b is not None else a if b is None else b for a, b in drawn]
+        slots = [won[a, b] if a is not None and b is not None else a if b is None else b for a, b in pairings]
         out.append(sorted((a if won[a, b] == b else b for a, b in played), key=seed.__getitem__))
     places = [[row] for row in slots if row is not None]
     for losers in reversed([losers for losers in out if losers]):
@@ -231,7 +234,7 @@ def tied(rows: Sequence[int], key: Callable[[int], float]) -> list[list[int]]:
 
 def shared_places(places: Sequence[Sequence[int]]) -> Mapping[int, float]:
     """Each row's place, from 0; those who stand together have the mean of theirs."""
-    before = [sum(map(len, places[:place])) for place in range(len(places))]
+    before = [sum(map(len, places[:index])) for index in range(len(places))]
     return {row: first + (len(rows) - 1) / 2 for first, rows in zip(before, places, strict=True) for row in rows}
 
 

@@ -30,7 +30,7 @@ Decide = Callable[[Sequence[Pair]], list[float | None]]
 
 
 @final
-class Duels:
+class PairDecider:
     """How pairs of samples are decided."""
 
     def __init__(self, judge: Judge | None, of: Reward | None, swap: bool, temperature: float, workers: int) -> None:
@@ -64,21 +64,21 @@ class Duels:
             first, second = pair
             if self._judge is None:
                 return preference_of_scores(scores[first], scores[second], self._temperature)
-            said = _asked(self._judge, samples[first], samples[second])
-            if not self._swap or not is_score(said):
-                return said
-            return both_orders(said, _asked(self._judge, samples[second], samples[first]))
+            forward = _judge_probability(self._judge, samples[first], samples[second])
+            if not self._swap or not is_score(forward):
+                return forward
+            return both_orders(forward, _judge_probability(self._judge, samples[second], samples[first]))
 
         def decide(pairs: Sequence[Pair]) -> list[float | None]:
             if self._workers == 1 or len(pairs) < 2:
-                found = [preference(pair) for pair in pairs]
+                probabilities = [preference(pair) for pair in pairs]
             else:
                 with ThreadPoolExecutor(min(self._workers, len(pairs))) as threads:
-                    found = list(threads.map(preference, pairs))
-            failed = sum(value is not None and math.isnan(value) for value in found)
+                    probabilities = list(threads.map(preference, pairs))
+            failed = sum(value is not None and math.isnan(value) for value in probabilities)
             if failed:
                 logger.warning("%d of %d pairs could not be judged; they are left out", failed, len(pairs))
-            return found
+            return probabilities
 
         return decide
 
@@ -104,32 +104,34 @@ def both_orders(forwards: float | None, backwards: float | None) -> float | None
     return (forwards + 1 - backwards) / 2 if is_score(backwards) else backwards
 
 
-def verdict(preference: float) -> float:
+def outcome(preference: float) -> float:
     """1 for a win, 0 for a defeat, 1/2 for a tie."""
     return 0.5 if preference == 0.5 else float(preference > 0.5)
 
 
-def meetings(num_samples: int, pairs: Sequence[Pair], preferences: Sequence[float | None]) -> list[list[Meeting]]:
+def meetings_by_row(
+    num_samples: int, pairs: Sequence[Pair], preferences: Sequence[float | None]
+) -> list[list[Meeting]]:
     """Of each sample, whom it met in these pairs and with what outcome, in their order."""
-    found: list[list[Meeting]] = [[] for _ in range(num_samples)]
+    by_row: list[list[Meeting]] = [[] for _ in range(num_samples)]
     for (first, second), preference in zip(pairs, preferences, strict=True):
-        found[first].append((second, preference))
-        found[second].append((first, 1 - preference if is_score(preference) else preference))
-    return found
+        by_row[first].append((second, preference))
+        by_row[second].append((first, 1 - preference if is_score(preference) else preference))
+    return by_row
 
 
-def nothing_said(met: Sequence[Meeting]) -> float | None:
+def missing_score(met: Sequence[Meeting]) -> float | None:
     """The score of a sample of which no pair was decided: None, or NaN if judging any of them failed."""
     return math.nan if any(value is not None for _, value in met) else None
 
 
-def explained(
+def explained_score(
     value: float | None, met: Sequence[Meeting], samples: Sequence[Sample], **parts: float | None
 ) -> Score | None:
     """The score with what it rests on: its wins, ties and defeats, and against which members."""
     if value is None:
         return None
-    decided = [verdict(preference) for _, preference in met if is_score(preference)]
+    decided = [outcome(preference) for _, preference in met if is_score(preference)]
     counts = {"wins": decided.count(1), "ties": decided.count(0.5), "defeats": decided.count(0)}
     counts["undecided"] = len(met) - len(decided)
     matches = [[samples[row].member, _short(preference)] for row, preference in met[:MAX_MATCHES]]
@@ -140,11 +142,11 @@ def _short(number: float | None) -> float | None:
     return round(number, 4) if is_score(number) else None
 
 
-def _asked(judge: Judge, first: Sample, second: Sample) -> float | None:
-    said = judge(first, second)
-    if said is None:
+def _judge_probability(judge: Judge, first: Sample, second: Sample) -> float | None:
+    probability = judge(first, second)
+    if probability is None:
         return None
-    said = float(said)
-    if said < 0 or said > 1:
-        raise RewardError(f"a judge of pairs gives the probability that the first is better, 0 to 1, not {said}")
-    return said
+    probability = float(probability)
+    if probability < 0 or probability > 1:
+        raise RewardError(f"a judge of pairs gives the probability that the first is better, 0 to 1, not {probability}")
+    return probability

@@ -12,7 +12,7 @@ from mmgrpo.reward import Reward
 from mmgrpo.types import Sample, Score
 
 from ..models.checkpoints import require_positive
-from ..parsing.extraction import share
+from ..parsing.extraction import require_fraction
 from .grouping import inner_scores, is_score, needed_values, within_groups
 
 _FORMULA = re.compile(r"\\\[([^\]]*)\\\]|\\\(([^)]*)\\\)|\$([^$]*)\$")
@@ -83,7 +83,7 @@ class UniqueFormulas:
     def __init__(self, of: Reward, most: float = 1.0, characters: int = 1000) -> None:
         self.needs_values = needed_values(of)
         self.of = of
-        self._most = share("UniqueFormulas.most", most)
+        self._most = require_fraction("UniqueFormulas.most", most)
         self._characters = require_positive("UniqueFormulas.characters", characters)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:

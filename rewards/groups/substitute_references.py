@@ -11,7 +11,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
 from mmgrpo.types import Sample, Score
 
-from ..parsing.extraction import Extract, extracted, one_of, place_of, without_thought
+from ..parsing.extraction import Extract, extract_answer, require_choice, require_extract, without_thought
 from .grouping import groups, inner_scores, is_score, needed_values
 
 Rule = Literal["lead", "sigmoid"]
@@ -49,7 +49,7 @@ class AcrossContexts:
             for other in rows
             if samples[row].context != samples[other].context and None not in (samples[row].text, samples[other].text)
         ]
-        with_references = [self._held(samples[row], samples[other].text or "") for row, other in pairs]
+        with_references = [self._with_reference(samples[row], samples[other].text or "") for row, other in pairs]
         agreements: dict[int, list[float]] = {}
         for (row, _), value in zip(
             pairs, inner_scores(self.of, with_references).values if with_references else (), strict=True
@@ -61,7 +61,7 @@ class AcrossContexts:
             for row in range(len(samples))
         ]
 
-    def _held(self, sample: Sample, reference: str) -> Sample:
+    def _with_reference(self, sample: Sample, reference: str) -> Sample:
         columns = {**sample.prompt.columns, self.column: without_thought(reference).strip()}
         return replace(sample, prompt=replace(sample.prompt, columns=columns))
 
@@ -97,13 +97,13 @@ class OverReference:
         self.needs_values = needed_values(of)
         self.of = of
         self.column = column
-        self._rule: Rule = one_of("OverReference.rule", rule, Rule)
+        self._rule: Rule = require_choice("OverReference.rule", rule, Rule)
         self._sharpness = sharpness
-        self._extract: Extract = place_of("OverReference.extract", extract)
+        self._extract: Extract = require_extract("OverReference.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         answers = {
-            row: extracted(sample.text, self._extract)
+            row: extract_answer(sample.text, self._extract)
             for row, sample in enumerate(samples)
             if sample.text is not None and sample.prompt.columns.get(self.column) is not None
         }

@@ -42,11 +42,11 @@ class OnPart:
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         inner = inner_scores(self.of, samples)
         return [
-            None if value is None or sample.text is None else self._laid(sample.text, value, score)
+            None if value is None or sample.text is None else self._scoped(sample.text, value, score)
             for sample, value, score in zip(samples, inner.values, inner.scores, strict=True)
         ]
 
-    def _laid(self, text: str, value: float, score: float | Score | None) -> Score:
+    def _scoped(self, text: str, value: float, score: float | Score | None) -> Score:
         start = text.find(self._start)
         begin, after = (0, 0) if start < 0 else (start, start + len(self._start))
         end = -1 if self._end is None else text.find(self._end, after)
@@ -108,7 +108,7 @@ class Attempts:
         return [
             None
             if sample.text is None or not row_values or None in row_values
-            else self._laid(sample.text, parts, row_values)
+            else self._scoped(sample.text, parts, row_values)
             for sample, parts, row_values in zip(samples, cut, attempt_values, strict=True)
         ]
 
@@ -126,7 +126,7 @@ class Attempts:
             begin = len(text) if end < 0 else end + len(self._end)
             yield check_start, begin
 
-    def _laid(self, text: str, parts: Sequence[tuple[int, int]], attempt_values: Sequence[float | None]) -> Score:
+    def _scoped(self, text: str, parts: Sequence[tuple[int, int]], attempt_values: Sequence[float | None]) -> Score:
         scopes = []
         for number, (begin, stop) in enumerate(parts):
             value = attempt_values[number // 2]

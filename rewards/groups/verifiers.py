@@ -9,7 +9,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
 from mmgrpo.types import Sample, Score
 
-from ..parsing.extraction import one_of
+from ..parsing.extraction import require_choice
 from .grouping import groups, inner_scores, is_score, needed_values, within_groups
 
 Unit = Literal["tokens", "characters"]
@@ -85,7 +85,7 @@ class Conciseness:
         self._strength = strength
         self._right_from = right_from
         self._all_right = all_right
-        self._unit: Unit = one_of("Conciseness.unit", unit, Unit)
+        self._unit: Unit = require_choice("Conciseness.unit", unit, Unit)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         inner = inner_scores(self.of, samples)

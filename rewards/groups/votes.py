@@ -11,7 +11,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
 from ..parsing.explanations import excerpt
-from ..parsing.extraction import Extract, extracted, normalised, one_of, place_of
+from ..parsing.extraction import Extract, extract_answer, normalize_text, require_choice, require_extract
 from .grouping import groups
 
 MAX_NAMED = 8  # winners of a tie, in an explanation
@@ -51,8 +51,8 @@ class MajorityVote:
     ) -> None:
         if not (entropy >= 0 and math.isfinite(entropy)):
             raise ConfigError(f"MajorityVote.entropy must be at least 0, got {entropy}")
-        self._mode: Mode = one_of("MajorityVote.mode", mode, Mode)
-        self._extract: Extract = place_of("MajorityVote.extract", extract)
+        self._mode: Mode = require_choice("MajorityVote.mode", mode, Mode)
+        self._extract: Extract = require_extract("MajorityVote.extract", extract)
         self._ignore_case = ignore_case
         self._entropy = entropy
 
@@ -117,7 +117,7 @@ class SemanticClusters:
             )
         self._entails = entails
         self._threshold = threshold
-        self._extract: Extract = place_of("SemanticClusters.extract", extract)
+        self._extract: Extract = require_extract("SemanticClusters.extract", extract)
         self._ignore_case = ignore_case
         self._entropy_min = entropy_min
         self._entropy_max = entropy_max
@@ -153,8 +153,8 @@ class SemanticClusters:
 
 def answer_of(sample: Sample, extract: Extract, *, ignore_case: bool) -> str | None:
     """A sample's normalised answer; None where it has none, or one that is empty or too long."""
-    answer = None if sample.text is None else extracted(sample.text, extract)
-    return None if answer is None else normalised(answer, ignore_case=ignore_case) or None
+    answer = None if sample.text is None else extract_answer(sample.text, extract)
+    return None if answer is None else normalize_text(answer, ignore_case=ignore_case) or None
 
 
 def among_writers(

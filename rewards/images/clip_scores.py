@@ -28,8 +28,8 @@ from ..models.checkpoints import (
     resolve_dtype,
 )
 from ..models.clip_models import ClipSource, Library, ResizeMode, cosines, unit
-from ..parsing.extraction import one_of
-from ..parsing.sample_images import judged
+from ..parsing.extraction import require_choice
+from ..parsing.sample_images import score_image_texts
 
 ClipMode = Literal["score", "cosine"]
 PickMode = Literal["logit", "cosine"]
@@ -68,21 +68,21 @@ class ClipScore:
         dtype: Dtype = "float32",
         batch_size: int = 32,
     ) -> None:
-        self._mode: ClipMode = one_of("ClipScore.mode", mode, ClipMode)
+        self._mode: ClipMode = require_choice("ClipScore.mode", mode, ClipMode)
         self._prefix = prefix
         self.text_column = text_column
         self._source = ClipSource(
             model=model,
             pretrained=pretrained,
             processor=processor,
-            library=None if library is None else one_of("ClipScore.library", library, Library),
+            library=None if library is None else require_choice("ClipScore.library", library, Library),
             device=device,
             dtype=_dtype("ClipScore", dtype),
             batch_size=require_positive("ClipScore.batch_size", batch_size),
         )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        return judged(samples, self._score, self.text_column)
+        return score_image_texts(samples, self._score, self.text_column)
 
     def _score(self, images: list[Image.Image], texts: list[str]) -> list[float]:
         clip = self._source.load()
@@ -115,7 +115,7 @@ class PickScore:
         dtype: Dtype = "float32",
         batch_size: int = 16,
     ) -> None:
-        self._mode: PickMode = one_of("PickScore.mode", mode, PickMode)
+        self._mode: PickMode = require_choice("PickScore.mode", mode, PickMode)
         self.text_column = text_column
         self._source = ClipSource(
             model=model,
@@ -127,7 +127,7 @@ class PickScore:
         )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        return judged(samples, self._score, self.text_column)
+        return score_image_texts(samples, self._score, self.text_column)
 
     def _score(self, images: list[Image.Image], texts: list[str]) -> list[float]:
         clip = self._source.load()
@@ -163,14 +163,14 @@ class HpsV2:
     ) -> None:
         self._checkpoint = checkpoint
         self._model = model
-        self._resize_mode: ResizeMode = one_of("HpsV2.resize_mode", resize_mode, ResizeMode)
+        self._resize_mode: ResizeMode = require_choice("HpsV2.resize_mode", resize_mode, ResizeMode)
         self.text_column = text_column
         self._device = device
         self._dtype = _dtype("HpsV2", dtype)
         self._batch_size = require_positive("HpsV2.batch_size", batch_size)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        return judged(samples, self._score, self.text_column)
+        return score_image_texts(samples, self._score, self.text_column)
 
     def _score(self, images: list[Image.Image], texts: list[str]) -> list[float]:
         source = ClipSource(
@@ -223,7 +223,7 @@ class Aesthetic:
         )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        return judged(samples, lambda images, _: self._score(images))
+        return score_image_texts(samples, lambda images, _: self._score(images))
 
     @torch.no_grad()
     def _score(self, images: list[Image.Image]) -> list[float]:

@@ -15,7 +15,7 @@ from mmgrpo.types import Sample, Score
 from ..models.checkpoints import Dtype, require_positive, resolve_dtype
 from ..models.clip_models import ClipSource, unit
 from ..parsing.boxes import CoordinateFrame
-from ..parsing.explanations import drawn_boxes, excerpt
+from ..parsing.explanations import boxes_explanation, excerpt
 from ..parsing.sample_images import as_rgb
 from .compositional_prompts import COLOURS
 from .detectors import DetectorSource
@@ -109,7 +109,7 @@ class Compositional:
         labels = [f"{detection.label} {detection.score:.2f}" for detection in objects]
         boxes = [replace(detection.box, frame=CoordinateFrame("original", *image.size)) for detection in objects]
         wrong = {"reason": excerpt("; ".join(result.reasons))} if result.reasons else {}
-        return Score(value, drawn_boxes(boxes, (), labels=labels) | wrong)
+        return Score(value, boxes_explanation(boxes, (), labels=labels) | wrong)
 
     def _attributes(self, image: Image.Image, group: Sequence[DetectedObject], clause: Clause) -> list[str]:
         """The attribute of each object: that whose sentences, in the mean, are nearest to its crop."""

@@ -60,12 +60,12 @@ def compositional_prompts(
             f"2 to {len(NUMBERS) - 1}; got tasks {list(chosen)}, {len(things)} objects and {max_count}"
         )
     rng = random.Random(seed)
-    found: dict[tuple[str, str], Prompt] = {}
+    prompts: dict[tuple[str, str], Prompt] = {}
     for task in chosen:
         for _ in range(per_task):
             prompt = TASKS[task](rng, list(objects), max_count)
-            found.setdefault((task, prompt.text), prompt)
-    return list(found.values())
+            prompts.setdefault((task, prompt.text), prompt)
+    return list(prompts.values())
 
 
 def held_out_compositional_prompts() -> list[Prompt]:
@@ -80,8 +80,8 @@ def _single(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
 
 
 def _two(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
-    one, other = rng.sample(objects, 2)
-    return _prompt("two_object", f"a photo of {_a(one)} and {_a(other)}", [_thing(one), _thing(other)])
+    first, other = rng.sample(objects, 2)
+    return _prompt("two_object", f"a photo of {_a(first)} and {_a(other)}", [_thing(first), _thing(other)])
 
 
 def _counting(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
@@ -96,9 +96,9 @@ def _colours(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
 
 
 def _position(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
-    (one, other), place = rng.sample(objects, 2), rng.choice(PLACES)
-    text = f"a photo of {_a(one)} {place} {_a(other)}"
-    return _prompt("position", text, [_thing(other), _thing(one, position=[place, 0])])
+    (first, other), relation = rng.sample(objects, 2), rng.choice(PLACES)
+    text = f"a photo of {_a(first)} {relation} {_a(other)}"
+    return _prompt("position", text, [_thing(other), _thing(first, position=[relation, 0])])
 
 
 def _colour_each(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
@@ -122,8 +122,8 @@ def _prompt(tag: str, text: str, include: list[dict[str, Any]], exclude: Sequenc
     return Prompt(text, columns={"tag": tag, "include": include, "exclude": list(exclude)})
 
 
-def _thing(name: str, *, count: int = 1, **asked: Any) -> dict[str, Any]:
-    return {"class": name, "count": count, **asked}
+def _thing(name: str, *, count: int = 1, **clause: Any) -> dict[str, Any]:
+    return {"class": name, "count": count, **clause}
 
 
 def _a(name: str) -> str:

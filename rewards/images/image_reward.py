@@ -30,7 +30,7 @@ from ..models.checkpoints import (
     resolve_device,
     resolve_dtype,
 )
-from ..parsing.sample_images import judged
+from ..parsing.sample_images import score_image_texts
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
 """Of the raw scores over the authors' data; the published score is (raw - MEAN) / STD."""
@@ -84,7 +84,7 @@ class ImageReward:
         self._batch_size = require_positive("ImageReward.batch_size", batch_size)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        return judged(samples, self._score, self.text_column)
+        return score_image_texts(samples, self._score, self.text_column)
 
     def _score(self, images: list[Image.Image], texts: list[str]) -> list[float]:
         device = resolve_device(self._device)

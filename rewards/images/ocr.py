@@ -16,8 +16,8 @@ from mmgrpo.types import Sample, Score
 
 from ..models.checkpoints import load_once, require_positive, resolve_device
 from ..models.ocr_engines import ENGINES, Engine, Line
-from ..parsing.explanations import drawn_boxes
-from ..parsing.extraction import one_of
+from ..parsing.explanations import boxes_explanation
+from ..parsing.extraction import require_choice
 from ..parsing.sample_images import frames_of
 
 Reader = Callable[[Image.Image], str]
@@ -84,7 +84,7 @@ class OcrAccuracy:
             )
         self._engine = engine
         self.column = column
-        self._around: Around = one_of("OcrAccuracy.around", around, Around)
+        self._around: Around = require_choice("OcrAccuracy.around", around, Around)
         self._languages = tuple([languages] if isinstance(languages, str) else languages)
         self._frames = require_positive("OcrAccuracy.frames", frames)
         self._device = device
@@ -116,7 +116,7 @@ def line_boxes(lines: Sequence[Line]) -> dict[str, Any]:
     """The boxes of the lines that have one, with their text, for reports; nothing if there are none."""
     with_box = [line for line in lines if line.box is not None]
     boxes = [line.box for line in with_box if line.box is not None]
-    return drawn_boxes(boxes, (), labels=[line.text for line in with_box]) if boxes else {}
+    return boxes_explanation(boxes, (), labels=[line.text for line in with_box]) if boxes else {}
 
 
 def wanted_text(sample: Sample, column: str | None) -> str | None:

@@ -15,8 +15,8 @@ from ..models.checkpoints import Dtype, require_positive, resolve_dtype
 from ..models.clip_models import ClipSource, unit
 from ..models.image_features import SSIM_RADIUS, FeatureSource, ssim
 from ..parsing.explanations import parts
-from ..parsing.extraction import one_of
-from ..parsing.sample_images import as_rgb, picture_in, reference_image, text_of
+from ..parsing.extraction import require_choice
+from ..parsing.sample_images import as_rgb, column_image, reference_image, text_of
 from .textures import grey
 
 Measure = Literal["mse", "ssim", "feature"]
@@ -48,7 +48,7 @@ class ImageSimilarity:
         dtype: Dtype = "float32",
         batch_size: int = 32,
     ) -> None:
-        self._measure: Measure = one_of("ImageSimilarity.measure", measure, Measure)
+        self._measure: Measure = require_choice("ImageSimilarity.measure", measure, Measure)
         self.column = column
         resolve_dtype("ImageSimilarity", dtype)
         size = require_positive("ImageSimilarity.batch_size", batch_size)
@@ -102,7 +102,7 @@ class EditConsistency:
     def _score(self, sample: Sample) -> Score | None:
         if sample.image is None:
             return None
-        mask = picture_in(sample.prompt, self._mask_column)
+        mask = column_image(sample.prompt, self._mask_column)
         source = None if mask is None else reference_image(sample.prompt, self.column)
         if mask is None or source is None:
             return None

@@ -143,9 +143,9 @@ class GridArtifacts:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         frame_shares = [[grid_shares(grey(frame), self._period) for frame in frames_of(sample)] for sample in samples]
-        return [self._judged([shares for shares in frames if shares]) for frames in frame_shares]
+        return [self._scored([shares for shares in frames if shares]) for frames in frame_shares]
 
-    def _judged(self, frames: Sequence[Mapping[str, float]]) -> Score | None:
+    def _scored(self, frames: Sequence[Mapping[str, float]]) -> Score | None:
         if not frames:
             return None
         value = float(np.mean([max(shares.values()) for shares in frames]))
@@ -163,8 +163,10 @@ def grid_shares(grey_HW: Grey, period: int) -> dict[str, float]:
         "lattice": [_line_share(fine, period) for fine in (fine_HW, fine_HW.T)],
         "blocks": [_line_share(_edges(values), period) for values in both if values.shape[1] >= MIN_BLOCKS_EDGE],
     }
-    finite_shares = {name: [share for share in found if share is not None] for name, found in shares.items()}
-    return {name: max(found) for name, found in finite_shares.items() if found}
+    finite_shares = {
+        name: [share for share in shares_of_name if share is not None] for name, shares_of_name in shares.items()
+    }
+    return {name: max(shares_of_name) for name, shares_of_name in finite_shares.items() if shares_of_name}
 
 
 def _edges(grey_HW: Grey) -> Grey:

@@ -30,7 +30,7 @@ from mmgrpo.system.bounded import Ends, EndsSecurely, body_of
 from mmgrpo.types import Sample, Score
 
 from ..models.checkpoints import require_positive
-from ..parsing.extraction import one_of
+from ..parsing.extraction import require_choice
 from .judge_protocol import JudgeMode, JudgeScoring, ReplyChoice, ReplyParams, score_pairs
 from .questions import Question, Scale, WhichScore, default_image_question, fill_template, judge_images
 
@@ -89,28 +89,28 @@ class Endpoint:
                 f"got {self.timeout}, {self.retries} and {self.backoff}"
             )
         require_positive("the judge's concurrency", self.concurrency)
-        one_of("the judge's picture", self.picture, PictureFormat)
+        require_choice("the judge's picture", self.picture, PictureFormat)
 
-    def replies(self, questions: Sequence[Question], writing: ReplyParams) -> list[list[str]]:
+    def replies(self, questions: Sequence[Question], reply_params: ReplyParams) -> list[list[str]]:
         """What it writes to each question, each draw by a request of its own; what gave no reply is left out."""
-        limits = {"temperature": writing.temperature or 0, "max_tokens": writing.max_new_tokens}
-        seeds = [{"seed": draw} if writing.draws > 1 else {} for draw in range(writing.draws)]
-        contents = self._all([(question, limits | seed) for question in questions for seed in seeds], _content)
+        limits = {"temperature": reply_params.temperature or 0, "max_tokens": reply_params.max_new_tokens}
+        seeds = [{"seed": draw} if reply_params.draws > 1 else {} for draw in range(reply_params.draws)]
+        contents = self._ask_all([(question, limits | seed) for question in questions for seed in seeds], _content)
         by_question = [contents[i * len(seeds) : (i + 1) * len(seeds)] for i in range(len(questions))]
         return [[reply for reply in replies if reply is not None] for replies in by_question]
 
-    def first(self, questions: Sequence[Question], choices: Sequence[ReplyChoice]) -> list[list[float] | None]:
+    def choice_probs(self, questions: Sequence[Question], choices: Sequence[ReplyChoice]) -> list[list[float] | None]:
         """Per question, how likely the reply begins with each choice, as far as it is among the 20 likeliest tokens."""
         fields = {"temperature": 0, "max_tokens": 1, "logprobs": True, "top_logprobs": 20}
-        tops = self._all([(question, fields) for question in questions], _first_tokens)
+        tops = self._ask_all([(question, fields) for question in questions], _first_tokens)
         return [None if top is None else [_mass(top, choice) for choice in choices] for top in tops]
 
-    def _all(
+    def _ask_all(
         self, requests: Sequence[tuple[Question, Mapping[str, Any]]], read: Callable[[bytes], T]
     ) -> list[T | None]:
         """What is read out of each reply; None where there is none, which is logged once with the first cause."""
         with ThreadPoolExecutor(max_workers=self.concurrency) as pool:
-            outcomes = list(pool.map(lambda outcome: self._tried(outcome[0], outcome[1], read), requests))
+            outcomes = list(pool.map(lambda outcome: self._ask(outcome[0], outcome[1], read), requests))
         causes = [outcome for outcome in outcomes if isinstance(outcome, NoReplyError)]
         if causes:
             logger.warning(
@@ -122,7 +122,7 @@ class Endpoint:
             )
         return [None if isinstance(outcome, NoReplyError) else outcome for outcome in outcomes]
 
-    def _tried(self, question: Question, fields: Mapping[str, Any], read: Callable[[bytes], T]) -> T | NoReplyError:
+    def _ask(self, question: Question, fields: Mapping[str, Any], read: Callable[[bytes], T]) -> T | NoReplyError:
         pictures = [
             {"type": "image_url", "image_url": {"url": data_url(picture, self.picture)}}
             for picture in question.pictures
@@ -133,11 +133,11 @@ class Endpoint:
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": self.system})
         try:
-            return read(self._said({"model": self.model, "messages": messages, **fields, **self.extra}))
+            return read(self._post_with_retries({"model": self.model, "messages": messages, **fields, **self.extra}))
         except NoReplyError as error:
             return error
 
-    def _said(self, request: Mapping[str, Any]) -> bytes:
+    def _post_with_retries(self, request: Mapping[str, Any]) -> bytes:
         """The body of the reply. Raises NoReplyError after the last attempt."""
         body = json.dumps(request).encode()
         for attempt in range(self.retries + 1):
@@ -222,10 +222,10 @@ class ApiJudge:
         temperature: float = 0.0,
         which: WhichScore = "first",
     ) -> None:
-        self._asking = JudgeScoring(
+        self._judge_scoring = JudgeScoring(
             mode=mode,
             scale=Scale(low=low, high=high, key=key, which=which),
-            writing=ReplyParams(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature),
+            reply_params=ReplyParams(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature),
         )
         self._question = question or default_image_question(mode)
         self._frames = require_positive("ApiJudge.frames", frames)
@@ -244,9 +244,9 @@ class ApiJudge:
         )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        texts = [fill_template(self._question, sample, self._asking.scale) for sample in samples]
+        texts = [fill_template(self._question, sample, self._judge_scoring.scale) for sample in samples]
         pictures = [judge_images(sample, self._frames, self._shows_source) for sample in samples]
-        return score_pairs(pictures, texts, partial(self._asking.verdicts, self._endpoint))
+        return score_pairs(pictures, texts, partial(self._judge_scoring.scores, self._endpoint))
 
 
 def data_url(picture: Image.Image, form: PictureFormat) -> str:

@@ -14,7 +14,7 @@ from mmgrpo.types import Score
 
 from ..models.checkpoints import require_positive
 from ..parsing.explanations import parts
-from ..parsing.extraction import one_of
+from ..parsing.extraction import require_choice
 from .questions import Question, Scale
 
 JudgeMode = Literal["yes", "expected", "parse"]
@@ -26,11 +26,11 @@ class ReplyChoice:
 
     Attributes:
         text: as it is named in explanations.
-        whole: it counts as one token alone, as numbers do.
+        single_token: it counts as one token alone, as numbers do.
     """
 
     text: str
-    whole: bool = False
+    single_token: bool = False
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -68,11 +68,11 @@ class ReplyParams:
 class Judge(Protocol):
     """A model that is asked."""
 
-    def replies(self, questions: Sequence[Question], writing: ReplyParams) -> list[list[str]]:
-        """What it writes to each question; fewer than ``writing.draws`` where it gave no reply."""
+    def replies(self, questions: Sequence[Question], reply_params: ReplyParams) -> list[list[str]]:
+        """What it writes to each question; fewer than ``reply_params.draws`` where it gave no reply."""
         ...
 
-    def first(self, questions: Sequence[Question], choices: Sequence[ReplyChoice]) -> list[list[float] | None]:
+    def choice_probs(self, questions: Sequence[Question], choices: Sequence[ReplyChoice]) -> list[list[float] | None]:
         """Per question, how likely the reply begins with each choice; None where there was no reply."""
         ...
 
@@ -84,26 +84,26 @@ class JudgeScoring:
     Attributes:
         mode: ``yes``, ``expected`` or ``parse``.
         scale: the scores there are.
-        writing: how it writes, for ``parse``.
+        reply_params: how it writes, for ``parse``.
     """
 
     mode: JudgeMode
     scale: Scale
-    writing: ReplyParams
+    reply_params: ReplyParams
 
     def __post_init__(self) -> None:
-        one_of("the judge's mode", self.mode, JudgeMode)
+        require_choice("the judge's mode", self.mode, JudgeMode)
         if self.mode == "yes" and self.scale.answers is not None:
             raise ConfigError(
                 "mode: yes knows the answers yes and no alone; for answers of your own take mode: expected"
             )
 
-    def verdicts(self, judge: Judge, questions: Sequence[Question]) -> list[Score]:
+    def scores(self, judge: Judge, questions: Sequence[Question]) -> list[Score]:
         """A score per question; NaN, a failure, where the judge gave none."""
         if self.mode == "parse":
-            return [self._stated(replies) for replies in judge.replies(questions, self.writing)]
+            return [self._stated(replies) for replies in judge.replies(questions, self.reply_params)]
         choices = self._choices()
-        probabilities = judge.first(questions, list(choices))
+        probabilities = judge.choice_probs(questions, list(choices))
         return [
             _expected(dict(zip(choices, probs or (), strict=probs is not None)), choices) for probs in probabilities
         ]
@@ -115,11 +115,11 @@ class JudgeScoring:
         if self.scale.answers is not None:
             return {ReplyChoice(answer): value for answer, value in self.scale.answers.items()}
         numbers = range(self.scale.low, self.scale.high + 1)
-        return {ReplyChoice(str(number), whole=True): self.scale.share(number) for number in numbers}
+        return {ReplyChoice(str(number), single_token=True): self.scale.share(number) for number in numbers}
 
     def _stated(self, replies: Sequence[str]) -> Score:
         """The mean of what the replies state; the explanation has the first of them."""
-        scores = [self.scale.judged(reply) for reply in replies] or [self.scale.judged(None)]
+        scores = [self.scale.scored_reply(reply) for reply in replies] or [self.scale.scored_reply(None)]
         finite = [score for score in scores if math.isfinite(score.value)]
         if not finite:
             return scores[0]

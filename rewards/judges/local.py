@@ -61,14 +61,14 @@ class JudgeSource:
         )
         return LocalJudge(model, processor, self)
 
-    def replies(self, questions: Sequence[Question], writing: ReplyParams) -> list[list[str]]:
+    def replies(self, questions: Sequence[Question], reply_params: ReplyParams) -> list[list[str]]:
         """What it writes to each question, as often as asked for, without special tokens."""
         judge = self.load()
-        if writing.temperature == 0:
-            return [[reply] for reply in judge.replies(questions, writing.max_new_tokens)]
-        return [judge.drawn(question, writing) for question in questions]
+        if reply_params.temperature == 0:
+            return [[reply] for reply in judge.replies(questions, reply_params.max_new_tokens)]
+        return [judge.sample_replies(question, reply_params) for question in questions]
 
-    def first(self, questions: Sequence[Question], choices: Sequence[ReplyChoice]) -> list[list[float] | None]:
+    def choice_probs(self, questions: Sequence[Question], choices: Sequence[ReplyChoice]) -> list[list[float] | None]:
         """Per question, how likely the reply begins with each choice. Raises RewardError if two begin alike."""
         judge = self.load()
         token_ids = choice_ids(judge.tokenizer, choices)
@@ -100,14 +100,15 @@ class LocalJudge:
         return replies
 
     @torch.no_grad()
-    def drawn(self, question: Question, writing: ReplyParams) -> list[str]:
+    def sample_replies(self, question: Question, reply_params: ReplyParams) -> list[str]:
         """Replies drawn to one question, by a seed that is the question's own."""
         ((_, inputs),) = self._batches([question])
         with torch.random.fork_rng():
             torch.manual_seed(derive_seed(zlib.crc32(question.text.encode())))
             written = self._model.generate(
-                **inputs, do_sample=True, temperature=writing.temperature, top_k=0, top_p=1.0,
-                num_return_sequences=writing.draws, max_new_tokens=writing.max_new_tokens, pad_token_id=self._pad(),
+                **inputs, do_sample=True, temperature=reply_params.temperature, top_k=0, top_p=1.0,
+                num_return_sequences=reply_params.draws, max_new_tokens=reply_params.max_new_tokens,
+                pad_token_id=self._pad(),
             )  # fmt: skip
         return self.tokenizer.batch_decode(written[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
@@ -222,7 +223,7 @@ def choice_ids(tokenizer: Any, choices: Sequence[ReplyChoice]) -> list[list[int]
     unique_ids = [ids - set().union(*first_ids[:i], *first_ids[i + 1 :]) for i, ids in enumerate(first_ids)]
     for choice, ids in zip(choices, unique_ids, strict=True):
         if not ids:
-            how = "with several tokens" if choice.whole else "with the first token of another answer"
+            how = "with several tokens" if choice.single_token else "with the first token of another answer"
             raise RewardError(
                 f"the judge's tokenizer writes {choice.text} {how}; ask for a scale of single digits, such as low: 1, "
                 "high: 5, or for letters, or take mode: parse"
@@ -232,7 +233,7 @@ def choice_ids(tokenizer: Any, choices: Sequence[ReplyChoice]) -> list[list[int]
 
 def _begins(tokenizer: Any, choice: ReplyChoice) -> set[int]:
     written = [_ids(tokenizer, form) for word in choice.forms for form in (word, f" {word}")]
-    return {ids[0] for ids in written if len(ids) == 1 or (ids and not choice.whole)}
+    return {ids[0] for ids in written if len(ids) == 1 or (ids and not choice.single_token)}
 
 
 def _extended(name: str, tensor: Tensor, ids_BP: Tensor, answer_BA: Tensor) -> Tensor:

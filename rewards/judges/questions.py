@@ -14,7 +14,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
 from ..parsing.explanations import excerpt
-from ..parsing.extraction import finite, one_of
+from ..parsing.extraction import finite, require_choice
 from ..parsing.sample_images import as_rgb, frames_of
 
 SHOWS = 'Does this picture show "{prompt}"? Answer yes or no.'
@@ -63,7 +63,7 @@ class Scale:
     def __post_init__(self) -> None:
         if self.low >= self.high:
             raise ConfigError(f"the scale of a judge needs low < high, got {self.low} and {self.high}")
-        one_of("the judge's which", self.which, WhichScore)
+        require_choice("the judge's which", self.which, WhichScore)
         if not self.key:
             raise ConfigError("the key of a judge's score must be a word, such as score")
         if self.answers is None:
@@ -95,7 +95,7 @@ class Scale:
         least = min(in_range) if len(in_range) == len(stated) else None
         return least if self.which == "least" else stated[0]
 
-    def judged(self, reply: str | None) -> Score:
+    def scored_reply(self, reply: str | None) -> Score:
         """The share that a reply states, and the reply; NaN, a failure, where there is none or it states none."""
         share = None if reply is None else self.read(reply)
         explanation = {} if reply is None else {"reason": excerpt(reply.rpartition("</think>")[2].strip())}
@@ -120,10 +120,10 @@ class Scale:
 
     def _numbers(self, text: str) -> list[float | None]:
         """The shares of the numbers in a text, None for one off the scale; less those that say what it is out of."""
-        numbers = [float(number[0]) for number in _NUMBER.finditer(text) if not self._is_whole(text, number)]
+        numbers = [float(number[0]) for number in _NUMBER.finditer(text) if not self._is_out_of(text, number)]
         return [self.share(number) if self.low <= number <= self.high else None for number in numbers]
 
-    def _is_whole(self, text: str, number: re.Match[str]) -> bool:
+    def _is_out_of(self, text: str, number: re.Match[str]) -> bool:
         before = text[max(number.start() - 10, 0) : number.start()]
         return float(number[0]) == self.high and _OUT_OF.search(before) is not None
 

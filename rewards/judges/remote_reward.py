@@ -93,11 +93,11 @@ class RemoteReward:
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         values: list[float | Score | None] = [None] * len(samples)
         for rows in batches(samples, self._batch_size):
-            for row, value in zip(rows, self._asked([samples[row] for row in rows]), strict=True):
+            for row, value in zip(rows, self._request_scores([samples[row] for row in rows]), strict=True):
                 values[row] = value
         return values
 
-    def _asked(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+    def _request_scores(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         try:
             body, content_type = packed(samples, reward=self._reward, form=self._form, columns=self._columns)
         except DataError as error:

@@ -17,7 +17,7 @@ from mmgrpo.types import Sample, Scope, Score
 
 from ..models.checkpoints import Dtype, batches, freeze, load_once, require_positive, resolve_device, resolve_dtype
 from ..parsing.explanations import parts
-from ..parsing.extraction import Extract, extracted, one_of, place_of
+from ..parsing.extraction import Extract, extract_answer, require_choice, require_extract
 from .local import marks_apart
 
 Link = Literal["none", "sigmoid"]
@@ -69,8 +69,8 @@ class RewardModel:
         if weights is not None and (output != 0 or not weights):
             raise ConfigError("RewardModel takes weights, one for each output, or output, not both")
         self._model = model
-        self._extract: Extract = place_of("RewardModel.extract", extract)
-        self._link: Link = one_of("RewardModel.link", link, Link)
+        self._extract: Extract = require_extract("RewardModel.extract", extract)
+        self._link: Link = require_choice("RewardModel.link", link, Link)
         self._output = output
         self._weights = None if weights is None else tuple(weights)
         self._missing = missing
@@ -80,7 +80,7 @@ class RewardModel:
         self._batch_size = require_positive("RewardModel.batch_size", batch_size)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        answers = [None if s.text is None else extracted(s.text, self._extract) for s in samples]
+        answers = [None if s.text is None else extract_answer(s.text, self._extract) for s in samples]
         values: list[float | Score | None] = [None if s.text is None else self._missing for s in samples]
         rows = [i for i, answer in enumerate(answers) if answer is not None]
         if rows:
@@ -149,7 +149,7 @@ class StepRewardModel:
         self._model = model
         self._split = split
         self._separator = separator
-        self._aggregate: Aggregate = one_of("StepRewardModel.aggregate", aggregate, Aggregate)
+        self._aggregate: Aggregate = require_choice("StepRewardModel.aggregate", aggregate, Aggregate)
         self._output = output
         self._max_tokens = require_positive("StepRewardModel.max_tokens", max_tokens)
         self._device = device

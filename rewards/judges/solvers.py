@@ -13,7 +13,7 @@ from mmgrpo.types import Sample, Score
 
 from ..models.checkpoints import require_positive
 from ..parsing.explanations import parts
-from ..parsing.extraction import Extract, extracted, one_of, place_of
+from ..parsing.extraction import Extract, extract_answer, require_choice, require_extract
 from ..parsing.sample_images import as_rgb
 from .judge_config import judge_of
 from .judge_protocol import ReplyParams
@@ -64,24 +64,24 @@ class Solver:
         endpoint: Mapping[str, Any] | None = None,
         local: Mapping[str, Any] | None = None,
     ) -> None:
-        self._measure: Measure = one_of("Solver.measure", measure, Measure)
+        self._measure: Measure = require_choice("Solver.measure", measure, Measure)
         if (of is None) == (measure == "right"):
             raise ConfigError(
                 "Solver needs of, the reward that holds replies against the row, for measure: right alone"
             )
         self._question = question
         self.of = of
-        self._extract: Extract = place_of("Solver.extract", extract)
+        self._extract: Extract = require_extract("Solver.extract", extract)
         self._missing = missing
         self._agreeing = require_positive("Solver.agreeing", agreeing)
         self._most = require_positive("Solver.most", most)
-        self._writing = ReplyParams(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature)
+        self._reply_params = ReplyParams(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature)
         self._shows_source = source
         self._judge = judge_of("Solver", model, system=system, endpoint=endpoint, local=local)
         self.concurrent = endpoint is not None
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        responses = [None if s.text is None else extracted(s.text, self._extract) for s in samples]
+        responses = [None if s.text is None else extract_answer(s.text, self._extract) for s in samples]
         values: list[float | Score | None] = [None if s.text is None else self._missing for s in samples]
         questions: dict[int, Question] = {}
         for i, (sample, response) in enumerate(zip(samples, responses, strict=True)):
@@ -91,7 +91,7 @@ class Solver:
             values[i] = None
             if text is not None:
                 questions[i] = Question([*map(as_rgb, sample.prompt.images)] if self._shows_source else [], text)
-        replies = self._judge.replies(list(questions.values()), self._writing) if questions else []
+        replies = self._judge.replies(list(questions.values()), self._reply_params) if questions else []
         for i, reply_texts in zip(questions, replies, strict=True):
             values[i] = self._score(samples[i], reply_texts)
         return values
@@ -102,7 +102,7 @@ class Solver:
         if self._measure == "right":
             return self._right(sample, replies)
         if self._measure == "agree":
-            answers = Counter(answer for reply in replies if (answer := extracted(reply, "boxed")) is not None)
+            answers = Counter(answer for reply in replies if (answer := extract_answer(reply, "boxed")) is not None)
             most = max(answers.values(), default=0)
             return Score(float(most >= self._agreeing), {"reason": f"{most} of {len(replies)} replies agree"})
         mean = sum(len(_thought(reply)) for reply in replies) / len(replies)

@@ -8,8 +8,8 @@ from typing import Any, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..parsing.extraction import Extract, extracted, place_of
-from ..parsing.reference_values import references
+from ..parsing.extraction import Extract, extract_answer, require_extract
+from ..parsing.reference_values import read_references
 from ..parsing.sample_images import as_rgb
 from .judge_config import judge_of
 from .judge_protocol import JudgeMode, JudgeScoring, ReplyParams
@@ -82,12 +82,12 @@ class TextJudge:
         if (criteria is not None) != ("{criterion}" in self._question):
             raise ConfigError("TextJudge needs criteria where its question has {criterion}, and only there")
         self._criteria = criteria if isinstance(criteria, str | None) else _criteria(list(criteria))
-        self._extract: Extract = place_of("TextJudge.extract", extract)
+        self._extract: Extract = require_extract("TextJudge.extract", extract)
         self._shows_source = source
-        self._asking = JudgeScoring(
+        self._judge_scoring = JudgeScoring(
             mode=mode,
             scale=Scale(low=low, high=high, key=key, answers=answers, which=which),
-            writing=ReplyParams(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature),
+            reply_params=ReplyParams(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature),
         )
         self._judge = judge_of("TextJudge", model, system=system, endpoint=endpoint, local=local)
         if "{response}" not in self._question and "{text}" not in self._question:
@@ -104,14 +104,14 @@ class TextJudge:
             for images, sample_texts in zip(pictures, texts, strict=True)
             for text in sample_texts
         ]
-        verdicts = iter(self._asking.verdicts(self._judge, questions) if questions else ())
-        scores = [[next(verdicts) for _ in sample_texts] for sample_texts in texts]
+        reply_scores = iter(self._judge_scoring.scores(self._judge, questions) if questions else ())
+        scores = [[next(reply_scores) for _ in sample_texts] for sample_texts in texts]
         return [self._score(*arguments) for arguments in zip(samples, rubrics, scores, strict=True)]
 
     def _rubrics(self, samples: Sequence[Sample]) -> Sequence[Sequence[Criterion] | None]:
         """Per sample its criteria; None where there are none."""
         if isinstance(self._criteria, str):
-            return references("text_judge", samples, self._criteria, rubric_of)
+            return read_references("text_judge", samples, self._criteria, rubric_of)
         return [self._criteria] * len(samples)
 
     def _texts(self, sample: Sample, rubric: Sequence[Criterion] | None) -> list[str]:
@@ -121,7 +121,8 @@ class TextJudge:
         quoted = {"text": sample.text} | ({} if (part := self._part(sample)) is None else {"response": part})
         fields = [{}] if rubric is None else [{"criterion": criterion.criterion} for criterion in rubric]
         filled_texts = [
-            fill_template(self._question, sample, self._asking.scale, quoted=quoted, more=more) for more in fields
+            fill_template(self._question, sample, self._judge_scoring.scale, quoted=quoted, more=more)
+            for more in fields
         ]
         return [text for text in filled_texts if text is not None]
 
@@ -132,10 +133,10 @@ class TextJudge:
         return scores[0] if rubric is None else rubric_score(rubric, [score.value for score in scores])
 
     def _least(self) -> float:
-        return self._asking.scale.least if self._criteria is None else 0.0
+        return self._judge_scoring.scale.least if self._criteria is None else 0.0
 
     def _part(self, sample: Sample) -> str | None:
-        return extracted(sample.text or "", self._extract)
+        return extract_answer(sample.text or "", self._extract)
 
 
 def _criteria(value: Sequence[Any]) -> list[Criterion]:

@@ -62,10 +62,10 @@ class VlmJudge:
         temperature: float = 0.0,
         which: WhichScore = "first",
     ) -> None:
-        self._asking = JudgeScoring(
+        self._judge_scoring = JudgeScoring(
             mode=mode,
             scale=Scale(low=low, high=high, key=key, which=which),
-            writing=ReplyParams(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature),
+            reply_params=ReplyParams(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature),
         )
         self._question = question or default_image_question(mode)
         self._frames = require_positive("VlmJudge.frames", frames)
@@ -73,9 +73,9 @@ class VlmJudge:
         self._source = _source(model, processor, template, system, device, dtype, batch_size)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        texts = [fill_template(self._question, sample, self._asking.scale) for sample in samples]
+        texts = [fill_template(self._question, sample, self._judge_scoring.scale) for sample in samples]
         pictures = [judge_images(sample, self._frames, self._shows_source) for sample in samples]
-        return score_pairs(pictures, texts, partial(self._asking.verdicts, self._source))
+        return score_pairs(pictures, texts, partial(self._judge_scoring.scores, self._source))
 
 
 @final

@@ -175,16 +175,16 @@ def _open_clip(
 ) -> tuple[Any, Any, Any]:
     import open_clip
 
-    made: Any
+    loaded: Any
     transform: Any
-    made, transform = open_clip.create_model_from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
+    loaded, transform = open_clip.create_model_from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
         model, pretrained=pretrained, device="cpu", image_resize_mode=resize_mode, weights_only=True
     )
-    return freeze(made, device, dtype), transform, open_clip.get_tokenizer(model)
+    return freeze(loaded, device, dtype), transform, open_clip.get_tokenizer(model)
 
 
 def _transformers_clip(model: str, processor: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoModel, AutoProcessor
 
-    made = AutoModel.from_pretrained(model, dtype=dtype)
-    return freeze(made, device), AutoProcessor.from_pretrained(processor)
+    loaded = AutoModel.from_pretrained(model, dtype=dtype)
+    return freeze(loaded, device), AutoProcessor.from_pretrained(processor)

@@ -1,4 +1,4 @@
-"""Speech recognisers of transformers: sound in, words out.
+"""Speech recognizers of transformers: sound in, words out.
 
 Axes: B sounds, N samples.
 """
@@ -20,12 +20,12 @@ from .checkpoints import batches, freeze, load_once, resolve_device, resolve_dty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecogniserSource:
-    """Which recogniser, and how it runs.
+class RecognizerSource:
+    """Which recognizer, and how it runs.
 
     Attributes:
         model: path or hub id: one with a CTC head (Wav2Vec2, HuBERT, Parakeet), or that writes (Whisper, Moonshine).
-        language: that a recogniser of several languages is told; None leaves it to find out.
+        language: that a recognizer of several languages is told; None leaves it to find out.
         device: None for the process's GPU, or the CPU.
         dtype: of the model.
         batch_size: sounds at a time; only those of one length run together, so that padding moves nothing.
@@ -40,20 +40,20 @@ class RecogniserSource:
     def __call__(self, sounds: Sequence[Audio]) -> list[str]:
         """What is said in each, as the model writes it. Raises RewardError if the model cannot be loaded."""
         device = resolve_device(self.device)
-        model, processor = load_once(_recogniser, self.model, device, resolve_dtype("recogniser", self.dtype))
+        model, processor = load_once(_load_recognizer, self.model, device, resolve_dtype("recognizer", self.dtype))
         rate = processor.feature_extractor.sampling_rate
         values = [at_rate(sound, rate, mono=True).values[0].numpy() for sound in sounds]
         order = sorted(range(len(values)), key=lambda i: len(values[i]))
         transcripts = [""] * len(values)
         for _, alike in groupby(order, key=lambda i: len(values[i])):
             for rows in batches(list(alike), self.batch_size):
-                texts = self._said(model, processor, [values[i] for i in rows], rate)
+                texts = self._transcribe(model, processor, [values[i] for i in rows], rate)
                 for i, text in zip(rows, texts, strict=True):
                     transcripts[i] = text
         return transcripts
 
     @torch.no_grad()
-    def _said(self, model: Any, processor: Any, values: Sequence[Any], rate: int) -> list[str]:
+    def _transcribe(self, model: Any, processor: Any, values: Sequence[Any], rate: int) -> list[str]:
         features = processor.feature_extractor(list(values), sampling_rate=rate, return_tensors="pt")
         inputs = features.to(model.device, model.dtype)
         if not model.can_generate():
@@ -63,7 +63,7 @@ class RecogniserSource:
         return processor.batch_decode(ids, skip_special_tokens=True)
 
 
-def _recogniser(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+def _load_recognizer(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModelForCTC, AutoModelForSpeechSeq2Seq, AutoProcessor
     from transformers.models.auto.modeling_auto import MODEL_FOR_CTC_MAPPING, MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
 
@@ -73,5 +73,5 @@ def _recogniser(name: str, device: torch.device, dtype: torch.dtype) -> tuple[An
     elif kind in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING:
         model = AutoModelForSpeechSeq2Seq.from_pretrained(name, dtype=dtype)
     else:
-        raise RewardError(f"{name!r} is no speech recogniser with a CTC head or a decoder: it is a {kind.__name__}")
+        raise RewardError(f"{name!r} is no speech recognizer with a CTC head or a decoder: it is a {kind.__name__}")
     return freeze(model, device), AutoProcessor.from_pretrained(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from .extraction import extracted
+from .extraction import extract_answer
 
 ExtractCode = Literal["fenced", "tag", "none"]
 
@@ -18,8 +18,8 @@ def code_in(text: str, how: ExtractCode) -> str | None:
     ``fenced`` is the last block between lines of three backticks, ``tag`` what ``<answer>..</answer>`` holds, without
     such lines around it, ``none`` the whole text. A thought holds none of it.
     """
-    found = extracted(text, "tag" if how == "tag" else "none")
-    if found is None or how == "none":
-        return found
-    blocks = _FENCE.findall(found)
-    return blocks[-1] if blocks else found if how == "tag" else None
+    answer = extract_answer(text, "tag" if how == "tag" else "none")
+    if answer is None or how == "none":
+        return answer
+    blocks = _FENCE.findall(answer)
+    return blocks[-1] if blocks else answer if how == "tag" else None

@@ -12,8 +12,8 @@ from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Prompt
 
 from .boxes import NORMALISED, Box, CoordinateFrame, FrameName, Layout, Point, box_of
-from .coordinates import Stated, box_list, one_box
-from .extraction import one_of
+from .coordinates import StatedBox, box_list, single_box
+from .extraction import require_choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +42,10 @@ class Coordinates:
     factor: int = 28
 
     def __post_init__(self) -> None:
-        one_of("coordinates.frame", self.frame, FrameName)
-        one_of("coordinates.reference_frame", self.reference_frame, FrameName)
-        one_of("coordinates.layout", self.layout, Layout)
-        one_of("coordinates.reference_layout", self.reference_layout, Layout)
+        require_choice("coordinates.frame", self.frame, FrameName)
+        require_choice("coordinates.reference_frame", self.reference_frame, FrameName)
+        require_choice("coordinates.layout", self.layout, Layout)
+        require_choice("coordinates.reference_layout", self.reference_layout, Layout)
         if self.pixels is not None and (len(self.pixels) != 2 or not 0 < self.pixels[0] <= self.pixels[1]):
             raise ConfigError(f"coordinates.pixels must be [least, most], got {self.pixels!r}")
         if self.factor < 1:
@@ -59,17 +59,19 @@ class Coordinates:
         """The data's frame for one prompt."""
         return self._frame(self.reference_frame, prompt)
 
-    def boxes(self, prompt: Prompt, stated: Sequence[Stated], known: Sequence[Stated]) -> tuple[list[Box], list[Box]]:
+    def boxes(
+        self, prompt: Prompt, stated: Sequence[StatedBox], references: Sequence[StatedBox]
+    ) -> tuple[list[Box], list[Box]]:
         """The boxes of an answer and those of its reference, all in the reference's frame.
 
         Sizes are looked for only where something is to be converted.
         """
-        target = self.of_reference(prompt) if known else self.of_model(prompt)
+        target = self.of_reference(prompt) if references else self.of_model(prompt)
         source = self.of_model(prompt) if stated else target
-        made = [box_of(one.numbers, self.layout, source).to(target) for one in stated]
-        return made, [box_of(one.numbers, self.reference_layout, target) for one in known]
+        converted = [box_of(box.numbers, self.layout, source).to(target) for box in stated]
+        return converted, [box_of(box.numbers, self.reference_layout, target) for box in references]
 
-    def one_reference(self, value: Any) -> Stated | None:
+    def one_reference(self, value: Any) -> StatedBox | None:
         """The box of a data row; None unless it holds exactly one, and one with an area, which an answer can overlap.
 
         Args:
@@ -78,9 +80,9 @@ class Coordinates:
         Returns:
             The box.
         """
-        return self.with_area(one_box(value))
+        return self.with_area(single_box(value))
 
-    def reference_list(self, value: Any) -> list[Stated] | None:
+    def reference_list(self, value: Any) -> list[StatedBox] | None:
         """The boxes of a data row; None for anything else, and where one of them has no area.
 
         Args:
@@ -92,7 +94,7 @@ class Coordinates:
         boxes = box_list(value)
         return None if boxes is None or not all(map(self.with_area, boxes)) else boxes
 
-    def with_area(self, box: Stated | None) -> Stated | None:
+    def with_area(self, box: StatedBox | None) -> StatedBox | None:
         """A box of the data; None for one without an area, such as one with swapped corners."""
         frame = CoordinateFrame(self.reference_frame)
         return None if box is None or box_of(box.numbers, self.reference_layout, frame).empty else box
@@ -102,7 +104,7 @@ class Coordinates:
         if not stated:
             return []
         source, target = self.of_model(prompt), self.of_reference(prompt)
-        return [Point(*one, source).to(target) for one in stated]
+        return [Point(*point, source).to(target) for point in stated]
 
     def _frame(self, name: FrameName, prompt: Prompt) -> CoordinateFrame:
         return CoordinateFrame(name) if self.frame == self.reference_frame else self.sized(name, prompt)
@@ -165,12 +167,12 @@ Declared = str | Mapping[str, Any] | Coordinates
 """Coordinates as a setting: the name of the model's frame, or the fields of ``Coordinates``."""
 
 
-def declared(owner: str, said: Declared) -> Coordinates:
+def coordinates_from(owner: str, setting: Declared) -> Coordinates:
     """The coordinates that a reward's setting declares.
 
     Args:
         owner: class of the reward, for messages.
-        said: the setting.
+        setting: the setting.
 
     Returns:
         The coordinates.
@@ -178,15 +180,15 @@ def declared(owner: str, said: Declared) -> Coordinates:
     Raises:
         ConfigError: a field is unknown, or its value is not allowed.
     """
-    if isinstance(said, Coordinates):
-        return said
-    given: dict[str, Any] = {"frame": said} if isinstance(said, str) else dict(said)
-    known = [field.name for field in fields(Coordinates)]
-    strange = sorted(set(map(str, given)) - set(known))
-    if strange:
-        raise ConfigError(f"{owner}.coordinates takes {', '.join(known)}; got {', '.join(strange)}")
+    if isinstance(setting, Coordinates):
+        return setting
+    settings: dict[str, Any] = {"frame": setting} if isinstance(setting, str) else dict(setting)
+    field_names = [field.name for field in fields(Coordinates)]
+    unknown_names = sorted(set(map(str, settings)) - set(field_names))
+    if unknown_names:
+        raise ConfigError(f"{owner}.coordinates takes {', '.join(field_names)}; got {', '.join(unknown_names)}")
     try:
-        return Coordinates(**given)
+        return Coordinates(**settings)
     except ConfigError as error:
         raise ConfigError(f"{owner}.{error}") from None
 

@@ -22,7 +22,7 @@ _PLAIN = re.compile(r"(?<![\w.])-?\d{1,12}(?:\.\d{1,12})?(?![\w])")
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
+class StatedBox:
     """A box as it is written: four numbers, what it is said to hold, and how sure that is."""
 
     numbers: tuple[float, float, float, float]
@@ -30,7 +30,7 @@ class Stated:
     score: float | None = None
 
 
-def stated_boxes(source: Any) -> list[Stated]:
+def stated_boxes(source: Any) -> list[StatedBox]:
     """The boxes in a text, or in the value of a data row, in order.
 
     A box is a list of four numbers, two corners, an object that names its edges (``x1 y1 x2 y2``, ``xmin ymin xmax
@@ -39,24 +39,24 @@ def stated_boxes(source: Any) -> list[Stated]:
     numbers is one box. Numbers beyond ``MAX_COORDINATE`` are none.
     """
     values = json_values(source) if isinstance(source, str) else [source]
-    found = list(_boxes(values if isinstance(source, str) else source, _Named(), 0))
-    if found or not isinstance(source, str) or values:
-        return found
+    boxes = list(_boxes(values if isinstance(source, str) else source, _Named(), 0))
+    if boxes or not isinstance(source, str) or values:
+        return boxes
     plain = [float(digits) for digits in _PLAIN.findall(source)]
     four = _numbers(plain, 4)
-    return [] if four is None else [Stated((four[0], four[1], four[2], four[3]))]
+    return [] if four is None else [StatedBox((four[0], four[1], four[2], four[3]))]
 
 
-def one_box(value: Any) -> Stated | None:
+def single_box(value: Any) -> StatedBox | None:
     """The box of a data row; None unless it holds exactly one."""
-    found = stated_boxes(value)
-    return found[0] if len(found) == 1 else None
+    boxes = stated_boxes(value)
+    return boxes[0] if len(boxes) == 1 else None
 
 
-def box_list(value: Any) -> list[Stated] | None:
+def box_list(value: Any) -> list[StatedBox] | None:
     """The boxes of a data row; an empty list or text of one says that there are none, anything else is None."""
-    found = stated_boxes(value)
-    return found if found or value in ([], (), "[]") else None
+    boxes = stated_boxes(value)
+    return boxes if boxes or value in ([], (), "[]") else None
 
 
 def points_in(text: str) -> list[tuple[float, float]]:
@@ -70,9 +70,9 @@ def points_in(text: str) -> list[tuple[float, float]]:
 
 def spans_in(text: str) -> list[tuple[float, float]]:
     """The spans of time in a text: lists of two numbers, objects with start and end; or exactly two stated times."""
-    found = [span for value in json_values(text) for span in _spans(value, 0)]
-    stated = [] if found else seconds(text)
-    return [(stated[0], stated[1])] if len(stated) == 2 else found
+    spans = [span for value in json_values(text) for span in _spans(value, 0)]
+    stated = [] if spans else seconds(text)
+    return [(stated[0], stated[1])] if len(stated) == 2 else spans
 
 
 def pair(value: Any) -> tuple[float, float] | None:
@@ -115,24 +115,24 @@ class _Named:
         return [_Named(*pair) for pair in zip(*lists, strict=True)]
 
 
-def _boxes(value: Any, named: _Named, depth: int) -> Iterator[Stated]:
+def _boxes(value: Any, labels_above: _Named, depth: int) -> Iterator[StatedBox]:
     if depth > MAX_DEPTH:
         return
     four = _four(value)
     if four is not None:
-        yield Stated((four[0], four[1], four[2], four[3]), _label(named.label), finite(named.score))
+        yield StatedBox((four[0], four[1], four[2], four[3]), _label(labels_above.label), finite(labels_above.score))
     elif isinstance(value, Mapping):
-        held = _held(value, _BOX_KEYS)
-        here = _Named(_held(value, _LABEL_KEYS), _held(value, _SCORE_KEYS))
-        for inner in value.values() if held is None else [held]:
-            yield from _boxes(inner, here, depth + 1)
+        box_value = _first_value(value, _BOX_KEYS)
+        labels = _Named(_first_value(value, _LABEL_KEYS), _first_value(value, _SCORE_KEYS))
+        for inner in value.values() if box_value is None else [box_value]:
+            yield from _boxes(inner, labels, depth + 1)
     elif isinstance(value, list | tuple):
         joined = _corners_joined(value)
-        for inner, its in zip(joined, named.each(len(joined)), strict=True):
-            yield from _boxes(inner, its, depth + 1)
+        for inner, item_labels in zip(joined, labels_above.each(len(joined)), strict=True):
+            yield from _boxes(inner, item_labels, depth + 1)
 
 
-def _held(value: Mapping[Any, Any], keys: tuple[str, ...]) -> Any:
+def _first_value(value: Mapping[Any, Any], keys: tuple[str, ...]) -> Any:
     return next((value[key] for key in keys if key in value), None)
 
 
@@ -158,10 +158,10 @@ def _points(value: Any, depth: int) -> Iterator[tuple[float, float]]:
     if two is not None:
         yield two[0], two[1]
     elif isinstance(value, Mapping) and depth <= MAX_DEPTH:
-        held = _held(value, _POINT_KEYS)
-        if held is None and "x" in value and "y" in value:
-            held = [value["x"], value["y"]]
-        for inner in value.values() if held is None else [held]:
+        point_value = _first_value(value, _POINT_KEYS)
+        if point_value is None and "x" in value and "y" in value:
+            point_value = [value["x"], value["y"]]
+        for inner in value.values() if point_value is None else [point_value]:
             yield from _points(inner, depth + 1)
     elif isinstance(value, list | tuple) and depth <= MAX_DEPTH:
         for inner in value:
@@ -180,8 +180,8 @@ def _spans(value: Any, depth: int) -> Iterator[tuple[float, float]]:
 def _numbers(value: Any, count: int) -> list[float] | None:
     if not isinstance(value, list | tuple) or len(value) != count:
         return None
-    found = [number for number in map(_number, value) if number is not None and abs(number) <= MAX_COORDINATE]
-    return found if len(found) == count else None
+    numbers = [number for number in map(_number, value) if number is not None and abs(number) <= MAX_COORDINATE]
+    return numbers if len(numbers) == count else None
 
 
 def _number(value: Any) -> float | None:

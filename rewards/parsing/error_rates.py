@@ -9,15 +9,15 @@ from typing import Any, Literal
 from mmgrpo.system.extras import required
 
 from .extraction import words
-from .reference_values import texts
+from .reference_values import accepted_texts
 
 Unit = Literal["words", "characters"]
 
 
 def transcripts(value: Any) -> list[str] | None:
     """The accepted transcripts of a reference; None if one of them has no word in it, or is too long."""
-    known = texts(value)
-    return None if known is None or not all(words(text) for text in known) else known
+    accepted = accepted_texts(value)
+    return None if accepted is None or not all(words(text) for text in accepted) else accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +49,19 @@ class ErrorRate:
     unit: Unit
     wanted_by: str
 
-    def __call__(self, said: str, reference: str) -> float:
+    def __call__(self, transcript: str, reference: str) -> float:
         """0 for the same, 1 for nothing said; above 1 where more is said than was asked.
 
         Raises: MissingPackageError without rapidfuzz.
         Source: the word error rate of speech recognition, as jiwer computes it.
         """
         levenshtein = required("rapidfuzz.distance", self.wanted_by).Levenshtein
-        pair: list[Sequence[str]] = [words(text) for text in (said, reference)]
+        pair: list[Sequence[str]] = [words(text) for text in (transcript, reference)]
         if self.unit == "characters":
-            pair = [" ".join(one) for one in pair]
+            pair = [" ".join(text_words) for text_words in pair]
         return levenshtein.distance(*pair) / len(pair[1])
 
-    def nearest(self, said: str, accepted: Sequence[str]) -> Errors:
+    def nearest(self, transcript: str, accepted: Sequence[str]) -> Errors:
         """The least rate, over several references."""
-        rates = [self(said, reference) for reference in accepted]
+        rates = [self(transcript, reference) for reference in accepted]
         return Errors(min(rates), accepted[rates.index(min(rates))])

@@ -35,14 +35,14 @@ def compared(
     Returns:
         ``parsed``, ``reference`` and, if there is one, ``reason``.
     """
-    known = reference if isinstance(reference, str | int | float) else " or ".join(reference)
-    said = {"parsed": _short(parsed), "reference": _short(known)}
-    return said if reason is None else said | {"reason": reason}
+    reference_text = reference if isinstance(reference, str | int | float) else " or ".join(reference)
+    explanation = {"parsed": _short(parsed), "reference": _short(reference_text)}
+    return explanation if reason is None else explanation | {"reason": reason}
 
 
-def mistaken(said: str, reference: str, rate: float) -> dict[str, Any]:
+def transcript_comparison(transcript: str, reference: str, rate: float) -> dict[str, Any]:
     """A transcript, what was said, and how many errors a unit of that has."""
-    return compared(said, reference, f"error rate {rate:.2f}")
+    return compared(transcript, reference, f"error rate {rate:.2f}")
 
 
 def rounded(parts: Mapping[str, float]) -> dict[str, float]:
@@ -60,7 +60,7 @@ def too_many(count: int, most: int) -> dict[str, Any]:
     return {"boxes": [], "num_boxes": count, "reason": f"{count} boxes, more than {most}"}
 
 
-def drawn_boxes(
+def boxes_explanation(
     stated: Sequence[Box],
     wanted: Sequence[Box],
     *,
@@ -79,29 +79,35 @@ def drawn_boxes(
         ``boxes``, ``space`` and, if there are any, ``pairs``; boxes beyond ``MAX_SHAPES`` are left out, and counted in
         ``num_boxes``.
     """
-    named = [*labels, *[None] * (len(stated) - len(labels))]
-    boxes = [_box(box, "stated", label) for box, label in list(zip(stated, named, strict=True))[:MAX_SHAPES]]
+    padded_labels = [*labels, *[None] * (len(stated) - len(labels))]
+    boxes = [_box(box, "stated", label) for box, label in list(zip(stated, padded_labels, strict=True))[:MAX_SHAPES]]
     boxes += [_box(box, "reference", None) for box in wanted[:MAX_SHAPES]]
-    drawn: dict[str, Any] = {"boxes": boxes, "space": _frame((*wanted, *stated)[0].frame)} if boxes else {"boxes": []}
-    kept = [(s, w, overlap) for s, w, overlap in pairs if max(s, w) < MAX_SHAPES]
-    drawn |= {"num_boxes": len(stated)} if len(stated) > MAX_SHAPES else {}
-    return drawn | ({"pairs": [[s, w, round(overlap, 4)] for s, w, overlap in kept]} if kept else {})
+    explanation: dict[str, Any] = (
+        {"boxes": boxes, "space": _frame((*wanted, *stated)[0].frame)} if boxes else {"boxes": []}
+    )
+    shown_pairs = [(s, w, overlap) for s, w, overlap in pairs if max(s, w) < MAX_SHAPES]
+    explanation |= {"num_boxes": len(stated)} if len(stated) > MAX_SHAPES else {}
+    return explanation | (
+        {"pairs": [[s, w, round(overlap, 4)] for s, w, overlap in shown_pairs]} if shown_pairs else {}
+    )
 
 
-def drawn_points(stated: Sequence[Point], wanted: Box) -> dict[str, Any]:
+def points_explanation(stated: Sequence[Point], wanted: Box) -> dict[str, Any]:
     """Points and the box that they should lie in, all of one frame."""
     points = [{"point": _rounded(point.x, point.y), "role": "stated"} for point in stated[:MAX_SHAPES]]
     return {"points": points, "boxes": [_box(wanted, "reference", None)], "space": _frame(wanted.frame)}
 
 
-def drawn_paths(stated: Sequence[Point], wanted: Sequence[Point]) -> dict[str, Any]:
+def paths_explanation(stated: Sequence[Point], wanted: Sequence[Point]) -> dict[str, Any]:
     """The points of two paths, all of one frame; those beyond ``MAX_SHAPES`` of each are left out."""
-    sides = [("stated", point) for point in stated[:MAX_SHAPES]] + [("reference", one) for one in wanted[:MAX_SHAPES]]
+    sides = [("stated", point) for point in stated[:MAX_SHAPES]] + [
+        ("reference", reference_point) for reference_point in wanted[:MAX_SHAPES]
+    ]
     points = [{"point": _rounded(point.x, point.y), "role": role} for role, point in sides]
     return {"points": points, "space": _frame(wanted[0].frame)}
 
 
-def drawn_mask(grid_HW: np.ndarray, around: Box, role: str) -> dict[str, Any]:
+def mask_entry(grid_HW: np.ndarray, around: Box, role: str) -> dict[str, Any]:
     """A region, coarsely: the cells of a grid over a box, as runs down the columns, of 0 and 1 in turn.
 
     Args:
@@ -122,12 +128,12 @@ def drawn_mask(grid_HW: np.ndarray, around: Box, role: str) -> dict[str, Any]:
     return _box(around, role, None) | {"size": [height, width], "counts": [0, *counts] if cells[0] else counts}
 
 
-def drawn_masks(masks: Sequence[Mapping[str, Any]], frame: CoordinateFrame) -> dict[str, Any]:
+def masks_explanation(masks: Sequence[Mapping[str, Any]], frame: CoordinateFrame) -> dict[str, Any]:
     """Regions of one frame with it."""
     return {"masks": [dict(mask) for mask in masks], "space": _frame(frame)}
 
 
-def drawn_spans(stated: Sequence[Span], wanted: Span) -> dict[str, Any]:
+def spans_explanation(stated: Sequence[Span], wanted: Span) -> dict[str, Any]:
     """Spans of time: those of the answer and the reference's."""
     spans = [{"span": _rounded(*span), "role": "stated"} for span in stated[:MAX_SHAPES]]
     return {"spans": [*spans, {"span": _rounded(*wanted), "role": "reference"}]}

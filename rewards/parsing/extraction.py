@@ -17,8 +17,8 @@ import regex
 
 from mmgrpo.errors import ConfigError
 
-Place = Literal["none", "tag", "boxed", "line"]
-Extract = Place | Mapping[str, str]
+ExtractMode = Literal["none", "tag", "boxed", "line"]
+Extract = ExtractMode | Mapping[str, str]
 
 MAX_TEXT_CHARS = 100_000
 """Of a longer answer only its end is read."""
@@ -33,31 +33,31 @@ MAX_NUMBER_CHARS = 300
 _OPENING = {")": "(", "]": "[", "}": "{"}
 
 
-def one_of(where: str, value: str, allowed: Any) -> Any:
+def require_choice(where: str, value: str, allowed: Any) -> Any:
     """The value, if it is one of a Literal's; else a ConfigError that lists them."""
     if value not in get_args(allowed):
         raise ConfigError(f"{where} must be one of {', '.join(get_args(allowed))}, got {value!r}")
     return value
 
 
-def place_of(where: str, extract: Extract) -> Extract:
+def require_extract(where: str, extract: Extract) -> Extract:
     """The setting, if it is one of ``Place`` or ``{tag: NAME}``; else a ConfigError that lists them."""
     if not isinstance(extract, Mapping):
-        return one_of(where, extract, Place)
+        return require_choice(where, extract, ExtractMode)
     name = extract.get("tag")
     if set(extract) != {"tag"} or not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][\w.-]*", name):
         raise ConfigError(f"{where} must be {{tag: NAME}} with the name of a tag, or a word, got {extract!r}")
     return dict(extract)
 
 
-def share(where: str, value: float) -> float:
+def require_fraction(where: str, value: float) -> float:
     """The value, if it lies in [0, 1]; else a ConfigError."""
     if not 0 <= value <= 1:
         raise ConfigError(f"{where} must lie in [0, 1], got {value}")
     return value
 
 
-def extracted(text: str, how: Extract) -> str | None:
+def extract_answer(text: str, how: Extract) -> str | None:
     r"""The part of a text that is its answer, stripped of white space; None where there is none.
 
     A thought, ``<think>..</think>`` or one that never closes, holds no answer: it is left out first.
@@ -69,12 +69,12 @@ def extracted(text: str, how: Extract) -> str | None:
     named = isinstance(how, Mapping)
     text = text if named else without_thought(text)
     if named or how == "tag":
-        found = _last_tag(text, how["tag"] if named else "answer")
+        answer = _last_tag(text, how["tag"] if named else "answer")
     elif how == "boxed":
-        found = _last_boxed(text)
+        answer = _last_boxed(text)
     else:
-        found = text.strip() if how == "none" else text.strip().rpartition("\n")[2].strip() or None
-    return None if found is None else found[-MAX_TEXT_CHARS:]
+        answer = text.strip() if how == "none" else text.strip().rpartition("\n")[2].strip() or None
+    return None if answer is None else answer[-MAX_TEXT_CHARS:]
 
 
 def without_thought(text: str) -> str:
@@ -82,7 +82,7 @@ def without_thought(text: str) -> str:
     return text.rpartition("</think>")[2].partition("<think>")[0]
 
 
-def normalised(text: str, *, ignore_case: bool = True) -> str | None:
+def normalize_text(text: str, *, ignore_case: bool = True) -> str | None:
     """NFKC, white space runs as one blank, stripped, case folded; None above ``MAX_ANSWER_CHARS`` characters.
 
     The Turkish capital I with a dot is folded to i without a further dot.
@@ -123,8 +123,8 @@ def label_words(text: str) -> list[str]:
 
 def label_key(text: str) -> str:
     """What labels are compared by: their ``label_words``, without emoji where there are other words."""
-    found = label_words(text)
-    return " ".join([word for word in found if not _PICTOGRAPH.match(word)] or found)
+    tokens = label_words(text)
+    return " ".join([word for word in tokens if not _PICTOGRAPH.match(word)] or tokens)
 
 
 def characters(text: str) -> list[str]:
@@ -133,7 +133,7 @@ def characters(text: str) -> list[str]:
 
 
 def _visible(text: str) -> str:
-    return _INVISIBLE.sub("", normalised(text) or "").translate(_VARIANTS)
+    return _INVISIBLE.sub("", normalize_text(text) or "").translate(_VARIANTS)
 
 
 def json_values(text: str) -> list[Any]:
@@ -232,7 +232,7 @@ def _close(stack: list[_Open], spans: list[slice], end: int) -> None:
 def _loaded(span: str) -> list[Any]:
     """The value of a piece, in a list; an empty list if it is not valid."""
     try:
-        return [json.loads(span, strict=False, parse_float=_float, parse_int=_int, parse_constant=_refused)]
+        return [json.loads(span, strict=False, parse_float=_float, parse_int=_int, parse_constant=_reject_constant)]
     except (ValueError, RecursionError):
         return []
 
@@ -250,7 +250,7 @@ def _int(digits: str) -> int:
     return int(digits)
 
 
-def _refused(constant: str) -> float:
+def _reject_constant(constant: str) -> float:
     raise ValueError(constant)
 
 

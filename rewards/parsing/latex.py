@@ -170,14 +170,14 @@ def _text_command(inner: str) -> str:
     return inner if not re.search(r"[^\W\d_]", plain) else rf"\text{{{plain}}}"
 
 
-def _replaced(text: str, command: re.Pattern[str], made: Callable[[str], str]) -> str:
+def _replaced(text: str, command: re.Pattern[str], replace: Callable[[str], str]) -> str:
     """Every command with its braces replaced by what is made of what they hold."""
     parts, at = [], 0
     for match in command.finditer(text):
         end = closing_brace(text, match.end() - 1)
         if match.start() < at or end < 0:
             continue
-        parts += [text[at : match.start()], made(text[match.end() : end])]
+        parts += [text[at : match.start()], replace(text[match.end() : end])]
         at = end + 1
     return "".join(parts) + text[at:]
 
@@ -221,9 +221,9 @@ def _repeating(match: re.Match[str]) -> str:
     return _repeating_fraction(match[1] or "0", match[2], match[3])
 
 
-def _repeating_fraction(whole: str, head: str, tail: str) -> str:
+def _repeating_fraction(integer_part: str, head: str, tail: str) -> str:
     below = 10 ** len(head) * (10 ** len(tail) - 1)
-    return rf"\frac{{{int(whole + head + tail) - int(whole + head)}}}{{{below}}}"
+    return rf"\frac{{{int(integer_part + head + tail) - int(integer_part + head)}}}{{{below}}}"
 
 
 def _unending(match: re.Match[str]) -> str:
@@ -260,7 +260,7 @@ def _mixed(text: str) -> str:
 
 
 def _mixed_fraction(match: re.Match[str]) -> str:
-    whole, above, below = int(match[1]), int(match[2]), int(match[3])
+    integer, above, below = int(match[1]), int(match[2]), int(match[3])
     if above >= below:
-        return rf"{whole}\cdot\frac{{{above}}}{{{below}}}"
-    return rf"\frac{{{whole * below + above}}}{{{below}}}"
+        return rf"{integer}\cdot\frac{{{above}}}{{{below}}}"
+    return rf"\frac{{{integer * below + above}}}{{{below}}}"

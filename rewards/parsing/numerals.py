@@ -93,9 +93,9 @@ def _plain_fraction(match: re.Match[str]) -> str:
     above, below = ((match[at] or match[at + 1] or "").strip() for at in (2, 4))
     if not above.lstrip("-").isdecimal() or not below.isdecimal() or int(below) == 0:
         return _TERM
-    whole = int(match[1] or 0)
+    integer = int(match[1] or 0)
     sign = "-" if above.startswith("-") else ""
-    return f"{sign}{whole * int(below) + int(above.lstrip('-'))}/{int(below)}"
+    return f"{sign}{integer * int(below) + int(above.lstrip('-'))}/{int(below)}"
 
 
 def seconds(text: str) -> list[float]:
@@ -150,10 +150,10 @@ def _values(run: list[str | float], before: str) -> Iterator[float]:
     """The numbers that adjacent words make: "twenty one" is one number, "two three" two."""
     if run == ["one"] and before in _DETERMINERS:
         return
-    found = list(_composed(run))
-    if found and before in _MINUS:
-        found[0] = -found[0]
-    yield from found
+    values = list(_composed(run))
+    if values and before in _MINUS:
+        values[0] = -values[0]
+    yield from values
 
 
 def _composed(run: Iterable[str | float]) -> Iterator[float]:
@@ -167,16 +167,16 @@ def _composed(run: Iterable[str | float]) -> Iterator[float]:
         elif word in _SCALES and word != "hundred" and (part is not None or total == 0):
             total, part, last = total + value * (1 if part is None else part), None, value
         elif part is None and value < last:
-            part, last = value, _room(value)
+            part, last = value, _max_addition(value)
         elif part is not None and value < last and value > 0:
-            part, last = part + value, _room(value)
+            part, last = part + value, _max_addition(value)
         else:
             yield total + (part or 0)
-            total, part, last = 0.0, value, _room(value)
+            total, part, last = 0.0, value, _max_addition(value)
     if part is not None or total:
         yield total + (part or 0)
 
 
-def _room(value: float) -> float:
+def _max_addition(value: float) -> float:
     """What may still be added: units after tens, nothing after units."""
     return 10.0 if value >= 20 and value % 10 == 0 and value < 100 else 0.0

@@ -11,17 +11,19 @@ import numpy as np
 
 from mmgrpo.types import Sample, Score
 
-from .extraction import extracted
+from .extraction import extract_answer
 from .scalars import plain_value
 
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-_said: set[tuple[str, str]] = set()  # reward and column; one warning each per process is enough
+_warned: set[tuple[str, str]] = set()  # reward and column; one warning each per process is enough
 
 
-def references(owner: str, samples: Sequence[Sample], column: str, read: Callable[[Any], R | None]) -> list[R | None]:
+def read_references(
+    owner: str, samples: Sequence[Sample], column: str, read: Callable[[Any], R | None]
+) -> list[R | None]:
     """What a column says the right answer is, one entry per sample.
 
     Args:
@@ -34,24 +36,26 @@ def references(owner: str, samples: Sequence[Sample], column: str, read: Callabl
     Returns:
         The references; None for a sample without text, without the column, or with one that ``read`` refused.
     """
-    found = [None if s.text is None else plain_value(s.prompt.columns.get(column)) for s in samples]
-    known = [None if value is None else read(_untagged(value)) for value in found]
-    strange = [value for value, reference in zip(found, known, strict=True) if value is not None and reference is None]
-    if strange and (owner, column) not in _said:
-        _said.add((owner, column))
+    values = [None if s.text is None else plain_value(s.prompt.columns.get(column)) for s in samples]
+    parsed = [None if value is None else read(_untagged(value)) for value in values]
+    unreadable = [
+        value for value, reference in zip(values, parsed, strict=True) if value is not None and reference is None
+    ]
+    if unreadable and (owner, column) not in _warned:
+        _warned.add((owner, column))
         logger.warning(
             "%s does not understand %d of %d references in column '%s', such as %.80r; it does not judge those samples",
-            owner, len(strange), len(samples), column, strange[0],
+            owner, len(unreadable), len(samples), column, unreadable[0],
         )  # fmt: skip
-    return known
+    return parsed
 
 
-def error_of(value: Any, read: Callable[[Any], R | None], wanted: str) -> str | None:
+def find_reference_error(value: Any, read: Callable[[Any], R | None], wanted: str) -> str | None:
     """Why a value of a data row is no reference, "it is not WANTED"; None if it is one."""
     return None if read(_untagged(plain_value(value))) is not None else f"it is not {wanted}"
 
 
-def graded(
+def score_against_reference(
     owner: str,
     samples: Sequence[Sample],
     column: str,
@@ -59,11 +63,11 @@ def graded(
     judge: Callable[[str, R], float | Score],
 ) -> list[float | Score | None]:
     """``judge(text, reference)`` of every sample; None where ``references`` has none."""
-    known = references(owner, samples, column, read)
-    return [None if r is None else judge(s.text or "", r) for s, r in zip(samples, known, strict=True)]
+    parsed = read_references(owner, samples, column, read)
+    return [None if r is None else judge(s.text or "", r) for s, r in zip(samples, parsed, strict=True)]
 
 
-def texts(value: Any) -> list[str] | None:
+def accepted_texts(value: Any) -> list[str] | None:
     """The accepted answers of a reference: a text or number, or a list of them; None if it is neither or empty.
 
     Of a float every usual notation is accepted: 7.0 is "7.0" and "7" (a column of integers with a missing value is read
@@ -72,10 +76,10 @@ def texts(value: Any) -> list[str] | None:
     items = value if isinstance(value, list | tuple) else [value]
     if not items or not all(isinstance(item, str | int | float) for item in items):
         return None
-    return [text for item in items for text in ([_untagged(item)] if isinstance(item, str) else written(item))]
+    return [text for item in items for text in ([_untagged(item)] if isinstance(item, str) else number_notations(item))]
 
 
-def written(number: float) -> list[str]:
+def number_notations(number: float) -> list[str]:
     """The usual notations of a number: as Python prints it, and without exponent or trailing zero."""
     if isinstance(number, int) or not math.isfinite(number):
         return [str(number)]
@@ -83,12 +87,12 @@ def written(number: float) -> list[str]:
     return [str(number)] if positional == str(number) else [str(number), positional]
 
 
-def shortest(value: Any) -> str:
+def shortest_notation(value: Any) -> str:
     """One notation of a value of a data row: of 7.0 it is "7"."""
-    return written(value)[-1] if isinstance(value, float) else str(value)
+    return number_notations(value)[-1] if isinstance(value, float) else str(value)
 
 
 def _untagged(value: Any) -> Any:
     """Data sets made for R1-style training keep the reference itself in answer tags."""
-    inner = extracted(value, "tag") if isinstance(value, str) else None
+    inner = extract_answer(value, "tag") if isinstance(value, str) else None
     return value if inner is None else inner

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from .coordinates import MAX_COORDINATE, Stated, stated_boxes
+from .coordinates import MAX_COORDINATE, StatedBox, stated_boxes
 from .extraction import finite, json_values
 
 MAX_PIXELS = 4096 * 4096
@@ -46,7 +46,7 @@ class RegionMask:
         return self.grid_HW.shape[1], self.grid_HW.shape[0]
 
 
-Shape = Polygon | RegionMask | Stated
+Shape = Polygon | RegionMask | StatedBox
 
 
 def shapes_in(source: Any) -> list[Shape] | None:
@@ -61,14 +61,14 @@ def shapes_in(source: Any) -> list[Shape] | None:
     values = json_values(source) if isinstance(source, str) else [source]
     if isinstance(source, str) and not values:
         return list(stated_boxes(source))
-    found: list[Shape] = []
+    shapes: list[Shape] = []
     pixels = 0
     for shape in _shapes(values, 0):
-        found.append(shape)
+        shapes.append(shape)
         pixels += shape.grid_HW.size if isinstance(shape, RegionMask) else 0
-        if len(found) > MAX_SHAPES or pixels > MAX_PIXELS:
+        if len(shapes) > MAX_SHAPES or pixels > MAX_PIXELS:
             return None
-    return found
+    return shapes
 
 
 def _covered(picture: Image.Image) -> np.ndarray:
@@ -134,13 +134,13 @@ def _shapes(value: Any, depth: int) -> Iterator[Shape]:
         if grid_HW is not None:
             yield RegionMask(grid_HW)
     elif isinstance(value, Mapping):
-        held = next((value[key] for key in _SHAPE_KEYS if value.get(key) is not None), None)
-        boxes = stated_boxes(value) if held is None else []
+        shape_value = next((value[key] for key in _SHAPE_KEYS if value.get(key) is not None), None)
+        boxes = stated_boxes(value) if shape_value is None else []
         yield from boxes
-        for inner in [] if boxes else value.values() if held is None else [held]:
+        for inner in [] if boxes else value.values() if shape_value is None else [shape_value]:
             yield from _shapes(inner, depth + 1)
     elif isinstance(value, list | tuple):
-        boxes = stated_boxes(value) if all(finite(one) is not None for one in value) or _two_corners(value) else []
+        boxes = stated_boxes(value) if all(finite(item) is not None for item in value) or _two_corners(value) else []
         yield from boxes
         for inner in [] if boxes else value:
             yield from _shapes(inner, depth + 1)
@@ -150,9 +150,9 @@ def _corners(value: Any) -> tuple[tuple[float, float], ...] | None:
     """The corners of a polygon: at least three points, or at least six numbers, x and y in turn."""
     if not isinstance(value, list | tuple) or not 3 <= len(value) <= 2 * MAX_CORNERS:
         return None
-    flat = [number for one in value for number in (one if isinstance(one, list | tuple) else [one])]
-    pairs = all(isinstance(one, list | tuple) and len(one) == 2 for one in value)
-    bare = len(value) >= 6 and len(value) % 2 == 0 and not any(isinstance(one, list | tuple) for one in value)
+    flat = [number for item in value for number in (item if isinstance(item, list | tuple) else [item])]
+    pairs = all(isinstance(item, list | tuple) and len(item) == 2 for item in value)
+    bare = len(value) >= 6 and len(value) % 2 == 0 and not any(isinstance(item, list | tuple) for item in value)
     numbers = [number for number in map(finite, flat) if number is not None and abs(number) <= MAX_COORDINATE]
     if not (pairs or bare) or len(numbers) != len(flat) or len(numbers) > 2 * MAX_CORNERS:
         return None
@@ -160,14 +160,16 @@ def _corners(value: Any) -> tuple[tuple[float, float], ...] | None:
 
 
 def _two_corners(value: Sequence[Any]) -> bool:
-    return len(value) == 2 and all(isinstance(one, list | tuple) and len(one) == 2 for one in value)
+    return len(value) == 2 and all(isinstance(item, list | tuple) and len(item) == 2 for item in value)
 
 
 def _edges(size: Any) -> tuple[int, int]:
     """Height and width; 0 and 0 if they are none or too large."""
     edges = list(size) if isinstance(size, list | tuple) and len(size) == 2 else []
-    whole = [edge for edge in edges if isinstance(edge, int) and not isinstance(edge, bool) and 0 < edge <= MAX_PIXELS]
-    return (whole[0], whole[1]) if len(whole) == 2 and whole[0] * whole[1] <= MAX_PIXELS else (0, 0)
+    integers = [
+        edge for edge in edges if isinstance(edge, int) and not isinstance(edge, bool) and 0 < edge <= MAX_PIXELS
+    ]
+    return (integers[0], integers[1]) if len(integers) == 2 and integers[0] * integers[1] <= MAX_PIXELS else (0, 0)
 
 
 def _runs(counts: Any) -> list[int] | None:
@@ -177,7 +179,9 @@ def _runs(counts: Any) -> list[int] | None:
         return _uncompressed(counts.encode("ascii", "replace"))
     if not isinstance(counts, list | tuple):
         return None
-    runs = [one for one in counts if isinstance(one, int) and not isinstance(one, bool) and 0 <= one <= MAX_PIXELS]
+    runs = [
+        count for count in counts if isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= MAX_PIXELS
+    ]
     return runs if len(runs) == len(counts) else None
 
 

@@ -11,7 +11,7 @@ from mmgrpo.data.media import opened, opened_column
 from mmgrpo.types import Prompt, Sample
 
 
-def judged(
+def score_image_texts(
     samples: Sequence[Sample],
     score: Callable[[list[Image.Image], list[str]], Sequence[float]],
     text_column: str | None = None,
@@ -29,8 +29,8 @@ def judged(
 
 def text_of(prompt: Prompt, column: str | None) -> str | None:
     """The prompt's text, or that of a column; None where the row has no text there."""
-    found = prompt.text if column is None else prompt.columns.get(column)
-    return found if isinstance(found, str) else None
+    text = prompt.text if column is None else prompt.columns.get(column)
+    return text if isinstance(text, str) else None
 
 
 def as_rgb(image: Any) -> Image.Image:
@@ -43,10 +43,10 @@ def frames_of(sample: Sample, count: int | None = None) -> list[Image.Image]:
     if sample.image is not None:
         return [as_rgb(sample.image)]
     frames = list(sample.video or ())
-    return [as_rgb(frames[i]) for i in spread(len(frames), count)]
+    return [as_rgb(frames[i]) for i in evenly_spaced(len(frames), count)]
 
 
-def spread(total: int, count: int | None) -> list[int]:
+def evenly_spaced(total: int, count: int | None) -> list[int]:
     """``count`` of the numbers below ``total`` at even distances, first and last among them; all if None or fewer.
 
     One is the middle one.
@@ -61,12 +61,12 @@ def spread(total: int, count: int | None) -> list[int]:
 def reference_image(prompt: Prompt, column: str | None) -> Image.Image | None:
     """The picture in a column, or without one the prompt's first; None where there is none."""
     if column is not None:
-        return picture_in(prompt, column)
-    found = next(iter(prompt.images), None)
-    return None if found is None else as_rgb(found)
+        return column_image(prompt, column)
+    image = next(iter(prompt.images), None)
+    return None if image is None else as_rgb(image)
 
 
-def picture_in(prompt: Prompt, column: str) -> Image.Image | None:
+def column_image(prompt: Prompt, column: str) -> Image.Image | None:
     """The picture in a column, the first where it holds several; None where there is none.
 
     Raises: DataError if it cannot be opened, and how a path is found that lies beside the data file.

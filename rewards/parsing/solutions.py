@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from .extraction import extracted
+from .extraction import extract_answer
 from .latex import closing_brace
 from .units import unit_of
 
@@ -59,7 +59,7 @@ def stated_answer(text: str, *, plain: bool) -> str | None:
         return boxed
     if re.search(r"\\(?:boxed|fbox)\s*\{", text):
         return None
-    tagged = extracted(text, "tag")
+    tagged = extract_answer(text, "tag")
     text = text if tagged is None else tagged
     hashes = _HASHES.findall(text)
     if hashes and plain:
@@ -114,9 +114,9 @@ def _after_anchor(text: str) -> str | None:
         rest = _SENTENCE.match(text, anchor.end())
         stated = _STATED.sub("", rest[0]) if rest else ""
         words = re.match(r"[^\W\d_]+(?:[ -][^\W\d_]+){0,5}(?=[*_\"]{0,2}(?:[.!?]|$))", stated)
-        found = words[0] if words else _leading_math(stated)
-        if found:
-            return found
+        answer = words[0] if words else _leading_math(stated)
+        if answer:
+            return answer
     return None
 
 
@@ -137,18 +137,18 @@ def _last_math(text: str) -> str | None:
 
 def _runs(line: str) -> list[tuple[int, str]]:
     """The expressions in a line, each with where it begins; words part them, but for operators in words."""
-    found: list[tuple[int, str]] = []
+    runs: list[tuple[int, str]] = []
     start = end = -1
     for token in _TOKEN.finditer(line):
         if _continues(token, line, start, end):
             start = token.start() if start < 0 else start
             end = token.end()
         elif start >= 0:
-            found.append((start, line[start : _unit_end(line, end)]))
+            runs.append((start, line[start : _unit_end(line, end)]))
             start = -1
     if start >= 0:
-        found.append((start, line[start:end]))
-    cleaned = [(at, _trimmed(run)) for at, run in found]
+        runs.append((start, line[start:end]))
+    cleaned = [(at, _trimmed(run)) for at, run in runs]
     return [(at, run) for at, run in cleaned if re.search(r"\d|\\[A-Za-z]|\u03c0|\u221e", run)]
 
 

@@ -79,11 +79,11 @@ def unit_of(text: str) -> Unit:
             name, _, power = _COMPOUND.get(token, token).partition("^")
             sign = (-1 if number else 1) * (int(power) if re.fullmatch(r"-?\d", power) else 1)
             for at, simple in enumerate(name.split("/")):
-                known = _simple(simple)
-                if known is None:
+                base = _simple(simple)
+                if base is None:
                     return Unit(plain)
-                powers[known[0]] += -sign if at else sign
-                factor *= float(known[1]) ** (-sign if at else sign)
+                powers[base[0]] += -sign if at else sign
+                factor *= float(base[1]) ** (-sign if at else sign)
     return Unit(plain, {name: power for name, power in powers.items() if power}, factor)
 
 

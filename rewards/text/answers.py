@@ -14,15 +14,15 @@ from ..parsing.explanations import compared
 from ..parsing.extraction import (
     MAX_ANSWER_CHARS,
     Extract,
-    extracted,
+    extract_answer,
     label_key,
     label_words,
-    normalised,
-    one_of,
-    place_of,
+    normalize_text,
+    require_choice,
+    require_extract,
     words,
 )
-from ..parsing.reference_values import error_of, graded, shortest, texts
+from ..parsing.reference_values import accepted_texts, find_reference_error, score_against_reference, shortest_notation
 
 Unit = Literal["characters", "words"]
 
@@ -50,20 +50,20 @@ class ExactMatch:
 
     def __init__(self, column: str = "answer", extract: Extract = "none", ignore_case: bool = True) -> None:
         self.column = column
-        self._extract: Extract = place_of("ExactMatch.extract", extract)
+        self._extract: Extract = require_extract("ExactMatch.extract", extract)
         self._ignore_case = ignore_case
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("exact_match", samples, self.column, texts, self._score)
+        return score_against_reference("exact_match", samples, self.column, accepted_texts, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, texts, "a text, a number, or a list of them")
+        return find_reference_error(value, accepted_texts, "a text, a number, or a list of them")
 
     def _score(self, text: str, accepted: list[str]) -> Score:
-        answer = extracted(text, self._extract)
-        plain = None if answer is None else normalised(answer, ignore_case=self._ignore_case)
-        equal = plain is not None and plain in [normalised(a, ignore_case=self._ignore_case) for a in accepted]
+        answer = extract_answer(text, self._extract)
+        plain = None if answer is None else normalize_text(answer, ignore_case=self._ignore_case)
+        equal = plain is not None and plain in [normalize_text(a, ignore_case=self._ignore_case) for a in accepted]
         return Score(float(equal), compared(answer, accepted))
 
 
@@ -84,21 +84,21 @@ class YesNo:
 
     def __init__(self, column: str = "answer", extract: Extract = "none") -> None:
         self.column = column
-        self._extract: Extract = place_of("YesNo.extract", extract)
+        self._extract: Extract = require_extract("YesNo.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("yes_no", samples, self.column, self._reference, self._score)
+        return score_against_reference("yes_no", samples, self.column, self._reference, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, self._reference, "yes, no, true, false or a bool")
+        return find_reference_error(value, self._reference, "yes, no, true, false or a bool")
 
     def _reference(self, value: Any) -> list[bool] | None:
         truth = value if isinstance(value, bool) else _truth(value) if isinstance(value, str) else None
         return None if truth is None else [truth]
 
     def _score(self, text: str, reference: list[bool]) -> Score:
-        answer = _truth(extracted(text, self._extract) or "")
+        answer = _truth(extract_answer(text, self._extract) or "")
         parsed = None if answer is None else _yes_or_no(answer)
         return Score(float(answer == reference[0]), compared(parsed, _yes_or_no(reference[0])))
 
@@ -124,18 +124,18 @@ class Classification:
         if labels is not None and (isinstance(labels, str) or not labels):
             raise ConfigError(f"Classification.labels must be a list of classes, got {labels!r}")
         self.column = column
-        self._extract: Extract = place_of("Classification.extract", extract)
+        self._extract: Extract = require_extract("Classification.extract", extract)
         self._labels = None if labels is None else _distinct("Classification.labels", labels)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("classification", samples, self.column, _names, self._score)
+        return score_against_reference("classification", samples, self.column, _names, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, _names, "a text, a number, or a list of them, each with a word")
+        return find_reference_error(value, _names, "a text, a number, or a list of them, each with a word")
 
     def _score(self, text: str, accepted: list[str]) -> Score:
-        answer, wanted = extracted(text, self._extract) or "", {_plain(name) for name in accepted}
+        answer, wanted = extract_answer(text, self._extract) or "", {_plain(name) for name in accepted}
         answer_words = label_key(answer).split() if self._labels is None else label_words(answer)
         if self._labels is None:
             named = {
@@ -185,21 +185,21 @@ class LabelSet:
         self.column = column
         self._right = right
         self._wrong = wrong
-        self._extract: Extract = place_of("LabelSet.extract", extract)
+        self._extract: Extract = require_extract("LabelSet.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("label_set", samples, self.column, self._reference, self._score)
+        return score_against_reference("label_set", samples, self.column, self._reference, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, self._reference, "a list of labels of LabelSet.labels")
+        return find_reference_error(value, self._reference, "a list of labels of LabelSet.labels")
 
     def _reference(self, value: Any) -> set[str] | None:
-        reference = {_plain(shortest(label)) for label in value} if isinstance(value, list | tuple) else None
+        reference = {_plain(shortest_notation(label)) for label in value} if isinstance(value, list | tuple) else None
         return reference if reference is not None and reference <= self._labels else None
 
     def _score(self, text: str, reference: set[str]) -> Score:
-        named = _named(label_words(extracted(text, self._extract) or ""), self._labels)
+        named = _named(label_words(extract_answer(text, self._extract) or ""), self._labels)
         explanation = compared(", ".join(sorted(named)) or None, ", ".join(sorted(reference)))
         if named == reference or not named:
             return Score(float(named == reference), explanation)
@@ -232,29 +232,31 @@ class EditDistance:
         if not 0 <= floor <= 1:
             raise ConfigError(f"EditDistance.floor must lie in [0, 1], got {floor}")
         self.column = column
-        self._extract: Extract = place_of("EditDistance.extract", extract)
-        self._unit: Unit = one_of("EditDistance.unit", unit, Unit)
+        self._extract: Extract = require_extract("EditDistance.extract", extract)
+        self._unit: Unit = require_choice("EditDistance.unit", unit, Unit)
         self._ignore_case = ignore_case
         self._floor = floor
         self._levenshtein = required("rapidfuzz.distance", "reward edit_distance").Levenshtein
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("edit_distance", samples, self.column, self._references, self._score)
+        return score_against_reference("edit_distance", samples, self.column, self._references, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, self._references, "a text or number of at most 10,000 characters, or a list of them")
+        return find_reference_error(
+            value, self._references, "a text or number of at most 10,000 characters, or a list of them"
+        )
 
     def _references(self, value: Any) -> list[str] | None:
-        accepted = texts(value)
+        accepted = accepted_texts(value)
         return None if accepted is None or any(len(text) > MAX_ANSWER_CHARS for text in accepted) else accepted
 
     def _score(self, text: str, accepted: list[str]) -> Score:
-        answer = extracted(text, self._extract)
-        plain = None if answer is None else normalised(answer, ignore_case=self._ignore_case)
+        answer = extract_answer(text, self._extract)
+        plain = None if answer is None else normalize_text(answer, ignore_case=self._ignore_case)
         if plain is None:
             return Score(0.0, compared(answer, accepted, None if answer is None else "too long"))
-        likeness = [self._similarity(plain, normalised(a, ignore_case=self._ignore_case) or "") for a in accepted]
+        likeness = [self._similarity(plain, normalize_text(a, ignore_case=self._ignore_case) or "") for a in accepted]
         best = max(likeness)
         explanation = compared(answer, accepted[likeness.index(best)])
         if best < self._floor:
@@ -296,7 +298,7 @@ def _named(answer_words: list[str], labels: set[str]) -> set[str]:
 
 def _names(value: Any) -> list[str] | None:
     """The accepted names; None if one of them has no word in it."""
-    accepted = texts(value)
+    accepted = accepted_texts(value)
     return None if accepted is None or not all(map(_plain, accepted)) else accepted
 
 
@@ -308,7 +310,7 @@ def _distinct(where: str, labels: Sequence[object]) -> set[str]:
     """The labels in plain words. Raises ConfigError for two that differ in signs which are not compared."""
     written: dict[str, tuple[str, str]] = {}
     for label in map(str, labels):
-        bare = re.sub(r"[\s_.,;:'\"()/-]+", "", normalised(label) or "")
+        bare = re.sub(r"[\s_.,;:'\"()/-]+", "", normalize_text(label) or "")
         other, earlier = written.setdefault(_plain(label), (label, bare))
         if bare != earlier or not _plain(label):
             raise ConfigError(

@@ -10,8 +10,8 @@ from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.types import Sample, Score
 
 from ..parsing.explanations import compared
-from ..parsing.extraction import Extract, extracted, one_of, place_of, words
-from ..parsing.reference_values import error_of, graded, texts
+from ..parsing.extraction import Extract, extract_answer, require_choice, require_extract, words
+from ..parsing.reference_values import accepted_texts, find_reference_error, score_against_reference
 from .ngrams import Words, bleu, cider, document_frequencies, rouge_l
 
 Metric = Literal["rouge_l", "bleu", "cider"]
@@ -49,25 +49,25 @@ class CaptionScore:
     ) -> None:
         if not 1 <= order <= 9:
             raise ConfigError(f"CaptionScore.order must lie in 1 .. 9, got {order}")
-        self._metric: Metric = one_of("CaptionScore.metric", metric, Metric)
+        self._metric: Metric = require_choice("CaptionScore.metric", metric, Metric)
         if corpus is not None and metric != "cider":
             raise ConfigError(f"CaptionScore.corpus gives weights to metric: cider, and has none in {metric!r}")
         self.column = column
         self._order = order
-        self._extract: Extract = place_of("CaptionScore.extract", extract)
+        self._extract: Extract = require_extract("CaptionScore.extract", extract)
         documents = [] if corpus is None else [[words(line)] for line in _lines(corpus)]
         self._documents = len(documents)
         self._frequencies = None if corpus is None else document_frequencies(documents, order)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("caption_score", samples, self.column, _captions, self._score)
+        return score_against_reference("caption_score", samples, self.column, _captions, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, _captions, "a text, a number, or a list of them, with a word")
+        return find_reference_error(value, _captions, "a text, a number, or a list of them, with a word")
 
     def _score(self, text: str, references: list[Words]) -> Score:
-        answer = extracted(text, self._extract) or ""
+        answer = extract_answer(text, self._extract) or ""
         answer_words = words(answer)
         nearest = max(references, key=lambda reference: rouge_l(answer_words, reference))
         return Score(self._value(answer_words, references, nearest), compared(answer or None, " ".join(nearest)))
@@ -82,7 +82,7 @@ class CaptionScore:
 
 def _captions(value: Any) -> list[Words] | None:
     """The words of each reference that has any."""
-    captions: list[Words] = [text_words for text in texts(value) or [] if (text_words := words(text))]
+    captions: list[Words] = [text_words for text in accepted_texts(value) or [] if (text_words := words(text))]
     return captions or None
 
 

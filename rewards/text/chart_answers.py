@@ -11,8 +11,8 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
 from ..parsing.explanations import compared
-from ..parsing.extraction import Extract, extracted, normalised, one_of, place_of
-from ..parsing.reference_values import error_of, graded, texts
+from ..parsing.extraction import Extract, extract_answer, normalize_text, require_choice, require_extract
+from ..parsing.reference_values import accepted_texts, find_reference_error, score_against_reference
 
 Percent = Literal["divide", "either"]
 
@@ -56,19 +56,19 @@ class ChartAnswer:
             raise ConfigError(f"ChartAnswer.relative must lie in [0, 1), got {relative}")
         self.column = column
         self._relative = relative
-        self._percent: Percent = one_of("ChartAnswer.percent", percent, Percent)
+        self._percent: Percent = require_choice("ChartAnswer.percent", percent, Percent)
         self._exact_years = exact_years
-        self._extract: Extract = place_of("ChartAnswer.extract", extract)
+        self._extract: Extract = require_extract("ChartAnswer.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("chart_answer", samples, self.column, texts, self._score)
+        return score_against_reference("chart_answer", samples, self.column, accepted_texts, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, texts, "a text, a number, or a list of them")
+        return find_reference_error(value, accepted_texts, "a text, a number, or a list of them")
 
     def _score(self, text: str, accepted: list[str]) -> Score:
-        answer = _plain(extracted(text, self._extract) or "")
+        answer = _plain(extract_answer(text, self._extract) or "")
         right = answer is not None and any(self._right(answer, _plain(reference)) for reference in accepted)
         return Score(float(right), compared(answer or None, accepted))
 
@@ -102,7 +102,7 @@ class _Amount:
 
 def _plain(text: str) -> str | None:
     """Normalised, without quotes around it and a full stop at its end; None if it is too long."""
-    plain = normalised(text)
+    plain = normalize_text(text)
     if plain is None:
         return None
     plain = plain.removesuffix(".").strip()

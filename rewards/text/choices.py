@@ -12,10 +12,10 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
 from ..parsing.explanations import compared
-from ..parsing.extraction import Extract, extracted, finite, label_key, one_of, place_of, words
+from ..parsing.extraction import Extract, extract_answer, finite, label_key, require_choice, require_extract, words
 from ..parsing.letters import standalone_letters
 from ..parsing.numerals import numbers
-from ..parsing.reference_values import error_of, references, shortest
+from ..parsing.reference_values import find_reference_error, read_references, shortest_notation
 from ..parsing.scalars import plain_value
 
 Several = Literal["wrong", "last"]
@@ -61,15 +61,15 @@ class MultipleChoice:
         if first_index not in (None, 0, 1):
             raise ConfigError(f"MultipleChoice.first_index must be 0 or 1, got {first_index!r}")
         self.column = column
-        self._extract: Extract = place_of("MultipleChoice.extract", extract)
+        self._extract: Extract = require_extract("MultipleChoice.extract", extract)
         self._letters = letters
-        self._several: Several = one_of("MultipleChoice.several", several, Several)
+        self._several: Several = require_choice("MultipleChoice.several", several, Several)
         self._options = options
         self._first_index = first_index
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         choices = [option_letters(s.prompt.columns.get(self._options), self._letters) for s in samples]
-        values = references("multiple_choice", samples, self.column, self._value)
+        values = read_references("multiple_choice", samples, self.column, self._value)
         return [
             None if value is None else self._score(sample.text or "", value, choice)
             for sample, value, choice in zip(samples, values, choices, strict=True)
@@ -77,7 +77,7 @@ class MultipleChoice:
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, self._value, "a text, or the whole number of an option")
+        return find_reference_error(value, self._value, "a text, or the whole number of an option")
 
     def _value(self, value: Any) -> str | int | None:
         """A text, or the number of an option; None for what is neither."""
@@ -87,7 +87,7 @@ class MultipleChoice:
         return value if isinstance(value, str) and value.strip() else None
 
     def _score(self, text: str, value: str | int, choice: Mapping[str, str]) -> Score | None:
-        answer = extracted(text, self._extract) or ""
+        answer = extract_answer(text, self._extract) or ""
         reference = self._reference(value, choice)
         if isinstance(reference, int):
             return self._numbered(answer, reference)
@@ -147,7 +147,11 @@ def option_letters(value: Any, letters: str) -> dict[str, str]:
         pairs = [(str(key).strip().upper(), text) for key, text in items.items()]
     else:
         pairs = list(zip(letters, items, strict=False)) if isinstance(items, list) else []
-    named = [(letter, _plain_words(_unlabeled(shortest(text), letter))) for letter, text in pairs if letter in letters]
+    named = [
+        (letter, _plain_words(_unlabeled(shortest_notation(text), letter)))
+        for letter, text in pairs
+        if letter in letters
+    ]
     counts = Counter(text for _, text in named)
     return {text: letter for letter, text in named if text and counts[text] == 1}
 

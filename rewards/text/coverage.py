@@ -11,8 +11,8 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
 from ..parsing.explanations import excerpt, rounded
-from ..parsing.extraction import Extract, extracted, place_of, words
-from ..parsing.reference_values import error_of, graded
+from ..parsing.extraction import Extract, extract_answer, require_extract, words
+from ..parsing.reference_values import find_reference_error, score_against_reference
 
 # fmt: off
 FUNCTION_WORDS = frozenset((
@@ -57,17 +57,17 @@ class Coverage:
         self._bonus = bonus
         self._hits = hits
         self._repetition = repetition
-        self._extract: Extract = place_of("Coverage.extract", extract)
+        self._extract: Extract = require_extract("Coverage.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("coverage", samples, self.column, _reference, self._score)
+        return score_against_reference("coverage", samples, self.column, _reference, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, _reference, "a text with words that tell")
+        return find_reference_error(value, _reference, "a text with words that tell")
 
     def _score(self, text: str, reference: set[str]) -> Score:
-        content = telling(extracted(text, self._extract) or "")
+        content = telling(extract_answer(text, self._extract) or "")
         covered = reference & set(content)
         share, factor = len(covered) / len(reference), not_repeated(content) if self._repetition else 1.0
         value = (share + self._bonus * (len(covered) >= self._hits)) * factor

@@ -10,9 +10,9 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
 from ..parsing.explanations import compared, rounded
-from ..parsing.extraction import Extract, extracted, finite, place_of
+from ..parsing.extraction import Extract, extract_answer, finite, require_extract
 from ..parsing.numerals import numbers
-from ..parsing.reference_values import error_of, references
+from ..parsing.reference_values import find_reference_error, read_references
 from .answer_verifiers import Judge, judge_of
 
 
@@ -53,27 +53,27 @@ class Brier:
         self._right_from = right_from
         self._scale = scale
         self._missing = missing
-        self._extract: Extract = place_of("Brier.extract", extract)
+        self._extract: Extract = require_extract("Brier.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        outcomes = self._known(samples)
+        outcomes = self._outcomes(samples)
         return [None if y is None else self._score(s.text or "", y) for s, y in zip(samples, outcomes, strict=True)]
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, _outcome, "a bool or a number from 0 to 1")
+        return find_reference_error(value, _outcome, "a bool or a number from 0 to 1")
 
-    def _known(self, samples: Sequence[Sample]) -> list[float | None]:
+    def _outcomes(self, samples: Sequence[Sample]) -> list[float | None]:
         """What came true; NaN where the judge failed, None where nobody says."""
         if self.of is None:
-            return references("brier", samples, self.column, _outcome)
+            return read_references("brier", samples, self.column, _outcome)
         verifier_scores = [None if score is None else float(score) for score in self.of(samples)]
         return [v if v is None or math.isnan(v) else float(v >= self._right_from) for v in verifier_scores]
 
     def _score(self, text: str, outcome: float) -> float | Score:
         if math.isnan(outcome):
             return outcome
-        stated = numbers(extracted(text, self._extract) or "", spoken=False)
+        stated = numbers(extract_answer(text, self._extract) or "", spoken=False)
         if not stated:
             return Score(self._missing, compared(None, outcome, "no probability"))
         probability = min(max(stated[-1] / self._scale, 0.0), 1.0)

@@ -62,8 +62,8 @@ def values_of(text: str) -> tuple[MathValue, ...]:
     tidy = tidied(text)
     readings: list[MathValue] = []
     natural = re.sub(r"\\log(?![A-Za-z_]|\s*_)", r"\\ln", tidy)
-    attempts = [(_words, tidy), (_compound_quantity, tidy), (_whole_text, tidy)]
-    for read, source in [*attempts, (_whole_text, natural)] if natural != tidy else attempts:
+    attempts = [(_words, tidy), (_compound_quantity, tidy), (_parse_text, tidy)]
+    for read, source in [*attempts, (_parse_text, natural)] if natural != tidy else attempts:
         try:
             value = read(source)
         except MemoryError:
@@ -133,7 +133,7 @@ def _compound_quantity(text: str) -> MathValue | None:
     return MathValue("number", sympy.Rational(total / factors[-1]), unit=units[-1])
 
 
-def _whole_text(text: str) -> MathValue:
+def _parse_text(text: str) -> MathValue:
     text = _unlabeled(text)
     parts = [part for part in pieces(text, rf"[,;]|{_AND_OR}") if part]
     if not parts:
@@ -226,7 +226,7 @@ def _is_balanced(text: str) -> bool:
 def _set(inner: str) -> MathValue:
     builder = re.match(r"\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?[|:]\s*(.+)$", inner)
     if builder:
-        return _whole_text(builder[2])
+        return _parse_text(builder[2])
     return MathValue("set", items=tuple(_single(part) for part in pieces(inner, "[,;]") if part))
 
 

@@ -20,8 +20,8 @@ from mmgrpo.system.folders import PACKAGE
 from mmgrpo.types import Sample, Score
 
 from ..parsing.explanations import compared, excerpt
-from ..parsing.extraction import extracted, without_thought
-from ..parsing.reference_values import references, shortest
+from ..parsing.extraction import extract_answer, without_thought
+from ..parsing.reference_values import read_references, shortest_notation
 from ..parsing.scalars import plain_value
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class MathVerify:
         self._has_warned = False
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        golds = references("math_verify", samples, self.column, _reference)
+        golds = read_references("math_verify", samples, self.column, _reference)
         values = [None if r is None else self._score(s.text or "", r) for s, r in zip(samples, golds, strict=True)]
         self._warn_of_unread([r for r, value in zip(golds, values, strict=True) if r is not None and value is None])
         return values
@@ -147,7 +147,7 @@ class MathForm:
         return [None if sample.text is None else self._score(sample.text) for sample in samples]
 
     def _score(self, text: str) -> float | Score:
-        boxed = extracted(text, "boxed") or ""
+        boxed = extract_answer(text, "boxed") or ""
         if not 0 < len(boxed) <= MAX_FORM_CHARS:
             return Score(0.0, {"parsed": excerpt(boxed or None), "reason": "too long" if boxed else "no box"})
         request = {"gold": [boxed], "answer": "", "plain": False, "limit_s": self._limit_s}
@@ -162,7 +162,7 @@ def _reference(value: Any) -> list[str] | None:
     items = value if isinstance(value, list) else [value]
     if not items or any(isinstance(item, bool) or not isinstance(item, str | int | float) for item in items):
         return None
-    return [shortest(item) for item in items]
+    return [shortest_notation(item) for item in items]
 
 
 @final

@@ -10,9 +10,9 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
 from ..parsing.explanations import compared
-from ..parsing.extraction import Extract, extracted, finite, one_of, place_of
+from ..parsing.extraction import Extract, extract_answer, finite, require_choice, require_extract
 from ..parsing.numerals import stated_numbers
-from ..parsing.reference_values import error_of, graded
+from ..parsing.reference_values import find_reference_error, score_against_reference
 
 Mode = Literal["each", "contains"]
 
@@ -54,17 +54,17 @@ class NumberList:
         if symbol is not None and not symbol.isidentifier():
             raise ConfigError(f"NumberList.symbol must be a name such as P, got {symbol!r}")
         self.column = column
-        self._mode: Mode = one_of("NumberList.mode", mode, Mode)
+        self._mode: Mode = require_choice("NumberList.mode", mode, Mode)
         self._absolute = absolute
         self._symbol = symbol
-        self._extract: Extract = place_of("NumberList.extract", extract)
+        self._extract: Extract = require_extract("NumberList.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("number_list", samples, self.column, self._reference, self._score)
+        return score_against_reference("number_list", samples, self.column, self._reference, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, self._reference, "a list of numbers, or a text that states some")
+        return find_reference_error(value, self._reference, "a list of numbers, or a text that states some")
 
     def _reference(self, value: Any) -> list[float] | None:
         parts = value if isinstance(value, list | tuple) else [value]
@@ -74,7 +74,7 @@ class NumberList:
         return [float(number) for number in numbers] if 0 < len(numbers) <= MAX_NUMBERS else None
 
     def _score(self, text: str, reference: list[float]) -> Score:
-        stated = self._read(extracted(text, self._extract) or "")
+        stated = self._read(extract_answer(text, self._extract) or "")
         explanation = compared(_listed(stated), _listed(reference) or "")
         if len(stated) > MAX_NUMBERS:
             return Score(0.0, explanation | {"reason": f"{len(stated)} numbers, more than {MAX_NUMBERS}"})

@@ -9,9 +9,9 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
 from ..parsing.explanations import compared
-from ..parsing.extraction import Extract, extracted, finite, one_of, place_of
+from ..parsing.extraction import Extract, extract_answer, finite, require_choice, require_extract
 from ..parsing.numerals import has_terms, stated_numbers
-from ..parsing.reference_values import error_of, graded
+from ..parsing.reference_values import find_reference_error, score_against_reference
 
 Which = Literal["first", "last", "only"]
 CountMode = Literal["exact", "relative"]
@@ -56,11 +56,11 @@ class Number:
         self._relative = relative
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("number", samples, self.column, reference_number, self._score)
+        return score_against_reference("number", samples, self.column, reference_number, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, reference_number, _SINGLE_NUMBER)
+        return find_reference_error(value, reference_number, _SINGLE_NUMBER)
 
     def _score(self, text: str, reference: float) -> Score:
         answer, reason = self._answer.number(text)
@@ -89,11 +89,11 @@ class MeanRelativeAccuracy:
         self._answer = _Stated("MeanRelativeAccuracy", extract, which, spoken)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("mean_relative_accuracy", samples, self.column, reference_number, self._score)
+        return score_against_reference("mean_relative_accuracy", samples, self.column, reference_number, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, reference_number, _SINGLE_NUMBER)
+        return find_reference_error(value, reference_number, _SINGLE_NUMBER)
 
     def _score(self, text: str, reference: float) -> Score:
         answer, reason = self._answer.number(text)
@@ -127,14 +127,14 @@ class CountMatch:
     ) -> None:
         self.column = column
         self._answer = _Stated("Count", extract, which, spoken)
-        self._mode: CountMode = one_of("Count.mode", mode, CountMode)
+        self._mode: CountMode = require_choice("Count.mode", mode, CountMode)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("count", samples, self.column, self._reference, self._score)
+        return score_against_reference("count", samples, self.column, self._reference, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, self._reference, "a whole number of at least 0")
+        return find_reference_error(value, self._reference, "a whole number of at least 0")
 
     def _reference(self, value: Any) -> float | None:
         number = reference_number(value)
@@ -172,11 +172,11 @@ class FirstError:
         self._decay = decay
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("first_error", samples, self.column, _step, self._score)
+        return score_against_reference("first_error", samples, self.column, _step, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, _step, "a whole number of at least -1")
+        return find_reference_error(value, _step, "a whole number of at least -1")
 
     def _score(self, text: str, reference: float) -> Score:
         answer, reason = self._answer.number(text)
@@ -206,13 +206,13 @@ class _Stated:
     """Which number of a text is its answer."""
 
     def __init__(self, owner: str, extract: Extract, which: Which, spoken: bool) -> None:
-        self._extract: Extract = place_of(f"{owner}.extract", extract)
-        self._which: Which = one_of(f"{owner}.which", which, Which)
+        self._extract: Extract = require_extract(f"{owner}.extract", extract)
+        self._which: Which = require_choice(f"{owner}.which", which, Which)
         self._spoken = spoken
 
     def number(self, text: str) -> tuple[float | None, str | None]:
         """The number, None if there is none; or None, and why, of several different ones where only one may be."""
-        stated = stated_numbers(extracted(text, self._extract) or "", spoken=self._spoken)
+        stated = stated_numbers(extract_answer(text, self._extract) or "", spoken=self._spoken)
         if self._which == "only" and len(set(stated)) > 1:
             return None, f"{len(set(stated))} different numbers"
         return (None if not stated else stated[0] if self._which == "first" else stated[-1]), None

@@ -15,15 +15,15 @@ from ..models.text_features import TextFeatures
 from ..parsing.explanations import compared, excerpt, rounded
 from ..parsing.extraction import (
     Extract,
-    extracted,
+    extract_answer,
     finite,
     json_values,
-    normalised,
-    one_of,
-    place_of,
-    share,
+    normalize_text,
+    require_choice,
+    require_extract,
+    require_fraction,
 )
-from ..parsing.reference_values import error_of, graded
+from ..parsing.reference_values import find_reference_error, score_against_reference
 
 Texts = Literal["edit", "meaning"]
 Likeness = Callable[[str, str], float]
@@ -65,27 +65,27 @@ class RecordSimilarity:
         extract: Extract = "none",
         device: str | None = None,
     ) -> None:
-        self._texts: Texts = one_of("RecordSimilarity.texts", texts, Texts)
+        self._texts: Texts = require_choice("RecordSimilarity.texts", texts, Texts)
         if (model is not None) != (texts == "meaning"):
             raise ConfigError(
                 f"RecordSimilarity.model is the encoder of texts: meaning, and has no use without; {model=}"
             )
         self.column = column
         self._encoder = None if model is None else TextFeatures(model=model, device=device)
-        self._threshold = share("RecordSimilarity.threshold", threshold)
+        self._threshold = require_fraction("RecordSimilarity.threshold", threshold)
         self._complete = complete
-        self._extract: Extract = place_of("RecordSimilarity.extract", extract)
+        self._extract: Extract = require_extract("RecordSimilarity.extract", extract)
         self._edit = required("rapidfuzz.distance", "reward record_similarity").Levenshtein.normalized_similarity
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("record_similarity", samples, self.column, _record, self._score)
+        return score_against_reference("record_similarity", samples, self.column, _record, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, _record, "an object with keys, as JSON or as data")
+        return find_reference_error(value, _record, "an object with keys, as JSON or as data")
 
     def _score(self, text: str, reference: Mapping[str, Any]) -> Score:
-        stated = _record(extracted(text, self._extract) or "")
+        stated = _record(extract_answer(text, self._extract) or "")
         explanation = compared(
             None if stated is None else json.dumps(stated, ensure_ascii=False), json.dumps(reference)
         )
@@ -129,19 +129,19 @@ class FieldMatch:
         self, column: str = "answer", balance: float = 0.5, extract: Extract = "none", ignore_case: bool = True
     ) -> None:
         self.column = column
-        self._balance = share("FieldMatch.balance", balance)
-        self._extract: Extract = place_of("FieldMatch.extract", extract)
+        self._balance = require_fraction("FieldMatch.balance", balance)
+        self._extract: Extract = require_extract("FieldMatch.extract", extract)
         self._ignore_case = ignore_case
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("field_match", samples, self.column, _record, self._score)
+        return score_against_reference("field_match", samples, self.column, _record, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, _record, "an object with keys, as JSON or as data")
+        return find_reference_error(value, _record, "an object with keys, as JSON or as data")
 
     def _score(self, text: str, reference: Mapping[str, Any]) -> Score:
-        answer = extracted(text, self._extract) or ""
+        answer = extract_answer(text, self._extract) or ""
         record = _record(answer)
         stated, wanted = {} if record is None else dict(self._fields(record)), dict(self._fields(reference))
         explanation = compared(excerpt(answer or None), json.dumps(reference, ensure_ascii=False))
@@ -159,7 +159,7 @@ class FieldMatch:
             for key, inner in pairs:
                 yield from self._fields(inner, (*path, str(key)))
         elif isinstance(value, str):
-            yield path, f"text: {normalised(value, ignore_case=self._ignore_case)}"
+            yield path, f"text: {normalize_text(value, ignore_case=self._ignore_case)}"
         else:
             number = finite(value)
             yield path, json.dumps(value if number is None else number)

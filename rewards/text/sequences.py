@@ -10,8 +10,8 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
 from ..parsing.explanations import compared
-from ..parsing.extraction import Extract, characters, extracted, one_of, place_of, words
-from ..parsing.reference_values import error_of, graded, shortest
+from ..parsing.extraction import Extract, characters, extract_answer, require_choice, require_extract, words
+from ..parsing.reference_values import find_reference_error, score_against_reference, shortest_notation
 
 Items = Literal["words", "characters"]
 Mode = Literal["exact", "prefix", "positions", "displacement"]
@@ -53,27 +53,33 @@ class Ordering:
         if per_item is not None and not per_item > 0:
             raise ConfigError(f"Ordering.per_item must be positive, got {per_item}")
         self.column = column
-        self._items: Items = one_of("Ordering.items", items, Items)
-        self._mode: Mode = one_of("Ordering.mode", mode, Mode)
+        self._items: Items = require_choice("Ordering.items", items, Items)
+        self._mode: Mode = require_choice("Ordering.mode", mode, Mode)
         self._per_item = per_item
         self._turns = turns
-        self._extract: Extract = place_of("Ordering.extract", extract)
+        self._extract: Extract = require_extract("Ordering.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("ordering", samples, self.column, self._reference, self._score)
+        return score_against_reference("ordering", samples, self.column, self._reference, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, self._reference, "a list or a text of items, for mode displacement different ones")
+        return find_reference_error(
+            value, self._reference, "a list or a text of items, for mode displacement different ones"
+        )
 
     def _reference(self, value: Any) -> list[str] | None:
-        parts = [shortest(item) for item in value] if isinstance(value, list | tuple) else [shortest(value)]
+        parts = (
+            [shortest_notation(item) for item in value]
+            if isinstance(value, list | tuple)
+            else [shortest_notation(value)]
+        )
         items = [item for part in parts for item in self._read(part)]
         repeated = len(set(items)) < len(items) and self._mode == "displacement"
         return items if items and not repeated else None
 
     def _score(self, text: str, reference: list[str]) -> Score:
-        answer = extracted(text, self._extract) or ""
+        answer = extract_answer(text, self._extract) or ""
         stated = self._read(answer)
         share = _MODES[self._mode](stated, reference)
         explanation = compared(" ".join(stated) or None, " ".join(reference))

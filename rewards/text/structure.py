@@ -12,7 +12,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt, Sample, Score
 
 from ..parsing.explanations import excerpt
-from ..parsing.extraction import Extract, extracted, json_document, json_values, place_of
+from ..parsing.extraction import Extract, extract_answer, json_document, json_values, require_extract
 
 PATTERN_LIMIT_S = 1.0
 
@@ -122,7 +122,7 @@ class JsonSchema:
     ) -> None:
         _check_keys(keys, "JsonSchema.keys")
         self._keys = keys
-        self._extract: Extract = place_of("JsonSchema.extract", extract)
+        self._extract: Extract = require_extract("JsonSchema.extract", extract)
         self._partial = partial
         self._strict = strict
         self._anywhere = anywhere
@@ -131,7 +131,7 @@ class JsonSchema:
         return [None if sample.text is None else self._score(sample.text) for sample in samples]
 
     def _score(self, text: str) -> Score:
-        answer = extracted(text, self._extract) or ""
+        answer = extract_answer(text, self._extract) or ""
         objects = [value for value in json_values(answer) if isinstance(value, dict)] if self._anywhere else []
         parsed = objects[-1] if objects else json_document(answer)
         if not isinstance(parsed, dict):

@@ -12,8 +12,8 @@ from mmgrpo.system.extras import required
 from mmgrpo.types import Sample, Score
 
 from ..parsing.explanations import excerpt
-from ..parsing.extraction import Extract, extracted, normalised, place_of
-from ..parsing.reference_values import error_of, graded
+from ..parsing.extraction import Extract, extract_answer, normalize_text, require_extract
+from ..parsing.reference_values import find_reference_error, score_against_reference
 
 MAX_NODES = 400
 
@@ -53,18 +53,18 @@ class TableSimilarity:
     def __init__(self, column: str = "answer", structure: bool = False, extract: Extract = "none") -> None:
         self.column = column
         self._structure = structure
-        self._extract: Extract = place_of("TableSimilarity.extract", extract)
+        self._extract: Extract = require_extract("TableSimilarity.extract", extract)
         self._distance = required("rapidfuzz.distance", "reward table_similarity").Levenshtein.normalized_distance
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("table_similarity", samples, self.column, _reference, self._score)
+        return score_against_reference("table_similarity", samples, self.column, _reference, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, _reference, "an HTML table")
+        return find_reference_error(value, _reference, "an HTML table")
 
     def _score(self, text: str, reference: Node) -> Score:
-        table = table_in(extracted(text, self._extract) or "")
+        table = table_in(extract_answer(text, self._extract) or "")
         if table is None:
             return Score(0.0, {"parsed": None, "reference": _shape(reference), "reason": "no table"})
         explanation = {"parsed": _shape(table), "reference": _shape(reference)}
@@ -90,7 +90,7 @@ def table_in(text: str) -> Node | None:
         else:
             building.start(tag["name"].lower(), tag["rest"].lower())
     for node in [] if building.table is None else _below(building.table):
-        node.text = normalised(unescape(node.text), ignore_case=False) or ""
+        node.text = normalize_text(unescape(node.text), ignore_case=False) or ""
     return building.table
 
 

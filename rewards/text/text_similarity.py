@@ -9,8 +9,8 @@ from mmgrpo.types import Sample, Score
 
 from ..models.text_features import TextFeatures
 from ..parsing.explanations import compared
-from ..parsing.extraction import Extract, extracted, place_of
-from ..parsing.reference_values import error_of, references, texts
+from ..parsing.extraction import Extract, extract_answer, require_extract
+from ..parsing.reference_values import accepted_texts, find_reference_error, read_references
 
 
 @final
@@ -39,12 +39,12 @@ class TextSimilarity:
         device: str | None = None,
     ) -> None:
         self.column = column
-        self._extract: Extract = place_of("TextSimilarity.extract", extract)
+        self._extract: Extract = require_extract("TextSimilarity.extract", extract)
         self._threshold = threshold
         self._encoder = TextFeatures(model=model, device=device)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        accepted_lists = references("text_similarity", samples, self.column, texts)
+        accepted_lists = read_references("text_similarity", samples, self.column, accepted_texts)
         return [
             None if accepted is None else self._nearest(s.text or "", accepted)
             for s, accepted in zip(samples, accepted_lists, strict=True)
@@ -52,10 +52,10 @@ class TextSimilarity:
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, texts, "a text, a number, or a list of them")
+        return find_reference_error(value, accepted_texts, "a text, a number, or a list of them")
 
     def _nearest(self, text: str, accepted: Sequence[str]) -> Score:
-        answer = extracted(text, self._extract)
+        answer = extract_answer(text, self._extract)
         if not answer:
             return Score(0.0, compared(answer, accepted))
         feature_ND = self._encoder.features([answer, *accepted])

@@ -10,8 +10,8 @@ from typing import Any, final
 from mmgrpo.types import Sample, Score
 
 from ..parsing.explanations import compared, rounded
-from ..parsing.extraction import Extract, extracted, json_values, place_of
-from ..parsing.reference_values import error_of, graded
+from ..parsing.extraction import Extract, extract_answer, json_values, require_extract
+from ..parsing.reference_values import find_reference_error, score_against_reference
 
 MAX_CALLS = 50
 MAX_DEPTH = 8
@@ -49,17 +49,17 @@ class ToolCalls:
 
     def __init__(self, column: str = "answer", extract: Extract = "none") -> None:
         self.column = column
-        self._extract: Extract = place_of("ToolCalls.extract", extract)
+        self._extract: Extract = require_extract("ToolCalls.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("tool_calls", samples, self.column, _reference, self._score)
+        return score_against_reference("tool_calls", samples, self.column, _reference, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, _reference, "one or more tool calls")
+        return find_reference_error(value, _reference, "one or more tool calls")
 
     def _score(self, text: str, reference: list[ToolCall]) -> Score:
-        stated = calls_in(extracted(text, self._extract) or "")
+        stated = calls_in(extract_answer(text, self._extract) or "")
         explanation = compared(_named(stated), _named(reference) or "")
         if len(stated) > MAX_CALLS:
             return Score(0.0, explanation | {"reason": f"{len(stated)} calls, more than {MAX_CALLS}"})

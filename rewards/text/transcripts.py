@@ -8,9 +8,9 @@ from typing import Any, final
 from mmgrpo.types import Sample, Score
 
 from ..parsing.error_rates import ErrorRate, Unit, transcripts
-from ..parsing.explanations import mistaken
-from ..parsing.extraction import Extract, extracted, one_of, place_of
-from ..parsing.reference_values import error_of, graded
+from ..parsing.explanations import transcript_comparison
+from ..parsing.extraction import Extract, extract_answer, require_choice, require_extract
+from ..parsing.reference_values import find_reference_error, score_against_reference
 
 
 @final
@@ -34,17 +34,17 @@ class WordErrorRate:
 
     def __init__(self, column: str = "text", unit: Unit = "words", extract: Extract = "none") -> None:
         self.column = column
-        self._rate = ErrorRate(one_of("WordErrorRate.unit", unit, Unit), "reward word_error_rate")
-        self._extract: Extract = place_of("WordErrorRate.extract", extract)
+        self._rate = ErrorRate(require_choice("WordErrorRate.unit", unit, Unit), "reward word_error_rate")
+        self._extract: Extract = require_extract("WordErrorRate.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("word_error_rate", samples, self.column, transcripts, self._score)
+        return score_against_reference("word_error_rate", samples, self.column, transcripts, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, transcripts, "a text, a number, or a list of them, each with a word")
+        return find_reference_error(value, transcripts, "a text, a number, or a list of them, each with a word")
 
     def _score(self, text: str, accepted: list[str]) -> Score:
-        transcript = extracted(text, self._extract) or ""
+        transcript = extract_answer(text, self._extract) or ""
         nearest = self._rate.nearest(transcript, accepted)
-        return Score(nearest.score, mistaken(transcript, nearest.reference, nearest.rate))
+        return Score(nearest.score, transcript_comparison(transcript, nearest.reference, nearest.rate))

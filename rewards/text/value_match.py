@@ -9,8 +9,8 @@ from typing import Any, Literal, final
 from mmgrpo.types import Sample, Score
 
 from ..parsing.explanations import compared
-from ..parsing.extraction import Extract, extracted, finite, json_values, one_of, place_of
-from ..parsing.reference_values import error_of, graded
+from ..parsing.extraction import Extract, extract_answer, finite, json_values, require_choice, require_extract
+from ..parsing.reference_values import find_reference_error, score_against_reference
 
 Part = Literal["all", "cells"]
 
@@ -43,24 +43,24 @@ class ValueMatch:
         ignore_case: bool = False,
     ) -> None:
         self.column = column
-        self._extract: Extract = place_of("ValueMatch.extract", extract)
-        self._part: Part = one_of("ValueMatch.score", score, Part)
+        self._extract: Extract = require_extract("ValueMatch.extract", extract)
+        self._part: Part = require_choice("ValueMatch.score", score, Part)
         self._keys = (keys,) if isinstance(keys, str) else tuple(keys)
         self._ignore_case = ignore_case
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("value_match", samples, self.column, self._reference, self._score)
+        return score_against_reference("value_match", samples, self.column, self._reference, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return error_of(value, self._reference, "a list or an object with cells, as JSON or as data")
+        return find_reference_error(value, self._reference, "a list or an object with cells, as JSON or as data")
 
     def _reference(self, value: Any) -> dict[tuple[Any, ...], Any] | None:
         values = json_values(value) if isinstance(value, str) else [value]
         return self._cells(values[-1]) or None if values and isinstance(values[-1], list | Mapping) else None
 
     def _score(self, text: str, wanted: dict[tuple[Any, ...], Any]) -> Score:
-        values = json_values(extracted(text, self._extract) or "")
+        values = json_values(extract_answer(text, self._extract) or "")
         stated = self._cells(values[-1]) if values else {}
         equal = sum(path in stated and stated[path] == cell for path, cell in wanted.items())
         value = equal / len(wanted) if self._part == "cells" else float(stated == wanted)

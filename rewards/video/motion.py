@@ -23,8 +23,8 @@ from ..images.textures import grey
 from ..models.checkpoints import Dtype, require_positive, resolve_dtype
 from ..models.image_features import FeatureSource
 from ..parsing.explanations import parts
-from ..parsing.extraction import one_of
-from ..parsing.sample_images import as_rgb, spread
+from ..parsing.extraction import require_choice
+from ..parsing.sample_images import as_rgb, evenly_spaced
 
 MotionMeasure = Literal["direction", "magnitude"]
 SteadyMeasure = Literal["pixels", "feature"]
@@ -68,7 +68,7 @@ class Motion:
         target: float | None = None,
         frames: int | None = 16,
     ) -> None:
-        self.measure: MotionMeasure = one_of("Motion.measure", measure, MotionMeasure)
+        self.measure: MotionMeasure = require_choice("Motion.measure", measure, MotionMeasure)
         if direction is not None and direction not in COMPASS:
             raise ConfigError(f"Motion.direction must be one of {', '.join(COMPASS)}, got {direction!r}")
         if target is not None and (measure == "direction" or not target > 0):
@@ -87,7 +87,7 @@ class Motion:
         if len(frames) < 2 or (self.measure == "direction" and wanted not in COMPASS):
             return None
         small = [_small(frame) for frame in frames]
-        moves = np.concatenate([movement(one, next_frame) for one, next_frame in pairwise(small)])
+        moves = np.concatenate([movement(current, next_frame) for current, next_frame in pairwise(small)])
         length = float(np.linalg.norm(moves, axis=1).mean()) if len(moves) else 0.0
         magnitude = 100 * length / SIDE
         right, down = (100 * moves.mean(0) / SIDE).tolist() if len(moves) else (0.0, 0.0)
@@ -126,7 +126,7 @@ class TemporalConsistency:
         dtype: Dtype = "float32",
         batch_size: int = 32,
     ) -> None:
-        self._measure: SteadyMeasure = one_of("TemporalConsistency.measure", measure, SteadyMeasure)
+        self._measure: SteadyMeasure = require_choice("TemporalConsistency.measure", measure, SteadyMeasure)
         self._frames = None if frames is None else require_positive("TemporalConsistency.frames", frames)
         resolve_dtype("TemporalConsistency", dtype)
         size = require_positive("TemporalConsistency.batch_size", batch_size)
@@ -172,7 +172,7 @@ class FrameMean:
             raise ConfigError(f"FrameMean.of must be a reward (in YAML its name or a mapping), got {of!r:.60}")
         self.of = of
         self._frames = require_positive("FrameMean.frames", frames)
-        self._pool: Pool = one_of("FrameMean.pool", pool, Pool)
+        self._pool: Pool = require_choice("FrameMean.pool", pool, Pool)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         chosen = [_chosen(sample, self._frames) for sample in samples]
@@ -192,17 +192,17 @@ class FrameMean:
         return Score(value, parts(finite))
 
 
-def movement(one_HW: NDArray[Any], next_HW: NDArray[Any]) -> NDArray[Any]:
+def movement(frame_HW: NDArray[Any], next_HW: NDArray[Any]) -> NDArray[Any]:
     """How far each block with detail has moved from one grey frame to the next, right and down, in pixels.
 
     Shapes: (H, W), (H, W) -> (blocks, 2); blocks whose search would leave the frame are left out. A block stays where
     it was unless another place fits clearly better.
     """
-    rows, columns = ((edge - 2 * REACH) // BLOCK for edge in one_HW.shape)
+    rows, columns = ((edge - 2 * REACH) // BLOCK for edge in frame_HW.shape)
     if rows < 1 or columns < 1:
         return np.zeros((0, 2))
     area = (slice(REACH, REACH + rows * BLOCK), slice(REACH, REACH + columns * BLOCK))
-    inner_HW = one_HW[area]
+    inner_HW = frame_HW[area]
     offsets = sorted(
         ((dx, dy) for dx in range(-REACH, REACH + 1) for dy in range(-REACH, REACH + 1)),
         key=lambda offset: offset[0] ** 2 + offset[1] ** 2,
@@ -238,4 +238,4 @@ def _small(frame: Image.Image) -> NDArray[Any]:
 
 def _chosen(sample: Sample, count: int | None) -> list[Image.Image]:
     frames = list(sample.video or ())
-    return [as_rgb(frames[i]) for i in spread(len(frames), count)]
+    return [as_rgb(frames[i]) for i in evenly_spaced(len(frames), count)]

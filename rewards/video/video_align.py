@@ -101,8 +101,8 @@ class VideoAlign:
         )
         template = load_once(prompt_template, self._template, model.recipe.template, model.recipe.special)
         for chosen in batches(rows, self._batch_size):
-            seen = [shown_frames(videos[i], model.recipe, self._video_fps, model.factor) for i in chosen]
-            raw = model.scores(seen, [template.replace(FIELD, _unmarked(texts[i] or "")) for i in chosen])
+            see = [model_frames(videos[i], model.recipe, self._video_fps, model.factor) for i in chosen]
+            raw = model.scores(see, [template.replace(FIELD, _unmarked(texts[i] or "")) for i in chosen])
             for i, score in zip(chosen, raw.tolist(), strict=True):
                 values[i] = self._scored(score, model.recipe)
         return values
@@ -114,7 +114,7 @@ class VideoAlign:
         return Score(sum(weight * score[name] for name, weight in self._weights.items()), parts(score))
 
 
-def shown_frames(frames: Sequence[Image.Image], recipe: Recipe, video_fps: float, factor: int) -> Tensor:
+def model_frames(frames: Sequence[Image.Image], recipe: Recipe, video_fps: float, factor: int) -> Tensor:
     """The frames that the model sees, at even distances and in its size, as bytes.
 
     ``fps`` of the recipe to a second, at least 4, at most 768 and those there are, rounded to an even number; their

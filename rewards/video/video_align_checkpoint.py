@@ -115,7 +115,7 @@ class VideoAlignModel:
         and was trained so.
         """
         inputs = self._processor(
-            text=[self._asked(question) for question in questions],
+            text=[self._chat(question) for question in questions],
             videos=list(videos),
             padding=True,
             padding_side="right",
@@ -141,7 +141,7 @@ class VideoAlignModel:
         score_BKN = self._head(hidden_BLD[torch.isin(ids_BL, tokens_K)].view(B, len(tokens_K), -1).float())
         return (score_BKN[..., 0] if score_BKN.shape[-1] == 1 else score_BKN.diagonal(dim1=1, dim2=2)).cpu()
 
-    def _asked(self, question: str) -> str:
+    def _chat(self, question: str) -> str:
         content = [{"type": "video"}, {"type": "text", "text": question}]
         return self._processor.apply_chat_template(
             [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True

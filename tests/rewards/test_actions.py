@@ -45,7 +45,7 @@ def reward(**settings: Any) -> GuiAction:
 )
 def test_clicks_are_read_as_models_write_them(text: str):
     (action,) = actions_in(text)
-    assert (action.kind, action.place, action.text) == ("click", (3, 4), None)
+    assert (action.kind, action.position, action.text) == ("click", (3, 4), None)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from mmgrpo.rewards.audio.clap_scores import ClapScore
 from mmgrpo.rewards.audio.levels import Clipping, Loudness, Sounding, SoundLength
 from mmgrpo.rewards.audio.speech import WordError
-from mmgrpo.rewards.models.speech_recognizers import RecogniserSource
+from mmgrpo.rewards.models.speech_recognizers import RecognizerSource
 from mmgrpo.rewards.parsing.error_rates import ErrorRate
 from mmgrpo.rewards.text.transcripts import WordErrorRate
 from transformers import AutoModelForCTC, AutoProcessor, ClapModel, ClapProcessor, WhisperForConditionalGeneration
@@ -91,11 +91,11 @@ class TestRecognisers:
             expected += processor.batch_decode(model(**inputs).logits.argmax(-1))
         assert len(set(expected)) == 2
         assert all(expected)
-        assert RecogniserSource(model=ctc)([LONG, SHORT, LONG]) == expected
-        assert RecogniserSource(model=ctc, batch_size=1)([LONG, SHORT, LONG]) == expected
+        assert RecognizerSource(model=ctc)([LONG, SHORT, LONG]) == expected
+        assert RecognizerSource(model=ctc, batch_size=1)([LONG, SHORT, LONG]) == expected
 
     def test_what_is_heard_is_held_against_the_text(self, ctc: str) -> None:
-        (heard,) = RecogniserSource(model=ctc)([SHORT])
+        (heard,) = RecognizerSource(model=ctc)([SHORT])
         first, *rest = heard.split()
         reward = WordError(ctc)
         samples = [
@@ -117,7 +117,7 @@ class TestRecognisers:
         features = processor(values, sampling_rate=listeners.RATE, return_tensors="pt").input_features
         expected = processor.batch_decode(model.generate(features), skip_special_tokens=True)
         assert expected[0].strip()
-        assert RecogniserSource(model=folder)([SHORT]) == expected
+        assert RecognizerSource(model=folder)([SHORT]) == expected
 
     def test_what_is_no_recogniser_is_refused(self, tmp_path: Path) -> None:
         folder = judges.save_clip(tmp_path)

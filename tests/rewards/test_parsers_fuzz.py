@@ -13,7 +13,7 @@ from mmgrpo.rewards.grounding.action_parsing import MAX_ACTIONS, actions_in
 from mmgrpo.rewards.grounding.tracks import MAX_MOMENTS, span_iou, track_in
 from mmgrpo.rewards.parsing.boxes import Box, CoordinateFrame, iou
 from mmgrpo.rewards.parsing.coordinates import MAX_COORDINATE, points_in, spans_in, stated_boxes
-from mmgrpo.rewards.parsing.extraction import extracted, json_document, json_values, normalised, words
+from mmgrpo.rewards.parsing.extraction import extract_answer, json_document, json_values, normalize_text, words
 from mmgrpo.rewards.parsing.numerals import numbers, seconds
 from mmgrpo.rewards.parsing.regions import MAX_SHAPES, decoded, painted, shapes_in
 from mmgrpo.rewards.text.number_lists import coefficients
@@ -55,7 +55,7 @@ def check_everything(source: Any) -> None:
         assert box.score is None or math.isfinite(box.score)
     actions = actions_in(source)
     assert len(actions) <= MAX_ACTIONS
-    assert all(action.place is None or all(map(math.isfinite, action.place)) for action in actions)
+    assert all(action.position is None or all(map(math.isfinite, action.position)) for action in actions)
     shapes = shapes_in(source)
     assert shapes is None or len(shapes) <= MAX_SHAPES
     assert all(isinstance(call.name, str) for call in calls_in(source))
@@ -75,9 +75,9 @@ def test_any_text(text: str) -> None:
     assert isinstance(json.dumps([json_values(text), json_document(text)], allow_nan=False), str)
     assert all(word == word.casefold() for word in words(text) if word.isascii())
     for how in ("none", "tag", "boxed", "line", {"tag": "answer"}):
-        part = extracted(text, how)
+        part = extract_answer(text, how)
         assert part is None or part in text
-    plain = normalised(text)
+    plain = normalize_text(text)
     assert plain is not None
     assert plain == " ".join(plain.split())
 
@@ -110,7 +110,7 @@ def test_json_is_read_back(value: Any) -> None:
 def test_calls_are_read_back(x: int, y: int, text: str) -> None:
     said = f"click(x={x}, y={y}, text={text!r})"
     (action,) = actions_in(said)
-    assert (action.kind, action.place) == ("click", (x, y))
+    assert (action.kind, action.position) == ("click", (x, y))
     assert action.text == (text if text.strip() else None)
 
 

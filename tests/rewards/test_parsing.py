@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from mmgrpo.rewards.grounding.localization import BoxIou
 from mmgrpo.rewards.parsing import extraction as parsing
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, json_document, json_values, normalised, words
+from mmgrpo.rewards.parsing.extraction import Extract, extract_answer, json_document, json_values, normalize_text, words
 from mmgrpo.rewards.text.answers import ExactMatch
 
 from mmgrpo.errors import ConfigError
@@ -46,7 +46,7 @@ from tests.rewards.written import scores_of, wrote
     ],
 )
 def test_extraction(how: Extract, text: str, answer: str | None):
-    assert extracted(text, how) == answer
+    assert extract_answer(text, how) == answer
 
 
 @pytest.mark.parametrize("extract", ["tags", {"tag": ""}, {"tag": "a>"}, {"tag": 3}, {"name": "a"}, {}])
@@ -65,11 +65,11 @@ def test_rewards_read_parts_of_their_own():
 
 
 def test_normalisation():
-    assert normalised("  \uff26ull\u00a0 width\n\u00b2  ") == "full width 2"
-    assert normalised("Straße") == "strasse"
-    assert normalised("Cafe\u0301", ignore_case=False) == "Caf\u00e9"
-    assert normalised("a" * parsing.MAX_ANSWER_CHARS) is not None
-    assert normalised("a" * (parsing.MAX_ANSWER_CHARS + 1)) is None
+    assert normalize_text("  \uff26ull\u00a0 width\n\u00b2  ") == "full width 2"
+    assert normalize_text("Straße") == "strasse"
+    assert normalize_text("Cafe\u0301", ignore_case=False) == "Caf\u00e9"
+    assert normalize_text("a" * parsing.MAX_ANSWER_CHARS) is not None
+    assert normalize_text("a" * (parsing.MAX_ANSWER_CHARS + 1)) is None
 
 
 def test_words():

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mmgrpo.rewards.parsing.reference_values import texts
+from mmgrpo.rewards.parsing.reference_values import accepted_texts
 from mmgrpo.rewards.parsing.scalars import plain_value
 from mmgrpo.rewards.text.answers import Classification, ExactMatch, YesNo
 from mmgrpo.rewards.text.choices import MultipleChoice
@@ -71,8 +71,8 @@ def test_a_missing_value_is_no_reference() -> None:
 
 
 def test_notations_of_floats() -> None:
-    assert texts(7.0) == ["7.0", "7"]
-    assert texts(1e-05) == ["1e-05", "0.00001"]
-    assert texts(0.5) == ["0.5"]
-    assert texts([7, True, "x"]) == ["7", "True", "x"]
+    assert accepted_texts(7.0) == ["7.0", "7"]
+    assert accepted_texts(1e-05) == ["1e-05", "0.00001"]
+    assert accepted_texts(0.5) == ["0.5"]
+    assert accepted_texts([7, True, "x"]) == ["7", "True", "x"]
     assert score_of(ExactMatch(), "7.0", 7) == 0  # nothing is equal by value

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mmgrpo.rewards.video.video_align import VideoAlign, shown_frames
+from mmgrpo.rewards.video.video_align import VideoAlign, model_frames
 from mmgrpo.rewards.video.video_align_checkpoint import Recipe, merged, plain_name
 from PIL import Image
 from safetensors.torch import save_file
@@ -223,7 +223,7 @@ def test_which_frames_are_seen(total: int, fps: float, num_frames: int | None, i
     told = Recipe(
         base="", special=True, fps=2.0, num_frames=num_frames, max_pixels=10**6, template="none", lora_scale=1, **NONE
     )
-    seen = shown_frames(frames, told, fps, 8)
+    seen = model_frames(frames, told, fps, 8)
     assert seen[:, 0, 0, 0].tolist() == indices
     assert seen.shape[2:] == (96, 96)
 

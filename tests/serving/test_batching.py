@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mmgrpo.serving.batching import Batcher, TooBusyError, apart
+from mmgrpo.serving.batching import Batcher, TooBusyError, merge_requests
 from mmgrpo.serving.server_metrics import Metrics
 from mmgrpo.types import Prompt, Sample, Score
 from tests.serving.loopback import counted
@@ -153,5 +153,5 @@ def test_closing_does_not_wait_for_ever(reward: Recording):
 
 def test_groups_of_different_requests_stay_apart():
     requests = [wrote("a", "b", group=7) + wrote("c", group=1), wrote("d", group=7)]
-    assert [sample.group for sample in apart(requests)] == [0, 0, 1, 2]
-    assert [sample.group for sample in apart(requests[:1])] == [7, 7, 1]
+    assert [sample.group for sample in merge_requests(requests)] == [0, 0, 1, 2]
+    assert [sample.group for sample in merge_requests(requests[:1])] == [7, 7, 1]

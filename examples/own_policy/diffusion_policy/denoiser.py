@@ -32,8 +32,8 @@ class Denoiser(nn.Module):
     def forward(self, noisy_BHA: Tensor, state_BS: Tensor, angle: float) -> Tensor:
         """The clean chunk. Shapes: (B, H, A), (B, S), the level's angle 0 to pi / 2 -> (B, H, A)."""
         level = torch.tensor([angle, math.sin(4 * angle), math.cos(4 * angle)]).expand(len(noisy_BHA), 3)
-        seen = torch.cat([noisy_BHA.flatten(1), features(state_BS), level.to(state_BS)], dim=1)
-        hidden = nn.functional.silu(self.enter(seen))
+        inputs = torch.cat([noisy_BHA.flatten(1), features(state_BS), level.to(state_BS)], dim=1)
+        hidden = nn.functional.silu(self.enter(inputs))
         for layer in self.layers:
             hidden = hidden + nn.functional.silu(layer(hidden))
         return self.leave(hidden).reshape(noisy_BHA.shape)
@@ -65,5 +65,5 @@ def kernels(settings: ChunkSettings) -> list[Kernel]:
 
     Units: actions.   Source: DPPO, arXiv:2409.00588, and its code (irom-princeton/dppo, min_sampling_denoising_std).
     """
-    drawn = [SAMPLERS[settings.sampler](step, strength=settings.strength) for step in steps(settings)]
-    return [replace(kernel, std=max(kernel.std, settings.min_std)) for kernel in drawn]
+    sampler_kernels = [SAMPLERS[settings.sampler](step, strength=settings.strength) for step in steps(settings)]
+    return [replace(kernel, std=max(kernel.std, settings.min_std)) for kernel in sampler_kernels]

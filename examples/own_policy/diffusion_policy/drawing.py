@@ -33,6 +33,6 @@ def picture_of(path_NS: Tensor) -> Image.Image:
     disc(block_x, block_y, REACH * 0.6, "#fde68a")
     disc(x, y, REACH * 0.4, "#bfdbfe")
     for colour, first in ((BLOCK, 2), (PUSHER, 0)):
-        pen.line([at(one[first], one[first + 1]) for one in ends], fill=colour, width=2 * SCALE, joint="curve")
+        pen.line([at(point[first], point[first + 1]) for point in ends], fill=colour, width=2 * SCALE, joint="curve")
         disc(ends[0][first], ends[0][first + 1], 0.03, colour)
     return image.resize((SIDE, SIDE), Image.Resampling.LANCZOS)

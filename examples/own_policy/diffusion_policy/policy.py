@@ -94,12 +94,12 @@ class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows,
         size, parts, samples = self.settings.rollout_batch, [], []
         for some in (rows[b : b + size] for b in range(0, len(rows), size)):
             episodes, path = self._episodes(some, seed, stochastic_T)
-            drawn = [Sample(*row, array=array.cpu()) for row, array in zip(some, path, strict=True)]
-            plan.emit_samples(drawn)
+            batch_samples = [Sample(*row, array=array.cpu()) for row, array in zip(some, path, strict=True)]
+            plan.emit_samples(batch_samples)
             parts.append(episodes)
-            samples += drawn
+            samples += batch_samples
         trace = Episodes(
-            **{name: torch.cat([getattr(one, name) for one in parts]) for name in Episodes.__dataclass_fields__}
+            **{name: torch.cat([getattr(part, name) for part in parts]) for name in Episodes.__dataclass_fields__}
         )
         B, T = len(rows), self.num_decisions
         old_logprob_BT = torch.cat([self._logprob(trace, trace.mean_BTHA[:, [t]], [t]) for t in range(T)], dim=1)
@@ -125,14 +125,14 @@ class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows,
         for some in rows.split(self.settings.update_batch):
             for k in range(K):
                 mask_BN = rollout.mask_BT[some][:, k::K]
-                kept, chunks = some[mask_BN.any(1)], mask_BN.any(0).nonzero()[:, 0].tolist()
+                batch_rows, chunks = some[mask_BN.any(1)], mask_BN.any(0).nonzero()[:, 0].tolist()
                 if chunks:
-                    yield self._slice(rollout.trace, kept, [n * K + k for n in chunks], values)
+                    yield self._slice(rollout.trace, batch_rows, [n * K + k for n in chunks], values)
 
     def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
         """Mean squared error of clean chunks, given chunks of the demonstrations noised at levels of the schedule."""
         H, K = self.settings.chunk_length, self.settings.denoising_steps
-        lessons: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in range(K)]
+        batches: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in range(K)]
         for example, seed in zip(examples, seeds, strict=True):
             if example.array is None:
                 raise PolicyError("a demonstration is an Example with an array of (steps, 4 + 2): states and actions")
@@ -140,12 +140,12 @@ class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows,
             for begin in torch.randint(len(example.array) - H + 1, (CHUNKS_OF_A_LESSON,), generator=generator).tolist():
                 state, action_HA = example.array[begin, :-ACTION], example.array[begin : begin + H, -ACTION:]
                 k = int(torch.randint(K, (1,), generator=generator))
-                lessons[k].append((state, action_HA, torch.randn(H, ACTION, generator=generator)))
+                batches[k].append((state, action_HA, torch.randn(H, ACTION, generator=generator)))
         total = torch.zeros((), device=self.device)
-        for k, lesson in enumerate(lessons):
-            if lesson:
+        for k, batch in enumerate(batches):
+            if batch:
                 state_BS, action_BHA, noise_BHA = (
-                    torch.stack(one).to(self.device) for one in zip(*lesson, strict=True)
+                    torch.stack(tensors).to(self.device) for tensors in zip(*batch, strict=True)
                 )
                 level = self._steps[k].level
                 clean_BHA = self._network(level.alpha * action_BHA + level.sigma * noise_BHA, state_BS, _angle(level))
@@ -170,9 +170,9 @@ class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows,
         noise_BNKHA = torch.stack([_noise_of(derive_seed(seed, g, m), (N, K + 1, H, ACTION)) for _, g, m in rows])
         noise_BNKHA = noise_BNKHA.to(self.device)
         state = torch.stack([state_of(prompt) for prompt, _, _ in rows]).to(self.device)
-        path, seen, latents, means = [state], [], [], []
+        path, observations, latents, means = [state], [], [], []
         for n in range(N):
-            seen.append(state)
+            observations.append(state)
             latents.append([noise_BNKHA[:, n, 0]])
             for k in range(K):
                 now = self._moments(latents[n][-1], state, k)
@@ -184,7 +184,7 @@ class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows,
                 path.append(state)
         latent_BNKHA = torch.stack([torch.stack(chunk, dim=1) for chunk in latents], dim=1)
         trace = Episodes(
-            state_BNS=torch.stack(seen, dim=1), latent_BNKHA=latent_BNKHA, mean_BTHA=torch.stack(means, dim=1)
+            state_BNS=torch.stack(observations, dim=1), latent_BNKHA=latent_BNKHA, mean_BTHA=torch.stack(means, dim=1)
         )
         return trace, torch.stack(path, dim=1)
 
@@ -199,7 +199,7 @@ class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows,
         def logprob(moments: Moments) -> Tensor:
             return self._logprob(some, moments.mean.reshape(shape), columns)
 
-        now, found = self._moments(latent_BHA, state_BS, k), {}
+        now, divergences = self._moments(latent_BHA, state_BS, k), {}
         others = {OLD: replace(now, mean=some.mean_BTHA[:, columns].flatten(0, 1))}
         for value in values:
             view = value.view or REFERENCE
@@ -208,11 +208,15 @@ class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows,
                     others[view] = self._moments(latent_BHA, state_BS, k)
             other = others[view]
             if value.name in LOGPROB_DIVERGENCES:
-                found[value] = LOGPROB_DIVERGENCES[value.name](logprob(now), logprob(other))
+                divergences[value] = LOGPROB_DIVERGENCES[value.name](logprob(now), logprob(other))
             else:
-                found[value] = self._reduced(GAUSSIAN_DIVERGENCES[value.name](now, other).reshape(shape))
+                divergences[value] = self._reduced(GAUSSIAN_DIVERGENCES[value.name](now, other).reshape(shape))
         return Evaluation(
-            columns=columns, logprob_BT=logprob(now), values=found, rows=rows, num_forwards=len(rows) * len(columns)
+            columns=columns,
+            logprob_BT=logprob(now),
+            values=divergences,
+            rows=rows,
+            num_forwards=len(rows) * len(columns),
         )
 
     def _moments(self, latent_BHA: Tensor, state_BS: Tensor, k: int) -> Moments:
@@ -226,8 +230,8 @@ class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows,
     def _logprob(self, episodes: Episodes, mean_BTHA: Tensor, columns: Sequence[int]) -> Tensor:
         """Of what was drawn, given means of some decisions of one denoising step. Shapes: (B, T, H, A) -> (B, T)."""
         K, k = self.settings.denoising_steps, columns[0] % self.settings.denoising_steps
-        drawn_BTHA = episodes.latent_BNKHA[:, [t // K for t in columns], k + 1]
-        return self._reduced(DENSITIES[self.settings.density](drawn_BTHA, mean_BTHA, self._kernels[k].std))
+        sampled_BTHA = episodes.latent_BNKHA[:, [t // K for t in columns], k + 1]
+        return self._reduced(DENSITIES[self.settings.density](sampled_BTHA, mean_BTHA, self._kernels[k].std))
 
     def _reduced(self, element_BTHA: Tensor) -> Tensor:
         D = element_BTHA.shape[-2] * element_BTHA.shape[-1]
@@ -245,9 +249,11 @@ class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows,
 
 
 def _require_known(values: Collection[Value]) -> None:
-    known = {*GAUSSIAN_DIVERGENCES, *LOGPROB_DIVERGENCES}
-    if wrong := [str(value) for value in values if value.name not in known or value == Value("velocity_mse", OLD)]:
-        raise ConfigError(f"chunks have no {', '.join(wrong)}; known are {', '.join(sorted(known))}")
+    valid_names = {*GAUSSIAN_DIVERGENCES, *LOGPROB_DIVERGENCES}
+    if wrong := [
+        str(value) for value in values if value.name not in valid_names or value == Value("velocity_mse", OLD)
+    ]:
+        raise ConfigError(f"chunks have no {', '.join(wrong)}; known are {', '.join(sorted(valid_names))}")
 
 
 def _noise_of(seed: int, shape: tuple[int, ...]) -> Tensor:

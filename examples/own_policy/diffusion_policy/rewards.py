@@ -29,7 +29,7 @@ class Pushed:
 
 
 @dataclass(frozen=True)
-class Progress:
+class PushProgress:
     """How far the block came towards the goal, in all and in each chunk."""
 
     chunks: int = 12

@@ -44,18 +44,19 @@ def demonstrations(num: int = 2000, *, right: float = 0.4, spread: float = 0.03,
         Examples whose array is (steps, 4 + 2).
     """
     generator = torch.Generator().manual_seed(DEMONSTRATED)
-    begun = starts(num, DEMONSTRATED)
+    start_states = starts(num, DEMONSTRATED)
     is_right = torch.rand(num, 1, generator=generator) < right
     aim = torch.where(is_right, torch.tensor(GOAL), torch.tensor(DECOY))
     aim = aim + spread * torch.randn(num, 2, generator=generator)
     side = torch.randint(2, (num, 1), generator=generator) * 2.0 - 1
-    state, seen = begun, []
+    state, records = start_states, []
     for _ in range(NUM_STEPS):
         action = expert(state, aim, side) + jitter * torch.randn(num, 2, generator=generator)
-        seen.append(torch.cat([state, action.clamp(-1, 1)], dim=1))
+        records.append(torch.cat([state, action.clamp(-1, 1)], dim=1))
         state = step(state, action)
     return [
-        Example(prompt_of(start), array=array) for start, array in zip(begun, torch.stack(seen, dim=1), strict=True)
+        Example(prompt_of(start), array=array)
+        for start, array in zip(start_states, torch.stack(records, dim=1), strict=True)
     ]
 
 
@@ -71,12 +72,12 @@ def expert(state_BS: Tensor, aim_B2: Tensor, side_B1: Tensor) -> Tensor:
     offset = pusher - block
     away = offset.norm(dim=1, keepdim=True).clamp(min=1e-6)
     across = torch.stack([-ahead[:, 1], ahead[:, 0]], dim=1)
-    behind, beside = -(offset * ahead).sum(1, keepdim=True), (offset * across).sum(1, keepdim=True)
-    side_B1 = torch.where(beside.abs() > UNDECIDED, beside.sign(), side_B1)
+    longitudinal, lateral = -(offset * ahead).sum(1, keepdim=True), (offset * across).sum(1, keepdim=True)
+    side_B1 = torch.where(lateral.abs() > UNDECIDED, lateral.sign(), side_B1)
     outward = offset / away
     round_it = side_B1 * torch.stack([-outward[:, 1], outward[:, 0]], dim=1) + 4 * (REACH + 0.06 - away) * outward
-    push = (ahead - 8 * beside * across) * (0.2 + left / 0.15).clamp(max=1)
-    goes = torch.where((behind > 0) & (beside.abs() < behind), push, round_it)
+    push = (ahead - 8 * lateral * across) * (0.2 + left / 0.15).clamp(max=1)
+    goes = torch.where((longitudinal > 0) & (lateral.abs() < longitudinal), push, round_it)
     return goes / goes.norm(dim=1, keepdim=True).clamp(min=1) * (left > 0.04)
 
 
@@ -92,6 +93,6 @@ def prompt_of(state: Tensor) -> Prompt:
 def state_of(prompt: Prompt) -> Tensor:
     """The first state of an episode. Shapes: -> (4,). Raises DataError for a prompt without one."""
     start = prompt.columns.get("start")
-    if not isinstance(start, list | tuple) or len(start) != 4 or not all(math.isfinite(one) for one in start):
+    if not isinstance(start, list | tuple) or len(start) != 4 or not all(math.isfinite(number) for number in start):
         raise DataError(f"the column start holds x and y of the pusher and of the block, got {start!r:.80}")
     return torch.tensor(start, dtype=torch.float32)
