@@ -19,8 +19,9 @@ from mmgrpo.data.media import path_of
 from mmgrpo.scoring.result_parsing import Result
 from mmgrpo.types import Prompt, Sample
 
-NOT_HASHED = ("prompt", "group", "member", "after")  # the prompt is hashed separately; the sample's position is not
-hashed ENTRY_BYTES = 400  # an entry without an explanation takes about that much SCOPE_BYTES = 150  # one scope
+NOT_HASHED = ("prompt", "group", "member", "after")  # the prompt is hashed separately, the position never
+ENTRY_BYTES = 400  # an entry without an explanation takes about that much
+SCOPE_BYTES = 150
 
 
 @final

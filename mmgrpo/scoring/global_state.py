@@ -58,8 +58,8 @@ class Isolated:
 
     def __call__(self, samples: Sequence[Sample]) -> Any:
         with restored_settings(f"reward '{self._name}'", self._reported):
-            if threading.current_thread() is not threading.main_thread():  # other threads share the generators with the
-                main thread return self._function(samples)
+            if threading.current_thread() is not threading.main_thread():  # which owns the generators
+                return self._function(samples)
             outside = _RandomState.current()
             if self._random is not None:
                 self._random.restore()

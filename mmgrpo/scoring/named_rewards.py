@@ -92,8 +92,11 @@ class NamedReward:
 
 
 def named_rewards(rewards: Any) -> list[NamedReward]:
-    """Rewards with their names. Raises ConfigError if there are none, or gates reference unknown rewards or form a
-    cycle.""" if not rewards:
+    """Rewards with their names.
+
+    Raises: ConfigError if there are none, or gates reference unknown rewards or form a cycle.
+    """
+    if not rewards:
         raise ConfigError("there are no rewards: configure at least one")
     if isinstance(rewards, Mapping):
         return [NamedReward(name, function) for name, function in rewards.items()]
