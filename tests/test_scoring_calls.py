@@ -149,7 +149,7 @@ class TestThreads:
             raise RuntimeError("scorer is down")
 
         Scorer([NamedReward("nan", lambda samples: [float("nan")] * len(samples))]).try_out(FOUR)
-        with pytest.raises(RewardError, match=r"'broken' was tried on 4 samples .* RuntimeError: scorer is down"):
+        with pytest.raises(RewardError, match=r"'broken' was called on 4 samples .* RuntimeError: scorer is down"):
             Scorer([NamedReward("broken", broken)]).try_out(FOUR)
         with pytest.raises(RewardError, match=r"'short'"):
             Scorer([NamedReward("short", lambda samples: [1.0])]).try_out(FOUR)

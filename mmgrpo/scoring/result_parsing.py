@@ -77,8 +77,8 @@ def scopes_of(results: Sequence[Result]) -> Sequence[Sequence[Scope] | None] | N
 def _explained(result: Result) -> Mapping[str, Any] | None:
     if not result.scopes:
         return result.explanation
-    to_list = [[scope.start, scope.end, scope.value] for scope in result.scopes[:MAX_LISTED_SCOPES]]
-    return {"scopes": to_list, **(result.explanation or {})}
+    listed_scopes = [[scope.start, scope.end, scope.value] for scope in result.scopes[:MAX_LISTED_SCOPES]]
+    return {"scopes": listed_scopes, **(result.explanation or {})}
 
 
 def _result(value: Any, number: float, finite: bool) -> Result:

@@ -1,4 +1,4 @@
-"""Reward functions written for TRL, as they are: called by keyword with lists of prompts, completions and columns."""
+"""Adapter for TRL's reward functions, called by keyword with lists of prompts, completions and columns."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _ABSENT = ("trainer_state", "environments")
 
 
 def as_reward(function: Callable[..., Any]) -> Reward:
-    """The function itself, or its adapter if it is in flow_grpo's form (``ImageBatchReward``) or in TRL's.
+    """The function itself, or its adapter if it has flow_grpo's signature (``ImageBatchReward``) or TRL's.
 
-    It is in TRL's, if it has a parameter called ``completions`` or ``completion_ids``, or takes only keywords. It is
-    then called with lists, one entry per sample, by keyword and only with what it names (everything, if it takes
-    ``**``): ``prompts``, ``completions``, ``completion_ids``, ``images`` (opened where they are looked at), ``videos``
-    and the prompts' columns; if it names it, also ``image``, the first. For a chat prompt ``prompts`` has its messages,
-    with the images in their places if the function names ``prompts``, and ``completions`` the text as one assistant
-    message; for any other prompt both are texts. Policies that draw have their image or video as the completion. A
-    coroutine is run to its end.
+    A function has TRL's signature if it has a parameter ``completions`` or ``completion_ids``, or takes only keywords.
+    It is called with lists, one entry per sample, by keyword and only with its named parameters (all, if it takes
+    ``**``): ``prompts``, ``completions``, ``completion_ids``, ``images`` (opened on access), ``videos`` and the columns
+    of the prompts; if named, also ``image``, the first one. For a chat prompt ``prompts`` has its messages, with the
+    images at their placeholders if the function names ``prompts``, and ``completions`` the text as one assistant
+    message; for any other prompt both are texts. For image and video policies the completion is the image or video.
+    Coroutines are awaited.
 
-    A sample whose prompt lacks a column that the function requires (a parameter without a default) is left out of the
-    call and gets None; any other missing entry is None in its list.
+    A sample whose prompt lacks a required column (a parameter without a default) is excluded from the call and gets
+    None; any other missing entry is None in its list.
 
     Source: TRL 1.16 ``GRPOTrainer``, custom reward functions. Deviation: what ``log_extra`` and ``log_metric``
-    record is dropped, and there is no ``trainer_state``.
+    record is discarded, and there is no ``trainer_state``.
 
     Raises ConfigError for a function that requires ``trainer_state`` or ``environments``.
     """
@@ -70,7 +70,7 @@ def as_reward(function: Callable[..., Any]) -> Reward:
 
 @final
 class TrlReward:
-    """A reward function in TRL's form, as a ``Reward``; made by ``as_reward``."""
+    """A reward function with TRL's signature, as a ``Reward``; created by ``as_reward``."""
 
     def __init__(
         self,
@@ -81,14 +81,14 @@ class TrlReward:
         required: Sequence[str],
         dropped: Sequence[str],
     ) -> None:
-        """Wraps a function.
+        """Wrap a function.
 
         Args:
-            function: the function in TRL's form.
-            named: keywords it names.
-            anything: whether it takes any other as well.
-            required: columns without which it does not apply to a sample.
-            dropped: loggers that it requires; what it gives them is dropped.
+            function: the function with TRL's signature.
+            named: its named keywords.
+            anything: whether it takes any other keyword.
+            required: columns that a sample must have.
+            dropped: logging callbacks that it requires; their input is discarded.
         """
         self._function = function
         self._named = named
@@ -146,7 +146,7 @@ def _is_chat(sample: Sample) -> bool:
 
 
 def _of_each_prompt(samples: Sequence[Sample], function: Callable[[Prompt], Any]) -> list[Any]:
-    """What a function makes of each sample's prompt; made once for the samples that share it."""
+    """``function(prompt)`` of each sample; computed once for samples that share a prompt."""
     by_prompt: dict[int, Any] = {}
     for sample in samples:
         if id(sample.prompt) not in by_prompt:
@@ -155,9 +155,10 @@ def _of_each_prompt(samples: Sequence[Sample], function: Callable[[Prompt], Any]
 
 
 def _prompt_argument(prompt: Prompt, *, placed: bool) -> Any:
-    """The text, or the messages; if ``placed``, with the images in them, and contents that are lists of parts.
+    """The text, or the messages; if ``placed``, with images at their placeholders and contents as lists of parts.
 
-    Source: TRL 1.16 ``prepare_multimodal_messages``: without places the images stand before the first user's text.
+    Source: TRL 1.16 ``prepare_multimodal_messages``: without placeholders the images precede the text of the first user
+        message.
     """
     if prompt.messages is None or not placed or not prompt.images:
         return prompt.text if prompt.messages is None else prompt.messages
@@ -192,7 +193,7 @@ def _completion(sample: Sample) -> Any:
 
 
 def _awaited(coroutine: Any) -> Any:
-    """What a coroutine returns, on a thread of its own: the caller may be within an event loop, as notebooks are."""
+    """Await a coroutine on a separate thread, because the caller may run inside an event loop (notebooks)."""
 
     async def wait() -> Any:
         return await coroutine
@@ -202,7 +203,7 @@ def _awaited(coroutine: Any) -> Any:
 
 
 def _drop(*recorded: Any, **more: Any) -> None:
-    """Stands in for TRL's loggers."""
+    """Replaces TRL's logging callbacks."""
 
 
 def _name(function: Any) -> str:

@@ -1,4 +1,4 @@
-"""Submits samples to one reward, only those whose result is not known, and collects the results."""
+"""Submits samples without a cached result to one reward and collects the results."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from mmgrpo.types import Sample
 logger = logging.getLogger(__name__)
 
 SampleKey = int | bytes
-"""What a sample's result goes by: its fingerprint where known results are kept, or a number of its own."""
+"""Key of a sample's result: its fingerprint if results are cached, else a unique number."""
 
 _traceback_logged: set[str] = set()  # reward names; one traceback per reward and process is enough
 
 
 @dataclass(frozen=True, slots=True)
 class CollectedResults:
-    """What a reward said of every sample.
+    """The results of a reward for all samples.
 
     Attributes:
         results: one per sample.
-        cached: for which of them it did not have to be asked.
+        cached: whether each result came from the cache.
         took_s: seconds that it ran.
     """
 
@@ -41,21 +41,21 @@ class CollectedResults:
 
 @final
 class RewardWorker:
-    """One reward, how it is called, and what it is known to say.
+    """One reward with its caller and its cache.
 
     Attributes:
-        name: the reward's.
+        name: name of the reward.
         caller: calls it.
-        cache: known results, if they are kept.
+        cache: cached results; None if results are not cached.
     """
 
     def __init__(self, reward: NamedReward, max_failure_frac: float, cache_bytes: int) -> None:
-        """Takes the reward; it is not called yet.
+        """Store the reward without calling it.
 
         Args:
-            reward: the reward, and how it is called.
+            reward: the reward with its call settings.
             max_failure_frac: share of a rollout's samples on which it may fail.
-            cache_bytes: what its known results may take, if it is deterministic; 0 keeps none.
+            cache_bytes: memory limit of its cached results, if it is deterministic; 0 disables the cache.
         """
         self.name = reward.name
         function = Isolated(reward.name, reward.function)
@@ -64,11 +64,11 @@ class RewardWorker:
         self._max_failure_frac = max_failure_frac
 
     def open(self) -> PendingResults:
-        """The results of a rollout, of which nothing is submitted yet."""
+        """The pending results of a rollout, with nothing submitted yet."""
         return PendingResults(self)
 
     def read(self, call: RewardCall, num_samples: int) -> tuple[list[Result], BaseException | None]:
-        """What it said, and what it raised, if so."""
+        """The parsed results, and the exception that the reward raised, if any."""
         try:
             results = read_results(call.result(), num_samples)
         except RewardError as error:
@@ -86,29 +86,29 @@ class RewardWorker:
         return results, None
 
     def try_out(self, samples: Sequence[Sample]) -> None:
-        """Raises RewardError if it cannot answer at all; a sample that it gives no number for is no reason."""
+        """Raise RewardError if the reward raises; samples without a score are no error."""
         _, error = self.read(self.caller.start(list(samples)), len(samples))
         if error is not None and self._max_failure_frac < 1:
             raise RewardError(
-                f"reward '{self.name}' was tried on {len(samples)} samples before anything was trained, and raised "
-                f"{type(error).__name__}: {error}. Mend the reward, or set max_reward_failure_frac to 1 if it may fail."
+                f"reward '{self.name}' was called on {len(samples)} samples before training, and raised "
+                f"{type(error).__name__}: {error}. Fix the reward, or set max_reward_failure_frac to 1 if it may fail."
             ) from error
 
     def check(self, num_failed: int, B: int, error: BaseException | None) -> None:
-        """Raises RewardError if too many failed."""
+        """Raise RewardError if too many samples failed."""
         if num_failed <= self._max_failure_frac * B:
             return
         reason = "it gave NaN or infinity" if error is None else f"it raised {type(error).__name__}: {error}"
         raise RewardError(
             f"reward '{self.name}' failed on {num_failed} of {B} samples ({num_failed / B:.0%}), where at most "
-            f"{self._max_failure_frac:.0%} may fail: {reason}. Mend the reward, let it return None for samples that it "
+            f"{self._max_failure_frac:.0%} may fail: {reason}. Fix the reward, let it return None for samples that it "
             f"does not apply to, or raise max_reward_failure_frac if such failures are expected."
         ) from error
 
 
 @final
 class PendingResults:
-    """One reward's results of a rollout, submitted at once or some samples at a time; equal samples only once."""
+    """The results of one reward for a rollout, submitted at once or incrementally; equal samples are scored once."""
 
     def __init__(self, worker: RewardWorker) -> None:
         self._worker = worker
@@ -118,14 +118,14 @@ class PendingResults:
         self._submitted: set[SampleKey] = set()
 
     def submit(self, samples: Sequence[Sample], keys: Sequence[bytes | None]) -> list[SampleKey]:
-        """Begins a call with the samples whose result is neither known nor on its way.
+        """Start a call with the samples whose result is neither cached nor pending.
 
         Args:
-            samples: what is to be judged.
-            keys: their fingerprints, where there are any.
+            samples: the samples to score.
+            keys: their fingerprints; None where a sample has none.
 
         Returns:
-            One key per sample, to collect by.
+            One key per sample, for ``collect``.
         """
         cache = self._worker.cache
         result_keys = [next(self._numbers) if cache is None or key is None else key for key in keys]
@@ -144,16 +144,16 @@ class PendingResults:
         return result_keys
 
     def collect(self, result_keys: Sequence[SampleKey]) -> CollectedResults:
-        """Waits for everything that was submitted.
+        """Wait for all submitted samples.
 
         Args:
-            result_keys: one per sample, as ``submit`` gave them.
+            result_keys: one per sample, as ``submit`` returned them.
 
         Returns:
-            The results, in the keys' order.
+            The results, in the order of the keys.
 
         Raises:
-            RewardError: the reward says what no reward may say, or fails on too many samples.
+            RewardError: the reward returns invalid values, or fails on too many samples.
         """
         cause = None
         for submitted, call in self._calls:
@@ -169,7 +169,7 @@ class PendingResults:
         return CollectedResults(results, self._cached(result_keys), took_s)
 
     def _cached(self, result_keys: Sequence[SampleKey]) -> list[bool]:
-        """All but the first of each result that was asked for."""
+        """Whether each result was cached: all but the first use of each submitted result."""
         submitted = {result_key for keys, _ in self._calls for result_key in keys}
         cached = []
         for result_key in result_keys:

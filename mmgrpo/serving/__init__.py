@@ -1,1 +1,1 @@
-"""A server of rewards: ``mmgrpo serve-rewards CONFIG``."""
+"""Reward server: ``mmgrpo serve-rewards CONFIG``."""

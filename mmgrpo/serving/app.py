@@ -1,4 +1,4 @@
-"""The HTTP side: POST /score, GET /health and GET /metrics."""
+"""The HTTP endpoints: POST /score, GET /health and GET /metrics."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from mmgrpo.serving.wire import JSON, unpacked
 
 logger = logging.getLogger(__name__)
 
-CLOSE_S = 1.0  # for a reward to end its call when the server ends: the requests have had their time
+CLOSE_S = 1.0  # for a reward to finish its call at shutdown, after the grace period of requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """What a server takes.
+    """Limits of a reward server.
 
     Attributes:
-        max_batch: samples in one call of a reward, unless a single request has more.
-        window_s: how long a request waits for others to be judged with.
-        max_waiting: samples that may wait for a reward; further requests get 503.
-        max_body: bytes of a request; more get 413.
-        max_pixels: pixels that the pictures of a request may have; more get 400. None: half as many as ``max_body``
-            has bytes, which is what RGB tensors can hold and more.
-        body_timeout_s: a body that has not arrived by then gets 408.
-        score_timeout_s: a request that is not judged by then gets 504.
+        max_batch: maximum number of samples per call of a reward, unless a single request has more.
+        window_s: how long a request waits to be batched with others.
+        max_waiting: maximum number of queued samples per reward; further requests get 503.
+        max_body: maximum bytes of a request; larger requests get 413.
+        max_pixels: maximum number of pixels of the images of a request; more get 400. None: half of ``max_body``, more
+            than RGB tensors of that size hold.
+        body_timeout_s: time limit for receiving a body; later bodies get 408.
+        score_timeout_s: time limit for scoring a request; then it gets 504.
     """
 
     max_batch: int = 64
@@ -56,12 +56,12 @@ class ServerLimits:
 
     @property
     def pixels(self) -> int:
-        """The limit on pixels, given or derived."""
+        """The limit on pixels, configured or derived."""
         return self.max_body // 2 if self.max_pixels is None else self.max_pixels
 
 
 class _RefusedError(Exception):
-    """A request that is answered with an error."""
+    """A request that gets an error response."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -72,12 +72,12 @@ class _RefusedError(Exception):
 def make_app(
     rewards: Sequence[NamedReward], *, limits: ServerLimits | None = None, token: str | None = None
 ) -> FastAPI:
-    """The application that serves rewards; their weights do nothing here.
+    """The application that serves rewards; their weights have no effect.
 
     Args:
-        rewards: what is served, by name.
-        limits: what it takes.
-        token: bearer token without which only /health is answered; None asks for none.
+        rewards: the served rewards.
+        limits: limits of the server.
+        token: bearer token required by all endpoints except /health; None: no token.
 
     Returns:
         The application.
@@ -87,7 +87,7 @@ def make_app(
     """
     names = [reward.name for reward in rewards]
     if not names or len(set(names)) != len(names):
-        raise ConfigError(f"serve one or more rewards, each with its own label, got {names}")
+        raise ConfigError(f"serve one or more rewards with unique labels, got {names}")
     if token is not None and not token.strip():
         raise ConfigError("the bearer token is empty; set its environment variable or leave it out")
     allowed, metrics = limits or ServerLimits(), Metrics()
@@ -108,7 +108,7 @@ def make_app(
         yield
         for name, batcher in batchers.items():
             if not await run_in_threadpool(batcher.close, CLOSE_S):
-                logger.warning("reward '%s' is still judging; nobody waits for it, and it is broken off", name)
+                logger.warning("reward '%s' is still scoring; no client waits for it, so it is stopped", name)
 
     app = FastAPI(title="mmgrpo rewards", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
 
@@ -150,7 +150,7 @@ async def _scored(
     if name is None and len(batchers) == 1:
         name = next(iter(batchers))
     if name is None or name not in batchers:
-        raise _RefusedError(404, f"there is no reward {name!r:.80}; served are {', '.join(batchers)}")
+        raise _RefusedError(404, f"there is no reward {name!r:.80}; available are {', '.join(batchers)}")
     try:
         waiting = batchers[name].submit(samples)
         answer = await asyncio.wait_for(asyncio.wrap_future(waiting), limits.score_timeout_s)
@@ -163,9 +163,10 @@ async def _scored(
 
 
 async def _body(request: Request, limits: ServerLimits, *, max_stored: int | None = None) -> bytes:
-    """The first ``max_stored`` bytes of the body, within its time; all of it, if that is not given.
+    """The first ``max_stored`` bytes of the body, within the time limit; the complete body by default.
 
-    What is too large is read and dropped up to twice the limit, for a client that still sends hears no answer.
+    Larger bodies are read and discarded up to twice the limit, because a client that is still sending reads no
+    response.
     """
     max_stored = limits.max_body if max_stored is None else max_stored
     chunks, size = [], 0

@@ -1,4 +1,4 @@
-"""Requests that arrive together are judged together: one thread per reward, which waits a moment for more."""
+"""Batches concurrent requests: one thread per reward, which waits briefly for more requests."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class _Task:
 
 
 class TooBusyError(RewardError):
-    """A server whose queue is full."""
+    """The queue of the server is full."""
 
 
 @final
 class Batcher:
-    """Judges requests with one reward, as many at once as ``max_batch`` allows; whole requests, never parts of one."""
+    """Scores requests with one reward, in batches of up to ``max_batch`` samples; a request is never split."""
 
     def __init__(
         self,
@@ -43,15 +43,15 @@ class Batcher:
         window_s: float = 0.005,
         max_waiting: int = 4096,
     ) -> None:
-        """Starts the thread.
+        """Start the thread.
 
         Args:
-            name: of the reward, in the metrics.
-            reward: called from that thread alone.
-            metrics: where it is counted.
-            max_batch: samples in a call, unless a single request has more.
+            name: name of the reward in the metrics.
+            reward: the reward; called only from that thread.
+            metrics: metrics to update.
+            max_batch: maximum number of samples per call, unless a single request has more.
             window_s: how long the first request of a batch waits for others.
-            max_waiting: samples that may wait; further requests are refused.
+            max_waiting: maximum number of queued samples; further requests raise TooBusyError.
         """
         self._name = name
         self._reward = reward
@@ -66,23 +66,23 @@ class Batcher:
         self._thread.start()
 
     def submit(self, samples: Sequence[Sample]) -> Future[ScoreResponse]:
-        """The answer to come. Raises TooBusyError if too many samples wait."""
+        """The pending response. Raises TooBusyError if too many samples are queued."""
         task = _Task(samples)
         with self._lock:
             if self._waiting and self._waiting + len(samples) > self._max_waiting:
-                raise TooBusyError(f"{self._waiting} samples wait for reward '{self._name}' already")
+                raise TooBusyError(f"{self._waiting} samples are already queued for reward '{self._name}'")
             self._waiting += len(samples)
         self._tasks.put(task)
         return task.answer
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Ends the thread once what waits is judged, and says whether it ended in time; no call is broken off."""
+        """Stop the thread after the queued requests; returns whether it stopped in time. No call is interrupted."""
         self._tasks.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        deferred: _Task | None = None  # taken from the queue, but too large for the batch before
+        deferred: _Task | None = None  # taken from the queue, but too large for the previous batch
         while (first := deferred or self._tasks.get()) is not None:
             batch, deferred, ended = self._next_batch(first)
             with self._lock:
@@ -94,7 +94,7 @@ class Batcher:
                 return
 
     def _next_batch(self, first: _Task) -> tuple[list[_Task], _Task | None, bool]:
-        """The tasks of the next batch, the one that did not fit, and whether the queue has ended."""
+        """The tasks of the next batch, the one that did not fit, and whether the queue is closed."""
         batch, num, until = [first], len(first.samples), time.monotonic() + self._window_s
         while num < self._max_batch:
             try:
@@ -110,10 +110,12 @@ class Batcher:
         return batch, None, False
 
     def _answer(self, batch: Sequence[_Task]) -> None:
-        """Judges all at once; if the reward raises, each request by itself, so that one does not fail the others."""
+        """Score all requests in one call; if the reward raises, score each request separately so that one does not
+        fail the others.
+        """
         try:
             answers = self._score([task.samples for task in batch])
-        except BaseException as error:  # a reward is foreign code: whatever it raises, sys.exit included, is an answer
+        except BaseException as error:  # third-party code may raise anything, also SystemExit
             if len(batch) > 1:
                 for task in batch:
                     self._answer([task])
@@ -125,7 +127,7 @@ class Batcher:
             task.answer.set_result(answer)
 
     def _score(self, requests: Sequence[Sequence[Sample]]) -> list[ScoreResponse]:
-        """What one call of the reward says of each request."""
+        """Score the requests in one call of the reward."""
         samples = merge_requests(requests)
         self._metrics.batch_samples.labels(self._name).observe(len(samples))
         with self._metrics.batch_seconds.labels(self._name).time():
@@ -137,7 +139,7 @@ class Batcher:
 
 
 def merge_requests(requests: Sequence[Sequence[Sample]]) -> list[Sample]:
-    """The samples of several requests, their groups renumbered so that none is in two; one request stays as it is."""
+    """The samples of several requests, with groups renumbered to be unique; a single request is unchanged."""
     if len(requests) == 1:
         return list(requests[0])
     number: dict[tuple[int, int], int] = {}
@@ -149,7 +151,7 @@ def merge_requests(requests: Sequence[Sequence[Sample]]) -> list[Sample]:
 
 
 def response_of(scores: Sequence[float | Score | None]) -> ScoreResponse:
-    """What a reward said of the samples of one request; NaN and infinity are failures."""
+    """The response for the samples of one request; NaN and infinity are failures."""
     numbers = [None if value is None else float(value) for value in scores]
     explanations = [_as_json(value.explanation) if isinstance(value, Score) else None for value in scores]
     parts = [_wire_scopes(value.scopes) if isinstance(value, Score) else None for value in scores]
@@ -168,7 +170,7 @@ def _plain(value: Any) -> float | Score | None:
 
 
 def _as_json(explanation: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The explanation as it will arrive: tuples as lists, keys as texts, half a surrogate pair as a question mark."""
+    """The explanation as JSON decodes it: tuples as lists, keys as strings, lone surrogates as question marks."""
     return json.loads(_sendable(json.dumps(dict(explanation), ensure_ascii=False))) or None
 
 

@@ -1,4 +1,4 @@
-"""The process that serves: connections with time limits, and an end that comes."""
+"""The server process: connections with time limits and a bounded shutdown."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from mmgrpo.config import RewardConfig, RunConfig
 
 GRACE_S = 30
-_SERVED = {"name", "label"}  # of a reward's entry, beside its own settings
-_READ = {"rewards", "runtime"}  # of a configuration
+_SERVED = {"name", "label"}  # keys of a reward entry, besides its settings
+_READ = {"rewards", "runtime"}  # sections of a configuration
 
 
 @final
 class ImpatientProtocol(H11Protocol):
-    """HTTP that closes a connection whose request line and headers do not arrive in time.
+    """HTTP protocol that closes connections whose request line and headers do not arrive in time.
 
-    uvicorn waits for them for ever, so that a few hundred half requests would take every file the process may open.
+    uvicorn waits for them without limit, so a few hundred incomplete requests would exhaust the file descriptors.
     """
 
     header_timeout_s: ClassVar[float] = 20.0
@@ -55,16 +55,16 @@ class ImpatientProtocol(H11Protocol):
 
 
 def make_server(app: FastAPI, *, host: str = "127.0.0.1", port: int = 0, grace_s: int = GRACE_S) -> uvicorn.Server:
-    """The server of an application.
+    """Create the server of an application.
 
     Args:
-        app: as ``make_app`` makes it.
+        app: as ``make_app`` returns it.
         host: address to listen on.
-        port: port to listen on; 0 is any that is free.
-        grace_s: seconds that requests under way may take once the server is told to end.
+        port: port to listen on; 0 picks a free port.
+        grace_s: seconds that running requests may take after the shutdown signal.
 
     Returns:
-        The server; its ``run`` serves until the process is told to end.
+        The server; its ``run`` serves until the process receives a shutdown signal.
     """
     return uvicorn.Server(
         uvicorn.Config(
@@ -81,15 +81,15 @@ def make_server(app: FastAPI, *, host: str = "127.0.0.1", port: int = 0, grace_s
 
 
 def serve(app: FastAPI, *, host: str, port: int, grace_s: int = GRACE_S) -> None:
-    """Serves until the process is told to end, and then for ``grace_s`` at most what is under way."""
+    """Serve until a shutdown signal, then finish running requests for up to ``grace_s`` seconds."""
     make_server(app, host=host, port=port, grace_s=grace_s).run()
 
 
 def ignored_settings(config: RunConfig) -> list[str]:
-    """The settings that a configuration gives and a server does nothing with: how rewards count is for the run to say.
+    """The configured settings that have no effect on a server, such as weights of rewards.
 
     Args:
-        config: what is served.
+        config: the served configuration.
 
     Returns:
         Their names, such as ``rewards.pick.weight``.

@@ -1,4 +1,4 @@
-"""What a server of rewards counts, in Prometheus' text form."""
+"""Metrics of a reward server in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 @final
 class Metrics:
-    """The counters of one server."""
+    """The metrics of one server."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -33,5 +33,5 @@ class Metrics:
         )
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """All metrics in the text format of Prometheus."""
         return generate_latest(self._registry)

@@ -1,7 +1,7 @@
-"""Samples as bytes between a reward's client and its server: JSON with PNG, or safetensors; nothing is unpickled.
+"""Serialization of samples between reward client and server: JSON with PNG, or safetensors; nothing is unpickled.
 
-A request is one JSON document, ``ScoreRequest``. Its pictures are PNG in base64, its sounds float32 in base64, or they
-name tensors; then the body is a safetensors file whose metadata hold the document under ``request``.
+A request is one JSON document, ``ScoreRequest``. Images are PNG in base64 and audio is float32 in base64, or both name
+tensors; then the body is a safetensors file whose metadata hold the document under ``request``.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from mmgrpo.types import Prompt, Sample
 JSON = "application/json"
 SAFETENSORS = "application/x-safetensors"
 MAX_PIXELS = 2**27
-"""Pixels that the pictures of one request may have, all together."""
+"""Maximum total pixels of the images of one request."""
 MAX_VALUES = 2**21
-"""Commas and opening brackets in the JSON of one request or answer, which bound the memory that it unpacks to."""
+"""Maximum number of commas and opening brackets in the JSON of a request or response, which bounds its memory."""
 MAX_SAMPLES = 2**16
 
 Form = Literal["tensors", "png"]
@@ -50,7 +50,7 @@ _STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def _finite(value: JsonValue) -> JsonValue:
-    """The value, if JSON can hold it: pydantic lets NaN and infinity pass in a ``JsonValue``."""
+    """The value, if JSON can represent it: pydantic allows NaN and infinity in a ``JsonValue``."""
     json.dumps(value, allow_nan=False)
     return value
 
@@ -74,7 +74,7 @@ class WirePrompt(BaseModel):
 
 
 class WireSample(BaseModel):
-    """A ``Sample``; ``prompt`` is its place in the list of prompts."""
+    """A ``Sample``; ``prompt`` is its index in the list of prompts."""
 
     model_config = _STRICT
 
@@ -100,7 +100,7 @@ class WireSample(BaseModel):
 
 
 class ScoreRequest(BaseModel):
-    """What is to be judged, and by which of the served rewards; None is the only one there is."""
+    """The samples to score and the name of the reward; None selects the only served reward."""
 
     model_config = _STRICT
 
@@ -110,7 +110,7 @@ class ScoreRequest(BaseModel):
 
 
 class WireScope(BaseModel):
-    """A ``Scope``; ``failed`` stands for a number that is not finite."""
+    """A ``Scope``; ``failed`` marks a number that is not finite."""
 
     model_config = _STRICT
 
@@ -121,14 +121,14 @@ class WireScope(BaseModel):
 
 
 class ScoreResponse(BaseModel):
-    """What the reward said.
+    """The scores of a request.
 
     Attributes:
         values: one per sample, in order; None where the reward does not apply or failed.
-        failed: the places of those that it failed on.
-        explanations: one per sample or None, if the reward explains any.
-        scopes: the parts of each sample or None, if the reward says anything of any.
-        error: what it raised, if it did.
+        failed: indices of the samples that it failed on.
+        explanations: one per sample or None, if the reward explains any sample.
+        scopes: scopes of each sample or None, if the reward returns any.
+        error: the exception that it raised, if any.
     """
 
     model_config = _STRICT
@@ -141,9 +141,9 @@ class ScoreResponse(BaseModel):
 
 
 def token_of(variable: str | None) -> str | None:
-    """The bearer token that an environment variable holds; None without a variable.
+    """Read the bearer token from an environment variable; None without a variable.
 
-    Raises ConfigError if there is none in it, or one that no header can carry.
+    Raises ConfigError if the variable is empty, or the token is not valid in a header.
     """
     if variable is None:
         return None
@@ -151,7 +151,7 @@ def token_of(variable: str | None) -> str | None:
     if not token:
         raise ConfigError(f"the environment variable {variable} for the bearer token is not set")
     if not (token.isascii() and token.isprintable()):
-        raise ConfigError(f"the bearer token in {variable} must be printable ASCII, all that an HTTP header carries")
+        raise ConfigError(f"the bearer token in {variable} must be printable ASCII, as HTTP headers require")
     return token
 
 
@@ -162,19 +162,19 @@ def packed(
     form: Form = "tensors",
     columns: Sequence[str] | None = None,
 ) -> tuple[bytes, str]:
-    """Samples as the body of a request, and its content type; half a surrogate pair travels as a question mark.
+    """Serialize samples as the body of a request; returns its content type too. Lone surrogates become question marks.
 
     Args:
-        samples: what is to be judged.
-        reward: which of the server's rewards is asked.
-        form: how pictures travel; those that no array holds exactly, with a palette say, travel as PNG in any case.
-        columns: which of the prompts' columns travel; None is all.
+        samples: the samples to score.
+        reward: name of the served reward.
+        form: encoding of images; images that no array represents exactly, such as palette images, are always PNG.
+        columns: columns of the prompts to send; None: all.
 
     Returns:
         The body and ``JSON`` or ``SAFETENSORS``.
 
     Raises:
-        DataError: something that neither JSON nor PNG can carry.
+        DataError: a value that neither JSON nor PNG can represent.
     """
     tensors: dict[str, Array] | None = {} if form == "tensors" else None
     prompts = list({id(sample.prompt): sample.prompt for sample in samples}.values())
@@ -188,7 +188,7 @@ def packed(
         text = json.dumps(document, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace")
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(
-            f"a prompt or sample holds what JSON cannot carry ({error}); name the columns that travel in columns"
+            f"a prompt or sample has a value that JSON cannot represent ({error}); list the columns to send in columns"
         ) from error
     if not tensors:
         return text, JSON
@@ -196,18 +196,18 @@ def packed(
 
 
 def unpacked(body: bytes, content_type: str, *, max_pixels: int = MAX_PIXELS) -> tuple[str | None, list[Sample]]:
-    """The reward that is asked and the samples of a request.
+    """Deserialize a request.
 
     Args:
-        body: as ``packed`` makes it.
+        body: as ``packed`` returns it.
         content_type: likewise.
-        max_pixels: how many pixels the pictures may have, all together; each counts for at least ``MIN_PIXELS``.
+        max_pixels: maximum total pixels of the images; each counts as at least ``MIN_PIXELS``.
 
     Returns:
-        The reward's name or None, and the samples; those of one prompt share it.
+        The name of the reward or None, and the samples; samples of one prompt share the object.
 
     Raises:
-        DataError: it is no such request.
+        DataError: the request is invalid.
     """
     tensors: Mapping[str, Array] = {}
     if content_type == SAFETENSORS:
@@ -224,7 +224,7 @@ def unpacked(body: bytes, content_type: str, *, max_pixels: int = MAX_PIXELS) ->
     prompts = [reader.prompt(prompt) for prompt in request.prompts]
     wrong = [sample.prompt for sample in request.samples if sample.prompt >= len(prompts)]
     if wrong:
-        raise DataError(f"a sample names prompt {wrong[0]}, but there are {len(prompts)}")
+        raise DataError(f"a sample refers to prompt {wrong[0]}, but there are {len(prompts)}")
     return request.reward, [reader.sample(sample, prompts[sample.prompt]) for sample in request.samples]
 
 
@@ -263,7 +263,7 @@ def _packed_sample(sample: Sample, prompt: int, tensors: dict[str, Array] | None
 
 
 def _opened_safetensors(body: bytes) -> tuple[bytes, Mapping[str, Array]]:
-    """The document and the tensors of a safetensors file."""
+    """Read the document and the tensors of a safetensors file."""
     try:
         (length,) = struct.unpack_from("<Q", body)
         header = body[8 : 8 + length]
@@ -283,13 +283,13 @@ def _opened_safetensors(body: bytes) -> tuple[bytes, Mapping[str, Array]]:
 
 
 def check_values(document: bytes) -> None:
-    """Refuses JSON (DataError) of so many parts that its objects would fill the memory, whatever its strings weigh."""
+    """Raise DataError for JSON with so many elements that its objects would exhaust the memory."""
     if sum(document.count(mark) for mark in (b",", b"[", b"{")) > MAX_VALUES:
         raise DataError(f"the JSON has more than {MAX_VALUES} parts; send smaller batches")
 
 
 class _Reader(NamedTuple):
-    """Makes samples of what a request says."""
+    """Builds samples from a request."""
 
     media: MediaReader
 

@@ -1,4 +1,4 @@
-"""Pictures, videos, sounds and arrays as bytes: named tensors of a safetensors file, or texts in a JSON document.
+"""Serialization of images, videos, audio and arrays: named tensors of a safetensors file, or strings in JSON.
 
 Axes: H height, W width, C channels, T frames, N samples.
 """
@@ -23,18 +23,18 @@ from mmgrpo.errors import DataError
 from mmgrpo.samples import Audio
 
 MIN_PIXELS = 2**12
-"""What a picture or sound counts for at least: tiny ones cost memory beside what they hold."""
+"""Minimum number of pixels that an image or audio counts as, since each object has a memory overhead."""
 DTYPES = (np.uint8, np.float32)
-"""Of the tensors of a request: pictures and videos; sounds and arrays."""
+"""Data types of tensors in a request: uint8 for images and videos, float32 for audio and arrays."""
 
-_CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}  # modes that an array holds whole
+_CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}  # modes that an array represents exactly
 _STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 Array = NDArray[Any]
 
 
 class WireTensor(BaseModel):
-    """A picture (H, W) or (H, W, C), or a video (T, H, W) or (T, H, W, C), by the name of its uint8 tensor."""
+    """An image (H, W) or (H, W, C), or a video (T, H, W) or (T, H, W, C), by the name of its uint8 tensor."""
 
     model_config = _STRICT
 
@@ -46,7 +46,7 @@ Video = list[str] | WireTensor
 
 
 class WireValues(BaseModel):
-    """float32 numbers: the name of their tensor, or their shape and themselves in base64."""
+    """float32 numbers: the name of their tensor, or their shape and their values in base64."""
 
     model_config = _STRICT
 
@@ -65,12 +65,14 @@ class WireAudio(BaseModel):
 
 
 def packed_sound(audio: Audio, tensors: dict[str, Array] | None) -> dict[str, Any]:
-    """A sound as a document says it."""
+    """Serialize audio for the document."""
     return {"sampling_rate": audio.sampling_rate, "values": packed_values(audio.values, tensors)}
 
 
 def packed_values(values: Tensor, tensors: dict[str, Array] | None) -> dict[str, Any]:
-    """Numbers as a document says them; they go to ``tensors`` as float32, or into the text where there are none."""
+    """Serialize numbers for the document; they are added to ``tensors`` as float32, or encoded in the text without
+    it.
+    """
     numbers = values.numpy().astype("<f4")
     if tensors is not None:
         return _as_tensor(numbers, tensors)
@@ -105,29 +107,30 @@ def _png(image: Image.Image) -> str:
     try:
         image.save(file, format="PNG", compress_level=1)
     except OSError as error:
-        raise DataError(f"an image of mode {image.mode} cannot travel as PNG ({error}); convert it to RGB") from error
+        raise DataError(f"an image of mode {image.mode} cannot be saved as PNG ({error}); convert it to RGB") from error
     return base64.b64encode(file.getvalue()).decode()
 
 
 class MediaReader:
-    """Makes pictures, videos, sounds and arrays of what a document says, within a number of pixels."""
+    """Deserializes images, videos, audio and arrays of a document, within a limit of pixels."""
 
     def __init__(self, tensors: Mapping[str, Array], max_pixels: int) -> None:
-        """Nothing is read yet.
+        """Store the tensors without decoding them.
 
         Args:
-            tensors: those that came with the document.
-            max_pixels: of all pictures, and values of all sounds and arrays; each counts for at least ``MIN_PIXELS``.
+            tensors: tensors of the request.
+            max_pixels: maximum total pixels of images and values of audio and arrays; each counts as at least
+                ``MIN_PIXELS``.
         """
         self._tensors = tensors
         self._pixels_left = max_pixels
 
     def picture(self, picture: Picture) -> Image.Image:
-        """A picture. Raises DataError if it is none, or one too many."""
+        """Decode an image. Raises DataError if it is invalid or exceeds the limit."""
         return self._from_png(picture) if isinstance(picture, str) else self._from_array(self._tensor(picture.tensor))
 
     def video(self, video: Video) -> list[Image.Image]:
-        """The frames of a video. Raises DataError if it is none, or one too many."""
+        """Decode the frames of a video. Raises DataError if it is invalid or exceeds the limit."""
         if isinstance(video, list):
             return [self._from_png(frame) for frame in video]
         array = self._tensor(video.tensor)
@@ -136,11 +139,11 @@ class MediaReader:
         return [self._from_array(frame) for frame in array]
 
     def sound(self, sound: WireAudio) -> Audio:
-        """A sound. Raises DataError if it is none, or one too many."""
+        """Decode audio. Raises DataError if it is invalid or exceeds the limit."""
         return Audio(self.values(sound.values), sound.sampling_rate)
 
     def values(self, wire: WireValues) -> Tensor:
-        """Numbers. Raises DataError if they are none, or some too many."""
+        """Decode an array. Raises DataError if it is invalid or exceeds the limit."""
         values = self._tensor(wire.tensor, np.float32) if wire.tensor is not None else _values(wire)
         self._spend(values.size)
         return torch.from_numpy(np.array(values, dtype=np.float32))
@@ -161,24 +164,24 @@ class MediaReader:
         except (*UNREADABLE, binascii.Error) as error:
             if isinstance(error, DataError):
                 raise
-            raise DataError(f"a picture is no PNG in base64: {type(error).__name__}: {error}") from None
+            raise DataError(f"an image is not a PNG in base64: {type(error).__name__}: {error}") from None
 
     def _from_array(self, array: NDArray[np.uint8]) -> Image.Image:
         if 0 in array.shape or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (2, 3, 4)):
-            raise DataError(f"a picture must be (H, W) or (H, W, C) with C 2, 3 or 4, got {array.shape}")
+            raise DataError(f"an image must be (H, W) or (H, W, C) with C 2, 3 or 4, got {array.shape}")
         self._spend(array.shape[0] * array.shape[1])
         return Image.fromarray(np.ascontiguousarray(array))
 
     def _spend(self, pixels: int) -> None:
         self._pixels_left -= max(pixels, MIN_PIXELS)
         if self._pixels_left < 0:
-            raise DataError("the request's pictures have more pixels than the server takes; send smaller batches")
+            raise DataError("the images of the request exceed the pixel limit of the server; send smaller batches")
 
 
 def _values(wire: WireValues) -> NDArray[np.float32]:
-    """Those that came as text."""
+    """Decode values from base64."""
     try:
         flat = np.frombuffer(base64.b64decode(wire.values or "", validate=True), dtype="<f4")
         return flat.reshape(wire.shape or [-1])
     except (binascii.Error, ValueError) as error:
-        raise DataError(f"a sound or an array is no float32 in base64 of its shape: {error}") from None
+        raise DataError(f"audio or an array is not float32 in base64 of its shape: {error}") from None

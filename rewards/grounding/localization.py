@@ -121,7 +121,7 @@ class Detection:
         self.column = column
         self._coordinates = coordinates_from("Detection", coordinates)
         self._threshold = require_fraction("Detection.threshold", threshold)
-        self._graded = score_against_reference
+        self._graded = graded
         self._labels = labels
         self._length_power = length_power
         self._max_boxes = max_boxes

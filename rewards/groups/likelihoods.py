@@ -160,5 +160,5 @@ def consistent(rewards: Sequence[float], likelihoods: Sequence[float], margin: f
     mean = sum(rewards) / len(rewards)
     right = [reward > 0.1 and reward >= mean for reward in rewards]
     of_right = [p for p, is_right in zip(likelihoods, right, strict=True) if is_right]
-    needed_values = sum(of_right) / len(of_right) - margin if of_right else math.inf
-    return [is_right and p >= needed_values for p, is_right in zip(likelihoods, right, strict=True)]
+    min_likelihood = sum(of_right) / len(of_right) - margin if of_right else math.inf
+    return [is_right and p >= min_likelihood for p, is_right in zip(likelihoods, right, strict=True)]

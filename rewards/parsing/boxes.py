@@ -1,7 +1,7 @@
 """Boxes, points and spans in a declared coordinate frame.
 
-A frame is a rectangle with its origin at the top left; coordinates are continuous (a picture W pixels wide reaches from
-0 to W, no pixel is added or taken off), so two frames of one picture differ by a scale along each axis.
+A frame is a rectangle with its origin at the top left. Coordinates are continuous: an image of width W spans 0 to W,
+without the +1 of pixel counts. Two frames of one image differ by a scale along each axis.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ NORMALISED: Mapping[str, float] = {"norm1000": 1000.0, "norm1": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class CoordinateFrame:
-    """A coordinate frame of one picture.
+    """A coordinate frame of one image.
 
     Attributes:
-        name: ``original`` pixels, ``resized`` pixels (what the processor made of it), ``norm1000`` or ``norm1``.
-        width: the x coordinate of the right edge; None if it is not known, and then nothing can be converted.
+        name: ``original`` pixels, ``resized`` pixels (after the processor), ``norm1000`` or ``norm1``.
+        width: the x coordinate of the right edge; None if unknown, then coordinates cannot be converted.
         height: the y coordinate of the lower edge.
     """
 
@@ -52,7 +52,7 @@ class Point:
     frame: CoordinateFrame
 
     def to(self, frame: CoordinateFrame) -> Point:
-        """The same point of the picture in another frame of it."""
+        """The same point in another frame of the image."""
         if frame == self.frame:
             return self
         return Point(*_converted((self.x, self.y), self.frame, frame), frame)
@@ -60,7 +60,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A box in a frame, by its edges; empty if right is not beyond left or bottom not below top."""
+    """A box in a frame, by its edges; empty unless left < right and top < bottom."""
 
     left: float
     top: float
@@ -75,11 +75,11 @@ class Box:
 
     @property
     def empty(self) -> bool:
-        """Whether it holds nothing, as a box with swapped corners does."""
+        """Whether the area is zero, as of a box with swapped corners."""
         return self.right <= self.left or self.bottom <= self.top
 
     def to(self, frame: CoordinateFrame) -> Box:
-        """The same box of the picture in another frame of it."""
+        """The same box in another frame of the image."""
         if frame == self.frame:
             return self
         corners = ((self.left, self.top), (self.right, self.bottom))
@@ -87,13 +87,13 @@ class Box:
         return Box(left, top, right, bottom, frame)
 
     def holds(self, point: Point) -> bool:
-        """Whether a point of the same frame lies in it, edges included."""
+        """Whether it contains a point of the same frame, edges included."""
         _same(self.frame, point.frame)
         return not self.empty and self.left <= point.x <= self.right and self.top <= point.y <= self.bottom
 
 
 def box_of(numbers: Sequence[float], layout: Layout, frame: CoordinateFrame) -> Box:
-    """The box that four numbers stand for: corners, left top width height, or corners with y first (Gemini)."""
+    """The box of four numbers in a layout: corners, left top width height, or corners with y first (Gemini)."""
     a, b, c, d = numbers
     if layout == "xywh":
         return Box(a, b, a + c, b + d, frame)
@@ -110,7 +110,7 @@ def iou(box: Box, other: Box) -> float:
 
 
 def giou(box: Box, other: Box) -> float:
-    """IoU less the share of the enclosing box that neither covers, in (-1, 1]; -1 if either is empty.
+    """IoU minus the fraction of the enclosing box that neither covers, in (-1, 1]; -1 if either is empty.
 
     Source: Rezatofighi et al. 2019, arXiv:1902.09630, algorithm 1.
     """

@@ -1,4 +1,4 @@
-"""Code out of model text."""
+"""Extraction of code from model text."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTIL
 
 
 def code_in(text: str, how: ExtractCode) -> str | None:
-    """The code of an answer; None where there is none.
+    """Extract the code of an answer; None if there is none.
 
-    ``fenced`` is the last block between lines of three backticks, ``tag`` what ``<answer>..</answer>`` holds, without
-    such lines around it, ``none`` the whole text. A thought holds none of it.
+    ``fenced`` is the last block between lines of three backticks, ``tag`` the content of ``<answer>..</answer>``
+    without such lines around it, ``none`` the complete text. Thoughts are excluded.
     """
     answer = extract_answer(text, "tag" if how == "tag" else "none")
     if answer is None or how == "none":

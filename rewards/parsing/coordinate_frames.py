@@ -1,4 +1,4 @@
-"""How the model and the data of a reward write coordinates: frames, layouts, and where a picture's sizes are."""
+"""Coordinate conventions of a reward's model and data: frames, layouts, and the sources of image sizes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .extraction import require_choice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinates:
-    """What the setting ``coordinates`` of a reward declares; see "Coordinates" in ``docs/rewards.md``.
+    """The setting ``coordinates`` of a reward; see "Coordinates" in ``docs/rewards.md``.
 
     Attributes:
         frame: frame of the coordinates that the model writes.
-        reference_frame: frame of those in the data.
+        reference_frame: frame of the coordinates in the data.
         layout: of the model's boxes.
         reference_layout: of the data's boxes.
-        original_size: column with [width, height] of the picture, upright; else the prompt's only image says it.
-        resized_size: column with [width, height] of the picture that the model saw.
-        pixels: least and most pixels of the resized picture, to work out its size as Qwen-VL processors do; options
-            beside the image in the row (``max_pixels``, ``resized_height``, ...) override them.
-        factor: what both edges of the resized picture are a multiple of, for ``pixels``.
+        original_size: column with [width, height] of the upright image; without it the size of the prompt's only image.
+        resized_size: column with [width, height] of the resized image that the model receives.
+        pixels: minimum and maximum pixels of the resized image, to compute its size as Qwen-VL processors do; media
+            options of the row (``max_pixels``, ``resized_height``, ...) override them.
+        factor: both edges of the resized image are multiples of it, for ``pixels``.
     """
 
     frame: FrameName = "resized"
@@ -62,9 +62,9 @@ class Coordinates:
     def boxes(
         self, prompt: Prompt, stated: Sequence[StatedBox], references: Sequence[StatedBox]
     ) -> tuple[list[Box], list[Box]]:
-        """The boxes of an answer and those of its reference, all in the reference's frame.
+        """The boxes of an answer and of its reference, all in the frame of the reference.
 
-        Sizes are looked for only where something is to be converted.
+        Image sizes are needed only if boxes are converted.
         """
         target = self.of_reference(prompt) if references else self.of_model(prompt)
         source = self.of_model(prompt) if stated else target
@@ -72,7 +72,7 @@ class Coordinates:
         return converted, [box_of(box.numbers, self.reference_layout, target) for box in references]
 
     def one_reference(self, value: Any) -> StatedBox | None:
-        """The box of a data row; None unless it holds exactly one, and one with an area, which an answer can overlap.
+        """The box of a data row; None unless there is exactly one, with an area.
 
         Args:
             value: the column's value.
@@ -83,10 +83,10 @@ class Coordinates:
         return self.with_area(single_box(value))
 
     def reference_list(self, value: Any) -> list[StatedBox] | None:
-        """The boxes of a data row; None for anything else, and where one of them has no area.
+        """The boxes of a data row; None for anything else, and if a box has no area.
 
         Args:
-            value: the column's value; an empty list or text of one: there are none.
+            value: the value of the column; an empty list or its text means no boxes.
 
         Returns:
             The boxes.
@@ -95,12 +95,12 @@ class Coordinates:
         return None if boxes is None or not all(map(self.with_area, boxes)) else boxes
 
     def with_area(self, box: StatedBox | None) -> StatedBox | None:
-        """A box of the data; None for one without an area, such as one with swapped corners."""
+        """The box; None for a box without an area, such as one with swapped corners."""
         frame = CoordinateFrame(self.reference_frame)
         return None if box is None or box_of(box.numbers, self.reference_layout, frame).empty else box
 
     def points(self, prompt: Prompt, stated: Sequence[tuple[float, float]]) -> list[Point]:
-        """The points of an answer in the reference's frame."""
+        """The points of an answer in the frame of the reference."""
         if not stated:
             return []
         source, target = self.of_model(prompt), self.of_reference(prompt)
@@ -110,7 +110,7 @@ class Coordinates:
         return CoordinateFrame(name) if self.frame == self.reference_frame else self.sized(name, prompt)
 
     def sized(self, name: FrameName, prompt: Prompt) -> CoordinateFrame:
-        """A frame of one prompt's picture with its size, also where nothing is to be converted."""
+        """A frame of the prompt's image with its size, also if no conversion is needed."""
         if name in NORMALISED:
             return CoordinateFrame(name, NORMALISED[name], NORMALISED[name])
         width, height = self._original(prompt) if name == "original" else self._resized(prompt)
@@ -123,8 +123,8 @@ class Coordinates:
         images = list(prompt.images)
         if len(images) != 1:
             raise DataError(
-                f"the size of the original picture is needed: give a column '{self.original_size}' with "
-                f"[width, height]; the prompt has {len(images)} images, and only a single one says it by itself"
+                f"the size of the original image is needed: add a column '{self.original_size}' with "
+                f"[width, height]; the prompt has {len(images)} images, and the size is read from a single image only"
             )
         return opened(images[0]).size
 
@@ -145,7 +145,7 @@ class Coordinates:
         return columns, rows
 
     def _resized_by(self, options: Mapping[str, Any], prompt: Prompt) -> Sequence[float]:
-        """The size that the options beside the prompt's only image lead to; bounds that they leave open: ``pixels``."""
+        """The size that the media options of the prompt's only image imply; missing bounds come from ``pixels``."""
         is_stated = "resized_height" in options or {"min_pixels", "max_pixels"} <= set(options)
         if self.pixels is None and not is_stated:
             raise DataError(self._unknown_size())
@@ -154,21 +154,21 @@ class Coordinates:
         try:
             return resized_size((int(width), int(height)), options, factor=self.factor, least=least, most=most)
         except (ValueError, AssertionError) as error:
-            raise DataError(f"the size of the picture that the model saw cannot be worked out: {error}") from error
+            raise DataError(f"the size of the resized image cannot be computed: {error}") from error
 
     def _unknown_size(self) -> str:
         return (
-            f"the size of the picture that the model saw is needed: give a column '{self.resized_size}' with "
+            f"the size of the resized image is needed: add a column '{self.resized_size}' with "
             f"[width, height], or coordinates: {{pixels: [least, most]}} as the processor has them"
         )
 
 
 Declared = str | Mapping[str, Any] | Coordinates
-"""Coordinates as a setting: the name of the model's frame, or the fields of ``Coordinates``."""
+"""The setting: the name of the model's frame, or the fields of ``Coordinates``."""
 
 
 def coordinates_from(owner: str, setting: Declared) -> Coordinates:
-    """The coordinates that a reward's setting declares.
+    """Parse the ``coordinates`` setting of a reward.
 
     Args:
         owner: class of the reward, for messages.

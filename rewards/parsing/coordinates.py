@@ -1,4 +1,4 @@
-"""Reads boxes, points and spans of time out of model text or of a data row, as bare numbers in no frame yet."""
+"""Parses boxes, points and time spans from model text or data rows, as numbers without a coordinate frame."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLAIN = re.compile(r"(?<![\w.])-?\d{1,12}(?:\.\d{1,12})?(?![\w])")
 
 @dataclass(frozen=True, slots=True)
 class StatedBox:
-    """A box as it is written: four numbers, what it is said to hold, and how sure that is."""
+    """A parsed box: four numbers, with an optional label and confidence score."""
 
     numbers: tuple[float, float, float, float]
     label: str | None = None
@@ -31,12 +31,12 @@ class StatedBox:
 
 
 def stated_boxes(source: Any) -> list[StatedBox]:
-    """The boxes in a text, or in the value of a data row, in order.
+    """Parse the boxes in a text, or in the value of a data row, in order.
 
     A box is a list of four numbers, two corners, an object that names its edges (``x1 y1 x2 y2``, ``xmin ymin xmax
     ymax``, ``left top right bottom``), or an object with one of these as ``bbox_2d``, ``bbox``, ``box_2d`` or ``box``
-    and perhaps a ``label`` and a ``score``. Numbers may be texts. A text without brackets that states exactly four
-    numbers is one box. Numbers beyond ``MAX_COORDINATE`` are none.
+    and optionally a ``label`` and a ``score``. Numbers may be strings. A text without brackets that has exactly four
+    numbers is one box. Numbers beyond ``MAX_COORDINATE`` are ignored.
     """
     values = json_values(source) if isinstance(source, str) else [source]
     boxes = list(_boxes(values if isinstance(source, str) else source, _Named(), 0))
@@ -48,19 +48,19 @@ def stated_boxes(source: Any) -> list[StatedBox]:
 
 
 def single_box(value: Any) -> StatedBox | None:
-    """The box of a data row; None unless it holds exactly one."""
+    """The box of a data row; None unless there is exactly one."""
     boxes = stated_boxes(value)
     return boxes[0] if len(boxes) == 1 else None
 
 
 def box_list(value: Any) -> list[StatedBox] | None:
-    """The boxes of a data row; an empty list or text of one says that there are none, anything else is None."""
+    """The boxes of a data row; empty for an empty list or its text, None for anything else without boxes."""
     boxes = stated_boxes(value)
     return boxes if boxes or value in ([], (), "[]") else None
 
 
 def points_in(text: str) -> list[tuple[float, float]]:
-    """The points in a text, in order: lists of two numbers, or objects with one; or exactly two bare numbers."""
+    """Parse the points in a text, in order: lists of two numbers, or objects with one; or exactly two bare numbers."""
     values = json_values(text)
     if values:
         return list(_points(values, 0))
@@ -69,7 +69,7 @@ def points_in(text: str) -> list[tuple[float, float]]:
 
 
 def spans_in(text: str) -> list[tuple[float, float]]:
-    """The spans of time in a text: lists of two numbers, objects with start and end; or exactly two stated times."""
+    """Parse the time spans in a text: lists of two numbers, objects with start and end; or exactly two times."""
     spans = [span for value in json_values(text) for span in _spans(value, 0)]
     stated = [] if spans else seconds(text)
     return [(stated[0], stated[1])] if len(stated) == 2 else spans
@@ -84,7 +84,7 @@ def pair(value: Any) -> tuple[float, float] | None:
 
 
 def span_iou(span: tuple[float, float], other: tuple[float, float]) -> float:
-    """Intersection over union of two spans of time; 0 if either ends before it begins.
+    """Intersection over union of two time spans; 0 if either ends before it begins.
 
     Args:
         span: start and end.
@@ -101,13 +101,13 @@ def span_iou(span: tuple[float, float], other: tuple[float, float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """The label and the score that stand beside a box, each perhaps a list for a list of boxes."""
+    """The label and the score next to a box; each may be a list for a list of boxes."""
 
     label: Any = None
     score: Any = None
 
     def each(self, count: int) -> list[_Named]:
-        """What goes with each of as many boxes."""
+        """The label and score of each of ``count`` boxes."""
         lists = [
             value if isinstance(value, list | tuple) and len(value) == count else [value] * count
             for value in (self.label, self.score)
@@ -147,7 +147,7 @@ def _four(value: Any) -> list[float] | None:
 
 
 def _corners_joined(values: list[Any] | tuple[Any, ...]) -> list[Any]:
-    """Corners that are written one after the other, ``(x1,y1),(x2,y2)``, as boxes; anything else as it is."""
+    """Consecutive corners, ``(x1,y1),(x2,y2)``, joined to boxes; anything else unchanged."""
     if not values or len(values) % 2 or any(_numbers(value, 2) is None for value in values):
         return list(values)
     return [[values[i], values[i + 1]] for i in range(0, len(values), 2)]
@@ -185,7 +185,7 @@ def _numbers(value: Any, count: int) -> list[float] | None:
 
 
 def _number(value: Any) -> float | None:
-    """A number, or a text of nothing but one."""
+    """A number, or a string that is one."""
     return float(value) if isinstance(value, str) and _PLAIN.fullmatch(value.strip()) else finite(value)
 
 

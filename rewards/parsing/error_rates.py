@@ -1,4 +1,4 @@
-"""How far a transcript is from what was said, in words or characters."""
+"""Error rates of transcripts, in words or characters."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ Unit = Literal["words", "characters"]
 
 
 def transcripts(value: Any) -> list[str] | None:
-    """The accepted transcripts of a reference; None if one of them has no word in it, or is too long."""
+    """The accepted transcripts of a reference; None if one has no words or is too long."""
     accepted = accepted_texts(value)
     return None if accepted is None or not all(words(text) for text in accepted) else accepted
 
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """How many errors a unit of the reference has, and which reference it is."""
+    """Errors per unit of the reference, and the reference."""
 
     rate: float
     reference: str
 
     @property
     def score(self) -> float:
-        """1 less the rate, at least 0."""
+        """1 - rate, at least 0."""
         return max(0.0, 1 - self.rate)
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorRate:
-    """Errors over the length of the reference.
+    """Number of errors divided by the length of the reference.
 
-    Both texts are in lower case, without punctuation, their words one blank apart (Unicode NFKC); numbers stay as they
-    are written; a text of more than 10,000 characters says nothing. errors = substitutions + deletions + insertions,
-    the least there can be.
+    Both texts are normalized: lower case, no punctuation, words separated by one space (Unicode NFKC); numbers are not
+    converted; a text of more than 10,000 characters counts as empty. errors = minimum of substitutions + deletions +
+    insertions.
 
     Attributes:
-        unit: what is counted; the blanks between words are characters.
-        wanted_by: the reward, for the message about a missing package.
+        unit: unit of the count; spaces between words are characters.
+        wanted_by: name of the reward, for the error about a missing package.
     """
 
     unit: Unit
     wanted_by: str
 
     def __call__(self, transcript: str, reference: str) -> float:
-        """0 for the same, 1 for nothing said; above 1 where more is said than was asked.
+        """0 for equal texts, 1 for an empty transcript; above 1 for many insertions.
 
         Raises: MissingPackageError without rapidfuzz.
         Source: the word error rate of speech recognition, as jiwer computes it.
@@ -62,6 +62,6 @@ class ErrorRate:
         return levenshtein.distance(*pair) / len(pair[1])
 
     def nearest(self, transcript: str, accepted: Sequence[str]) -> Errors:
-        """The least rate, over several references."""
+        """The lowest rate over several references."""
         rates = [self(transcript, reference) for reference in accepted]
         return Errors(min(rates), accepted[rates.index(min(rates))])

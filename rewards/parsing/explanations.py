@@ -1,4 +1,4 @@
-"""What a score rests on, in the keys that reports show: see "Explanations" in ``docs/rewards.md``."""
+"""Explanations of scores, with the keys that reports display; see "Explanations" in ``docs/rewards.md``."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import numpy as np
 from .boxes import Box, CoordinateFrame, Point
 
 MAX_CHARS = 200
-MAX_SHAPES = 30  # boxes or points of each side
+MAX_SHAPES = 30  # boxes or points of answer and reference, each
 MASK_SIDE = 48  # cells along the longer side of a region
 
 Span = tuple[float, float]
 
 
 def excerpt(text: str | None) -> str | None:
-    """The text, or its beginning with an ellipsis."""
+    """The text, truncated with an ellipsis."""
     return text if text is None or len(text) <= MAX_CHARS else f"{text[: MAX_CHARS - 1]}\u2026"
 
 
 def compared(
     parsed: str | float | None, reference: str | float | Sequence[str], reason: str | None = None
 ) -> dict[str, Any]:
-    """What was read, what it was held against, and why it does not count, if it does not.
+    """Explanation of a comparison: the parsed answer, the reference, and an optional reason.
 
     Args:
-        parsed: the answer as it was read; None for none.
-        reference: the right answer as it was read, or all that are right.
-        reason: in a few words.
+        parsed: the parsed answer; None if there is none.
+        reference: the parsed reference, or all accepted references.
+        reason: why the answer is not correct, in a few words.
 
     Returns:
-        ``parsed``, ``reference`` and, if there is one, ``reason``.
+        ``parsed``, ``reference`` and, if present, ``reason``.
     """
     reference_text = reference if isinstance(reference, str | int | float) else " or ".join(reference)
     explanation = {"parsed": _short(parsed), "reference": _short(reference_text)}
@@ -41,22 +41,22 @@ def compared(
 
 
 def transcript_comparison(transcript: str, reference: str, rate: float) -> dict[str, Any]:
-    """A transcript, what was said, and how many errors a unit of that has."""
+    """Explanation of a transcript: the transcript, its reference and its error rate."""
     return compared(transcript, reference, f"error rate {rate:.2f}")
 
 
 def rounded(parts: Mapping[str, float]) -> dict[str, float]:
-    """The parts that a score is made of, to four decimals."""
+    """The components of a score, rounded to four decimals."""
     return {name: round(part, 4) for name, part in parts.items()}
 
 
 def parts(numbers: Mapping[str, float]) -> dict[str, Any]:
-    """The numbers that a score is made of, under the key ``parts``; NaN and infinity are left out."""
+    """The components of a score under the key ``parts``; NaN and infinity are omitted."""
     return {"parts": rounded({name: number for name, number in numbers.items() if math.isfinite(number)})}
 
 
 def too_many(count: int, most: int) -> dict[str, Any]:
-    """Said of an answer with more boxes than may be: none of them is drawn."""
+    """Explanation for an answer with too many boxes; no box is listed."""
     return {"boxes": [], "num_boxes": count, "reason": f"{count} boxes, more than {most}"}
 
 
@@ -67,17 +67,17 @@ def boxes_explanation(
     labels: Sequence[str | None] = (),
     pairs: Sequence[tuple[int, int, float]] = (),
 ) -> dict[str, Any]:
-    """Boxes of one frame with it; which stated box goes with which reference, and how much they overlap.
+    """Explanation with boxes of one frame, and the matched pairs with their overlap.
 
     Args:
-        stated: what the answer says.
-        wanted: the references.
-        labels: of the stated boxes, if they have any.
-        pairs: (index in stated, index in wanted, overlap) of what was matched.
+        stated: boxes of the answer.
+        wanted: reference boxes.
+        labels: labels of the stated boxes.
+        pairs: (index in stated, index in wanted, overlap) of the matched boxes.
 
     Returns:
-        ``boxes``, ``space`` and, if there are any, ``pairs``; boxes beyond ``MAX_SHAPES`` are left out, and counted in
-        ``num_boxes``.
+        ``boxes``, ``space`` and, if present, ``pairs``; boxes beyond ``MAX_SHAPES`` are omitted, and ``num_boxes`` has
+        the total.
     """
     padded_labels = [*labels, *[None] * (len(stated) - len(labels))]
     boxes = [_box(box, "stated", label) for box, label in list(zip(stated, padded_labels, strict=True))[:MAX_SHAPES]]
@@ -93,13 +93,13 @@ def boxes_explanation(
 
 
 def points_explanation(stated: Sequence[Point], wanted: Box) -> dict[str, Any]:
-    """Points and the box that they should lie in, all of one frame."""
+    """Explanation with points and the reference box, all in one frame."""
     points = [{"point": _rounded(point.x, point.y), "role": "stated"} for point in stated[:MAX_SHAPES]]
     return {"points": points, "boxes": [_box(wanted, "reference", None)], "space": _frame(wanted.frame)}
 
 
 def paths_explanation(stated: Sequence[Point], wanted: Sequence[Point]) -> dict[str, Any]:
-    """The points of two paths, all of one frame; those beyond ``MAX_SHAPES`` of each are left out."""
+    """Explanation with the points of two paths in one frame; points beyond ``MAX_SHAPES`` of each are omitted."""
     sides = [("stated", point) for point in stated[:MAX_SHAPES]] + [
         ("reference", reference_point) for reference_point in wanted[:MAX_SHAPES]
     ]
@@ -108,11 +108,11 @@ def paths_explanation(stated: Sequence[Point], wanted: Sequence[Point]) -> dict[
 
 
 def mask_entry(grid_HW: np.ndarray, around: Box, role: str) -> dict[str, Any]:
-    """A region, coarsely: the cells of a grid over a box, as runs down the columns, of 0 and 1 in turn.
+    """A downsampled region: the cells of a grid over a box, as column-major runs that alternate between 0 and 1.
 
     Args:
-        grid_HW: bool, which cells it covers.
-        around: what the grid is laid over.
+        grid_HW: bool, the covered cells.
+        around: the box that the grid covers.
         role: ``stated`` or ``reference``.
 
     Returns:
@@ -129,12 +129,12 @@ def mask_entry(grid_HW: np.ndarray, around: Box, role: str) -> dict[str, Any]:
 
 
 def masks_explanation(masks: Sequence[Mapping[str, Any]], frame: CoordinateFrame) -> dict[str, Any]:
-    """Regions of one frame with it."""
+    """Explanation with regions of one frame."""
     return {"masks": [dict(mask) for mask in masks], "space": _frame(frame)}
 
 
 def spans_explanation(stated: Sequence[Span], wanted: Span) -> dict[str, Any]:
-    """Spans of time: those of the answer and the reference's."""
+    """Explanation with the time spans of the answer and the reference."""
     spans = [{"span": _rounded(*span), "role": "stated"} for span in stated[:MAX_SHAPES]]
     return {"spans": [*spans, {"span": _rounded(*wanted), "role": "reference"}]}
 

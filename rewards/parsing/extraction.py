@@ -1,6 +1,7 @@
-"""Reads answers out of model text: in linear time, within size limits, and without ever running any of it.
+"""Extracts answers from model text, in linear time, with size limits, and without executing any of it.
 
-Every function takes any string, however long, nested or malformed, and says "nothing found" instead of raising.
+Every function accepts any string, however long, nested or malformed, and returns None or an empty result instead of
+raising.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ ExtractMode = Literal["none", "tag", "boxed", "line"]
 Extract = ExtractMode | Mapping[str, str]
 
 MAX_TEXT_CHARS = 100_000
-"""Of a longer answer only its end is read."""
+"""Of longer answers only the end is parsed."""
 
 MAX_ANSWER_CHARS = 10_000
-"""Longer answers are not normalised: Unicode normalisation is quadratic in runs of combining marks."""
+"""Longer answers are not normalized, because Unicode normalization is quadratic in runs of combining marks."""
 
 MAX_JSON_CHARS = 100_000
 MAX_JSON_DEPTH = 32
@@ -34,14 +35,14 @@ _OPENING = {")": "(", "]": "[", "}": "{"}
 
 
 def require_choice(where: str, value: str, allowed: Any) -> Any:
-    """The value, if it is one of a Literal's; else a ConfigError that lists them."""
+    """The value, if it is one of a Literal's values. Raises ConfigError otherwise, with the allowed values."""
     if value not in get_args(allowed):
         raise ConfigError(f"{where} must be one of {', '.join(get_args(allowed))}, got {value!r}")
     return value
 
 
 def require_extract(where: str, extract: Extract) -> Extract:
-    """The setting, if it is one of ``Place`` or ``{tag: NAME}``; else a ConfigError that lists them."""
+    """The setting, if it is one of ``ExtractMode`` or ``{tag: NAME}``; raises ConfigError otherwise, with the allowed values."""
     if not isinstance(extract, Mapping):
         return require_choice(where, extract, ExtractMode)
     name = extract.get("tag")
@@ -51,20 +52,20 @@ def require_extract(where: str, extract: Extract) -> Extract:
 
 
 def require_fraction(where: str, value: float) -> float:
-    """The value, if it lies in [0, 1]; else a ConfigError."""
+    """The value, if it is in [0, 1]. Raises ConfigError otherwise."""
     if not 0 <= value <= 1:
         raise ConfigError(f"{where} must lie in [0, 1], got {value}")
     return value
 
 
 def extract_answer(text: str, how: Extract) -> str | None:
-    r"""The part of a text that is its answer, stripped of white space; None where there is none.
+    r"""Extract the answer of a text, stripped of whitespace; None if there is none.
 
-    A thought, ``<think>..</think>`` or one that never closes, holds no answer: it is left out first.
-    ``none`` is the whole text, ``tag`` what the last ``<answer>..</answer>`` holds, ``boxed`` what the last
-    ``\boxed{..}`` holds (its braces balanced), ``line`` the last line that is not blank. ``{tag: NAME}`` is what the
-    last ``<NAME>..</NAME>`` holds, of a thought as well, and the thought itself. Tags are as they are written: capital
-    letters count. It ends where it ends, and begins at most ``MAX_TEXT_CHARS`` characters before.
+    Thoughts, ``<think>..</think>`` or an unclosed ``<think>``, are removed first. ``none`` is the complete text,
+    ``tag`` the content of the last ``<answer>..</answer>``, ``boxed`` the content of the last ``\boxed{..}`` (with
+    balanced braces), ``line`` the last non-blank line. ``{tag: NAME}`` is the content of the last ``<NAME>..</NAME>``,
+    also inside a thought, or the thought itself. Tags are case-sensitive. Of longer answers the last ``MAX_TEXT_CHARS``
+    characters are returned.
     """
     named = isinstance(how, Mapping)
     text = text if named else without_thought(text)
@@ -78,12 +79,12 @@ def extract_answer(text: str, how: Extract) -> str | None:
 
 
 def without_thought(text: str) -> str:
-    """What stands behind the last ``</think>``, and before a ``<think>`` that does not close."""
+    """The text after the last ``</think>`` and before an unclosed ``<think>``."""
     return text.rpartition("</think>")[2].partition("<think>")[0]
 
 
 def normalize_text(text: str, *, ignore_case: bool = True) -> str | None:
-    """NFKC, white space runs as one blank, stripped, case folded; None above ``MAX_ANSWER_CHARS`` characters.
+    """NFKC, runs of whitespace as one space, stripped, case folded; None above ``MAX_ANSWER_CHARS`` characters.
 
     The Turkish capital I with a dot is folded to i without a further dot.
     """
@@ -104,17 +105,17 @@ _VARIANTS = str.maketrans({"\u2019": "'", "\u02bc": "'", "\u2212": "-"})
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, normalised, without punctuation; underscores separate words. Empty for a text too long.
+    """The words of a text, normalized, without punctuation; underscores separate words. Empty if the text is too long.
 
     A word begins with a letter or a digit and keeps its combining marks: vowel signs of Hindi, Bengali, Thai, Tamil,
-    points of Hebrew and Arabic. Characters without a glyph (joiners, soft hyphens, marks of direction) and the Arabic
-    tatweel are removed; the typographic apostrophe is the same as the typewriter's.
+    points of Hebrew and Arabic. Invisible characters (joiners, soft hyphens, direction marks) and the Arabic tatweel
+    are removed; typographic apostrophes become ASCII apostrophes.
     """
     return _WORD.findall(_visible(text))
 
 
 def label_words(text: str) -> list[str]:
-    """The words of a label, with the signs that tell labels apart.
+    """The words of a label, including signs that distinguish labels.
 
     As ``words``, but "-1" keeps its sign, and "C++", "C#" and "A+" the marks after their letters; emoji are words.
     """
@@ -122,13 +123,13 @@ def label_words(text: str) -> list[str]:
 
 
 def label_key(text: str) -> str:
-    """What labels are compared by: their ``label_words``, without emoji where there are other words."""
+    """The comparison key of a label: its ``label_words``, without emoji if there are other words."""
     tokens = label_words(text)
     return " ".join([word for word in tokens if not _PICTOGRAPH.match(word)] or tokens)
 
 
 def characters(text: str) -> list[str]:
-    """The letters and digits of a text, normalised, each with its combining marks. Empty for a text too long."""
+    """The letters and digits of a text, normalized, each with its combining marks. Empty if the text is too long."""
     return _CHARACTER.findall(_visible(text))
 
 
@@ -137,11 +138,11 @@ def _visible(text: str) -> str:
 
 
 def json_values(text: str) -> list[Any]:
-    """The outermost JSON arrays and objects in a text, in order, whatever stands around them.
+    """The outermost JSON arrays and objects in a text, in order; surrounding text is ignored.
 
-    Python's notation is read where it takes in more of the text: single quotes, tuples, True, None, trailing commas.
-    What is longer than ``MAX_JSON_CHARS`` or nested deeper than ``MAX_JSON_DEPTH`` is passed over, as are NaN and
-    infinite numbers. Of repeated keys the last counts.
+    Python notation is used if it covers more of the text: single quotes, tuples, True, None, trailing commas. Values
+    longer than ``MAX_JSON_CHARS`` or nested deeper than ``MAX_JSON_DEPTH`` are skipped, as are NaN and infinity. Of
+    repeated keys the last is used.
     """
     as_json = [(len(span), value) for span in _spans(text, "[]{}", '"') for value in _loaded(span)]
     as_python = [(len(s), value) for s in _spans(text, "[](){}", "\"'") for value in _loaded(_as_json(s))]
@@ -149,7 +150,7 @@ def json_values(text: str) -> list[Any]:
 
 
 def json_document(text: str) -> Any:
-    """The one JSON array or object that a text consists of, fenced as code or not; None if there is anything else."""
+    """The JSON array or object that is the complete text, optionally fenced as code; None otherwise."""
     body = text.strip()
     if body.startswith("```") and body.endswith("```") and len(body) >= 6:
         body = body[3:-3].removeprefix("json").strip()
@@ -159,7 +160,7 @@ def json_document(text: str) -> Any:
 
 
 def finite(value: Any) -> float | None:
-    """A number as a float; None for what is no number, a bool, infinite or NaN."""
+    """A number as a float; None for other types, bools, infinity and NaN."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -189,7 +190,7 @@ def _last_boxed(text: str) -> str | None:
 
 @dataclass(slots=True)
 class _Open:
-    """A bracket that has not closed yet, and how deep what it holds is nested."""
+    """An open bracket and the nesting depth of its content."""
 
     bracket: str
     start: int
@@ -197,7 +198,7 @@ class _Open:
 
 
 def _spans(text: str, brackets: str, quotes: str) -> Iterator[str]:
-    """The outermost balanced pieces between brackets, in order; quoted strings count only within brackets."""
+    """The outermost balanced bracketed spans, in order; quotes are recognized only within brackets."""
     stack: list[_Open] = []
     spans: list[slice] = []
     quote, escaped = "", -1
@@ -219,7 +220,7 @@ def _spans(text: str, brackets: str, quotes: str) -> Iterator[str]:
 
 
 def _close(stack: list[_Open], spans: list[slice], end: int) -> None:
-    """Records the piece that the innermost bracket opened, in place of the pieces within it."""
+    """Record the span of the innermost bracket and drop the spans inside it."""
     piece = stack.pop()
     while spans and spans[-1].start > piece.start:
         spans.pop()
@@ -230,7 +231,7 @@ def _close(stack: list[_Open], spans: list[slice], end: int) -> None:
 
 
 def _loaded(span: str) -> list[Any]:
-    """The value of a piece, in a list; an empty list if it is not valid."""
+    """The value of a span, in a list; an empty list if it is invalid."""
     try:
         return [json.loads(span, strict=False, parse_float=_float, parse_int=_int, parse_constant=_reject_constant)]
     except (ValueError, RecursionError):
@@ -261,7 +262,7 @@ _AS_JSON = {"(": "[", ")": "]", ",": "", "True": "true", "False": "false", "None
 
 
 def _as_json(span: str) -> str:
-    """A piece in Python's notation, written as JSON; what is neither stays as it is and is then not valid."""
+    """Convert a span in Python notation to JSON; other spans are unchanged and then invalid."""
     return _PYTHON.sub(lambda token: _AS_JSON.get(token[0]) or _quoted(token[0]), span)
 
 

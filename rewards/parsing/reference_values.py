@@ -1,4 +1,4 @@
-"""The right answers: read from a column of the data row, and None where a row has none that the reward understands."""
+"""Reads reference answers from a column of the data row; None if a row has no reference that the reward can parse."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-_warned: set[tuple[str, str]] = set()  # reward and column; one warning each per process is enough
+_warned: set[tuple[str, str]] = set()  # (reward, column); one warning each per process
 
 
 def read_references(
     owner: str, samples: Sequence[Sample], column: str, read: Callable[[Any], R | None]
 ) -> list[R | None]:
-    """What a column says the right answer is, one entry per sample.
+    """Read the references of samples from a column.
 
     Args:
-        owner: name of the reward, for the warning about references that it cannot read.
-        samples: what is to be judged.
+        owner: name of the reward, for the warning about unreadable references.
+        samples: the samples to score.
         column: name of the column.
-        read: makes a reference of a value, in Python's own types (see ``plain_value``); None if the value is none that
-            the reward understands.
+        read: parses a reference from a value of built-in type (see ``plain_value``); None if the value is not a valid
+            reference.
 
     Returns:
-        The references; None for a sample without text, without the column, or with one that ``read`` refused.
+        One entry per sample; None without text, without the column, or if ``read`` returns None.
     """
     values = [None if s.text is None else plain_value(s.prompt.columns.get(column)) for s in samples]
     parsed = [None if value is None else read(_untagged(value)) for value in values]
@@ -44,14 +44,14 @@ def read_references(
     if unreadable and (owner, column) not in _warned:
         _warned.add((owner, column))
         logger.warning(
-            "%s does not understand %d of %d references in column '%s', such as %.80r; it does not judge those samples",
+            "%s cannot read %d of %d references in column '%s', such as %.80r; it does not score those samples (None)",
             owner, len(unreadable), len(samples), column, unreadable[0],
         )  # fmt: skip
     return parsed
 
 
 def find_reference_error(value: Any, read: Callable[[Any], R | None], wanted: str) -> str | None:
-    """Why a value of a data row is no reference, "it is not WANTED"; None if it is one."""
+    """Why a value of a data row is not a valid reference, "it is not WANTED"; None if it is valid."""
     return None if read(_untagged(plain_value(value))) is not None else f"it is not {wanted}"
 
 
@@ -62,16 +62,16 @@ def score_against_reference(
     read: Callable[[Any], R | None],
     judge: Callable[[str, R], float | Score],
 ) -> list[float | Score | None]:
-    """``judge(text, reference)`` of every sample; None where ``references`` has none."""
+    """``judge(text, reference)`` of every sample; None for samples without a reference."""
     parsed = read_references(owner, samples, column, read)
     return [None if r is None else judge(s.text or "", r) for s, r in zip(samples, parsed, strict=True)]
 
 
 def accepted_texts(value: Any) -> list[str] | None:
-    """The accepted answers of a reference: a text or number, or a list of them; None if it is neither or empty.
+    """The accepted answers of a reference: a text or number, or a list of them; None otherwise or if empty.
 
-    Of a float every usual notation is accepted: 7.0 is "7.0" and "7" (a column of integers with a missing value is read
-    as floats), 1e-05 is "1e-05" and "0.00001".
+    For a float every usual notation is accepted: 7.0 as "7.0" and "7" (columns of integers with missing values are read
+    as floats), 1e-05 as "1e-05" and "0.00001".
     """
     items = value if isinstance(value, list | tuple) else [value]
     if not items or not all(isinstance(item, str | int | float) for item in items):
@@ -80,7 +80,7 @@ def accepted_texts(value: Any) -> list[str] | None:
 
 
 def number_notations(number: float) -> list[str]:
-    """The usual notations of a number: as Python prints it, and without exponent or trailing zero."""
+    """The usual notations of a number: Python's, and without exponent or trailing zero."""
     if isinstance(number, int) or not math.isfinite(number):
         return [str(number)]
     positional = np.format_float_positional(number, trim="-")
@@ -88,11 +88,11 @@ def number_notations(number: float) -> list[str]:
 
 
 def shortest_notation(value: Any) -> str:
-    """One notation of a value of a data row: of 7.0 it is "7"."""
+    """The shortest notation of a value of a data row: "7" for 7.0."""
     return number_notations(value)[-1] if isinstance(value, float) else str(value)
 
 
 def _untagged(value: Any) -> Any:
-    """Data sets made for R1-style training keep the reference itself in answer tags."""
+    """Strip answer tags, which data sets for R1-style training put around the reference."""
     inner = extract_answer(value, "tag") if isinstance(value, str) else None
     return value if inner is None else inner

@@ -1,6 +1,6 @@
-"""Regions of a picture: polygons and COCO's run-length masks, read out of text or a data row and painted on a grid.
+"""Regions of an image: polygons and COCO's run-length masks, parsed from text or a data row and rasterized on a grid.
 
-A pixel belongs to a region if its centre does. Grids are (H, W) arrays of bool.
+A pixel belongs to a region if its center does. Grids are (H, W) arrays of bool.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _SHAPE_KEYS = ("segmentation", "polygons", "polygon", "mask", "points", "rle")
 
 @dataclass(frozen=True, slots=True)
 class Polygon:
-    """A closed outline, in no frame yet; where it crosses itself, inside is what an odd number of turns encloses."""
+    """A closed outline without a coordinate frame; the inside follows the even-odd rule."""
 
     corners: tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RegionMask:
-    """A mask of a whole picture.
+    """A mask of a complete image.
 
     Attributes:
         grid_HW: bool, which pixels it covers.
@@ -50,11 +50,11 @@ Shape = Polygon | RegionMask | StatedBox
 
 
 def shapes_in(source: Any) -> list[Shape] | None:
-    """The regions in a text, or in the value of a data row; None if they are too many or too large.
+    """Parse the regions in a text, or in the value of a data row; None if they are too many or too large.
 
     A polygon is a list of at least three points ``[x, y]`` or a flat list of at least six numbers; a mask is an object
-    with ``size`` and ``counts``, or a picture whose pixels are not 0; anything else that states boxes is boxes. At most
-    ``MAX_SHAPES`` of them, and ``MAX_PIXELS`` in all masks together.
+    with ``size`` and ``counts``, or an image with nonzero pixels; anything else with boxes is parsed as boxes. At most
+    ``MAX_SHAPES`` regions, and ``MAX_PIXELS`` in all masks together.
     """
     if isinstance(source, Image.Image):
         return [RegionMask(_covered(source))] if source.width * source.height <= MAX_PIXELS else []
@@ -72,20 +72,20 @@ def shapes_in(source: Any) -> list[Shape] | None:
 
 
 def _covered(picture: Image.Image) -> np.ndarray:
-    """Bool (H, W): pixels that are not 0; of more than 8 bits as they are, so that a small instance id stays one."""
+    """Bool (H, W): nonzero pixels; images of more than 8 bits are not rescaled, so small instance ids are kept."""
     is_deep = picture.mode == "F" or picture.mode.startswith("I")
     return np.asarray(picture if is_deep else picture.convert("L")) != 0
 
 
 def decoded(size: Any, counts: Any) -> np.ndarray | None:
-    """A run-length mask as COCO writes it: runs down the columns, of 0 and 1 in turn, from 0 on.
+    """Decode COCO's run-length encoding: runs in column-major order that alternate between 0 and 1, starting with 0.
 
     Args:
         size: [height, width], at most ``MAX_PIXELS`` pixels.
-        counts: the lengths of the runs, as numbers or in COCO's compressed text.
+        counts: run lengths, as numbers or in COCO's compressed text.
 
     Returns:
-        The (H, W) grid; None if the runs do not fill the picture or are malformed.
+        The (H, W) grid; None if the runs do not fill the image or are malformed.
 
     Source: pycocotools, maskApi.c, rleDecode and rleFrString.
     """
@@ -98,10 +98,10 @@ def decoded(size: Any, counts: Any) -> np.ndarray | None:
 
 
 def painted(corners: Sequence[tuple[float, float]], width: int, height: int) -> np.ndarray:
-    """(height, width) bool: the pixels whose centres lie in a polygon, by the even-odd rule.
+    """Rasterize a polygon by the even-odd rule: (height, width) bool, pixels whose centers are inside.
 
     Args:
-        corners: in pixels of the grid, from its upper left corner; they may lie outside.
+        corners: in pixels of the grid, from its upper left corner; they may be outside.
         width: columns of the grid.
         height: rows of the grid.
 
@@ -119,7 +119,7 @@ def painted(corners: Sequence[tuple[float, float]], width: int, height: int) -> 
 
 
 def _first_centre(edge: float, count: int) -> int:
-    """The first row whose centre does not lie above an edge."""
+    """The first row whose center is not above an edge."""
     return int(np.clip(np.ceil(edge - 0.5), 0, count))
 
 
@@ -147,7 +147,7 @@ def _shapes(value: Any, depth: int) -> Iterator[Shape]:
 
 
 def _corners(value: Any) -> tuple[tuple[float, float], ...] | None:
-    """The corners of a polygon: at least three points, or at least six numbers, x and y in turn."""
+    """The corners of a polygon: at least three points, or at least six numbers, alternating x and y."""
     if not isinstance(value, list | tuple) or not 3 <= len(value) <= 2 * MAX_CORNERS:
         return None
     flat = [number for item in value for number in (item if isinstance(item, list | tuple) else [item])]
@@ -164,7 +164,7 @@ def _two_corners(value: Sequence[Any]) -> bool:
 
 
 def _edges(size: Any) -> tuple[int, int]:
-    """Height and width; 0 and 0 if they are none or too large."""
+    """Height and width; 0 and 0 if invalid or too large."""
     edges = list(size) if isinstance(size, list | tuple) and len(size) == 2 else []
     integers = [
         edge for edge in edges if isinstance(edge, int) and not isinstance(edge, bool) and 0 < edge <= MAX_PIXELS
@@ -186,7 +186,9 @@ def _runs(counts: Any) -> list[int] | None:
 
 
 def _uncompressed(counts: bytes) -> list[int] | None:
-    """Five bits a character, lowest first, with a sign; from the fourth run on, the difference from two runs before."""
+    """Decode COCO's text: five bits per character, lowest first, signed; from the fourth run on, the difference to
+    two runs earlier.
+    """
     runs: list[int] = []
     value, shift = 0, 0
     for code in counts:

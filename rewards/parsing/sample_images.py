@@ -1,4 +1,4 @@
-"""What rewards look at: the pictures and frames of samples, and the texts that they are held against."""
+"""Images and frames of samples, and the texts and reference images that rewards compare them with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def score_image_texts(
     score: Callable[[list[Image.Image], list[str]], Sequence[float]],
     text_column: str | None = None,
 ) -> list[float | None]:
-    """``score(images, texts)`` of the samples that have both, in one call; None for the others."""
+    """``score(images, texts)`` of the samples with image and text, in one call; None for the others."""
     texts = [text_of(sample.prompt, text_column) for sample in samples]
     rows = [i for i, s in enumerate(samples) if s.image is not None and texts[i] is not None]
     values: list[float | None] = [None] * len(samples)
@@ -28,18 +28,18 @@ def score_image_texts(
 
 
 def text_of(prompt: Prompt, column: str | None) -> str | None:
-    """The prompt's text, or that of a column; None where the row has no text there."""
+    """The text of the prompt, or of a column; None if the value is not a text."""
     text = prompt.text if column is None else prompt.columns.get(column)
     return text if isinstance(text, str) else None
 
 
 def as_rgb(image: Any) -> Image.Image:
-    """A picture in RGB; what is transparent becomes white."""
+    """An image as RGB; transparent pixels become white."""
     return image if isinstance(image, Image.Image) and image.mode == "RGB" else opened(image)
 
 
 def frames_of(sample: Sample, count: int | None = None) -> list[Image.Image]:
-    """The picture, or ``count`` frames of the video at even distances, first and last among them; else nothing."""
+    """The image, or ``count`` evenly spaced frames of the video including first and last; empty without either."""
     if sample.image is not None:
         return [as_rgb(sample.image)]
     frames = list(sample.video or ())
@@ -47,9 +47,9 @@ def frames_of(sample: Sample, count: int | None = None) -> list[Image.Image]:
 
 
 def evenly_spaced(total: int, count: int | None) -> list[int]:
-    """``count`` of the numbers below ``total`` at even distances, first and last among them; all if None or fewer.
+    """``count`` evenly spaced indices below ``total``, including first and last; all if ``count`` is None or larger.
 
-    One is the middle one.
+    A count of 1 gives the middle index.
     """
     if count is None or count >= total:
         return list(range(total))
@@ -59,7 +59,7 @@ def evenly_spaced(total: int, count: int | None) -> list[int]:
 
 
 def reference_image(prompt: Prompt, column: str | None) -> Image.Image | None:
-    """The picture in a column, or without one the prompt's first; None where there is none."""
+    """The image in a column, or without a column the prompt's first image; None if missing."""
     if column is not None:
         return column_image(prompt, column)
     image = next(iter(prompt.images), None)
@@ -67,8 +67,8 @@ def reference_image(prompt: Prompt, column: str | None) -> Image.Image | None:
 
 
 def column_image(prompt: Prompt, column: str) -> Image.Image | None:
-    """The picture in a column, the first where it holds several; None where there is none.
+    """The first image in a column; None if missing.
 
-    Raises: DataError if it cannot be opened, and how a path is found that lies beside the data file.
+    Raises: DataError if it cannot be opened, with the resolution of paths relative to the data file.
     """
     return next(iter(opened_column(prompt.columns, column)), None)

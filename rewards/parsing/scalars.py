@@ -1,4 +1,4 @@
-"""Values of data rows as plain Python: what numpy, torch, pandas, pyarrow and decimal hold, in one conversion."""
+"""Conversion of data values of numpy, torch, pandas, pyarrow and decimal to built-in Python types."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _MISSING = frozenset(("NAType", "NaTType"))
 
 
 def plain_value(value: Any) -> Any:
-    """A value of a data row in Python's own types.
+    """Convert a value of a data row to built-in types.
 
-    Scalars of numpy, torch and pyarrow, and arrays without dimensions, are the numbers, texts and bools that they hold;
-    arrays and series are lists; Decimal and Fraction are numbers, whole ones ints. float32 and float16 keep their
+    Scalars of numpy, torch and pyarrow, and zero-dimensional arrays, become numbers, strings and bools; arrays and
+    series become lists; Decimal and Fraction become numbers, integral ones ints. float32 and float16 keep their
     shortest decimal (np.float32(0.1) is 0.1). Missing values (NaN, pandas' NA and NaT) are None. Lists, tuples and
-    mappings are converted item by item; anything else stays as it is.
+    mappings are converted item by item; anything else is unchanged.
     """
     if value is None or (isinstance(value, str | bool | int) and type(value) in (str, bool, int)):
         return value

@@ -121,7 +121,7 @@ class TestRecognisers:
 
     def test_what_is_no_recogniser_is_refused(self, tmp_path: Path) -> None:
         folder = judges.save_clip(tmp_path)
-        with pytest.raises(RewardError, match=r"no speech recogniser .* it is a CLIPConfig"):
+        with pytest.raises(RewardError, match=r"no speech recognizer .* it is a CLIPConfig"):
             WordError(str(folder))([made(SHORT, text="x")])
 
 

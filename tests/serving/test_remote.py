@@ -158,7 +158,7 @@ def test_the_token():
 
 
 def test_unknown_rewards_and_paths(server: str):
-    with pytest.raises(RewardError, match=r"\(404\): there is no reward 'sise'; served are edit, size"):
+    with pytest.raises(RewardError, match=r"\(404\): there is no reward 'sise'; available are edit, size"):
         RemoteReward(server, "sise")([Sample(Prompt("q"), 0, 0)])
     with pytest.raises(RewardError, match=r"\(404\): there is no reward None"):
         RemoteReward(server)([Sample(Prompt("q"), 0, 0)])

@@ -126,11 +126,11 @@ def test_content_types_and_columns():
     assert json.loads(body)["prompts"][0]["columns"] == {"a": 1}
     assert packed([Sample(Prompt("x"), 0, 0, image=noise("RGB"))])[1] == SAFETENSORS
     assert packed([Sample(Prompt("x"), 0, 0, image=noise("RGB"))], form="png")[1] == JSON
-    with pytest.raises(DataError, match="name the columns that travel"):
+    with pytest.raises(DataError, match="list the columns to send"):
         packed([sample])
     with pytest.raises(DataError, match=r"film.mp4 cannot be opened as a video"):
         packed([Sample(Prompt("x", videos=("film.mp4",)), 0, 0, text="t")])
-    with pytest.raises(DataError, match="mode CMYK cannot travel"):
+    with pytest.raises(DataError, match="mode CMYK cannot be saved as PNG"):
         packed([Sample(Prompt("x"), 0, 0, image=noise("RGB").convert("CMYK"))])
 
 
