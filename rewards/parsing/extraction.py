@@ -42,7 +42,7 @@ def require_choice(where: str, value: str, allowed: Any) -> Any:
 
 
 def require_extract(where: str, extract: Extract) -> Extract:
-    """The setting, if it is one of ``ExtractMode`` or ``{tag: NAME}``; raises ConfigError otherwise, with the allowed values."""
+    """The setting, if it is an ``ExtractMode`` or ``{tag: NAME}``. Raises ConfigError otherwise."""
     if not isinstance(extract, Mapping):
         return require_choice(where, extract, ExtractMode)
     name = extract.get("tag")

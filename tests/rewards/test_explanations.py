@@ -25,9 +25,9 @@ VERIFIABLE = [
     name
     for name, target in REWARDS.items()
     if target.split(":")[0].rpartition(".")[2]
-    in ("answers", "choices", "captions", "quantities", "chart_answers", "mathematics", "localization", "precision", "masks",
-        "gui_action", "tracks", "structure", "lengths", "sequences", "number_lists", "tool_calls", "forecasts", "coverage",
-        "tables", "trajectories", "records")
+    in ("answers", "choices", "captions", "quantities", "chart_answers", "mathematics", "localization", "precision",
+        "masks", "gui_action", "tracks", "structure", "lengths", "sequences", "number_lists", "tool_calls",
+        "forecasts", "coverage", "tables", "trajectories", "records")
 ]  # fmt: skip
 
 
