@@ -1,10 +1,11 @@
 """The little model of ``quickstart/digits-masked``: an AmusedPipeline of stock classes, for two CPU cores.
 
-Its codes are the grey levels of the pixels themselves: the stock ``VQModel`` is set so that it changes nothing.
+Its codes are the gray levels of the pixels themselves: the stock ``VQModel`` is set so that it changes nothing.
 """
 
 # Layers of a module that was made here are not annotated as what they are.
-# pyright: reportCallIssue=false, reportOptionalMemberAccess=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false, reportOptionalMemberAccess=false, reportIndexIssue=false,
+# reportAttributeAccessIssue=false
 # pyright: reportOptionalSubscript=false
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ OFFSET = 16.0  # keeps SiLU on its linear side
 
 
 def digits_amused(seed: int = 0) -> AmusedPipeline:
-    """An untrained masked text-to-image pipeline for 8 x 8 grey digits; the seed fixes its weights."""
+    """An untrained masked text-to-image pipeline for 8 x 8 gray digits; the seed fixes its weights."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         tokenizer = word_tokenizer()
@@ -57,9 +58,9 @@ def digits_amused(seed: int = 0) -> AmusedPipeline:
 
 
 def level_codes() -> VQModel:
-    """A stock VQModel whose codes are ``LEVELS`` grey levels, black to white, one a pixel.
+    """A stock VQModel whose codes are ``LEVELS`` gray levels, black to white, one a pixel.
 
-    Its norms would take a picture's mean and contrast. So a pixel x stands beside -x, whose mean is 0, and beside two
+    Its norms would take an image's mean and contrast. So a pixel x stands beside -x, whose mean is 0, and beside two
     loud constants, which alone make the variance; offsets keep the activations linear.
     """
     model = VQModel(

@@ -1,6 +1,6 @@
 """Real handwritten digits: the data, the judges and the diversity measures of the smallest complete image job.
 
-The 1,797 scans of the UCI "Optical Recognition of Handwritten Digits" test set, 8x8 pixels with 17 grey levels, ship
+The 1,797 scans of the UCI "Optical Recognition of Handwritten Digits" test set, 8x8 pixels with 17 gray levels, ship
 with scikit-learn, so nothing is downloaded. Every fit is single-threaded with a fixed seed: the same numbers each run.
 
 Axes: N images or points, M points of a manifold, D pixels, K digits asked for.
@@ -146,12 +146,12 @@ def misread_digits(fraction: float = 0.5, untagged: float = 0.3, seed: int = 0) 
 
 
 def to_image(pixels: Pixels) -> Image.Image:
-    """An (H, W) array in [-1, 1] as an 8-bit grey image; the 17 levels of the real digits stay distinct."""
+    """An (H, W) array in [-1, 1] as an 8-bit gray image; the 17 levels of the real digits stay distinct."""
     return Image.fromarray(np.clip(np.rint((pixels + 1) * 127.5), 0, 255).astype(np.uint8))
 
 
 def to_pixels(image: Image.Image) -> Pixels:
-    """An 8-bit image of any size and mode as (8, 8) grey values in [-1, 1], by area average; alpha is ignored.
+    """An 8-bit image of any size and mode as (8, 8) gray values in [-1, 1], by area average; alpha is ignored.
 
     Raises: DataError for modes of more than 8 bits, which PIL would clip silently.
     """
@@ -164,9 +164,9 @@ def to_pixels(image: Image.Image) -> Pixels:
 
 
 def coverage(points: Pixels, manifold: Pixels, neighbours: int) -> float | None:
-    """Share of the points within some manifold point's distance to its k-th nearest neighbour, itself not counted.
+    """Share of the points within some manifold point's distance to its k-th nearest neighbor, itself not counted.
 
-    Shapes: (N, D), (M, D) -> a share in [0, 1]; None if M <= neighbours, where that distance does not exist.
+    Shapes: (N, D), (M, D) -> a share in [0, 1]; None if M <= neighbors, where that distance does not exist.
     Source: Kynkaanniemi et al. 2019, arXiv:1904.06991, eq. 1-2.
     """
     if len(manifold) <= neighbours:
@@ -202,10 +202,10 @@ def fit_judge() -> SVC:
 class DigitVerifier:
     """Reward: 1.0 if a classifier of the training split reads the digit that column ``digit`` asks for, else 0.0.
 
-    A sample without an image, or a prompt without the column, is not judged (None).
+    A sample without an image, or a prompt without the column, is not scored (None).
 
     Range: 0 or 1.
-    Source: the project's own: a perceptron fitted on UCI digits; it reads 0.978 of the held-out ones.
+    Source: designed for mmgrpo: a perceptron fitted on UCI digits; it reads 0.978 of the held-out ones.
     Traps: it says nothing about diversity: a generator that draws one perfect seven scores 1.0, so watch
     ``digit_recall`` and ``digit_spread`` beside it.
     """
@@ -224,7 +224,7 @@ class HeldOutJudge:
     It shares neither model nor data with the verifier, so a gap that opens between the two is reward hacking.
 
     Range: 0 or 1.
-    Source: the project's own: a support vector machine fitted on the held-out UCI digits; it reads 0.983 of the rest.
+    Source: designed for mmgrpo: a support vector machine fitted on the held-out UCI digits; it reads 0.983 of the rest.
     Traps: trained on, it is no judge any more. It too is blind to diversity.
     """
 
@@ -240,7 +240,7 @@ class Recall:
     """Evaluation: share of the held-out real digits that lie on the manifold of the generated set.
 
     |{r : some g has |r - g| <= radius(g)}| / |real|, where radius(g) is the distance from g to its k-th nearest
-    neighbour in the generated set, in pixel space. A set-level number: every sample with an image gets the same value,
+    neighbor in the generated set, in pixel space. A set-level number: every sample with an image gets the same value,
     the set is the samples of one call, and fewer than k + 1 images give None.
 
     Range: 0 to 1.
@@ -265,7 +265,7 @@ class Precision:
 
     Range: 0 to 1.
     Source: Kynkaanniemi et al. 2019, arXiv:1904.06991, eq. 1-2. Deviation: pixels in place of VGG features.
-    Traps: one good picture, repeated, has precision 1: read it beside ``digit_recall``. It depends on the set's size.
+    Traps: one good image, repeated, has precision 1: read it beside ``digit_recall``. It depends on the set's size.
     """
 
     def __init__(self, neighbours: int = 3) -> None:
@@ -284,8 +284,8 @@ class StrokeSpread:
     k over the digits that were asked for at least twice. Samples without an image or the column ``digit`` get None, the
     others all the same value.
 
-    Range: from 0, one picture per digit, over 1, as varied as real writing; random black and white pixels have 2.5.
-    Source: the project's own.
+    Range: from 0, one image per digit, over 1, as varied as real writing; random black and white pixels have 2.5.
+    Source: designed for mmgrpo.
     Traps: wrong digits inflate it: read it beside an accuracy.
     """
 

@@ -27,7 +27,7 @@ def _moved(pixels: Pixels) -> Pixels:
 
 
 def _bold(pixels: Pixels) -> Pixels:
-    """Each pixel as bright as the brightest of itself and its neighbours beside, above and below."""
+    """Each pixel as bright as the brightest of itself and its neighbors beside, above and below."""
     framed = np.pad(pixels, 1, constant_values=BLANK)
     return np.max(
         [framed[1:-1, 1:-1], framed[1:-1, :-2], framed[1:-1, 2:], framed[:-2, 1:-1], framed[2:, 1:-1]], axis=0
@@ -83,14 +83,14 @@ def misinstructed_edits(fraction: float = 0.5, seed: int = 0) -> list[Example]:
 
 @final
 class EditVerifier:
-    """Reward: 1.0 if the picture is what column ``edit`` makes of the source, to within ``tolerance``, else 0.0.
+    """Reward: 1.0 if the image is what column ``edit`` makes of the source, to within ``tolerance``, else 0.0.
 
     Of all edits of the source, and the source itself, the asked one must be the nearest, and no further than the
-    tolerance: a root mean square of pixels in [-1, 1]. A sample without picture, source or column is not judged.
+    tolerance: a root mean square of pixels in [-1, 1]. A sample without image, source or column is not scored.
 
     Range: 0 or 1.
-    Source: the project's own: the edits are functions of the pixels, so that the right answer is known.
-    Traps: a picture on the border of the tolerance is worth as much as a perfect one.
+    Source: designed for mmgrpo: the edits are functions of the pixels, so that the right answer is known.
+    Traps: an image on the border of the tolerance is worth as much as a perfect one.
     """
 
     def __init__(self, tolerance: float = 0.4) -> None:
@@ -113,10 +113,10 @@ class HeldOutEditJudge:
     """Evaluation: 1.0 if the asked edit is the nearest and a classifier still reads the source's digit, else 0.0.
 
     The classifier, an RBF support vector machine for each edit, was fitted on edited training digits; it reads what the
-    picture shows and knows neither source nor tolerance. The columns are ``edit`` and ``digit``.
+    image shows and knows neither source nor tolerance. The columns are ``edit`` and ``digit``.
 
     Range: 0 or 1.
-    Source: the project's own.
+    Source: designed for mmgrpo.
     Traps: a digit that a person can read and the classifier cannot counts as lost, about 2 % of the true edits.
     """
 
@@ -155,7 +155,7 @@ def _edit_prompt(source: Pixels, digit: int, edit: str) -> Prompt:
 
 
 def _distances(sample: Sample) -> dict[str, float] | None:
-    """Root mean squares between the picture and each edit of its source, and the source, under ``""``."""
+    """Root mean squares between the image and each edit of its source, and the source, under ``""``."""
     if sample.image is None or len(sample.prompt.images) == 0:
         return None
     source, generated = to_pixels(opened(sample.prompt.images[0])), to_pixels(sample.image)

@@ -1,6 +1,6 @@
 """The little model of ``quickstart/digits-tokens``: a stock Llama of 0.6 M weights that writes digits out of patches.
 
-A picture of 8 x 8 pixels is 16 patches of 2 x 2, each the nearest of 128 that k-means found in the training digits. The
+An image of 8 x 8 pixels is 16 patches of 2 x 2, each the nearest of 128 that k-means found in the training digits. The
 vocabulary is the words of the captions and these 128.
 """
 
@@ -24,7 +24,7 @@ class PatchCodes:
     """Codes of digits: which of a few patches each patch is nearest to. Pixels lie in [-1, 1].
 
     Attributes:
-        grid: patches of a picture, down and across.
+        grid: patches of an image, down and across.
         num_codes: how many patches are known.
     """
 
@@ -49,7 +49,7 @@ class PatchCodes:
 
 
 def patches_of(pixels: Tensor) -> Tensor:
-    """The patches of pictures, row by row: (N, 1, 8, 8) -> (N, 16, 4)."""
+    """The patches of images, row by row: (N, 1, 8, 8) -> (N, 16, 4)."""
     down = pixels.unfold(2, PATCH, PATCH).unfold(3, PATCH, PATCH)
     return down.reshape(len(pixels), -1, PATCH * PATCH)
 

@@ -1,4 +1,4 @@
-"""Telephone keys: sounds of three keys each, synthesised, for a model that learns to hear which they are.
+"""Telephone keys: sounds of three keys each, synthesized, for a model that learns to hear which they are.
 
 A key is the sum of two sines, one of its row and one of its column (dual-tone multi-frequency signalling, ITU-T Q.23).
 Every sound has its own levels, phases, lengths, pauses and noise, drawn from a seed: the same numbers each run.

@@ -19,7 +19,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Policy
 
 LEFT_OUT = ("critic", "schedules", "controllers", "stages", "runs")
-"""Sections that change what is learnt and are not in the loop."""
+"""Sections that change what is learned and are not in the loop."""
 
 
 def _require_supported(config: RunConfig) -> RunConfig:

@@ -101,14 +101,14 @@ class MovingDigitVerifier:
 
     The columns are ``digit`` and ``direction``. Frames are read twice, half a frame each: by the perceptron of
     ``digit_verifier`` and by the three nearest images of its split, cut out where a digit that moves as asked has come
-    to. The ink moves as asked if from the first frame to the last its centre goes farther there than across, and by a
-    pixel at least. A sample without a video, or a prompt without a column, is not judged (None).
+    to. The ink moves as asked if from the first frame to the last its center goes farther there than across, and by a
+    pixel at least. A sample without a video, or a prompt without a column, is not scored (None).
 
     Range: 0 to 1, a third a frame at most.
-    Source: the project's own: UCI digits, of whose held-out ones the two read 0.978 and 0.986.
+    Source: designed for mmgrpo: UCI digits, of whose held-out ones the two read 0.978 and 0.986.
     Traps: it is blind to diversity. Without the share of the ink policies learn to draw pieces beside the digit, which
-        move the ink's centre as it should (measured: 0.87 by such a verifier, 0.67 by the judge); and with the
-        perceptron alone, shapes that only a perceptron takes for digits (0.90 and 0.74).
+    move the ink's center as it should (measured: 0.87 by such a verifier, 0.67 by the judge); and with the
+    perceptron alone, shapes that only a perceptron takes for digits (0.90 and 0.74).
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class MovingDigitJudge:
     those; and it moves by as much as makes the last frame most like the first, wherever it stands.
 
     Range: 0 or 1.
-    Source: the project's own: a support vector machine fitted on the held-out UCI digits; it reads 0.983 of the rest.
+    Source: designed for mmgrpo: a support vector machine fitted on the held-out UCI digits; it reads 0.983 of the rest.
     Traps: trained on, it is no judge any more. It too is blind to diversity.
     """
 
@@ -165,7 +165,7 @@ def _path(direction: str) -> list[tuple[int, int]]:
 
 
 def _centre(frame: Clip) -> NDArray[np.float64]:
-    """Row and column of the centre of the ink; of a frame without any, its middle."""
+    """Row and column of the center of the ink; of a frame without any, its middle."""
     ink = _ink(frame) + LITTLE
     return np.array([(ink.sum(1 - axis) * np.arange(CANVAS)).sum() / ink.sum() for axis in (0, 1)])
 
@@ -213,7 +213,7 @@ def _score_videos(samples: Sequence[Sample], score: Callable[[Clip, int, str], f
 
 
 def _pixels(video: Sequence[Image.Image]) -> Clip:
-    """Frames of any size and mode as (F, H, W) grey values in [-1, 1], by area average."""
+    """Frames of any size and mode as (F, H, W) gray values in [-1, 1], by area average."""
     if len(video) != NUM_FRAMES:
         raise DataError(f"moving digits are judged on clips of {NUM_FRAMES} frames, got {len(video)}")
     frames = [frame.convert("L").resize((CANVAS, CANVAS), Image.Resampling.BOX) for frame in video]

@@ -121,7 +121,7 @@ def word_tokenizer(words: Sequence[str] = WORDS, *, max_length: int = 6) -> PreT
 
 
 def zero_modulation(transformer: nn.Module) -> None:
-    """Zeroes the adaptive norms' and the output's linear layers, as diffusion transformers are initialised.
+    """Zeroes the adaptive norms' and the output's linear layers, as diffusion transformers are initialized.
 
     Source: DiT, arXiv:2212.09748, sec. 3.2 (adaLN-Zero); diffusers leaves it to the training script.
     """
@@ -136,7 +136,7 @@ def zero_modulation(transformer: nn.Module) -> None:
 def pixel_autoencoder(channels: int = 1) -> AutoencoderTiny:
     """A stock autoencoder whose latents are the pixels in [-1, 1]: delta kernels, and offsets that undo each other.
 
-    Of pictures of several channels they are the mean, and every channel comes back alike: grey pictures stay. Its
+    Of images of several channels they are the mean, and every channel comes back alike: gray images stay. Its
     decoder squashes with 3 tanh(x / 3); the encoder stretches by as much at 1, so black and white survive.
     """
     vae = AutoencoderTiny(

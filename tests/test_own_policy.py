@@ -149,7 +149,7 @@ def test_the_simulator() -> None:
     x, y = simulator.GOAL
     path_NS = torch.tensor([[0, 0, x, y - 0.5], [0, 0, x, y - 0.3], [0, 0, x, y - 0.3], [0, 0, x, y - 0.09]])
     sample = Sample(Prompt("x"), 0, 0, array=torch.cat([path_NS, path_NS[-1:].repeat(3, 1)]))
-    (pushed,), (progress,) = rewards.Pushed()([sample]), rewards.Progress(chunks=3, denoising_steps=4)([sample])
+    (pushed,), (progress,) = rewards.Pushed()([sample]), rewards.PushProgress(chunks=3, denoising_steps=4)([sample])
     assert (pushed.value, pushed.explanation) == (1.0, {"reason": "0.09 from the goal"})
     assert progress.value == pytest.approx(0.41)
     assert [(scope.start, scope.end) for scope in progress.scopes] == [(0, 4), (4, 8), (8, 12)]

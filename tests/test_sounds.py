@@ -279,7 +279,7 @@ class TestServing:
         body, kind = packed([Sample(Prompt("p"), 0, 0, audio=tone(duration_s=1.0))], form="png")
         assert kind == JSON
         assert unpacked(body, JSON, max_pixels=8000)[1][0].audio is not None
-        with pytest.raises(DataError, match="more pixels than the server takes"):
+        with pytest.raises(DataError, match="exceed the pixel limit of the server"):
             unpacked(body, JSON, max_pixels=8000 - 1)
         assert MIN_PIXELS < 8000
 

@@ -25,7 +25,7 @@ class ClapScore:
 
     The sound is made one channel at the model's rate (48 kHz) and heard in windows of its length (10 seconds), whose
     unit features are averaged; a shorter one is repeated, as the model was trained. The text is the prompt, or
-    ``text_column``, after ``prefix``. A sample without sound, or without a text, is not judged.
+    ``text_column``, after ``prefix``. A sample without sound, or without a text, is not scored.
 
     Settings: ``model`` is a path or hub id of transformers; "laion/larger_clap_music" knows more of music,
     "laion/larger_clap_general" of speech. ``device`` null is the process's GPU or the CPU.

@@ -25,11 +25,11 @@ class Loudness:
     """Reward: how near a sound's level is to the one wanted, 1 - |level - target| / tolerance, at least 0.
 
     The level is the root mean square of all channels in decibels of full scale: a full sine has -3. A sample without
-    sound is not judged.
+    sound is not scored.
 
     Range: 0 to 1.
     Units: ``target_db`` and ``tolerance_db`` in dB of full scale.
-    Source: the project's own.
+    Source: designed for mmgrpo.
     Traps: it is no loudness as heard (ITU-R BS.1770 weighs frequencies); noise at the right level scores 1.
     """
 
@@ -55,10 +55,10 @@ class Loudness:
 class Clipping:
     """Reward: minus the share of a sound's values that are at full scale, where a wave is cut off.
 
-    A sample without sound is not judged.
+    A sample without sound is not scored.
 
     Range: -1 to 0.
-    Source: the project's own.
+    Source: designed for mmgrpo.
     Traps: silence is never cut off: pair it with ``loudness`` or ``sounding``.
     """
 
@@ -73,11 +73,11 @@ class Clipping:
 class Sounding:
     """Reward: the share of a sound's time in which something is to be heard, in steps of 20 ms.
 
-    A step counts if the level of any channel lies above ``threshold_db``. A sample without sound is not judged.
+    A step counts if the level of any channel lies above ``threshold_db``. A sample without sound is not scored.
 
     Range: 0 to 1.
     Units: ``threshold_db`` in dB of full scale, as in ``loudness``.
-    Source: the project's own.
+    Source: designed for mmgrpo.
     Traps: hum and hiss are to be heard, too; pauses of music and speech are not.
     """
 
@@ -96,11 +96,11 @@ class SoundLength:
     """Reward: how near a sound's length is to the one wanted, 1 - |length - wanted| / wanted, at least 0.
 
     The length runs from the beginning to the last step of 20 ms that is above ``threshold_db``. What is wanted is the
-    number in ``column``, or ``seconds`` where a row has none; without either a sample is not judged.
+    number in ``column``, or ``seconds`` where a row has none; without either a sample is not scored.
 
     Range: 0 to 1.
     Units: ``seconds`` and the column in seconds; ``threshold_db`` in dB of full scale.
-    Source: the project's own.
+    Source: designed for mmgrpo.
     Traps: a click at the right moment ends a sound: pair it with ``sounding``.
     """
 

@@ -19,7 +19,7 @@ class WordError:
     """Reward: 1 less the word error rate between what a recognizer hears in the sound and what should be said.
 
     What should be said is the text in ``column``, or the prompt with ``column: null``. The rate is as in
-    ``word_error_rate``, by ``unit``; a sample without sound, or a row without a text, is not judged.
+    ``word_error_rate``, by ``unit``; a sample without sound, or a row without a text, is not scored.
 
     Settings: ``model`` is a path or hub id of transformers: a recognizer with a CTC head (Wav2Vec2, HuBERT, Parakeet)
     or one that writes (Whisper, Moonshine). ``language`` is what such a one is told, "en" say. ``device`` null is the
@@ -28,7 +28,7 @@ class WordError:
     Source: the word error rate of speech recognition, by rapidfuzz; as a reward for speech synthesis Anastassiou et al.
     2024 (Seed-TTS), arXiv:2406.02430.
     Traps: Whisper hears the first 30 seconds, and invents words in noise and silence; a voice that no person would like
-    can be recognised perfectly: pair it with ``clap_score`` or a judge of speech. "10" is not "ten".
+    can be recognized perfectly: pair it with ``clap_score`` or a judge of speech. "10" is not "ten".
     """
 
     deterministic = True

@@ -56,7 +56,7 @@ class CodeTests:
     Range: 0 to 1, and ``wrong``.
     Source: rewards by test cases as in DeepSeek-R1, arXiv:2501.12948, sec. 2.2.2; the sandbox is our own.
     Traps: tests that change a list in place see no change, and objects of the program cannot be compared, only what
-    their attributes and methods give. A row whose tests cannot be read is not judged. Few or weak tests are learnt by
+    their attributes and methods give. A row whose tests cannot be read is not scored. Few or weak tests are learned by
     heart: look at what passes.
     """
 
@@ -122,7 +122,7 @@ class RunTime:
     0.76 at most, -0.76 in twice its time or more. The program of the answer and that of the column ``reference`` are
     run on the same inputs, ``repeats`` times each, and the least seconds of processor (or the least memory) of each
     input are added up. What does not pass its tests, which are pairs as ``code_tests`` has them, scores ``wrong``; a
-    row whose reference does not pass them is not judged.
+    row whose reference does not pass them is not scored.
 
     Settings: ``measure`` is ``time`` or ``memory``; the others as in ``code_tests``.
     Range: -0.76 to 0.76, and ``wrong``.   Units: seconds of processor, MiB.

@@ -43,7 +43,7 @@ class SqlExecution:
     Source: execution accuracy of BIRD (Li et al. 2023, arXiv:2305.03111), with ``compare: set``; columns and syntax
     as parts of a reward: Reasoning-SQL (arXiv:2503.23157).
     Traps: another query may give the same rows by chance on a small database; an empty result is right where the
-    reference's is empty. A row whose own query fails, takes too long or gives more than 100,000 rows is not judged.
+    reference's is empty. A row whose own query fails, takes too long or gives more than 100,000 rows is not scored.
     """
 
     concurrent = True

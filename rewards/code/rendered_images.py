@@ -1,4 +1,4 @@
-"""A reward for code that draws: rendered in a sandbox, then judged as a picture."""
+"""A reward for code that draws: rendered in a sandbox, then judged as an image."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ FORMS = ("PNG", "JPEG", "GIF", "BMP", "WEBP")
 
 @final
 class Rendered:
-    """Reward: another reward, asked about the picture that the answer's code draws.
+    """Reward: another reward, asked about the image that the answer's code draws.
 
     The code is written to ``file`` in an empty folder, ``command`` is run there, in a sandbox without network and
-    within the limits, or not at all (``docs/sandbox.md``), and must write a picture (PNG, JPEG, GIF, BMP or WebP, of at
-    most 4,096 pixels a side) to its standard output. ``of`` is asked about that picture, with the prompt of the sample.
-    What cannot be rendered, or is all of one colour, scores ``wrong``.
+    within the limits, or not at all (``docs/sandbox.md``), and must write an image (PNG, JPEG, GIF, BMP or WebP, of at
+    most 4,096 pixels a side) to its standard output. ``of`` is asked about that image, with the prompt of the sample.
+    What cannot be rendered, or is all of one color, scores ``wrong``.
 
     Example: ``{name: rendered, of: {name: brightness}, command: [rsvg-convert, a.svg], file: a.svg}``.
     Settings: ``paths`` and ``extract`` as in ``command``.
     Range: that of ``of``, and ``wrong``.   Units: seconds, MiB.
-    Source: pictures of code held against a reference as in TikZilla, arXiv:2603.03072, and its code.
+    Source: images of code held against a reference as in TikZilla, arXiv:2603.03072, and its code.
     Traps: a renderer that includes files can show the reference, if that lies within ``paths``. Fonts of the machine
     change what is drawn: render the references on it too.
     """
@@ -85,7 +85,7 @@ class Rendered:
         return values
 
     def _render(self, text: str, binary: str) -> Image.Image | str:
-        """The picture, or why there is none."""
+        """The image, or why there is none."""
         code = code_in(text, self._extract)
         if code is None:
             return "no code"

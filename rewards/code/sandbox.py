@@ -91,8 +91,8 @@ class Outcome:
     """How a command ended.
 
     Attributes:
-        ending: by itself, by a signal, or by us.
-        code: its exit status, where it ended by itself.
+        ending: alone, by a signal, or by us.
+        code: its exit status, where it ended alone.
         output: its standard output, as far as it was read.
         errors: its standard error, in the same manner.
         cpu_s: seconds of processors that the command and what it waited for took; 0 where it was killed by us.
@@ -108,7 +108,7 @@ class Outcome:
 
     @property
     def succeeded(self) -> bool:
-        """Whether it ended by itself with status 0."""
+        """Whether it ended alone with status 0."""
         return self.ending == "exited" and self.code == 0
 
 

@@ -39,7 +39,7 @@ class Command:
     declared axiom); ``expect`` a pattern that the output must hold for a 1; ``number`` a pattern whose first group in
     the output is the score, clipped to [0, 1]; ``env`` further variables; ``extract`` as in ``code_tests``.
     Range: 0 to 1.   Units: seconds, MiB.
-    Source: the project's own.
+    Source: designed for mmgrpo.
     Traps: where the command runs what the model wrote, that can write whatever ``expect`` and ``number`` look for:
     trust them with checkers and compilers alone, and have a test bench end with its own status. A model finds every
     way of saying nothing: forbid what would pass without being an answer. ``memory_mb`` is address space, of which

@@ -113,7 +113,7 @@ class GuiAction:
         return parts["type"] * sum(weights[name] * parts[name] for name in parts) / total
 
     def _placed(self, prompt: Prompt, stated: Action, wanted: Action) -> tuple[float, dict[str, Any]]:
-        """Whether the place is right, and the picture of it."""
+        """Whether the place is right, and the image of it."""
         points = self._coordinates.points(prompt, [] if stated.position is None else [stated.position])
         if wanted.point is None and wanted.box is not None:
             _, (box,) = self._coordinates.boxes(prompt, [], [StatedBox(wanted.box)])

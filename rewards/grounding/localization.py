@@ -33,7 +33,7 @@ TimeUnit = Literal["seconds", "frames"]
 class BoxIou:
     """Reward: overlap of the one box that the answer states with the reference's.
 
-    ``mode: iou`` is the intersection over union, ``giou`` the generalised one, which tells apart boxes that do not
+    ``mode: iou`` is the intersection over union, ``giou`` the generalized one, which tells apart boxes that do not
     touch, ``threshold`` 1 for an IoU of at least ``threshold``, else 0. No box, several, a swapped or empty one score
     the least.
 

@@ -32,19 +32,19 @@ class MaskIou:
     Read are polygons (``[[x, y], ..]`` of at least three points, or COCO's flat lists of at least six numbers), COCO's
     run-length masks (``{"size": [h, w], "counts": ..}``, compressed or not), and boxes as in ``box_iou``; what the
     answer covers is all of them together. Regions are compared pixel by pixel: on the grid of the reference's mask if
-    it is one, where what lies outside the picture is left out; else on ``grid`` x ``grid`` cells around the reference,
+    it is one, where what lies outside the image is left out; else on ``grid`` x ``grid`` cells around the reference,
     and around those on cells that grow with the distance.
 
-    The reference, in ``column``, is a run-length mask, a picture whose region is not black, or polygons or boxes in
-    the data's frame. A mask covers the whole picture and so gives its size, unless there is a column
+    The reference, in ``column``, is a run-length mask, an image whose region is not black, or polygons or boxes in
+    the data's frame. A mask covers the whole image and so gives its size, unless there is a column
     ``original_size``. ``threshold`` makes it 1 for an IoU of at least that, else 0.
 
     Settings: ``coordinates`` and ``extract`` as in ``box_iou``.
-    Range: 0 to 1.   Units: as declared; a pixel counts by its centre.
+    Range: 0 to 1.   Units: as declared; a pixel counts by its center.
     Source: run-length masks: pycocotools, maskApi.c; mask IoU as a reward: Liu et al. 2025 (Seg-Zero),
     arXiv:2503.06520. Deviation: the region is what the model writes, no segmenter stands between.
     Traps: for thin things a box scores almost nothing, however well it lies. Masks are bound to 16 million pixels, an
-    answer to 100 shapes and a polygon to 2,000 corners; a reference beyond is not judged, an answer beyond scores 0.
+    answer to 100 shapes and a polygon to 2,000 corners; a reference beyond is not scored, an answer beyond scores 0.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class MaskIou:
         return Score(float(value >= self._threshold), explanation | {"parts": rounded({"overlap": value})})
 
     def _source_and_target(self, prompt: Prompt, reference: Sequence[Shape]) -> tuple[CoordinateFrame, CoordinateFrame]:
-        """The model's frame, and the one to compare in: the picture of the reference's mask, or the reference's."""
+        """The model's frame, and the one to compare in: the image of the reference's mask, or the reference's."""
         coordinates = self._coordinates
         if not isinstance(reference[0], RegionMask):
             return coordinates.of_model(prompt), coordinates.of_reference(prompt)
@@ -179,7 +179,7 @@ class _Raster:
         return (x - self.left) / self.width * self.columns, (y - self.top) / self.height * self.rows
 
     def _sampled(self, mask: RegionMask) -> np.ndarray:
-        """Each cell takes the pixel of the mask that its centre lies in."""
+        """Each cell takes the pixel of the mask that its center lies in."""
         width, height = _extent(mask, self.frame)
         x = (self.left + (np.arange(self.columns) + 0.5) * self.width / self.columns) * mask.size[0] / width
         y = (self.top + (np.arange(self.rows) + 0.5) * self.height / self.rows) * mask.size[1] / height
@@ -189,7 +189,7 @@ class _Raster:
 
 
 def _iou(shapes: Regions, reference: Regions, raster: _Raster) -> float:
-    """Intersection over union, on the raster of the reference and, unless that is a picture, on ever wider rings.
+    """Intersection over union, on the raster of the reference and, unless that is an image, on ever wider rings.
 
     One raster around both would let a sliver far off make its cells so coarse that any box were as good as the right
     one.
@@ -207,7 +207,7 @@ def _iou(shapes: Regions, reference: Regions, raster: _Raster) -> float:
 
 
 def _around(shapes: Regions, frame: CoordinateFrame, cells: int) -> _Raster:
-    """A grid around everything, a mask's whole picture too."""
+    """A grid around everything, a mask's whole image too."""
     corners = [corner for shape in shapes if isinstance(shape, Polygon) for corner in shape.corners]
     corners += [
         corner for shape in shapes if isinstance(shape, RegionMask) for corner in ((0.0, 0.0), _extent(shape, frame))
@@ -217,7 +217,7 @@ def _around(shapes: Regions, frame: CoordinateFrame, cells: int) -> _Raster:
 
 
 def _extent(mask: RegionMask, frame: CoordinateFrame) -> tuple[float, float]:
-    """How far the picture of a mask reaches in a frame; where that has no size, it is in pixels of the mask."""
+    """How far the image of a mask reaches in a frame; where that has no size, it is in pixels of the mask."""
     return frame.width or float(mask.size[0]), frame.height or float(mask.size[1])
 
 

@@ -1,4 +1,4 @@
-"""Average precision of the boxes in one picture, with a penalty for listing too many."""
+"""Average precision of the boxes in one image, with a penalty for listing too many."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class AveragePrecision:
     Range: 0 to 1.
     Source: COCO's evaluation (pycocotools), and Shen et al. 2025 (VLM-R1), arXiv:2504.07615, ``odLength`` in
     grpo_jsonl.py for the penalty. Deviation: equal scores are one point; VLM-R1's AP depends on their order.
-    Traps: with ``length_power: 0`` boxes of classes that the picture lacks are free, and with ``stated`` scores so is
+    Traps: with ``length_power: 0`` boxes of classes that the image lacks are free, and with ``stated`` scores so is
     every box after the last hit: VLM-R1 saw policies list many. A single IoU threshold gives no signal below it.
     """
 

@@ -1,4 +1,4 @@
-"""Reward for a path of points over a picture: where a gripper goes, a line that is followed."""
+"""Reward for a path of points over an image: where a gripper goes, a line that is followed."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Trajectory:
     """Reward: nearness of the path that the answer states to the reference's, by the discrete Fréchet distance.
 
     1 - d / D, at least 0. d is the least that the worst pair of points must cost if both paths are walked from end to
-    end, neither ever back: the distance of the two in widths and heights of the picture, plus ``angle`` times the
+    end, neither ever back: the distance of the two in widths and heights of the image, plus ``angle`` times the
     angle between the directions there, plus ``ratio`` times |log| of the ratio of the two steps. D = sqrt(2) + angle pi
     + ratio log 10 is what counts as furthest. With both at 0, as by default, it is the plain distance over the
-    picture's diagonal.
+    image's diagonal.
 
     Read are lists of points as in ``point_in_box``; the reference, in ``column``, is one.
 
     Settings: ``coordinates`` and ``extract`` as in ``box_iou``.
-    Range: 0 to 1.   Units: as declared; distances in sides of the picture, angles in radians.
+    Range: 0 to 1.   Units: as declared; distances in sides of the image, angles in radians.
     Source: discrete Fréchet distance: Eiter and Mannila 1994; with angle 0.25 and ratio 0.1: VLA-R1, arXiv:2510.01623.
-    Traps: points outside of the picture are moved to its edge; a single point has no direction and costs no angle.
+    Traps: points outside of the image are moved to its edge; a single point has no direction and costs no angle.
     No point, or more than 200, scores 0.
     """
 
@@ -78,7 +78,7 @@ class Trajectory:
         )
 
     def _points(self, prompt: Prompt, path: Sequence[Coordinate], frame: FrameName) -> list[Point]:
-        """A path in sides of the picture, held within it."""
+        """A path in sides of the image, held within it."""
         source, unit = self._coordinates.sized(frame, prompt), normalised_frame("norm1")
         points = [Point(x, y, source).to(unit) for x, y in path]
         return [Point(min(max(point.x, 0.0), 1.0), min(max(point.y, 0.0), 1.0), unit) for point in points]

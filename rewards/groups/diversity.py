@@ -24,7 +24,7 @@ Similarity = Literal["ngrams", "pixels"]
 Embed = Callable[[Sequence[Sample]], Any]
 """A vector per sample, as an array of shape (samples, D) or a list of lists."""
 
-SIDE = 32  # pictures are compared at 32 x 32 pixels
+SIDE = 32  # images are compared at 32 x 32 pixels
 
 Matrix = NDArray[np.float64]
 Features = Sequence[Any]
@@ -51,9 +51,9 @@ class DiversityAdjusted:
     group, whose own 1 is the 1 here. Deviation: cosines below 0 count as 0, so that the divisor is at least 1.
     ``bonus``: Hu et al. 2025 (DIVER), arXiv:2509.26209; there s is BLEU, or the bonus is that of ``unique_formulas``.
     Deviations: neither its bounds on the bonus nor its end after 100 steps.
-    Traps: it holds the reward, so do not add that beside it. ``divide`` shrinks negative rewards as well, so copies of
-    a bad sample lose less: use it with rewards that are not negative. Pixels say little of content: two shifted copies
-    differ, and every pair of bright images is alike.
+    Traps: it includes the reward, so do not add that reward separately. ``divide`` shrinks negative rewards as well, so
+    copies of a bad sample lose less: use it with rewards that are not negative. Pixels say little of content: two
+    shifted copies differ, and every pair of bright images is alike.
     """
 
     def __init__(

@@ -26,8 +26,8 @@ class Unlikeliness:
     Range: (1 - ``strength`` (G - 1) / G) of a positive reward up to all of it.
     Source: He et al. 2025, arXiv:2506.02355; ranks and ``strength: 0.25`` as in its code. Deviations: rewards below 0
     stay as they are, where its proofs are right (1) or wrong (0); equal likelihoods share a rank.
-    Traps: it holds the reward, so do not add that beside it. The mean over tokens is the measure, so a long sample is
-    not unlikely by being long. Greedy samples of a group are all alike and share one rank.
+    Traps: it includes the reward, so do not add that reward separately. The mean over tokens is the measure, so a long
+    sample is not unlikely by being long. Greedy samples of a group are all alike and share one rank.
     """
 
     def __init__(self, of: Reward, strength: float = 0.25) -> None:
@@ -64,7 +64,7 @@ class SelfCertainty:
     Source: Zhao et al. 2025 (Intuitor), arXiv:2505.19590, self-certainty; its code leaves out the constant log V, which
     no advantage sees.
     Traps: it rewards confidence, not truth: repetition and boilerplate are what a policy is surest of, so watch a
-    held-out accuracy and ``repetition``. Its scale depends on the vocabulary: normalise by group.
+    held-out accuracy and ``repetition``. Its scale depends on the vocabulary: normalize by group.
     """
 
     needs_values = ("certainty",)
@@ -107,14 +107,15 @@ class LikelihoodConsistency:
     p_i, 0 to 1, is the probability per token (the geometric mean) of the answer after the sample's reasoning, under a
     model that changes slowly. None where either the reward or the likelihood has None.
 
-    Example: ``{name: likelihood_consistency, of: math_verify, likelihood: {name: remote, url: "http://127.0.0.1:8000"}}``.
+    Example: ``{name: likelihood_consistency, of: math_verify, likelihood: {name: remote, url:
+    "http://127.0.0.1:8000"}}``.
     Settings: ``of``, the reward with its settings, or its bare name; ``likelihood``, another one that gives p, such as
     a ``python:module:function`` of the samples, or a served model by ``remote``.
     Range: that of the reward, times 1 + ``strength`` where it is positive.
     Source: Chen et al. 2025 (GRPO-CARE), arXiv:2506.16141, and its code, whose scripts have these numbers; there p is
     by a moving average of the policy (0.995 every 10 steps), and ``of`` is the accuracy alone.
-    Traps: it holds the reward, so do not add that beside it. In a group of equal likelihoods every right sample has the
-    bonus. An answer that is copied from the prompt is likely without any reasoning.
+    Traps: it includes the reward, so do not add that reward separately. In a group of equal likelihoods every right
+    sample has the bonus. An answer that is copied from the prompt is likely without any reasoning.
     """
 
     def __init__(

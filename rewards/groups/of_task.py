@@ -1,4 +1,4 @@
-"""What another task of the run made of samples: the credit of a prompt for the pictures that were drawn of it."""
+"""What another task of the run made of samples: the credit of a prompt for the images that were drawn of it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class OfTask(CrossTaskReward):
 
     Example: ``{name: of_task, task: painter}``.
     Settings: ``task``, one that is after this one (``task.after``); ``reward``, the label of one of its rewards; if not
-        given, what its rewards come to.
+    given, what its rewards come to.
     Range: that of the rewards there.
-    Source: a rewriter is credited with the pictures of its prompts: PromptRL, arXiv:2602.01382.
+    Source: a rewriter is credited with the images of its prompts: PromptRL, arXiv:2602.01382.
     Traps: it is of the samples of one step, so that evaluations, where nothing is drawn after, have none of it.
     """
 

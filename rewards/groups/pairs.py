@@ -40,7 +40,7 @@ class PairwiseWinRate:
     which nothing is known is left out of both rates. A sample without a decided pair, such as one alone in its group,
     gets None; NaN if judging failed.
 
-    Explains itself by the sample's wins, ties and defeats, and against whom.
+    The explanation has the sample's wins, ties and defeats, and against whom.
 
     Example: ``{name: pairwise_win_rate, of: pick_score}``.
     Settings: either ``judge``, a ``python:module:function`` of two samples that gives the probability that the first is
@@ -85,16 +85,16 @@ class Tournament:
     better seed. Those who lose in the same round are placed by their mean points over their matches, equal ones
     sharing their mean place, or with ``placing: matches`` by tournaments of their own. Seeded by one anchor and placed
     by points a group of G takes at most 2 (G - 1) comparisons where all pairs would be G (G - 1) / 2; a pair that met
-    before is not judged again. A sample alone in its group, or with no decided match, gets None; NaN if judging failed.
+    before is not scored again. A sample alone in its group, or with no decided match, gets None; NaN if judging failed.
 
-    Explains itself by the sample's place, points and matches in the order in which they were played.
+    The explanation has the sample's place, points and matches in the order in which they were played.
 
     Example: ``{name: tournament, of: pick_score}``.
     Settings: ``judge``, ``of``, ``swap``, ``temperature`` and ``workers`` as in ``pairwise_win_rate``. Draws depend on
     ``seed``, the prompt's text and the members' numbers alone.
     Range: 0 to 1; the mean over a group is 1/2.
     Source: Zhang et al. 2026 (ArenaRL), arXiv:2601.06487, seeded single elimination and its code; the reward is
-    1 - place / (G - 1), which its advantages standardise. Deviations: the anchor is a drawn member, where the code
+    1 - place / (G - 1), which its advantages standardize. Deviations: the anchor is a drawn member, where the code
     takes the first and the paper a greedy sample; it is seeded as its own equal (1/2), not by its mean against the
     others; the best seeds get the byes; equal losers share their places; a pair is neither judged nor counted twice.
     Traps: only the first place is sure even with a judge without noise; a strong member that meets the strongest early

@@ -20,7 +20,7 @@ class InContext:
 
     Example: ``{name: in_context, of: exact_match, contexts: [null, posed]}``.
     Settings: ``of``, the reward with its settings, or its bare name; ``contexts``, names of ``rollout.contexts``, null
-        for
+    for
     the prompt as it is.
     Range: that of the reward.
     Source: ours; of use with ``rollout.planner: stages``, where a solution and a proposed problem are judged apart.
@@ -53,11 +53,11 @@ class OfLater:
 
     Example: ``{name: of_later, of: math_verify, contexts: [variant], later: posed, within: [0.125, 0.625]}``.
     Settings: ``of``, the reward with its settings, or its bare name; ``contexts``, those of the samples that are
-        rewarded,
+    rewarded,
     null for the prompt as it is; ``later``; ``within``; ``missing``.
     Range: that of the reward, or 0 and 1.
     Source: proposals judged by their solutions: SvS, arXiv:2508.14029 (0.125 to 0.625); a first round by where it
-        leads:
+    leads:
     MOTIF, arXiv:2507.02851.
     Traps: it applies once what comes later was drawn; a planner that looks back earlier sees ``missing``.
     """

@@ -66,7 +66,7 @@ class Attempts:
 
     Example: ``{name: attempts, of: math_verify, weight: 0}``.
     Settings: ``of``, the reward with its settings, or its bare name; ``start`` and ``end`` of a check; ``verdict``, a
-        regular expression with a group, and ``yes``, whatever the case; ``right``, in units of the reward.
+    regular expression with a group, and ``yes``, whatever the case; ``right``, in units of the reward.
     With a weight of 0 it speaks through its parts alone, to the estimator ``{name: scoped, reward: attempts}``: the
     first, third and so on are attempts, the others checks.
     Range: that of the reward; of checks 0 and 1.

@@ -29,8 +29,8 @@ class NoisyVerifier:
     Source: Cai et al. 2025, arXiv:2510.00915, backward correction, with rho_0 = fp and rho_1 = fn; its forward
     correction weighs gradients and is no reward.
     Traps: it is a change of scale, so an advantage divided by the group's spread is the same with it and without: it
-    counts where advantages are only centred, beside other rewards, and in the curves. Rates that are too high
-    overcorrect; measure them on labelled samples of the policy that is trained. It raises the variance by
+    counts where advantages are only centerd, beside other rewards, and in the curves. Rates that are too high
+    overcorrect; measure them on labeled samples of the policy that is trained. It raises the variance by
     1 / (1 - fp - fn)^2.
     """
 
@@ -70,9 +70,9 @@ class Conciseness:
     Range: that of the reward; a right sample keeps at least 1 - ``strength`` of it.
     Source: the group-relative length of Kimi k1.5, arXiv:2501.12599, there over all samples and added; waiting for
     the whole group: Song and Zheng 2025 (ConciseR), arXiv:2505.21178. Deviation: a factor, on right samples alone.
-    Traps: it holds the reward, so do not add that beside it. One token less than its only right sibling makes as much
-    of a difference as a thousand: with ``advantage.scale`` by spread small differences count like large ones. Samples
-    cut off by the length limit are seldom right; if they can be, they are the longest.
+    Traps: it includes the reward, so do not add that reward separately. One token less than its only right sibling
+    makes as much of a difference as a thousand: with ``advantage.scale`` by spread small differences count like large
+    ones. Samples cut off by the length limit are seldom right; if they can be, they are the longest.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class PartialCredit:
     Settings: ``of`` and ``grade``, rewards with their settings, or their bare names.
     Range: those of the two.
     Source: Chen et al. 2025, arXiv:2505.11595: graded rewards by AI feedback where all samples of a group are wrong.
-    Traps: it holds the reward, so do not add that beside it. With advantages divided by the group's spread a grade of
-    0.1 among 0s counts like a right sample among wrong ones. Grades that are 1 end up where right samples are.
+    Traps: it includes the reward, so do not add that reward separately. With advantages divided by the group's spread a
+    grade of 0.1 among 0s counts like a right sample among wrong ones. Grades that are 1 end up where right samples are.
     """
 
     def __init__(self, of: Reward, grade: Reward, right_from: float = 1.0) -> None:

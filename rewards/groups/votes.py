@@ -25,7 +25,7 @@ Entails = Callable[[Sample, Sample], float]
 class MajorityVote:
     """Reward: whether a sample gives the answer that most of its group give, or the share of the group that gives it.
 
-    Answers are compared after the normalisation of ``exact_match``. ``mode: agreement`` is 1 for the most frequent
+    Answers are compared after the normalization of ``exact_match``. ``mode: agreement`` is 1 for the most frequent
     answer and 0 for others; of k answers that are equally frequent each has 1 / k, the mean over picking one at random.
     ``mode: share`` is the answer's count divided by the number of samples. A sample without an answer votes for
     nothing, scores 0 and counts as one of the group; a sample without text gets None and does not.
@@ -33,7 +33,7 @@ class MajorityVote:
     ``entropy`` w takes w H / log k off every score of a group, H being the entropy of its k different answers: 0 for
     one voice, w where all are equally frequent.
 
-    Explains itself by the answer it read, the most frequent ones and the counts.
+    The explanation has the answer it read, the most frequent ones and the counts.
 
     Settings: ``extract`` and ``ignore_case`` as in ``exact_match``.
     Range: 0 to 1, less ``entropy``.
@@ -79,7 +79,7 @@ class MajorityVote:
 class SemanticClusters:
     """Reward: share of its group that says the same as a sample, by answers or by a judge of entailment.
 
-    Without ``entails`` two samples say the same if their answers are equal after the normalisation of ``exact_match``.
+    Without ``entails`` two samples say the same if their answers are equal after the normalization of ``exact_match``.
     With it, a ``python:module:function`` of two samples that gives the probability (or a bool) that what the first says
     entails what the second says, they do if each entails the other with more than ``threshold``; clusters are what such
     pairs connect. The judge is not asked about pairs that are connected already, so at most G (G - 1) times.
@@ -88,7 +88,7 @@ class SemanticClusters:
     ``entropy_max`` gets None: what is settled or hopeless teaches nothing. A sample without an answer says the same as
     no other; one without text gets None and does not count.
 
-    Explains itself by the answer it read (without ``entails``), the size of its cluster and the group's entropy.
+    The explanation has the answer it read (without ``entails``), the size of its cluster and the group's entropy.
 
     Settings: ``extract`` and ``ignore_case`` as in ``exact_match``; they do nothing with ``entails``.
     Range: 1 / G to 1.   Units: entropies in nats, 0 to log G.
@@ -152,7 +152,7 @@ class SemanticClusters:
 
 
 def answer_of(sample: Sample, extract: Extract, *, ignore_case: bool) -> str | None:
-    """A sample's normalised answer; None where it has none, or one that is empty or too long."""
+    """A sample's normalized answer; None where it has none, or one that is empty or too long."""
     answer = None if sample.text is None else extract_answer(sample.text, extract)
     return None if answer is None else normalize_text(answer, ignore_case=ignore_case) or None
 

@@ -1,1 +1,1 @@
-"""Rewards for pictures: from pixels, from models that score, from what is found in them."""
+"""Rewards for images: from pixels, from models that score, from what is found in them."""

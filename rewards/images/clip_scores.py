@@ -1,7 +1,7 @@
 """Rewards from CLIP models: agreement with the text, human preference, aesthetics.
 
 Every model is loaded when the reward is first asked, once a process, from a path or a hub id; rewards that name the
-same model share it. A sample without a picture, or without a text where one is needed, is not judged (None); for videos
+same model share it. A sample without an image, or without a text where one is needed, is not scored (None); for videos
 wrap the reward in ``frame_mean``.
 """
 
@@ -37,7 +37,7 @@ PickMode = Literal["logit", "cosine"]
 
 @final
 class ClipScore:
-    """Reward: cosine between the CLIP features of the picture and of its text.
+    """Reward: cosine between the CLIP features of the image and of its text.
 
     ``score`` is 100 * max(cosine, 0), ``cosine`` the cosine itself. The text is the prompt, or ``text_column``, after
     ``prefix``.
@@ -50,7 +50,7 @@ class ClipScore:
     Source: Hessel et al. 2021 (CLIPScore), arXiv:2104.08718, eq. 1. Deviation: the factor is 100 where the paper has
     2.5, and the prefix is empty where it has "A photo depicts ".
     Traps: it reads 77 tokens and cuts the rest; it is weak at counts, positions and negation; by training on it alone
-    pictures come to carry the prompt's words.
+    images come to carry the prompt's words.
     """
 
     deterministic = True
@@ -92,15 +92,15 @@ class ClipScore:
 
 @final
 class PickScore:
-    """Reward: PickScore, a CLIP-H trained on what people picked of two pictures for one prompt.
+    """Reward: PickScore, a CLIP-H trained on what people picked of two images for one prompt.
 
     ``logit`` is the cosine times the model's learned factor, as published; ``cosine`` without it.
 
-    Range: ``logit`` about 17 to 25 for real pictures (the factor is near 100); only differences for one prompt mean
+    Range: ``logit`` about 17 to 25 for real images (the factor is near 100); only differences for one prompt mean
     something: the probability that one is picked over another is the sigmoid of their difference.
     Source: Kirstain et al. 2023 (Pick-a-Pic), arXiv:2305.01569, sec. 4; Flow-GRPO's reward is the same divided by 26
     (set ``weight: 0.0385``).
-    Traps: trained on, it makes glossy, high-contrast pictures; it reads 77 tokens and cuts the rest.
+    Traps: trained on, it makes glossy, high-contrast images; it reads 77 tokens and cuts the rest.
     """
 
     deterministic = True
@@ -137,15 +137,15 @@ class PickScore:
 
 @final
 class HpsV2:
-    """Reward: Human Preference Score v2 (2.1 by default), the cosine of a CLIP-H tuned on ranked pictures.
+    """Reward: Human Preference Score v2 (2.1 by default), the cosine of a CLIP-H tuned on ranked images.
 
-    Pictures are resized by their longer side and padded with black, as the published scorer does.
+    Images are resized by their longer side and padded with black, as the published scorer does.
 
     Settings: ``checkpoint`` is a file, or ``owner/repository/file`` of the hub; version 2.0 is
     ``xswu/HPSv2/HPS_v2_compressed.pt``. ``model`` is the open_clip architecture it was tuned from.
-    Range: -1 to 1, about 0.2 to 0.35 for real pictures; benchmarks print it times 100.
+    Range: -1 to 1, about 0.2 to 0.35 for real images; benchmarks print it times 100.
     Source: Wu et al. 2023 (HPS v2), arXiv:2306.09341, sec. 4, and the authors' scorer. Deviation: float32, where theirs
-    runs in half precision, and pictures are resized as bytes, theirs as floats.
+    runs in half precision, and images are resized as bytes, theirs as floats.
     Traps: versions 2.0 and 2.1 are on different scales; it likes fine texture, up to noise.
     """
 
@@ -188,14 +188,14 @@ class HpsV2:
 
 @final
 class Aesthetic:
-    """Reward: how good the picture looks, whatever the prompt: LAION's improved aesthetic predictor.
+    """Reward: how good the image looks, whatever the prompt: LAION's improved aesthetic predictor.
 
-    A stack of linear layers over the CLIP ViT-L/14 feature of the picture, divided by its length.
+    A stack of linear layers over the CLIP ViT-L/14 feature of the image, divided by its length.
 
     Settings: ``head`` is the predictor's state dict with ``layers.<number>.weight`` and ``.bias``, a file
     (``sac+logos+ava1-l14-linearMSE.pth`` as published) or ``owner/repository/file`` of the hub; ``model`` the CLIP of
     transformers, or with ``pretrained`` of open_clip, that it was trained on.
-    Range: about 1 to 10; most pictures get 4 to 7.
+    Range: about 1 to 10; most images get 4 to 7.
     Source: Schuhmann, github.com/christophschuhmann/improved-aesthetic-predictor; as a reward Black et al. 2023 (DDPO),
     arXiv:2305.13301, sec. 5.1.
     Traps: it never sees the prompt: alone it gives one style and one subject. Pair it with a reward for agreement.

@@ -1,4 +1,4 @@
-"""GenEval's checks with an open-vocabulary detector: counts, attributes and places of the objects in a picture."""
+"""GenEval's checks with an open-vocabulary detector: counts, attributes and places of the objects in an image."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from .scenes import Clause, DetectedObject, clauses_of, evaluate_clauses, select
 
 @final
 class Compositional:
-    """Reward: whether the picture shows what the prompt asks for: so many of a class, of a colour, in a place.
+    """Reward: whether the image shows what the prompt asks for: so many of a class, of a color, in a place.
 
     The columns ``include`` and ``exclude`` hold clauses as GenEval's metadata do: ``{"class": "dog", "count": 2,
     "color": "red", "position": ["left of", 0]}``; ``position`` names the clause, counted from 0, that it is seen from.
-    Beside colours any ``attribute`` may be asked for with the ones it is told apart from: ``{"class": "chair",
+    Beside colors any ``attribute`` may be asked for with the ones it is told apart from: ``{"class": "chair",
     "attribute": "wooden", "among": ["wooden", "metal", "plastic"]}``. The detector finds boxes of the classes; CLIP
     tells attributes apart on the crop of each box by three sentences per attribute. ``compositional_prompts`` makes
-    such rows. A row with neither column is not judged.
+    such rows. A row with neither column is not scored.
 
     Settings: ``partial: true`` gives the share of clauses that hold in place of all or nothing. ``threshold`` is for
-    every row but those whose column ``tag`` is counting, which have ``counting_threshold``. The detector sees pictures
+    every row but those whose column ``tag`` is counting, which have ``counting_threshold``. The detector sees images
     one by one, for each is asked about its own classes; ``batch_size`` is that of the crops.
     Range: 0 or 1; with ``partial`` 0 to 1.
     Source: Ghosh et al. 2023 (GenEval), arXiv:2310.11513, and its code: thresholds 0.3 and 0.9, overlap 1 (none is
-    dropped), 16 objects a class, margin 0.1, ten colours by CLIP ViT-L/14. Deviation: GenEval detects with Mask2Former
+    dropped), 16 objects a class, margin 0.1, ten colors by CLIP ViT-L/14. Deviation: GenEval detects with Mask2Former
     and greys out what is not in its mask; here boxes are cropped as they are.
     Traps: the published thresholds are Mask2Former's. Open-vocabulary detectors are less sure and may box one object
-    twice: try them on pictures that you have counted, then set ``counting_threshold`` (often as low as ``threshold``)
+    twice: try them on images that you have counted, then set ``counting_threshold`` (often as low as ``threshold``)
     and ``max_overlap`` (0.5 drops doubles). A detector that is asked for dogs alone takes other animals for dogs: name
     in ``classes`` what it is to tell them apart from (GenEval's detector knows all 80 classes).
     """
@@ -129,7 +129,7 @@ def _sentences(option: str, label: str) -> list[str]:
 
 
 def _crop(image: Image.Image, detection: DetectedObject) -> Image.Image:
-    """The box within the picture, at least a pixel wide and high."""
+    """The box within the image, at least a pixel wide and high."""
     corner = (detection.box.left, detection.box.top)
     left, top = (min(max(round(edge), 0), size - 1) for edge, size in zip(corner, image.size, strict=True))
     right = min(max(round(detection.box.right), left + 1), image.width)

@@ -1,4 +1,4 @@
-"""Prompts that ask for objects, counts, colours and places, with the columns that ``compositional`` checks."""
+"""Prompts that ask for objects, counts, colors and places, with the columns that ``compositional`` checks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def compositional_prompts(
     """Prompts of GenEval's six tasks, drawn at random, with the columns ``tag``, ``include`` and ``exclude``.
 
     Tasks: single_object, two_object, counting (2 to ``max_count``), colors, position, color_attr. People get no
-    colours. As a source of prompts it is ``python:mmgrpo.rewards.images.compositional_prompts:compositional_prompts``;
+    colors. As a source of prompts it is ``python:mmgrpo.rewards.images.compositional_prompts:compositional_prompts``;
     for other numbers, name a function of your own that calls it.
 
     Args:

@@ -1,4 +1,4 @@
-"""Open-vocabulary detectors of transformers: boxes of named classes in pictures."""
+"""Open-vocabulary detectors of transformers: boxes of named classes in images."""
 
 from __future__ import annotations
 

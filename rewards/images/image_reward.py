@@ -1,4 +1,4 @@
-"""ImageReward: BLIP reads the text while it looks at the picture, and a stack of linear layers turns that into a score.
+"""ImageReward: BLIP reads the text while it looks at the image, and a stack of linear layers turns that into a score.
 
 The published checkpoint has the layout of the original BLIP code; here its tensors are renamed into the classes of
 transformers, and the sizes of the model are read off them.
@@ -54,15 +54,15 @@ VISION_NAMES = (
 
 @final
 class ImageReward:
-    """Reward: ImageReward, learned from rankings of pictures for one prompt by trained annotators.
+    """Reward: ImageReward, learned from rankings of images for one prompt by trained annotators.
 
     Settings: ``checkpoint`` is the published ``ImageReward.pt``, a file or ``owner/repository/file`` of the hub;
     ``tokenizer`` a path or hub id of BERT's.
     Range: unbounded, about -2.5 to 2; 0 is the mean and 1 the standard deviation over the authors' data.
     Source: Xu et al. 2023 (ImageReward), arXiv:2304.05977, sec. 2.3 and the published scorer: the text is cut at 35
-    tokens, the picture resized by its shorter side and cropped to the centre.
-    Traps: what follows the 35th token does not count; the sides of wide pictures are not seen; trained on alone it
-    breaks pictures within a few hundred steps.
+    tokens, the image resized by its shorter side and cropped to the center.
+    Traps: what follows the 35th token does not count; the sides of wide images are not seen; trained on alone it
+    breaks images within a few hundred steps.
     """
 
     deterministic = True

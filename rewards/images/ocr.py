@@ -1,4 +1,4 @@
-"""A reward for text drawn into pictures, read by an OCR engine on this machine."""
+"""A reward for text drawn into images, read by an OCR engine on this machine."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _QUOTED = re.compile(
 
 @final
 class OcrAccuracy:
-    """Reward: how much of the text asked for stands in the picture, 1 - edit distance / length.
+    """Reward: how much of the text asked for stands in the image, 1 - edit distance / length.
 
     What is asked for is the text in ``column``, or without one the text in quotation marks in the prompt (English,
     German, French, Chinese and Japanese ones, double or single), several joined by blanks; a row with neither is not
     scored. Both texts are compared in Unicode NFKC, case folded, without white space.
-    ``around: forgiven``: other text in the picture costs nothing if what is asked for stands there in one piece, and
+    ``around: forgiven``: other text in the image costs nothing if what is asked for stands there in one piece, and
     the distance is divided by the length asked for, at least 0. ``counted``: every letter too many counts, and the
     distance is divided by the longer of the two. Of a video ``frames`` are read, and the mean is taken.
 
@@ -58,12 +58,12 @@ class OcrAccuracy:
     tesseract; the extra ``ocr`` has both), easyocr (fetches its weights), or ``python:module:function``, a
     function from a PIL image to the text in it. ``languages`` are the engine's own codes; none leaves it its own
     default: rapidocr reads Latin, Chinese and Japanese script with one model, the others English. ``device`` is used by
-    easyocr, and by rapidocr with the package onnxruntime-gpu; pictures are read one by one.
+    easyocr, and by rapidocr with the package onnxruntime-gpu; images are read one by one.
     Range: 0 to 1.
     Source: Flow-GRPO, arXiv:2505.05470, sec. 5.1: max(1 - distance / length asked for, 0), there with PaddleOCR, and
     for the first quotation alone.
     Traps: engines read what they expect: a glyph that is nearly an A is read as one. rapidocr reads text that stands on
-    its side or head, tesseract does not, and neither reads letters of a few pixels. ``forgiven`` lets a picture repeat
+    its side or head, tesseract does not, and neither reads letters of a few pixels. ``forgiven`` lets an image repeat
     the text or fill up with others; read the explanations.
     """
 

@@ -1,6 +1,6 @@
-"""What a prompt says must be in a picture, held against boxes that a detector found there: pure functions of numbers.
+"""What a prompt says must be in an image, held against boxes that a detector found there: pure functions of numbers.
 
-Boxes are (left, top, right, bottom) in pixels of the picture.
+Boxes are (left, top, right, bottom) in pixels of the image.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FRAME = CoordinateFrame("original")
 
 @dataclass(frozen=True, slots=True)
 class DetectedObject:
-    """An object that a detector sees in a picture, with how sure it is of it."""
+    """An object that a detector sees in an image, with how sure it is of it."""
 
     label: str
     score: float
@@ -33,8 +33,8 @@ class Clause:
     Attributes:
         label: the class.
         count: how many of it there must be at least; of an excluded clause, how many are too many.
-        attribute: what they must look like, such as a colour or a material.
-        among: the attributes that it is told apart from; empty for the colours.
+        attribute: what they must look like, such as a color or a material.
+        among: the attributes that it is told apart from; empty for the colors.
         relation: where they must be, seen from the objects of another clause.
         target: which clause that is, counted from 0.
     """
@@ -117,8 +117,8 @@ def select_detections(
 def relations(box: Box, other: Box, margin: float = 0.1) -> set[str]:
     """Where one box lies seen from another; two answers for a diagonal, none for boxes too near each other.
 
-    The distance between the centres, along each axis, is shortened by ``margin`` times the sum of both edges there.
-    What is left, divided by the distance between the centres, must exceed 0.5.
+    The distance between the centers, along each axis, is shortened by ``margin`` times the sum of both edges there.
+    What is left, divided by the distance between the centers, must exceed 0.5.
 
     Source: Ghosh et al. 2023 (GenEval), arXiv:2310.11513, sec. 3 and its evaluation code.
     """

@@ -1,4 +1,4 @@
-"""Rewards for keeping to a picture that is given: a reference, or the source of an edit."""
+"""Rewards for keeping to an image that is given: a reference, or the source of an edit."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Measure = Literal["mse", "ssim", "feature"]
 
 @final
 class ImageSimilarity:
-    """Reward: how alike the picture and a reference are.
+    """Reward: how alike the image and a reference are.
 
-    ``mse`` is 1 - mean((a - b)^2) over the channels, values 0 to 1; ``ssim`` the structural similarity of the grey
+    ``mse`` is 1 - mean((a - b)^2) over the channels, values 0 to 1; ``ssim`` the structural similarity of the gray
     values; ``feature`` the cosine of the features of ``model``: CLIP for what is shown, DINOv2
-    (``facebook/dinov2-base``) for the very same subject. The reference is the picture in ``column`` (an image, a path,
+    (``facebook/dinov2-base``) for the very same subject. The reference is the image in ``column`` (an image, a path,
     bytes), or the prompt's first image; for the pixel measures it is resized to the sample's size.
 
-    Range: ``mse`` 0 to 1, ``ssim`` and ``feature`` -1 to 1; 1 for the same picture.
+    Range: ``mse`` 0 to 1, ``ssim`` and ``feature`` -1 to 1; 1 for the same image.
     Source: SSIM after Wang et al. 2004; DINO features for subjects after DreamBooth, arXiv:2208.12242.
     Traps: for edits the untouched source is best of all: pair it with a reward for the edit. A sample or a reference of
-    fewer than 11 pixels a side has no SSIM and is not judged.
+    fewer than 11 pixels a side has no SSIM and is not scored.
     """
 
     deterministic = True
@@ -79,7 +79,7 @@ class ImageSimilarity:
 class EditConsistency:
     """Reward: how well an edit leaves alone what it was not to touch, 1 - mean |a - b| outside the mask.
 
-    The source is the picture in ``column``, or the prompt's first image; where ``mask_column`` (an image of any size)
+    The source is the image in ``column``, or the prompt's first image; where ``mask_column`` (an image of any size)
     is light, the edit may change things and differences do not count. Both are resized to the sample's size, the mask
     without smoothing. A row without a source or a mask, and one whose mask covers everything, is not
     judged.
@@ -120,13 +120,13 @@ class EditConsistency:
 
 @final
 class EditDirection:
-    """Reward: whether the picture changed as the captions did, in CLIP's space.
+    """Reward: whether the image changed as the captions did, in CLIP's space.
 
-    cosine(image(edited) - image(source), text(target) - text(source)). The source picture is that of ``column``, or the
+    cosine(image(edited) - image(source), text(target) - text(source)). The source image is that of ``column``, or the
     prompt's first image; the captions before and after are the columns ``source_caption`` and ``target_caption``.
 
     Settings: ``model`` and ``pretrained`` as in ``clip_score``.
-    Range: -1 to 1. Where picture or captions did not change there is no direction, and it is 0.
+    Range: -1 to 1. Where image or captions did not change there is no direction, and it is 0.
     Source: the directional loss of Gal et al. 2021 (StyleGAN-NADA), arXiv:2108.00946; as a measure of edits Brooks et
     al. 2022 (InstructPix2Pix), arXiv:2211.09800, sec. 3.1.2.
     Traps: it does not ask that anything else stays: pair it with ``edit_consistency`` or ``image_similarity``.

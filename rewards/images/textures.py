@@ -1,4 +1,4 @@
-"""Rewards and alarms from pixels alone: how much of a colour, how sharp, how much of a grid.
+"""Rewards and alarms from pixels alone: how much of a color, how sharp, how much of a grid.
 
 Axes: H W height and width, K frequencies along one axis.
 """
@@ -34,16 +34,16 @@ SRGB_TO_XYZ = (
 
 @final
 class Colour:
-    """Reward: share of the pixels near a colour, as the eye sees nearness.
+    """Reward: share of the pixels near a color, as the eye sees nearness.
 
     A pixel counts if its distance in CIELAB (CIE 1976, white D65) is at most ``tolerance``; about 2 is just visible,
-    red and orange are some 60 apart. The colour is ``colour``, or what ``column`` of the row says: a CSS name,
-    "#ff8800" or "rgb(255, 136, 0)". A video is the mean over its frames; a row without a colour, or with one that is
-    none, is not judged.
+    red and orange are some 60 apart. The color is ``colour``, or what ``column`` of the row says: a CSS name,
+    "#ff8800" or "rgb(255, 136, 0)". A video is the mean over its frames; a row without a color, or with one that is
+    none, is not scored.
 
     Range: 0 to 1; with ``target`` it is 1 - |share - target|.
     Source: CIE 15:2004, sec. 8.2.1; sRGB after IEC 61966-2-1.
-    Traps: at its best the picture is nothing but the colour, unless ``target`` is set.
+    Traps: at its best the image is nothing but the color, unless ``target`` is set.
     """
 
     deterministic = True
@@ -83,14 +83,14 @@ class Colour:
 
 @final
 class Sharpness:
-    """Reward: log10(1 + variance of the Laplacian of the grey values), which falls as a picture blurs.
+    """Reward: log10(1 + variance of the Laplacian of the gray values), which falls as an image blurs.
 
-    With ``size`` the picture is first resized so that its longer side is that long, so that resolutions compare. A
+    With ``size`` the image is first resized so that its longer side is that long, so that resolutions compare. A
     video is the mean over its frames.
 
-    Range: 0 (one colour) to about 5 (noise), for grey values 0 to 255 and the four-neighbour Laplacian.
+    Range: 0 (one color) to about 5 (noise), for gray values 0 to 255 and the four-neighbor Laplacian.
     Source: Pech-Pacheco et al. 2000, "Diatom autofocusing in brightfield microscopy".
-    Traps: noise and grids are the sharpest pictures of all: watch ``grid_artifacts`` beside it.
+    Traps: noise and grids are the sharpest images of all: watch ``grid_artifacts`` beside it.
     """
 
     deterministic = True
@@ -114,10 +114,10 @@ class Sharpness:
 
 @final
 class GridArtifacts:
-    """Reward: share of a picture that is a grid of one period; an alarm, for what a broken generator draws.
+    """Reward: share of an image that is a grid of one period; an alarm, for what a broken generator draws.
 
-    ``lattice``: the picture less its local mean (5 x 5) is turned into the power at each frequency along rows, and
-    along columns. At the harmonics of ``period`` what stands out above its neighbours is added up and divided by the
+    ``lattice``: the image less its local mean (5 x 5) is turned into the power at each frequency along rows, and
+    along columns. At the harmonics of ``period`` what stands out above its neighbors is added up and divided by the
     power of all frequencies. ``blocks``: the same for how large the steps from pixel to pixel are, in the mean over the
     rows or columns: a lattice is the same everywhere, while seams of blocks, and pixels enlarged, only lie at even
     distances. The larger of the two counts, in the direction where it is larger. Divisors of the period are covered: 16
@@ -130,7 +130,7 @@ class GridArtifacts:
     Source: peaks of up-sampling in the spectrum, after Zhang et al. 2019 (AutoGAN), arXiv:1907.06515, sec. 3; steps at
     the seams of blocks after Wang, Sheikh and Bovik 2002, "No-reference perceptual quality assessment of JPEG
     compressed images"; the measure itself is ours.
-    Traps: pictures of real grids (windows, tiles, text in even lines) ring it too, and so do pictures enlarged by a
+    Traps: images of real grids (windows, tiles, text in even lines) ring it too, and so do images enlarged by a
     whole number: look at its rise over training.
     """
 
@@ -153,7 +153,7 @@ class GridArtifacts:
 
 
 def grid_shares(grey_HW: Grey, period: int) -> dict[str, float]:
-    """How much of a picture is a grid of a period, in the direction where it is most: ``lattice`` and ``blocks``.
+    """How much of an image is a grid of a period, in the direction where it is most: ``lattice`` and ``blocks``.
 
     Without an entry where both edges are too short: 16 pixels for the lattice, 64 for blocks.
     """
@@ -173,7 +173,7 @@ def _edges(grey_HW: Grey) -> Grey:
     """How large the step to the next pixel is in the mean over the rows, less its own local mean.
 
     Shapes: (H, W) -> (1, W), the last step twice. Steps are taken without their sign: over the seams of blocks they go
-    up and down alike, so that the picture's own spectrum has no line there.
+    up and down alike, so that the image's own spectrum has no line there.
     """
     step_W = np.abs(np.diff(grey_HW, axis=1)).mean(0)
     step_W = np.append(step_W, step_W[-1])
@@ -191,7 +191,7 @@ def lab(rgb: Grey) -> Grey:
 
 
 def grey(image: Image.Image) -> Grey:
-    """The ITU-R 601 grey values, 0 to 255."""
+    """The ITU-R 601 gray values, 0 to 255."""
     return np.asarray(image.convert("L"), dtype=np.float64)
 
 

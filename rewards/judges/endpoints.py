@@ -1,4 +1,4 @@
-"""A judge behind any OpenAI-compatible endpoint: pictures and a question go out, a reply or its first word comes back.
+"""A judge behind any OpenAI-compatible endpoint: images and a question go out, a reply or its first word comes back.
 
 Only the standard library speaks HTTP here; redirects are not followed, so the key goes to no other host.
 """
@@ -64,7 +64,7 @@ class Endpoint:
         retries: further attempts after a passing failure.
         backoff: seconds before the second attempt; doubled each time, and as long as the server asks for.
         concurrency: requests under way at once.
-        picture: how pictures travel: png, exactly, or jpeg.
+        image: how images travel: png, exactly, or jpeg.
         extra: further fields of the request.
     """
 
@@ -179,7 +179,7 @@ class Endpoint:
 class ApiJudge:
     """Reward: the score that a model behind an OpenAI-compatible endpoint writes, or the probability of its answer.
 
-    vLLM, SGLang, llama.cpp and hosted models are asked alike: ``POST URL/chat/completions`` with the pictures as data
+    vLLM, SGLang, llama.cpp and hosted models are asked alike: ``POST URL/chat/completions`` with the images as data
     URLs before the question, at temperature 0. ``concurrency`` requests are under way at once. A request that times
     out, loses its connection or gets a passing status (408, 409, 425, 429, 5xx) is tried ``retries`` times more, after
     ``backoff`` seconds, twice that, and so on, or as long as the server asks for. What gives no reply after that, or a
@@ -192,7 +192,7 @@ class ApiJudge:
     as in ``vlm_judge``; ``yes`` and ``expected`` ask for the log-probabilities of the 20 likeliest first tokens.
     Range: 0 to 1; a score s is (s - low) / (high - low).
     Source: judges by prompt as UnifiedReward, arXiv:2503.05236, is served; own client.
-    Traps: pictures and prompts leave the machine; a hosted model may change under its name, and with it the reward;
+    Traps: images and prompts leave the machine; a hosted model may change under its name, and with it the reward;
     servers differ at temperature 0 from batch to batch.
     """
 
@@ -250,7 +250,7 @@ class ApiJudge:
 
 
 def data_url(picture: Image.Image, form: PictureFormat) -> str:
-    """A picture as a ``data:`` URL: PNG, exactly, or JPEG of quality 95."""
+    """An image as a ``data:`` URL: PNG, exactly, or JPEG of quality 95."""
     buffer = BytesIO()
     picture.convert("RGB").save(buffer, format=form.upper(), **({"quality": 95} if form == "jpeg" else {}))
     return f"data:image/{form};base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -146,7 +146,7 @@ def score_pairs(
     texts: Sequence[str | None],
     judge: Callable[[Sequence[Question]], Sequence[float | Score | None]],
 ) -> list[float | Score | None]:
-    """What a judge says of the samples that have pictures and a text, asked at once; None of the others."""
+    """What a judge says of the samples that have images and a text, asked at once; None of the others."""
     both = [
         (row, Question(images, text))
         for row, (images, text) in enumerate(zip(pictures, texts, strict=True))

@@ -36,7 +36,7 @@ _OUT_OF = re.compile(r"(?:/|out of|of)\s*$", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Pictures, and what is asked about them."""
+    """Images, and what is asked about them."""
 
     pictures: Sequence[Image.Image]
     text: str
@@ -129,7 +129,7 @@ class Scale:
 
 
 def default_image_question(mode: str) -> str:
-    """What is asked of a picture where nothing else is given."""
+    """What is asked of an image where nothing else is given."""
     return SHOWS if mode == "yes" else HOW_WELL
 
 
@@ -179,6 +179,6 @@ def escape_quoted(text: str, template: str) -> str:
 
 
 def judge_images(sample: Sample, frames: int, source: bool) -> Sequence[Image.Image]:
-    """The pictures that a judge sees: the prompt's own first, if asked for, then the picture or frames of the video."""
+    """The images that a judge sees: the prompt's own first, if asked for, then the image or frames of the video."""
     generated = frames_of(sample, frames)
     return [*map(as_rgb, sample.prompt.images), *generated] if source and generated else generated

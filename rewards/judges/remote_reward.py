@@ -32,7 +32,7 @@ _PASSING = {408, 429}  # statuses that another attempt may change, beside those 
 class RemoteReward:
     """Reward: what a server started by ``mmgrpo serve-rewards`` says.
 
-    Samples travel with their prompts, columns, texts, tokens and pictures, exactly, and the values come back exactly:
+    Samples travel with their prompts, columns, texts, tokens and images, exactly, and the values come back exactly:
     None stays None, and a sample that the server's reward failed on is a failure here. A request holds whole groups, at
     most ``batch_size`` samples unless one group has more. A server that does not answer, is too busy or at fault (a
     status of 500 or more) is asked ``retries`` times more, after ``backoff`` seconds, twice that, and so on. If that
@@ -47,7 +47,7 @@ class RemoteReward:
     bearer token; ``columns``, those that travel (all of them, if not given); ``form``, ``tensors`` (safetensors, large
     and fast) or ``png`` (small and slow).
     Range: that of the served reward.
-    Source: the project's own.
+    Source: designed for mmgrpo.
     Traps: the token travels in the clear by ``http``. No proxy is used. Columns must be what JSON can hold, and tuples
     arrive as lists. An answer of more than 32 MiB is refused.
     """

@@ -41,7 +41,7 @@ class RewardModel:
 
     Example: ``{name: reward_model, model: Skywork/Skywork-Reward-V2-Llama-3.1-8B}``.
     Settings: ``link`` is ``sigmoid`` where scores are to lie between 0 and 1; ``output`` or ``weights``, a number for
-    each; ``missing`` is the score of a text without what ``extract`` takes (None: not judged); ``max_tokens``,
+    each; ``missing`` is the score of a text without what ``extract`` takes (None: not scored); ``max_tokens``,
     beyond which the beginning of prompt and answer is cut.
     Range: unbounded, or 0 to 1.
     Source: a model trained on comparisons as in InstructGPT, Ouyang et al. 2022, arXiv:2203.02155, eq. 1; transformers'

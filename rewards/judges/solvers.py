@@ -36,7 +36,7 @@ class Solver:
     Example: ``{name: solver, model: Qwen/Qwen3-8B, question: "{response}\\n\\n{question}", of: math_verify}``.
     Settings: ``question`` may hold ``{response}``, which is what ``extract`` takes from the text, ``{prompt}`` and the
     names of columns; a text without what ``extract`` takes gets ``missing``; ``most`` and lengths are in characters;
-    ``source: true`` shows the solver the prompt's pictures; ``endpoint``, ``local``, ``temperature``,
+    ``source: true`` shows the solver the prompt's images; ``endpoint``, ``local``, ``temperature``,
     ``max_new_tokens`` as in ``text_judge``.
     Range: 0 to 1; for ``right`` that of ``of``.
     Source: problems by the length and agreement of a solver's thoughts: MathSmith, arXiv:2508.05592, and its code.

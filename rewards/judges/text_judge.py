@@ -41,10 +41,10 @@ class TextJudge:
     Example: ``{name: text_judge, model: Qwen/Qwen3-8B}``.
     Settings: ``question`` may hold ``{prompt}``, ``{response}``, which is what ``extract`` takes from the text, without
     its thought, ``{text}``, all of it, ``{low}``, ``{high}``, ``{criterion}`` and the names of columns; a row without
-    one of them is not judged, a text without what ``extract`` takes gets the lowest score. ``criteria``: a list of
+    one of them is not scored, a text without what ``extract`` takes gets the lowest score. ``criteria``: a list of
     ``{criterion, weight, veto, enough}`` or of texts, or the column that has it; the score is the weighted mean, from 0
     to 1, 0 where a criterion with ``veto: true`` is not met, else 1 where all with ``enough: true`` are. ``source:
-    true`` shows the prompt's own pictures.
+    true`` shows the prompt's own images.
     ``endpoint``: ``{url, key_variable, timeout, retries, backoff, concurrency, picture, extra}`` as in ``api_judge``;
     ``local``: ``{processor, template, device, dtype, batch_size}`` as in ``vlm_judge``.
     Range: 0 to 1; with ``answers`` as they are worth.
@@ -115,7 +115,7 @@ class TextJudge:
         return [self._criteria] * len(samples)
 
     def _texts(self, sample: Sample, rubric: Sequence[Criterion] | None) -> list[str]:
-        """The questions about a sample; none about one that is not judged."""
+        """The questions about a sample; none about one that is not scored."""
         if sample.text is None or (rubric is None and self._criteria is not None):
             return []
         quoted = {"text": sample.text} | ({} if (part := self._part(sample)) is None else {"response": part})

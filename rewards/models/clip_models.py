@@ -1,6 +1,6 @@
-"""CLIP models of either library behind one face: features of pictures and of texts, as the library itself gives them.
+"""CLIP models of either library behind one face: features of images and of texts, as the library itself gives them.
 
-Axes: N pictures or texts, D width of the shared space.
+Axes: N images or texts, D width of the shared space.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class ClipSource:
         pretrained: of open_clip's architectures, the tag or checkpoint file.
         processor: of transformers, path or hub id of the processor, where it is not the model's own.
         library: which library; None: open_clip if ``pretrained`` or a ``model`` with a colon says so.
-        resize_mode: of open_clip, how pictures that are not square are resized; None: as the model was trained.
+        resize_mode: of open_clip, how images that are not square are resized; None: as the model was trained.
         device: None for the process's GPU, or the CPU.
         dtype: of the model.
-        batch_size: pictures or texts at a time.
+        batch_size: images or texts at a time.
     """
 
     model: str

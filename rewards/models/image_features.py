@@ -1,4 +1,4 @@
-"""Features of pictures from any vision model of transformers, and the structural similarity of two pictures."""
+"""Features of images from any vision model of transformers, and the structural similarity of two images."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FeatureSource:
             hidden state of its first token.
         device: None for the process's GPU, or the CPU.
         dtype: of the model.
-        batch_size: pictures at a time.
+        batch_size: images at a time.
     """
 
     model: str
@@ -49,7 +49,7 @@ class FeatureSource:
 
 
 def ssim(image: NDArray[Any], reference: NDArray[Any]) -> float:
-    """Mean structural similarity of two grey pictures with values 0 to 255, over all whole windows.
+    """Mean structural similarity of two gray images with values 0 to 255, over all whole windows.
 
     Shapes: (H, W), (H, W), both edges at least 11 -> a number in [-1, 1].
     Source: Wang et al. 2004, "Image quality assessment", eq. 13, with its 11 x 11 Gaussian window of 1.5 pixels.

@@ -1,4 +1,4 @@
-"""Engines that read text off pictures on this machine; every one gives the lines it found and where they lie."""
+"""Engines that read text off images on this machine; every one gives the lines it found and where they lie."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_RATIO = 4
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A piece of text and its box, in pixels of the picture; None where the engine does not say."""
+    """A piece of text and its box, in pixels of the image; None where the engine does not say."""
 
     text: str
     box: Box | None
@@ -76,7 +76,7 @@ def easyocr(languages: tuple[str, ...], device: torch.device) -> Engine:
 
 
 def pytesseract(languages: tuple[str, ...], device: torch.device) -> Engine:
-    """The program ``tesseract``, started anew for every picture, with its own codes: eng, deu, chi_sim."""
+    """The program ``tesseract``, started anew for every image, with its own codes: eng, deu, chi_sim."""
     package = required("pytesseract", "engine pytesseract")
 
     def read(image: Image.Image) -> list[Line]:
@@ -109,7 +109,7 @@ def _tried(engine: Engine, name: str) -> Engine:
 
 
 def _padded(image: Image.Image) -> Image.Image:
-    """The picture, with white to its right or below it if it is a strip."""
+    """The image, with white to its right or below it if it is a strip."""
     least = -(-max(image.size) // MAX_RATIO)
     if min(image.size) >= least:
         return image

@@ -1,4 +1,4 @@
-"""The rewards for answers that others ask whether an answer is right."""
+"""The answer rewards that other rewards can use as verifiers."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ JUDGES: Mapping[str, Callable[..., Judge]] = {
 
 
 def judge_of(where: str, named: str | Mapping[str, Any] | Judge) -> Judge:
-    """The judge that a setting names.
+    """Build the verifier that a setting names.
 
     Args:
         where: the setting, for messages.
-        named: a name of ``JUDGES``, a mapping with the name and its settings, or the judge itself.
+        named: a name of ``JUDGES``, a mapping with the name and its settings, or a callable.
 
     Returns:
-        The judge.
+        The verifier.
 
     Raises:
-        ConfigError: there is no such judge, or it has no such setting.
+        ConfigError: unknown verifier or setting.
     """
     if callable(named):
         return named

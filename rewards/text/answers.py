@@ -1,4 +1,4 @@
-"""Rewards for short answers in words: the same text, a letter, yes or no, a class, a text to be read off."""
+"""Rewards for short text answers: exact match, yes or no, classes, label sets and edit distance."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _TRUTH: Mapping[str, bool] = {"yes": True, "true": True, "no": False, "false": F
 
 @final
 class ExactMatch:
-    r"""Reward: 1 if the answer is the reference, else 0, after both are normalised.
+    r"""Reward: 1 if the answer equals the reference after normalization, else 0.
 
-    Normalised: Unicode NFKC, runs of white space as one blank, stripped, and case folded unless ``ignore_case`` is
-    false. The answer is what ``extract`` takes from the text: ``none`` the whole text, ``tag`` the last
-    ``<answer>..</answer>``, ``boxed`` the last ``\boxed{..}``, ``line`` the last line that is not blank; a thought,
-    ``<think>..</think>`` or one that never closes, holds no answer and is left out before. ``{tag: NAME}`` takes the
-    last ``<NAME>..</NAME>`` wherever it stands, so that several rewards may each read a part of one text. The
-    reference, in ``column``, is a text, a number, or a list of which any will do.
+    Normalization: Unicode NFKC, runs of whitespace as one space, stripped, and case folded unless ``ignore_case`` is
+        false. ``extract`` selects the answer: ``none`` the complete text, ``tag`` the last ``<answer>..</answer>``,
+        ``boxed`` the last ``\boxed{..}``, ``line`` the last non-blank line. Thoughts, ``<think>..</think>`` or an
+        unclosed ``<think>``, are removed first. ``{tag: NAME}`` selects the last ``<NAME>..</NAME>`` anywhere in the
+        text, so several rewards can each read a part of one text. The reference, in ``column``, is a text, a number, or
+        a list of accepted ones.
 
     Example: ``{name: exact_match, extract: tag}``.
     Range: 0 or 1.
-    Source: exact match after normalisation, as in SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250). Deviation: articles
-    and punctuation stay.
-    Traps: punctuation counts ("7." is not "7"); nothing is equal by value ("7.0" is not "7": use ``number``). An answer
-    of more than 10,000 characters is wrong.
+    Source: exact match after normalization, as in SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250). Deviation: articles
+    and punctuation are kept.
+    Traps: punctuation matters ("7." is not "7"); values are not compared ("7.0" is not "7": use ``number``). An answer
+    of more than 10,000 characters scores 0.
     """
 
     def __init__(self, column: str = "answer", extract: Extract = "none", ignore_case: bool = True) -> None:
@@ -57,7 +57,7 @@ class ExactMatch:
         return score_against_reference("exact_match", samples, self.column, accepted_texts, self._score)
 
     def reference_error(self, value: Any) -> str | None:
-        """Why a value of the column is no reference; None if it is one."""
+        """Why a value of the column is not a valid reference; None if it is valid."""
         return find_reference_error(value, accepted_texts, "a text, a number, or a list of them")
 
     def _score(self, text: str, accepted: list[str]) -> Score:
@@ -69,17 +69,17 @@ class ExactMatch:
 
 @final
 class YesNo:
-    """Reward: 1 if the answer says yes or no as the reference does, else 0.
+    """Reward: 1 if the answer is yes or no as in the reference, else 0.
 
-    What the answer begins with counts; otherwise it must hold one of the two words and not the other, as a whole word.
-    ``true`` and ``false`` are the same as yes and no. A repeated question ("yes or no") is no answer, nor is "yes and
-    no". The reference, in ``column``, is one of the four words or a bool.
+    The first word decides if it is yes or no; otherwise the answer must contain exactly one of the two as a complete
+    word. ``true`` and ``false`` are equivalent to yes and no. A repeated question ("yes or no") is not an answer, nor
+    is "yes and no". The reference, in ``column``, is one of the four words or a bool.
 
     Settings: ``extract`` as in ``exact_match``.
     Range: 0 or 1.
-    Source: the project's own rules; the task as in POPE (Li et al. 2023, arXiv:2305.10355).
-    Traps: "no" in passing ("there is no doubt") is a no where no yes stands beside it, and "not true" is a yes: ask for
-    one word, or use tags. An answer of more than 10,000 characters is wrong.
+    Source: rules designed for mmgrpo; the task follows POPE (Li et al. 2023, arXiv:2305.10355).
+    Traps: a "no" within a sentence ("there is no doubt") counts as no unless there is also a yes, and "not true" counts
+    as yes: ask for one word, or use tags. An answer of more than 10,000 characters scores 0.
     """
 
     def __init__(self, column: str = "answer", extract: Extract = "none") -> None:
@@ -90,7 +90,7 @@ class YesNo:
         return score_against_reference("yes_no", samples, self.column, self._reference, self._score)
 
     def reference_error(self, value: Any) -> str | None:
-        """Why a value of the column is no reference; None if it is one."""
+        """Why a value of the column is not a valid reference; None if it is valid."""
         return find_reference_error(value, self._reference, "yes, no, true, false or a bool")
 
     def _reference(self, value: Any) -> list[bool] | None:
@@ -107,17 +107,17 @@ class YesNo:
 class Classification:
     """Reward: 1 if the answer names the reference's class and no other, else 0.
 
-    Words are compared whole, without case, punctuation and underscores; signs of numbers ("-1"), marks as in "C++" and
-    "C#", and emoji count. With ``labels``, the classes there are, the
-    answer may be a sentence: the classes it names are found, longer ones first ("polar bear" is no "bear"), and exactly
-    one must be there. Without, the answer must be the class itself, after an article if it has one. The reference, in
-    ``column``, is a class or a list of accepted names.
+    Complete words are compared, without case, punctuation and underscores; signs of numbers ("-1"), marks as in "C++"
+    and "C#", and emoji count. With ``labels``, the list of classes, the answer may be a sentence: it must name exactly
+    one class, where longer classes match first ("polar bear" is not "bear"). Without ``labels`` the answer must be the
+    class itself, optionally after an article. The reference, in ``column``, is a class or a list of accepted names.
 
     Settings: ``extract`` as in ``exact_match``.
     Range: 0 or 1.
-    Source: accuracy of the class name, as Visual-RFT (Liu et al. 2025, arXiv:2503.01785) has it; the rules are our own.
-    Traps: substrings do not count ("male" in "female"), nor do plurals and synonyms: list them as accepted names.
-    A negation ("not a cat") still names the class. An answer of more than 10,000 characters is wrong.
+    Source: accuracy of the class name, as in Visual-RFT (Liu et al. 2025, arXiv:2503.01785); the matching rules are
+    designed for mmgrpo.
+    Traps: substrings ("male" in "female"), plurals and synonyms do not match: list them as accepted names. A negation
+    ("not a cat") still names the class. An answer of more than 10,000 characters scores 0.
     """
 
     def __init__(self, column: str = "answer", extract: Extract = "none", labels: Sequence[str] | None = None) -> None:
@@ -131,7 +131,7 @@ class Classification:
         return score_against_reference("classification", samples, self.column, _names, self._score)
 
     def reference_error(self, value: Any) -> str | None:
-        """Why a value of the column is no reference; None if it is one."""
+        """Why a value of the column is not a valid reference; None if it is valid."""
         return find_reference_error(value, _names, "a text, a number, or a list of them, each with a word")
 
     def _score(self, text: str, accepted: list[str]) -> Score:
@@ -155,18 +155,18 @@ class Classification:
 
 @final
 class LabelSet:
-    """Reward: how many of several labels the answer names, less for those that it misses or adds.
+    """Reward: score for naming several labels, reduced for missing and extra labels.
 
-    1 if it names all of the reference's labels and no other, 0 if it names none though there are some; else ``right``
-    for each right one less ``wrong`` for each that is missing or too many, held within 0 and 1. Labels are found in
-    the answer as in ``classification``: whole words, longer labels first. The reference, in ``column``, is a list of
-    labels, perhaps an empty one.
+    1 if the answer names exactly the labels of the reference, 0 if it names none although there are some; else
+    ``right`` for each correct label minus ``wrong`` for each missing or extra one, clipped to [0, 1]. Labels are
+    matched as in ``classification``: complete words, longer labels first. The reference, in ``column``, is a list of
+    labels, possibly empty.
 
     Example: ``{name: label_set, labels: [hands, limbs, face]}``.
-    Settings: ``labels`` are those that there are; ``extract`` as in ``exact_match``.
+    Settings: ``labels``: all labels; ``extract`` as in ``exact_match``.
     Range: 0 to 1.
     Source: MagicMirror, arXiv:2509.10260, eq. 5.
-    Traps: with the published numbers two right labels of three score as much as three with one too many, 0.9.
+    Traps: with the published weights two correct labels of three score as much as three plus an extra one, 0.9.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class LabelSet:
         return score_against_reference("label_set", samples, self.column, self._reference, self._score)
 
     def reference_error(self, value: Any) -> str | None:
-        """Why a value of the column is no reference; None if it is one."""
+        """Why a value of the column is not a valid reference; None if it is valid."""
         return find_reference_error(value, self._reference, "a list of labels of LabelSet.labels")
 
     def _reference(self, value: Any) -> set[str] | None:
@@ -209,16 +209,17 @@ class LabelSet:
 
 @final
 class EditDistance:
-    """Reward: 1 less the edit distance between answer and reference over the longer one's length.
+    """Reward: 1 - edit distance between answer and reference / length of the longer one.
 
-    Levenshtein distance in ``unit: characters``, or in ``words`` (1 less a word error rate bounded by 1), after both
-    are normalised as in ``exact_match``. Of several references the nearest counts. Below ``floor`` the score is 0: 0.5
-    makes it the ANLS of document question answering.
+    Levenshtein distance in ``unit: characters`` or ``words`` (1 minus a word error rate bounded by 1), after
+    normalization as in ``exact_match``. The nearest of several references is used. Scores below ``floor`` become 0: a
+    floor of 0.5 gives the ANLS of document question answering.
 
     Settings: ``extract`` and ``ignore_case`` as in ``exact_match``.
     Range: 0 to 1.
     Source: Levenshtein distance by rapidfuzz; ANLS: Biten et al. 2019, arXiv:1905.13648.
-    Traps: white space and compatibility characters are normalised away; a text of more than 10,000 characters scores 0.
+    Traps: differences in whitespace and compatibility characters are removed by normalization; a text of more than
+    10,000 characters scores 0.
     """
 
     def __init__(
@@ -242,7 +243,7 @@ class EditDistance:
         return score_against_reference("edit_distance", samples, self.column, self._references, self._score)
 
     def reference_error(self, value: Any) -> str | None:
-        """Why a value of the column is no reference; None if it is one."""
+        """Why a value of the column is not a valid reference; None if it is valid."""
         return find_reference_error(
             value, self._references, "a text or number of at most 10,000 characters, or a list of them"
         )
@@ -285,7 +286,7 @@ def _truth(text: str) -> bool | None:
 
 
 def _named(answer_words: list[str], labels: set[str]) -> set[str]:
-    """The labels that stand in a text word by word, the longest at each place, none within another."""
+    """The labels in a list of words: the longest match at each position, without overlaps."""
     longest, at, matched = max(len(label.split()) for label in labels), 0, set()
     while at < len(answer_words):
         lengths = range(min(longest, len(answer_words) - at), 0, -1)
@@ -297,7 +298,7 @@ def _named(answer_words: list[str], labels: set[str]) -> set[str]:
 
 
 def _names(value: Any) -> list[str] | None:
-    """The accepted names; None if one of them has no word in it."""
+    """The accepted names; None if one of them has no word."""
     accepted = accepted_texts(value)
     return None if accepted is None or not all(map(_plain, accepted)) else accepted
 
@@ -307,14 +308,16 @@ def _plain(label: str) -> str:
 
 
 def _distinct(where: str, labels: Sequence[object]) -> set[str]:
-    """The labels in plain words. Raises ConfigError for two that differ in signs which are not compared."""
+    """The labels as comparison keys. Raises ConfigError for labels that differ only in characters that are not
+    compared.
+    """
     written: dict[str, tuple[str, str]] = {}
     for label in map(str, labels):
         bare = re.sub(r"[\s_.,;:'\"()/-]+", "", normalize_text(label) or "")
         other, earlier = written.setdefault(_plain(label), (label, bare))
         if bare != earlier or not _plain(label):
             raise ConfigError(
-                f"{where}: {other!r} and {label!r} are the same, or nothing, without punctuation, so answers cannot "
-                "tell them apart; rename one of them in the labels and in the data"
+                f"{where}: {other!r} and {label!r} are equal or empty without punctuation, so answers cannot "
+                "distinguish them; rename one of them in the labels and in the data"
             )
     return set(written)

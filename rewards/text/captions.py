@@ -1,4 +1,4 @@
-"""Reward for captions: how many words, and runs of them, they share with references."""
+"""Reward for captions: overlap of words and n-grams with references."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ Metric = Literal["rouge_l", "bleu", "cider"]
 
 @final
 class CaptionScore:
-    """Reward: likeness of the answer to one or several reference texts by the words that they share.
+    """Reward: similarity of the answer to one or several references by shared words: ROUGE-L, BLEU or CIDEr.
 
-    ``rouge_l`` is the F1 of the longest common subsequence of words with the reference that it is highest with;
-    ``bleu`` the geometric mean of the clipped precisions of runs of 1 to ``order`` words in any reference, smoothed,
-    times the penalty for short texts; ``cider`` the mean over references and runs of 1 to ``order`` words of their
-    cosine, weighted by how rare a run is, clipped, and with the Gaussian penalty of CIDEr-D for another length.
+    ``rouge_l`` is the F1 of the longest common subsequence of words with the best reference; ``bleu`` the geometric
+    mean of the smoothed clipped precisions of 1- to ``order``-grams in any reference, times the brevity penalty;
+    ``cider`` the mean over references and 1- to ``order``-grams of the clipped TF-IDF cosine, with the Gaussian length
+    penalty of CIDEr-D.
 
-    Words are lower case, without punctuation. ``corpus`` is a text file for the weights of ``cider``, one document a
-    line (in CIDEr: the references of one picture); without it all runs weigh the same. The reference, in ``column``,
-    is a text or a list of them.
+    Words are lower case, without punctuation. ``corpus`` is a text file for the IDF weights of ``cider``, one document
+    per line (in CIDEr: the references of one image); without it all n-grams have equal weight. The reference, in
+    ``column``, is a text or a list of texts.
 
     Settings: ``extract`` as in ``exact_match``.
-    Range: 0 to 1 (CIDEr is 10 times as much in its paper, BLEU 100 times in most tables).
+    Range: 0 to 1 (the CIDEr paper multiplies by 10, most tables report BLEU times 100).
     Source: Lin 2004 (ROUGE); Papineni et al. 2002 (BLEU), smoothed as sacrebleu's sentence_bleu; Vedantam et al. 2015
     (CIDEr), arXiv:1411.5726. As a reward in Video-R1, arXiv:2503.21776 (ROUGE). Deviation: no stemming.
-    Traps: likeness is not truth, "a dog" for "no dog" costs one word. ``bleu`` pays for short safe texts up to its
-    penalty, ``rouge_l`` for words in the usual order. Languages without spaces are single words; texts of more than
-    10,000 characters score 0.
+    Traps: overlap is not correctness: "a dog" for "no dog" costs one word. ``bleu`` favors short generic texts up to
+    its penalty, ``rouge_l`` words in the usual order. Texts in languages without spaces are single words; texts of
+    more than 10,000 characters score 0.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CaptionScore:
             raise ConfigError(f"CaptionScore.order must lie in 1 .. 9, got {order}")
         self._metric: Metric = require_choice("CaptionScore.metric", metric, Metric)
         if corpus is not None and metric != "cider":
-            raise ConfigError(f"CaptionScore.corpus gives weights to metric: cider, and has none in {metric!r}")
+            raise ConfigError(f"CaptionScore.corpus has an effect only with metric: cider, got metric: {metric}")
         self.column = column
         self._order = order
         self._extract: Extract = require_extract("CaptionScore.extract", extract)
@@ -81,7 +81,7 @@ class CaptionScore:
 
 
 def _captions(value: Any) -> list[Words] | None:
-    """The words of each reference that has any."""
+    """The words of each non-empty reference."""
     captions: list[Words] = [text_words for text in accepted_texts(value) or [] if (text_words := words(text))]
     return captions or None
 
@@ -92,5 +92,5 @@ def _lines(path: str) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise RewardError(f"CaptionScore.corpus {path!r} cannot be read as UTF-8 text: {error}") from error
     if len(lines) < 2:
-        raise RewardError(f"CaptionScore.corpus {path!r} needs at least two lines, one document each, to weigh by")
+        raise RewardError(f"CaptionScore.corpus {path!r} needs at least two lines, one document each")
     return lines

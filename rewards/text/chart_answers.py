@@ -1,4 +1,4 @@
-"""Reward for questions about charts: numbers within a tolerance, anything else exact."""
+"""Reward for chart questions: numbers within a tolerance, other answers by exact match."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _NUMBER = re.compile(
 
 @final
 class ChartAnswer:
-    """Reward: relaxed accuracy, 1 if the answer is the reference's number within 5 %, or its very text; else 0.
+    """Reward: relaxed accuracy, 1 if the answer is within 5 % of the reference number or equals its text, else 0.
 
-    Right where |answer - reference| <= ``relative`` * |reference|, if both are numbers as a whole: a sign, a currency,
-    digits with thousands separators (``1,234``, ``1 234``, ``1'234``), decimals, an exponent, a percent sign. Else the
-    texts must be equal, without regard to case, white space, quotes around them and a full stop at the end. The
-    reference, in ``column``, is a number or text, or a list of accepted ones.
+    Correct if |answer - reference| <= ``relative`` * |reference|, if both are numbers as complete texts: a sign, a
+    currency, digits with thousands separators (``1,234``, ``1 234``, ``1'234``), decimals, an exponent, a percent sign.
+    Otherwise the texts must be equal, ignoring case, whitespace, surrounding quotes and a final period. The reference,
+    in ``column``, is a number or text, or a list of accepted ones.
 
-    A percent sign divides by 100; with ``percent: either`` 45% is right for 45 as well as for 0.45. With
-    ``exact_years`` whole numbers from 1000 to 2100, as both are written, must be equal.
+    A percent sign divides by 100; with ``percent: either`` 45% matches 45 as well as 0.45. With ``exact_years``
+    integers from 1000 to 2100 must be equal.
 
     Settings: ``extract`` as in ``exact_match``.
     Range: 0 or 1.
     Source: Masry et al. 2022 (ChartQA), arXiv:2203.10244, sec. 5.1; pix2struct, metrics.py, relaxed_correctness.
-    Deviation: separators and currencies are read; a reference of 0 asks for a 0, in whatever notation.
-    Traps: 5 % of a year are a hundred years: 1950 is right for 2010 unless ``exact_years``. ChartQA's references often
-    lack the percent sign that a model writes: then ``either``. The answer must be the number alone, without a sentence
-    around it: take it out of tags, or use ``number``.
+    Deviation: separators and currencies are parsed; a reference of 0 requires 0, in any notation.
+    Traps: 5 % of a year are a hundred years: 1950 matches 2010 unless ``exact_years`` is set. ChartQA's references
+    often lack the percent sign that a model writes: use ``percent: either``. The answer must be the number alone,
+    without a sentence: extract it from tags, or use ``number``.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ChartAnswer:
         )
 
     def _readings(self, amount: _Amount) -> list[float]:
-        """The numbers that it may mean."""
+        """The numbers that the amount may mean."""
         if not amount.percent:
             return [amount.value]
         return [amount.value / 100] if self._percent == "divide" else [amount.value / 100, amount.value]
@@ -93,7 +93,7 @@ class ChartAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _Amount:
-    """A number as it is written."""
+    """A parsed number."""
 
     value: float
     percent: bool
@@ -101,7 +101,7 @@ class _Amount:
 
 
 def _plain(text: str) -> str | None:
-    """Normalised, without quotes around it and a full stop at its end; None if it is too long."""
+    """Normalized text without surrounding quotes and final period; None if it is too long."""
     plain = normalize_text(text)
     if plain is None:
         return None

@@ -1,4 +1,4 @@
-"""Reward for the letter of an option."""
+"""Reward for multiple-choice answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Several = Literal["wrong", "last"]
 
 @final
 class MultipleChoice:
-    """Reward: 1 if the answer states the reference's letter and no other, else 0.
+    """Reward: 1 if the answer states the letter of the reference and no other, else 0.
 
     A letter counts where it stands alone: ``B``, ``(B)``, ``B.``, ``**B**``, ``Answer: B``, also among Chinese or
     Japanese characters and in full width; in lower case only if it is all there is, in brackets, the label of a line
@@ -77,10 +77,10 @@ class MultipleChoice:
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return find_reference_error(value, self._value, "a text, or the whole number of an option")
+        return find_reference_error(value, self._value, "a text, or the integer of an option")
 
     def _value(self, value: Any) -> str | int | None:
-        """A text, or the number of an option; None for what is neither."""
+        """A text, or the index of an option; None otherwise."""
         number = finite(value)
         if number is not None:
             return int(number) if number == int(number) and number >= 0 else None
@@ -102,7 +102,7 @@ class MultipleChoice:
         return Score(float(stated[-1:] == [right]), compared(stated[-1] if stated else None, right))
 
     def _reference(self, value: str | int, choice: Mapping[str, str]) -> set[str] | int | None:
-        """The letters of the reference, or the number of its option; None where it states neither."""
+        """The letters of the reference, or the index of its option; None if it has neither."""
         if isinstance(value, int) and self._first_index is None:
             return value
         if isinstance(value, int):
@@ -117,7 +117,7 @@ class MultipleChoice:
         return stated if len(stated) == 1 or listed else None
 
     def _stated(self, answer: str, choice: Mapping[str, str], several: bool) -> list[str]:
-        """The letters that an answer states, by themselves or by an option's text."""
+        """The letters that an answer states, as letters or by the text of an option."""
         if letter := choice.get(_plain_words(answer)):
             return [letter]
         joined = answer.strip(string.whitespace + string.punctuation)
@@ -133,11 +133,11 @@ class MultipleChoice:
 
 
 def option_letters(value: Any, letters: str) -> dict[str, str]:
-    """The letter of each option by its text in plain words, without those that two options share.
+    """Map the normalized text of each option to its letter; texts shared by two options are omitted.
 
     Args:
-        value: a list of texts, or an object of letters and texts; anything else has no options.
-        letters: those of the options, in order.
+        value: a list of texts, or a mapping from letters to texts; other values have no options.
+        letters: the option letters, in order.
 
     Returns:
         Letters by text.

@@ -1,4 +1,4 @@
-"""Reward for saying what is to be said: the words of a reference that stand in the text."""
+"""Reward for covering the words of a reference."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ FUNCTION_WORDS = frozenset((
 
 @final
 class Coverage:
-    """Reward: the share of the reference's words that the text holds, less where it repeats itself.
+    """Reward: fraction of the words of the reference that the text contains, reduced for repetition.
 
-    (share + bonus [at least ``hits`` of them]) * repetition. Words count once, without case,
-    punctuation and function words. With ``repetition`` true, the factor is max(0, 1 - 3 max(0, f - 0.35)) * (1 - 0.05
-    max(0, r - 3)), at least 0: f is the share of the most frequent word among all, r the longest run of one word; else
-    it is 1.
+    (share + bonus [if at least ``hits`` words match]) * repetition. Unique words are compared, without case,
+    punctuation and function words. With ``repetition: true`` the factor is max(0, 1 - 3 max(0, f - 0.35)) * (1 - 0.05
+    max(0, r - 3)), at least 0: f is the relative frequency of the most frequent word, r the longest run of one word;
+    else it is 1.
 
-    The reference, in ``column``, is a text, or a list of any depth whose texts are taken together: entities and
-    relations on a path of a knowledge graph, for example.
+    The reference, in ``column``, is a text, or a nested list of texts that are joined: entities and relations on a path
+    of a knowledge graph, for example.
 
     Example: ``{name: coverage, column: path, extract: {tag: think}}``.
     Settings: ``extract`` as in ``exact_match``.
     Range: 0 to 1 + ``bonus``.
-    Source: Kansal and Jha 2026, arXiv:2601.15160, whose code (rl_training.py) has 1.2 times this with a bonus of a
-    quarter from two words on.
-    Traps: words are looked for and not what is said of them: a list of all of them is perfect.
+    Source: Kansal and Jha 2026, arXiv:2601.15160, whose code (rl_training.py) uses 1.2 times this with a bonus of 0.25
+    from two words on.
+    Traps: only the presence of words is checked: a list of all words scores 1.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Coverage:
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return find_reference_error(value, _reference, "a text with words that tell")
+        return find_reference_error(value, _reference, "a text with words other than function words")
 
     def _score(self, text: str, reference: set[str]) -> Score:
         content = telling(extract_answer(text, self._extract) or "")
@@ -78,12 +78,12 @@ class Coverage:
 
 
 def telling(text: str) -> list[str]:
-    """The words of a text without its function words, in order."""
+    """The words of a text without function words, in order."""
     return [word for word in words(text) if word not in FUNCTION_WORDS]
 
 
 def not_repeated(content: Sequence[str]) -> float:
-    """1 for words of which none is frequent, falling to 0 for one word alone; see ``Coverage``."""
+    """The repetition factor: 1 without frequent words, down to 0 for a single repeated word; see ``Coverage``."""
     if not content:
         return 1.0
     frequent = Counter(content).most_common(1)[0][1] / len(content)

@@ -1,4 +1,4 @@
-"""Rewards of exchanges with an environment."""
+"""Rewards from an environment."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from mmgrpo.types import Sample
 
 @final
 class EnvironmentReturn:
-    """Reward: what the environment gave for the turns of a sample, added up.
+    """Reward: discounted sum of the environment's rewards for the turns of a sample.
 
-    sum_k ``discount``^k r_k over the turns k = 0, 1, ... that it gave a reward for. None where it gave none.
+    sum_k ``discount``^k r_k over the turns k = 0, 1, ... with a reward. None if no turn has a reward.
 
     Example: ``{name: environment_return, discount: 0.95}``.
-    Settings: ``discount``, of each turn against the one before it; below 1 it pays to be done early.
-    Range: that of the rewards of ``rollout.environment``, added.
-    Source: own; the return of an episode.
-    Traps: a turn that was cut off is not answered, so it has no reward: a game that pays only at its end gives a sample
-    that never came there None where no turn before was paid, and 0 only if the environment says 0.
+    Settings: ``discount``, factor per turn; below 1 it favors early success.
+    Range: that of the summed rewards of ``rollout.environment``.
+    Source: designed for mmgrpo; the return of an episode.
+    Traps: a truncated turn gets no response and no reward: with a reward only at the end of a game, a sample that does
+    not reach the end gets None, and 0 only if the environment returns 0.
     """
 
     deterministic = True

@@ -23,7 +23,7 @@ class Overlong:
     """Reward: 0 up to a length, then falling to -1: DAPO's soft overlong punishment.
 
     With n tokens: 0 for n <= max_length - margin; (max_length - margin - n) / margin up to max_length; -1 beyond.
-    ``margin: 0`` is a plain limit. A sample without tokens is not judged (None).
+    ``margin: 0`` is a plain limit. A sample without tokens is not scored (None).
 
     Example: ``{name: overlong, max_length: 1024, margin: 256}``.
     Units: tokens of the completion, its end token included.   Range: -1 to 0.
@@ -57,12 +57,12 @@ class LengthPeak:
 
     With x = tokens / max_length: 1 - (1 - x / peak)^2 up to ``peak``, 1 - 2 ((x - peak) / (1 - peak))^2 beyond, and -1
     from ``max_length`` on. With ``shape: line`` two lines, from 0 up to 1 and down to 0: x / peak, and
-    1 - (x - peak) / (1 - peak). A sample without tokens is not judged (None).
+    1 - (x - peak) / (1 - peak). A sample without tokens is not scored (None).
 
     Example: ``{name: length_peak, max_length: 3072}``.
     Units: tokens of the completion, its end token included.   Range: -1 to 1, of lines 0 to 1.
     Source: the length reward of "Surrogate Signals from Format and Length", arXiv:2505.19439; with lines that of "Train
-        Long, Think Short", arXiv:2508.08940, whose ``max_length`` falls by a schedule.
+    Long, Think Short", arXiv:2508.08940, whose ``max_length`` falls by a schedule.
     Traps: it asks for a length and for nothing else: gate it by a reward for the form.
     """
 
@@ -137,7 +137,7 @@ class CosineLength:
     Judges: math_verify, exact_match, multiple_choice, yes_no, classification, number, count.
     Units: tokens.   Range: the least to the most of the four bounds, by default -1 to 1.
     Source: Yeo et al. 2025, arXiv:2502.03373, appendix C.1, as in TRL's ``get_cosine_scaled_reward``.
-    Traps: it holds the correctness, so do not add the judge as a second reward beside it. Wrong answers gain by being
+    Traps: it includes the correctness, so do not add the judge as a separate reward. Wrong answers gain by being
     long (-0.5 against -1), which is meant to keep exploration; with ``overlong`` beside it the two pull apart.
     """
 
@@ -188,7 +188,7 @@ class StatedLength:
     Judges: math_verify, exact_match, multiple_choice, yes_no, classification, number, count.
     Units: tokens.   Range: -1 to ``top``.
     Source: HBPO, arXiv:2507.15844, and its code (ZJU-REAL/HBPO, ``math_reward.py``), where ``top`` is 4.
-    Traps: it holds the correctness, so do not add the judge as a second reward beside it.
+    Traps: it includes the correctness, so do not add the judge as a separate reward.
     """
 
     def __init__(

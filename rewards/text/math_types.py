@@ -1,4 +1,4 @@
-"""What a mathematical text means, as the process of ``math_worker`` compares it."""
+"""Values of mathematical texts, as the process of ``math_worker`` compares them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Kind = Literal["number", "list", "set", "tuple", "region", "relation", "matrix",
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MathValue:
-    """One reading of a text.
+    """One interpretation of a mathematical text.
 
     Attributes:
-        kind: what it is.
-        expression: of a number its value, of a region its set, of a matrix the cells' values.
-        items: of a list, set, tuple, ratio, matrix (its rows, flattened) or relation (its sides).
-        operators: between the sides of a relation; of a tuple its two brackets.
-        unit: of a number.
+        kind: type of the value.
+        expression: value of a number, set of a region.
+        items: items of a list, set, tuple, ratio, matrix (flattened rows) or relation (sides).
+        operators: operators between the sides of a relation; the two brackets of a tuple.
+        unit: unit of a number.
         percent: whether a percent sign follows the number, which is then divided by 100.
-        places: decimals that are written; None for a number without a decimal point.
-        words: of words and of numerals in a base.
-        base: of numerals.
-        shape: of a matrix.
+        places: number of decimals; None for a number without a decimal point.
+        words: text of words and of numerals in a base.
+        base: base of numerals.
+        shape: shape of a matrix.
     """
 
     kind: Kind
@@ -40,4 +40,4 @@ class MathValue:
 
 
 class UnreadError(ValueError):
-    """The text cannot be read as a whole."""
+    """The text cannot be parsed completely."""

@@ -26,7 +26,7 @@ from ..parsing.scalars import plain_value
 
 logger = logging.getLogger(__name__)
 
-GRACE_S = 1.0  # beyond its limit, for the worker to stop by itself; then it is killed
+GRACE_S = 1.0  # beyond its limit, for the worker to stop alone; then it is killed
 START_S = 120.0
 MAX_FORM_CHARS = 1_000
 
@@ -130,7 +130,7 @@ class MathForm:
     Needs: the extra ``math``.
     Range: 0 or 1.   Units: seconds.
     Source: the answer format of "Surrogate Signals from Format and Length", arXiv:2505.19439, which asks sympy.
-    Traps: any number will do, so alone it is learnt at once. A box of more than 1,000 characters scores 0.
+    Traps: any number will do, so alone it is learned at once. A box of more than 1,000 characters scores 0.
     """
 
     deterministic = True

@@ -1,4 +1,4 @@
-"""Rewards for answers that are numbers: equal within a tolerance, close, or a count."""
+"""Rewards for numeric answers: equality within a tolerance, relative accuracy, counts."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _SINGLE_NUMBER = "a number, or a text that states exactly one and no other term"
 
 @final
 class Number:
-    r"""Reward: 1 if the number the answer states is the reference within a tolerance, else 0.
+    r"""Reward: 1 if the number in the answer equals the reference within a tolerance, else 0.
 
-    Right where |answer - reference| <= max(absolute, relative * |reference|); with both at 0 the numbers must be equal.
-    ``relative: 0.05`` is the relaxed accuracy of chart questions. Of several stated numbers ``which`` counts:
-    ``first``, ``last``, or ``only`` (then several different ones are wrong). Read are digits (sign, thousands
-    separators, decimals, exponents as 1e3 or 1.2 x 10^3, fractions 3/4, in LaTeX also mixed numbers) and, unless
-    ``spoken`` is false, English cardinals ("twenty-one"). A number that is part of a term (``\sqrt{18}``, ``5\pi``,
-    ``10^3``, ``2x``, ``4+5i``, ``101_2``) is not stated. The reference, in ``column``, is a number or a text that
-    states exactly one and has no such term; other references are not scored (None).
+    Correct if |answer - reference| <= max(absolute, relative * |reference|); with both at 0 the numbers must be equal.
+    ``relative: 0.05`` is the relaxed accuracy of chart questions. ``which`` selects among several numbers: ``first``,
+    ``last``, or ``only`` (several different numbers score 0). Parsed are digits (sign, thousands separators, decimals,
+    exponents as 1e3 or 1.2 x 10^3, fractions 3/4, in LaTeX also mixed numbers) and, unless ``spoken`` is false, English
+    cardinals ("twenty-one"). Numbers within a term (``\sqrt{18}``, ``5\pi``, ``10^3``, ``2x``, ``4+5i``, ``101_2``) are
+    ignored. The reference, in ``column``, is a number or a text with exactly one number and no such term; other
+    references are not scored (None).
 
     Settings: ``extract`` as in ``exact_match``.
     Range: 0 or 1.
     Source: relaxed accuracy: Masry et al. 2022 (ChartQA), arXiv:2203.10244.
     Traps: a reference of 0 has no relative tolerance, only ``absolute``; units and percent signs are ignored (50% is
-    50, not 0.5, and 2M is 2); "1,234" is 1234, also where a list was meant; "1 234", "1,5" and "3 1/2" are two numbers
-    each; "18!" is 18. For terms, units that must agree and numbers equal by value take ``math_verify``.
+    50, not 0.5, and 2M is 2); "1,234" is 1234, even if it means a list; "1 234", "1,5" and "3 1/2" are two numbers
+    each; "18!" is 18. For terms, units and numbers equal by value use ``math_verify``.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class Number:
 
 @final
 class MeanRelativeAccuracy:
-    """Reward: the share of ten tolerances that the stated number keeps, MRA.
+    """Reward: mean relative accuracy (MRA), the fraction of ten tolerances that the number satisfies.
 
     (1/10) sum over c in 0.5, 0.55, .., 0.95 of [|answer - reference| / |reference| < 1 - c]: 1 within 5 %, 0.5 at an
-    error of just under 30 %, 0 from 50 % on. Answer and reference are read as in ``number``.
+    error of just under 30 %, 0 from 50 % on. Answer and reference are parsed as in ``number``.
 
-    Range: 0 to 1, in tenths.
+    Range: 0 to 1, in steps of 0.1.
     Source: Yang et al. 2024 (VSI-Bench), arXiv:2412.14171.
-    Traps: the inequality is strict, so an error of exactly 5 % gives 0.9. For a reference of 0, where the error has no
-    denominator, only an answer of 0 scores, with 1.
+    Traps: the inequality is strict, so an error of exactly 5 % gives 0.9. For a reference of 0 the relative error is
+    undefined: an answer of 0 scores 1, others 0.
     """
 
     def __init__(
@@ -106,15 +106,15 @@ class MeanRelativeAccuracy:
 
 @final
 class CountMatch:
-    """Reward: whether the answer counts right; with ``mode: relative``, how nearly.
+    """Reward: whether the count in the answer is correct; with ``mode: relative``, how close it is.
 
     ``exact`` is 1 for the reference's count, else 0; ``relative`` is max(0, 1 - |answer - reference| / max(reference,
-    1)). The answer's number is read as in ``number``; ``which`` is the last one stated unless set. The reference, in
-    ``column``, is a whole number of at least 0, or a text that states one.
+    1)). The number is parsed as in ``number``; ``which`` is the last one by default. The reference, in ``column``, is
+    an integer of at least 0, or a text with one.
 
     Range: 0 or 1; ``relative`` 0 to 1.
-    Source: as in R1-V, NeMo-RL and ms-swift. Deviation: max(reference, 1), so that an empty picture counts.
-    Traps: the last number of a sentence need not be the count ("4 cubes in 2 rows"): ask for tags and ``which: only``.
+    Source: as in R1-V, NeMo-RL and ms-swift. Deviation: max(reference, 1), so that images without objects are scored.
+    Traps: the last number of a sentence may not be the count ("4 cubes in 2 rows"): use tags and ``which: only``.
     """
 
     def __init__(
@@ -150,16 +150,16 @@ class CountMatch:
 
 @final
 class FirstError:
-    """Reward: whether a judge of steps finds that there is a mistake, and how near to the first one it points.
+    """Reward for step verifiers: whether the answer detects a mistake, and how close it is to the first wrong step.
 
-    The answer is the number of the first wrong step, counted from 0, or -1 for none. -1 where it finds a mistake that
-    is not there, overlooks one, or states no whole number; else ``decay`` to the power of the steps between answer and
-    reference. The reference, in ``column``, is such a number.
+    The answer is the index of the first wrong step, counted from 0, or -1 for none. The score is -1 for a false alarm,
+    a missed mistake, or an answer without an integer; else ``decay`` to the power of the number of steps between answer
+    and reference. The reference, in ``column``, is such an index.
 
     Settings: ``extract`` and ``which`` as in ``number``.
     Range: -1, or above 0 to 1.
-    Source: Wu et al. 2025 (OPV), arXiv:2512.10756, sec. 2.3, where ``decay``, lambda in (0, 1), has no number.
-    Traps: it trains a judge; a solver is rewarded by the judge that comes of it, with ``text_judge``.
+    Source: Wu et al. 2025 (OPV), arXiv:2512.10756, sec. 2.3, where ``decay``, lambda in (0, 1), has no value.
+    Traps: it trains a verifier; to reward a solver with the trained verifier, use ``text_judge``.
     """
 
     def __init__(
@@ -188,13 +188,13 @@ class FirstError:
 
 
 def _step(value: Any) -> float | None:
-    """The number of a step, or -1."""
+    """The index of a step, or -1."""
     number = None if value is None else reference_number(value)
     return None if number is None or number < -1 or number != int(number) else number
 
 
 def reference_number(value: Any) -> float | None:
-    """A reference as a number: a finite one, or a text that states exactly one."""
+    """The reference as a number: a finite number, or a text with exactly one."""
     if not isinstance(value, str):
         return finite(value)
     stated = stated_numbers(value)
@@ -203,7 +203,7 @@ def reference_number(value: Any) -> float | None:
 
 @final
 class _Stated:
-    """Which number of a text is its answer."""
+    """Selects the number of a text that is its answer."""
 
     def __init__(self, owner: str, extract: Extract, which: Which, spoken: bool) -> None:
         self._extract: Extract = require_extract(f"{owner}.extract", extract)
@@ -211,7 +211,7 @@ class _Stated:
         self._spoken = spoken
 
     def number(self, text: str) -> tuple[float | None, str | None]:
-        """The number, None if there is none; or None, and why, of several different ones where only one may be."""
+        """The number, or None; with a reason if ``which: only`` and the text has several different numbers."""
         stated = stated_numbers(extract_answer(text, self._extract) or "", spoken=self._spoken)
         if self._which == "only" and len(set(stated)) > 1:
             return None, f"{len(set(stated))} different numbers"

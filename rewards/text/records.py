@@ -112,7 +112,7 @@ class FieldMatch:
     """Reward: how many of the fields of the JSON object in the answer are right, precision and recall weighed.
 
     balance * right / stated + (1 - balance) * right / wanted. Fields are the values that hold no others, each with the
-    keys and places in lists that lead to it; right is one that is the same in both, texts after they are normalised as
+    keys and places in lists that lead to it; right is one that is the same in both, texts after they are normalized as
     in ``exact_match``. An answer without a field scores 0. The object is the first in the text; the reference, in
     ``column``, is an object or a text of one.
 

@@ -39,7 +39,7 @@ class Format:
 
     Range: 0 or 1.
     Source: the format reward of DeepSeek-R1 (arXiv:2501.12948, sec. 2.2.2); that each tag stands once is our own.
-    Traps: alone it is learnt at once and says nothing of answers: weight 0.1 to 0.2. Patterns with nested repeats such
+    Traps: alone it is learned at once and says nothing of answers: weight 0.1 to 0.2. Patterns with nested repeats such
     as ``(a+)+`` are exponential; the tags are read in linear time. A text of more than ``max_chars`` characters scores
     0.
     """
@@ -107,7 +107,7 @@ class JsonSchema:
     Example: ``{name: json_schema, keys: {colour: string, count: integer}}``.
     Settings: ``extract`` as in ``exact_match``. No reference is needed.
     Range: 0 or 1; ``partial`` 0 to 1.
-    Source: the project's own.
+    Source: designed for mmgrpo.
     Traps: it says nothing of the values: use it beside a reward that does. true is no integer. Objects of more than
     100,000 characters or nested deeper than 32 score 0; of repeated keys the last counts.
     """

@@ -46,7 +46,7 @@ class TableSimilarity:
     Range: 0 to 1.
     Source: Zhong et al. 2020 (PubTabNet), arXiv:1911.10683, sec. V; the distance by Zhang and Shasha 1989. Deviations:
     header cells (th) are cells, tags within a cell count as its text alone, white space runs are one blank.
-    Traps: time grows with the product of the sizes, and a table of more than 400 nodes scores 0, or is not judged as a
+    Traps: time grows with the product of the sizes, and a table of more than 400 nodes scores 0, or is not scored as a
     reference. Tables in Markdown are none.
     """
 

@@ -43,7 +43,7 @@ class ToolCalls:
     Settings: ``extract`` as in ``exact_match``.
     Range: 0 to 1.
     Source: ToolRL, arXiv:2504.13958, verl/utils/reward_score/rlla.py, which lays it between -3 and 3.
-    Traps: values must be equal, 5 is not "5". A row without a call is not judged, so nothing here keeps a policy
+    Traps: values must be equal, 5 is not "5". A row without a call is not scored, so nothing here keeps a policy
     from calling needlessly; ``format`` may. More than 50 calls score 0.
     """
 

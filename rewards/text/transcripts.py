@@ -25,7 +25,7 @@ class WordErrorRate:
     Range: 0 to 1.
     Source: the word error rate of speech recognition, computed as jiwer does, by rapidfuzz; as a reward for speech
     recognition by language models, Shivakumar et al. 2025, arXiv:2509.01939.
-    Traps: numbers and abbreviations are compared as they are written: "10" is not "ten"; normalise the references as
+    Traps: numbers and abbreviations are compared as they are written: "10" is not "ten"; normalize the references as
     the answers are to be. Where more is said than was asked for, the rate passes 1 and the score stays 0. Languages
     without spaces are single words: use ``characters``.
     """

@@ -34,16 +34,16 @@ SIDE = 128  # pixels of the longer side that motion is measured at
 BLOCK = 16  # pixels a side
 REACH = 8  # pixels that a block may move from frame to frame
 STILL_GAIN = 0.98  # a block has moved if somewhere else fits at least so much better than where it was
-PLAIN_STD = 2.0  # grey levels; a block without detail cannot be followed
+PLAIN_STD = 2.0  # gray levels; a block without detail cannot be followed
 
 COMPASS = {"right": (1.0, 0.0), "left": (-1.0, 0.0), "up": (0.0, -1.0), "down": (0.0, 1.0)}
 
 
 @final
 class Motion:
-    """Reward: which way, or how much, the picture moves, by block matching and without a model.
+    """Reward: which way, or how much, the image moves, by block matching and without a model.
 
-    Frames are turned grey and resized so that the longer side is 128 pixels; every block of 16 x 16 with detail in it
+    Frames are turned gray and resized so that the longer side is 128 pixels; every block of 16 x 16 with detail in it
     is looked for in the next frame, up to 8 pixels away each way. ``direction`` is the mean movement along the wanted
     direction divided by the mean length of all movements: 1 if everything that moves moves that way, -1 if the other
     way. ``magnitude`` is the mean length per frame, in percent of the longer side; with ``target`` it is
@@ -106,13 +106,13 @@ class Motion:
 class TemporalConsistency:
     """Reward: how alike the frames of a video are.
 
-    ``pixels`` is 1 - mean |difference| of neighbouring frames, values 0 to 1. ``feature`` is the mean, over the frames
+    ``pixels`` is 1 - mean |difference| of neighboring frames, values 0 to 1. ``feature`` is the mean, over the frames
     after the first, of half the cosine with the first frame plus half that with the one before, both at least 0, in the
     features of ``model``: DINO for the subject, CLIP for the background.
 
     Range: 0 to 1; real videos lie above 0.9.
     Source: Huang et al. 2023 (VBench), arXiv:2311.17982, subject and background consistency.
-    Traps: a still picture gets 1: pair it with ``motion``.
+    Traps: a still image gets 1: pair it with ``motion``.
     """
 
     deterministic = True
@@ -158,12 +158,12 @@ class FrameMean:
 
     Example: ``{name: frame_mean, of: {name: pick_score, batch_size: 8}, frames: 4}``.
     Settings: ``of`` is the reward, by name or with its settings; ``frames`` how many are asked about, at even
-    distances, first and last among them; ``pool`` mean or min. Frames that the reward does not judge are left out; a
-    video of which it judges none gets None, one on which it fails (NaN) fails.
+    distances, first and last among them; ``pool`` mean or min. Frames that the reward does not score are left out; a
+    video of which it scores none gets None, one on which it fails (NaN) fails.
 
     Range: that of the reward.
     Source: frame-wise image rewards as DanceGRPO, arXiv:2505.07818, and Flow-GRPO train video models with.
-    Traps: it does not see time: a slide show of good pictures is as good as a film. All frames of all samples go to the
+    Traps: it does not see time: a slide show of good images is as good as a film. All frames of all samples go to the
     reward in one call, so its ``batch_size`` counts frames.
     """
 
@@ -193,7 +193,7 @@ class FrameMean:
 
 
 def movement(frame_HW: NDArray[Any], next_HW: NDArray[Any]) -> NDArray[Any]:
-    """How far each block with detail has moved from one grey frame to the next, right and down, in pixels.
+    """How far each block with detail has moved from one gray frame to the next, right and down, in pixels.
 
     Shapes: (H, W), (H, W) -> (blocks, 2); blocks whose search would leave the frame are left out. A block stays where
     it was unless another place fits clearly better.

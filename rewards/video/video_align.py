@@ -36,10 +36,10 @@ MIN_FRAMES, MAX_FRAMES = 4, 768
 
 @final
 class VideoAlign:
-    """Reward: VideoReward of VideoAlign: quality of the picture (VQ), of the motion (MQ), and match of the text (TA).
+    """Reward: VideoReward of VideoAlign: quality of the image (VQ), of the motion (MQ), and match of the text (TA).
 
     A Qwen2-VL sees frames of the video and the prompt within the authors' instructions, and a linear head is read at
-    three tokens of them. Each score is centred and scaled as the checkpoint's ``inference_config`` says, then they are
+    three tokens of them. Each score is centerd and scaled as the checkpoint's ``inference_config`` says, then they are
     added, ``weights`` times each.
 
     Example: ``{name: video_align, template: prompt_template.py, video_fps: 16, weights: {VQ: 1, MQ: 1}}``.
@@ -47,7 +47,7 @@ class VideoAlign:
     the model sees 2, but 4 at least. ``template`` is the path of the authors' ``prompt_template.py``, which is read and
     not run, or of a text file with the same text; it is not part of the checkpoint. ``checkpoint`` is a folder or hub
     id with ``model_config.json`` and ``checkpoint-<step>``; ``base`` stands in for the Qwen2-VL named there.
-    ``weights: {VQ: 1}`` leaves out the others, ``normalise: false`` the centring.
+    ``weights: {VQ: 1}`` leaves out the others, ``normalise: false`` the centering.
     Range: unbounded; each dimension has mean 0 and standard deviation 1 over the authors' data, so that -3 to 3 is
     usual for the sum.
     Source: Liu et al. 2025 (VideoAlign), arXiv:2501.13918, sec. 3, and its inference code; DanceGRPO, arXiv:2505.07818,

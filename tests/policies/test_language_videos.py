@@ -175,7 +175,7 @@ def test_coordinates_are_read_at_the_size_that_the_options_ask_for() -> None:
     for coordinates in (Coordinates(pixels=[3136, 10**6]), Coordinates(factor=8, pixels=[256, 10**6])):
         frame = coordinates.of_model(prompt_with(part))
         assert (frame.width, frame.height) == (112, 56)  # 2 : 1, 6272 pixels
-    with pytest.raises(DataError, match="the size of the picture that the model saw is needed"):
+    with pytest.raises(DataError, match="the size of the resized image is needed"):
         Coordinates().of_model(prompt_with(part))
 
 

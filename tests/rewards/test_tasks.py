@@ -240,7 +240,7 @@ def test_paths_over_a_picture():
     pixels = Trajectory(coordinates="norm1000")
     said = wrote("[[0, 0], [500, 500]]", [[0, 0], [100, 50]], original_size=[200, 100])
     assert scores_of(pixels, [said]) == [1]
-    with pytest.raises(DataError, match="size of the original picture is needed"):
+    with pytest.raises(DataError, match="size of the original image is needed"):
         Trajectory(coordinates="original")([wrote("[1, 2]", [[1, 2]])])
 
 

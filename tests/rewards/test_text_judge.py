@@ -215,7 +215,7 @@ def test_each_criterion_of_a_row_is_asked_about(caplog: pytest.LogCaptureFixture
         assert said(scores)[0] == {"parts": {"1. short": 1, "2. polite": 0, "3. shouts": 0}}
         asked = [r["messages"][0]["content"][0]["text"] for r in server.requests]
         assert sorted(asked) == ["7 is polite?", "7 is short?", "7 is shouts?", "8 is short?"]
-    assert "does not understand 1 of 4 references in column 'rubric'" in caplog.text
+    assert "cannot read 1 of 4 references in column 'rubric'" in caplog.text
 
 
 @pytest.mark.parametrize(

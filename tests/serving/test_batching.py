@@ -77,7 +77,7 @@ def test_too_many_that_wait_are_refused(reward: Recording):
     answers = [batcher.submit(wrote("a"))]
     reward.begun.wait(10)
     answers += [batcher.submit(wrote("b")), batcher.submit(wrote("c"))]
-    with pytest.raises(TooBusyError, match="2 samples wait"):
+    with pytest.raises(TooBusyError, match="2 samples are already queued"):
         batcher.submit(wrote("d"))
     reward.go.set()
     assert [answer.result(10).values for answer in answers] == [[1]] * 3

@@ -176,14 +176,14 @@ HOSTILE = {
     "too many samples": (document(samples=[{"prompt": 0}] * (2**16 + 1)), "samples: .*at most 65536"),
     "NaN": (b'{"prompts": [], "samples": [{"prompt": 0, "logprob": NaN}]}', "logprob"),
     "unknown key": (document(pickle="gASV"), "pickle"),
-    "no such prompt": (document(samples=[{"prompt": 1}]), "names prompt 1, but there are 1"),
+    "no such prompt": (document(samples=[{"prompt": 1}]), "refers to prompt 1, but there are 1"),
     "negative prompt": (document(samples=[{"prompt": -1}]), "prompt"),
     "wrong type": (document(samples=[{"prompt": 0, "tokens": "abc"}]), "tokens"),
-    "no base64": (document(samples=[{"prompt": 0, "image": "%%%"}]), "no PNG"),
-    "no image": (document(samples=[{"prompt": 0, "image": "AAAA"}]), "no PNG"),
-    "a JPEG": (document(samples=[{"prompt": 0, "image": jpeg(Image.new("L", (2, 2)))}]), "no PNG"),
-    "a bomb": (document(samples=[{"prompt": 0, "image": png(Image.new("1", (4000, 3000)))}] * 9), "more pixels"),
-    "cut off": (document(samples=[{"prompt": 0, "image": png(noise("RGB", (99, 99)))[:4000]}]), "no PNG"),
+    "no base64": (document(samples=[{"prompt": 0, "image": "%%%"}]), "not a PNG"),
+    "no image": (document(samples=[{"prompt": 0, "image": "AAAA"}]), "not a PNG"),
+    "a JPEG": (document(samples=[{"prompt": 0, "image": jpeg(Image.new("L", (2, 2)))}]), "not a PNG"),
+    "a bomb": (document(samples=[{"prompt": 0, "image": png(Image.new("1", (4000, 3000)))}] * 9), "pixel limit"),
+    "cut off": (document(samples=[{"prompt": 0, "image": png(noise("RGB", (99, 99)))[:4000]}]), "not a PNG"),
     "no tensor": (document(samples=[{"prompt": 0, "image": {"tensor": "a"}}]), "no tensor 'a'"),
 }  # fmt: skip
 
@@ -232,14 +232,14 @@ def test_a_tensor_counts_as_often_as_it_is_named():
         for num in (3, 4)
     )
     assert len(unpacked(three, SAFETENSORS, max_pixels=30_000)[1]) == 3
-    with pytest.raises(DataError, match="more pixels than the server takes"):
+    with pytest.raises(DataError, match="exceed the pixel limit of the server"):
         unpacked(four, SAFETENSORS, max_pixels=39_999)
 
 
 def test_a_tiny_picture_counts_for_more():
     body = document(samples=[{"prompt": 0, "image": png(Image.new("L", (2, 2)))}] * 3)
     assert len(unpacked(body, JSON, max_pixels=3 * MIN_PIXELS)[1]) == 3
-    with pytest.raises(DataError, match="more pixels than the server takes"):
+    with pytest.raises(DataError, match="exceed the pixel limit of the server"):
         unpacked(body, JSON, max_pixels=3 * MIN_PIXELS - 1)
 
 

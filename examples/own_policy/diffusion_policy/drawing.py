@@ -1,4 +1,4 @@
-"""Episodes as pictures."""
+"""Episodes as images."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows,
     settings_type = ChunkSettings
 
     def __init__(self, settings: ChunkSettings | Mapping[str, Any] | None = None, *, device: str = "cpu") -> None:
-        """A network that has learnt nothing.
+        """A network that has learned nothing.
 
         Args:
             settings: of the policy.
@@ -154,7 +154,7 @@ class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows,
         return SupervisedLoss(mean=total / num, num_terms=num)
 
     def preview(self, sample: Sample) -> Sample:
-        """With a picture of the ways of pusher and block."""
+        """With an image of the ways of pusher and block."""
         return sample if sample.array is None else replace(sample, image=picture_of(sample.array))
 
     @property

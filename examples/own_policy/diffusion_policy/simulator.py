@@ -13,7 +13,7 @@ GOAL, DECOY = (-0.25, 0.65), (0.25, 0.65)
 TOLERANCE = 0.1
 """How far from the goal the block may lie in the end."""
 REACH = 0.2
-"""Distance of the centres where pusher and block touch."""
+"""Distance of the centers where pusher and block touch."""
 SPEED = 0.1
 """How far the pusher moves in a step at full speed; less than ``REACH``, so that it passes through nothing."""
 
