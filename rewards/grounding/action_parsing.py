@@ -1,4 +1,4 @@
-"""Reads the actions of GUI agents out of model text, as JSON or as function calls, without running any of it."""
+"""Parses actions of GUI agents from model text, as JSON or as function calls, without executing any of it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ALIASES: Mapping[str, str] = {
     "complete": "finished",
     "terminate": "finished",
 }
-"""Other names of the same actions in the data sets and models of the field."""
+"""Alternative names of actions in common data sets and models."""
 
 _VALUE = (
     r"'(?:[^'\\]|\\.){0,2000}+'|\"(?:[^\"\\]|\\.){0,2000}+\"|[-+]?\d[\d.]{0,20}+"
@@ -64,13 +64,13 @@ _MAX_ARGUMENTS = 10
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What a GUI agent does.
+    """An action of a GUI agent.
 
     Attributes:
-        kind: name of the action in lower case, by its usual name if it has several.
-        point: where, in no frame yet.
-        box: where, as a box; of a stated one the middle counts.
-        text: what is typed, or the direction, the key, the name of the application.
+        kind: canonical name of the action in lower case.
+        point: position, without a coordinate frame.
+        box: position as a box; its center is used.
+        text: typed text, direction, key, or name of the application.
     """
 
     kind: str
@@ -80,17 +80,17 @@ class Action:
 
     @property
     def position(self) -> tuple[float, float] | None:
-        """The point, or the middle of the box."""
+        """The point, or the center of the box."""
         if self.point is not None or self.box is None:
             return self.point
         return (self.box[0] + self.box[2]) / 2, (self.box[1] + self.box[3]) / 2
 
 
 def actions_in(source: Any) -> list[Action]:
-    """The actions in a text, or in the value of a data row, in order, ``MAX_ACTIONS`` at most.
+    """Parse the actions in a text, or in the value of a data row, in order, at most ``MAX_ACTIONS``.
 
-    Read are JSON objects such as ``{"action": "click", "coordinate": [x, y], "text": ".."}``, also with the arguments
-    apart (``{"name": "computer_use", "arguments": {..}}``), and, if there is none, calls such as ``click(x=1, y=2)``,
+    Parsed are JSON objects such as ``{"action": "click", "coordinate": [x, y], "text": ".."}``, also with nested
+    arguments (``{"name": "computer_use", "arguments": {..}}``), or, without any, calls such as ``click(x=1, y=2)``,
     ``pyautogui.click(1, 2)`` or ``type(content='..')``.
     """
     values = json_values(source) if isinstance(source, str) else source
@@ -110,7 +110,7 @@ def _from_json(value: Any, depth: int) -> Iterator[Action]:
             yield from _from_json(inner, depth + 1)
     elif isinstance(value, Mapping):
         apart = next((value[key] for key in _ARGUMENT_KEYS if isinstance(value.get(key), Mapping)), {})
-        said = ((apart, _KIND_KEYS[:2]), (value, _KIND_KEYS))  # of arguments' own, "name" may be anything's
+        said = ((apart, _KIND_KEYS[:2]), (value, _KIND_KEYS))  # inside arguments "name" may refer to anything
         kind = next((held[key] for held, keys in said for key in keys if _is_action_name(held.get(key))), None)
         if kind is not None:
             yield _action(kind, {**value, **apart})
@@ -120,7 +120,7 @@ def _from_json(value: Any, depth: int) -> Iterator[Action]:
 
 
 def _is_action_name(value: Any) -> bool:
-    return isinstance(value, str) and value != "function"  # which is what tool calls are said to be
+    return isinstance(value, str) and value != "function"  # the type of tool calls
 
 
 def _from_calls(text: str) -> Iterator[Action]:
@@ -134,7 +134,7 @@ def _from_calls(text: str) -> Iterator[Action]:
 
 
 def _arguments(text: str, start: int) -> tuple[list[tuple[str | None, Any]] | None, int]:
-    """Key and value of what stands in brackets that opened before ``start``, None if malformed; where they close."""
+    """Key and value of the arguments after the bracket before ``start``, None if malformed; and the end position."""
     found: list[tuple[str | None, Any]] = []
     closing = _NEXT.match(text, start)
     if closing is not None and closing["mark"] == ")":
@@ -153,7 +153,7 @@ def _arguments(text: str, start: int) -> tuple[list[tuple[str | None, Any]] | No
 
 
 def _value(written: str) -> Any:
-    """A string without its quotes, a number, or, for a list, its numbers."""
+    """A string without quotes, a number, or the numbers of a list."""
     if written[0] in "'\"":
         return re.sub(r"\\(.)", r"\1", written[1:-1], flags=re.DOTALL)
     if written[0] in "[(":
@@ -163,7 +163,7 @@ def _value(written: str) -> Any:
 
 
 def _action_from_call(name: str, arguments: list[tuple[str | None, Any]]) -> Action:
-    """Positional numbers are x and y, a positional list a point, a positional string the text."""
+    """Build an action; positional numbers are x and y, a positional list is a point, a positional string the text."""
     named = {key: value for key, value in arguments if key is not None}
     bare = [value for key, value in arguments if key is None]
     numbers = [value for value in bare if finite(value) is not None]
@@ -187,7 +187,7 @@ def _action(kind: str, fields: Mapping[str, Any]) -> Action:
 def _point_and_box(
     fields: Mapping[str, Any],
 ) -> tuple[tuple[float, float] | None, tuple[float, float, float, float] | None]:
-    """Where: a point, or a box."""
+    """The position: a point, or a box."""
     held = next((fields[key] for key in (*_POSITION_KEYS, *_BOX_KEYS) if fields.get(key) is not None), None)
     if held is None and fields.get("x") is not None and fields.get("y") is not None:
         held = [fields["x"], fields["y"]]

@@ -1,4 +1,4 @@
-"""Reward for the actions of GUI agents: the right one, in the right place, with the right text."""
+"""Reward for actions of GUI agents: type, position and text."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ POINTING = ("click", "double_click", "right_click", "long_press", "hover", "drag
 
 @final
 class GuiAction:
-    """Reward: whether the answer is the reference's action, in its place and with its text.
+    """Reward: whether the action in the answer matches the reference in type, position and text.
 
-    0 unless the answer states exactly one action, of the reference's type. Else the weighted mean of what the reference
-    asks for: the type (``type_weight``, which is then earned), the place for the types in ``pointing`` (1 in the
-    reference's box, edges included, or less than ``distance`` from its point), and the text, if there is one (F1 of
-    its words, as 0 or 1 by ``text_threshold``, or as it is where that is null). If nothing but the type is asked: 1.
+    0 unless the answer has exactly one action, of the type of the reference. Else the weighted mean of the components
+    of the reference: the type (``type_weight``, always satisfied), the position for types in ``pointing`` (1 inside the
+    reference box, edges included, or less than ``distance`` from its point), and the text, if there is one (F1 of its
+    words, thresholded by ``text_threshold`` unless that is null). If only the type applies: 1.
 
-    Read are JSON, ``{"action": "click", "coordinate": [x, y], "text": ".."}`` with the usual other names of these keys,
-    and calls, ``click(x=1, y=2)``, ``pyautogui.click(1, 2)``, ``type(content='..')``; of a stated box the middle
-    counts. Names such as tap and left_click stand for one type; ``aliases`` adds more. The reference, in ``column``, is
-    such an object or text, with a point or a ``bbox``.
+    Parsed are JSON, ``{"action": "click", "coordinate": [x, y], "text": ".."}`` with common alternative keys, and
+    calls, ``click(x=1, y=2)``, ``pyautogui.click(1, 2)``, ``type(content='..')``; the center of a stated box is used.
+    Synonyms such as tap and left_click are one type; ``aliases`` adds more. The reference, in ``column``, is such an
+    object or text, with a point or a ``bbox``.
 
     Settings: ``coordinates`` and ``extract`` as in ``box_iou``.
-    Range: 0 to 1.   Units: ``distance`` is in those of the reference's frame.
+    Range: 0 to 1.   Units: ``distance`` in units of the frame of the reference.
     Source: Luo et al. 2025 (GUI-R1), arXiv:2504.10458, r1gui.py: no weight for the type, 140 pixels, F1 from 0.5 on,
-    no text in "no input text". Deviation: parsed, never evaluated; a lone word inside the other is no hit, as the
-    letter "a" would be one almost anywhere; edges count; a text is asked of every type.
-    Traps: ``type_weight`` pays for clicks anywhere. 140 pixels are much of a small screen, and far too much where the
-    reference is written in 0 to 1: set it there. Several actions are wrong: ask for one.
+    no text in "no input text". Deviation: the answer is parsed, never evaluated; a single word contained in the other
+    text does not match, because the letter "a" would match almost anything; edges count; texts are compared for every
+    type.
+    Traps: ``type_weight`` rewards clicks anywhere. 140 pixels are a large part of a small screen, and far too much for
+    references in 0 to 1: set ``distance``. Several actions score 0: ask for one.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class GuiAction:
         return find_reference_error(value, self._single_action, "exactly one action, its box with an area")
 
     def _single_action(self, value: Any) -> Action | None:
-        """The action of a data row; None unless it holds exactly one, whose box, if it has one, has an area."""
+        """The action of a data row; None unless there is exactly one, whose box, if present, has an area."""
         actions = actions_in(value)
         if len(actions) != 1 or (actions[0].box and self._coordinates.with_area(StatedBox(actions[0].box)) is None):
             return None
@@ -113,7 +114,7 @@ class GuiAction:
         return parts["type"] * sum(weights[name] * parts[name] for name in parts) / total
 
     def _placed(self, prompt: Prompt, stated: Action, wanted: Action) -> tuple[float, dict[str, Any]]:
-        """Whether the place is right, and the image of it."""
+        """Score of the position, and its explanation."""
         points = self._coordinates.points(prompt, [] if stated.position is None else [stated.position])
         if wanted.point is None and wanted.box is not None:
             _, (box,) = self._coordinates.boxes(prompt, [], [StatedBox(wanted.box)])
@@ -129,11 +130,11 @@ class GuiAction:
 
 
 def word_f1(stated: str, wanted: str) -> float:
-    """Harmonic mean of precision and recall of the words, each as often as it stands; equality where there are none.
+    """F1 of the words as multisets; equality of the texts if there are no words.
 
     Args:
-        stated: what was written.
-        wanted: what should have been.
+        stated: the text of the answer.
+        wanted: the reference text.
 
     Returns:
         0 to 1.
@@ -155,5 +156,5 @@ def _written(action: Action) -> str:
 
 
 def _named(action: Action) -> str:
-    """Without its place, which is drawn, in another frame perhaps than the answer's."""
+    """The action without its position, which is shown as shapes and may be in another frame."""
     return _written(replace(action, point=None, box=None))

@@ -1,4 +1,4 @@
-"""Rewards for where things are: one box, a set of boxes, a point, a span of time."""
+"""Rewards for localization: one box, a set of boxes, a point, a time span."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ TimeUnit = Literal["seconds", "frames"]
 
 @final
 class BoxIou:
-    """Reward: overlap of the one box that the answer states with the reference's.
+    """Reward: overlap of the box in the answer with the reference box.
 
-    ``mode: iou`` is the intersection over union, ``giou`` the generalized one, which tells apart boxes that do not
-    touch, ``threshold`` 1 for an IoU of at least ``threshold``, else 0. No box, several, a swapped or empty one score
-    the least.
+    ``mode: iou`` is the intersection over union, ``giou`` the generalized IoU, which also distinguishes disjoint boxes,
+        ``threshold`` 1 for an IoU of at least ``threshold``, else 0. No box, several boxes, or a swapped or empty box
+        get the lowest score.
 
-    Read are JSON (``[x1, y1, x2, y2]``, ``{"bbox_2d": [..]}``, ``{"x1": .., "y1": .., "x2": .., "y2": ..}``),
+    Parsed are JSON (``[x1, y1, x2, y2]``, ``{"bbox_2d": [..]}``, ``{"x1": .., "y1": .., "x2": .., "y2": ..}``),
     ``(x1,y1),(x2,y2)``, and four bare numbers. A reference without an area is not scored.
 
     Settings: ``coordinates`` declares the frames and layouts of model and data, see "Coordinates"; ``extract`` as in
@@ -45,8 +45,8 @@ class BoxIou:
     Range: 0 to 1; ``giou`` from -1 to 1.   Units: as declared; edges are continuous, without the ``+1`` of pixel
     counts.
     Source: Rezatofighi et al. 2019, arXiv:1902.09630 (GIoU).
-    Traps: a wrong frame is not seen, boxes merely seem bad: check a few by hand. Ask for one box: several score the
-    least, so that none can be picked.
+    Traps: a wrong coordinate frame is not detected, it only lowers the scores: check a few by hand. Ask for one box:
+    several get the lowest score, so the policy cannot hedge.
     """
 
     def __init__(
@@ -88,17 +88,17 @@ class BoxIou:
 
 @final
 class Detection:
-    """Reward: overlap of the set of boxes that the answer states with the reference's set, one to one.
+    """Reward: overlap of the set of boxes in the answer with the reference set, matched one to one.
 
     sum over matched pairs of IoU / reference boxes * min(1, reference boxes / stated boxes) ** ``length_power``. The
-    pairs are the one-to-one assignment (Hungarian) of the highest sum; a pair counts from an IoU of ``threshold`` on
-    and, where the reference has labels and ``labels`` is true, with the same label; ``graded: false`` counts it as 1
-    instead of its IoU. Where the reference is empty: 1 for no box, else 0. The order of the boxes does not matter.
+    pairs are the Hungarian assignment with the highest sum; a pair counts if its IoU is at least ``threshold`` and, if
+    the reference has labels and ``labels`` is true, the labels are equal; ``graded: false`` counts it as 1 instead of
+    its IoU. For an empty reference: 1 for no box, else 0. The order of the boxes does not matter.
 
-    Boxes are read and converted as in ``box_iou``; an entry may be ``{"bbox_2d": [..], "label": ".."}``. The reference,
-    in ``column``, is a list of boxes or of such entries, or ``{"bbox": [[..], ..], "label": [..]}``.
+    Boxes are parsed and converted as in ``box_iou``; an entry may be ``{"bbox_2d": [..], "label": ".."}``. The
+    reference, in ``column``, is a list of boxes or of such entries, or ``{"bbox": [[..], ..], "label": [..]}``.
 
-    Settings: ``coordinates`` and ``extract`` as in ``box_iou``; ``max_boxes`` stated boxes at most, more score 0.
+    Settings: ``coordinates`` and ``extract`` as in ``box_iou``; ``max_boxes``: answers with more boxes score 0.
     Range: 0 to 1.
     Source: one-to-one matching: Liu et al. 2025 (VisionReasoner), arXiv:2505.12081, sec. 3.5; the length penalty
     against many boxes: Shen et al. 2025 (VLM-R1), arXiv:2504.07615, odLength. Deviation: the penalty is a ratio.
@@ -161,7 +161,7 @@ class Detection:
         reference_boxes: Sequence[Box],
         references: Sequence[StatedBox],
     ) -> list[tuple[int, int, float]]:
-        """Stated and reference box of every pair that counts, with their overlap."""
+        """Indices of stated and reference box of every pair that counts, with their overlap."""
         overlap = np.array([[iou(box, other) for other in reference_boxes] for box in boxes])
         gains = np.array(
             [
@@ -181,15 +181,15 @@ class Detection:
 
 @final
 class PointInBox:
-    """Reward: 1 if the one point that the answer states lies in the reference's box, edges included; else 0.
+    """Reward: 1 if the point in the answer is inside the reference box, edges included; else 0.
 
-    For GUI grounding and pointing. Read are JSON (``[x, y]``, ``{"point_2d": [x, y]}``), ``(x, y)``, and two bare
-    numbers; no point, or several, are wrong. The reference's box is as in ``box_iou``.
+    For GUI grounding and pointing. Parsed are JSON (``[x, y]``, ``{"point_2d": [x, y]}``), ``(x, y)``, and two bare
+    numbers; no point, or several, score 0. The reference box is as in ``box_iou``.
 
     Settings: ``coordinates`` and ``extract`` as in ``box_iou``.
     Range: 0 or 1.
     Source: Luo et al. 2025 (GUI-R1), arXiv:2504.10458. Deviation: the answer is parsed, never evaluated.
-    Traps: boxes of a few pixels give no signal at the start.
+    Traps: boxes of a few pixels give no signal early in training.
     """
 
     def __init__(
@@ -220,16 +220,16 @@ class PointInBox:
 
 @final
 class TemporalIou:
-    """Reward: overlap of the stated span of time with the reference's, intersection over union.
+    """Reward: intersection over union of the time span in the answer and the reference span.
 
-    Read are JSON (``[start, end]``, ``{"start": .., "end": ..}``), clock times (``0:12 to 1:05``) and numbers; exactly
-    two must be stated, the end after the start, else 0. ``unit: frames`` where the model writes frame numbers, ``fps``
-    a second. The reference, in ``column``, is [start, end] or a text of that form, in seconds.
+    Parsed are JSON (``[start, end]``, ``{"start": .., "end": ..}``), clock times (``0:12 to 1:05``) and numbers; there
+    must be exactly two, the end after the start, else 0. Use ``unit: frames`` if the model writes frame numbers, with
+    ``fps`` frames per second. The reference, in ``column``, is [start, end] or a text of that form, in seconds.
 
     Settings: ``extract`` as in ``exact_match``.
     Range: 0 to 1.   Units: seconds; frames are divided by ``fps``.
     Source: the temporal IoU of video grounding, as in Video-R1, arXiv:2503.21776.
-    Traps: ``fps`` is that of the frames the model was shown, not of the file.
+    Traps: ``fps`` is the rate of the frames that the model receives, not of the file.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class TemporalIou:
 
 
 def _count_error(kind: str, count: int) -> str | None:
-    """Why an answer cannot count that states none of them, or several."""
+    """Why an answer with no item, or several, scores the minimum."""
     return None if count == 1 else f"no {kind}" if count == 0 else f"{kind} stated {count} times, not once"
 
 

@@ -1,4 +1,4 @@
-"""Reward for regions: polygons, masks and boxes against a reference mask."""
+"""Reward for segmentation: polygons, masks and boxes against a reference region."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from ..parsing.regions import Polygon, RegionMask, Shape, painted, shapes_in
 
 Regions: TypeAlias = "Sequence[Polygon | RegionMask | None]"  # None for an empty box
 
-MAX_RINGS = 24  # 4 ** 24: from the smallest region that can be written to the widest
+MAX_RINGS = 24  # 4 ** 24 spans the smallest to the largest region that can be written
 
 
 @final
 class MaskIou:
-    """Reward: overlap of the region that the answer states with the reference's, intersection over union.
+    """Reward: intersection over union of the region in the answer and the reference region.
 
-    Read are polygons (``[[x, y], ..]`` of at least three points, or COCO's flat lists of at least six numbers), COCO's
-    run-length masks (``{"size": [h, w], "counts": ..}``, compressed or not), and boxes as in ``box_iou``; what the
-    answer covers is all of them together. Regions are compared pixel by pixel: on the grid of the reference's mask if
-    it is one, where what lies outside the image is left out; else on ``grid`` x ``grid`` cells around the reference,
-    and around those on cells that grow with the distance.
+    Parsed are polygons (``[[x, y], ..]`` of at least three points, or COCO's flat lists of at least six numbers),
+    COCO's run-length masks (``{"size": [h, w], "counts": ..}``, compressed or not), and boxes as in ``box_iou``; the
+    region is their union. Regions are compared pixel by pixel: on the grid of the reference mask, if it is a mask,
+    ignoring everything outside the image; else on ``grid`` x ``grid`` cells around the reference, surrounded by cells
+    that grow with the distance.
 
-    The reference, in ``column``, is a run-length mask, an image whose region is not black, or polygons or boxes in
-    the data's frame. A mask covers the whole image and so gives its size, unless there is a column
-    ``original_size``. ``threshold`` makes it 1 for an IoU of at least that, else 0.
+    The reference, in ``column``, is a run-length mask, an image with nonzero pixels in the region, or polygons or boxes
+    in the frame of the data. A mask defines the size of the image, unless there is a column ``original_size``. With
+    ``threshold`` the score is 1 for an IoU of at least that, else 0.
 
     Settings: ``coordinates`` and ``extract`` as in ``box_iou``.
     Range: 0 to 1.   Units: as declared; a pixel counts by its center.
     Source: run-length masks: pycocotools, maskApi.c; mask IoU as a reward: Liu et al. 2025 (Seg-Zero),
-    arXiv:2503.06520. Deviation: the region is what the model writes, no segmenter stands between.
-    Traps: for thin things a box scores almost nothing, however well it lies. Masks are bound to 16 million pixels, an
-    answer to 100 shapes and a polygon to 2,000 corners; a reference beyond is not scored, an answer beyond scores 0.
+    arXiv:2503.06520. Deviation: the region is written by the model, without a segmentation model in between.
+    Traps: for thin objects even a well-placed box scores almost 0. Masks are limited to 16 million pixels, an answer to
+    100 shapes and a polygon to 2,000 corners; a larger reference is not scored, a larger answer scores 0.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class MaskIou:
         )
 
     def _region(self, value: Any) -> list[Shape] | None:
-        """The reference: masks of one size, or polygons and boxes; None where they cover nothing."""
+        """The reference: masks of one size, or polygons and boxes; None if they have no area."""
         shapes = shapes_in(value) or []
         sizes = {shape.size if isinstance(shape, RegionMask) else None for shape in shapes}
         return shapes if len(sizes) == 1 and any(map(self._has_area, shapes)) else None
@@ -110,7 +110,9 @@ class MaskIou:
         return Score(float(value >= self._threshold), explanation | {"parts": rounded({"overlap": value})})
 
     def _source_and_target(self, prompt: Prompt, reference: Sequence[Shape]) -> tuple[CoordinateFrame, CoordinateFrame]:
-        """The model's frame, and the one to compare in: the image of the reference's mask, or the reference's."""
+        """The frame of the model, and the frame of the comparison: the image of the reference mask, or the frame of
+        the reference.
+        """
         coordinates = self._coordinates
         if not isinstance(reference[0], RegionMask):
             return coordinates.of_model(prompt), coordinates.of_reference(prompt)
@@ -122,7 +124,7 @@ class MaskIou:
 
 @dataclass(frozen=True, slots=True)
 class _Raster:
-    """A grid laid over a rectangle of a frame."""
+    """A grid over a rectangle of a frame."""
 
     left: float
     top: float
@@ -138,7 +140,7 @@ class _Raster:
         return self.width / self.columns * (self.height / self.rows)
 
     def covered(self, shapes: Regions) -> np.ndarray:
-        """(rows, columns) bool: what any of the shapes covers."""
+        """(rows, columns) bool: the union of the shapes."""
         grid_HW = np.zeros((self.rows, self.columns), dtype=bool)
         for shape in shapes:
             if isinstance(shape, Polygon):
@@ -148,7 +150,7 @@ class _Raster:
         return grid_HW
 
     def drawn(self, shapes: Regions, role: str) -> dict[str, Any] | None:
-        """What the shapes cover, for the explanation; None if that is nothing."""
+        """The covered region for the explanation; None if it is empty."""
         grid_HW = self.covered(shapes)
         rows, columns = np.flatnonzero(grid_HW.any(1)), np.flatnonzero(grid_HW.any(0))
         if not len(rows):
@@ -159,19 +161,19 @@ class _Raster:
         return mask_entry(grid_HW[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1], around, role)
 
     def wider(self) -> _Raster:
-        """As many cells, in eighths, of which this raster is the middle quarter of each side."""
+        """A raster with as many cells (multiples of eight), of which this one is the middle quarter of each side."""
         left, top = self.left - 1.5 * self.width, self.top - 1.5 * self.height
         columns, rows = (count // 8 * 8 for count in (self.columns, self.rows))
         return _Raster(left, top, 4 * self.width, 4 * self.height, columns, rows, self.frame)
 
     def ring(self, shapes: Regions) -> float:
-        """The area that shapes cover outside of the middle quarter of each side."""
+        """The area of the shapes outside the middle quarter of each side."""
         grid_HW = self.covered(shapes)
         grid_HW[3 * self.rows // 8 : 5 * self.rows // 8, 3 * self.columns // 8 : 5 * self.columns // 8] = False
         return np.count_nonzero(grid_HW) * self.cell
 
     def holds(self, other: _Raster) -> bool:
-        """Whether another raster lies within it."""
+        """Whether it contains another raster."""
         across = self.left <= other.left and other.left + other.width <= self.left + self.width
         return across and self.top <= other.top and other.top + other.height <= self.top + self.height
 
@@ -179,7 +181,7 @@ class _Raster:
         return (x - self.left) / self.width * self.columns, (y - self.top) / self.height * self.rows
 
     def _sampled(self, mask: RegionMask) -> np.ndarray:
-        """Each cell takes the pixel of the mask that its center lies in."""
+        """Each cell takes the pixel of the mask at its center."""
         width, height = _extent(mask, self.frame)
         x = (self.left + (np.arange(self.columns) + 0.5) * self.width / self.columns) * mask.size[0] / width
         y = (self.top + (np.arange(self.rows) + 0.5) * self.height / self.rows) * mask.size[1] / height
@@ -189,10 +191,9 @@ class _Raster:
 
 
 def _iou(shapes: Regions, reference: Regions, raster: _Raster) -> float:
-    """Intersection over union, on the raster of the reference and, unless that is an image, on ever wider rings.
+    """Intersection over union, on the raster of the reference and, unless that is an image, on growing rings around it.
 
-    One raster around both would let a sliver far off make its cells so coarse that any box were as good as the right
-    one.
+    With a single raster around both, a small distant shape would make the cells so coarse that any box would match.
     """
     stated_HW, reference_HW = raster.covered(shapes), raster.covered(reference)
     shared = np.count_nonzero(stated_HW & reference_HW) * raster.cell
@@ -207,7 +208,7 @@ def _iou(shapes: Regions, reference: Regions, raster: _Raster) -> float:
 
 
 def _around(shapes: Regions, frame: CoordinateFrame, cells: int) -> _Raster:
-    """A grid around everything, a mask's whole image too."""
+    """A grid around all shapes, including the complete image of a mask."""
     corners = [corner for shape in shapes if isinstance(shape, Polygon) for corner in shape.corners]
     corners += [
         corner for shape in shapes if isinstance(shape, RegionMask) for corner in ((0.0, 0.0), _extent(shape, frame))
@@ -217,14 +218,14 @@ def _around(shapes: Regions, frame: CoordinateFrame, cells: int) -> _Raster:
 
 
 def _extent(mask: RegionMask, frame: CoordinateFrame) -> tuple[float, float]:
-    """How far the image of a mask reaches in a frame; where that has no size, it is in pixels of the mask."""
+    """The extent of a mask's image in a frame; in pixels of the mask if the frame has no size."""
     return frame.width or float(mask.size[0]), frame.height or float(mask.size[1])
 
 
 def _moved(
     shape: Shape, layout: Layout, source: CoordinateFrame, target: CoordinateFrame
 ) -> Polygon | RegionMask | None:
-    """A shape in the target frame, a box as a polygon; None for an empty box."""
+    """Convert a shape to the target frame, a box to a polygon; None for an empty box."""
     if isinstance(shape, RegionMask):
         return shape
     if isinstance(shape, StatedBox):

@@ -1,4 +1,4 @@
-"""Average precision of the boxes in one image, with a penalty for listing too many."""
+"""Average precision of the boxes in one image, with a penalty for too many boxes."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ Confidence = Literal["equal", "stated"]
 COCO_THRESHOLDS = tuple(round(0.5 + 0.05 * step, 2) for step in range(10))
 RECALLS = np.linspace(0, 1, 101)
 
-# K known boxes, N stated boxes, both of one class
+# K reference boxes, N stated boxes, both of one class
 
 
 @final
 class AveragePrecision:
-    """Reward: average precision of the stated boxes, as COCO has it, times a penalty for stating too many.
+    """Reward: COCO average precision of the boxes in the answer, times a penalty for too many boxes.
 
-    mean over the reference's classes and over the IoU thresholds 0.5, 0.55, .., 0.95 of the precision, interpolated at
-    101 recalls, times min(1, reference boxes / stated boxes) ** ``length_power``. ``threshold: 0.5`` takes that one
-    alone (AP50). Boxes are matched greedily from the surest on, each with the free reference of the highest IoU. Where
-    the reference is empty: 1 for no box, else 0.
+    mean over the classes of the reference and over the IoU thresholds 0.5, 0.55, .., 0.95 of the precision,
+    interpolated at 101 recalls, times min(1, reference boxes / stated boxes) ** ``length_power``. ``threshold: 0.5``
+    uses only that threshold (AP50). Boxes are matched greedily in order of confidence, each with the unmatched
+    reference of the highest IoU. For an empty reference: 1 for no box, else 0.
 
-    ``confidence: equal`` gives all boxes one score, ``stated`` reads ``score`` beside each (1 where there is none).
-    Boxes of equal score are one point of the curve, so their order does not matter; COCO counts them in the order
-    given, and no order of it gives less. Classes are labels, as in ``detection``; without ``labels``, or where a
-    reference box has none, there is one class. Boxes are read and converted as in ``box_iou``.
+    ``confidence: equal`` gives all boxes the same score, ``stated`` reads the ``score`` of each box (default 1). Boxes
+        of equal score are one point of the curve, so their order does not matter; COCO evaluates them in order, which
+        never gives a lower value. Classes are labels, as in ``detection``; without ``labels``, or if a reference box
+        has none, there is one class. Boxes are parsed and converted as in ``box_iou``.
 
-    Settings: ``coordinates`` and ``extract`` as in ``box_iou``; ``max_boxes`` stated boxes at most, more score 0.
+    Settings: ``coordinates`` and ``extract`` as in ``box_iou``; ``max_boxes``: answers with more boxes score 0.
     Range: 0 to 1.
     Source: COCO's evaluation (pycocotools), and Shen et al. 2025 (VLM-R1), arXiv:2504.07615, ``odLength`` in
     grpo_jsonl.py for the penalty. Deviation: equal scores are one point; VLM-R1's AP depends on their order.
-    Traps: with ``length_power: 0`` boxes of classes that the image lacks are free, and with ``stated`` scores so is
-    every box after the last hit: VLM-R1 saw policies list many. A single IoU threshold gives no signal below it.
+    Traps: with ``length_power: 0`` boxes of absent classes cost nothing, and with ``stated`` scores neither does any
+    box after the last hit: VLM-R1 observed policies that list many. A single IoU threshold gives no signal below it.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class AveragePrecision:
         return float(np.mean(precisions))
 
     def _precision(self, boxes: Sequence[Box], sure: Sequence[float], references: Sequence[Box]) -> float:
-        """Of one class, averaged over the thresholds."""
+        """Average precision of one class, averaged over the thresholds."""
         if not boxes:
             return 0.0
         references = sorted(references, key=_edges)
@@ -128,7 +128,7 @@ class AveragePrecision:
 
 
 def _at_threshold(overlap_NK: np.ndarray, ends_N: np.ndarray, threshold: float) -> float:
-    """Interpolated average precision of boxes in order, with a point of the curve at the end of each run of equals."""
+    """Interpolated average precision of ordered boxes; boxes of equal score form one point of the curve."""
     hit_N = _hits(overlap_NK, threshold)
     true_N = np.cumsum(hit_N)[ends_N]
     precision_N = true_N / (np.flatnonzero(ends_N) + 1)
@@ -138,7 +138,7 @@ def _at_threshold(overlap_NK: np.ndarray, ends_N: np.ndarray, threshold: float) 
 
 
 def _hits(overlap_NK: np.ndarray, threshold: float) -> np.ndarray:
-    """(N,) whether each box finds a free reference."""
+    """(N,) bool, whether each box matches an unmatched reference."""
     free_K = np.ones(overlap_NK.shape[1], dtype=bool)
     hit_N = np.zeros(len(overlap_NK), dtype=bool)
     for row, overlap_K in enumerate(overlap_NK):

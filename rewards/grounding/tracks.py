@@ -1,4 +1,4 @@
-"""Reward for following an object through a video: a box at each moment, and the span of time it is there."""
+"""Reward for object tracking in videos: a box at each moment, and the time span of the object."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SPAN_KEYS = ("time", "span", "temporal", "time_span", "interval")
 
 @dataclass(frozen=True, slots=True)
 class _Track:
-    """Boxes by moment, and the span of time where one is stated."""
+    """Boxes by moment, with an optional time span."""
 
     boxes: Mapping[float, StatedBox]
     span: tuple[float, float] | None = None
@@ -44,23 +44,23 @@ class _Track:
 
 @final
 class Tracking:
-    """Reward: overlap of a box at each moment with the reference's, averaged, with the overlap of the spans mixed in.
+    """Reward: mean overlap of the boxes at each moment with the reference, combined with the overlap of the time spans.
 
-    (1 - ``temporal``) * mean IoU + ``temporal`` * IoU of the spans of time. The mean is taken ``over`` the moments of
-    the ``reference`` (one that the answer leaves out counts 0), over the ``shared`` ones, or over the ``union`` of both
-    (boxes at further moments count 0). Where the reference has no span the mean IoU is all; where only the answer has
-    none, its overlap is 0.
+    (1 - ``temporal``) * mean IoU + ``temporal`` * IoU of the time spans. The mean is taken ``over`` the moments of the
+    ``reference`` (missing moments count 0), over the ``shared`` moments, or over the ``union`` of both (additional
+    boxes count 0). If the reference has no span, the score is the mean IoU; if only the answer has none, its overlap is
+    0.
 
-    Read are ``{"time": [start, end], "boxes": {"3": [x1, y1, x2, y2], ..}}`` and lists of ``{"frame": 3, "bbox_2d":
-    [..]}``; moments are frame numbers or times (``0:12``, ``2 s``), in the same count as the reference's, and equal
-    within ``tolerance``, the nearest first. The reference, in ``column``, is written likewise.
+    Parsed are ``{"time": [start, end], "boxes": {"3": [x1, y1, x2, y2], ..}}`` and lists of ``{"frame": 3, "bbox_2d":
+    [..]}``; moments are frame numbers or times (``0:12``, ``2 s``), in the units of the reference, and match within
+    ``tolerance``, nearest first. The reference, in ``column``, has the same form.
 
-    Settings: ``coordinates`` and ``extract`` as in ``box_iou``; ``max_moments`` stated boxes at most, more score 0.
-    Range: 0 to 1.   Units: ``tolerance`` in those of the moments.
+    Settings: ``coordinates`` and ``extract`` as in ``box_iou``; ``max_moments``: answers with more boxes score 0.
+    Range: 0 to 1.   Units: ``tolerance`` in units of the moments.
     Source: OneThinker, arXiv:2512.03043, onethinker_reward.py: tracking (over the reference's frames, no span) and
     spatio-temporal grounding (0.5 and 0.5; there over the shared frames). Deviation: ``reference`` is the default.
-    Traps: over ``shared`` moments a policy learns to state the one box that it is sure of; over the ``reference``'s,
-    boxes at other moments are free. Frame numbers are those of the frames the model was shown, not of the file.
+    Traps: over ``shared`` moments a policy learns to state only its most certain box; over ``reference`` moments boxes
+    at other moments cost nothing. Frame numbers refer to the frames that the model receives, not to the file.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Tracking:
         return Score((1 - self._temporal) * spatial + self._temporal * shared, explanation)
 
     def _met(self, stated: _Track, reference: _Track) -> dict[float, float]:
-        """The stated moment of each of the reference's that has one; each is taken once, the nearest pairs first."""
+        """Match moments of the reference to stated moments one to one, nearest pairs first."""
         reference_moments, stated_moments = sorted(reference.boxes), sorted(stated.boxes)
         near = sorted(
             (abs(w - s), w, s) for w in reference_moments for s in stated_moments if abs(w - s) <= self._tolerance
@@ -140,13 +140,13 @@ class Tracking:
 
 
 def track_in(source: Any) -> _Track:
-    """The boxes by moment in a text, or in the value of a data row; of two at one moment the later one counts.
+    """Parse the boxes by moment in a text, or in the value of a data row; the last box of a moment is used.
 
     Args:
-        source: text that holds JSON, or what JSON holds.
+        source: text with JSON, or a decoded JSON value.
 
     Returns:
-        The track, ``MAX_MOMENTS`` boxes and one more at most; empty if nothing is stated.
+        The track, with at most ``MAX_MOMENTS`` + 1 boxes; empty if there are none.
     """
     values = json_values(source) if isinstance(source, str) else [source]
     boxes: dict[float, StatedBox] = {}
@@ -159,7 +159,7 @@ def track_in(source: Any) -> _Track:
 
 
 def _moments(value: Any, depth: int) -> Iterator[tuple[float, StatedBox]]:
-    """Moment and box, wherever a number or time is the key of a box, or stands beside one."""
+    """Moment and box, where a number or time is the key of a box, or is in the same object."""
     if depth > 8:
         return
     if isinstance(value, list | tuple):
@@ -181,7 +181,7 @@ def _moments(value: Any, depth: int) -> Iterator[tuple[float, StatedBox]]:
 
 
 def _moment(value: Any) -> float | None:
-    """A frame number or time, as a number or a text that states exactly one."""
+    """A frame number or time, as a number or a text with exactly one."""
     if not isinstance(value, str):
         return finite(value)
     stated = seconds(value.replace("_", " ")) if len(value) <= 40 else []
@@ -189,7 +189,7 @@ def _moment(value: Any) -> float | None:
 
 
 def _span(value: Any) -> tuple[float, float] | None:
-    """The span that an object states beside its boxes."""
+    """The span in the same object as the boxes."""
     if not isinstance(value, Mapping):
         return None
     span_value = next((value[key] for key in _SPAN_KEYS if isinstance(value.get(key), list | tuple | Mapping)), value)

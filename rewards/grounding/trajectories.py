@@ -1,4 +1,4 @@
-"""Reward for a path of points over an image: where a gripper goes, a line that is followed."""
+"""Reward for a path of points over an image, such as a robot trajectory."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ Coordinate: TypeAlias = "tuple[float, float]"
 
 @final
 class Trajectory:
-    """Reward: nearness of the path that the answer states to the reference's, by the discrete Fréchet distance.
+    """Reward: similarity of the path in the answer to the reference path, by the discrete Fréchet distance.
 
-    1 - d / D, at least 0. d is the least that the worst pair of points must cost if both paths are walked from end to
-    end, neither ever back: the distance of the two in widths and heights of the image, plus ``angle`` times the
-    angle between the directions there, plus ``ratio`` times |log| of the ratio of the two steps. D = sqrt(2) + angle pi
-    + ratio log 10 is what counts as furthest. With both at 0, as by default, it is the plain distance over the
-    image's diagonal.
+    1 - d / D, at least 0. d is the minimum over monotone traversals of both paths of the maximum cost of a pair of
+    points: their distance in units of image width and height, plus ``angle`` times the angle between the directions,
+    plus ``ratio`` times |log| of the ratio of the step lengths. D = sqrt(2) + angle pi + ratio log 10 is the maximum
+    distance. With both at 0, the default, d is the plain distance and D the diagonal of the image.
 
-    Read are lists of points as in ``point_in_box``; the reference, in ``column``, is one.
+    Parsed are lists of points as in ``point_in_box``, also for the reference, in ``column``.
 
     Settings: ``coordinates`` and ``extract`` as in ``box_iou``.
-    Range: 0 to 1.   Units: as declared; distances in sides of the image, angles in radians.
+    Range: 0 to 1.   Units: as declared; distances in image sides, angles in radians.
     Source: discrete Fréchet distance: Eiter and Mannila 1994; with angle 0.25 and ratio 0.1: VLA-R1, arXiv:2510.01623.
-    Traps: points outside of the image are moved to its edge; a single point has no direction and costs no angle.
-    No point, or more than 200, scores 0.
+    Traps: points outside the image are clipped to its edge; a single point has no direction and no angle cost. No
+    point, or more than 200, scores 0.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Trajectory:
         )
 
     def _points(self, prompt: Prompt, path: Sequence[Coordinate], frame: FrameName) -> list[Point]:
-        """A path in sides of the image, held within it."""
+        """A path in units of image sides, clipped to the image."""
         source, unit = self._coordinates.sized(frame, prompt), normalised_frame("norm1")
         points = [Point(x, y, source).to(unit) for x, y in path]
         return [Point(min(max(point.x, 0.0), 1.0), min(max(point.y, 0.0), 1.0), unit) for point in points]
@@ -87,7 +86,7 @@ class Trajectory:
 def frechet(
     path: Sequence[Coordinate], other: Sequence[Coordinate], *, angle: float = 0.0, ratio: float = 0.0
 ) -> float:
-    """The discrete Fréchet distance of two paths, with costs for other directions and steps; see ``Trajectory``.
+    """Discrete Fréchet distance of two paths, with costs for differing directions and steps; see ``Trajectory``.
 
     Args:
         path: points in order, at least one.
@@ -115,7 +114,7 @@ _TINY = 1e-12
 
 
 def _step(path: Sequence[Coordinate], at: int) -> tuple[Coordinate, float]:
-    """The direction of a path at one of its points, (0, 0) for none, and the length of the step from it, or to it."""
+    """The direction of a path at a point, (0, 0) if undefined, and the length of the adjacent step."""
     ways = [_way(path[i], path[i + 1]) for i in (at - 1, at) if 0 <= i < len(path) - 1]
     units = [(x / size, y / size) if (size := math.hypot(x, y)) else (0.0, 0.0) for x, y in ways]
     x, y = (sum(sides) for sides in zip(*units, strict=True)) if units else (0.0, 0.0)
@@ -129,7 +128,7 @@ def _way(start: Coordinate, end: Coordinate) -> Coordinate:
 
 
 def _between(direction: Coordinate, other: Coordinate) -> float:
-    """The angle between two directions, 0 if one of them is none."""
+    """The angle between two directions, 0 if one is undefined."""
     if direction == (0.0, 0.0) or other == (0.0, 0.0):
         return 0.0
     return math.acos(min(max(direction[0] * other[0] + direction[1] * other[1], -1.0), 1.0))

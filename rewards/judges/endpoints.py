@@ -1,6 +1,7 @@
-"""A judge behind any OpenAI-compatible endpoint: images and a question go out, a reply or its first word comes back.
+"""A judge behind an OpenAI-compatible endpoint: sends images and a question, receives a reply or its first token.
 
-Only the standard library speaks HTTP here; redirects are not followed, so the key goes to no other host.
+It uses only the HTTP client of the standard library; redirects are not followed, so the API key is sent to no other
+host.
 """
 
 from __future__ import annotations
@@ -41,31 +42,31 @@ T = TypeVar("T")
 PictureFormat = Literal["png", "jpeg"]
 
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-"""Statuses that another attempt may change."""
+"""Status codes that are retried."""
 
 MAX_REPLY_BYTES = 2**22
 MAX_WAIT_S = 60.0
 
 
 class NoReplyError(Exception):
-    """The endpoint gave no usable reply; the message says why."""
+    """The endpoint gave no usable reply; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where and how to ask.
+    """Settings of an endpoint.
 
     Attributes:
-        url: of the API, to which ``/chat/completions`` is added.
-        model: the name the endpoint knows its model by.
-        system: system turn; None for none.
+        url: base URL of the API, to which ``/chat/completions`` is appended.
+        model: name of the model at the endpoint.
+        system: system prompt; None for none.
         key_variable: environment variable with the API key, read at every request; None sends none.
-        timeout: seconds that connecting, sending and the whole of the reply may take, each, in one attempt.
-        retries: further attempts after a passing failure.
-        backoff: seconds before the second attempt; doubled each time, and as long as the server asks for.
-        concurrency: requests under way at once.
-        image: how images travel: png, exactly, or jpeg.
-        extra: further fields of the request.
+        timeout: time limit in seconds for connecting, for sending and for the complete reply, each, per attempt.
+        retries: number of retries after a transient failure.
+        backoff: seconds before the first retry, doubled each time; at least the server's Retry-After.
+        concurrency: maximum number of parallel requests.
+        image: image encoding: png (lossless) or jpeg.
+        extra: additional fields of the request.
     """
 
     url: str
@@ -92,7 +93,7 @@ class Endpoint:
         require_choice("the judge's picture", self.picture, PictureFormat)
 
     def replies(self, questions: Sequence[Question], reply_params: ReplyParams) -> list[list[str]]:
-        """What it writes to each question, each draw by a request of its own; what gave no reply is left out."""
+        """Replies to each question, one request per reply; failed requests are omitted."""
         limits = {"temperature": reply_params.temperature or 0, "max_tokens": reply_params.max_new_tokens}
         seeds = [{"seed": draw} if reply_params.draws > 1 else {} for draw in range(reply_params.draws)]
         contents = self._ask_all([(question, limits | seed) for question in questions for seed in seeds], _content)
@@ -100,7 +101,7 @@ class Endpoint:
         return [[reply for reply in replies if reply is not None] for replies in by_question]
 
     def choice_probs(self, questions: Sequence[Question], choices: Sequence[ReplyChoice]) -> list[list[float] | None]:
-        """Per question, how likely the reply begins with each choice, as far as it is among the 20 likeliest tokens."""
+        """Per question, the probability that the reply begins with each choice, among the 20 most likely tokens."""
         fields = {"temperature": 0, "max_tokens": 1, "logprobs": True, "top_logprobs": 20}
         tops = self._ask_all([(question, fields) for question in questions], _first_tokens)
         return [None if top is None else [_mass(top, choice) for choice in choices] for top in tops]
@@ -108,7 +109,7 @@ class Endpoint:
     def _ask_all(
         self, requests: Sequence[tuple[Question, Mapping[str, Any]]], read: Callable[[bytes], T]
     ) -> list[T | None]:
-        """What is read out of each reply; None where there is none, which is logged once with the first cause."""
+        """The parsed replies; None for failed requests, which are logged once with the first cause."""
         with ThreadPoolExecutor(max_workers=self.concurrency) as pool:
             outcomes = list(pool.map(lambda outcome: self._ask(outcome[0], outcome[1], read), requests))
         causes = [outcome for outcome in outcomes if isinstance(outcome, NoReplyError)]
@@ -138,7 +139,7 @@ class Endpoint:
             return error
 
     def _post_with_retries(self, request: Mapping[str, Any]) -> bytes:
-        """The body of the reply. Raises NoReplyError after the last attempt."""
+        """Post a request with retries; returns the body of the reply. Raises NoReplyError after the last attempt."""
         body = json.dumps(request).encode()
         for attempt in range(self.retries + 1):
             try:
@@ -177,23 +178,24 @@ class Endpoint:
 
 @final
 class ApiJudge:
-    """Reward: the score that a model behind an OpenAI-compatible endpoint writes, or the probability of its answer.
+    """Reward: score from a model behind an OpenAI-compatible endpoint, parsed from its reply or from answer
+    probabilities.
 
-    vLLM, SGLang, llama.cpp and hosted models are asked alike: ``POST URL/chat/completions`` with the images as data
-    URLs before the question, at temperature 0. ``concurrency`` requests are under way at once. A request that times
-    out, loses its connection or gets a passing status (408, 409, 425, 429, 5xx) is tried ``retries`` times more, after
-    ``backoff`` seconds, twice that, and so on, or as long as the server asks for. What gives no reply after that, or a
-    reply without a score on the scale, is a failure (NaN) of that sample, counted; the first cause is logged.
+    It works with vLLM, SGLang, llama.cpp and hosted models: ``POST URL/chat/completions`` with the images as data URLs
+    before the question, at temperature 0. Up to ``concurrency`` requests run in parallel. A request that times out,
+    loses its connection or gets a transient status (408, 409, 425, 429, 5xx) is retried ``retries`` times, after
+    ``backoff`` seconds, twice that, and so on, or the server's Retry-After. A sample without a reply after that, or
+    with a reply without a score on the scale, fails (NaN) and is counted; the first cause is logged.
 
     Example: ``{name: api_judge, url: "http://127.0.0.1:8000/v1", model: Qwen/Qwen2.5-VL-7B-Instruct}``.
-    Settings: ``url`` such as ``http://127.0.0.1:8000/v1``; ``key_variable``, the environment variable that holds the
-    API key, never the key itself; ``extra``, further fields of the request; ``picture`` png or jpeg (quality 95);
-    ``mode``, ``question``, ``low``, ``high``, ``key``, ``frames``, ``source``, ``draws``, ``temperature`` and ``which``
-    as in ``vlm_judge``; ``yes`` and ``expected`` ask for the log-probabilities of the 20 likeliest first tokens.
+    Settings: ``url`` such as ``http://127.0.0.1:8000/v1``; ``key_variable``, name of the environment variable with the
+    API key; ``extra``, further fields of the request; ``picture`` png or jpeg (quality 95); ``mode``, ``question``,
+    ``low``, ``high``, ``key``, ``frames``, ``source``, ``draws``, ``temperature`` and ``which`` as in ``vlm_judge``;
+    ``yes`` and ``expected`` request the log-probabilities of the 20 most likely first tokens.
     Range: 0 to 1; a score s is (s - low) / (high - low).
-    Source: judges by prompt as UnifiedReward, arXiv:2503.05236, is served; own client.
-    Traps: images and prompts leave the machine; a hosted model may change under its name, and with it the reward;
-    servers differ at temperature 0 from batch to batch.
+    Source: prompted judges as in UnifiedReward, arXiv:2503.05236; client designed for mmgrpo.
+    Traps: images and prompts are sent to the endpoint; a hosted model may change without notice, and with it the
+    reward; even at temperature 0 servers give different results for different batches.
     """
 
     concurrent = True
@@ -250,7 +252,7 @@ class ApiJudge:
 
 
 def data_url(picture: Image.Image, form: PictureFormat) -> str:
-    """An image as a ``data:`` URL: PNG, exactly, or JPEG of quality 95."""
+    """An image as a ``data:`` URL: PNG (lossless) or JPEG of quality 95."""
     buffer = BytesIO()
     picture.convert("RGB").save(buffer, format=form.upper(), **({"quality": 95} if form == "jpeg" else {}))
     return f"data:image/{form};base64,{base64.b64encode(buffer.getvalue()).decode()}"
@@ -272,7 +274,7 @@ def _content(body: bytes) -> str:
 
 
 def _first_tokens(body: bytes) -> list[tuple[str, float]]:
-    """The likeliest tokens that the first choice may begin with, and their log-probabilities."""
+    """The most likely first tokens of the first choice, with their log-probabilities."""
     tokens = _choice_field(body, "logprobs", "content", 0, "top_logprobs")
     try:
         return [(str(token["token"]), float(token["logprob"])) for token in tokens]
@@ -281,7 +283,7 @@ def _first_tokens(body: bytes) -> list[tuple[str, float]]:
 
 
 def _choice_field(body: bytes, *keys: str | int) -> Any:
-    """What the first choice of a chat completion holds under these keys."""
+    """The value at a path of keys in the first choice of a chat completion."""
     try:
         value = json.loads(body)["choices"][0]
         for key in keys:
@@ -292,12 +294,12 @@ def _choice_field(body: bytes, *keys: str | int) -> Any:
 
 
 def _mass(top: Sequence[tuple[str, float]], choice: ReplyChoice) -> float:
-    """The probability of the tokens that write a choice, after a space or not."""
+    """The total probability of the tokens that spell a choice, with or without surrounding spaces."""
     return sum(math.exp(min(logprob, 0.0)) for token, logprob in top if token.strip() in choice.forms)
 
 
 def _retry_after_s(headers: Message) -> float:
-    """Seconds that the server asks to wait for; 0 where it names none, or a date."""
+    """Seconds of the Retry-After header; 0 if it is missing or a date."""
     value = str(headers.get("Retry-After") or "")
     return float(value) if value.isdecimal() and len(value) < 6 else 0.0
 
@@ -306,7 +308,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
     ) -> None:
-        """None, so that the redirect is an error."""
+        """Return None, so that a redirect raises an error."""
 
 
 _opener = urllib.request.build_opener(_NoRedirect, Ends, EndsSecurely)

@@ -1,4 +1,4 @@
-"""A judge by its settings: a model here, or behind an endpoint."""
+"""Builds a judge from its settings: a local model, or a model behind an endpoint."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def judge_of(
     endpoint: Mapping[str, Any] | None,
     local: Mapping[str, Any] | None,
 ) -> Judge:
-    """The model that a reward asks.
+    """Build the judge of a reward.
 
     Args:
-        owner: the reward, for errors.
-        model: a path or hub id, or the name the endpoint knows it by.
-        system: system turn.
+        owner: name of the reward, for errors.
+        model: a path or hub id, or the model name at the endpoint.
+        system: system prompt.
         endpoint: settings of ``Endpoint``; None for a local model.
         local: settings of ``JudgeSource``.
 
     Returns:
-        The judge; a local one is not loaded yet.
+        The judge; a local model is loaded on first use.
 
     Raises:
-        ConfigError: both are given, or one has settings that there are not.
+        ConfigError: both are set, or one has unknown settings.
     """
     if endpoint is not None and local is not None:
         raise ConfigError(f"{owner} takes endpoint or local, not both")
@@ -48,7 +48,7 @@ def judge_of(
 def _build(kind: type[T], name: str, settings: Mapping[str, Any], model: str, system: str | None) -> T:
     setting_names = [field.name for field in fields(kind) if field.name not in ("model", "system")]
     if unknown := sorted(set(settings) - set(setting_names)):
-        raise ConfigError(f"{name} has no {', '.join(unknown)}; it has {', '.join(setting_names)}")
+        raise ConfigError(f"{name} has no setting {', '.join(unknown)}; it has {', '.join(setting_names)}")
     if kind is Endpoint and "url" not in settings:
         raise ConfigError(f"{name} needs the url, such as http://127.0.0.1:8000/v1")
     return kind(model=model, system=system, **settings)

@@ -1,4 +1,4 @@
-"""From questions to scores: by the probability of a judge's first word, or by what it writes."""
+"""Scores from a judge model: by the probability of its first token, or by parsing its reply."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ JudgeMode = Literal["yes", "expected", "parse"]
 
 @dataclass(frozen=True, slots=True)
 class ReplyChoice:
-    """An answer that a reply may begin with.
+    """A possible first word of a reply.
 
     Attributes:
-        text: as it is named in explanations.
-        single_token: it counts as one token alone, as numbers do.
+        text: the word, as named in explanations.
+        single_token: it must be a single token, as numbers are.
     """
 
     text: str
@@ -34,7 +34,7 @@ class ReplyChoice:
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """The cases it may be written in; of a single letter only its own."""
+        """The spellings in different cases; a single letter has only its own."""
         text = self.text
         return (
             (text,) if len(text) == 1 else tuple(dict.fromkeys((text, text.lower(), text.capitalize(), text.upper())))
@@ -43,12 +43,12 @@ class ReplyChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyParams:
-    """How a judge writes.
+    """Sampling parameters of a judge's replies.
 
     Attributes:
-        max_new_tokens: at most, in one reply.
-        draws: replies to a question.
-        temperature: 0 writes greedily.
+        max_new_tokens: maximum number of tokens of a reply.
+        draws: number of replies per question.
+        temperature: 0 decodes greedily.
     """
 
     max_new_tokens: int = 256
@@ -66,25 +66,25 @@ class ReplyParams:
 
 
 class Judge(Protocol):
-    """A model that is asked."""
+    """Interface of judge models."""
 
     def replies(self, questions: Sequence[Question], reply_params: ReplyParams) -> list[list[str]]:
-        """What it writes to each question; fewer than ``reply_params.draws`` where it gave no reply."""
+        """Replies to each question; fewer than ``reply_params.draws`` if requests failed."""
         ...
 
     def choice_probs(self, questions: Sequence[Question], choices: Sequence[ReplyChoice]) -> list[list[float] | None]:
-        """Per question, how likely the reply begins with each choice; None where there was no reply."""
+        """Per question, the probability that the reply begins with each choice; None without a reply."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeScoring:
-    """How a judge's answer becomes a score.
+    """How a judge's reply becomes a score.
 
     Attributes:
         mode: ``yes``, ``expected`` or ``parse``.
-        scale: the scores there are.
-        reply_params: how it writes, for ``parse``.
+        scale: the scale of the scores.
+        reply_params: sampling parameters, for ``parse``.
     """
 
     mode: JudgeMode
@@ -99,7 +99,7 @@ class JudgeScoring:
             )
 
     def scores(self, judge: Judge, questions: Sequence[Question]) -> list[Score]:
-        """A score per question; NaN, a failure, where the judge gave none."""
+        """A score per question; NaN (a failure) if the judge gave none."""
         if self.mode == "parse":
             return [self._stated(replies) for replies in judge.replies(questions, self.reply_params)]
         choices = self._choices()
@@ -109,7 +109,7 @@ class JudgeScoring:
         ]
 
     def _choices(self) -> dict[ReplyChoice, float]:
-        """The answers that a reply may begin with, and what each is worth."""
+        """The possible first words of a reply with their values."""
         if self.mode == "yes":
             return {ReplyChoice("no"): 0.0, ReplyChoice("yes"): 1.0}
         if self.scale.answers is not None:
@@ -118,7 +118,7 @@ class JudgeScoring:
         return {ReplyChoice(str(number), single_token=True): self.scale.share(number) for number in numbers}
 
     def _stated(self, replies: Sequence[str]) -> Score:
-        """The mean of what the replies state; the explanation has the first of them."""
+        """The mean of the scores in the replies; the explanation has the first reply."""
         scores = [self.scale.scored_reply(reply) for reply in replies] or [self.scale.scored_reply(None)]
         finite = [score for score in scores if math.isfinite(score.value)]
         if not finite:
@@ -132,9 +132,9 @@ class JudgeScoring:
 
 
 def _expected(probs: Mapping[ReplyChoice, float], worth: Mapping[ReplyChoice, float]) -> Score:
-    """The mean worth of the answers by their probabilities, made to sum to 1.
+    """The expected value of the choices under their normalized probabilities.
 
-    The explanation has the probabilities as they are: what is missing to 1 went to tokens that are no answer.
+    The explanation has the unnormalized probabilities: the remainder to 1 is the probability of other tokens.
     """
     total = sum(probs.values())
     value = sum(prob * worth[choice] for choice, prob in probs.items()) / total if total > 0 else math.nan
@@ -146,7 +146,7 @@ def score_pairs(
     texts: Sequence[str | None],
     judge: Callable[[Sequence[Question]], Sequence[float | Score | None]],
 ) -> list[float | Score | None]:
-    """What a judge says of the samples that have images and a text, asked at once; None of the others."""
+    """Score the samples that have images and a text in one call; None for the others."""
     both = [
         (row, Question(images, text))
         for row, (images, text) in enumerate(zip(pictures, texts, strict=True))

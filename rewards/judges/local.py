@@ -1,7 +1,7 @@
-"""A language or vision-language model of transformers as a judge: what it writes, and how likely it finds words.
+"""A language or vision-language model of transformers as a judge: its replies, and its probabilities of words.
 
-Prompts are processed alone and only those of one shape run together, so nothing is padded and the batch size changes no
-score beyond rounding.
+Prompts are encoded separately and only prompts of equal shape are batched, so nothing is padded and the batch size
+changes scores only by rounding.
 
 Axes: B prompts, P their tokens, A tokens of an answer, V vocabulary.
 """
@@ -24,21 +24,21 @@ from ..models.checkpoints import Dtype, batches, freeze, load_once, require_posi
 from .judge_protocol import ReplyChoice, ReplyParams
 from .questions import Question
 
-_causal: set[int] = set()  # ids of loaded models, which live as long as the process, that were found to be causal
+_causal: set[int] = set()  # ids of loaded models (alive as long as the process) that passed the check of causality
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeSource:
-    """Which model, and how it runs.
+    """Settings of a local judge model.
 
     Attributes:
         model: path or hub id of a model with a chat template: image-text-to-text, or a causal language model.
-        system: system turn; None for the template's own.
+        system: system prompt; None for that of the template.
         processor: arguments of its processor, for example ``{"max_pixels": 401408}``.
         template: further variables of its chat template, for example ``{"enable_thinking": False}``.
         device: None for the process's GPU, or the CPU.
-        dtype: of the model.
-        batch_size: questions at a time.
+        dtype: data type of the model.
+        batch_size: number of questions per batch.
     """
 
     model: str
@@ -54,7 +54,7 @@ class JudgeSource:
         require_positive("judge.batch_size", self.batch_size)
 
     def load(self) -> LocalJudge:
-        """The model, loaded at the first call in this process. Raises RewardError if it cannot be."""
+        """Load the model, once per process. Raises RewardError if it cannot be loaded."""
         device, dtype = resolve_device(self.device), resolve_dtype("judge", self.dtype)
         model, processor = load_once(
             _judge, self.model, json.dumps(dict(self.processor), sort_keys=True), device, dtype
@@ -62,14 +62,16 @@ class JudgeSource:
         return LocalJudge(model, processor, self)
 
     def replies(self, questions: Sequence[Question], reply_params: ReplyParams) -> list[list[str]]:
-        """What it writes to each question, as often as asked for, without special tokens."""
+        """Replies to each question, without special tokens."""
         judge = self.load()
         if reply_params.temperature == 0:
             return [[reply] for reply in judge.replies(questions, reply_params.max_new_tokens)]
         return [judge.sample_replies(question, reply_params) for question in questions]
 
     def choice_probs(self, questions: Sequence[Question], choices: Sequence[ReplyChoice]) -> list[list[float] | None]:
-        """Per question, how likely the reply begins with each choice. Raises RewardError if two begin alike."""
+        """Per question, the probability that the reply begins with each choice. Raises RewardError if two choices
+        share their first token.
+        """
         judge = self.load()
         token_ids = choice_ids(judge.tokenizer, choices)
         prob_BV = judge.next_logprobs(questions).exp()
@@ -88,7 +90,7 @@ class LocalJudge:
 
     @torch.no_grad()
     def replies(self, questions: Sequence[Question], max_new_tokens: int) -> list[str]:
-        """What it writes to each question, greedily."""
+        """Greedy replies to each question."""
         replies = [""] * len(questions)
         for rows, inputs in self._batches(questions):
             written = self._model.generate(
@@ -101,7 +103,7 @@ class LocalJudge:
 
     @torch.no_grad()
     def sample_replies(self, question: Question, reply_params: ReplyParams) -> list[str]:
-        """Replies drawn to one question, by a seed that is the question's own."""
+        """Replies sampled for one question, with a seed derived from its text."""
         ((_, inputs),) = self._batches([question])
         with torch.random.fork_rng():
             torch.manual_seed(derive_seed(zlib.crc32(question.text.encode())))
@@ -135,7 +137,9 @@ class LocalJudge:
         return logprobs
 
     def _answered(self, inputs: dict[str, Tensor], answers: Sequence[list[int]]) -> list[float]:
-        """One pass over prompt and answer; shorter answers are padded behind, where a causal model does not look."""
+        """One forward pass over prompt and answer; shorter answers are padded on the right, which a causal model
+        does not attend to.
+        """
         length_B = [len(answer) for answer in answers]
         A, pad = max(length_B), self._pad()
         rows = [answer + [pad] * (A - len(answer)) for answer in answers]
@@ -147,19 +151,19 @@ class LocalJudge:
         return [float(logprob_A[:length].mean()) for logprob_A, length in zip(logprob_BA, length_B, strict=True)]
 
     def _require_causal(self, inputs: dict[str, Tensor], logprob_BV: Tensor) -> None:
-        """Once a model: what it expects first must not depend on the answer that follows."""
+        """Check once per model that the distribution of the first token does not depend on the following answer."""
         if id(self._model) in _causal:
             return
         alone_BV = self._model(**inputs, logits_to_keep=1).logits[:, -1].float().log_softmax(-1)
         if not torch.allclose(alone_BV, logprob_BV, atol=0.5 if self._model.dtype != torch.float32 else 1e-2):
             raise RewardError(
-                f"{type(self._model).__name__} reads its prompt both ways, as PaliGemma does, so that it "
-                f"would see the answer it is asked about; take a causal vision-language model"
+                f"{type(self._model).__name__} attends bidirectionally to its prompt, as PaliGemma does, so it "
+                f"would see the answer that it scores; use a causal vision-language model"
             )
         _causal.add(id(self._model))
 
     def _batches(self, questions: Sequence[Question]) -> list[tuple[Sequence[int], dict[str, Tensor]]]:
-        """Questions whose tensors have the same shapes, put together; with their positions."""
+        """Batches of questions with equal tensor shapes, with their positions."""
         encoded = [self._encoded(question) for question in questions]
         kinds: dict[Any, list[int]] = {}
         for position, inputs in enumerate(encoded):
@@ -177,7 +181,7 @@ class LocalJudge:
         parts: list[dict[str, str]] = [{"type": "image"} for _ in question.pictures]
         is_multimodal = self._processor is not self.tokenizer
         if question.pictures and not is_multimodal:
-            raise RewardError(f"{self._source.model} is a language model and sees no pictures; take one that does")
+            raise RewardError(f"{self._source.model} takes no images; use a vision-language model")
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": [*parts, {"type": "text", "text": text}] if is_multimodal else text}
         ]
@@ -202,7 +206,7 @@ class LocalJudge:
 
 
 def marks_apart(tokenizer: Any, text: str) -> str:
-    """The text with a blank in each mark that the tokenizer would read as one token, as those of turns."""
+    """Insert a space into special tokens in a text, such as turn markers, so that they are not tokenized as such."""
     added = tokenizer.added_tokens_decoder.values()
     marks = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
     for mark in sorted(marks, key=len, reverse=True):
@@ -212,12 +216,12 @@ def marks_apart(tokenizer: Any, text: str) -> str:
 
 
 def choice_ids(tokenizer: Any, choices: Sequence[ReplyChoice]) -> list[list[int]]:
-    """Per choice, the tokens by which a reply that begins with it begins, after a space or not.
+    """Per choice, the first tokens of replies that begin with it, with or without a leading space.
 
-    A number counts as one token or not at all, so that 1 is not the beginning of 10; of a word the first token counts,
-    in the cases that it may have, less those that begin another choice.
+    A number must be a single token, so that 1 is not a prefix of 10; for a word its first token counts, in all cases,
+    except tokens that also begin another choice.
 
-    Raises: RewardError if a choice has no token of its own.
+    Raises: RewardError if a choice has no distinct token.
     """
     first_ids = [_begins(tokenizer, choice) for choice in choices]
     unique_ids = [ids - set().union(*first_ids[:i], *first_ids[i + 1 :]) for i, ids in enumerate(first_ids)]
@@ -225,8 +229,8 @@ def choice_ids(tokenizer: Any, choices: Sequence[ReplyChoice]) -> list[list[int]
         if not ids:
             how = "with several tokens" if choice.single_token else "with the first token of another answer"
             raise RewardError(
-                f"the judge's tokenizer writes {choice.text} {how}; ask for a scale of single digits, such as low: 1, "
-                "high: 5, or for letters, or take mode: parse"
+                f"the judge's tokenizer writes {choice.text} {how}; use a scale of single digits, such as low: 1, "
+                "high: 5, or letters, or mode: parse"
             )
     return [sorted(ids) for ids in unique_ids]
 
@@ -237,7 +241,7 @@ def _begins(tokenizer: Any, choice: ReplyChoice) -> set[int]:
 
 
 def _extended(name: str, tensor: Tensor, ids_BP: Tensor, answer_BA: Tensor) -> Tensor:
-    """A tensor of the prompt, with the answer behind it where it has an entry per token: plain text, to be read."""
+    """Append the answer to a tensor of the prompt that has an entry per token: text tokens, attended to."""
     if tensor.shape != ids_BP.shape:
         return tensor
     appended = {"input_ids": answer_BA, "attention_mask": torch.ones_like(answer_BA)}
@@ -245,7 +249,7 @@ def _extended(name: str, tensor: Tensor, ids_BP: Tensor, answer_BA: Tensor) -> T
 
 
 def _ids(tokenizer: Any, form: str) -> list[int]:
-    """The tokens of a text, less a leading token that is nothing but a space, as some tokenizers put before a word."""
+    """The tokens of a text, without a leading space-only token, which some tokenizers put before a word."""
     ids = tokenizer(form, add_special_tokens=False)["input_ids"]
     return ids[1:] if len(ids) > 1 and not tokenizer.decode(ids[:1]).strip() else ids
 

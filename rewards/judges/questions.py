@@ -1,4 +1,4 @@
-"""What a judge is asked about a sample, and how the score is read out of what it writes."""
+"""Questions to judge models, and parsing of the score from their replies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOW_WELL = (
 WhichScore = Literal["first", "least"]
 
 MAX_REPLY_CHARS = 20_000
-"""Of a longer reply only its end is read."""
+"""Of longer replies only the end is parsed."""
 
 _FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
 _TAG = re.compile(r"</(\w+)>")
@@ -36,7 +36,7 @@ _OUT_OF = re.compile(r"(?:/|out of|of)\s*$", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Images, and what is asked about them."""
+    """Images and a question about them."""
 
     pictures: Sequence[Image.Image]
     text: str
@@ -44,14 +44,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """The scores that a judge may give.
+    """The scale of a judge's scores.
 
     Attributes:
-        low: the worst.
-        high: the best.
-        key: the word that a score stands behind; without it a reply with one score alone is read.
-        answers: words that are the scores, with what each is worth; None for the numbers from low to high.
-        which: the first score behind the key, or the least of those there.
+        low: the lowest score.
+        high: the highest score.
+        key: the word that precedes a score; without it a reply must have exactly one score.
+        answers: answer words with their values; None for the numbers from low to high.
+        which: use the first score after the key, or the lowest.
     """
 
     low: int
@@ -76,15 +76,14 @@ class Scale:
 
     @property
     def least(self) -> float:
-        """The worst share that can be read."""
+        """The lowest possible value."""
         return 0.0 if self.answers is None else min(self.answers.values())
 
     def read(self, reply: str) -> float | None:
-        """The score in a reply, from 0 (low) to 1 (high), or what its word is worth; None if it states none.
+        """Parse the score of a reply, from 0 (low) to 1 (high), or the value of its answer word; None if there is none.
 
-        What precedes the end of a thought (``</think>``) does not count. Behind the last ``key`` the first score
-        counts, or the least; without a key there must be one score alone. "4/5" and "4 out of 5" are 4 if the scale
-        ends with 5.
+        Text before ``</think>`` is ignored. After the last ``key`` the first score is used, or the lowest; without a
+        key there must be exactly one score. "4/5" and "4 out of 5" are 4 if the scale ends with 5.
         """
         text = reply[-MAX_REPLY_CHARS:].rpartition("</think>")[2]
         pieces = re.split(rf"\b{re.escape(self.key)}\b", text, flags=re.IGNORECASE)
@@ -96,13 +95,13 @@ class Scale:
         return least if self.which == "least" else stated[0]
 
     def scored_reply(self, reply: str | None) -> Score:
-        """The share that a reply states, and the reply; NaN, a failure, where there is none or it states none."""
+        """The score of a reply with the reply as explanation; NaN (a failure) without a reply or a score."""
         share = None if reply is None else self.read(reply)
         explanation = {} if reply is None else {"reason": excerpt(reply.rpartition("</think>")[2].strip())}
         return Score(math.nan if share is None else share, {"parsed": self._score(share)} | explanation)
 
     def share(self, score: float) -> float:
-        """Where a score lies between low (0) and high (1)."""
+        """The score scaled to 0 (low) to 1 (high)."""
         return (score - self.low) / (self.high - self.low)
 
     def _score(self, share: float | None) -> float | None:
@@ -111,7 +110,7 @@ class Scale:
         return round(self.low + share * (self.high - self.low), 4)
 
     def _words(self, text: str) -> list[float]:
-        """What the answers in a text are worth, in order; of letters the case counts."""
+        """The values of the answer words in a text, in order; single letters are case-sensitive."""
         answers = self.answers or {}
         worths = {answer.casefold(): value for answer, value in answers.items()}
         longest_first = sorted(answers, key=len, reverse=True)
@@ -119,7 +118,7 @@ class Scale:
         return [worths[match[0].casefold()] for match in re.finditer(rf"(?<!\w)(?:{forms})(?!\w)", text)]
 
     def _numbers(self, text: str) -> list[float | None]:
-        """The shares of the numbers in a text, None for one off the scale; less those that say what it is out of."""
+        """The scaled numbers of a text, None if outside the scale; the maximum in "4 out of 5" is omitted."""
         numbers = [float(number[0]) for number in _NUMBER.finditer(text) if not self._is_out_of(text, number)]
         return [self.share(number) if self.low <= number <= self.high else None for number in numbers]
 
@@ -129,7 +128,7 @@ class Scale:
 
 
 def default_image_question(mode: str) -> str:
-    """What is asked of an image where nothing else is given."""
+    """The default question about an image."""
     return SHOWS if mode == "yes" else HOW_WELL
 
 
@@ -141,15 +140,15 @@ def fill_template(
     quoted: Mapping[str, str] | None = None,
     more: Mapping[str, str] | None = None,
 ) -> str | None:
-    """The template with ``{prompt}``, ``{low}``, ``{high}`` and ``{column}`` filled in.
+    """Fill ``{prompt}``, ``{low}``, ``{high}`` and ``{column}`` into a template.
 
-    Values are put in as they are: braces in them are not read again.
+    Values are inserted verbatim; braces in them are not expanded.
 
     Args:
         template: the question.
-        sample: has the prompt and the columns.
-        scale: the scores there are.
-        quoted: further fields, which the policy has written: see ``as_data``.
+        sample: provides the prompt and the columns.
+        scale: the scale of the scores.
+        quoted: further fields with text of the policy, escaped by ``escape_quoted``.
         more: further fields.
 
     Returns:
@@ -169,9 +168,9 @@ def fill_template(
 
 
 def escape_quoted(text: str, template: str) -> str:
-    """A text that cannot end the quotation it is put in: a blank takes apart the tags that the template closes.
+    """Escape a text so that it cannot end its quotation: a space is inserted into tags that the template closes.
 
-    So with ``<|..|>``, ``[INST]`` and ``<start_of_turn>`` and their like, by which chats mark their turns.
+    The same applies to chat markers such as ``<|..|>``, ``[INST]`` and ``<start_of_turn>``.
     """
     tags = "|".join(sorted({re.escape(tag) for tag in _TAG.findall(template)}))
     text = re.sub(rf"<(?=\s*/?\s*(?:{tags})\b)", "< ", text, flags=re.IGNORECASE) if tags else text
@@ -179,6 +178,6 @@ def escape_quoted(text: str, template: str) -> str:
 
 
 def judge_images(sample: Sample, frames: int, source: bool) -> Sequence[Image.Image]:
-    """The images that a judge sees: the prompt's own first, if asked for, then the image or frames of the video."""
+    """The images for a judge: optionally those of the prompt first, then the image or the frames of the video."""
     generated = frames_of(sample, frames)
     return [*map(as_rgb, sample.prompt.images), *generated] if source and generated else generated

@@ -1,4 +1,4 @@
-"""A reward that asks a server, so that a scorer may live in its own environment or on its own machine."""
+"""Client of a reward server, for rewards in a separate environment or on another machine."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ logger = logging.getLogger(__name__)
 
 WhenDown = Literal["stop", "fail"]
 MAX_ANSWER_BYTES = 2**25
-"""What an answer may weigh; a value takes 20 bytes, an explanation seldom more than a few thousand."""
+"""Maximum size of a response; a value takes 20 bytes, an explanation rarely more than a few thousand."""
 
-_PASSING = {408, 429}  # statuses that another attempt may change, beside those of 500 and more
+_PASSING = {408, 429}  # retried status codes, besides 500 and above
 
 
 @final
 class RemoteReward:
-    """Reward: what a server started by ``mmgrpo serve-rewards`` says.
+    """Reward: scores from a server started by ``mmgrpo serve-rewards``.
 
-    Samples travel with their prompts, columns, texts, tokens and images, exactly, and the values come back exactly:
-    None stays None, and a sample that the server's reward failed on is a failure here. A request holds whole groups, at
-    most ``batch_size`` samples unless one group has more. A server that does not answer, is too busy or at fault (a
-    status of 500 or more) is asked ``retries`` times more, after ``backoff`` seconds, twice that, and so on. If that
-    does not help, ``when_down: stop`` ends the run with the cause, and ``when_down: fail`` counts the samples of that
-    request as failed, which leaves it to ``max_reward_failure_frac`` whether the run goes on. A request that the server
-    refuses ends the run at once. Every request has a connection of its own.
+    Samples are sent losslessly with their prompts, columns, texts, tokens and images, and values are returned
+    losslessly: None stays None, and a failure on the server is a failure here. A request has complete groups, at most
+    ``batch_size`` samples unless one group has more. If the server does not respond, is busy or has an error (status
+    500 or above), the request is retried ``retries`` times, after ``backoff`` seconds, twice that, and so on. After
+    that ``when_down: stop`` raises an error, and ``when_down: fail`` counts the samples of the request as failed, so
+    ``max_reward_failure_frac`` decides whether the run continues. A request that the server rejects raises an error
+    immediately. Every request uses a new connection.
 
     Example: ``{name: remote, url: "http://127.0.0.1:8000"}``.
-    Settings: ``url``, such as ``http://127.0.0.1:8000``; ``reward``, its label there, needed where there are several;
-    ``timeout`` in seconds, each, for connecting, for sending a request and for the whole of its answer, above the
-    server's ``--timeout-s`` so that the server says what is slow; ``token_variable``, the environment variable with the
-    bearer token; ``columns``, those that travel (all of them, if not given); ``form``, ``tensors`` (safetensors, large
-    and fast) or ``png`` (small and slow).
+    Settings: ``url``, such as ``http://127.0.0.1:8000``; ``reward``, its label on the server, required if it serves
+    several; ``timeout`` in seconds for connecting, for sending a request and for its response, each, above the server's
+    ``--timeout-s`` so that the server reports the slow reward; ``token_variable``, the environment variable with the
+    bearer token; ``columns`` to send (default: all); ``form``, ``tensors`` (safetensors, large and fast) or ``png``
+    (small and slow).
     Range: that of the served reward.
     Source: designed for mmgrpo.
-    Traps: the token travels in the clear by ``http``. No proxy is used. Columns must be what JSON can hold, and tuples
-    arrive as lists. An answer of more than 32 MiB is refused.
+    Traps: with ``http`` the token is sent unencrypted. No proxy is used. Columns must be JSON values, and tuples arrive
+    as lists. A response of more than 32 MiB raises an error.
     """
 
     concurrent = True
@@ -101,19 +101,19 @@ class RemoteReward:
         try:
             body, content_type = packed(samples, reward=self._reward, form=self._form, columns=self._columns)
         except DataError as error:
-            raise RewardError(f"samples cannot travel to {self._url}: {error}") from error
+            raise RewardError(f"samples cannot be sent to {self._url}: {error}") from error
         try:
             answer = self._answer(body, content_type)
         except OSError as error:
             raised = f"the reward server {self._url} did not answer in {self._retries + 1} attempts: {_cause(error)}"
             if self._when_down == "stop":
-                raise RewardError(f"{raised}. Start it again, or let its samples fail by when_down: fail") from error
+                raise RewardError(f"{raised}. Restart it, or let its samples fail with when_down: fail") from error
             logger.warning("%s; %d samples count as failed", raised, len(samples))
             return [math.nan] * len(samples)
         return self._values(answer, len(samples))
 
     def _answer(self, body: bytes, content_type: str) -> bytes:
-        """The server's answer, after as many attempts as it takes. Raises OSError if there is none."""
+        """Post the request with retries. Raises OSError after the last attempt."""
         for attempt in range(self._retries + 1):
             try:
                 return self._post(body, content_type)
@@ -129,7 +129,7 @@ class RemoteReward:
         connection = connect(self._host, self._port, timeout=self._timeout)
         try:
             headers = {"Content-Type": content_type, **self._headers}
-            with suppress(BrokenPipeError, ConnectionResetError):  # a server may refuse before it has read it all
+            with suppress(BrokenPipeError, ConnectionResetError):  # the server may respond early
                 connection.request("POST", f"{self._path}/score", body, headers)
             response = connection.getresponse()
             status, answer = response.status, body_of(response, MAX_ANSWER_BYTES)
@@ -171,8 +171,8 @@ class RemoteReward:
 
 
 def _address(url: str) -> SplitResult:
-    """The parts of a server's address. Raises ConfigError for anything but scheme, host, port and path."""
-    with suppress(ValueError):  # of a port that is no number
+    """Parse the URL of a server. Raises ConfigError for anything but scheme, host, port and path."""
+    with suppress(ValueError):  # a port that is not a number
         address = urlsplit(url)
         plain_address = address._replace(netloc=address.netloc.rpartition("@")[2], query="", fragment="")
         if address == plain_address and address.scheme in ("http", "https") and address.hostname and address.port != 0:
@@ -181,7 +181,7 @@ def _address(url: str) -> SplitResult:
 
 
 def batches(samples: Sequence[Sample], size: int) -> Iterator[list[int]]:
-    """The rows of the samples in batches that keep groups whole, of at most ``size`` unless one group has more."""
+    """Row indices in batches of complete groups, of at most ``size`` samples unless one group has more."""
     groups: dict[int, list[int]] = {}
     for row, sample in enumerate(samples):
         groups.setdefault(sample.group, []).append(row)
@@ -205,7 +205,7 @@ def _scored(
 
 
 def _detail(body: bytes) -> str:
-    """What a server says of an error: its JSON's ``error``, or the beginning of whatever it is."""
+    """The error message of a response: the field ``error`` of its JSON, or the beginning of the body."""
     try:
         return str(json.loads(body)["error"])[:1000]
     except (ValueError, KeyError, TypeError, RecursionError):

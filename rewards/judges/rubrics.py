@@ -1,4 +1,4 @@
-"""Criteria that a response is held against one by one, with weights, vetoes and what is enough."""
+"""Rubrics: weighted criteria of a response, with vetoes and sufficient criteria."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..parsing.explanations import excerpt, parts
 from ..parsing.extraction import finite
 
 MET = 0.5
-"""What a verdict must reach at least for a criterion with a veto to be met."""
+"""Minimum value for a criterion with a veto to be met."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Criterion:
-    """What a response should be, or, with a weight below 0, should not.
+    """A property that a response should have, or, with a weight below 0, should not have.
 
     Attributes:
-        criterion: in words.
-        weight: what it adds to the score if it is met.
+        criterion: description of the criterion.
+        weight: its contribution to the score if met.
         veto: the score is 0 unless it is met.
         enough: the score is 1 if all such are met.
     """
@@ -34,7 +34,9 @@ class Criterion:
 
 
 def rubric_of(value: Any) -> list[Criterion] | None:
-    """A list of ``{criterion, weight, veto, enough}``, or of texts; None for anything else, or no weight above 0."""
+    """Parse a rubric from a list of ``{criterion, weight, veto, enough}`` or of texts; None for anything else, or
+    without a weight above 0.
+    """
     items: list[Any] = (
         [{"criterion": item} if isinstance(item, str) else item for item in value] if isinstance(value, list) else []
     )
@@ -53,18 +55,18 @@ def rubric_of(value: Any) -> list[Criterion] | None:
 
 
 def rubric_score(rubric: Sequence[Criterion], scores: Sequence[float]) -> Score:
-    """How much of a rubric a response meets, from 0 to 1.
+    """The weighted fraction of a rubric that a response meets, from 0 to 1.
 
     R = clip(sum_i w_i v_i / sum_{w_i > 0} w_i, 0, 1), or 0 if a criterion with a veto has v_i below 0.5, else 1 if all
-    that are enough have at least that. A criterion without a verdict (NaN) is left out of both sums and not met; if it
-    has a veto, or none that weighs above 0 is left, there is no score.
+    criteria with ``enough`` have at least 0.5. A criterion with v_i NaN is excluded from both sums and not met; if it
+    has a veto, or no criterion with a positive weight remains, there is no score.
 
     Args:
         rubric: the criteria.
-        scores: how far each is met, from 0 to 1.
+        scores: degree to which each is met, from 0 to 1.
 
     Returns:
-        The score, NaN for none, with the verdicts as ``parts``.
+        The score, NaN if undefined, with the values of the criteria as ``parts``.
     """
     scored = [(criterion, score) for criterion, score in zip(rubric, scores, strict=True) if math.isfinite(score)]
     explanation = parts(

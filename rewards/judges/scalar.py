@@ -1,4 +1,4 @@
-"""Rewards by models that were trained to score texts: whole answers, or one step after another.
+"""Rewards from reward models: outcome reward models and process reward models.
 
 Axes: L tokens, K labels.
 """
@@ -33,22 +33,22 @@ AGGREGATES: Mapping[Aggregate, Callable[[Sequence[float]], float]] = {
 
 @final
 class RewardModel:
-    """Reward: the score that a reward model gives the answer, a sequence classifier with one label or several.
+    """Reward: score of the answer from a reward model, a sequence classifier with one or several labels.
 
-    It reads the prompt and, as the assistant's turn, the part of the text that ``extract`` takes, without the thought,
-    by its own chat template; where its tokenizer has none, the two as a pair of texts. Of several outputs ``output``
-    counts, or the sum by ``weights``.
+    Its input is the prompt and, as the assistant's turn, the part of the text that ``extract`` selects, in its chat
+    template; without a template, both as a pair of texts. ``output`` selects one of several outputs, or ``weights``
+    sums them.
 
     Example: ``{name: reward_model, model: Skywork/Skywork-Reward-V2-Llama-3.1-8B}``.
-    Settings: ``link`` is ``sigmoid`` where scores are to lie between 0 and 1; ``output`` or ``weights``, a number for
-    each; ``missing`` is the score of a text without what ``extract`` takes (None: not scored); ``max_tokens``,
-    beyond which the beginning of prompt and answer is cut.
+    Settings: ``link: sigmoid`` maps scores to 0 to 1; ``output`` or ``weights``, one number per output; ``missing`` is
+    the score of a text without the extracted part (None: not scored); ``max_tokens``: longer inputs are truncated at
+    the beginning.
     Range: unbounded, or 0 to 1.
     Source: a model trained on comparisons as in InstructGPT, Ouyang et al. 2022, arXiv:2203.02155, eq. 1; transformers'
     AutoModelForSequenceClassification.
-    Traps: scores are of the scale of their model: mind weights beside other rewards, and take an advantage that divides
-    by the spread. It likes length and confidence; hold it against a judge or people. Answers unlike those that it was
-    trained on get scores that mean nothing. Code that comes with a checkpoint is not run.
+    Traps: scores have the scale of their model: choose weights accordingly, and use an advantage that divides by the
+    standard deviation. It favors length and confidence; validate it against a judge or people. Scores of
+    out-of-distribution answers are meaningless. Code of a checkpoint is not executed.
     """
 
     deterministic = True
@@ -116,19 +116,20 @@ class RewardModel:
 
 @final
 class StepRewardModel:
-    """Reward: how right each step of the text is, by a process reward model, and the least or the mean of them.
+    """Reward: step scores from a process reward model, aggregated by minimum or mean.
 
-    The model is a token classifier; the text is parted into steps at ``split``, and behind each step stands
-    ``separator``, at whose last token the probability of ``output`` is read. ``aggregate`` makes one number of them;
-    each step's own is the score of a part, for the estimators of the ``advantage`` section.
+    The model is a token classifier; the text is split into steps at ``split``, each followed by ``separator``, and the
+    probability of ``output`` is read at its last token. ``aggregate`` combines them; the score of each step is a scope,
+    for the estimators of the ``advantage`` section.
 
     Example: ``{name: step_reward_model, model: MY_PROCESS_REWARD_MODEL, aggregate: min}``.
-    Settings: ``aggregate`` is ``min``, ``mean``, ``product`` or ``last``; ``output`` is that of a right step.
+    Settings: ``aggregate`` is ``min``, ``mean``, ``product`` or ``last``; ``output`` is the index of the label for
+    correct steps.
     Range: 0 to 1.
     Source: Lightman et al. 2023, arXiv:2305.20050, sec. 2.6 (the product), and Wang et al. 2024 (Math-Shepherd),
     arXiv:2312.08935 (the least); tokens as TRL 0.x's PRMTrainer puts them together.
-    Traps: a mean is raised by many easy steps, a sum by many steps; the least stands still where one step is bad.
-    Steps are found by ``split`` alone, so a policy learns to write fewer of them. Thoughts are steps, too.
+    Traps: a mean increases with many easy steps, a sum with many steps; the minimum stays constant if one step is bad.
+    Steps are split only by ``split``, so a policy may learn to write fewer of them. Thoughts are steps, too.
     """
 
     deterministic = True
@@ -181,7 +182,7 @@ class StepRewardModel:
 
 
 def _read(tokenizer: Any, sample: Sample, answer: str, max_tokens: int) -> dict[str, list[int]]:
-    """Prompt and answer as the model was trained to read them; of too many tokens the end."""
+    """Encode prompt and answer in the model's format; truncated at the beginning."""
     prompt, answer_text = sample.prompt, marks_apart(tokenizer, answer)
     if tokenizer.chat_template:
         messages = prompt.messages or [{"role": "user", "content": prompt.text}]
@@ -193,7 +194,7 @@ def _read(tokenizer: Any, sample: Sample, answer: str, max_tokens: int) -> dict[
 
 
 def _alike(lengths: Sequence[int], size: int) -> list[Sequence[int]]:
-    """Rows of one length, some at a time, so that nothing is padded."""
+    """Batches of rows of equal length, so that nothing is padded."""
     kinds: dict[int, list[int]] = {}
     for row, length in enumerate(lengths):
         kinds.setdefault(length, []).append(row)
@@ -201,7 +202,7 @@ def _alike(lengths: Sequence[int], size: int) -> list[Sequence[int]]:
 
 
 def _steps(text: str, split: str) -> list[tuple[int, int]]:
-    """Where the steps of a text stand that are not blank."""
+    """Start and end of the non-blank steps of a text."""
     spans, start = [], 0
     for piece in text.split(split):
         if piece.strip():

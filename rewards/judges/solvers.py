@@ -1,4 +1,4 @@
-"""A reward for what a solver makes of a text: a problem, a caption, a plan that another model works with."""
+"""Reward for texts that another model solves: problems, captions or plans."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ _NO_SCALE = Scale(low=0, high=1, key="score")
 
 @final
 class Solver:
-    """Reward: what a solver makes of what was written: how often it is right, whether it agrees with itself, how long.
+    """Reward: result of a solver model on the text: accuracy, self-agreement, or length of its thoughts.
 
     The solver, a local model or one behind an endpoint, answers ``question`` ``draws`` times. ``right``: the mean of
-    what the reward ``of`` gives its replies, each held against the row as the policy's own answer would be. ``agree``:
-    1 if at least ``agreeing`` of its replies have one answer in a box, else 0. ``length``: the mean length of its
-    thoughts over ``most``, at most 1.
+    the reward ``of`` over its replies, each scored against the row like an answer of the policy. ``agree``: 1 if at
+    least ``agreeing`` of its replies have the same boxed answer, else 0. ``length``: the mean length of its thoughts
+    divided by ``most``, at most 1.
 
     Example: ``{name: solver, model: Qwen/Qwen3-8B, question: "{response}\\n\\n{question}", of: math_verify}``.
-    Settings: ``question`` may hold ``{response}``, which is what ``extract`` takes from the text, ``{prompt}`` and the
-    names of columns; a text without what ``extract`` takes gets ``missing``; ``most`` and lengths are in characters;
-    ``source: true`` shows the solver the prompt's images; ``endpoint``, ``local``, ``temperature``,
+    Settings: ``question`` may contain ``{response}`` (the part of the text that ``extract`` selects), ``{prompt}`` and
+    names of columns; a text without the extracted part gets ``missing``; ``most`` and lengths are in characters;
+    ``source: true`` passes the images of the prompt to the solver; ``endpoint``, ``local``, ``temperature``,
     ``max_new_tokens`` as in ``text_judge``.
     Range: 0 to 1; for ``right`` that of ``of``.
-    Source: problems by the length and agreement of a solver's thoughts: MathSmith, arXiv:2508.05592, and its code.
-    Traps: a text that gives the answer away makes the solver right: hide the answer from the policy. Lengths are lifted
-    by problems that cannot be solved, so take them together with agreement. Every sample costs ``draws`` replies.
+    Source: rewards for problems by the length and agreement of a solver's thoughts: MathSmith, arXiv:2508.05592, and
+    its code.
+    Traps: a text that reveals the answer makes the solver correct: do not give the policy the answer. Unsolvable
+    problems increase the length, so combine it with agreement. Every sample costs ``draws`` replies.
     """
 
     deterministic = True
@@ -120,5 +121,5 @@ class Solver:
 
 
 def _thought(reply: str) -> str:
-    """What stands within ``<think>..</think>``; the whole reply where there is no such thing."""
+    """The content of ``<think>..</think>``; the complete reply without one."""
     return (reply.rpartition("</think>")[0] or reply).replace("<think>", "").strip()

@@ -1,4 +1,4 @@
-"""A reward for what was written, by a model that reads it: a language or vision-language model, here or served."""
+"""Reward for texts from a judge model: a language or vision-language model, local or served."""
 
 from __future__ import annotations
 
@@ -30,28 +30,29 @@ MEETS = f"{QUOTED}Does the response meet this criterion: {{criterion}}\nAnswer y
 
 @final
 class TextJudge:
-    """Reward: what a model says of the text that was written, asked once, or of each criterion of a rubric.
+    """Reward: score of the text from a judge model, from one question or from each criterion of a rubric.
 
-    The model is a local one, or behind an endpoint. ``yes``: P(yes) / (P(yes) + P(no)) for the first token of its
+    The model is local or behind an endpoint. ``yes``: P(yes) / (P(yes) + P(no)) for the first token of its
     reply. ``expected``: the expected score over the tokens ``low`` to ``high``, or over ``answers``, a mapping such as
-    ``{A: 1, B: 0}``. ``parse``: it writes, and the score behind the last ``key``, or the one score there is, is read.
-    ``which: least`` takes the least of several.
-    ``draws`` replies at a ``temperature`` are averaged. No reply, or one without a score, is a failure, counted.
+    ``{A: 1, B: 0}``. ``parse``: the score after the last ``key`` of the reply, or its only score. ``which: least`` uses
+    the lowest of several. ``draws`` replies sampled at ``temperature`` are averaged. A missing reply, or one without a
+    score, is a counted failure.
 
     Example: ``{name: text_judge, model: Qwen/Qwen3-8B}``.
-    Settings: ``question`` may hold ``{prompt}``, ``{response}``, which is what ``extract`` takes from the text, without
-    its thought, ``{text}``, all of it, ``{low}``, ``{high}``, ``{criterion}`` and the names of columns; a row without
-    one of them is not scored, a text without what ``extract`` takes gets the lowest score. ``criteria``: a list of
-    ``{criterion, weight, veto, enough}`` or of texts, or the column that has it; the score is the weighted mean, from 0
-    to 1, 0 where a criterion with ``veto: true`` is not met, else 1 where all with ``enough: true`` are. ``source:
-    true`` shows the prompt's own images.
+    Settings: ``question`` may contain ``{prompt}``, ``{response}`` (the part of the text that ``extract`` selects),
+    ``{text}`` (the complete text), ``{low}``, ``{high}``, ``{criterion}`` and names of columns; a row without one of
+    them is not scored, a text without the extracted part gets the lowest score. ``criteria``: a list of ``{criterion,
+    weight, veto, enough}`` or of texts, or the column that has it; the score is the weighted mean, from 0 to 1, 0 if a
+    criterion with ``veto: true`` is not met, else 1 if all with ``enough: true`` are met. ``source: true`` passes the
+    images of the prompt.
     ``endpoint``: ``{url, key_variable, timeout, retries, backoff, concurrency, picture, extra}`` as in ``api_judge``;
     ``local``: ``{processor, template, device, dtype, batch_size}`` as in ``vlm_judge``.
-    Range: 0 to 1; with ``answers`` as they are worth.
+    Range: 0 to 1; with ``answers`` the range of their values.
     Source: ``yes``: Su et al. 2025, arXiv:2503.23829, the soft reward of a verifier; rubrics: Gunjal et al. 2025
-    (Rubrics as Rewards), arXiv:2507.17746, eq. 1. Deviation: weights below 0 are no part of the divisor, and clipped.
-    Traps: the text is quoted, and its tags and chat marks are taken apart, yet a judge may still be talked round: look
-    at what scores high. A judge without the reference rewards what sounds right. Length sways it.
+    (Rubrics as Rewards), arXiv:2507.17746, eq. 1. Deviation: negative weights are excluded from the divisor, and the
+    result is clipped.
+    Traps: the text is quoted, and its tags and chat markers are escaped, but prompt injection is still possible:
+    inspect samples with high scores. A judge without the reference rewards plausible answers. Length influences it.
     """
 
     def __init__(
@@ -109,13 +110,13 @@ class TextJudge:
         return [self._score(*arguments) for arguments in zip(samples, rubrics, scores, strict=True)]
 
     def _rubrics(self, samples: Sequence[Sample]) -> Sequence[Sequence[Criterion] | None]:
-        """Per sample its criteria; None where there are none."""
+        """The criteria of each sample; None if it has none."""
         if isinstance(self._criteria, str):
             return read_references("text_judge", samples, self._criteria, rubric_of)
         return [self._criteria] * len(samples)
 
     def _texts(self, sample: Sample, rubric: Sequence[Criterion] | None) -> list[str]:
-        """The questions about a sample; none about one that is not scored."""
+        """The questions about a sample; empty if it is not scored."""
         if sample.text is None or (rubric is None and self._criteria is not None):
             return []
         quoted = {"text": sample.text} | ({} if (part := self._part(sample)) is None else {"response": part})

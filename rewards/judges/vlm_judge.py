@@ -1,4 +1,4 @@
-"""Rewards from a vision-language model that looks at the image: a question, a score, or the prompt's likelihood."""
+"""Rewards from a vision-language model: answers to a question about the image, or the likelihood of the prompt."""
 
 from __future__ import annotations
 
@@ -17,26 +17,25 @@ from .questions import Question, Scale, WhichScore, default_image_question, fill
 
 @final
 class VlmJudge:
-    """Reward: what a vision-language model answers to a question about the image, or about frames of the video.
+    """Reward: score from a vision-language model that answers a question about the image, or frames of the video.
 
-    ``yes``: P(yes) / (P(yes) + P(no)) for the first token of the reply, in any case, after a space or not.
-    ``expected``: the expected score over the tokens ``low`` to ``high``, their probabilities made to sum to 1.
-    ``parse``: the model writes (greedily, so that the same image gets the same score) and the number behind the last
-    ``key`` is read; a reply without one, or with one off the scale, is a failure and counted.
+    ``yes``: P(yes) / (P(yes) + P(no)) for the first token of the reply, in any case, with or without a leading space.
+    ``expected``: the expected score over the tokens ``low`` to ``high``, with normalized probabilities. ``parse``: the
+        number after the last ``key`` of the (greedy) reply; a reply without a number on the scale is a counted failure.
 
     Example: ``{name: vlm_judge, model: Qwen/Qwen2.5-VL-7B-Instruct}``.
-    Settings: ``question`` may hold ``{prompt}``, ``{low}``, ``{high}`` and the names of columns; a row that lacks one
-    is not scored. ``frames`` of a video are shown as images, at even distances. ``source: true`` shows the prompt's
-    own images first, for edits. In mode ``parse`` the scores of ``draws`` replies at a ``temperature`` are averaged,
-    drawn by seeds that are the question's own, and ``which: least`` takes the least of several scores in a reply.
-    ``processor`` and ``template`` are arguments of the processor and the chat template.
+    Settings: ``question`` may contain ``{prompt}``, ``{low}``, ``{high}`` and names of columns; a row without one of
+    them is not scored. ``frames``: number of evenly spaced video frames passed as images. ``source: true`` passes the
+    images of the prompt first, for edits. In mode ``parse`` the scores of ``draws`` replies sampled at ``temperature``
+    are averaged, with seeds derived from the question, and ``which: least`` uses the lowest of several scores in a
+    reply. ``processor`` and ``template`` are arguments of the processor and the chat template.
     Range: 0 to 1 in every mode; a score s is (s - low) / (high - low).
     Source: ``yes``: Lin et al. 2024 (VQAScore), arXiv:2404.01291, sec. 3, there P(yes) alone; ``expected``: Wu et al.
     2023 (Q-Align), arXiv:2312.17090, sec. 3, there over words for the levels; ``parse``: Wang et al. 2025
     (UnifiedReward), arXiv:2503.05236.
-    Traps: judges are lenient, and ``parse`` gives whole groups the same score: ``yes`` and ``expected`` tell more
-    apart. A thinking model needs ``mode: parse`` and room in ``max_new_tokens``, or a template variable that stops it.
-    Text drawn into the image ("this is perfect") sways a judge.
+    Traps: judges are lenient, and ``parse`` often gives all samples of a group the same score: ``yes`` and ``expected``
+    discriminate better. A thinking model needs ``mode: parse`` and a large ``max_new_tokens``, or a template variable
+    that disables thinking. Text rendered in the image ("this is perfect") influences a judge.
     """
 
     deterministic = True
@@ -80,18 +79,18 @@ class VlmJudge:
 
 @final
 class PromptLikelihood:
-    """Reward: how likely a vision-language model finds the prompt as the description of the image.
+    """Reward: log-likelihood of the prompt as the description of the image, under a vision-language model.
 
     The mean log-probability per token of the prompt (or ``text_column``) as the reply to ``question``; nothing is
-    drawn. A video is shown as ``frames`` images.
+    sampled. A video is passed as ``frames`` images.
 
     Example: ``{name: prompt_likelihood, model: Qwen/Qwen2.5-VL-7B-Instruct}``.
-    Range: at most 0, in nats per token; about -3 to -0.5. Only differences for one prompt mean something: normalize by
-    group.
+    Range: at most 0, in nats per token; about -3 to -0.5. Only differences for the same prompt are meaningful:
+    normalize by group.
     Source: PromptEcho, arXiv:2604.12652: the negative cross-entropy of the prompt under a frozen model, given the
     image and a guiding query.
-    Traps: words that the language model guesses without looking give every image the same; a prompt that is unlike a
-    description ("4k, trending") is unlikely whatever is shown. Images of the written prompt score high.
+    Traps: words that are predictable without the image contribute the same for every image; a prompt that is unlike a
+    description ("4k, trending") is always unlikely. Images that contain the prompt as text score high.
     """
 
     deterministic = True

@@ -18,21 +18,21 @@ from .answer_verifiers import Judge, judge_of
 
 @final
 class Brier:
-    """Reward: 1 less the squared error of the probability that the answer states, the Brier score turned round.
+    """Reward: 1 - squared error of the probability in the answer (1 - Brier score).
 
-    1 - (p - y)^2. y is what came true, in ``column``: true or false, 0 or 1, or a probability. With ``of`` it is
-    whether the answer is right, as that reward says with a score of at least ``right_from``: a confidence. p is the
-    last number that ``extract`` finds, divided by ``scale`` (1; 100 for percent) and held within 0 and 1; an answer
-    without one scores ``missing``.
+    1 - (p - y)^2. y is the outcome in ``column``: true or false, 0 or 1, or a probability. With ``of`` y is whether the
+    answer is correct, a score of that reward of at least ``right_from``, so p is a confidence. p is the last number of
+    the extracted text, divided by ``scale`` (1; 100 for percent) and clipped to [0, 1]; an answer without a number
+    scores ``missing``.
 
     Example: ``{name: brier, extract: {tag: probability}}``.
     Judges: math_verify, exact_match, multiple_choice, yes_no, classification, number, count.
     Settings: ``extract`` as in ``exact_match``.
     Range: 0 to 1, and ``missing``.
-    Source: Brier 1950, Verification of forecasts expressed in terms of probability; of one's own answer: ReFIne,
+    Source: Brier 1950, Verification of forecasts expressed in terms of probability; as a confidence reward: ReFIne,
     arXiv:2510.09062, train/grpo_ReFIne.py.
-    Traps: 50% is 50: say ``scale: 100``; 7/10 is 0.7. Where the answer is right half of the time, a policy that
-    always says a half gets three quarters.
+    Traps: 50% is 50: set ``scale: 100``; 7/10 is 0.7. If half of the answers are correct, a policy that always states
+    0.5 gets 0.75.
     """
 
     in_place_of_columns: ClassVar[Mapping[str, object]] = {"of": None}
@@ -64,7 +64,7 @@ class Brier:
         return find_reference_error(value, _outcome, "a bool or a number from 0 to 1")
 
     def _outcomes(self, samples: Sequence[Sample]) -> list[float | None]:
-        """What came true; NaN where the judge failed, None where nobody says."""
+        """The outcomes; NaN if the verifier failed, None without an outcome."""
         if self.of is None:
             return read_references("brier", samples, self.column, _outcome)
         verifier_scores = [None if score is None else float(score) for score in self.of(samples)]

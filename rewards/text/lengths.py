@@ -1,4 +1,4 @@
-"""Rewards that shape how much and how repetitively a policy writes; they count tokens."""
+"""Rewards on the length and the repetition of completions, in tokens."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .answer_verifiers import Judge, judge_of
 
 Unit = Literal["tokens", "words"]
 STATED = re.compile(r"\b([0-9]{1,9}) tokens")
-"""A length that a text says it will have."""
+"""Matches a length that a text announces."""
 
 
 @final
 class Overlong:
-    """Reward: 0 up to a length, then falling to -1: DAPO's soft overlong punishment.
+    """Reward: 0 up to a length, then decreasing to -1: DAPO's soft overlong punishment.
 
     With n tokens: 0 for n <= max_length - margin; (max_length - margin - n) / margin up to max_length; -1 beyond.
-    ``margin: 0`` is a plain limit. A sample without tokens is not scored (None).
+    ``margin: 0`` is a hard limit. A sample without tokens is not scored (None).
 
     Example: ``{name: overlong, max_length: 1024, margin: 256}``.
     Units: tokens of the completion, its end token included.   Range: -1 to 0.
     Source: Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 13.
-    Traps: never positive, so give it a positive weight. Set ``max_length`` to the run's generation limit: what is cut
-    off there then has -1, and a larger value never reaches -1.
+    Traps: it is never positive, so use a positive weight. Set ``max_length`` to the run's generation limit: then
+    truncated samples get -1; with a larger value -1 is never reached.
     """
 
     def __init__(self, max_length: int, margin: int) -> None:
@@ -53,17 +53,17 @@ class Overlong:
 
 @final
 class LengthPeak:
-    """Reward: highest at one length, 1, and less the further from it, down to -1 at the longest that may be.
+    """Reward: 1 at a target length, decreasing with the distance from it, to -1 at the maximum length.
 
     With x = tokens / max_length: 1 - (1 - x / peak)^2 up to ``peak``, 1 - 2 ((x - peak) / (1 - peak))^2 beyond, and -1
-    from ``max_length`` on. With ``shape: line`` two lines, from 0 up to 1 and down to 0: x / peak, and
-    1 - (x - peak) / (1 - peak). A sample without tokens is not scored (None).
+    from ``max_length`` on. With ``shape: line`` it is piecewise linear from 0 to 1 and back to 0: x / peak, and 1 - (x
+    - peak) / (1 - peak). A sample without tokens is not scored (None).
 
     Example: ``{name: length_peak, max_length: 3072}``.
-    Units: tokens of the completion, its end token included.   Range: -1 to 1, of lines 0 to 1.
-    Source: the length reward of "Surrogate Signals from Format and Length", arXiv:2505.19439; with lines that of "Train
-    Long, Think Short", arXiv:2508.08940, whose ``max_length`` falls by a schedule.
-    Traps: it asks for a length and for nothing else: gate it by a reward for the form.
+    Units: tokens of the completion, its end token included.   Range: -1 to 1, 0 to 1 with ``shape: line``.
+    Source: the length reward of "Surrogate Signals from Format and Length", arXiv:2505.19439; the piecewise linear form
+    from "Train Long, Think Short", arXiv:2508.08940, whose ``max_length`` decreases by a schedule.
+    Traps: it depends only on the length: gate it by a format reward.
     """
 
     def __init__(self, max_length: float, peak: float = 0.5, shape: Literal["square", "line"] = "square") -> None:
@@ -88,14 +88,14 @@ class LengthPeak:
 
 @final
 class Repetition:
-    """Reward: ``max_penalty`` times the share of n-grams that repeat an earlier one.
+    """Reward: ``max_penalty`` times the fraction of n-grams that repeat an earlier one.
 
-    max_penalty * (1 - distinct n-grams / n-grams); 0 where there are fewer than ``size`` tokens. ``unit: words`` parts
-    the text at white space instead, for samples without tokens. A sample without what is counted gets None.
+    max_penalty * (1 - distinct n-grams / n-grams); 0 for fewer than ``size`` tokens. ``unit: words`` splits the text at
+    whitespace instead, for samples without tokens. A sample without tokens (or text) gets None.
 
     Range: ``max_penalty`` (below 0) to 0.
     Source: Yeo et al. 2025, arXiv:2502.03373, appendix C.2, as in TRL's ``get_repetition_penalty_reward``.
-    Traps: lists and tables of boxes repeat n-grams honestly; with small ``size`` they are punished for it.
+    Traps: lists and tables of boxes repeat n-grams legitimately; with a small ``size`` they are penalized.
     """
 
     def __init__(self, size: int = 3, max_penalty: float = -1.0, unit: Unit = "tokens") -> None:
@@ -126,19 +126,19 @@ class Repetition:
 
 @final
 class CosineLength:
-    """Reward: right answers score more the shorter they are, wrong ones less: cosine-scaled correctness.
+    """Reward: cosine-scaled correctness: correct answers score more if shorter, wrong answers score less if shorter.
 
-    With p = min(tokens / max_length, 1) and f = (1 + cos(pi p)) / 2: right is short_right f + long_right (1 - f), wrong
-    is short_wrong f + long_wrong (1 - f). ``judge`` says what is right: the name of a reward with its settings, such as
-    ``{name: exact_match, extract: tag}``, or the bare name; right is a score of at least ``right_from``. None where the
-    judge gives None or the sample has no tokens; a judge's NaN stays one.
+    With p = min(tokens / max_length, 1) and f = (1 + cos(pi p)) / 2: correct answers score short_right f + long_right
+    (1 - f), wrong ones short_wrong f + long_wrong (1 - f). ``judge`` is the verifier: the name of a reward, or a
+    mapping with its settings such as ``{name: exact_match, extract: tag}``; a score of at least ``right_from`` is
+    correct. None if the verifier returns None or the sample has no tokens; NaN of the verifier is kept.
 
     Example: ``{name: cosine_length, max_length: 1024}``.
     Judges: math_verify, exact_match, multiple_choice, yes_no, classification, number, count.
-    Units: tokens.   Range: the least to the most of the four bounds, by default -1 to 1.
+    Units: tokens.   Range: minimum to maximum of the four bounds, by default -1 to 1.
     Source: Yeo et al. 2025, arXiv:2502.03373, appendix C.1, as in TRL's ``get_cosine_scaled_reward``.
-    Traps: it includes the correctness, so do not add the judge as a separate reward. Wrong answers gain by being
-    long (-0.5 against -1), which is meant to keep exploration; with ``overlong`` beside it the two pull apart.
+    Traps: it includes the correctness, so do not add the judge as a separate reward. Long wrong answers score more than
+    short ones (-0.5 against -1), to keep exploration; this conflicts with ``overlong``.
     """
 
     def __init__(
@@ -177,12 +177,12 @@ class CosineLength:
 
 @final
 class StatedLength:
-    """Reward: right answers score more the shorter they are, no more than is due to the length that they state.
+    """Reward: correct answers score more if shorter, bounded by the score of the length that they announce.
 
     With n tokens, f(n) = top cos(pi n / (2 max_length)) and b the number before the first "tokens" of the text,
-    ``max_length`` at most, right is min(f(n) - |b - n| / max_length, f(b)), or f(n) where no length is stated; wrong,
-    or longer than ``max_length``, is 0. ``judge`` says what is right, as for ``cosine_length``. None where the judge
-    gives None or the sample has no tokens; a judge's NaN stays one.
+    ``max_length`` at most, a correct answer scores min(f(n) - |b - n| / max_length, f(b)), or f(n) without an announced
+    length; answers that are wrong, or longer than ``max_length``, score 0. ``judge`` is the verifier, as in
+    ``cosine_length``. None if the verifier returns None or the sample has no tokens; NaN of the verifier is kept.
 
     Example: ``{name: stated_length, max_length: 4096}``.
     Judges: math_verify, exact_match, multiple_choice, yes_no, classification, number, count.

@@ -1,4 +1,4 @@
-"""Whether two numbers, quantities or terms are equal, exactly or as decimals.
+"""Equality of numbers, quantities and terms, exactly or as decimals.
 
 It runs in the process of ``math_worker``.
 """
@@ -15,7 +15,7 @@ from ..parsing.units import Unit, is_generic
 from .math_types import MathValue
 
 RELATIVE = sympy.Rational(1, 10**6)
-"""A decimal equals another notation of a number within this, relative to it."""
+"""Relative tolerance between a decimal and another notation of a number."""
 
 _NOISE = sympy.Rational(1, 10**9)
 DIGITS = 40
@@ -95,12 +95,12 @@ def _close(gold: MathValue, answer: MathValue) -> bool:
 
 
 def _is_decimal(value: MathValue) -> bool:
-    """Whether it was written as a decimal or a whole number, not as a fraction that does not end."""
+    """Whether it was written as a decimal or an integer, not as a non-terminating fraction."""
     return value.places is not None or bool(value.expression.is_Integer)
 
 
 def equal(first: Any, second: Any) -> bool:
-    """Whether two exact expressions are equal: by their values at several points, else by math-verify."""
+    """Whether two exact expressions are equal: by evaluation at several points, else by math-verify."""
     if first == second:
         return True
     symbols = sorted(first.free_symbols | second.free_symbols, key=str)
@@ -118,7 +118,7 @@ def equal(first: Any, second: Any) -> bool:
 
 
 def _agree(first: Any, second: Any, point: dict[Any, Any]) -> bool | None:
-    """Whether both have one value at a point; None where one has none."""
+    """Whether both have the same value at a point; None if one is undefined."""
     try:
         a, b = (sympy.N(expression.subs(point), DIGITS) for expression in (first, second))
     except (ArithmeticError, TypeError, ValueError, AttributeError):
@@ -128,6 +128,6 @@ def _agree(first: Any, second: Any, point: dict[Any, Any]) -> bool | None:
     if a.is_infinite or b.is_infinite:
         return bool(a == b)
     if a.is_real != b.is_real and not (first.has(sympy.I) or second.has(sympy.I)):
-        return None  # outside of the domain of one: \ln x^2 and 2 \ln x
+        return None  # outside the domain of one side: \ln x^2 and 2 \ln x
     difference = abs(a - b)
     return bool(difference <= sympy.Float(f"1e-{DIGITS - 8}", DIGITS) * max(abs(a), abs(b), key=lambda n: float(n)))

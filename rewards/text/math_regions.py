@@ -20,7 +20,7 @@ def is_inequality(value: MathValue) -> bool:
 
 
 def variables(value: MathValue) -> set[Any]:
-    """The symbols in the sides of a relation, or of several."""
+    """The symbols in the sides of a relation or a list of relations."""
     items = [side for item in value.items for side in (item.items or (item,))]
     is_relation = value.kind == "relation" or any(item.kind == "relation" for item in value.items)
     return {
@@ -29,7 +29,7 @@ def variables(value: MathValue) -> set[Any]:
 
 
 def region_of(value: MathValue) -> Any:
-    """The set of real numbers that a value is, None for what is none."""
+    """The set of real numbers of a value; None if it is not a set."""
     try:
         if value.kind == "region":
             return value.expression.doit()

@@ -1,7 +1,7 @@
-"""The process that compares mathematical answers, on its own so that it can be stopped: JSON lines in and out.
+"""Worker process that compares mathematical answers, so that it can be killed; reads and writes JSON lines.
 
-Started by ``mmgrpo.rewards.text.mathematics`` as a module that imports sympy and not torch. It takes
-``{"gold": [texts], "answer", "plain", "limit_s"}`` and answers with what ``judged`` returns, or ``{"late": true}``.
+Started by ``mmgrpo.rewards.text.mathematics`` as a module that imports sympy and not torch. It reads ``{"gold":
+[texts], "answer", "plain", "limit_s"}`` and writes the result of ``compare``, or ``{"late": true}``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MEMORY_BYTES = 4 << 30
 
 
 class Late(BaseException):
-    """The time is up; no Exception, so that nothing on the way catches it."""
+    """The time limit is exceeded; a BaseException, so that ``except Exception`` does not catch it."""
 
 
 def main() -> None:
-    """Answers every line until the input ends."""
+    """Process lines until the input ends."""
     _limit_memory()
     logging.disable(logging.CRITICAL)
     compare([r"$x + 1$"], r"\boxed{\frac{2}{2} + x}", plain=True)  # builds sympy's caches before the first sample
@@ -36,32 +36,35 @@ def main() -> None:
 
 
 def compare(gold: list[str], answer: str, plain: bool) -> dict[str, Any]:
-    """The verdict, whether an answer equals one of the gold ones, None where none of those can be read.
+    """Compare an answer with the gold answers.
 
     Args:
-        gold: the right answers.
+        gold: the accepted answers.
         answer: the model's text.
         plain: also read answers that are not in LaTeX.
 
     Returns:
-        ``is_equal``; ``parsed``: the answer as it is stated, None where none is; ``reason``, where it was not compared;
+        ``is_equal``: whether it equals a gold answer, None if no gold answer can be parsed; ``parsed``: the stated
+            answer or None; ``reason``, if it was not compared;
         ``is_expression``: whether a gold answer is mathematics, not words.
     """
     references = [value for text in gold for value in gold_values(text)]
     if not references:
-        return {"verdict": None, "parsed": None, "reason": "the reference cannot be read", "is_expression": False}
+        return {"is_equal": None, "parsed": None, "reason": "the reference cannot be read", "is_expression": False}
     is_expression = any(value.kind != "words" for value in references)
     stated = stated_answer(answer, plain=plain)
     if stated is None:
-        return {"verdict": False, "parsed": None, "reason": None, "is_expression": is_expression}
+        return {"is_equal": False, "parsed": None, "reason": None, "is_expression": is_expression}
     values = values_of(stated)
     reason = None if values else "the answer cannot be read as a whole"
     is_equal = same(references, values)
-    return {"verdict": is_equal, "parsed": stated[:1000], "reason": reason, "is_expression": is_expression}
+    return {"is_equal": is_equal, "parsed": stated[:1000], "reason": reason, "is_expression": is_expression}
 
 
 def gold_values(text: str) -> tuple[MathValue, ...]:
-    """The readings of a reference: an answer, a solution that ends in a box, or one of GSM8K (``#### 18``)."""
+    """The interpretations of a reference: an answer, a solution that ends in a box, or a GSM8K solution (``####
+    18``).
+    """
     boxed = boxes(text)
     if boxed is not None:
         return values_of(boxed)

@@ -1,4 +1,4 @@
-"""Rewards for mathematics: answers compared as expressions, by math-verify in a process that can be stopped."""
+"""Rewards for mathematics: answers compared as expressions by math-verify, in a separate process with limits."""
 
 from __future__ import annotations
 
@@ -26,42 +26,43 @@ from ..parsing.scalars import plain_value
 
 logger = logging.getLogger(__name__)
 
-GRACE_S = 1.0  # beyond its limit, for the worker to stop alone; then it is killed
+GRACE_S = 1.0  # time beyond the limit for the worker to stop; then it is killed
 START_S = 120.0
 MAX_FORM_CHARS = 1_000
 
 
 @final
 class MathVerify:
-    r"""Reward: 1 if the answer is mathematically the reference, else 0, by math-verify.
+    r"""Reward: 1 if the answer is mathematically equal to the reference, else 0, by math-verify.
 
-    Both are read whole or not at all. The reference, in ``column``, is LaTeX with or without delimiters, plain
-    mathematics, words, a number, a solution that ends in a box, one of GSM8K (``#### 18``), or a list of which any will
-    do. One that cannot be read as a whole is not scored (None): a run none of whose references can be read does not
-    begin, and the log counts those of others. The answer is what the last ``\boxed{..}`` holds, or else the LaTeX after
-    "answer"; with ``plain: true`` also the expression after "answer", or the last of the text ("it is 1/2"). An answer
-    of which only a part can be read scores 0.
+    Texts must be parsed completely. The reference, in ``column``, is LaTeX with or without delimiters, plain
+    mathematics, words, a number, a solution that ends in a box, a GSM8K solution (``#### 18``), or a list of accepted
+    ones. A reference that cannot be parsed completely is not scored (None); a run without a readable reference raises
+    an error before training, other runs log the number. The answer is the content of the last ``\boxed{..}``, or else
+    the LaTeX after "answer"; with ``plain: true`` also the expression after "answer", or the last expression of the
+    text ("it is 1/2"). An answer that can only be parsed partially scores 0.
 
     Forms: integers, fractions, mixed numbers, decimals, repeating decimals, 1.5\times 10^{3} and 1.5e3, thousands
     (``1,234``, ``1{,}234``, ``1\,234``), percent, degrees, currencies, units, roots, powers, factorials, \pi, i,
     polynomials and functions, lists in any order, \pm, sets, tuples, intervals and unions, inequalities, equations,
     matrices, ratios, times of day, numerals in a base, words and letters. None: cases, families of solutions
-    (k \in \mathbb{Z}), digits parted by blanks other than thousands.
+    (k \in \mathbb{Z}), digits separated by spaces other than thousands.
 
-    Verification runs in a process of its own with ``time_limit_s`` a sample and 4 GiB, on any thread; a sample that
-    exceeds either has failed (NaN) and counts in ``failed_frac``. Of the text only the last ``max_chars`` characters
-    are read, and of those what is outside of ``<think>..</think>``.
+    Verification runs in a separate process with ``time_limit_s`` per sample and 4 GiB; a sample that exceeds either
+    limit fails (NaN) and counts in ``failed_frac``. Only the last ``max_chars`` characters of the text are read,
+    without ``<think>..</think>``.
 
     Needs: the extra ``math``.
     Range: 0 or 1.   Units: seconds.
-    Source: the task as in TRL 1.16's ``accuracy_reward``, with math-verify's parser and symbolic comparison.
-    Deviations: references and answers are read whole, so no fragment counts; numbers are compared exactly, a decimal
-    with a number that does not end (1/3, \sqrt{2}) within a relative 1e-6; a set is no tuple; letters are other letters
-    in capitals; words are compared as words; time limits on every thread, and NaN instead of 0 for what exceeds them.
-    Traps: an answer without LaTeX or a box scores 0 unless ``plain``; different boxes near each other are one list. A
-    unit or percent sign that only one side has is ignored (50 is 50%, as 0.5 is), and so is the base of a numeral; two
-    units of measurement must agree (5 cm is 50 mm). "1,234" is a number, "1, 234" a list. A rounded decimal (3.14 for
-    \pi) is wrong.
+    Source: TRL 1.16's ``accuracy_reward``, with math-verify's parser and symbolic comparison.
+    Deviations: references and answers are parsed completely, so fragments do not match; numbers are compared exactly, a
+    decimal with a non-terminating number (1/3, \sqrt{2}) within a relative 1e-6; a set is not a tuple; letters are
+    case-sensitive; words are compared as words; time limits apply on every thread, and exceeding them gives NaN instead
+    of 0.
+    Traps: an answer without LaTeX or a box scores 0 unless ``plain``; different boxes close to each other form one
+    list. A unit or percent sign on only one side is ignored (50 equals 50%, as does 0.5), as is the base of a numeral;
+    two units of measurement must agree (5 cm equals 50 mm). "1,234" is a number, "1, 234" a list. A rounded decimal
+    (3.14 for \pi) is wrong.
     """
 
     deterministic = True
@@ -92,16 +93,18 @@ class MathVerify:
         """Why a value of the column is no reference; None if it is one."""
         gold = _reference(plain_value(value))
         if gold is None:
-            return "it is no text and no number"
+            return "it is neither a text nor a number"
         if self._score("", gold) is None:
-            return "it cannot be read as a whole"
+            return "it cannot be parsed completely"
         return None
 
     def _warn_of_unread(self, unread: list[list[str]]) -> None:
         if unread and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "math-verify cannot read %d references as a whole, such as %.80r: not scored", len(unread), unread[0][0]
+                "math-verify cannot parse %d references completely, such as %.80r: not scored",
+                len(unread),
+                unread[0][0],
             )
 
     def _score(self, text: str, gold: list[str]) -> float | Score | None:
@@ -112,25 +115,24 @@ class MathVerify:
             "limit_s": self._limit_s,
         }
         reply = self._worker.ask(request, self._limit_s + GRACE_S)
-        if "verdict" not in reply:
+        if "is_equal" not in reply:
             return float("nan")
-        if reply["verdict"] is None:
+        if reply["is_equal"] is None:
             return None
-        return Score(float(reply["verdict"]), compared(reply["parsed"], gold, reply["reason"]))
+        return Score(float(reply["is_equal"]), compared(reply["parsed"], gold, reply["reason"]))
 
 
 @final
 class MathForm:
-    r"""Reward: 1 if the answer in a box reads as a mathematical expression, right or wrong; else 0.
+    r"""Reward: 1 if the answer in a box parses as a mathematical expression, correct or not; else 0.
 
-    The answer is what the last ``\boxed{..}`` holds, and no reference is needed. It is read as a reference of
-    ``math_verify`` is, in a process of its own with ``time_limit_s`` a sample; a sample that exceeds it has failed
-    (NaN).
+    The answer is the content of the last ``\boxed{..}``; no reference is needed. It is parsed like a reference of
+    ``math_verify``, in a separate process with ``time_limit_s`` per sample; a sample that exceeds it fails (NaN).
 
     Needs: the extra ``math``.
     Range: 0 or 1.   Units: seconds.
-    Source: the answer format of "Surrogate Signals from Format and Length", arXiv:2505.19439, which asks sympy.
-    Traps: any number will do, so alone it is learned at once. A box of more than 1,000 characters scores 0.
+    Source: the answer format of "Surrogate Signals from Format and Length", arXiv:2505.19439, which uses sympy.
+    Traps: any number satisfies it, so alone it is learned immediately. A box of more than 1,000 characters scores 0.
     """
 
     deterministic = True
@@ -152,13 +154,13 @@ class MathForm:
             return Score(0.0, {"parsed": excerpt(boxed or None), "reason": "too long" if boxed else "no box"})
         request = {"gold": [boxed], "answer": "", "plain": False, "limit_s": self._limit_s}
         reply = self._worker.ask(request, self._limit_s + GRACE_S)
-        if "verdict" not in reply:
+        if "is_equal" not in reply:
             return math.nan
         return Score(float(reply["is_expression"]), {"parsed": excerpt(boxed)})
 
 
 def _reference(value: Any) -> list[str] | None:
-    """The right answers of a value of the column, numbers without exponents; None if it has none."""
+    """The accepted answers of a value of the column, numbers without exponents; None if it has none."""
     items = value if isinstance(value, list) else [value]
     if not items or any(isinstance(item, bool) or not isinstance(item, str | int | float) for item in items):
         return None
@@ -167,7 +169,7 @@ def _reference(value: Any) -> list[str] | None:
 
 @final
 class _Worker:
-    """One process of ``math_worker.py``, started when it is first asked, again after it had to be killed."""
+    """A process of ``math_worker.py``, started on first use and restarted after it was killed."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -175,7 +177,7 @@ class _Worker:
         self._lock = threading.Lock()
 
     def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Its answer; an empty one where it was killed or died."""
+        """Return the response of the process; empty if it was killed or died."""
         with self._lock:
             process = self._process
             if process is None or process.poll() is not None:
@@ -201,24 +203,24 @@ class _Worker:
 
 
 def _environment() -> dict[str, str]:
-    """The environment of this process, with this package to be imported from where it is here."""
+    """The environment of this process, with this package on the PYTHONPATH."""
     root = str(PACKAGE.parent)
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
 
 
 def _nothing() -> None:
-    """What ends no process."""
+    """Does nothing, for a worker without a process."""
 
 
 def _ended(process: subprocess.Popen[str]) -> None:
-    """Stops a process, waits for it and closes its pipes."""
+    """Kill a process, wait for it and close its pipes."""
     process.kill()
-    with contextlib.suppress(OSError), process:  # what was not yet written to it breaks the pipe
+    with contextlib.suppress(OSError), process:  # unwritten data breaks the pipe
         pass
 
 
 def _exchange(process: subprocess.Popen[str], line: str | None, limit_s: float) -> dict[str, Any]:
-    """A line out and a line in; empty if the process has not answered in time, when it is killed."""
+    """Send a line and read a line; returns an empty dict and kills the process after the time limit."""
     assert process.stdin is not None
     assert process.stdout is not None
     timer = threading.Timer(limit_s, process.kill)

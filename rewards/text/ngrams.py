@@ -1,4 +1,4 @@
-"""Scores of a text against references by the runs of words they share: BLEU, ROUGE-L, and CIDEr's cosine."""
+"""N-gram scores of a text against references: BLEU, ROUGE-L, and CIDEr's cosine."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ CIDER_SPREAD = 6.0
 
 
 def grams(words: Words, n: int) -> Grams:
-    """How often each run of n words stands in a text."""
+    """Counts of the n-grams of a text."""
     return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
 
 
 def bleu(words: Words, references: Sequence[Words], order: int = 4) -> float:
-    """Geometric mean of the clipped precisions of 1 to ``order`` words, times the penalty for a short text.
+    """Geometric mean of the clipped precisions of 1- to ``order``-grams, times the brevity penalty.
 
-    Orders above the length of the text are left out. The k-th order without a match counts as 1 / (2^k total).
+    Orders above the length of the text are omitted. The k-th order without a match counts as 1 / (2^k total).
 
     Args:
-        words: the text's.
+        words: words of the text.
         references: the words of each reference.
-        order: longest run.
+        order: maximum n.
 
     Returns:
         0 to 1.
@@ -56,8 +56,8 @@ def rouge_l(words: Words, reference: Words) -> float:
     """F1 of the longest common subsequence: 2 LCS / (words of both).
 
     Args:
-        words: the text's.
-        reference: the reference's.
+        words: words of the text.
+        reference: words of the reference.
 
     Returns:
         0 to 1; 0 if either is empty.
@@ -70,7 +70,7 @@ def rouge_l(words: Words, reference: Words) -> float:
 
 
 def document_frequencies(documents: Sequence[Sequence[Words]], order: int = 4) -> Counter[tuple[str, ...]]:
-    """In how many documents, each a set of texts, a run of 1 to ``order`` words stands."""
+    """Number of documents, each a set of texts, that contain each 1- to ``order``-gram."""
     return Counter(
         gram
         for texts in documents
@@ -85,17 +85,17 @@ def cider(
     documents: int = 1,
     order: int = 4,
 ) -> float:
-    """Mean over references and over runs of 1 to ``order`` words of their weighted cosine, clipped, as in CIDEr-D.
+    """Mean over references and n = 1 to ``order`` of the clipped TF-IDF cosine, as in CIDEr-D.
 
-    sum over runs of min(a, b) b / (|a| |b|), with a and b the counts in text and reference times log(documents /
+    sum over n-grams of min(a, b) b / (|a| |b|), with a and b the counts in text and reference times log(documents /
     frequency), times exp(-(difference of the lengths)^2 / (2 * 6^2)).
 
     Args:
-        words: the text's.
+        words: words of the text.
         references: the words of each reference.
-        frequencies: in how many documents each run stands; without, all runs weigh the same.
-        documents: how many there are.
-        order: longest run.
+        frequencies: document frequency of each n-gram; None: equal weights.
+        documents: number of documents.
+        order: maximum n.
 
     Returns:
         0 to 1.

@@ -1,4 +1,4 @@
-"""Reward for answers of several numbers."""
+"""Reward for answers with several numbers."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _DIGITS = r"\d{1,30}(?:\.\d{1,30})?"
 
 @final
 class NumberList:
-    r"""Reward: how many of several numbers are right.
+    r"""Reward: accuracy of a list of numbers.
 
-    ``each`` is the mean over the places of 1 - |stated - right| / |right|, at least 0 each; another count of numbers
-    scores 0. ``contains`` is 1 if each number of the reference is among those stated, one for one and within
-    ``absolute``, in any order; else 0. With ``symbol``, such as P, only the numbers that multiply it count, and zeros:
-    ``0.5P``, ``3P/2``, ``\frac{3}{2} P``, ``P`` for 1. The reference, in ``column``, is a list of numbers or of texts
-    that state one each, or a text of all of them.
+    ``each`` is the mean over positions of 1 - |stated - reference| / |reference|, at least 0 each; a different number
+    of values scores 0. ``contains`` is 1 if each number of the reference matches a different stated number within
+    ``absolute``, in any order; else 0. With ``symbol``, such as P, only its coefficients count, and zeros: ``0.5P``,
+    ``3P/2``, ``\frac{3}{2} P``, ``P`` for 1. The reference, in ``column``, is a list of numbers or of texts with one
+    number each, or a text with all numbers.
 
     Example: ``{name: number_list, extract: boxed, mode: contains, absolute: 1.0e-4}``.
     Settings: ``extract`` as in ``exact_match``.
     Range: 0 to 1.
     Source: each: VideoSSR's counting, arXiv:2511.06281; contains: BeamPERL's coefficients, arXiv:2603.04124.
     Deviation: ``-P`` is -1.
-    Traps: with ``contains`` further numbers cost nothing, so read them out of a tag or a box; an answer of more than
-    100 numbers scores 0. A right number of 0 is only met by 0.
+    Traps: with ``contains`` additional numbers cost nothing, so extract the answer from a tag or a box; an answer of
+    more than 100 numbers scores 0. A reference of 0 is matched only by 0.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class NumberList:
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return find_reference_error(value, self._reference, "a list of numbers, or a text that states some")
+        return find_reference_error(value, self._reference, "a list of numbers, or a text with numbers")
 
     def _reference(self, value: Any) -> list[float] | None:
         parts = value if isinstance(value, list | tuple) else [value]
@@ -92,7 +92,7 @@ class NumberList:
 
 
 def coefficients(text: str, symbol: str) -> Iterator[float]:
-    """The numbers that multiply a symbol in a text, and its zeros, in order; a bare symbol is 1."""
+    """The coefficients of a symbol in a text, and the zeros, in order; a bare symbol has coefficient 1."""
     term = rf"(?P<sign>-)?(?P<above>{_DIGITS})?(?:/(?P<part>{_DIGITS}))?\s?(?:\\cdot\s?|\*\s?)?"
     pattern = re.compile(rf"(?<![\w.]){term}(?<![A-Za-z_]){symbol}(?!\w)(?:\s?/\s?(?P<below>{_DIGITS}))?|"
                        r"(?<![\w.])(?P<zero>0(?:\.0{1,30})?)(?![\w./])")  # fmt: skip

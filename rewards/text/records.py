@@ -1,4 +1,4 @@
-"""Reward for facts extracted into JSON: likeness to the right record, field by field."""
+"""Rewards for structured extraction into JSON: similarity to the reference record, field by field."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ MAX_LEAVES = 1_000
 
 @final
 class RecordSimilarity:
-    """Reward: likeness of the JSON object in the answer to the reference's, the mean over the reference's keys.
+    """Reward: similarity of the JSON object in the answer to the reference, averaged over the keys of the reference.
 
-    Numbers: 1 - |stated - right| / |right|, at least 0. Dates as ISO 8601 has them: 1 less the distance in years. Other
-    texts: ``texts: edit`` 1 less the edit distance over the longer one's length, ``meaning`` the cosine of what the
-    encoder ``model`` makes of them, at least 0. Lists: the items are paired one to one, the most alike first, down to
-    ``threshold``; 2 P R / (P + R) of what the pairs add up to over the stated items, P, and over the right ones, R.
-    Objects within: the mean over the keys of both. Anything else is equal or not, and null is equal to what is missing.
+    Numbers: 1 - |stated - reference| / |reference|, at least 0. ISO 8601 dates: 1 - distance in years. Other texts:
+    ``texts: edit`` is 1 - edit distance / length of the longer one, ``meaning`` the cosine of the embeddings of
+    ``model``, at least 0. Lists: items are paired one to one, most similar first, down to ``threshold``; the F1 2 P R /
+    (P + R), where P is the summed similarity over the number of stated items and R over the number of reference items.
+    Nested objects: the mean over the keys of both. Other values are equal or not, and null equals a missing value.
 
-    The object is the first in the text. ``complete: true`` scores 0 where one of the keys is missing. The reference, in
-    ``column``, is an object or a text of one.
+    The first object in the text is used. ``complete: true`` scores 0 if a key is missing. The reference, in ``column``,
+    is an object or its JSON text.
 
     Example: ``{name: record_similarity, extract: tag}``.
     Settings: ``extract`` as in ``exact_match``; ``device`` of the encoder.
     Range: 0 to 1.
     Source: Extract-0, arXiv:2509.22906, src/training/reinforcement_learning.py, with ``texts: meaning``, the encoder
-    sentence-transformers/all-MiniLM-L6-v2 and ``complete``. Deviations: dates in other forms are texts; keys of the
-    reference stand for those of a schema.
-    Traps: keys beside those of the reference cost nothing. Two unrelated texts have a cosine well above 0. An answer
-    of more than 300 values scores 0.
+    sentence-transformers/all-MiniLM-L6-v2 and ``complete``. Deviations: dates in other formats are texts; the keys of
+    the reference replace those of a schema.
+    Traps: additional keys cost nothing. Two unrelated texts have a cosine well above 0. An answer of more than 300
+    values scores 0.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class RecordSimilarity:
         return Score(sum(parts.values()) / len(parts), explanation | {"parts": rounded(parts)})
 
     def _likeness(self, texts: Sequence[str]) -> Likeness:
-        """How alike two of these texts are."""
+        """The similarity function for pairs of these texts."""
         if self._encoder is None:
             return self._edit
         row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
@@ -109,19 +109,19 @@ class RecordSimilarity:
 
 @final
 class FieldMatch:
-    """Reward: how many of the fields of the JSON object in the answer are right, precision and recall weighed.
+    """Reward: weighted precision and recall of the fields of the JSON object in the answer.
 
-    balance * right / stated + (1 - balance) * right / wanted. Fields are the values that hold no others, each with the
-    keys and places in lists that lead to it; right is one that is the same in both, texts after they are normalized as
-    in ``exact_match``. An answer without a field scores 0. The object is the first in the text; the reference, in
-    ``column``, is an object or a text of one.
+    balance * correct / stated + (1 - balance) * correct / reference. Fields are leaf values with their path of keys and
+    list indices; a field is correct if it is equal in both, texts after normalization as in ``exact_match``. An answer
+    without a field scores 0. The first object in the text is used; the reference, in ``column``, is an object or its
+    JSON text.
 
     Example: ``{name: field_match, extract: tag}``.
     Settings: ``extract`` and ``ignore_case`` as in ``exact_match``.
     Range: 0 to 1.
-    Source: Liu et al. 2025 (Efficient Medical VIE), arXiv:2506.13363, eq. 5. Deviation: what stands in a list counts at
-    its place there.
-    Traps: with a balance of 1 one right field alone is perfect, with 0 wrong ones cost nothing. An answer of more than
+    Source: Liu et al. 2025 (Efficient Medical VIE), arXiv:2506.13363, eq. 5. Deviation: list items are compared by
+    position.
+    Traps: with a balance of 1 a single correct field scores 1, with 0 wrong fields cost nothing. An answer of more than
     1,000 fields scores 0.
     """
 
@@ -153,7 +153,7 @@ class FieldMatch:
         return Score(value, explanation | {"parts": rounded(parts)})
 
     def _fields(self, value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-        """The path and the value of each field, as text by which its kind is told."""
+        """The path and the value of each field, as text that includes its type."""
         if isinstance(value, Mapping | list) and value:
             pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
             for key, inner in pairs:
@@ -166,13 +166,13 @@ class FieldMatch:
 
 
 def similarity(stated: Any, reference: Any, alike: Likeness, threshold: float) -> float:
-    """How alike two values of JSON are, 0 to 1; see ``RecordSimilarity``.
+    """Similarity of two JSON values, 0 to 1; see ``RecordSimilarity``.
 
     Args:
         stated: of the answer.
         reference: of the reference.
         alike: likeness of two texts.
-        threshold: from which on items of lists are paired.
+        threshold: minimum similarity of paired list items.
 
     Returns:
         The likeness.
@@ -203,7 +203,7 @@ def _simple(stated: Any, reference: Any, alike: Likeness) -> float:
 
 
 def _paired(likeness: Sequence[Sequence[float]], threshold: float) -> float:
-    """F1 of a one-to-one pairing of rows and columns, the most alike first."""
+    """F1 of a greedy one-to-one matching of rows and columns, most similar first."""
     pairs = sorted(((s, i, j) for i, row in enumerate(likeness) for j, s in enumerate(row)), key=lambda p: -p[0])
     rows: set[int] = set()
     columns: set[int] = set()
@@ -217,7 +217,7 @@ def _paired(likeness: Sequence[Sequence[float]], threshold: float) -> float:
 
 
 def _days(text: str) -> float | None:
-    """A date in days; None for what is none."""
+    """A date in days; None if the text is not a date."""
     try:
         date = datetime.fromisoformat(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Reward for answers that put things in an order: clips of a video, steps of a proof, moves through a maze."""
+"""Reward for ordering tasks: clips of a video, steps of a proof, moves through a maze."""
 
 from __future__ import annotations
 
@@ -19,26 +19,25 @@ Mode = Literal["exact", "prefix", "positions", "displacement"]
 
 @final
 class Ordering:
-    """Reward: how nearly the answer puts the items of the reference in their order.
+    """Reward: agreement of the order of items in the answer with the reference.
 
-    With n items, ``displacement`` is 1 - sum |place in the answer - place in the reference| / floor(n^2 / 2), the most
-    that n items can be displaced by; the answer must hold each of them once and nothing else, or it scores 0.
-    ``positions`` is the share of places, of the longer of the two, that hold the right item; ``prefix`` the share of
-    the reference that is right before the first item that is not; ``exact`` is 1 if the two are equal, else 0.
+    With n items, ``displacement`` is 1 - sum |position in the answer - position in the reference| / floor(n^2 / 2), the
+    maximum displacement of n items; the answer must contain each item exactly once, or it scores 0. ``positions`` is
+    the fraction of positions, of the longer sequence, with the correct item; ``prefix`` the fraction of the reference
+    before the first wrong item; ``exact`` is 1 if both are equal, else 0.
     ``items: words`` are separated by anything but letters and digits (``3, 1, 2`` or ``<|up|><|left|>``),
-    ``characters`` stand side by side (``312``). With ``per_item`` a perfect answer scores that much for each item,
-    others in proportion; with ``turns`` as often as the reference has runs of one item.
+    ``characters`` are adjacent (``312``). With ``per_item`` the maximum score is that much per item; with ``turns`` it
+    is multiplied by the number of runs of equal items in the reference.
 
-    The reference, in ``column``, is a text of the same form or a list of items; for ``displacement`` no item may stand
-    in it twice.
+    The reference, in ``column``, is a text of the same form or a list of items, without repeated items for
+    ``displacement``.
 
     Example: ``{name: ordering, items: characters, extract: tag}``.
     Settings: ``extract`` as in ``exact_match``.
     Range: 0 to 1, or to ``per_item`` times the length of the reference, and times its runs.
     Source: displacement: VideoSSR's jigsaw of clips, arXiv:2511.06281; prefix and turns: Ariadne's mazes,
-    arXiv:2511.00710. Deviation: one item alone is in
-    its place or not.
-    Traps: an answer that reverses the order scores 0 by ``displacement`` and an arbitrary one about a third.
+    arXiv:2511.00710. Deviation: a single item is either at its position or not.
+    Traps: with ``displacement`` a reversed order scores 0 and a random order about 1/3.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class Ordering:
 
 
 def displacement(stated: Sequence[str], reference: Sequence[str]) -> float:
-    """1 less the summed displacement of the items over the most there can be; 0 unless both hold the same, each once.
+    """1 - summed displacement of the items / maximum displacement; 0 unless both have the same items.
 
     Args:
         stated: the items in the order of the answer.
@@ -108,14 +107,14 @@ def displacement(stated: Sequence[str], reference: Sequence[str]) -> float:
 
 
 def positions(stated: Sequence[str], reference: Sequence[str]) -> float:
-    """The share of the places of the longer one that hold the same item in both, 0 to 1."""
+    """Fraction of positions of the longer sequence with the same item in both, 0 to 1."""
     return sum(first == second for first, second in zip(stated, reference, strict=False)) / max(
         len(stated), len(reference)
     )
 
 
 def prefix(stated: Sequence[str], reference: Sequence[str]) -> float:
-    """The share of the known items that both begin with, 0 to 1."""
+    """Fraction of the reference that is a common prefix, 0 to 1."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(stated, reference, strict=False))) / len(
         reference
     )

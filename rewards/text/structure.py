@@ -29,19 +29,20 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 @final
 class Format:
-    """Reward: 1 if the text consists of the wanted tags in their order, each once, or matches a pattern; else 0.
+    """Reward: 1 if the text consists of the required tags in order, each once, or matches a pattern; else 0.
 
-    ``tags`` (by default think and answer): ``<think>..</think>`` and then ``<answer>..</answer>``, with only white
-    space around and between, something in each, and no further tag of these names anywhere. ``opened: true`` where the
-    chat template has already written the first opening tag. ``pattern`` in their place is a regular expression that
-    must match the whole text, stripped, with ``.`` matching line ends; it has one second a text, and then fails on it
-    (NaN). Rows with a list of names in ``column`` have tags of their own.
+    ``tags`` (by default think and answer): ``<think>..</think>`` and then ``<answer>..</answer>``, with only whitespace
+    around and between, non-empty content, and no further tags of these names. Set ``opened: true`` if the chat template
+    already writes the first opening tag. ``pattern`` replaces the tags by a regular expression that must match the
+    complete stripped text, with ``.`` matching line ends; it has one second per text and then fails (NaN). A list of
+    names in ``column`` overrides the tags of a row.
 
     Range: 0 or 1.
-    Source: the format reward of DeepSeek-R1 (arXiv:2501.12948, sec. 2.2.2); that each tag stands once is our own.
-    Traps: alone it is learned at once and says nothing of answers: weight 0.1 to 0.2. Patterns with nested repeats such
-    as ``(a+)+`` are exponential; the tags are read in linear time. A text of more than ``max_chars`` characters scores
-    0.
+    Source: the format reward of DeepSeek-R1 (arXiv:2501.12948, sec. 2.2.2); the rule that each tag occurs once is
+    designed for mmgrpo.
+    Traps: alone it is learned immediately and ignores the answer: use a weight of 0.1 to 0.2. Patterns with nested
+    repeats such as ``(a+)+`` are exponential; the tags are checked in linear time. A text of more than ``max_chars``
+    characters scores 0.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Format:
         return Score(float(wrong is None), {"reason": wrong or "well formed"})
 
     def _wrong(self, text: str, tags: tuple[str, ...]) -> str | None:
-        """What is wrong with the form of a text, the first of it; None if nothing is."""
+        """The first format error of a text; None if there is none."""
         if self._pattern is not None:
             matches = self._pattern.fullmatch(text.strip(), timeout=PATTERN_LIMIT_S) is not None
             return None if matches else "the pattern does not match"
@@ -96,20 +97,21 @@ class Format:
 
 @final
 class JsonSchema:
-    """Reward: 1 if the answer is a JSON object with the wanted keys and types, else 0; or the share that is right.
+    """Reward: 1 if the answer is a JSON object with the required keys and types, else 0; or the fraction of correct
+    keys.
 
-    ``keys`` names each key and its type: string, integer, number, boolean, array, object, null, any, several as
-    ``"string|null"``, with ``?`` at the end if it may be missing; a mapping in place of a type is an object of its own
-    keys. ``partial: true`` gives the share of the keys (inner ones as well) that are right. ``strict: true`` refuses
-    keys that are not named. The answer must be the object and nothing else, fenced as code or not; with ``anywhere:
-    true`` it is the last one in the text.
+    ``keys`` maps each key to its type: string, integer, number, boolean, array, object, null, any, alternatives as
+    ``"string|null"``, with a final ``?`` if it is optional; a mapping instead of a type describes a nested object.
+    ``partial: true`` gives the fraction of correct keys (including nested ones). ``strict: true`` allows no other keys.
+    The answer must be only the object, optionally fenced as code; with ``anywhere: true`` the last object in the text
+    is used.
 
     Example: ``{name: json_schema, keys: {colour: string, count: integer}}``.
     Settings: ``extract`` as in ``exact_match``. No reference is needed.
     Range: 0 or 1; ``partial`` 0 to 1.
     Source: designed for mmgrpo.
-    Traps: it says nothing of the values: use it beside a reward that does. true is no integer. Objects of more than
-    100,000 characters or nested deeper than 32 score 0; of repeated keys the last counts.
+    Traps: values are not checked: combine it with a reward that checks them. true is not an integer. Objects of more
+    than 100,000 characters or nested deeper than 32 score 0; of repeated keys the last is used.
     """
 
     def __init__(
@@ -147,7 +149,7 @@ class JsonSchema:
 
 
 def _tags(names: Any) -> tuple[str, ...] | None:
-    """Different names of tags; None for anything else."""
+    """A list of distinct tag names; None for anything else."""
     tags = tuple(names) if isinstance(names, list | tuple) else ()
     is_valid = tags and len(set(tags)) == len(tags) and all(isinstance(tag, str) and tag.isidentifier() for tag in tags)
     return tags if is_valid else None
@@ -171,7 +173,7 @@ def _check_keys(keys: Any, where: str) -> None:
 
 
 def _right(parsed: Any, keys: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool]]:
-    """For every key and inner key, by its path, whether it is there with its type."""
+    """For every key and nested key, by its path, whether it is present with its type."""
     for key, kind in keys.items():
         is_present = isinstance(parsed, dict) and key in parsed
         if isinstance(kind, Mapping):
@@ -189,7 +191,7 @@ def _is_kind(value: Any, kind: str) -> bool:
 
 
 def _extra(parsed: dict[str, Any], keys: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """The paths of the keys that are not named."""
+    """The paths of the keys that are not in the schema."""
     yield from (f"{path}{key}" for key in parsed if key not in keys)
     for key, kind in keys.items():
         if isinstance(kind, Mapping) and isinstance(parsed.get(key), dict):

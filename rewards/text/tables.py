@@ -1,4 +1,4 @@
-"""Reward for tables in HTML: likeness of their trees."""
+"""Reward for HTML tables: similarity of their trees."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _TAG = re.compile(r"<(?P<end>/)?(?P<name>[A-Za-z!][\w-]{0,40})(?P<rest>[^<>]*)>"
 _PARTS = ("thead", "tbody", "tfoot", "tr", "td", "th")
 _CELLS = ("td", "th")
 _CLOSES = {"tr": ("tr", *_CELLS), "thead": _PARTS, "tbody": _PARTS, "tfoot": _PARTS} | dict.fromkeys(_CELLS, _CELLS)
-"""What an opening tag ends that nobody closed."""
+"""Unclosed elements that an opening tag closes."""
 
 
 @dataclass(slots=True)
 class Node:
-    """A part of a table: its tag with what it spans, the text of a cell, its parts in order."""
+    """A node of a table: its tag with column and row span, the text of a cell, its children in order."""
 
     kind: tuple[str, int, int]
     text: str = ""
@@ -35,19 +35,19 @@ class Node:
 
 @final
 class TableSimilarity:
-    """Reward: likeness of the HTML table in the answer to the reference's, by tree edit distance, TEDS.
+    """Reward: similarity of the HTML table in the answer to the reference, by tree edit distance (TEDS).
 
-    1 - distance / nodes of the larger table. The trees are of table, thead, tbody, tfoot, tr and cells. To leave out
-    or to add a node costs 1, to replace one 1 where the tags or the cells' spans differ, else the edit distance of the
-    cells' texts over the longer one's length. With ``structure: true`` texts do not count (TEDS-S). Of several tables
-    in the answer the first is taken. The reference, in ``column``, is HTML.
+    1 - distance / nodes of the larger table. The trees have nodes for table, thead, tbody, tfoot, tr and cells.
+    Deleting or inserting a node costs 1; replacing one costs 1 if tags or spans differ, else the edit distance of the
+    cell texts / length of the longer one. With ``structure: true`` texts are ignored (TEDS-S). The first table in the
+    answer is used. The reference, in ``column``, is HTML.
 
     Settings: ``extract`` as in ``exact_match``.
     Range: 0 to 1.
     Source: Zhong et al. 2020 (PubTabNet), arXiv:1911.10683, sec. V; the distance by Zhang and Shasha 1989. Deviations:
-    header cells (th) are cells, tags within a cell count as its text alone, white space runs are one blank.
-    Traps: time grows with the product of the sizes, and a table of more than 400 nodes scores 0, or is not scored as a
-    reference. Tables in Markdown are none.
+    header cells (th) are cells, tags within a cell are reduced to text, whitespace runs are one space.
+    Traps: time grows with the product of the sizes; an answer of more than 400 nodes scores 0, a reference of more is
+    not scored. Markdown tables are not parsed.
     """
 
     def __init__(self, column: str = "answer", structure: bool = False, extract: Extract = "none") -> None:
@@ -80,7 +80,7 @@ class TableSimilarity:
 
 
 def table_in(text: str) -> Node | None:
-    """The first table in a text in HTML, closed or not; None if there is none."""
+    """Parse the first HTML table in a text, closed or not; None if there is none."""
     building, end = _Building(), 0
     for tag in _TAG.finditer(text):
         building.write(text[end : tag.start()])
@@ -95,12 +95,13 @@ def table_in(text: str) -> Node | None:
 
 
 def tree_distance(first_root: Node, second_root: Node, replacing: Callable[[Node, Node], float]) -> float:
-    """The least cost of making one ordered tree of another by leaving out, adding (1 each) and replacing nodes.
+    """Tree edit distance: minimum cost to transform one ordered tree into another by deleting, inserting (1 each) and
+    replacing nodes.
 
     Args:
         first_root: a tree.
         second_root: another.
-        replacing: what it costs to put a node of the second in place of one of the first.
+        replacing: cost of replacing a node of the first by one of the second.
 
     Returns:
         The distance.
@@ -117,7 +118,7 @@ def tree_distance(first_root: Node, second_root: Node, replacing: Callable[[Node
 
 
 class _Order:
-    """The nodes of a tree, parts before the whole; the first leaf below each; the nodes that open a new branch."""
+    """The nodes of a tree in post-order; the leftmost leaf of each; the key roots."""
 
     def __init__(self, root: Node) -> None:
         self.nodes: list[Node] = []
@@ -136,7 +137,7 @@ class _Order:
 def _forests(
     first: _Order, second: _Order, i: int, j: int, costs: Sequence[Sequence[float]], trees: list[list[float]]
 ) -> None:
-    """Fills in the distances of the subtrees that end on the leftmost branches below i and j."""
+    """Compute the distances of the subtrees on the leftmost paths of i and j."""
     top, left = first.leaf[i], second.leaf[j]
     before = [float(n) for n in range(j - left + 2)]
     rows = [before]
@@ -154,7 +155,7 @@ def _forests(
 
 
 class _Building:
-    """A tree made of tags as they come."""
+    """Builds a tree from a stream of tags."""
 
     def __init__(self) -> None:
         self.table: Node | None = None
@@ -193,12 +194,12 @@ def _reference(value: Any) -> Node | None:
 
 
 def _size(node: Node) -> int:
-    """How many nodes are below one."""
+    """Number of descendants of a node."""
     return sum(1 + _size(part) for part in node.parts)
 
 
 def _shape(table: Node) -> str | None:
-    """The cells, row by row."""
+    """The cell texts, row by row."""
     rows = [part for part in _below(table) if part.kind[0] == "tr"]
     return excerpt(" / ".join(" | ".join(cell.text for cell in row.parts) for row in rows)) or None
 

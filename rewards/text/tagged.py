@@ -1,4 +1,4 @@
-"""Where in a text something stands, for estimators that read parts."""
+"""Marks a part of a text, for estimators that use scopes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from mmgrpo.types import Sample, Scope, Score
 
 @final
 class Tagged:
-    """Reward: 1 if the text holds something between two tags, else 0; it marks what stands between the last such pair.
+    """Reward: 1 if the text has a non-empty tagged section, else 0; the last such section is a scope.
 
-    The part has the value 1. A text without one, or with nothing in it, has no parts; no text, None.
+    The scope has the value 1. A text without the section, or with an empty one, has no scope; without a text None.
 
     Example: ``{name: tagged, tag: answer, weight: 0}``.
-    Settings: ``tag``, the name within ``<>``.
+    Settings: ``tag``, the tag name.
     Range: 0 or 1.
-    Source: ours; GRPO-CARE, arXiv:2506.16141, looks at the likelihood of an answer apart from its reasoning.
-    Traps: at weight 0 it teaches nothing of itself and marks all the same: ``likely_answers`` names it as ``part``.
+    Source: designed for mmgrpo; GRPO-CARE, arXiv:2506.16141, uses the likelihood of an answer separately from its
+    reasoning.
+    Traps: with weight 0 it does not train the policy but still marks the scope: ``likely_answers`` refers to it as
+    ``part``.
     """
 
     deterministic = True

@@ -1,4 +1,4 @@
-"""Reward for answers in words that may say the right thing in other words."""
+"""Reward for free-text answers by semantic similarity."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ..parsing.reference_values import accepted_texts, find_reference_error, rea
 
 @final
 class TextSimilarity:
-    """Reward: how near the answer comes to the reference in meaning, by the cosine of a text encoder's features.
+    """Reward: semantic similarity of answer and reference, the cosine of a text encoder's embeddings.
 
-    Of several references, in ``column``, the nearest counts. With a ``threshold`` it is 1 from there on and 0 below. No
-    answer scores 0; the same text scores 1.
+    The nearest of several references, in ``column``, is used. With a ``threshold`` the score is 1 if the cosine reaches
+    it, else 0. A missing answer scores 0; an equal text scores 1.
 
     Example: ``{name: text_similarity, model: sentence-transformers/all-MiniLM-L6-v2}``.
-    Settings: ``extract`` as in ``exact_match``; ``model``, an encoder of which the mean over a text's tokens is taken.
-    Range: -1 to 1, seldom below 0; with ``threshold`` 0 or 1.
+    Settings: ``extract`` as in ``exact_match``; ``model``, an encoder with mean pooling over tokens.
+    Range: -1 to 1, rarely below 0; with ``threshold`` 0 or 1.
     Source: Reimers and Gurevych 2019 (Sentence-BERT), arXiv:1908.10084, sec. 3, mean pooling and cosine.
-    Traps: unrelated texts have a cosine well above 0, and a "not" changes little. What the encoder does not read, since
-    the text is too long, does not count.
+    Traps: unrelated texts have a cosine well above 0, and a "not" changes little. Text beyond the maximum length of the
+    encoder is ignored.
     """
 
     deterministic = True

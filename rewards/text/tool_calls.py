@@ -1,4 +1,4 @@
-"""Reward for calls of tools that an answer states, held against the right ones without running any."""
+"""Reward for tool calls, compared with reference calls without executing any."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PARAMETERS = ("parameters", "arguments", "args")
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool's name with the values of its parameters."""
+    """A tool name with the values of its parameters."""
 
     name: str
     parameters: Mapping[str, Any]
@@ -29,22 +29,21 @@ class ToolCall:
 
 @final
 class ToolCalls:
-    """Reward: how much of the right tool calls the answer states: their names, parameters and values.
+    """Reward: agreement of the tool calls in the answer with the reference: names, parameters and values.
 
-    (n + sum over the right calls of (k + v)) / (1 + sum over the right calls of (1 + p)), 1 where the two are equal. n
-    is the likeness of the two collections of tool names, what they share over what either has; k the same of the
-    names of a call's p parameters, v the number of its values that are equal. Each right call is compared with the
-    stated one of that tool, not used yet, that has most in common with it.
+    (n + sum over reference calls of (k + v)) / (1 + sum over reference calls of (1 + p)), 1 if both are equal. n is the
+    intersection over union of the multisets of tool names; k the same for the names of a call's p parameters, v the
+    number of equal values. Each reference call is matched with the most similar unused call of the same tool.
 
-    Read are JSON objects ``{"name": .., "parameters": {..}}`` (or ``arguments``), one after the other or in a list. The
-    reference, in ``column``, is the same: objects, a list of them, or a text.
+    Parsed are JSON objects ``{"name": .., "parameters": {..}}`` (or ``arguments``), consecutive or in a list. The
+    reference, in ``column``, has the same form: an object, a list, or a text.
 
     Example: ``{name: tool_calls, extract: {tag: tool_call}}``.
     Settings: ``extract`` as in ``exact_match``.
     Range: 0 to 1.
-    Source: ToolRL, arXiv:2504.13958, verl/utils/reward_score/rlla.py, which lays it between -3 and 3.
-    Traps: values must be equal, 5 is not "5". A row without a call is not scored, so nothing here keeps a policy
-    from calling needlessly; ``format`` may. More than 50 calls score 0.
+    Source: ToolRL, arXiv:2504.13958, verl/utils/reward_score/rlla.py, which scales it to -3 to 3.
+    Traps: values must be equal, 5 is not "5". A row without a reference call is not scored, so unnecessary calls are
+    not penalized; ``format`` can penalize them. More than 50 calls score 0.
     """
 
     def __init__(self, column: str = "answer", extract: Extract = "none") -> None:
@@ -72,12 +71,12 @@ class ToolCalls:
 
 
 def calls_in(source: Any) -> list[ToolCall]:
-    """The calls in a text, or in the value of a data row, in order."""
+    """Parse the calls in a text, or in the value of a data row, in order."""
     return list(_calls(json_values(source) if isinstance(source, str) else source, 0))
 
 
 def likeness(stated: Iterable[str], reference: Iterable[str]) -> float:
-    """What two collections share over what either has, each as often as it stands in it; 1 if both are empty."""
+    """Intersection over union of two multisets; 1 if both are empty."""
     stated_counts, reference_counts = Counter(list(stated)), Counter(list(reference))
     return (
         (stated_counts & reference_counts).total() / (stated_counts | reference_counts).total()
@@ -98,7 +97,7 @@ def _calls(value: Any, depth: int) -> Iterable[ToolCall]:
 
 
 def _matched(stated: Sequence[ToolCall], reference: Sequence[ToolCall]) -> float:
-    """What the right calls have in common with the stated ones, added up."""
+    """Summed similarity of the reference calls with their matched calls."""
     left, total = list(stated), 0.0
     for wanted in reference:
         common = [(_common(call, wanted), at) for at, call in enumerate(left) if call.name == wanted.name]

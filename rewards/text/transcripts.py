@@ -1,4 +1,4 @@
-"""Reward for transcripts: a model that hears writes what was said."""
+"""Reward for transcripts of speech."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ..parsing.reference_values import find_reference_error, score_against_refer
 
 @final
 class WordErrorRate:
-    """Reward: 1 less the word error rate of the answer, a transcript, at least 0.
+    """Reward: 1 - word error rate of the answer, a transcript, at least 0.
 
     The rate is substitutions, deletions and insertions over the words of the reference in ``column``, or over its
     characters with ``unit: characters``. Both texts are compared in lower case, without punctuation and in Unicode
-    NFKC; of several references the nearest counts.
+    NFKC; the nearest of several references is used.
 
     Settings: ``extract`` as in ``exact_match``.
     Range: 0 to 1.
     Source: the word error rate of speech recognition, computed as jiwer does, by rapidfuzz; as a reward for speech
     recognition by language models, Shivakumar et al. 2025, arXiv:2509.01939.
-    Traps: numbers and abbreviations are compared as they are written: "10" is not "ten"; normalize the references as
-    the answers are to be. Where more is said than was asked for, the rate passes 1 and the score stays 0. Languages
-    without spaces are single words: use ``characters``.
+    Traps: numbers and abbreviations are not converted: "10" is not "ten"; normalize the references like the expected
+    answers. With many insertions the rate exceeds 1 and the score stays 0. Texts in languages without spaces are single
+    words: use ``characters``.
     """
 
     deterministic = True

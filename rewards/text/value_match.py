@@ -1,4 +1,4 @@
-"""A reward for structured answers: lists, grids and objects compared by what they hold."""
+"""Reward for structured answers: lists, grids and objects compared by value."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Part = Literal["all", "cells"]
 
 @final
 class ValueMatch:
-    """Reward: 1 if the list or object that the answer states is the reference's, else 0; or the share of equal cells.
+    """Reward: 1 if the list or object in the answer equals the reference, else 0; or the fraction of equal cells.
 
-    Read is the last JSON array or object of the answer, or one in Python's notation. Numbers are equal by value, texts
-    without white space at their ends, and ``"true"`` is true. Of objects ``keys`` names the item that counts, the first
-    that there is; without one of them the whole does. With ``score: cells`` it is the share of the reference's numbers,
-    texts and so on that stand in the same place of the answer. The reference, in ``column``, is a list, an object or
-    either as text.
+    The last JSON array or object of the answer is used, also in Python notation. Numbers are compared by value, texts
+    after stripping whitespace, and ``"true"`` equals true. For objects ``keys`` selects the item to compare, the first
+    that exists; without a match the complete object is compared. With ``score: cells`` the score is the fraction of
+    leaf values of the reference that are equal at the same path of the answer. The reference, in ``column``, is a list,
+    an object or either as text.
 
     Settings: ``extract`` as in ``exact_match``; ``ignore_case`` of texts.
     Range: 0 to 1.
-    Source: the verifiers of Guru (arXiv:2506.14965) and its code, for ARC's grids, zebra puzzles and Code I/O.
-    Traps: with ``cells`` a grid of the commonest value scores well; an answer of another shape has cells in common
-    with the reference as far as their places agree.
+    Source: the verifiers of Guru (arXiv:2506.14965) and its code, for ARC grids, zebra puzzles and Code I/O.
+    Traps: with ``cells`` a constant grid of the most common value scores well; an answer of another shape still matches
+    cells at equal paths.
     """
 
     deterministic = True
@@ -74,7 +74,7 @@ class ValueMatch:
 
 
 def _leaves(value: Any, path: tuple[Any, ...], ignore_case: bool) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Every cell by its place; an empty list or object is a cell."""
+    """Every leaf value by its path; an empty list or object is a leaf."""
     items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
     inner = list(items)
     for key, item in inner:
@@ -84,7 +84,7 @@ def _leaves(value: Any, path: tuple[Any, ...], ignore_case: bool) -> Iterator[tu
 
 
 def _plain(value: Any, ignore_case: bool) -> Any:
-    """A cell as it is compared, with its kind: 1 is not true, and "1" is no number."""
+    """A leaf value normalized for comparison, with its type: 1 is not true, and "1" is not a number."""
     if isinstance(value, str):
         text = value.strip()
         truth = {"true": True, "false": False}.get(text.lower())

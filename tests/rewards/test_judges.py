@@ -154,7 +154,7 @@ def test_likelihood_is_the_mean_over_the_tokens_of_the_prompt(judge: str) -> Non
 
 def test_a_model_that_reads_both_ways_is_refused(tmp_path: Path) -> None:
     language_models.save("paligemma", tmp_path)
-    with pytest.raises(RewardError, match="reads its prompt both ways"):
+    with pytest.raises(RewardError, match="attends bidirectionally to its prompt"):
         PromptLikelihood(str(tmp_path))(samples())
 
 

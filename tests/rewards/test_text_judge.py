@@ -107,7 +107,7 @@ def test_a_text_cannot_end_its_quotation(text: str, quoted: str) -> None:
 
 def test_a_language_model_sees_no_pictures(model: str) -> None:
     sample = Sample(Prompt("q", images=[noise(0)]), group=0, member=0, text="7")
-    with pytest.raises(RewardError, match="sees no pictures"):
+    with pytest.raises(RewardError, match="takes no images"):
         TextJudge(model, question="{text}", source=True)([sample])
 
 
