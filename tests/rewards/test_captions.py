@@ -106,7 +106,7 @@ def test_references_and_settings():
     assert explained(CaptionScore(extract="tag"), wrote("so <answer>A dog</answer>", "x")) == {
         "parsed": "A dog", "reference": "x",
     }  # fmt: skip
-    with pytest.raises(ConfigError, match=r"corpus gives weights to metric: cider, and has none in 'bleu'"):
+    with pytest.raises(ConfigError, match=r"corpus has an effect only with metric: cider, got metric: bleu"):
         CaptionScore(metric="bleu", corpus="x")
     with pytest.raises(ConfigError, match=r"order must lie in 1 \.\. 9, got 0"):
         CaptionScore(order=0)

@@ -44,7 +44,7 @@ def samples_of(*pairs: tuple[str, object]):
 
 def test_by_hand(reward: MathVerify, caplog: pytest.LogCaptureFixture):
     assert scores_of(reward, samples_of(*PAIRS)) == [1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, None]
-    assert "math-verify cannot read 1 references as a whole" in caplog.text
+    assert "math-verify cannot parse 1 references completely" in caplog.text
     assert scores_of(reward, [wrote(r"\boxed{2}"), wrote(None, solution="2"), wrote(r"\boxed{2}", solution=2)]) == [
         None,
         None,
@@ -162,8 +162,8 @@ def test_references_are_whole_and_of_every_type(reward: MathVerify):
 
 
 def test_why_a_reference_cannot_be_read(reward: MathVerify):
-    assert reward.reference_error("12 34") == "it cannot be read as a whole"
-    assert reward.reference_error({"a": 1}) == "it is no text and no number"
+    assert reward.reference_error("12 34") == "it cannot be parsed completely"
+    assert reward.reference_error({"a": 1}) == "it is neither a text nor a number"
     assert reward.reference_error(r"2 \sqrt { 221 }") is None
 
 
