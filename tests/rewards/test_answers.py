@@ -42,9 +42,7 @@ def test_a_reference_that_is_not_understood_is_said_once(caplog: pytest.LogCaptu
     reward = YesNo(column="said_once")
     samples = [wrote("yes", said_once="perhaps"), wrote("yes", said_once="yes")]
     assert scores_of(reward, samples) == scores_of(reward, samples) == [None, 1]
-    assert (
-        caplog.text.count("yes_no cannot read 1 of 2 references in column 'said_once', such as 'perhaps'") == 1
-    )
+    assert caplog.text.count("yes_no cannot read 1 of 2 references in column 'said_once', such as 'perhaps'") == 1
 
 
 @pytest.mark.parametrize(
