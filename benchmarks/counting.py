@@ -11,13 +11,13 @@ import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.rewards.images.pixels import Brightness
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
-from mmgrpo.config.binding import build_objective
 from mmgrpo.config.loading import find_config, merge, read_layers, validated
 from mmgrpo.explain.forward_counts import SampleForwards, forwards_per_sample
 from mmgrpo.maths.aggregates import count
 from mmgrpo.scoring import NamedReward, score
-from mmgrpo.training.build import build_plan
+from mmgrpo.training.build import plan_at
 from mmgrpo.training.credit import Credit, form_credit
 from mmgrpo.training.learner import accumulate_gradient
 from mmgrpo.types import Prompt, Rollout
@@ -99,14 +99,16 @@ def tiny_policy(config: RunConfig, *, guided: bool) -> DenoisingPolicy:
 def spend_step(config: RunConfig, policy: DenoisingPolicy, step: int = 0) -> Spending:
     """Rollout, reward and every gradient of one step, counted; the first rollout, which checks the replay, is not."""
     prompts = [Prompt(f"a red cat and {number} dogs") for number in range(config.rollout.prompts_per_step)]
-    plan = build_plan(config, policy, step)
+    plan = plan_at(Algorithm.of(config), policy, step)
     group_size, B = config.rollout.group_size, len(prompts) * config.rollout.group_size
     policy.rollout(prompts, group_size=group_size, seed=step, plan=plan)
     with _counted(policy) as drawing:
         rollout = policy.rollout(prompts, group_size=group_size, seed=step, plan=plan)
     scores = score(rollout.samples, [NamedReward("brightness", Brightness())])
     with _counted(policy) as updating:
-        num_forwards = _update(config, policy, rollout, form_credit(scores, rollout.prompt_index_B, config.advantage))
+        num_forwards = _update(
+            config, policy, rollout, form_credit(scores, rollout.prompt_index_B, Algorithm.of(config).advantages)
+        )
     return Spending(
         sample=(drawing.without_grad + drawing.with_grad) / B,
         trained=updating.with_grad / B,
@@ -118,7 +120,7 @@ def spend_step(config: RunConfig, policy: DenoisingPolicy, step: int = 0) -> Spe
 def predicted(config: RunConfig, num_steps: int, *, guided: bool) -> Spending:
     """The same on average over a long run, by the formula behind ``mmgrpo explain``."""
     config = config.model_copy(update={"steps": RUN_STEPS})
-    forwards: SampleForwards = forwards_per_sample(config, num_steps)
+    forwards: SampleForwards = forwards_per_sample(Algorithm.of(config), num_steps)
     branches = 2 if guided else 1
     assert forwards.rollout is not None
     sample, trained = branches * forwards.rollout.at(num_steps), branches * forwards.update.at(num_steps)
@@ -127,7 +129,7 @@ def predicted(config: RunConfig, num_steps: int, *, guided: bool) -> Spending:
 
 
 def _update(config: RunConfig, policy: DenoisingPolicy, rollout: Rollout, credit: Credit) -> int:
-    update, objective, num_forwards = config.update, build_objective(config.objective), 0
+    update, objective, num_forwards = config.update, Algorithm.of(config).objective, 0
     for number in range(update.epochs * update.minibatches):
         part = number % update.minibatches
         rows = (rollout.prompt_index_B % update.minibatches == part).nonzero().flatten().tolist()

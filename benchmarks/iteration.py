@@ -8,7 +8,7 @@ from mmgrpo.rewards.images.pixels import Brightness
 
 from benchmarks.model import mid_size_pipeline
 from benchmarks.settings import Setting
-from mmgrpo.config.binding import build_objective
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config.loading import validated
 from mmgrpo.maths.aggregates import count
 from mmgrpo.scoring import NamedReward, score
@@ -41,7 +41,7 @@ class Learner:
         self.policy = DenoisingPolicy(self.pipeline, setting.policy)
         self._parameters = self.policy.trainable
         self._optimizer = build_optimizer(self._parameters, lr=1e-6, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
-        self._objective = build_objective(RUN.objective)
+        self._objective = Algorithm.of(RUN).objective
         self._rewards = [NamedReward("brightness", Brightness())]
 
     def draw(self, setting: Setting) -> Rollout:
@@ -51,7 +51,7 @@ class Learner:
 
     def judge(self, rollout: Rollout) -> Credit:
         """The reward, a mean over pixels, and the advantages."""
-        return form_credit(score(rollout.samples, self._rewards), rollout.prompt_index_B, RUN.advantage)
+        return form_credit(score(rollout.samples, self._rewards), rollout.prompt_index_B, Algorithm.of(RUN).advantages)
 
     def learn(self, rollout: Rollout, credit: Credit) -> Gradient:
         """The gradient of the clipped objective, and the optimiser's step."""

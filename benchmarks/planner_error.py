@@ -14,8 +14,8 @@ import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
-from mmgrpo.config.binding import build_objective
 from mmgrpo.config.loading import validated
 from mmgrpo.explain.memory_meter import MemoryMeter
 from mmgrpo.explain.operator_times import MachineSpeed, measured
@@ -114,7 +114,7 @@ def compared(kind: str, lora: dict[str, Any] | None, checkpointing: bool, machin
 
 
 def _learn(policy: Policy, config: RunConfig, drawn: Any) -> None:
-    objective = build_objective(config.objective)
+    objective = Algorithm.of(config).objective
     advantage_BT = torch.linspace(-1, 1, GROUP)[:, None].expand(drawn.shape)
     totals = count(drawn.mask_BT)
     accumulate_gradient(policy, drawn, advantage_BT, objective, rows=range(GROUP), totals=totals)

@@ -36,10 +36,10 @@ def train(name: str, overrides: Sequence[str] = ()) -> Policy:
     policy = mmgrpo.build_policy(config, job.accelerator.device)
     rewards = mmgrpo.build_rewards(config.rewards)
     scorer = mmgrpo.Scorer(rewards)
-    objective, planner = mmgrpo.build_objective(config.objective), mmgrpo.build_planner(config.rollout)
-    contexts, views = mmgrpo.build_contexts(config), mmgrpo.build_views(config, policy)
+    algorithm = mmgrpo.Algorithm.of(config)
+    views = mmgrpo.build_views(algorithm, policy)
     assert config.prompts is not None
-    stream = mmgrpo.stream_of(mmgrpo.load_prompts_of(config.prompts), config)
+    stream = algorithm.prompt_stream(mmgrpo.load_prompts_of(config.prompts))
     memory = stream.memory
     optimizer = mmgrpo.optimizer_of(config, policy.trainable, job=job)
     auxiliaries = mmgrpo.Auxiliaries(policy, config.auxiliary, seed=config.seed, job=job)
@@ -50,24 +50,23 @@ def train(name: str, overrides: Sequence[str] = ()) -> Policy:
 
     for step in range(config.steps):
         prompts = stream.at_step(step, memory)
-        setting = mmgrpo.build_setting(config, step, memory, prompts.key)
-        value = partial(mmgrpo.valued, rewards=rewards, config=config.advantage, step=step)
-        plan = mmgrpo.build_plan(config, policy, step)
-        reads = config.rollout.decisions == "read"
-        told = {"setting": setting, "plan": plan, "value": value, "contexts": contexts, "reads": reads}
-        experience = mmgrpo.gather(policy, planner, prompts.prompt, scorer, job=job, **told)
+        setting = algorithm.step_setting(step, memory, prompts.key)
+        value = partial(mmgrpo.valued, rewards=rewards, advantages=algorithm.advantages, step=step)
+        plan, reads = mmgrpo.plan_at(algorithm, policy, step), config.rollout.decisions == "read"
+        told = {"contexts": algorithm.prompt_templates, "plan": plan, "value": value, "reads": reads}
+        experience = mmgrpo.gather(policy, algorithm.strategy, prompts.prompt, scorer, setting=setting, job=job, **told)
         verdict = mmgrpo.judge(experience, rewards, step=step, job=job)
         known = partial(mmgrpo.remembered, memory, verdict.root_N, prompts.key)
         told = {"truncated": config.objective.truncated, "step": step, "remembered": known, "views": views}
-        batch = mmgrpo.estimate(policy, experience, verdict, config.advantage, job=job, **told)
+        batch = mmgrpo.estimate(policy, experience, verdict, algorithm.advantages, job=job, **told)
         passes = {name: getattr(config.update, name) for name in ("epochs", "minibatches", "cycle_masks")}
-        beside = auxiliaries.beside(config.auxiliary, batch, step * passes["epochs"] * passes["minibatches"])
-        for update in mmgrpo.learn(policy, batch, objective, optimizer, **passes, job=job, beside=beside):
+        beside = auxiliaries.beside(algorithm, batch, step * passes["epochs"] * passes["minibatches"])
+        for update in mmgrpo.learn(policy, batch, algorithm.objective, optimizer, **passes, job=job, beside=beside):
             reward = float(batch.credit.total_B.mean())
             print(f"step {step + 1}.{update.number}: reward {reward:.3f}, gradient {update.applied.grad_norm:.3g}")
-        told = {"step": step, "replay": planner.replay, "requests": experience.requests}
+        told = {"step": step, "replay": algorithm.strategy.replay, "requests": experience.requests}
         facts = mmgrpo.step_facts(verdict, batch, prompts.key, job=job, **told)
-        memory = mmgrpo.remember(memory, facts, stream.learners, replay=planner.replay)
+        memory = mmgrpo.remember(memory, facts, stream.learners, replay=algorithm.strategy.replay)
     return policy
 
 

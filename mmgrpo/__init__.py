@@ -8,21 +8,18 @@ from mmgrpo.system.folders import TOP
 from mmgrpo.system.lazy import exports
 
 if TYPE_CHECKING:
+    from mmgrpo.algorithm import Algorithm
     from mmgrpo.config import RunConfig
-    from mmgrpo.config.binding import build_objective, build_planner
     from mmgrpo.config.loading import load_config
     from mmgrpo.data.prompts import load_prompts_of
-    from mmgrpo.data.stream import stream_of
     from mmgrpo.distributed.job import Job
     from mmgrpo.scoring import Scorer
     from mmgrpo.training.auxiliary import Auxiliaries
     from mmgrpo.training.build import (
-        build_contexts,
-        build_plan,
         build_policy,
         build_rewards,
-        build_setting,
         optimizer_of,
+        plan_at,
     )
     from mmgrpo.training.build_views import build_views
     from mmgrpo.training.credit import estimate, valued
@@ -53,10 +50,9 @@ HOMES = {
     "Job": "mmgrpo.distributed.job",
     "Scorer": "mmgrpo.scoring",
     "Warmup": "mmgrpo.training.warmup",
-    "build_objective": "mmgrpo.config.binding",
-    "build_planner": "mmgrpo.config.binding",
+    "Algorithm": "mmgrpo.algorithm",
     **dict.fromkeys(
-        ("build_contexts", "build_plan", "build_policy", "build_rewards", "build_setting", "optimizer_of"),
+        ("build_policy", "build_rewards", "optimizer_of", "plan_at"),
         "mmgrpo.training.build",
     ),
     "build_views": "mmgrpo.training.build_views",
@@ -68,12 +64,12 @@ HOMES = {
     "remember": "mmgrpo.training.memory",
     "remembered": "mmgrpo.training.memory",
     "step_facts": "mmgrpo.training.memory",
-    "stream_of": "mmgrpo.data.stream",
     "valued": "mmgrpo.training.credit",
 }
 """Where each public name is defined; it is imported when it is first used."""
 
 __all__ = [
+    "Algorithm",
     "Auxiliaries",
     "Evaluation",
     "Example",
@@ -91,13 +87,8 @@ __all__ = [
     "Trainer",
     "Warmup",
     "__version__",
-    "build_contexts",
-    "build_objective",
-    "build_plan",
-    "build_planner",
     "build_policy",
     "build_rewards",
-    "build_setting",
     "build_views",
     "estimate",
     "gather",
@@ -106,10 +97,10 @@ __all__ = [
     "load_config",
     "load_prompts_of",
     "optimizer_of",
+    "plan_at",
     "remember",
     "remembered",
     "step_facts",
-    "stream_of",
     "valued",
 ]
 

@@ -26,6 +26,7 @@ ROOMS = (
     ("policy", "reward", "environment", "differentiating", "outline", "shards"),
     ("config", "tools", "testing"),
     ("data",),
+    ("algorithm",),
     ("scoring",),
     ("distributed", "explain", "serving"),
     ("runs",),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import ConfigError
@@ -65,20 +66,20 @@ def test_lines_are_as_wide_as_they_may_be() -> None:
 
 def test_a_window_costs_one_forward_per_step_and_policy() -> None:
     # 10 steps drawn; 4 of them trained on, once by the policy and once by the reference
-    assert numbers(forwards_per_sample(changed(), 10), 10) == [10.0, 0.0, 4.0, 4.0]
+    assert numbers(forwards_per_sample(Algorithm.of(changed()), 10), 10) == [10.0, 0.0, 4.0, 4.0]
     assert "rollout 10.0, reference 4.0, update 4.0; in all 18.0" in rows(changed())["forwards"]
 
 
 def test_without_a_window_all_steps_but_the_last_are_trained_on() -> None:
     config = changed(rollout={"window": None}, objective={"kl_beta": 0})
-    assert numbers(forwards_per_sample(config, 10), 10) == [10.0, 0.0, 0.0, 9.0]
+    assert numbers(forwards_per_sample(Algorithm.of(config), 10), 10) == [10.0, 0.0, 0.0, 9.0]
 
 
 def test_shared_noise_counts_the_prefix_and_the_first_stochastic_step_once_per_group() -> None:
     config = changed(rollout={"same_initial_noise": True, "window": {"name": "fixed", "start": 2, "size": 2}})
     # steps 0, 1, 2 once for 16 members, steps 3 to 9 for each; of the trained 2 and 3, 2 once for the group
     expected = [(3 + 16 * 7) / 16, 0.0, (1 + 16) / 16, (1 + 16) / 16]
-    assert numbers(forwards_per_sample(config, 10), 10) == pytest.approx(expected, abs=1e-12)
+    assert numbers(forwards_per_sample(Algorithm.of(config), 10), 10) == pytest.approx(expected, abs=1e-12)
     assert "rollout 7.2, reference 1.1, update 1.1; in all 9.3" in rows(config)["forwards"]
 
 
@@ -86,19 +87,24 @@ def test_shared_noise_averages_over_the_windows_of_the_run() -> None:
     window = {"name": "progressive", "size": 2, "interval": 1, "high": 4}
     config = changed(rollout={"same_initial_noise": True, "window": window})
     # the first stochastic step is 0, 1, 2 in turn over the 60 steps, 1 on average: 2 steps shared, 8 of each member's
-    assert numbers(forwards_per_sample(config, 10), 10)[0] == pytest.approx((2 + 16 * 8) / 16, abs=1e-12)
+    assert numbers(forwards_per_sample(Algorithm.of(config), 10), 10)[0] == pytest.approx((2 + 16 * 8) / 16, abs=1e-12)
 
 
 def test_a_tree_counts_its_states() -> None:
     rollout = {"group_size": 4, "window": None, "tree": {"name": "evenly"}}
     config = changed(rollout=rollout, objective={"kl_beta": 0})
     # splits at 0 and 10 // 2 = 5: 1 state at step 0, 2 at steps 1 to 5, 4 at 6 to 9, the last of which is not drawn
-    assert numbers(forwards_per_sample(config, 10), 10) == [(1 + 5 * 2 + 4 * 4) / 4, 0.0, 0.0, (1 + 5 * 2 + 3 * 4) / 4]
+    assert numbers(forwards_per_sample(Algorithm.of(config), 10), 10) == [
+        (1 + 5 * 2 + 4 * 4) / 4,
+        0.0,
+        0.0,
+        (1 + 5 * 2 + 3 * 4) / 4,
+    ]
     assert "rollout 6.8, update 5.8; in all 12.5" in rows(config)["forwards"]
     assert rows(config)["tree"].startswith("evenly: Every branch becomes factor at n decisions")
     # of a window of 2, 3 the splits are drawn too: 0, 2, 3, 5
     window = changed(rollout=rollout | {"window": {"name": "fixed", "start": 2, "size": 2}}, objective={"kl_beta": 0})
-    assert numbers(forwards_per_sample(window, 10), 10)[3] == (1 + 2 + 2 + 2) / 4
+    assert numbers(forwards_per_sample(Algorithm.of(window), 10), 10)[3] == (1 + 2 + 2 + 2) / 4
     unknown = changed(policy={"name": "denoising", "call": {}}, rollout=rollout)
     assert rows(unknown)["forwards"] == "the states of a tree are counted once policy.call.num_inference_steps is known"
     with pytest.raises(ConfigError, match=r"a tree of 1 splits into 2 has 2 leaves, rollout\.group_size is 4"):
@@ -108,16 +114,16 @@ def test_a_tree_counts_its_states() -> None:
 def test_a_share_of_the_steps_is_that_of_the_schedule() -> None:
     config = changed(rollout={"window": {"name": "random_subset", "size": 0.5}}, objective={"kl_beta": 0})
     # of 10 steps 9 are stochastic: int(4.5); where N is not known yet, half of N - 1
-    assert numbers(forwards_per_sample(config, 10), 10)[3] == 4.0
-    assert numbers(forwards_per_sample(config, None), 11)[3] == 5.0
+    assert numbers(forwards_per_sample(Algorithm.of(config), 10), 10)[3] == 4.0
+    assert numbers(forwards_per_sample(Algorithm.of(config), None), 11)[3] == 5.0
     low = changed(rollout={"window": {"name": "random_subset", "size": 0.5, "low": 2, "high": 8}})
-    assert numbers(forwards_per_sample(low, None), 10)[3] == 3.0
+    assert numbers(forwards_per_sample(Algorithm.of(low), None), 10)[3] == 3.0
 
 
 def test_a_coupled_ratio_takes_values_before_every_update_but_the_first() -> None:
     config = changed(objective={"ratio_level": "sequence", "kl_beta": 0}, update={"epochs": 2, "minibatches": 2})
     # 4 updates of half the samples, the first of them without: 3 * 1/2 passes of 4 forwards; 2 epochs of updates
-    assert numbers(forwards_per_sample(config, 10), 10) == [10.0, 6.0, 0.0, 8.0]
+    assert numbers(forwards_per_sample(Algorithm.of(config), 10), 10) == [10.0, 6.0, 0.0, 8.0]
     said = rows(config)
     assert said["values"].startswith("a pass before every update of a rollout but the first")
     assert said["forwards"].startswith("per sample and step: rollout 10.0, values 6.0, update 8.0; in all 24.0")
@@ -126,14 +132,14 @@ def test_a_coupled_ratio_takes_values_before_every_update_but_the_first() -> Non
 def test_a_coupled_ratio_with_a_reference_takes_values_before_every_update() -> None:
     config = changed(objective={"ratio_level": "sequence"}, update={"minibatches": 1})
     # one pass for the values and one for the gradient, the reference beside each
-    assert numbers(forwards_per_sample(config, 10), 10) == [10.0, 4.0, 8.0, 4.0]
+    assert numbers(forwards_per_sample(Algorithm.of(config), 10), 10) == [10.0, 4.0, 8.0, 4.0]
     assert rows(config)["values"].startswith("a pass before every update: ")
 
 
 def test_the_first_minibatch_may_hold_more_groups() -> None:
     config = changed(objective={"ratio_level": "segment", "kl_beta": 0}, update={"minibatches": 3})
     # 10 groups in minibatches of 4, 3 and 3: the values of the latter 6 groups are computed
-    assert numbers(forwards_per_sample(config, 10), 10)[1] == pytest.approx(0.6 * 4, abs=1e-12)
+    assert numbers(forwards_per_sample(Algorithm.of(config), 10), 10)[1] == pytest.approx(0.6 * 4, abs=1e-12)
     assert rows(config)["updates"] == "1 epoch x 3 minibatches = 3 updates a rollout, of 48 or 64 samples"
 
 
@@ -233,7 +239,7 @@ def test_selections_alone_take_values_first() -> None:
 
 def test_a_divergence_in_the_reward_takes_one_pass_of_each_policy() -> None:
     config = changed(objective={"kl_beta": 0}, advantage={"kl_beta": 0.05, "divergence": "k1"})
-    assert numbers(forwards_per_sample(config, 10), 10) == [10.0, 4.0, 4.0, 4.0]
+    assert numbers(forwards_per_sample(Algorithm.of(config), 10), 10) == [10.0, 4.0, 4.0, 4.0]
     said = rows(config)
     assert said["reward"].startswith("1 digit_verifier - 0.05 kl, the sum over the sample's decisions of k1: ")
     assert said["reference"].startswith("a pass after the rollout")

@@ -10,7 +10,7 @@ import pytest
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.rewards.images.pixels import Brightness
 
-from mmgrpo.config.binding import window_at
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.forward_counts import forwards_per_sample
@@ -68,7 +68,7 @@ def test_a_run_spends_what_was_explained(name: str, tmp_path: Path) -> None:
     run = Trainer(policy, {"brightness": Brightness()}, ["a red fox", "a blue square"], config).train()
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     last_of_step = {line["step"]: line["count/forwards_per_sample"] for line in lines}
-    explained = sum(numbers(forwards_per_sample(config, 4, NUM_LEVELS), 4))
+    explained = sum(numbers(forwards_per_sample(Algorithm.of(config), 4, NUM_LEVELS), 4))
     assert sum(last_of_step.values()) / len(last_of_step) == pytest.approx(explained, abs=1e-9)
 
 
@@ -77,9 +77,9 @@ def test_a_tail_without_a_window_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"policy\.fast_remainder is of the steps after rollout\.window, and there is none"
     ):
-        forwards_per_sample(config, 10)
+        forwards_per_sample(Algorithm.of(config), 10)
     with pytest.raises(ConfigError, match=r"policy\.fast_remainder is of"):
-        window_at(config, DenoisingPolicy(PIPELINES["sd3"].build(), {"fast_remainder": {"frac": 0.4}}), 0)
+        Algorithm.of(config).window_at(DenoisingPolicy(PIPELINES["sd3"].build(), {"fast_remainder": {"frac": 0.4}}), 0)
 
 
 PLANNED: dict[str, tuple[dict[str, Any], str]] = {

@@ -13,10 +13,10 @@ import pytest
 from torch import Tensor
 from typer.testing import CliRunner
 
+from mmgrpo.algorithm import objective_of
 from mmgrpo.cli import app
 from mmgrpo.cli.export import _write_whole
 from mmgrpo.config import RunConfig
-from mmgrpo.config.binding import build_objective
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.distributed.trackers import wandb_settings
 from mmgrpo.errors import ConfigError
@@ -108,7 +108,7 @@ def test_a_surrogate_without_a_bound_that_a_modulation_sets_is_an_error_before_t
     }
     objective = RunConfig.model_validate({"objective": values}).objective
     with pytest.raises(ConfigError, match="has no such bounds: it takes no high; use one that does, such as clipped"):
-        build_objective(objective)
+        objective_of(objective)
 
 
 def test_explain_and_train_reject_the_same_policy_class() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mmgrpo.algorithm import AdvantageChain
 from mmgrpo.config import AdvantageConfig
 from mmgrpo.training.credit import Credit, form_credit
 from mmgrpo.types import Scores
@@ -12,4 +13,4 @@ from mmgrpo.types import Scores
 
 def credit_of(scores: Scores, group_size: int, config: AdvantageConfig, divergence_B: Tensor | None = None) -> Credit:
     group_B = torch.arange(len(scores.value_BR)) // group_size
-    return form_credit(scores, group_B, config, divergence_B)
+    return form_credit(scores, group_B, AdvantageChain.of(config), divergence_B)

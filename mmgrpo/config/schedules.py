@@ -96,6 +96,7 @@ class Course:
     """Schedules, stages and controllers of a run, bound to their numbers.
 
     Attributes:
+        schedules: step -> value, by key.
         keys: all that move.
         controllers: by key.
     """
@@ -110,7 +111,7 @@ class Course:
             ConfigError: a schedule or controller that is none, a key that there is not, or a value that it cannot have.
         """
         self._config = config
-        self._schedules = {
+        self.schedules = {
             key: bound(f"schedules.{key}", VALUE_SCHEDULES, named) for key, named in config.schedules.items()
         }
         self.controllers = {key: _controller(key, named, config) for key, named in config.controllers.items()}
@@ -126,7 +127,7 @@ class Course:
 
         Raises ConfigError for a value that its key cannot have.
         """
-        values = {key: schedule(step) for key, schedule in self._schedules.items()}
+        values = {key: schedule(step) for key, schedule in self.schedules.items()}
         values |= {key: one.value(memory, key) for key, one in self.controllers.items()}
         stage = next((one for one in self._config.stages if one.until is None or step < one.until), None)
         values |= dict(stage.set) if stage else {}

@@ -10,12 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from pydantic import ValidationError
-
-from mmgrpo.config import Named
-from mmgrpo.config.numbers import bound
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.columns import COLUMNS, column_of
 from mmgrpo.maths.prompt_weights import FORMULAS
@@ -163,24 +159,6 @@ SAMPLERS: Registry[Callable[..., PromptSampler]] = Registry(
     }
 )
 """Ways to choose prompts by the name that ``prompts.sampler`` uses."""
-
-
-def build_sampler(named: Named, where: str = "prompts.sampler") -> PromptSampler:
-    """The sampler that a configuration names; ``first`` and ``second`` of ``mixed`` are samplers themselves.
-
-    Raises ConfigError for an unknown name or wrong numbers.
-    """
-    parts = {
-        name: _part(named.numbers[name], f"{where}.{name}") for name in ("first", "second") if name in named.numbers
-    }
-    return bound(where, SAMPLERS, named.model_copy(update=parts) if parts else named)()
-
-
-def _part(given: Any, where: str) -> PromptSampler:
-    try:
-        return build_sampler(Named.model_validate(given), where)
-    except ValidationError:
-        raise ConfigError(f"{where} must be the name of a sampler or a mapping with one, got {given!r:.80}") from None
 
 
 def _learn_all(learners: Sequence[Callable[[Memory, Outcomes], Memory]], memory: Memory, outcomes: Outcomes) -> Memory:

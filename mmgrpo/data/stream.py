@@ -7,10 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import final
 
-from mmgrpo.config import RunConfig
-from mmgrpo.config.binding import build_estimators, build_planner, columns_read
+from mmgrpo.config import PromptsConfig
 from mmgrpo.data.keys import prompt_keys
-from mmgrpo.data.samplers import Pool, PromptSampler, build_sampler, in_order, permutation, shuffled
+from mmgrpo.data.samplers import Pool, PromptSampler, in_order, permutation, shuffled
 from mmgrpo.data.unreadable import fault_of
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.prompt_weights import apportioned
@@ -24,43 +23,18 @@ FURTHER = -1  # keys the order of a step's further prompts, apart from every epo
 SHARE_SEED = -2  # keeps the shares of sources apart from the orders of prompts
 
 
-def stream_of(
-    prompts: Sequence[Prompt], config: RunConfig, check: Callable[[Prompt], None] = lambda prompt: None
-) -> PromptStream:
-    """The order of prompts that a configuration asks for.
-
-    Raises ConfigError for a sampler that cannot be used, DataError for rows without a column that is read.
-    """
-    section = config.prompts
-    for column, reader in columns_read(config).items():
-        _require_numbers(prompts, column, reader)
+def require_source(source: object, section: PromptsConfig | None) -> None:
+    """Raises ConfigError for a source of a strategy that is the label of none of ``prompts.sources``."""
     labels = [part.known_as for part in section.sources] if section else []
-    source = config.rollout.planner.numbers.get("source")
     if source is not None and source not in labels:
         raise ConfigError(
             f"rollout.planner.source: {source!r} is the label of none of prompts.sources, which are "
             f"{', '.join(labels) or 'not there'}; label the source that it takes"
         )
-    parts = [*section.sources] if section else []
-    skipping = [part.known_as for part in parts if part.on_error == "skip"]
-    return PromptStream(
-        prompts,
-        check=check,
-        skipping=[*skipping, *([None] if section and section.on_error == "skip" else [])],
-        num_per_step=config.rollout.prompts_per_step,
-        seed=config.seed,
-        shuffle=section is None or section.shuffle,
-        sampler=build_sampler(section.sampler) if section and section.sampler else None,
-        weights={part.known_as: part.weight for part in section.sources} if section and section.sources else None,
-        columns=[
-            column
-            for one in (*build_estimators(config.advantage), build_planner(config.rollout))
-            for column in one.memory
-        ],
-    )
 
 
-def _require_numbers(prompts: Sequence[Prompt], column: str, reader: str) -> None:
+def require_numbers(prompts: Sequence[Prompt], column: str, reader: str) -> None:
+    """Raises DataError for a row without a number in a column, which the reader reads."""
     for number, prompt in enumerate(prompts):
         if not isinstance(prompt.columns.get(column), int | float):
             raise DataError(

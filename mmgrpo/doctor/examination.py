@@ -11,8 +11,8 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
-from mmgrpo.config.binding import build_objective, window_at
 from mmgrpo.doctor.checks import (
     CheckedPolicy,
     CheckResult,
@@ -34,7 +34,7 @@ from mmgrpo.reward import CrossTaskReward
 from mmgrpo.scoring import NamedReward, named_rewards, score
 from mmgrpo.splits import num_leaves
 from mmgrpo.system.console import shown
-from mmgrpo.training.build import build_plan, build_setting
+from mmgrpo.training.build import plan_at
 from mmgrpo.training.build_views import build_views
 from mmgrpo.training.critic import build_critic, seen_by
 from mmgrpo.training.drawing import draw
@@ -76,27 +76,28 @@ def examine(
     """
     if not prompts:
         raise DataError("there are no prompts to examine the policy with: give at least one")
-    objective, judges, raw = build_objective(config.objective), named_rewards(rewards), config.warmup is not None
+    algorithm, judges, raw = Algorithm.of(config), named_rewards(rewards), config.warmup is not None
     asked = [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts[:NUM_PROMPTS]]
     where = torch.device(device) if device is not None else next((p.device for p in policy.trainable), None)
     _take_peak(where)
     try:
-        rollout, _ = _drawn(config, policy, asked, judges)
-        again, rollout_s = _drawn(config, policy, asked, judges)
+        rollout, _ = _drawn(algorithm, policy, asked, judges)
+        again, rollout_s = _drawn(algorithm, policy, asked, judges)
     except (MmgrpoError, torch.OutOfMemoryError) as error:
         check = "on-policy gap" if isinstance(error, ReplayError) else "rollout"
         return [_refused(check, error), *_rewards(judges, _plain_samples(policy, asked), raw=raw)]
-    views = _views(config, policy, rollout, where)
-    subject = CheckedPolicy(config=config, policy=policy, objective=objective, rollout=rollout, views=views)
-    drawn = [*_choices(policy), _window(subject), same_seed_replay(rollout, again)]
+    views = _views(algorithm, policy, rollout, where)
+    subject = CheckedPolicy(config=config, policy=policy, objective=algorithm.objective, rollout=rollout, views=views)
+    drawn = [*_choices(policy), _window(subject, algorithm), same_seed_replay(rollout, again)]
     trained = _updates(subject, rollout_s, where) if bool(rollout.mask_BT.any()) else []
     trained += [_guarded("critic", lambda: _critic(config, rollout, where))] if trained and config.critic else []
     return [*drawn, *trained, *_rewards(judges, rollout.samples, raw=raw)]
 
 
-def _views(config: RunConfig, policy: Policy, rollout: Rollout, device: torch.device | None) -> Sights:
+def _views(algorithm: Algorithm, policy: Policy, rollout: Rollout, device: torch.device | None) -> Sights:
+    config = algorithm.config
     average = Average(policy.trainable, config.update.ema) if config.update.ema else None
-    views = build_views(config, policy, device=device or "cpu", average=average)
+    views = build_views(algorithm, policy, device=device or "cpu", average=average)
     ones_B = torch.ones(len(rollout.samples), dtype=torch.float64)
     return Sights(views, policy, rollout, reward_B=ones_B, scored_B=ones_B.bool(), seed=config.seed)
 
@@ -126,13 +127,13 @@ def render(findings: Sequence[CheckResult]) -> Table:
 
 
 def _drawn(
-    config: RunConfig, policy: Policy, prompts: Sequence[Prompt], rewards: Sequence[NamedReward]
+    algorithm: Algorithm, policy: Policy, prompts: Sequence[Prompt], rewards: Sequence[NamedReward]
 ) -> tuple[Rollout, float]:
     """A rollout as the run's first step draws it for these rewards, and the seconds it took."""
     clock = time.perf_counter()
     needed = tuple(sorted({name for reward in rewards for name in reward.needs_values or ()}))
-    plan = replace(build_plan(config, policy, 0), sample_values=needed)
-    seed = build_setting(config, 0, Memory(), str).seed
+    plan = replace(plan_at(algorithm, policy, 0), sample_values=needed)
+    seed = algorithm.step_setting(0, Memory(), str).seed
     group_size = max(GROUP_SIZE, num_leaves(plan.splits))  # a tree is whole
     asked = [Request(prompt=prompt, members=tuple(range(group_size))) for prompt in range(len(prompts))]
     drawn = draw(
@@ -143,7 +144,7 @@ def _drawn(
         contexts={},
         plan=plan,
         seed=seed,
-        reads=config.rollout.decisions == "read",
+        reads=algorithm.config.rollout.decisions == "read",
     )
     (rollout,) = drawn.rollouts
     return rollout, time.perf_counter() - clock
@@ -164,7 +165,7 @@ def _choices(policy: Policy) -> list[CheckResult]:
     return [CheckResult("choices", True, "; ".join(chosen))] if chosen else []
 
 
-def _window(subject: CheckedPolicy) -> CheckResult:
+def _window(subject: CheckedPolicy, algorithm: Algorithm) -> CheckResult:
     """Whether what is trained on is the window, and which the next ones are."""
     mask_BT = subject.rollout.mask_BT
     trained = tuple(mask_BT.any(0).nonzero().flatten().tolist())
@@ -173,7 +174,7 @@ def _window(subject: CheckedPolicy) -> CheckResult:
     said = f"{len(trained)} of {mask_BT.shape[1]} decisions of a sample trained on"
     if not trained:
         return CheckResult("window", False, said, "no decision is random: raise the sampler's strength above 0")
-    windows = [window_at(subject.config, subject.policy, step) for step in range(NUM_WINDOWS)]
+    windows = [algorithm.window_at(subject.policy, step) for step in range(NUM_WINDOWS)]
     chosen = [window for window in windows if window is not None]
     if chosen:
         said += f"; of the first steps {' '.join(map(_listed, chosen))}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
 from mmgrpo.config.numbers import named_in
 from mmgrpo.explain.formulas import numbers_text, summary, with_defaults
@@ -13,9 +14,9 @@ from mmgrpo.explain.simulated_rounds import MAX_ROUNDS, SimulatedRounds, played
 from mmgrpo.maths.second_chances import PLANNERS
 
 
-def cases_of(config: RunConfig) -> list[SimulatedRounds]:
+def cases_of(algorithm: Algorithm) -> list[SimulatedRounds]:
     """A step as the run's planner may play it; none where every step is the same."""
-    return [] if config.rollout.planner.name == "fixed" else played(config)
+    return [] if algorithm.config.rollout.planner.name == "fixed" else played(algorithm)
 
 
 def planner_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Iterator[tuple[str, str]]:
@@ -46,9 +47,10 @@ def drawn_in_all(config: RunConfig, cases: Sequence[SimulatedRounds]) -> str:
 
 
 def cost_rows(
-    config: RunConfig, settings: Mapping[str, Any] | None, cases: Sequence[SimulatedRounds]
+    algorithm: Algorithm, settings: Mapping[str, Any] | None, cases: Sequence[SimulatedRounds]
 ) -> Iterator[tuple[str, str]]:
     """What a sample costs in forwards, of a policy whose samples take a known number of decisions, and a step of it."""
+    config = algorithm.config
     of_tokens = config.policy is None and config.method is not None and config.method.applies_to == "tokens"
     if of_tokens or (config.policy is not None and (settings is None or "call" not in settings)):
         yield "forwards", "counted by the policy as it runs: count/forwards_per_sample in metrics.jsonl"
@@ -60,7 +62,7 @@ def cost_rows(
     if config.rollout.decisions == "read" and num_levels is None:
         yield "forwards", "one a step of the rollout, one a level of what is read; one a level, with grad, in an update"
         return
-    counted = forwards_per_sample(config, num_steps, num_levels)
+    counted = forwards_per_sample(algorithm, num_steps, num_levels)
     views = " and ".join(counted.view_names)
     parts = {"rollout": counted.rollout, "values": counted.values, views: counted.views}
     parts = {name: count for name, count in parts.items() if count != StepForwards(0, 0)} | {"update": counted.update}

@@ -10,11 +10,10 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from mmgrpo.algorithm import Algorithm, require_advantages
 from mmgrpo.config import AdvantageConfig, AlarmKind, ForeignConfig, Named, ObjectiveConfig, RewardConfig, RunConfig
-from mmgrpo.config.binding import build_objective, build_planner, require_credit
-from mmgrpo.config.idle import idle_mechanisms
 from mmgrpo.config.needs import require_needs
-from mmgrpo.config.numbers import bound, named_in
+from mmgrpo.config.numbers import named_in
 from mmgrpo.config.registry import is_scheduled, names, policy_class, settings_type
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
@@ -23,6 +22,7 @@ from mmgrpo.explain.costs import cases_of, cost_rows, drawn_in_all, num_steps_of
 from mmgrpo.explain.formulas import formula_of, with_defaults
 from mmgrpo.explain.formulas import numbers_text as _numbers
 from mmgrpo.explain.formulas import summary as _summary
+from mmgrpo.explain.idle import idle_mechanisms
 from mmgrpo.explain.lines import WIDTH, told
 from mmgrpo.explain.method_settings import method_rows, recipe_rows, reward_rows
 from mmgrpo.explain.run_course import course_rows, moving_reference_rows, prompt_rows, task_rows
@@ -69,26 +69,23 @@ def explanation(config: RunConfig, width: int = WIDTH) -> str:
     Raises:
         ConfigError: if objective, advantages, planner, window or the policy's settings cannot be used as written.
     """
-    build_objective(config.objective)
-    require_credit(config)
+    algorithm = Algorithm.of(config)
+    require_advantages(algorithm)
     require_needs(config)
-    build_planner(config.rollout)
-    for reward in config.rewards:
-        if reward.schedule is not None:
-            bound(f"rewards ({reward.known_as}).schedule", WEIGHT_SCHEDULES, reward.schedule)
-    settings, cases = _schedule_settings(config), cases_of(config)
+    settings, cases = _schedule_settings(config), cases_of(algorithm)
     parts = [
-        _what(config),
+        _what(algorithm),
         _policy(config, settings),
         _formula(config),
-        [*_geometry(config, cases), *course_rows(config)],
-        _passes(config, settings),
-        cost_rows(config, settings, cases),
+        [*_geometry(config, cases), *course_rows(algorithm)],
+        _passes(algorithm, settings),
+        cost_rows(algorithm, settings, cases),
     ]
     return "\n\n".join(told(rows, width) for rows in parts) + "\n"
 
 
-def _what(config: RunConfig) -> Iterator[tuple[str, str]]:
+def _what(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
+    config = algorithm.config
     yield "run", f"{config.name}, seed {config.seed}"
     if config.note:
         yield "note", " ".join(config.note.split())
@@ -98,7 +95,7 @@ def _what(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield from prompt_rows(config.prompts, held_out)
     yield from recipe_rows(config)
     yield from method_rows(config)
-    for number, sentence in enumerate(idle_mechanisms(config)):
+    for number, sentence in enumerate(idle_mechanisms(algorithm)):
         yield "" if number else "warning", sentence
 
 
@@ -236,7 +233,7 @@ def _advantage_line(config: AdvantageConfig) -> str:
         line += f". {_summary(clamp_advantage)}, limit = {config.clamp:g}"
     if config.foreign == "apart":
         line += ". Rows that are read are compared among themselves"
-    return line if config.zero_variance_groups == "zero" else f"{line}. Groups without an advantage count nowhere"
+    return line if config.zero_variance_groups == "keep" else f"{line}. Groups without an advantage count nowhere"
 
 
 def _ratio_line(objective: ObjectiveConfig) -> str:
@@ -305,13 +302,14 @@ def _geometry(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Iterator[t
         )
 
 
-def _passes(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+def _passes(algorithm: Algorithm, settings: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    config = algorithm.config
     yield "old policy", "no pass: the log-probabilities stored at the rollout serve every update"
-    yield "values", _values_line(config)
-    yield "reference", _reference_line(config)
-    yield from moving_reference_rows(config)
-    yield from view_rows(config)
-    if build_objective(config.objective).skips:
+    yield "values", _values_line(algorithm)
+    yield "reference", _reference_line(algorithm)
+    yield from moving_reference_rows(algorithm)
+    yield from view_rows(algorithm)
+    if algorithm.objective.skips:
         yield "skipped", "decisions without an advantage or a weight take no forward in the update"
     yield "evaluation", _evaluation_line(config, settings)
     watchdog = config.watchdog
@@ -320,19 +318,21 @@ def _passes(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[t
         yield "watchdog", f"alarms for {', '.join(kinds)}; stops at {', '.join(watchdog.stop) or 'none'}"
 
 
-def _reference_line(config: RunConfig) -> str:
+def _reference_line(algorithm: Algorithm) -> str:
+    config = algorithm.config
     if config.objective.kl_beta > 0:
         return "a pass beside each of the policy's: kl_beta > 0"
-    terms = build_objective(config.objective).terms
-    if reading := [term.name for term in terms if any(value.view == REFERENCE for value in term.values)]:
+    if reading := [
+        term.name for term in algorithm.objective.terms if any(value.view == REFERENCE for value in term.values)
+    ]:
         return f"a pass beside each of the policy's, for {', '.join(reading)}"
     if config.advantage.kl_beta > 0:
         return "a pass after the rollout, beside one of the policy's: advantage.kl_beta > 0"
     return "no pass: kl_beta is 0"
 
 
-def _values_line(config: RunConfig) -> str:
-    objective = build_objective(config.objective)
+def _values_line(algorithm: Algorithm) -> str:
+    objective, config = algorithm.objective, algorithm.config
     num_updates = config.update.epochs * config.update.minibatches
     if not objective.needs_values:
         return "no pass: each decision is differentiated by itself"

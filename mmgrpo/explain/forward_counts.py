@@ -10,12 +10,11 @@ from math import ceil
 from statistics import fmean
 from typing import Any, final
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import Named, RunConfig
-from mmgrpo.config.binding import build_estimators, build_filters, build_objective, tree_of, window_at
-from mmgrpo.config.numbers import bound
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.view_passes import still_views
-from mmgrpo.maths.windows import WINDOWS, shortened, subset_size
+from mmgrpo.maths.windows import shortened, subset_size
 from mmgrpo.policy import SupportsWindows
 from mmgrpo.splits import Branching
 from mmgrpo.values import OLD, Value, from_reference
@@ -67,7 +66,7 @@ class SampleForwards:
     view_names: tuple[str, ...] = ()
 
 
-def forwards_per_sample(config: RunConfig, num_steps: int | None, num_levels: int | None = None) -> SampleForwards:
+def forwards_per_sample(algorithm: Algorithm, num_steps: int | None, num_levels: int | None = None) -> SampleForwards:
     """Counts what a sample costs at a step of the run, on average over the run's windows.
 
     rollout = N, less (f + 1) (1 - 1 / G) where the group shares its noise: the steps up to the first stochastic one,
@@ -77,7 +76,7 @@ def forwards_per_sample(config: RunConfig, num_steps: int | None, num_levels: in
     ``policy.fast_remainder`` the steps of the rollout are as few as it makes them.
 
     Args:
-        config: the run's configuration.
+        algorithm: of the run.
         num_steps: N, if it is known.
         num_levels: K, where samples are read.
 
@@ -88,17 +87,18 @@ def forwards_per_sample(config: RunConfig, num_steps: int | None, num_levels: in
         ConfigError: the window or the tree does not fit the schedule, a tree is counted without N, samples that are
             read without K, or the objective is not one.
     """
-    objective, update, rollout = build_objective(config.objective), config.update, config.rollout
+    config, objective = algorithm.config, algorithm.objective
+    update, rollout = config.update, config.rollout
     if rollout.decisions == "read":
         if num_levels is None:
             raise ConfigError("samples that are read are counted for a known number of levels: policy.reading")
         drawing, one_pass = StepForwards(1, num_levels), StepForwards(0, num_levels)
     elif rollout.tree is not None:
-        drawing, one_pass = _tree(config, num_steps)
+        drawing, one_pass = _tree(algorithm, num_steps)
     else:
         saved = 1 - 1 / rollout.group_size if rollout.same_initial_noise else 0.0
         one_pass = _trained_steps(rollout.window, num_steps) + StepForwards(0, -saved)
-        first, spared = _mean_first(config, num_steps), _mean_spared(config, num_steps)
+        first, spared = _mean_first(algorithm, num_steps), _mean_spared(algorithm, num_steps)
         shared = 0.0 if not saved else None if first is None else (first + 1) * saved
         drawing = None if shared is None or spared is None else StepForwards(1, -shared - spared)
     passes = float(update.epochs)
@@ -109,8 +109,8 @@ def forwards_per_sample(config: RunConfig, num_steps: int | None, num_levels: in
     still = objective.views & still_views(config)
     in_loss = sorted(objective.views - {OLD} - still)
     beside = passes + (0.0 if objective.separable else values)
-    of_credit = [sorted({value.view for value in part if value.view} - {OLD}) for part in _credit_passes(config)]
-    own = sum(any(value.view not in config.views for value in part) for part in _credit_passes(config))
+    of_credit = [sorted({value.view for value in part if value.view} - {OLD}) for part in _credit_passes(algorithm)]
+    own = sum(any(value.view not in config.views for value in part) for part in _credit_passes(algorithm))
     in_credit = {name for names in of_credit for name in names}
     return SampleForwards(
         rollout=drawing,
@@ -121,13 +121,16 @@ def forwards_per_sample(config: RunConfig, num_steps: int | None, num_levels: in
     )
 
 
-def _credit_passes(config: RunConfig) -> list[frozenset[Value]]:
+def _credit_passes(algorithm: Algorithm) -> list[frozenset[Value]]:
     """What is measured of the decisions at the weights that sampled, a pass each: for the rewards, and for credit."""
-    credit = config.advantage
+    credit = algorithm.config.advantage
     in_reward = {from_reference(credit.divergence)} if credit.divergence is not None else set()
-    shaping = (*build_estimators(credit), *build_filters(credit))
-    asked = {value for one in shaping for value in one.values} - in_reward
-    return [frozenset(part) for part in (in_reward, asked) if part]
+    in_chain = algorithm.advantages.values - in_reward
+    return [frozenset(part) for part in (in_reward, in_chain) if part]
+
+
+def _num_windows(config: RunConfig) -> int:
+    return min(max(config.steps, 1), MAX_WINDOWS)
 
 
 @final
@@ -142,14 +145,14 @@ class _Schedule(SupportsWindows):
         return self._num_decisions
 
 
-def _tree(config: RunConfig, num_steps: int | None) -> tuple[StepForwards, StepForwards]:
+def _tree(algorithm: Algorithm, num_steps: int | None) -> tuple[StepForwards, StepForwards]:
     """What a tree takes to draw, and a pass over its trained steps, on average over the run's windows."""
     if num_steps is None:
         raise ConfigError("the states of a tree are counted for a known number of steps: set num_inference_steps")
     schedule = _Schedule(num_steps - 1)
-    branching = Branching.of(tree_of(config, schedule))
+    branching = Branching.of(algorithm.splits(schedule))
     cost_T = [1 / branching.width(step - 1) for step in range(num_steps)]
-    windows = [window_at(config, schedule, step) for step in range(min(max(config.steps, 1), MAX_WINDOWS))]
+    windows = [algorithm.window_at(schedule, step) for step in range(_num_windows(algorithm.config))]
     trained = fmean(sum(cost_T[t] for t in (range(num_steps - 1) if w is None else w)) for w in windows)
     return StepForwards(0, sum(cost_T)), StepForwards(0, trained)
 
@@ -157,7 +160,6 @@ def _tree(config: RunConfig, num_steps: int | None) -> tuple[StepForwards, StepF
 def _trained_steps(window: Named | None, num_steps: int | None) -> StepForwards:
     if window is None or window.name == "all":
         return StepForwards(1, -1)  # every step but the last, which is never stochastic
-    bound("rollout.window", WINDOWS, window, given=("num_decisions", "step", "seed"))
     numbers: dict[str, Any] = window.numbers
     size, low, high = numbers["size"], numbers.get("low", 0), numbers.get("high")
     if size >= 1:
@@ -169,12 +171,12 @@ def _trained_steps(window: Named | None, num_steps: int | None) -> StepForwards:
     return StepForwards(0, subset_size(size, high - low))
 
 
-def _mean_first(config: RunConfig, num_steps: int | None) -> float | None:
+def _mean_first(algorithm: Algorithm, num_steps: int | None) -> float | None:
     """Mean over the run of the windows' first steps; None if they depend on an N that is not known.
 
     Raises ConfigError if a window does not fit the schedule.
     """
-    window = config.rollout.window
+    window = algorithm.config.rollout.window
     if window is None or window.name == "all":
         return 0.0
     numbers = window.numbers
@@ -184,18 +186,18 @@ def _mean_first(config: RunConfig, num_steps: int | None) -> float | None:
     if end is None:
         return None
     schedule = _Schedule(end)
-    chosen = (window_at(config, schedule, step) for step in range(min(max(config.steps, 1), MAX_WINDOWS)))
+    chosen = (algorithm.window_at(schedule, step) for step in range(_num_windows(algorithm.config)))
     return fmean(steps[0] for steps in chosen if steps)
 
 
-def _mean_spared(config: RunConfig, num_steps: int | None) -> float | None:
-    """Mean over the run of the steps that ``policy.fast_remainder`` spares; None if they depend on an N that is not
-    known."""
-    tail = config.policy.numbers.get("fast_remainder") if config.policy else None
-    if tail is None:
+def _mean_spared(algorithm: Algorithm, num_steps: int | None) -> float | None:
+    """Mean over the run of the steps that ``policy.fast_remainder`` spares; None if they depend on an unknown N."""
+    config = algorithm.config
+    fast_remainder = config.policy.numbers.get("fast_remainder") if config.policy else None
+    if fast_remainder is None:
         return 0.0
     if num_steps is None:
         return None
     schedule = _Schedule(num_steps - 1)
-    windows = [window_at(config, schedule, step) for step in range(min(max(config.steps, 1), MAX_WINDOWS))]
-    return fmean(num_steps - len(shortened(num_steps, w[-1], tail["frac"])) if w else 0 for w in windows)
+    windows = [algorithm.window_at(schedule, step) for step in range(_num_windows(algorithm.config))]
+    return fmean(num_steps - len(shortened(num_steps, w[-1], fast_remainder["frac"])) if w else 0 for w in windows)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
-from mmgrpo.config.binding import build_objective
 from mmgrpo.config.registry import outline_of, settings_type
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.costs import num_steps_of
@@ -217,7 +217,7 @@ def planned(
     group_size = config.rollout.group_size
     num_rows = ceil(config.rollout.prompts_per_step / num_processes) * group_size
     found = outline(settings, prompt_tokens=prompt_tokens, group_size=group_size, num_rows=num_rows)
-    reads = config.advantage.kl_beta > 0 or REFERENCE in build_objective(config.objective).views
+    reads = config.advantage.kl_beta > 0 or REFERENCE in Algorithm.of(config).objective.views
     copies = int(reads and settings.lora is None)
     return Planned(
         config=config,
@@ -284,13 +284,15 @@ def _forwards(config: RunConfig) -> tuple[float, float, float]:
     if "call" in settings:
         num_steps = num_steps_of(settings, "call")
         counted = (
-            None if num_steps is None else forwards_per_sample(config, num_steps, settings["reading"]["num_levels"])
+            None
+            if num_steps is None
+            else forwards_per_sample(Algorithm.of(config), num_steps, settings["reading"]["num_levels"])
         )
         if num_steps is None or counted is None or counted.rollout is None:
             raise ConfigError("time is predicted for a known number of steps: set policy.call.num_inference_steps")
         beside = counted.values.at(num_steps) + counted.views.at(num_steps)
         return counted.rollout.at(num_steps), beside, counted.update.at(num_steps)
-    objective, passes = build_objective(config.objective), float(config.update.epochs)
+    objective, passes = Algorithm.of(config).objective, float(config.update.epochs)
     values = 0.0
     if objective.needs_values:
         values = passes - 1 / config.update.minibatches if objective.rollout_knows_values else passes

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mmgrpo.config import PromptsConfig, RunConfig, TaskConfig
-from mmgrpo.config.numbers import bound, named_in
-from mmgrpo.config.schedules import Course
-from mmgrpo.data.samplers import SAMPLERS, build_sampler
+from mmgrpo.algorithm import Algorithm
+from mmgrpo.config import PromptsConfig, TaskConfig
+from mmgrpo.config.numbers import named_in
+from mmgrpo.data.samplers import SAMPLERS
 from mmgrpo.explain.formulas import formula_of, numbers_text, with_defaults
 from mmgrpo.maths.controllers import CONTROLLERS, METRICS
 from mmgrpo.maths.schedules import VALUE_SCHEDULES
@@ -18,7 +18,6 @@ def prompt_rows(prompts: PromptsConfig, held_out: str) -> Iterator[tuple[str, st
     """Where prompts come from, and how a step's are chosen where that is not the shuffled order of every run."""
     yield "prompts", f"{_sources(prompts)}{held_out}"
     if prompts.sampler is not None:
-        build_sampler(prompts.sampler)
         function = named_in("prompts.sampler", SAMPLERS, prompts.sampler.name)
         numbers = numbers_text(with_defaults(function, prompts.sampler.numbers))
         yield "", f"{prompts.sampler.name}: {formula_of(function)}{numbers}"
@@ -39,12 +38,12 @@ def task_rows(task: TaskConfig | None) -> Iterator[tuple[str, str]]:
         yield "", f"is shown what {task.after} has drawn; a group is what was drawn after {of}"
 
 
-def course_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """What schedules, stages and controllers move, and between which values. Raises ConfigError where they cannot."""
-    Course(config)
+def course_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
+    """Which keys schedules, stages and controllers change, and between which values."""
+    config = algorithm.config
     for key, named in config.schedules.items():
         function = named_in(f"schedules.{key}", VALUE_SCHEDULES, named.name)
-        schedule = bound(f"schedules.{key}", VALUE_SCHEDULES, named)
+        schedule = algorithm.course.schedules[key]
         ends = (
             f"from {_value(schedule(0))} at the first step to {_value(schedule(max(config.steps - 1, 0)))} at the last"
         )
@@ -61,9 +60,10 @@ def course_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "controller", f"{key}, {named.name}: {formula_of(function)}{numbers_text(numbers)}"
 
 
-def moving_reference_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
+def moving_reference_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
     """How the reference moves, if it does, and what is done around each optimiser step."""
-    if moving := [key for key in Course(config).keys if key.endswith(".kl_beta")]:
+    config = algorithm.config
+    if moving := [key for key in algorithm.course.keys if key.endswith(".kl_beta")]:
         yield "", f"{' and '.join(sorted(moving))} moves: a pass at the steps at which it is above 0"
     reference = config.reference
     if reference is not None and reference.reset_every is not None:

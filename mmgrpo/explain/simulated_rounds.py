@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from mmgrpo.config import RunConfig
-from mmgrpo.config.binding import build_planner
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.maths.columns import COLUMNS
 from mmgrpo.maths.planners import Planner, Request, Round, Setting, trained
 from mmgrpo.memory import Memory, ReplayRow
@@ -55,16 +54,14 @@ class SimulatedRounds:
         return self.trained_drawn + self.trained_read
 
 
-def played(config: RunConfig) -> list[SimulatedRounds]:
+def played(algorithm: Algorithm) -> list[SimulatedRounds]:
     """A step of the run's planner where all groups fail or get 0, where all succeed, where rewards differ, and where
     half of them are right.
 
     Where they fail, no row reaches a place that others may go on from, nor its own end; otherwise every row has many.
     Each of them is the run's first step, with nothing remembered, and its last, with all rows that may be remembered.
-
-    Raises ConfigError if the planner is not one.
     """
-    planner, rollout = build_planner(config.rollout), config.rollout
+    config, planner, rollout = algorithm.config, algorithm.strategy, algorithm.config.rollout
     empty = Memory().declared(COLUMNS.values())
     first = Setting(step=0, num_prompts=rollout.prompts_per_step, group_size=rollout.group_size, memory=empty)
     full = replace(empty, replay={str(p): _rows(str(p), planner) for p in range(first.num_prompts)})

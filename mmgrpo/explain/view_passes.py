@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig, ViewConfig
-from mmgrpo.config.binding import build_objective, views_read
 from mmgrpo.config.views import MOVING
 
 
-def view_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
+def view_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
     """A row for each view that is read beside the weights every run has; kept weights are views without a section."""
-    through = build_objective(config.objective).through
-    for name in sorted(views_read(config)):
-        section = config.views.get(name)
+    through = algorithm.objective.through
+    for name in sorted(algorithm.views_read()):
+        section = algorithm.config.views.get(name)
         said = "weights that are kept under the name" if section is None else _described(section)
         yield f"view {name}", f"{said}; {_often(section)}{', and one with gradient' if name in through else ''}"
 

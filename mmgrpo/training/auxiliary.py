@@ -6,7 +6,7 @@ Axes: B rows, P groups of an update on this process.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import final
@@ -14,9 +14,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import AuxiliaryConfig
-from mmgrpo.config.binding import build_answer_weight
-from mmgrpo.data.history import Context, History
+from mmgrpo.data.history import History
 from mmgrpo.data.media import Gallery, opened
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.distributed.job import Job
@@ -59,7 +59,7 @@ class Auxiliaries:
             job: the processes.
 
         Raises:
-            ConfigError: the policy cannot be taught, or what weighs answers is unknown.
+            ConfigError: the policy cannot be taught.
         """
         self._seed, self._job = seed, job
         self._supervised = require_supervised(policy, "auxiliary") if configs else None
@@ -69,49 +69,35 @@ class Auxiliaries:
         ] = {}  # the prompt is kept, so that its id stays its own
         self._batches: dict[str, ExampleBatches] = {}
         for config in configs:
-            build_answer_weight(config)
             if config.examples is not None:
                 examples = load_examples(config.examples, f"auxiliary ({config.label}): examples")
                 self._batches[config.label] = ExampleBatches(examples, config.batch_size or 64, seed)
 
-    def beside(
-        self,
-        configs: Sequence[AuxiliaryConfig],
-        batch: Batch,
-        first: int,
-        contexts: Mapping[str, Context] | None = None,
-    ) -> Beside | None:
+    def beside(self, algorithm: Algorithm, batch: Batch, first: int) -> Beside | None:
         """What joins the updates of a step.
 
         Args:
-            configs: the section as it is at the step.
+            algorithm: at the step, with the section and its prompt templates.
             batch: what the step's updates learn from.
             first: how many updates the run has had.
-            contexts: of ``rollout.contexts``, for answers that are taught in parts.
 
         Returns:
             For ``learn``; None where nothing joins.
         """
-        active = [config for config in configs if config.weight != 0]
-        return partial(self._accumulate, active, batch, first, contexts or {}) if active else None
+        is_active = any(config.weight != 0 for config in algorithm.config.auxiliary)
+        return partial(self._accumulate, algorithm, batch, first) if is_active else None
 
-    def _accumulate(
-        self,
-        configs: Sequence[AuxiliaryConfig],
-        batch: Batch,
-        first: int,
-        contexts: Mapping[str, Context],
-        number: int,
-        rows: Sequence[int],
-    ) -> Gradient:
+    def _accumulate(self, algorithm: Algorithm, batch: Batch, first: int, number: int, rows: Sequence[int]) -> Gradient:
         losses, sums, num_forwards = {}, {}, 0
-        for config in configs:
+        for config in algorithm.config.auxiliary:
+            if config.weight == 0:
+                continue
             if config.from_prefix:
                 taught, num = self._from_beginnings(config, batch, first + number, rows)
             elif config.column is None:
                 taught, num = self._from_examples(config, first + number)
             else:
-                taught, num = self._from_answers(config, config.column, batch, first + number, rows, contexts)
+                taught, num = self._from_answers(config, config.column, algorithm, batch, first + number, rows)
             losses[config.label], sums[config.label] = taught.own_loss, taught.own_sum
             num_forwards += num
         return Gradient(Diagnostics(loss_sums=losses, value_sums=sums), 0.0, num_forwards)
@@ -128,21 +114,21 @@ class Auxiliaries:
         self,
         config: AuxiliaryConfig,
         column: str,
+        algorithm: Algorithm,
         batch: Batch,
         number: int,
         rows: Sequence[int],
-        contexts: Mapping[str, Context],
     ) -> tuple[Taught, int]:
         samples = [batch.rollout.samples[row] for row in rows]
         parts: list[Part] = [(one.group, one.context if config.per_context else None) for one in samples]
         one_of = dict(zip(parts, samples, strict=True))
         rate_P = success_rates(batch, rows, parts, right=config.right)
-        weight_P = build_answer_weight(config)(rate_P).tolist()
+        weight_P = algorithm.answer_weights[config.label](rate_P).tolist()
         taught = {part: weight for part, weight in zip(one_of, weight_P, strict=True) if weight != 0}
 
         def answers() -> Iterator[Example]:
             for part in taught:
-                answer, shown = self._answer(one_of[part], column), contexts.get(part[1] or "")
+                answer, shown = self._answer(one_of[part], column), algorithm.prompt_templates.get(part[1] or "")
                 prompt = shown(answer.prompt, one_of[part].member, History()) if shown else None
                 yield answer if prompt is None else replace(answer, prompt=prompt)
 

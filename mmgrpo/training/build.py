@@ -14,21 +14,16 @@ from pydantic import ValidationError
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from mmgrpo.algorithm import Algorithm, reward_schedule
 from mmgrpo.config import Named, RewardConfig, RunConfig
-from mmgrpo.config.binding import build_objective, tree_of, window_at
 from mmgrpo.config.numbers import bound
 from mmgrpo.config.registry import policy_class, resolve
 from mmgrpo.config.validating import explain_validation
-from mmgrpo.data.contexts import CONTEXTS
-from mmgrpo.data.history import Context
 from mmgrpo.distributed.job import Job
 from mmgrpo.distributed.parameter_shards import local_shards
 from mmgrpo.environment import Environment
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.planners import Setting
-from mmgrpo.maths.schedules import SCHEDULES, WEIGHT_SCHEDULES
-from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.memory import Memory
+from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.policy import Policy
 from mmgrpo.runs.checkpoint import FOLDER, is_checkpoint
 from mmgrpo.runs.resuming import weights_at
@@ -40,7 +35,6 @@ from mmgrpo.training.hooks import HOOKS
 from mmgrpo.training.optimizer import GuardedOptimizer
 from mmgrpo.types import Plan
 
-ROLLOUT_SEED = 0  # keeps the rollouts' random numbers apart from the windows' and the warm-up's
 _NESTED = ("of", "likelihood", "grade")  # settings of a reward that name another one
 _made: list[Named] = []  # environments of this process that could be made once
 LIVE = "live:"
@@ -122,14 +116,13 @@ def exchange_plan(config: RunConfig) -> Plan:
     return Plan(environment=make, max_turns=turns)
 
 
-def build_plan(config: RunConfig, policy: Policy, step: int, settings: Mapping[str, Any] | None = None) -> Plan:
-    """How decisions are drawn at a step; the window is a function of the run's seed and the step, the same everywhere.
+def plan_at(algorithm: Algorithm, policy: Policy, step: int) -> Plan:
+    """How decisions are sampled at a step; the window is a function of the run's seed and the step, on every rank.
 
     Args:
-        config: the run.
-        policy: what draws; a window needs it to be ``SupportsWindows``.
+        algorithm: at the step.
+        policy: the policy that samples; a window needs one that ``SupportsWindows``.
         step: counted from 0.
-        settings: of the policy's drawing, where they are others than its own.
 
     Returns:
         The plan, for any prompts.
@@ -138,44 +131,14 @@ def build_plan(config: RunConfig, policy: Policy, step: int, settings: Mapping[s
         ConfigError: the window or the tree lies outside the schedule, the tree is of another size than the group, or
             the policy has no fixed number of decisions.
     """
-    objective = build_objective(config.objective)
     return replace(
-        exchange_plan(config),
-        stochastic=window_at(config, policy, step),
-        same_initial_noise=config.rollout.same_initial_noise,
-        splits=tree_of(config, policy),
-        values=tuple(sorted(objective.values | objective.first_values, key=str)),
-        settings=settings or {},
+        exchange_plan(algorithm.config),
+        stochastic=algorithm.window_at(policy, step),
+        same_initial_noise=algorithm.config.rollout.same_initial_noise,
+        splits=algorithm.splits(policy),
+        values=algorithm.values,
+        settings=algorithm.moved.drawing,
     )
-
-
-def build_setting(config: RunConfig, step: int, memory: Memory, key_of: Callable[[int], str]) -> Setting:
-    """A step as its planner is told of it; its seed is a function of the run's and of the step.
-
-    Args:
-        config: the run.
-        step: counted from 0.
-        memory: before the step.
-        key_of: what a prompt is remembered by, by its number in the step.
-
-    Returns:
-        The setting.
-    """
-    return Setting(
-        step=step,
-        num_prompts=config.rollout.prompts_per_step,
-        group_size=config.rollout.group_size,
-        seed=derive_seed(config.seed, ROLLOUT_SEED, step),
-        memory=memory,
-        key_of=key_of,
-    )
-
-
-def build_contexts(config: RunConfig) -> dict[str, Context]:
-    """What a planner may show in place of the prompt. Raises ConfigError for settings that a context does not take."""
-    return {
-        label: bound(f"rollout.contexts.{label}", CONTEXTS, named)() for label, named in config.rollout.contexts.items()
-    }
 
 
 def build_optimizer(
@@ -239,9 +202,7 @@ def build_schedule(
 
 
 def _named_reward(config: RewardConfig, live: Functions) -> NamedReward:
-    schedule = config.schedule and bound(f"rewards ({config.known_as}).schedule", WEIGHT_SCHEDULES, config.schedule)
-    if schedule is not None:
-        schedule(0)  # numbers that do not go together are said now
+    schedule = None if config.schedule is None else reward_schedule(config)
     with restored_settings(
         f"reward '{config.known_as}'", set()
     ):  # modules and constructors change global state as calls do

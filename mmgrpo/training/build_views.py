@@ -7,10 +7,9 @@ from contextlib import nullcontext
 
 import torch
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig, ViewConfig
-from mmgrpo.config.binding import bound, build_objective, views_read
 from mmgrpo.config.registry import suggestion
-from mmgrpo.data.contexts import CONTEXTS
 from mmgrpo.data.corruption import IMAGE_CONTEXTS
 from mmgrpo.data.history import Context
 from mmgrpo.errors import ConfigError
@@ -23,12 +22,12 @@ from mmgrpo.values import REFERENCE
 
 
 def build_views(
-    config: RunConfig, policy: Policy, *, device: str | torch.device = "cpu", average: Average | None = None
+    algorithm: Algorithm, policy: Policy, *, device: str | torch.device = "cpu", average: Average | None = None
 ) -> dict[str, View]:
     """The views of a run.
 
     Args:
-        config: the run.
+        algorithm: of the run.
         policy: that is trained.
         device: where further policies are loaded.
         average: of the weights, if one is kept.
@@ -40,14 +39,18 @@ def build_views(
         ConfigError: a view cannot be made, a view is read that is nowhere, or a gradient is to go through one that is
             not trained.
     """
-    views = {name: _view(name, one, config, policy, device, average) for name, one in config.views.items()}
-    for name, where in views_read(config).items():
+    templates, config = algorithm.view_templates, algorithm.config
+    views = {
+        name: _view(name, view, templates.get(name), config, policy, device, average)
+        for name, view in config.views.items()
+    }
+    for name, where in algorithm.views_read().items():
         if name not in views and not _is_kept(policy, name):
             raise ConfigError(
                 f"{where} reads the view {name!r}, which is nowhere: describe it under views:"
                 f"{suggestion(name, [*views, REFERENCE])}"
             )
-    for name in sorted(build_objective(config.objective).through):
+    for name in sorted(algorithm.objective.through):
         if name not in views or not views[name].trained:
             raise ConfigError(
                 f"views.{name} is not of the weights of now, so no gradient goes through it: leave out grad"
@@ -55,22 +58,23 @@ def build_views(
     return views
 
 
-def require_images(prompts: Sequence[Prompt], config: RunConfig) -> None:
+def require_images(prompts: Sequence[Prompt], algorithm: Algorithm) -> None:
     """Checks that the contexts of images have some to change: without any they show nothing in the whole run.
 
     Args:
         prompts: what the run trains on.
-        config: the run.
+        algorithm: of the run.
 
     Raises:
         ConfigError: a view or ``rollout.contexts`` changes the images of prompts, and no prompt has one.
     """
+    config = algorithm.config
     named = {f"views.{name}": view.context for name, view in config.views.items()}
     named |= {f"rollout.contexts.{label}": context for label, context in config.rollout.contexts.items()}
     of_images = {key: context.name for key, context in named.items() if context and context.name in IMAGE_CONTEXTS}
     if not of_images or any(len(prompt.images) for prompt in prompts):
         return
-    readers = {f"views.{view}": f" and what reads it ({where})" for view, where in views_read(config).items()}
+    readers = {f"views.{view}": f" and what reads it ({where})" for view, where in algorithm.views_read().items()}
     raise ConfigError(
         "; ".join(
             f"{key}: {context} changes the images of a prompt, and none of the {len(prompts)} prompts has one: train "
@@ -81,11 +85,14 @@ def require_images(prompts: Sequence[Prompt], config: RunConfig) -> None:
 
 
 def _view(
-    name: str, one: ViewConfig, config: RunConfig, policy: Policy, device: str | torch.device, average: Average | None
+    name: str,
+    one: ViewConfig,
+    context: Context | None,
+    config: RunConfig,
+    policy: Policy,
+    device: str | torch.device,
+    average: Average | None,
 ) -> View:
-    context: Context | None = None
-    if one.context is not None:
-        context = bound(f"views.{name}.context", CONTEXTS, one.context)()
     if one.policy is not None:
         other = build_policy(config.model_copy(update={"policy": one.policy}), device)
         return View(name=name, policy=other, context=context)

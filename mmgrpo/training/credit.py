@@ -8,17 +8,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from mmgrpo.config import AdvantageConfig
-from mmgrpo.config.binding import build_estimators
-from mmgrpo.config.numbers import bound
+from mmgrpo.algorithm import AdvantageChain
 from mmgrpo.distributed.job import Job
-from mmgrpo.maths.advantages import COMBINING, SCALES, clamp_advantage
-from mmgrpo.maths.combinations import COMBINATIONS, weighted_sum
+from mmgrpo.maths.advantages import clamp_advantage
 from mmgrpo.maths.groups import Groups, grouped
 from mmgrpo.policy import Policy
 from mmgrpo.scoring import NamedReward
 from mmgrpo.scoring.shaping import shaped
-from mmgrpo.training.decision_credit import credit_by_decision, parts_read
+from mmgrpo.training.decision_credit import credit_by_decision
 from mmgrpo.training.gather import Experience, Valued
 from mmgrpo.training.judge import Verdict
 from mmgrpo.training.learner import measured
@@ -65,13 +62,13 @@ def penalised(scores: Scores, divergence_B: Tensor, kl_beta: float) -> Scores:
     )
 
 
-def combined(scores: Scores, group_B: Tensor, config: AdvantageConfig, penalty_B: Tensor | None = None) -> Tensor:
+def combined(scores: Scores, group_B: Tensor, advantages: AdvantageChain, penalty_B: Tensor | None = None) -> Tensor:
     """What the rewards of each sample come to within its group, as one float64 number.
 
     Args:
         scores: of whole groups.
         group_B: group of each sample.
-        config: the ``advantage:`` section; where it normalises each reward first, their plain weighted sum is given.
+        advantages: how rewards are combined; where each reward is normalized first, the plain weighted sum is given.
         penalty_B: what is taken off.
 
     Returns:
@@ -79,24 +76,22 @@ def combined(scores: Scores, group_B: Tensor, config: AdvantageConfig, penalty_B
     """
     groups = grouped(group_B)
     reward_RPG, valid_RPG = _by_group(scores, groups)
-    plain = config.scale.name in COMBINING or config.combine.name == "normalised_sum"
-    combine = weighted_sum if plain else bound("advantage.combine", COMBINATIONS, config.combine)
-    total_B = groups.rows(combine(reward_RPG, scores.weight_R.double(), valid_RPG))
+    total_B = groups.rows(advantages.combine_for_report(reward_RPG, scores.weight_R.double(), valid_RPG))
     return total_B if penalty_B is None else total_B - penalty_B
 
 
 def valued(
-    scores: Scores, group_B: Tensor, *, rewards: Sequence[NamedReward], config: AdvantageConfig, step: int
+    scores: Scores, group_B: Tensor, *, rewards: Sequence[NamedReward], advantages: AdvantageChain, step: int
 ) -> Valued:
     """What the scores of a round come to as they count at a step, for planners."""
     counting = shaped(scores, rewards, step).scores
-    return Valued(combined(counting, group_B, config), counting.scored_B)
+    return Valued(combined(counting, group_B, advantages), counting.scored_B)
 
 
 def form_credit(
     scores: Scores,
     group_B: Tensor,
-    config: AdvantageConfig,
+    advantages: AdvantageChain,
     divergence_B: Tensor | None = None,
     keep_B: Tensor | None = None,
 ) -> Credit:
@@ -105,7 +100,7 @@ def form_credit(
     Args:
         scores: of the whole job.
         group_B: group of each sample.
-        config: the ``advantage:`` section.
+        advantages: how rewards are combined and scaled.
         divergence_B: from the reference, summed over each sample's decisions; kl_beta times it is taken off what the
             rewards combine to, after any reward was normalised, so that it keeps its size (RLOO, arXiv:2402.14740).
         keep_B: bool, the samples that groups are compared by; the others earn nothing. None: all.
@@ -113,7 +108,7 @@ def form_credit(
     Returns:
         The advantages, float32; they are formed in float64, where no finite float32 reward overflows.
     """
-    groups = grouped(group_B)
+    config, groups = advantages.config, grouped(group_B)
     scored_B = scores.scored_B if keep_B is None else scores.scored_B & keep_B
     reward_RPG, valid_RPG = _by_group(scores, groups, keep_B)
     weight_R = scores.weight_R.double()
@@ -122,14 +117,12 @@ def form_credit(
     if divergence_B is not None:
         penalty_B = config.kl_beta * divergence_B.double().where(scored_B, 0.0)
     penalty_PG = groups.matrix(penalty_B).where(groups.present_PG, 0.0)
-    scale = bound("advantage.scale", SCALES, config.scaling)
-    if config.scale.name in COMBINING:
+    if advantages.scales_rewards:
         part_RPG = valid_RPG & (weight_R != 0)[:, None, None]
-        advantage_PG = scale(reward_RPG, weight_R, part_RPG, penalty_PG)
+        advantage_PG = advantages.scale(reward_RPG, weight_R, part_RPG, penalty_PG)
     else:
-        combine = bound("advantage.combine", COMBINATIONS, config.combine)
-        reward_PG = combine(reward_RPG, weight_R, valid_RPG) - penalty_PG
-        advantage_PG = scale(reward_PG, valid_PG)
+        reward_PG = advantages.combine(reward_RPG, weight_R, valid_RPG) - penalty_PG
+        advantage_PG = advantages.scale(reward_PG, valid_PG)
     if config.clamp is not None:
         advantage_PG = clamp_advantage(advantage_PG, limit=config.clamp)
     dead_P = ((advantage_PG == 0) | ~groups.present_PG).all(1)
@@ -140,7 +133,7 @@ def form_credit(
         groups.rows(advantage_PG).float(),
         trains_B,
         float(dead_P.float().mean()),
-        combined(scores, group_B, config, penalty_B),
+        combined(scores, group_B, advantages, penalty_B),
         scored_B=scores.scored_B,
     )
 
@@ -228,7 +221,7 @@ def estimate(
     policy: Policy,
     experience: Experience,
     verdict: Verdict,
-    config: AdvantageConfig,
+    advantages: AdvantageChain,
     *,
     truncated: str = "keep",
     step: int = 0,
@@ -244,7 +237,7 @@ def estimate(
         policy: what drew the rows, its weights still the same.
         experience: this process's rows.
         verdict: on the rows of all processes.
-        config: the ``advantage:`` section.
+        advantages: from rewards to the advantage of each decision.
         truncated: what becomes of samples cut off by their length limit: keep, zero or drop, as
             ``objective.truncated`` says.
         step: of the run, from 0.
@@ -255,15 +248,15 @@ def estimate(
     Returns:
         What is learnt from.
     """
-    rollout, divergence_N = experience.rollout, None
+    config, rollout, divergence_N = advantages.config, experience.rollout, None
     if config.divergence is not None:
         divergence = from_reference(config.divergence)
         rollout = measured(policy, rollout, [divergence])
         divergence_N = torch.cat(job.gather(rollout.values[divergence].sum(1).cpu()))
-    compared_N = compared_groups(verdict, rollout, config, job)
-    credit = form_credit(verdict.counting, compared_N, config, divergence_N, verdict.keep_N)
-    credited_N = heard(verdict.counting, parts_read(config))
-    if any(one.unscored for one in build_estimators(config)):
+    compared_N = compared_groups(verdict, rollout, advantages, job)
+    credit = form_credit(verdict.counting, compared_N, advantages, divergence_N, verdict.keep_N)
+    credited_N = heard(verdict.counting, advantages.span_rewards)
+    if any(estimator.unscored for estimator in advantages.estimators):
         credited_N = torch.ones_like(credited_N)
     credit = replace(credit, keep_B=credit.keep_B | (credited_N & verdict.keep_N))
     reward_B, scored_B = credit.total_B[verdict.mine], credit.scored_B[verdict.mine]
@@ -277,7 +270,7 @@ def estimate(
             rollout,
             advantage_BT,
             verdict,
-            config,
+            advantages,
             reward_B=reward_B,
             step=step,
             job=job,
@@ -302,9 +295,9 @@ def estimate(
     )
 
 
-def compared_groups(verdict: Verdict, rollout: Rollout, config: AdvantageConfig, job: Job) -> Tensor:
+def compared_groups(verdict: Verdict, rollout: Rollout, advantages: AdvantageChain, job: Job) -> Tensor:
     """(N,) integers, the samples of the job that are compared with each other. A collective."""
-    if config.foreign != "apart":
+    if advantages.config.foreign != "apart":
         return verdict.group_N
     return apart(verdict.group_N, torch.cat(job.gather(_is_read(rollout))))
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmgrpo.config import AdvantageConfig
-from mmgrpo.config.binding import build_estimators, build_filters, without_turn_rewards
+from mmgrpo.algorithm import AdvantageChain, without_turn_rewards
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.changes import advantages_changed, changed_count, changed_fracs, mechanism_labels
+from mmgrpo.maths.changes import advantages_changed, changed_count, changed_fracs
 from mmgrpo.maths.diagnostics import Diagnostics, ValueSum
 from mmgrpo.maths.feedback import Feedback, JobFeedback
 from mmgrpo.policy import Policy
@@ -49,7 +48,7 @@ def credit_by_decision(
     rollout: Rollout,
     advantage_BT: Tensor,
     verdict: Verdict,
-    config: AdvantageConfig,
+    advantages: AdvantageChain,
     *,
     reward_B: Tensor,
     step: int,
@@ -64,7 +63,7 @@ def credit_by_decision(
         rollout: this process's rows.
         advantage_BT: float32, the advantage of each row at all of its decisions.
         verdict: the rewards of the rows of all processes.
-        config: the ``advantage:`` section.
+        advantages: the estimators and filters.
         reward_B: combined reward of each row.
         step: of the run, from 0.
         job: the processes.
@@ -78,8 +77,8 @@ def credit_by_decision(
         ConfigError: an estimator reads the memory, and there is none; or it reads the rewards of turns, and at the
             first step there are exchanges that came to their end, and no turn has one.
     """
-    estimators, filters = build_estimators(config), build_filters(config)
-    asked = {value for one in (*estimators, *filters) for value in one.values}
+    config, estimators, filters = advantages.config, advantages.estimators, advantages.filters
+    asked = set(advantages.values)
     rollout = measured(policy, rollout, sorted(asked, key=str), views)
     asked |= {seen_in(str(value.view)) for value in asked if value.view in views}
     columns = {column.name for one in estimators for column in one.memory}
@@ -91,7 +90,7 @@ def credit_by_decision(
         verdict,
         reward_B,
         asked=asked,
-        parts=parts_read(config),
+        parts=advantages.span_rewards,
         turns=any(one.turns for one in estimators),
         step=step,
         job=job,
@@ -100,7 +99,7 @@ def credit_by_decision(
     readers = [named.name for named, one in zip(config.estimators, estimators, strict=True) if one.turn_rewards]
     if readers and step == 0:
         _require_turn_rewards(feedback, readers, job)
-    labels = mechanism_labels([named.name for named in (*config.estimators, *config.filters)])
+    labels = advantages.labels
     changes: dict[str, ValueSum] = {}
     for label, estimator in zip(labels, estimators, strict=False):
         before_BT, advantage_BT = advantage_BT, estimator.assign(feedback, advantage_BT).float()
@@ -115,11 +114,6 @@ def credit_by_decision(
     job_changes = job.merge_diagnostics(Diagnostics(change_sums=changes)).change_sums
     metrics = _means(feedback.job) | changed_fracs(job_changes)
     return DecisionCredit(rollout=rollout, advantage_BT=advantage_BT, zero_std_frac=zero_std_frac, metrics=metrics)
-
-
-def parts_read(config: AdvantageConfig) -> set[str]:
-    """The rewards whose scores of parts estimators read."""
-    return {name for estimator in build_estimators(config) for name in estimator.parts}
 
 
 def _require_turn_rewards(feedback: Feedback, readers: Sequence[str], job: Job) -> None:

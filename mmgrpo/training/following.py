@@ -10,9 +10,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, final
 
 from mmgrpo.config import TaskConfig
-from mmgrpo.config.numbers import bound
-from mmgrpo.data.contexts import CONTEXTS
-from mmgrpo.data.history import History
+from mmgrpo.data.history import Context, History
 from mmgrpo.data.stream import StepPrompts
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
@@ -34,21 +32,19 @@ class Behind:
         contexts: how it is shown a sample of the other, by the name that its requests have for it.
     """
 
-    def __init__(self, leader: Policy, config: TaskConfig, average: Average | None = None) -> None:
-        """Makes the context.
+    def __init__(self, leader: Policy, config: TaskConfig, template: Context, average: Average | None = None) -> None:
+        """Links the two tasks.
 
         Args:
             leader: the policy whose samples are shown.
             config: of the task that is after it.
+            template: shows a sample of the leader in place of the prompt.
             average: of its weights, if one is kept.
-
-        Raises:
-            ConfigError: there is no such context, or its settings are wrong.
         """
         self._leader = leader
         self._average = average
         self._config = config
-        self.contexts = {FOLLOWED: bound("task.context", CONTEXTS, config.context)()}
+        self.contexts = {FOLLOWED: template}
 
     def followed(self, gathered: Mapping[str, Gathered], job: Job) -> tuple[StepPrompts, Followed]:
         """The other's prompts of this step, and what it has drawn of them. A collective."""

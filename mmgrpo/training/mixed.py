@@ -95,7 +95,7 @@ class MixedTrainer:
                 before=self.tasks.copy(),
             )
         for name, trainer in self.tasks.items():
-            after = {other: one.now.scorer.names for other, one in self.tasks.items() if _is_after(one, name)}
+            after = {other: one.scoring.scorer.names for other, one in self.tasks.items() if _is_after(one, name)}
             require_told(name, [reward.function for reward in trainer.rewards], after)
         self.status = "running"
         self._whole = MixedFolder(self.tasks, self.config, self.job, folder)

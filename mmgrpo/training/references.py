@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import ReferenceConfig
 from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Policy, SupportsNamedWeights
@@ -34,3 +35,13 @@ def move_reference(policy: Policy, config: ReferenceConfig | None, step: int, op
             optimizer.forget()
     elif config.ema is not None and step % config.ema.every == 0:
         policy.weights.store(REFERENCE, decay=config.ema.decay)
+
+
+def ensure_reference(policy: Policy, algorithm: Algorithm) -> None:
+    """Has a full fine-tune copy its weights before the first update, if a later step may read the reference."""
+    config = algorithm.config
+    is_viewed = any(view.weights == REFERENCE for view in config.views.values())
+    moves = any(key.endswith(".kl_beta") for key in algorithm.course.keys)
+    if config.reference is not None or moves or is_viewed:
+        with policy.reference():
+            pass

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
+from mmgrpo.algorithm import Algorithm, require_advantages
 from mmgrpo.config import RunConfig, TaskConfig
-from mmgrpo.config.binding import require_credit
-from mmgrpo.config.idle import idle_mechanisms
 from mmgrpo.config.parts import require_single
 from mmgrpo.data.prompts import load_prompts_of
-from mmgrpo.data.stream import StepPrompts, stream_of
+from mmgrpo.data.stream import StepPrompts
 from mmgrpo.data.unreadable import check_of, readable, require_media
 from mmgrpo.distributed.job import Job
 from mmgrpo.explain.explanation import explanation
+from mmgrpo.explain.idle import idle_mechanisms
+from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy, SupportsUnbatchedRows
 from mmgrpo.runs.best import require_best
 from mmgrpo.runs.checkpoint import Place, checkpoint_steps
@@ -35,7 +36,7 @@ from mmgrpo.scoring.required_columns import require_rows
 from mmgrpo.training.account import Account
 from mmgrpo.training.arguments import RewardGiven, policy_of, prompts_of, rewards_of, with_policy, with_policy_name
 from mmgrpo.training.auxiliary import Auxiliaries
-from mmgrpo.training.build import build_plan, build_rewards, build_setting, exchange_plan, optimizer_of
+from mmgrpo.training.build import build_rewards, exchange_plan, optimizer_of, plan_at
 from mmgrpo.training.build_views import build_views, require_images
 from mmgrpo.training.credit import Credit, estimate, valued
 from mmgrpo.training.critic import Learnt, build_critic
@@ -49,12 +50,12 @@ from mmgrpo.training.learn import Lesson, Update
 from mmgrpo.training.live_rewards import rewards_of_run
 from mmgrpo.training.memory import Facts, remember, remembered, step_facts
 from mmgrpo.training.metrics import UNBATCHED_ROWS, step_metrics, update_metrics
-from mmgrpo.training.moving import Moving
 from mmgrpo.training.phases import Gathered, Judged, Seat, Taught
-from mmgrpo.training.references import move_reference, require_movable
+from mmgrpo.training.references import ensure_reference, move_reference, require_movable
 from mmgrpo.training.reward_changes import reward_changes
 from mmgrpo.training.sessions import Session, Trained
 from mmgrpo.training.sources import source_metrics
+from mmgrpo.training.step_rewards import StepRewards
 from mmgrpo.training.together import ALONE, Together
 from mmgrpo.training.warmup import warmup_of
 from mmgrpo.types import Prompt, Sample, Scores
@@ -108,27 +109,30 @@ class Trainer:
             require_told("", [reward.function for reward in self.rewards], {})
         task = self.config.task or TaskConfig()
         leader = before[task.after] if before and task.after else None
-        self.behind = Behind(leader.policy, task, leader.average) if leader else None
         owner = before[task.policy_of] if before and task.policy_of else None
         device = self.config.runtime.device or self.job.accelerator.device
         with self.job.deferred_placement():
             self.policy = policy = policy_of(policy, self.config, device)
             if owner is None:
                 self.job.distribute(policy)
-        self.now = Moving(self.config, self.rewards)
+        self.algorithm = Algorithm.of(self.config)
+        self.scoring = StepRewards(self.rewards, self.algorithm)
+        self._begin_step(0, Memory())
+        template = self.algorithm.task_template
+        self.behind = Behind(leader.policy, task, template, leader.average) if leader and template else None
         if self.behind is None:
             require_media(asked, self.config.prompts, check_of(policy))
-        self.stream = stream_of(asked, self.config, check_of(policy))
+        self.stream = self.algorithm.prompt_stream(asked, check_of(policy))
         self.job.local_share(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")
         require_movable(policy, self.config.reference)
-        require_credit(self.config)
-        build_plan(self.config, policy, 0)
+        require_advantages(self.algorithm)
+        plan_at(self.algorithm, policy, 0)
         self.parameters = policy.trainable
         update = self.config.update
         self.average = owner.average if owner else Average(self.parameters, update.ema) if update.ema else None
-        self.views = build_views(self.config, policy, device=device, average=self.average)
+        self.views = build_views(self.algorithm, policy, device=device, average=self.average)
         if self.behind is None:
-            require_images(asked, self.config)
+            require_images(asked, self.algorithm)
         given = {"job": self.job, "average": self.average}
         self.optimizer = owner.optimizer if owner else optimizer_of(self.config, self.parameters, **given)
         self.warmup = warmup_of(policy, self.config, self.job)
@@ -138,7 +142,7 @@ class Trainer:
         judges = build_rewards(evaluation.rewards) if evaluation and evaluation.rewards else self.rewards
         self.judges = Scorer(judges, max_failure_frac=1.0, cache_mb=self.config.reward_cache_mb)
         require_best(self.config, self.judges.names)
-        names = self.now.scorer.names, self.judges.names
+        names = self.scoring.scorer.names, self.judges.names
         subject = watched(self.config, *names, checkpoints=lambda: checkpoint_steps(self.folder.path))
         self.watchdog = Watchdog(subject) if subject and self.job.is_main else None
         held_out = partial(load_prompts_of, key="evaluation.prompts", note=self.config.note)
@@ -175,7 +179,7 @@ class Trainer:
         """Puts the folder in order, tells the watchdog what went before, and tries the rewards."""
         self._seat = seat
         self.job.broadcast_weights([*self.parameters, *(self.critic.parameters if self.critic else ())])
-        for note in (*idle_mechanisms(self.config), *self.session.begin(self._explanation, self._seat.within)):
+        for note in (*idle_mechanisms(self.algorithm), *self.session.begin(self._explanation, self._seat.within)):
             self._seat.progress.noted(note)
         if self.watchdog and self.session.resumption:
             told = self.watchdog.recall(self.folder.lines("metrics.jsonl"), self.folder.lines("evaluation.jsonl"))
@@ -183,7 +187,7 @@ class Trainer:
             given = [one for one in told if one.step == self.step and (one.step, one.kind) not in known]
             self._heed(given)  # a process may have been killed before it gave them
         if self._warms_up():
-            asked = [self.now.scorer, self.judges] if self.config.evaluation else [self.now.scorer]
+            asked = [self.scoring.scorer, self.judges] if self.config.evaluation else [self.scoring.scorer]
             with naming_phase("the rollout", self.step):
                 prompt = self.stream.at_step(0).prompt(0)
                 self.job.run_on_all(lambda: None if self.job.rank else try_out(self.policy, prompt, asked))
@@ -194,7 +198,7 @@ class Trainer:
         if self.warmup and not self.step and self.warmup.whole_step != self.warmup.config.steps:
             return  # told to end: what begins after the warm-up does so when that is done
         if not self.step:
-            self.now.settle_reference(self.policy)  # what averages begin with, and what the reference is
+            ensure_reference(self.policy, self.now)  # what averages begin with, and what the reference is
             if self.average:
                 self.average.restart()
         with naming_phase("the evaluation", self.step):
@@ -203,7 +207,7 @@ class Trainer:
     def gather(self, before: Mapping[str, Gathered]) -> Gathered:
         """Draws what the planner asks for at this step, and hands it to the rewards."""
         clock = time.perf_counter()
-        self.now.move(self.step, self.session.memory)
+        self._begin_step(self.step, self.session.memory)
         if self._owns:
             self.optimizer.begin(
                 self.now.config.update, rests=bool(self.critic and self.critic.is_warming_up(self.step))
@@ -222,27 +226,27 @@ class Trainer:
         prompts, experience = gathered.prompts, gathered.experience
         self._seat.progress.doing("reward")
         self._seat.stopping.give_up()
-        with told(self.now.rewards, after):
-            verdict = judge(experience, self.now.rewards, step=self.step, job=self.job)
+        with told(self.scoring.rewards, after):
+            verdict = judge(experience, self.scoring.rewards, step=self.step, job=self.job)
         batch = estimate(
             self.policy,
             experience,
             verdict,
-            config.advantage,
+            self.now.advantages,
             truncated=config.objective.truncated,
             step=self.step,
             job=self.job,
             remembered=partial(remembered, self.session.memory, verdict.root_N, prompts.key),
             views=self.views,
         )
-        metrics = step_metrics(experience, verdict, batch, config.advantage, self.job) | self.now.metrics
-        metrics |= reward_changes(verdict, batch, config.advantage, rewards=self.now.rewards, job=self.job)
+        metrics = step_metrics(experience, verdict, batch, config.advantage, self.job) | self.now.moved.metrics
+        metrics |= reward_changes(verdict, batch, self.now.advantages, rewards=self.scoring.rewards, job=self.job)
         if metrics.get(UNBATCHED_ROWS) and isinstance(self.policy, SupportsUnbatchedRows):
             self.policy.disable_row_batching()
         metrics |= source_metrics(verdict.scores, verdict.root_N, prompts.prompt)
         if self.stream.skips:
             metrics["prompts/unreadable"] = prompts.num_replaced
-        replay, requests = self.now.planner.replay, experience.requests
+        replay, requests = self.now.strategy.replay, experience.requests
         facts = step_facts(verdict, batch, prompts.key, step=self.step, replay=replay, job=self.job, requests=requests)
         metrics |= {"time/rollout_s": gathered.took_s, "time/reward_s": time.perf_counter() - clock}
         self._seat.stopping.give_up()
@@ -256,8 +260,7 @@ class Trainer:
         batch, update = judged.batch, self.config.update
         account = Account(judged, num_updates=update.epochs * update.minibatches)
         self._seat.progress.doing(f"update 1 of {account.num_updates}")
-        first, contexts = (self.step - 1) * account.num_updates, self.now.contexts
-        beside = self.auxiliaries.beside(self.now.config.auxiliary, batch, first, contexts)
+        beside = self.auxiliaries.beside(self.now, batch, (self.step - 1) * account.num_updates)
         lesson = Lesson(
             self.policy,
             batch,
@@ -269,22 +272,26 @@ class Trainer:
         )
         return Taught(lesson, partial(self._updated, account), partial(self._learnt, account, judged.facts))
 
+    def _begin_step(self, step: int, memory: Memory) -> None:
+        self.now = self.algorithm.at(step, memory)
+        self.scoring.move(self.now)
+
     def _gathered(self, prompts: StepPrompts, behind: Followed | None) -> Experience:
         """What the planner asks for at this step, drawn and handed to the rewards."""
         rollout, step = self.now.config.rollout, self.step
         num_drawn = rollout.prompts_per_step // self.job.size * rollout.group_size
         return gather(
             self.policy,
-            behind.planner if behind else self.now.planner,
+            behind.planner if behind else self.now.strategy,
             prompts.prompt,
-            self.now.scorer,
-            setting=build_setting(self.now.config, step, self.session.memory, prompts.key),
-            plan=build_plan(self.now.config, self.policy, step, self.now.settings),
+            self.scoring.scorer,
+            setting=self.now.step_setting(step, self.session.memory, prompts.key),
+            plan=plan_at(self.now, self.policy, step),
             job=self.job,
-            contexts={**self.now.contexts, **(self.behind.contexts if self.behind else {})},
+            contexts={**self.now.prompt_templates, **(self.behind.contexts if self.behind else {})},
             behind=behind,
             reads=rollout.decisions == "read",
-            value=partial(valued, rewards=self.now.rewards, config=self.now.config.advantage, step=step),
+            value=partial(valued, rewards=self.scoring.rewards, advantages=self.now.advantages, step=step),
             on_samples=self._seat.progress.doing("rollout", num_drawn, self._seat.stopping.give_up_alone),
         )
 
@@ -305,7 +312,7 @@ class Trainer:
         self._heed(self.watchdog.stepped(account.summary) if self.watchdog else [])
         if self._owns:
             move_reference(self.policy, self.config.reference, self.step, self.optimizer)
-        memory = remember(self.session.memory, facts, self.stream.learners, replay=self.now.planner.replay)
+        memory = remember(self.session.memory, facts, self.stream.learners, replay=self.now.strategy.replay)
         self.session.memory = self.now.course.controlled(memory, account.last)
         self.session.whole_step = self.step
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
-from mmgrpo.config.binding import advantage_of, build_estimators, build_filters, build_objective
 from mmgrpo.config.loading import load_config
 from mmgrpo.maths.aggregates import count
 from mmgrpo.maths.decisions import Decisions
@@ -168,7 +168,7 @@ def taught(config: RunConfig, step: Step) -> Taught:
     scores = Scores(names=("reward",), weight_R=torch.ones(1), value_BR=value_B1, valid_BR=torch.ones(B, 1).bool())
     is_apart = config.advantage.foreign == "apart"
     compared_B = apart(step.group_B, step.origin_B != 0) if is_apart else step.group_B
-    credit = form_credit(scores, compared_B, config.advantage)
+    credit = form_credit(scores, compared_B, Algorithm.of(config).advantages)
     mask_BT = mask_BT & credit.keep_B[:, None]
     feedback = feedback_of(
         step.reward,
@@ -183,14 +183,14 @@ def taught(config: RunConfig, step: Step) -> Taught:
         step=step.number,
         drawn_by=step.drawn_by,
     )
-    columns = [column for estimator in build_estimators(config.advantage) for column in estimator.memory]
+    columns = [column for estimator in Algorithm.of(config).advantages.estimators for column in estimator.memory]
     never_seen = {column.name: torch.full((B,), column.default, dtype=torch.float64) for column in columns}
     own = {name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in step.columns.items()}
     feedback = replace(feedback, remembered=never_seen, exchanges=step.exchanges, columns=own, origin_B=step.origin_B)
     advantage_BT = credit.advantage_B[:, None].expand(B, T)
-    for estimator in build_estimators(config.advantage):
+    for estimator in Algorithm.of(config).advantages.estimators:
         advantage_BT = estimator.assign(feedback, advantage_BT)
-    for one in build_filters(advantage_of(config)):
+    for one in Algorithm.of(config).advantages.filters:
         keep_BT = one.keep(feedback, advantage_BT)
         mask_BT = mask_BT & (keep_BT if keep_BT.ndim == 2 else keep_BT[:, None])
     return Taught(advantage_BT.double(), mask_BT)
@@ -203,7 +203,7 @@ def loss(config: RunConfig, step: Step) -> float:
 
 def learnt(config: RunConfig, step: Step) -> Learnt:
     """The loss of one update on the rows, and its gradient."""
-    objective, credit = build_objective(config.objective), taught(config, step)
+    objective, credit = Algorithm.of(config).objective, taught(config, step)
     old_BT, mask_BT, shape = step.matrix(step.old_logprob, -1.0), credit.mask_BT, credit.mask_BT.shape
     totals = count(mask_BT, group_B=step.group_B)
     decisions = Decisions(

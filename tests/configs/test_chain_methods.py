@@ -12,14 +12,14 @@ import pytest
 import torch
 from mmgrpo.rewards.text.tagged import Tagged
 
-from mmgrpo.config.binding import build_estimators, build_objective, build_planner
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config.loading import load_config
 from mmgrpo.data.history import History
 from mmgrpo.maths.aggregates import count
 from mmgrpo.maths.feedback import Column, Scoped
 from mmgrpo.maths.planners import Round, Setting
 from mmgrpo.scoring import NamedReward
-from mmgrpo.training.build import build_contexts, build_rewards
+from mmgrpo.training.build import build_rewards
 from mmgrpo.training.credit import valued
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample, Scope, Score, Scores
@@ -108,7 +108,7 @@ PLAYS: dict[str, Play] = {
 
 @pytest.mark.parametrize("name", PLAYS)
 def test_who_is_followed_by_whom(name: str) -> None:
-    play, planner = PLAYS[name], build_planner(config_of(name).rollout)
+    play, planner = PLAYS[name], Algorithm.of(config_of(name)).strategy
     setting, rounds, asked = Setting(step=0, num_prompts=2, group_size=2), list[Round](), []
     for rewards, cut_off in zip(play.rewards, play.unfinished, strict=False):
         requests = planner.ask(rounds, setting)
@@ -236,7 +236,7 @@ def number(score: float | Score | None) -> float | None:
 )
 def test_what_is_shown(name: str, context: str, text: str, shown: str) -> None:
     history = History(samples=[wrote(text, 0, 0)], rewards=[None])
-    found = build_contexts(config_of(name))[context](Prompt("q", columns=COLUMNS), 0, history)
+    found = Algorithm.of(config_of(name)).prompt_templates[context](Prompt("q", columns=COLUMNS), 0, history)
     assert found is not None
     assert found.text.startswith(shown)
 
@@ -247,7 +247,7 @@ def test_the_loss_of_delethink_is_the_mean_over_answers_of_their_mean_over_token
     At a ratio of 1.1 in the last token of the first alone: -(3 + 1.1) / 4 / 2 + 1 / 2 = -0.0125.
     """
     config = config_of("delethink")
-    (estimator,), objective = build_estimators(config.advantage), build_objective(config.objective)
+    (estimator,), objective = Algorithm.of(config).advantages.estimators, Algorithm.of(config).objective
     mask_BT = torch.arange(3) < torch.tensor([3, 2, 1])[:, None]
     feedback = feedback_of([0.0, 0.0, 1.0], [0] * 3, mask=mask_BT.int().tolist())
     feedback = replace(feedback, after_B=torch.tensor([-1, -1, 0]))
@@ -265,7 +265,7 @@ def test_care_gives_likely_answers_more() -> None:
 
     Their mean is 0.7833. The first and the third earn 2.5, the second 2, the last 0: mean 1.75, sample std 1.1902381.
     """
-    (estimator,) = build_estimators(config_of("grpo-care").advantage)
+    (estimator,) = Algorithm.of(config_of("grpo-care")).advantages.estimators
     answer = Scoped(
         scope_BT=torch.tensor([[-1, 0]] * 4), value_BS=torch.ones(4, 1), valid_BS=torch.ones(4, 1, dtype=torch.bool)
     )

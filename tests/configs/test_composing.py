@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from mmgrpo.algorithm import Algorithm, require_advantages
 from mmgrpo.config import RunConfig
-from mmgrpo.config.binding import build_estimators, build_filters, build_objective, build_planner, require_credit
 from mmgrpo.config.composing import CHAINS
 from mmgrpo.config.loading import dump_config, find_config, load_config, read_layers, shipped
 from mmgrpo.config.sections import at
@@ -79,11 +79,7 @@ def refusal(folder: Path, *names: str) -> str:
             {"environment": "python:tests.training.test_credit_of_turns:Corridor"} if "methods/gigpo" in names else {}
         )
         config = laid(folder, *names, own={"rollout": {"group_size": 16, **rewarding}})
-        require_credit(config)
-        build_objective(config.objective)
-        build_estimators(config.advantage)
-        build_filters(config.advantage)
-        build_planner(config.rollout)
+        require_advantages(Algorithm.of(config))
     except ConfigError as error:
         return str(error)
     return ""
@@ -186,10 +182,10 @@ def test_filter_that_leaves_nobody_out_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"among_most_efficient keeps 8 members of a group and rollout\.group_size is 8"
     ):
-        require_credit(config)
+        require_advantages(Algorithm.of(config))
     varied = {"advantage": {"estimators": [], "filters": [{"name": "most_varied", "count": 8}]}}
     with pytest.raises(ConfigError, match=r"advantage\.filters: most_varied keeps 8 members"):
-        require_credit(laid(tmp_path, "quickstart/arithmetic-text", own=varied))
+        require_advantages(Algorithm.of(laid(tmp_path, "quickstart/arithmetic-text", own=varied)))
 
 
 def test_method_of_ones_own_needs_no_paper(tmp_path: Path) -> None:

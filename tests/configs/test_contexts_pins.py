@@ -7,13 +7,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from mmgrpo.config.binding import build_planner
+from mmgrpo.algorithm import Algorithm, prompt_sampler
 from mmgrpo.config.schedules import Course, config_at
 from mmgrpo.data.history import History
-from mmgrpo.data.samplers import build_sampler
 from mmgrpo.maths.planners import Answer, Planner, Request, Setting
 from mmgrpo.memory import Memory, ReplayRow
-from mmgrpo.training.build import build_contexts
 from mmgrpo.types import Prompt
 from tests.configs.method_steps import config_of
 from tests.data.test_samplers import after, pool
@@ -21,7 +19,7 @@ from tests.maths.test_planners import answered, kept
 
 
 def planner_of(name: str, step: int = 0) -> Planner:
-    return build_planner(config_at(config_of(name), step, Memory()).rollout)
+    return Algorithm.of(config_of(name)).at(step, Memory()).strategy
 
 
 def drawn(name: str, rates: dict[str, float], num: int) -> list[int]:
@@ -29,7 +27,7 @@ def drawn(name: str, rates: dict[str, float], num: int) -> list[int]:
     prompts = config_of(name).prompts
     assert prompts is not None
     assert prompts.sampler is not None
-    sampler = build_sampler(prompts.sampler)
+    sampler = prompt_sampler(prompts.sampler)
     return sampler.draw(after(Memory().declared(sampler.columns), 0, rates), 1, pool(len(rates)), num, 0)
 
 
@@ -64,7 +62,9 @@ def test_a_thought_is_shown_ever_less_of() -> None:
     prompt = Prompt("why", columns={"thought": "one\n\ntwo\n\nthree\n\nfour"})
     begun = []
     for step in (0, 50, 75, 100):
-        shown = build_contexts(config_at(config_of("evocot"), step, Memory()))["thought"](prompt, 0, History())
+        shown = Algorithm.of(config_at(config_of("evocot"), step, Memory())).prompt_templates["thought"](
+            prompt, 0, History()
+        )
         assert shown is not None
         begun.append(shown.prefix)
     assert begun == ["one\n\ntwo\n\nthree\n\nfour\n\n", "one\n\ntwo\n\n", "one\n\n", None]
@@ -84,7 +84,9 @@ def test_guidance_grows_by_as_much_as_success_falls() -> None:
 
 
 def test_each_part_states_a_length() -> None:
-    shown = [context(Prompt("why"), 0, History()) for context in build_contexts(config_of("hbpo")).values()]
+    shown = [
+        context(Prompt("why"), 0, History()) for context in Algorithm.of(config_of("hbpo")).prompt_templates.values()
+    ]
     stated = [512, 1024, 2048, 2560]
     assert [one and one.prefix for one in shown] == [
         f"<think> I will answer the question with {number} tokens" for number in stated

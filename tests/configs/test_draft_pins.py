@@ -8,7 +8,7 @@ import pytest
 import torch
 from mmgrpo.policies.sampling import semantic_entropy
 
-from mmgrpo.config.binding import build_planner
+from mmgrpo.algorithm import Algorithm, strategy_of
 from mmgrpo.config.schedules import Course
 from mmgrpo.data.contexts import solution_prefix
 from mmgrpo.data.history import History
@@ -73,7 +73,7 @@ def test_the_temperature_follows_the_entropy() -> None:
         memory = course.controlled(memory, {"rollout/logprob_mean": logprob})
         found.append(course.at(1, memory).values["rollout.planner.temperature"])
     assert found == [0.8, 1.2, 1.2]
-    planner = build_planner(course.at(0, Memory()).config.rollout)
+    planner = strategy_of(course.at(0, Memory()).config.rollout)
     requests = planner.ask([answered(planner.ask((), FOUR), [0] * 8)], FOUR)
     assert requests[0].settings == {"temperature": 1.2}
     three = replace(FOUR, num_prompts=3)  # of which a quarter is less than one
@@ -134,7 +134,7 @@ def test_the_curve_goes_through_the_rounds_so_far() -> None:
 
 
 def test_each_round_shows_what_makes_half_of_it_right() -> None:
-    planner = build_planner(config_of("seele").rollout)
+    planner = Algorithm.of(config_of("seele")).strategy
     memory = Memory().declared([column_of("share")]).write("share", ["1"], torch.tensor([0.25], dtype=torch.float64))
     setting = replace(FOUR, num_prompts=2, group_size=8, memory=memory)
     rounds, shares = [], []

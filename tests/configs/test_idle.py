@@ -12,11 +12,12 @@ import yaml
 from mmgrpo.rewards.text.environment_return import EnvironmentReturn
 
 from mmgrpo import Trainer
-from mmgrpo.config.idle import idle_mechanisms
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config.loading import load_config, shipped
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
+from mmgrpo.explain.idle import idle_mechanisms
 from mmgrpo.scoring import NamedReward
 from mmgrpo.types import Prompt, Sample
 from tests.policies.test_language_exchanges import terse
@@ -40,30 +41,34 @@ LATE = {
 @pytest.mark.parametrize("name", LATE)
 def test_mechanism_that_starts_after_the_last_step_is_a_warning(name: str) -> None:
     text, steps = LATE[name]
-    sentences = idle_mechanisms(load_config(f"methods/{name}", {"steps": 30}))
+    sentences = idle_mechanisms(Algorithm.of(load_config(f"methods/{name}", {"steps": 30})))
     assert sentences[0].startswith(f"no effect in 30 steps: {text}")
     assert " ".join(explanation(load_config(f"methods/{name}", {"steps": 30})).split()).count(text) == 1
-    assert idle_mechanisms(load_config(f"methods/{name}", {"steps": steps})) == ()
-    assert len(idle_mechanisms(load_config(f"methods/{name}", {"steps": steps - 1}))) == len(sentences)
+    assert idle_mechanisms(Algorithm.of(load_config(f"methods/{name}", {"steps": steps}))) == ()
+    assert len(idle_mechanisms(Algorithm.of(load_config(f"methods/{name}", {"steps": steps - 1})))) == len(sentences)
 
 
 def test_no_other_method_starts_later_than_30_steps() -> None:
     names = [name.removeprefix("methods/") for name in shipped("methods")]
-    late = {name for name in names if idle_mechanisms(load_config(f"methods/{name}", {"policy": None, "steps": 30}))}
+    late = {
+        name
+        for name in names
+        if idle_mechanisms(Algorithm.of(load_config(f"methods/{name}", {"policy": None, "steps": 30})))
+    }
     assert late == set(LATE)
 
 
 def test_stages_and_weights_that_move_after_the_last_step_are_warnings() -> None:
     stages = [{"until": 30, "set": {"objective.kl_beta": 0.1}}, {"set": {"objective.kl_beta": 0.0}}]
     values = {"objective.divergence": "k3", "stages": stages}
-    (sentence,) = idle_mechanisms(load_config("methods/grpo", {**values, "steps": 30}))
+    (sentence,) = idle_mechanisms(Algorithm.of(load_config("methods/grpo", {**values, "steps": 30})))
     assert sentence.startswith("no effect in 30 steps: stages: objective.kl_beta changes at step 30")
-    assert idle_mechanisms(load_config("methods/grpo", {**values, "steps": 31})) == ()
+    assert idle_mechanisms(Algorithm.of(load_config("methods/grpo", {**values, "steps": 31}))) == ()
     weight = {"name": "linear", "initial": 1.0, "final": 0.0, "start": 29, "end": 40}
     rewards = [{"name": "brightness", "schedule": weight}]
-    (sentence,) = idle_mechanisms(load_config("methods/grpo", {"rewards": rewards, "steps": 30}))
+    (sentence,) = idle_mechanisms(Algorithm.of(load_config("methods/grpo", {"rewards": rewards, "steps": 30})))
     assert sentence.startswith("no effect in 30 steps: rewards (brightness).schedule: the factor is 1 at every step")
-    assert idle_mechanisms(load_config("methods/grpo", {"rewards": rewards, "steps": 31})) == ()
+    assert idle_mechanisms(Algorithm.of(load_config("methods/grpo", {"rewards": rewards, "steps": 31}))) == ()
 
 
 def test_warning_is_shown_before_the_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

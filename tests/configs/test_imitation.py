@@ -15,16 +15,15 @@ import pytest
 import torch
 from mmgrpo.rewards.groups.explorability import Explorability
 
-from mmgrpo.config.binding import build_planner
+from mmgrpo.algorithm import Algorithm, prompt_sampler
 from mmgrpo.config.loading import load_config
 from mmgrpo.data.history import History
-from mmgrpo.data.samplers import build_sampler
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.planners import Answer, Request, Setting
 from mmgrpo.memory import Memory
 from mmgrpo.methods.off_policy.meml_grpo import weakest_system
 from mmgrpo.scoring import NamedReward
-from mmgrpo.training.build import build_contexts, build_rewards
+from mmgrpo.training.build import build_rewards
 from mmgrpo.training.memory import Facts, remember
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample
@@ -38,19 +37,19 @@ ANSWERS = ("equivalent_1", "equivalent_2", "different_1", "different_2")
 
 def test_an_explanation_is_drawn_behind_the_answer_and_trained_behind_the_question() -> None:
     config = config_of("expo")
-    asked = build_planner(config.rollout).ask((), Setting(step=0, num_prompts=1, group_size=9))
+    asked = Algorithm.of(config).strategy.ask((), Setting(step=0, num_prompts=1, group_size=9))
     assert asked == (
         Request(prompt=0, members=tuple(range(8))),
         Request(prompt=0, members=(8,), context="explained", behind_prompt=True),
     )
-    shown = build_contexts(config)["explained"](Prompt("why", columns={"answer": "7"}), 8, History())
+    shown = Algorithm.of(config).prompt_templates["explained"](Prompt("why", columns={"answer": "7"}), 8, History())
     assert shown is not None
     assert shown.text.startswith("why\n\nThe right answer is 7. ")
 
 
 def test_groups_of_one_source_are_read() -> None:
     setting = Setting(step=0, num_prompts=2, group_size=2, key_of=lambda n: ("programs/a", "equivalents/b")[n])
-    assert build_planner(config_of("oorl").rollout).ask((), setting) == (
+    assert Algorithm.of(config_of("oorl")).strategy.ask((), setting) == (
         Request(prompt=0, members=(0, 1)),
         Request(prompt=1, members=(0, 1, 2, 3), given=tuple(Answer(column) for column in ANSWERS)),
     )
@@ -59,7 +58,7 @@ def test_groups_of_one_source_are_read() -> None:
 def test_right_answers_are_seen_as_the_weakest_part_was() -> None:
     """Of three parts of two the first is half right, the second wrong, the third right."""
     config = config_of("meml-grpo")
-    texts = [context(Prompt("q"), 0, History()) for context in build_contexts(config).values()]
+    texts = [context(Prompt("q"), 0, History()) for context in Algorithm.of(config).prompt_templates.values()]
     told = [one.messages[0]["content"] for one in texts if one is not None and one.messages is not None]
     view = config.views["weakest"].context
     assert view is not None
@@ -83,7 +82,7 @@ def test_what_there_is_to_explore_is_remembered_and_sought() -> None:
     config = config_of("depo")
     assert config.prompts is not None
     assert config.prompts.sampler is not None
-    sampler, explorability = build_sampler(config.prompts.sampler), build_rewards(config.rewards)[1]
+    sampler, explorability = prompt_sampler(config.prompts.sampler), build_rewards(config.rewards)[1]
     assert sampler.learn is not None
     assert explorability.weight == 0
     texts, entropies = (r"\boxed{7}", r"\boxed{8}"), {"0": (0.4, 0.5), "1": (0.3, 0.3), "2": (0.1, 0.5)}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from mmgrpo.config.binding import build_estimators
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config.loading import load_config
 from mmgrpo.maths.feedback import Scoped
 from mmgrpo.training.build import build_rewards
@@ -25,7 +25,7 @@ def test_messages_are_paid_and_compared_in_their_places() -> None:
     One text goes on, and is compared with none.
     """
     config = load_config("papers/spoc")
-    (reward,), (estimator,) = build_rewards(config.rewards), build_estimators(config.advantage)
+    (reward,), (estimator,) = build_rewards(config.rewards), Algorithm.of(config).advantages.estimators
     samples = [Sample(Prompt("q", columns={"answer": "7"}), 0, m, text=text) for m, text in enumerate(TEXTS)]
     said = reward.function(samples)
     parts = [[one.value for one in score.scopes or ()] for score in said if isinstance(score, Score)]

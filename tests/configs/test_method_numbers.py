@@ -10,8 +10,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mmgrpo.algorithm import objective_of
 from mmgrpo.config import AdvantageConfig, ObjectiveConfig
-from mmgrpo.config.binding import build_objective
 from mmgrpo.config.loading import CONFIGS, find_config, read_layers
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, Moments
@@ -79,7 +79,7 @@ def test_every_drawing_method_has_its_numbers() -> None:
 def test_loss(name: str) -> None:
     values = read_layers(find_config(f"methods/{name}"))
     config = ObjectiveConfig.model_validate(values["objective"])
-    objective = build_objective(config)
+    objective = objective_of(config)
     density, reduce = DENSITIES[values["policy"]["density"]], REDUCTIONS[values["policy"]["reduction"]]
     old_logprob, logprob = (reduce(density(SAMPLE, mean, STD).sum(0, keepdim=True), 4) for mean in (OLD_MEAN, MEAN))
     now, then = (Moments(mean=mean, velocity=mean, std=STD, step=STEP) for mean in (MEAN, OLD_MEAN))
@@ -114,7 +114,7 @@ def test_loss(name: str) -> None:
 def test_chunks_have_one_ratio_and_weigh_alike() -> None:
     """Log-ratios 3e-4 and 1e-4 of one chunk: r = exp(2e-4), held at 1.0001; 5e-5 of another: 1.00005000125."""
     values = read_layers(find_config("methods/chunk-grpo"))
-    objective = build_objective(ObjectiveConfig.model_validate(values["objective"]))
+    objective = objective_of(ObjectiveConfig.model_validate(values["objective"]))
     mask_BT, zero_BT = torch.ones(1, 3, dtype=torch.bool), torch.zeros(1, 3, dtype=torch.float64)
     decisions = Decisions(
         logprob_BT=torch.tensor([[3e-4, 1e-4, 5e-5]], dtype=torch.float64),

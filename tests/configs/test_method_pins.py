@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmgrpo.config.binding import build_answer_weight, build_planner
+from mmgrpo.algorithm import Algorithm, answer_weight_of, prompt_sampler
 from mmgrpo.config.loading import find_config, read_layers, shipped
-from mmgrpo.data.samplers import Pool, build_sampler
+from mmgrpo.data.samplers import Pool
 from mmgrpo.maths.planners import Request, Round, Setting
 from mmgrpo.memory import Memory
 from mmgrpo.types import Prompt
@@ -49,7 +49,7 @@ def test_loss(name: str) -> None:
 
 def test_the_expert_is_heard_where_the_group_fails() -> None:
     (expert,) = config_of("mm-helix").auxiliary
-    weight_P = build_answer_weight(expert)(torch.tensor([0.0, 0.5]))
+    weight_P = answer_weight_of(expert)(torch.tensor([0.0, 0.5]))
     assert (expert.weight * weight_P).tolist() == [1.0, 0.0]
 
 
@@ -74,7 +74,7 @@ def test_each_decision_of_a_tree_trains_once() -> None:
 @pytest.mark.parametrize("name", ["dapo", "clip-cov", "greso", "kl-cov", "klear-gppo", "nft", "prorl"])
 def test_what_is_missing_is_drawn_again(name: str) -> None:
     """Of two groups one has rewards that differ: one further prompt is asked for, and the first group is kept."""
-    planner, setting = build_planner(config_of(name).rollout), Setting(step=0, num_prompts=2, group_size=2)
+    planner, setting = Algorithm.of(config_of(name)).strategy, Setting(step=0, num_prompts=2, group_size=2)
     first = Round(
         requests=planner.ask((), setting),
         request_B=torch.tensor([0, 0, 1, 1]),
@@ -94,7 +94,7 @@ def test_the_curriculum_opens() -> None:
     config = config_of("competence-curriculum")
     assert config.prompts is not None
     assert config.prompts.sampler is not None
-    sampler = build_sampler(config.prompts.sampler)
+    sampler = prompt_sampler(config.prompts.sampler)
     prompts = [Prompt(str(n), columns={"difficulty": 200 - n}) for n in range(200)]
     pool = Pool(tuple(prompt.text for prompt in prompts), prompts)
     memory = Memory().declared(sampler.columns)
@@ -107,7 +107,7 @@ def test_settled_prompts_are_skipped() -> None:
     config = config_of("greso")
     assert config.prompts is not None
     assert config.prompts.sampler is not None
-    sampler = build_sampler(config.prompts.sampler)
+    sampler = prompt_sampler(config.prompts.sampler)
     keys = tuple(str(n) for n in range(8000))
     memory = Memory().declared(sampler.columns)
     memory = memory.write("right_streak", keys[:4000], torch.full((4000,), 3))

@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RewardConfig, RunConfig, needs
 from mmgrpo.config.loading import dump_config, load_config, shipped
 from mmgrpo.config.needs import require_needs
@@ -320,7 +321,7 @@ def advantages(config: RunConfig, samples: Sequence[Sample]) -> torch.Tensor:
     )
     group_B = torch.zeros(len(samples), dtype=torch.long)
     shaping = shaped(scores, rewards, 0)
-    return form_credit(shaping.scores, group_B, config.advantage).advantage_B
+    return form_credit(shaping.scores, group_B, Algorithm.of(config).advantages).advantage_B
 
 
 @pytest.mark.parametrize("name", ["intuitor", "unlikeliness-reward"])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from mmgrpo.algorithm import objective_of
 from mmgrpo.config import ObjectiveConfig
-from mmgrpo.config.binding import build_objective
 from mmgrpo.config.loading import find_config, read_layers, shipped
 from tests.maths.test_objectives_trl_live import draw_batch
 from tests.maths.trl_oracle import our_outcome, totals_as_trl, trl_outcome
@@ -30,7 +30,7 @@ def test_every_loss_of_trl_has_a_file() -> None:
 @pytest.mark.parametrize("name", SAME)
 def test_objective_is_that_of_trl(name: str) -> None:
     random, options = Random(7), SAME[name]["method"]["trl"]
-    objective = build_objective(ObjectiveConfig.model_validate(SAME[name]["objective"]))
+    objective = objective_of(ObjectiveConfig.model_validate(SAME[name]["objective"]))
     moved = 0
     for _ in range(30):
         batch = draw_batch(random, {**options, "beta": 0.0})  # whatever beta, its KL is plain

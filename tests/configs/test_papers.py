@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.config.binding import build_objective
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config.loading import dump_config, find_config, load_config, read_layers, shipped
 from mmgrpo.config.sections import has
 from mmgrpo.explain.method_settings import recipe_rows
@@ -56,7 +56,7 @@ def test_every_value_has_a_source_and_every_source_a_value(name: str) -> None:
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_recipe_builds_and_reads_back_to_the_same(name: str, tmp_path: Any) -> None:
     config = load_config(name)
-    build_objective(config.objective)
+    Algorithm.of(config)
     assert config.name == name.removeprefix("papers/")
     (tmp_path / "config.yaml").write_text(dump_config(config))
     assert load_config(tmp_path / "config.yaml") == config

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.build import build_rewards
 from mmgrpo.training.credit import form_credit, valued
@@ -139,5 +140,5 @@ def test_rewards_and_advantages(name: str) -> None:
     total_B = valued(scores, group_B, rewards=rewards, config=config.advantage, step=0).reward_B
     torch.testing.assert_close(total_B, torch.tensor(given.rewards, dtype=torch.float64), rtol=0, atol=2e-6)
     if given.advantages:
-        advantage_B = form_credit(scores, group_B, config.advantage).advantage_B
+        advantage_B = form_credit(scores, group_B, Algorithm.of(config).advantages).advantage_B
         torch.testing.assert_close(advantage_B, torch.tensor(given.advantages), rtol=0, atol=3e-6)

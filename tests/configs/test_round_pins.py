@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmgrpo.config.binding import build_filters, build_planner
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.data.history import History
 from mmgrpo.maths.columns import COLUMNS
 from mmgrpo.maths.places import Row
@@ -18,7 +18,6 @@ from mmgrpo.memory import Memory, ReplayRow
 from mmgrpo.methods.credit.anytimereasoner import budget_advantages, over_budgets
 from mmgrpo.methods.strategies.dars import further_members
 from mmgrpo.methods.strategies.knapsack_rl import learning_value, shared_out
-from mmgrpo.training.build import build_contexts
 from mmgrpo.types import Prompt, Sample
 from tests.configs.method_steps import Step, config_of, taught
 from tests.configs.pins.rounds import PLAYS
@@ -34,7 +33,7 @@ def said(request: Request) -> tuple[int, int, int, str | None]:
 
 @pytest.mark.parametrize("name", PLAYS)
 def test_rounds(name: str) -> None:
-    play, planner = PLAYS[name], build_planner(config_of(name).rollout)
+    play, planner = PLAYS[name], Algorithm.of(config_of(name)).strategy
     rounds: list[Round] = []
     for rewards, expected in zip(play.rewards, (None, *play.asked), strict=True):
         requests = planner.ask(rounds, SETTING)
@@ -45,7 +44,7 @@ def test_rounds(name: str) -> None:
 
 
 def test_a_right_answer_of_an_earlier_step_joins_what_stays_unsolved() -> None:
-    planner = build_planner(config_of("ar3po").rollout)
+    planner = Algorithm.of(config_of("ar3po")).strategy
     rows = [
         ReplayRow(key="0", text=text, reward=reward, advantage=0.0, step=0) for text, reward in (("a", 1), ("b", 0))
     ]
@@ -81,7 +80,7 @@ def test_samples_go_where_they_are_worth_most() -> None:
 
 
 def test_group_sizes_follow_the_last_visit() -> None:
-    planner = build_planner(config_of("knapsack-rl").rollout)
+    planner = Algorithm.of(config_of("knapsack-rl")).strategy
     memory = Memory().declared(planner.memory)
     setting = Setting(step=0, num_prompts=3, group_size=4, memory=memory)
     assert [len(one.members) for one in planner.ask((), setting)] == [4, 4, 4]
@@ -95,7 +94,7 @@ def test_group_sizes_follow_the_last_visit() -> None:
 
 def shown(name: str, context: str, history: History, member: int = 0, **columns: Any) -> str:
     prompt = Prompt("2 + 2?", columns={"answer": "4", "solution": "abcdefgh", **columns})
-    found = build_contexts(config_of(name))[context](prompt, member, history)
+    found = Algorithm.of(config_of(name)).prompt_templates[context](prompt, member, history)
     assert found is not None
     return found.text
 
@@ -123,7 +122,7 @@ def test_what_members_are_shown() -> None:
 
 
 def test_answers_are_cut_at_one_of_the_20_most_uncertain_tokens() -> None:
-    planner = build_planner(config_of("cure").rollout)
+    planner = Algorithm.of(config_of("cure")).strategy
     assert planner.places is not None
     entropy_T = torch.arange(40.0)  # before the last tokens, place 39 first
     places = planner.places(Row(num_decisions=40, value_T=entropy_T))
@@ -146,18 +145,18 @@ def test_a_thought_has_to_be_worth_it() -> None:
         feedback_of(rewards, [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3, mask=[[1, 1], [1, 1], [0, 1]] * 4),
         columns={"reward_without_thought": torch.tensor([1.0] * 9 + [0.0] * 3)},
     )
-    outdo, reach = build_filters(config_of("raif").advantage)
+    outdo, reach = Algorithm.of(config_of("raif")).advantages.filters
     advantage_BT = torch.ones(12, 2)
     # in the second group both members with a thought did worse than the one without
     own = [True, True, False, False, False, False, True, True, False, True, True, False]
     assert outdo.keep(feedback, advantage_BT).tolist() == own
     high = [True, False, True, False, True, True, True, True, True, True, True, True]
     assert reach.keep(feedback, advantage_BT).tolist() == high
-    planner = build_planner(config_of("raif").rollout)
+    planner = Algorithm.of(config_of("raif")).strategy
     assert [said(request) for request in planner.ask((), replace(SETTING, group_size=8))] == [
         (0, 0, 6, None), (0, 6, 2, "without_thought"), (1, 0, 6, None), (1, 6, 2, "without_thought"),
     ]  # fmt: skip
-    prompt = build_contexts(config_of("raif"))["without_thought"](Prompt("2 + 2?"), 2, History())
+    prompt = Algorithm.of(config_of("raif")).prompt_templates["without_thought"](Prompt("2 + 2?"), 2, History())
     assert prompt is not None
     assert (prompt.text, prompt.prefix) == ("2 + 2?", "<think>\n\n</think>\n")
 
@@ -186,7 +185,7 @@ def test_thoughts_are_worth_what_they_are_over_the_budgets() -> None:
 
 
 def test_thoughts_are_left_at_their_budgets_and_answered_at_their_end() -> None:
-    planner = build_planner(config_of("anytimereasoner").rollout)
+    planner = Algorithm.of(config_of("anytimereasoner")).strategy
     assert planner.places is not None
     ends_T = [*range(1, 5001), 5008, 5009, *range(5010, 5400)]
     row = Row(num_decisions=len(ends_T), text="a" * 5000 + "</think>" + "b" * 391, ends_T=ends_T)
@@ -206,7 +205,7 @@ def test_of_further_members_the_rarer_kind_trains() -> None:
     found = taught(config_of("eframe"), Step(reward=further + first, groups=[0] * 20 + [1] * 5, lengths=[1] * 25))
     assert found.mask_BT[:, 0].tolist() == [True] * 5 + [False] * 15 + [True] * 5
     assert found.advantage_BT[[0, 5, 20, 21], 0].tolist() == pytest.approx([1.6882, -0.5627, 1.7888, -0.4472], abs=1e-4)
-    planner = build_planner(config_of("eframe").rollout)
+    planner = Algorithm.of(config_of("eframe")).strategy
     (more,) = planner.ask([answered(planner.ask((), SETTING), [0, 0, 1, 0])], SETTING)
     assert (more.settings, more.behind_prompt) == ({"temperature": 1.2}, False)
 

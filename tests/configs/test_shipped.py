@@ -17,9 +17,9 @@ from mmgrpo.policies.diffusion.settings import DenoisingSettings
 from mmgrpo.policies.weights import Weights
 from torch import nn
 
+from mmgrpo.algorithm import Algorithm, objective_of
 from mmgrpo.config import MethodKind, RunConfig
 from mmgrpo.config.auxiliary import AuxiliaryConfig
-from mmgrpo.config.binding import build_objective, window_at
 from mmgrpo.config.loading import dump_config, find_config, load_config, read_layers, shipped
 from mmgrpo.config.objective import TermConfig
 from mmgrpo.config.sections import at, has
@@ -27,7 +27,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.policy import SupportsWindows
 from mmgrpo.runs.watchdog import watched
-from mmgrpo.training.build import build_plan, build_rewards
+from mmgrpo.training.build import build_rewards, plan_at
 from tests.breadth.assembly import build
 from tests.configs.written import plain, written
 from tests.tiny.pipelines import PIPELINES
@@ -167,9 +167,9 @@ def test_every_method_lies_over_every_model(model: str, method: str, tmp_path: P
     assert {key: found_at(resolved, key) for key in expected} == expected
     settings = settings_of(config)
     assert settings.rollout_batch == settings.update_batch
-    build_objective(config.objective)
     steps = settings.call["num_inference_steps"]  # the model's own
-    assert all(window_at(config, Steps(steps - 1), step) for step in range(60))
+    algorithm = Algorithm.of(config)
+    assert all(algorithm.window_at(Steps(steps - 1), step) for step in range(60))
 
 
 @final
@@ -193,7 +193,7 @@ def test_every_method_of_any_kind_lies_over_every_language_model(model: str, met
     resolved = plain(dump_config(config))
     expected = dict(settings_in(model)) | dict(settings_in(method))
     assert {key: found_at(resolved, key) for key in expected} == expected
-    build_objective(config.objective)
+    Algorithm.of(config)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -235,7 +235,7 @@ def test_a_method_leaves_the_scale_open(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_sets_its_objective(name: str) -> None:
-    objective = build_objective(RunConfig.model_validate({"objective": written(name)["objective"]}).objective)
+    objective = objective_of(RunConfig.model_validate({"objective": written(name)["objective"]}).objective)
     if written(name)["objective"]["surrogate"] is None:
         assert objective.surrogate is None
         assert [term.name.partition("@")[0] for term in objective.further] == [
@@ -251,7 +251,7 @@ def windows(name: str, folder: Path, steps: range) -> list[tuple[int, ...] | Non
     config = over("models/sd3.5-medium", name, folder, published=True)
     call = {"num_inference_steps": settings_of(config).call["num_inference_steps"]}
     policy = DenoisingPolicy(PIPELINES["sd3"].build(), {"call": call})
-    return [build_plan(config, policy, step).stochastic for step in steps]
+    return [plan_at(Algorithm.of(config), policy, step).stochastic for step in steps]
 
 
 def test_windows_of_all_steps(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import yaml
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from PIL import Image
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
-from mmgrpo.config.binding import window_at
 from mmgrpo.config.loading import load_config, shipped
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.maths.windows import shortened
@@ -106,7 +106,7 @@ def test_method_trains(name: str, write: Callable[[dict[str, Any]], Path], tmp_p
         assert 0 < line["reward/mean"] < 1
     for step in (1, 2):
         first, *_, last = (line for line in metrics if line["step"] == step)
-        stochastic = window_at(config, policy, step - 1)
+        stochastic = Algorithm.of(config).window_at(policy, step - 1)
         assert first["policy/ratio_mean"] == pytest.approx(1.0, abs=1e-6)
         assert last["policy/ratio_mean"] != 1.0  # the later updates of a rollout are off policy
         dead_frac = first["groups/zero_std_frac"]

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from mmgrpo.algorithm import Algorithm, prompt_sampler
 from mmgrpo.config import Named, PromptsConfig, RunConfig
 from mmgrpo.data.keys import prompt_keys
-from mmgrpo.data.samplers import Pool, build_sampler, permutation
-from mmgrpo.data.stream import PromptStream, stream_of
+from mmgrpo.data.samplers import Pool, permutation
+from mmgrpo.data.stream import PromptStream
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.prompt_weights import (
     adapted_probability,
@@ -34,7 +35,7 @@ def pool(size: int, **columns: Sequence[Any]) -> Pool:
 
 
 def sampler(name: str, **numbers: Any):
-    return build_sampler(Named.model_validate({"name": name, **numbers}))
+    return prompt_sampler(Named.model_validate({"name": name, **numbers}))
 
 
 def after(memory: Memory, step: int, rates: dict[str, float], learners: Sequence[Any] = ()) -> Memory:
@@ -316,6 +317,6 @@ def test_columns_of_numbers_are_asked_for_before_the_run() -> None:
         }
     )
     rows = [Prompt("a", columns={"worth": 0.5}), Prompt("b", columns={"answer": "3", "worth": "much"})]
-    assert len(stream_of(rows[:1], config).keys) == 1
+    assert len(Algorithm.of(config).prompt_stream(rows[:1]).keys) == 1
     with pytest.raises(DataError, match=r"column_baseline of mine reads a number .*row 1 has none .*are answer, worth"):
-        stream_of(rows, config)
+        Algorithm.of(config).prompt_stream(rows)

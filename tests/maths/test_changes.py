@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from mmgrpo.config.binding import build_objective
+from mmgrpo.algorithm import objective_of
 from mmgrpo.config.objective import ObjectiveConfig
 from mmgrpo.maths.aggregates import count, sample_mean
 from mmgrpo.maths.changes import advantages_changed, changed_fracs, mechanism_labels, modulation_changed, moved_by
@@ -78,7 +78,7 @@ def test_divergence_of_0_moves_nothing() -> None:
 def test_adjusted_decisions_are_those_of_both_steps() -> None:
     halve = Modulation(of=lambda d, _: Modulated(loss_BT=torch.tensor([[0.5, 1.0], [1.0, 1.0]])), name="halve")
     config = ObjectiveConfig.model_validate({"selections": [{"name": "top_entropy", "share": 0.5}]})
-    objective = build_objective(config)
+    objective = objective_of(config)
     objective = Objective(
         surrogate=objective.surrogate,
         aggregate=objective.aggregate,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from mmgrpo.algorithm import objective_of
 from mmgrpo.config import ObjectiveConfig
-from mmgrpo.config.binding import build_objective
 from tests.maths.trl_oracle import Batch, our_outcome, totals_as_trl, trl_outcome
 
 pytest.importorskip("trl")
@@ -150,7 +150,7 @@ def test_every_combination_equals_trl():
         options = draw_options(random)
         batch = draw_batch(random, options)
         expected = trl_outcome(batch, options)
-        found = our_outcome(batch, build_objective(ours(options)), totals_as_trl(batch, options))
+        found = our_outcome(batch, objective_of(ours(options)), totals_as_trl(batch, options))
         worst = max(worst, found.distance(expected))
         moved += bool(expected.logprob_grad_BT.norm() > 1e-3)
         seen.update([options.get("trainer") or options["loss_type"], *options])

@@ -16,6 +16,7 @@ from mmgrpo.examples.digits import digit_prompts
 from torch import Tensor
 
 from mmgrpo import Job, Plan, Prompt, Sample, Scorer, Trainer
+from mmgrpo.algorithm import AdvantageChain
 from mmgrpo.config import AdvantageConfig
 from mmgrpo.data.contexts import solution_prefix, template
 from mmgrpo.data.history import NOTHING, Context
@@ -50,7 +51,7 @@ def gathered(
     rewards = [NamedReward("reward", reward), *([NamedReward("by_itself", by_itself)] if by_itself else [])]
 
     def value(scores: Any, group_B: Tensor) -> Any:
-        return valued(scores, group_B, rewards=rewards, config=AdvantageConfig(), step=0)
+        return valued(scores, group_B, rewards=rewards, advantages=AdvantageChain.of(AdvantageConfig()), step=0)
 
     return gather(
         policy or policy_of("llama", max_new_tokens=4),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import dump_config, validated
 from mmgrpo.config.schedules import Course, config_at
@@ -16,7 +17,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.memory import Memory
 from mmgrpo.system.yamls import parsed_yaml
 from mmgrpo.training.build import build_rewards
-from mmgrpo.training.moving import Moving
+from mmgrpo.training.step_rewards import StepRewards
 from mmgrpo.types import Prompt, Sample
 from tests.test_trainer import BASE, lines, run, weights
 
@@ -193,7 +194,7 @@ class TestControllers:
         assert config_at(config, 1, again).objective.kl_beta == pytest.approx(0.05 * 1.02)
 
 
-class TestMoving:
+class TestStepRewards:
     def test_a_rewards_own_numbers(self) -> None:
         rewards = [
             {"name": "overlong", "label": "short", "max_length": 4, "margin": 2},
@@ -204,14 +205,15 @@ class TestMoving:
             "rewards.repetition.weight": {"name": "linear", "start": 1, "end": 0, "steps": 4},
         }
         config = config_of(rewards=rewards, schedules=moves)
-        now = Moving(config, build_rewards(config.rewards))
+        algorithm = Algorithm.of(config)
+        now = StepRewards(build_rewards(config.rewards), algorithm)
         samples = [Sample(Prompt("a"), 0, 0, text="w x y z u", tokens=[1, 2, 3, 4, 5])]
-        now.move(0, Memory())
+        now.move(algorithm.at(0, Memory()))
         early, functions = now.scorer(samples), [one.function for one in now.rewards]
-        now.move(1, Memory())
+        now.move(algorithm.at(1, Memory()))
         assert [one.function for one in now.rewards] == functions  # only a weight has moved
         assert [one.weight for one in now.rewards] == [1.0, 0.75]
-        now.move(2, Memory())
+        now.move(algorithm.at(2, Memory()))
         late = now.scorer(samples)
         assert now.rewards[1].function is functions[1]
         # five tokens: beyond 4 is -1; within 8 - 2 is 0
@@ -221,11 +223,10 @@ class TestMoving:
         begun = {"name": "solution_prefix", "share": 1.0}
         moves = {"rollout.contexts.begun.share": {"name": "linear", "start": 1, "end": 0, "steps": 2}}
         config = config_of(rollout={"contexts": {"begun": begun}}, rewards=[SHORT], schedules=moves)
-        now = Moving(config, build_rewards(config.rewards))
+        algorithm = Algorithm.of(config)
         prompt, found = Prompt("a", columns={"solution": "b c"}), []
         for step in range(3):
-            now.move(step, Memory())
-            shown = now.contexts["begun"](prompt, 0, History())
+            shown = algorithm.at(step, Memory()).prompt_templates["begun"](prompt, 0, History())
             assert shown is not None
             found.append(shown.prefix)
         assert found == ["b c ", "b ", None]
@@ -233,7 +234,7 @@ class TestMoving:
     def test_labels_that_are_no_rewards(self) -> None:
         config = config_of(stages=[{"set": {"rewards.other.weight": 1}}])
         with pytest.raises(ConfigError, match="no reward 'other', known are short"):
-            Moving(config, build_rewards(config_of(rewards=[SHORT]).rewards))
+            StepRewards(build_rewards(config_of(rewards=[SHORT]).rewards), Algorithm.of(config))
 
 
 def test_a_run_trains_with_the_numbers_of_the_step_and_resumes(tmp_path: Path) -> None:
@@ -289,3 +290,15 @@ def test_a_schedule_that_stands_still_is_the_run_without_it(tmp_path: Path) -> N
     assert torch.equal(
         weights(run(tmp_path / "plain", steps=2)), weights(run(tmp_path / "still", steps=2, schedules=still))
     )
+
+
+def test_an_algorithm_binds_only_the_sections_that_changed() -> None:
+    values = {"name": "step", "values": [0.1, 0.2], "at": [2]}
+    algorithm = Algorithm.of(config_of(schedules={"objective.kl_beta": values}))
+    first, second, third = (algorithm.at(step, Memory()) for step in (0, 1, 2))
+    assert first is second
+    assert (second.objective.kl_beta, third.objective.kl_beta) == (0.1, 0.2)
+    assert third.advantages is algorithm.advantages
+    assert third.strategy is algorithm.strategy
+    fixed = Algorithm.of(config_of())
+    assert fixed.at(5, Memory()) is fixed

@@ -15,6 +15,7 @@ from accelerate import Accelerator
 
 import mmgrpo
 from mmgrpo import Prompt, Sample, Trainer
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.config.parts import tasks_of
@@ -23,6 +24,7 @@ from mmgrpo.memory import Memory
 from mmgrpo.runs.checkpoint import list_checkpoints
 from mmgrpo.runs.resuming import weights_at
 from mmgrpo.scoring import NamedReward
+from mmgrpo.training.build import plan_at
 from mmgrpo.training.credit import Batch
 from mmgrpo.training.learn import Lesson, learn_together
 from mmgrpo.training.mixed import MixedTrainer
@@ -65,13 +67,13 @@ def batch() -> Batch:
     """Rows of different lengths, of four prompts, as a language model drew them."""
     config, job = RunConfig.model_validate(OWN), mmgrpo.Job(Accelerator(cpu=True))
     policy, rewards = policy_of("llama"), [NamedReward("vowels", vowels)]
-    told = {"setting": mmgrpo.build_setting(config, 0, Memory(), str), "job": job}
-    planner, scorer = mmgrpo.build_planner(config.rollout), mmgrpo.Scorer(rewards)
+    told = {"setting": Algorithm.of(config).step_setting(0, Memory(), str), "job": job}
+    planner, scorer = Algorithm.of(config).strategy, mmgrpo.Scorer(rewards)
     experience = mmgrpo.gather(
-        policy, planner, ASKED.__getitem__, scorer, plan=mmgrpo.build_plan(config, policy, 0), **told
+        policy, planner, ASKED.__getitem__, scorer, plan=plan_at(Algorithm.of(config), policy, 0), **told
     )
     verdict = mmgrpo.judge(experience, rewards, step=0, job=job)
-    found = mmgrpo.estimate(policy, experience, verdict, config.advantage, job=job)
+    found = mmgrpo.estimate(policy, experience, verdict, Algorithm.of(config).advantages, job=job)
     length_B = torch.arange(12) % 5 + 2
     return replace(found, rollout=found.rollout.keep(torch.arange(found.rollout.shape[1]) < length_B[:, None]))
 
@@ -92,7 +94,7 @@ def taught(batches: Sequence[Batch], objective: Mapping[str, Any]) -> tuple[torc
     update = {"lr": 1e-2, "eps": 1e-2, "max_grad_norm": None}  # AdamW blows up roundings of small gradients
     config = RunConfig.model_validate({**OWN, "objective": objective, "update": update})
     policy, job = policy_of("llama"), mmgrpo.Job(Accelerator(cpu=True))
-    made = partial(Lesson, policy, objective=mmgrpo.build_objective(config.objective), job=job)
+    made = partial(Lesson, policy, objective=Algorithm.of(config).objective, job=job)
     optimizer = mmgrpo.optimizer_of(config, policy.trainable, job=job)
     norms = [
         updates[0].applied.grad_norm

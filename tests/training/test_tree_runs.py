@@ -14,11 +14,13 @@ from accelerate import Accelerator
 from mmgrpo.policies.diffusion import DenoisingPolicy
 
 import mmgrpo
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config
 from mmgrpo.explain.forward_counts import forwards_per_sample
 from mmgrpo.memory import Memory
 from mmgrpo.scoring import named_rewards
+from mmgrpo.training.build import plan_at
 from mmgrpo.training.credit import Batch
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample
@@ -58,11 +60,11 @@ def batch_of(config: RunConfig, policy: DenoisingPolicy) -> Batch:
     job, rewards = mmgrpo.Job(Accelerator(cpu=True)), named_rewards({"first": first_leaf})
     experience = mmgrpo.gather(
         policy,
-        mmgrpo.build_planner(config.rollout),
+        Algorithm.of(config).strategy,
         lambda place: Prompt("a red fox"),
         mmgrpo.Scorer(rewards),
-        setting=mmgrpo.build_setting(config, 0, Memory(), str),
-        plan=mmgrpo.build_plan(config, policy, 0),
+        setting=Algorithm.of(config).step_setting(0, Memory(), str),
+        plan=plan_at(Algorithm.of(config), policy, 0),
         job=job,
         value=partial(mmgrpo.valued, rewards=rewards, config=config.advantage, step=0),
     )
@@ -112,7 +114,7 @@ def test_branch_grpo_trains_each_state_once(tmp_path: Path, changes: dict[str, A
         assert line["optimizer/grad_norm"] > 0
         assert line["count/forwards_per_sample"] == per_sample
     num_steps = changes.get("policy.call.num_inference_steps", 4)
-    counted = forwards_per_sample(config, num_steps)
+    counted = forwards_per_sample(Algorithm.of(config), num_steps)
     assert counted.rollout is not None
     assert (counted.rollout + counted.update).at(num_steps) == pytest.approx(per_sample)
 

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from torch import Tensor
 
-from mmgrpo.config.binding import build_planner
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.distributed.job import Job
 from mmgrpo.doctor.examination import examine
@@ -24,7 +24,7 @@ from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy
 from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.training.arguments import rewards_of
-from mmgrpo.training.build import build_plan, build_setting
+from mmgrpo.training.build import plan_at
 from mmgrpo.training.build_views import build_views
 from mmgrpo.training.credit import estimate
 from mmgrpo.training.gather import gather
@@ -113,11 +113,22 @@ def test_sdpo_trains_on_members_with_a_right_peer_alone(tmp_path: Path) -> None:
     assert all(line["policy/distillation@peer_mean"] != 0 for line in lines)
     policy, config, job = policy_of("llama", max_new_tokens=5), load_config("methods/sdpo", SMALL), Job(Accelerator())
     rewards = rewards_of(one_of_four)
-    told = {"setting": build_setting(config, 0, Memory(), str), "plan": build_plan(config, policy, 0), "job": job}
+    told = {
+        "setting": Algorithm.of(config).step_setting(0, Memory(), str),
+        "plan": plan_at(Algorithm.of(config), policy, 0),
+        "job": job,
+    }
     prompts = prompts_of("llama")
-    drawn = gather(policy, build_planner(config.rollout), prompts.__getitem__, Scorer(rewards), **told)
+    drawn = gather(policy, Algorithm.of(config).strategy, prompts.__getitem__, Scorer(rewards), **told)
     verdict = judge(drawn, rewards, step=0, job=job)
-    batch = estimate(policy, drawn, verdict, config.advantage, job=job, views=build_views(config, policy))
+    batch = estimate(
+        policy,
+        drawn,
+        verdict,
+        Algorithm.of(config).advantages,
+        job=job,
+        views=build_views(Algorithm.of(config), policy),
+    )
     assert batch.rollout.mask_BT.any(1).tolist() == [False, True, True, True, True, True, True, True]
     shown = [sample.text for sample in drawn.samples]
     behind = batch.views["peer"].rollout.trace
@@ -180,7 +191,7 @@ def test_a_painter_is_taught_by_another_one(tmp_path: Path) -> None:
         policy = DenoisingPolicy(pipeline_of("sd3"), settings_of("sd3"))
         (line,) = lines_of(Trainer(policy, reward, prompts, config))
         num_steps = policy.num_decisions + 1
-        counted = forwards_per_sample(config, num_steps)
+        counted = forwards_per_sample(Algorithm.of(config), num_steps)
         parts = [part for part in (counted.rollout, counted.values, counted.views, counted.update) if part]
         skipped = 0 if teaches or counted.update is None else counted.update.at(num_steps)
         assert line["count/forwards_per_sample"] == sum(part.at(num_steps) for part in parts) - skipped
@@ -196,14 +207,14 @@ def test_the_doctor_looks_at_views() -> None:
 
 
 def test_explain_says_whose_views_are_and_how_often_they_are_looked_at() -> None:
-    masked = dict(view_rows(load_config("methods/papo", {"policy": None})))
+    masked = dict(view_rows(Algorithm.of(load_config("methods/papo", {"policy": None}))))
     assert masked == {"view masked": "weights old, behind masked_image (share 0.6, patch 14); a pass after the rollout"}
     grad = {
         "objective.terms": [{**TERM, "view": "masked", "grad": True}],
         "views.masked.weights": "now",
         "method": None,
     }
-    (said,) = dict(view_rows(load_config("methods/papo", {"policy": None, **grad}))).values()
+    (said,) = dict(view_rows(Algorithm.of(load_config("methods/papo", {"policy": None, **grad})))).values()
     assert said.endswith("; a pass beside each of the policy's, and one with gradient")
 
 

@@ -4,47 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
-from mmgrpo.config.binding import build_estimators, build_planner
-from mmgrpo.config.numbers import bound
 from mmgrpo.config.schedules import configured_value
-from mmgrpo.maths.schedules import VALUE_SCHEDULES, WEIGHT_SCHEDULES
 
 
-def idle_mechanisms(config: RunConfig) -> tuple[str, ...]:
+def idle_mechanisms(algorithm: Algorithm) -> tuple[str, ...]:
     """Every mechanism that changes nothing before the last step of a run, a sentence each with its fix.
 
     Args:
-        config: the run.
+        algorithm: of the run.
 
     Returns:
         Sentences, in the order of the configuration.
-
-    Raises:
-        ConfigError: a function cannot be made of its numbers.
     """
-    return tuple(_idle(config)) if config.steps else ()
+    return tuple(_idle(algorithm)) if algorithm.config.steps else ()
 
 
-def _idle(config: RunConfig) -> Iterator[str]:
+def _idle(algorithm: Algorithm) -> Iterator[str]:
+    config = algorithm.config
     moving_keys = (*config.schedules, *config.controllers, *(key for stage in config.stages for key in stage.set))
-    starts = [("rollout.planner", build_planner(config.rollout).start)]
-    estimators = zip(config.advantage.estimators, build_estimators(config.advantage), strict=True)
+    starts = [("rollout.planner", algorithm.strategy.start)]
+    estimators = zip(config.advantage.estimators, algorithm.advantages.estimators, strict=True)
     starts += [(f"advantage.estimators.{named.name}", one.start) for named, one in estimators]
     for key, start in starts:
         if start >= config.steps and not any(moving.startswith(f"{key}.") for moving in moving_keys):
             yield _sentence(config, f"{key} starts at step {start}, from 0", "a lower start")
-    yield from _idle_schedules(config)
+    yield from _idle_schedules(algorithm)
     for later, stage in zip(config.stages[1:], config.stages, strict=False):
         if stage.until is not None and stage.until >= config.steps:
             yield _sentence(config, f"stages: {', '.join(later.set)} changes at step {stage.until}", "a lower until")
     yield from _idle_sections(config)
 
 
-def _idle_schedules(config: RunConfig) -> Iterator[str]:
+def _idle_schedules(algorithm: Algorithm) -> Iterator[str]:
     """Schedules whose value is the configured one at every step of the run."""
-    for key, named in config.schedules.items():
-        schedule, own = bound(f"schedules.{key}", VALUE_SCHEDULES, named), configured_value(config, key)
+    config = algorithm.config
+    for key, schedule in algorithm.course.schedules.items():
+        own = configured_value(config, key)
         if all(schedule(step) == own for step in range(config.steps)):
             yield _sentence(
                 config, f"schedules.{key}: the value is {own} at every step", "a schedule that begins sooner"
@@ -52,7 +49,7 @@ def _idle_schedules(config: RunConfig) -> Iterator[str]:
     for reward in config.rewards:
         if reward.schedule is None or reward.schedule.name == "constant":
             continue
-        factor = bound(f"rewards ({reward.known_as}).schedule", WEIGHT_SCHEDULES, reward.schedule)
+        factor = algorithm.reward_schedules[reward.known_as]
         if all(factor(step) == 1 for step in range(config.steps)):
             key = f"rewards ({reward.known_as}).schedule"
             yield _sentence(config, f"{key}: the factor is 1 at every step", "a schedule that begins sooner")

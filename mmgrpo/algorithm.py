@@ -1,0 +1,591 @@
+"""What a configuration trains: every function that it names, bound once to its numbers.
+
+``Algorithm.of(config)`` binds the strategy, the prompt templates, the advantage chain, the objective and the schedules.
+``Algorithm.at(step, memory)`` is the algorithm at a step: schedules, stages and controllers applied, and only the parts
+bound again whose section changed. The trainer, ``mmgrpo explain`` and ``mmgrpo doctor`` ask the same object.
+
+This module imports no torch, so that ``mmgrpo explain`` reads what a run would do without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+from pydantic import ValidationError
+
+from mmgrpo.config import (
+    AdvantageConfig,
+    AuxiliaryConfig,
+    ForeignConfig,
+    Named,
+    ObjectiveConfig,
+    RewardConfig,
+    RolloutConfig,
+    RunConfig,
+    TermConfig,
+)
+from mmgrpo.config.numbers import bound, takes
+from mmgrpo.config.registry import resolve, samples_tokens
+from mmgrpo.config.schedules import Course, Moved
+from mmgrpo.data.contexts import CONTEXTS
+from mmgrpo.data.history import Context
+from mmgrpo.data.samplers import SAMPLERS, PromptSampler
+from mmgrpo.data.stream import PromptStream, require_numbers, require_source
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.advantages import COMBINING, SCALES
+from mmgrpo.maths.aggregates import AGGREGATES
+from mmgrpo.maths.changes import mechanism_labels
+from mmgrpo.maths.combinations import COMBINATIONS, weighted_sum
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator
+from mmgrpo.maths.filters import FILTERS, Filter
+from mmgrpo.maths.losses import TERMS
+from mmgrpo.maths.modulation import Modulation
+from mmgrpo.maths.modulations import MODULATIONS
+from mmgrpo.maths.objectives import Foreign, Objective
+from mmgrpo.maths.origins import ORIGINS
+from mmgrpo.maths.planners import OF_GROUP_SIZE, Planner, Setting
+from mmgrpo.maths.prompt_weights import ANSWER_WEIGHTS
+from mmgrpo.maths.ratios import BOUNDS
+from mmgrpo.maths.schedules import WEIGHT_SCHEDULES
+from mmgrpo.maths.second_chances import PLANNERS
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.maths.selections import SELECTIONS, Selection
+from mmgrpo.maths.steps import STEP_WEIGHTS
+from mmgrpo.maths.surrogates import SURROGATES
+from mmgrpo.maths.terms import Term, of_origins, weighted
+from mmgrpo.maths.trees import TREES
+from mmgrpo.maths.windows import WINDOWS
+from mmgrpo.memory import Memory
+from mmgrpo.policy import Policy, SupportsWindows
+from mmgrpo.splits import Split
+from mmgrpo.system.lazy import torch
+from mmgrpo.types import Prompt
+from mmgrpo.values import OLD, REFERENCE, Value
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROLLOUT_SEED = 0  # separates the random numbers of rollouts from those of windows and of the warm-up
+WINDOW_SEED = 1  # separates the random numbers of windows from those of samples
+
+FILTERS_WITH_LR = ("within_curvature",)
+"""Filters with a number ``lr`` that is ``update.lr``."""
+
+WINDOW_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "random": ("seed",),
+    "random_subset": ("seed",),
+    "progressive": ("step",),
+}
+"""Arguments of a window beside ``num_decisions``, by its name."""
+
+Result = TypeVar("Result")
+Labeled = TypeVar("Labeled", Modulation, Selection)
+Section = TypeVar("Section")
+Bound = TypeVar("Bound")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageChain:
+    """From rewards to the advantage of each decision: combine, scale, clamp, estimators, filters.
+
+    Attributes:
+        config: the section ``advantage``, with the numbers that follow from other sections.
+        combine: (R, P, G) rewards, (R,) weights, (R, P, G) bool -> (P, G) combined rewards; the weighted sum where
+            ``scale`` combines the rewards itself.
+        combine_for_report: the same, except that ``normalised_sum`` is the weighted sum.
+        scale: combined rewards -> (P, G) advantages; with rewards and weights as ``combine`` where ``scales_rewards``.
+        scales_rewards: whether ``scale`` takes the single rewards.
+        estimators: what changes the advantage of each decision, in order.
+        filters: which samples or decisions train, in order.
+    """
+
+    config: AdvantageConfig
+    combine: Callable[..., Tensor]
+    combine_for_report: Callable[..., Tensor]
+    scale: Callable[..., Tensor]
+    scales_rewards: bool
+    estimators: tuple[Estimator, ...]
+    filters: tuple[Filter, ...]
+
+    @classmethod
+    def of(cls, config: AdvantageConfig) -> AdvantageChain:
+        """Binds the section ``advantage``.
+
+        Raises ConfigError for an unknown function or numbers that it does not take.
+        """
+        scales_rewards = config.scale.name in COMBINING
+        combine = bound("advantage.combine", COMBINATIONS, config.combine)
+        is_plain = scales_rewards or config.combine.name == "normalised_sum"
+        return cls(
+            config=config,
+            combine=combine,
+            combine_for_report=weighted_sum if is_plain else combine,
+            scale=bound("advantage.scale", SCALES, config.scaling),
+            scales_rewards=scales_rewards,
+            estimators=estimators_of(config),
+            filters=filters_of(config),
+        )
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The label that the metrics of each estimator, then of each filter are logged under."""
+        return mechanism_labels([named.name for named in (*self.config.estimators, *self.config.filters)])
+
+    @property
+    def values(self) -> frozenset[Value]:
+        """Values of decisions that estimators and filters read."""
+        return frozenset(value for part in (*self.estimators, *self.filters) for value in part.values)
+
+    @property
+    def span_rewards(self) -> frozenset[str]:
+        """The rewards whose scores of spans estimators read."""
+        return frozenset(name for estimator in self.estimators for name in estimator.parts)
+
+    def named(self) -> Iterator[tuple[str, Estimator | Filter]]:
+        """The estimators and the filters, by the key that errors name."""
+        for key, names, parts in (
+            ("advantage.estimators", self.config.estimators, self.estimators),
+            ("advantage.filters", self.config.filters, self.filters),
+        ):
+            yield from ((f"{key}: {named.name}", part) for named, part in zip(names, parts, strict=True))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """Everything that a configuration names, bound once.
+
+    Attributes:
+        config: of the run, or of the step; with the numbers that follow from other sections.
+        strategy: what is sampled at a step.
+        prompt_templates: what a member is shown in place of the prompt, by name: ``rollout.contexts``.
+        view_templates: likewise in auxiliary forward passes, by the name of the view.
+        task_template: how a task of a mixed run is shown a sample of the task before it; None: it is after no other.
+        window: (num_decisions, seed or step) -> the stochastic decisions of a step; None: all.
+        tree: (num_decisions, group_size) -> where the members of a group part; None: nowhere.
+        advantages: from rewards to the advantage of each decision.
+        objective: the loss.
+        answer_weights: weights of supervised answers by the pass rate of their groups, by label of ``auxiliary``.
+        reward_schedules: step -> factor of the weight, by label of the reward.
+        prompt_sampler: which prompts a step takes; None: those of the shuffled order.
+        course: schedules, stages and controllers.
+        moved: what they have changed by the step.
+    """
+
+    config: RunConfig
+    strategy: Planner
+    prompt_templates: Mapping[str, Context]
+    view_templates: Mapping[str, Context]
+    task_template: Context | None
+    window: Callable[..., Sequence[int]] | None
+    tree: Callable[..., Sequence[Split]] | None
+    advantages: AdvantageChain
+    objective: Objective
+    answer_weights: Mapping[str, Callable[[Tensor], Tensor]]
+    reward_schedules: Mapping[str, Callable[[int], float]]
+    prompt_sampler: PromptSampler | None
+    course: Course
+    moved: Moved
+    _latest: list[Algorithm] = field(default_factory=list, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Algorithm:
+        """Binds a configuration.
+
+        Args:
+            config: the run.
+
+        Returns:
+            The algorithm as the configuration has it, before any schedule.
+
+        Raises:
+            ConfigError: an unknown function, numbers that it does not take, or a schedule of a key that cannot change.
+        """
+        course, moved, config = Course(config), Moved(config, {}), resolved(config)
+        section, task = config.prompts, config.task
+        return cls(
+            config=config,
+            objective=objective_of(config.objective),
+            advantages=AdvantageChain.of(config.advantage),
+            strategy=strategy_of(config.rollout),
+            prompt_templates=prompt_templates_of(config.rollout),
+            view_templates={
+                name: bound(f"views.{name}.context", CONTEXTS, view.context)()
+                for name, view in config.views.items()
+                if view.context is not None
+            },
+            task_template=bound("task.context", CONTEXTS, task.context)() if task and task.after else None,
+            window=_window(config.rollout.window),
+            tree=_tree(config.rollout.tree),
+            answer_weights=_answer_weights(config.auxiliary),
+            reward_schedules={
+                reward.known_as: reward_schedule(reward) for reward in config.rewards if reward.schedule is not None
+            },
+            prompt_sampler=prompt_sampler(section.sampler) if section and section.sampler else None,
+            course=course,
+            moved=moved,
+        )
+
+    def at(self, step: int, memory: Memory) -> Algorithm:
+        """The algorithm at a step; the very same object while nothing moves.
+
+        Args:
+            step: counted from 0.
+            memory: before the step, with the numbers of controllers.
+
+        Returns:
+            The algorithm, in which only the parts are bound again whose section differs from the step before.
+
+        Raises:
+            ConfigError: a value that its key cannot have.
+        """
+        moved = self.course.at(step, memory)
+        latest = self._latest[0] if self._latest else self
+        if moved.values != latest.moved.values:
+            latest = latest._moved_to(moved)
+            self._latest[:] = [latest]
+        return latest
+
+    def _moved_to(self, moved: Moved) -> Algorithm:
+        old, config = self.config, resolved(moved.config)
+
+        def part(bind: Callable[[Section], Bound], before: Section, after: Section, bound_before: Bound) -> Bound:
+            return bound_before if before == after else bind(after)
+
+        rollout = config.rollout
+        return replace(
+            self,
+            config=config,
+            moved=moved,
+            objective=part(objective_of, old.objective, config.objective, self.objective),
+            advantages=part(AdvantageChain.of, old.advantage, config.advantage, self.advantages),
+            strategy=part(strategy_of, old.rollout, rollout, self.strategy),
+            prompt_templates=part(prompt_templates_of, old.rollout, rollout, self.prompt_templates),
+            window=part(_window, old.rollout.window, rollout.window, self.window),
+            tree=part(_tree, old.rollout.tree, rollout.tree, self.tree),
+            answer_weights=part(_answer_weights, old.auxiliary, config.auxiliary, self.answer_weights),
+        )
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        """Values of decisions that the objective reads, in a fixed order."""
+        return tuple(sorted(self.objective.values | self.objective.first_values, key=str))
+
+    def step_setting(self, step: int, memory: Memory, key_of: Callable[[int], str]) -> Setting:
+        """A step as the strategy sees it; its seed is a function of the seed of the run and of the step.
+
+        Args:
+            step: counted from 0.
+            memory: before the step.
+            key_of: the key of a prompt in the memory, by its number in the step.
+
+        Returns:
+            The setting.
+        """
+        return Setting(
+            step=step,
+            num_prompts=self.config.rollout.prompts_per_step,
+            group_size=self.config.rollout.group_size,
+            seed=derive_seed(self.config.seed, ROLLOUT_SEED, step),
+            memory=memory,
+            key_of=key_of,
+        )
+
+    def window_at(self, policy: Policy | SupportsWindows, step: int) -> tuple[int, ...] | None:
+        """The stochastic decisions of a step, those among them that branches part at; None for all.
+
+        Raises ConfigError for a window that does not fit the schedule, a policy without one, or
+        ``policy.fast_remainder`` without a window.
+        """
+        config, window = self.config, self.config.rollout.window
+        if window is None or self.window is None:
+            if config.policy and config.policy.numbers.get("fast_remainder"):
+                raise ConfigError(
+                    "policy.fast_remainder is of the steps after rollout.window, and there is none: set it, or leave "
+                    "it out"
+                )
+            return None
+        if not isinstance(policy, SupportsWindows):
+            raise ConfigError(f"rollout.window lays windows over denoising steps; {type(policy).__name__} has none")
+        available = {"seed": derive_seed(config.seed, WINDOW_SEED, step), "step": step}
+        arguments = {name: available[name] for name in WINDOW_ARGUMENTS.get(window.name, ())}
+        stochastic = self.window(policy.num_decisions, **arguments)
+        return tuple(sorted({*stochastic, *(split.decision for split in self.splits(policy))}))
+
+    def splits(self, policy: Policy | SupportsWindows) -> tuple[Split, ...]:
+        """Where the members of a group part; nowhere without a tree.
+
+        Raises ConfigError if the tree does not fit the group or the schedule, or the policy has no schedule.
+        """
+        if self.tree is None:
+            return ()
+        if not isinstance(policy, SupportsWindows):
+            raise ConfigError(f"rollout.tree parts denoising steps; {type(policy).__name__} has none")
+        return tuple(self.tree(policy.num_decisions, self.config.rollout.group_size))
+
+    def views_read(self) -> dict[str, str]:
+        """The views that a run may read beside those of its own weights, at any weight, each with a key that names it.
+
+        Raises ConfigError for terms that cannot be bound.
+        """
+        terms = [_call("objective.terms", TERMS, term, Term) for term in self.config.objective.terms]
+        readers: list[tuple[str, Any]] = [("objective", self.objective)]
+        readers += [("objective.terms", term) for term in terms]
+        readers += [("advantage.estimators", estimator) for estimator in self.advantages.estimators]
+        readers += [("advantage.filters", part) for part in self.advantages.filters]
+        readers += [("objective.modulations", modulation) for modulation in self.objective.modulations]
+        named = [(value.view, key) for key, reader in readers for value in reader.values]
+        return {view: key for view, key in named if view is not None and view not in (OLD, REFERENCE)}
+
+    def prompt_stream(
+        self, prompts: Sequence[Prompt], check: Callable[[Prompt], None] = lambda prompt: None
+    ) -> PromptStream:
+        """The order in which the run takes its prompts.
+
+        Args:
+            prompts: all prompts of the run.
+            check: raises an error for a prompt that the policy cannot read.
+
+        Returns:
+            The stream.
+
+        Raises:
+            ConfigError: ``rollout.planner.source`` names none of the sources.
+            DataError: rows lack a column that an estimator or a filter reads.
+        """
+        config, section = self.config, self.config.prompts
+        method = f" of {config.method.name}" if config.method else ""
+        for name, part in self.advantages.named():
+            for column in part.columns:
+                require_numbers(prompts, column, f"{name}{method}")
+        require_source(config.rollout.planner.numbers.get("source"), section)
+        parts = [*section.sources] if section else []
+        skipping = [part.known_as for part in parts if part.on_error == "skip"]
+        return PromptStream(
+            prompts,
+            check=check,
+            skipping=[*skipping, *([None] if section and section.on_error == "skip" else [])],
+            num_per_step=config.rollout.prompts_per_step,
+            seed=config.seed,
+            shuffle=section is None or section.shuffle,
+            sampler=self.prompt_sampler,
+            weights={part.known_as: part.weight for part in parts} if parts else None,
+            columns=[column for part in (*self.advantages.estimators, self.strategy) for column in part.memory],
+        )
+
+
+def resolved(config: RunConfig) -> RunConfig:
+    """The configuration with the numbers that follow from other sections: the learning rate of filters that predict
+    the step of the update.
+
+    Raises ConfigError for a filter that states another learning rate.
+    """
+    filters = tuple(_with_lr(named, config.update.lr) for named in config.advantage.filters)
+    if filters == config.advantage.filters:
+        return config
+    advantage = config.advantage.model_copy(update={"filters": filters})
+    return config.model_copy(update={"advantage": advantage})
+
+
+def objective_of(config: ObjectiveConfig) -> Objective:
+    """The loss. Raises ConfigError for an unknown function or numbers that it does not take."""
+    surrogate = None
+    if config.surrogate is not None:
+        surrogate = bound("objective.surrogate", SURROGATES, config.surrogate)
+    modulations = _labeled(config.modulations, "objective.modulations", MODULATIONS, Modulation)
+    if config.surrogate and surrogate and any(modulation.bounds for modulation in modulations):
+        pairs = zip(config.modulations, modulations, strict=True)
+        _require_bounds(config.surrogate.name, surrogate, [named.name for named, part in pairs if part.bounds])
+    return Objective(
+        surrogate=surrogate,
+        aggregate=bound("objective.aggregate", AGGREGATES, config.aggregate),
+        ratio_level=config.ratio_level,
+        bound=None if config.bound is None else bound("objective.bound", BOUNDS, config.bound),
+        selections=_labeled(config.selections, "objective.selections", SELECTIONS, Selection),
+        normalise_ratio=config.normalise_ratio,
+        step_weight=None
+        if config.step_weight is None
+        else bound("objective.step_weight", STEP_WEIGHTS, config.step_weight),
+        divergence=config.divergence,
+        kl_beta=config.kl_beta,
+        kl_ratio_level=config.kl_ratio_level,
+        entropy_bonus=config.entropy_bonus,
+        modulations=modulations,
+        further=tuple(_term(term) for term in config.terms),
+        foreign=None if config.foreign is None else _foreign(config.foreign),
+    )
+
+
+def estimators_of(config: AdvantageConfig) -> tuple[Estimator, ...]:
+    """What changes the advantage of each decision, in order. Raises ConfigError as ``objective_of``."""
+    return tuple(_call("advantage.estimators", ESTIMATORS, named, Estimator) for named in config.estimators)
+
+
+def filters_of(config: AdvantageConfig) -> tuple[Filter, ...]:
+    """Which samples train, in order. Raises ConfigError as ``objective_of``."""
+    return tuple(_call("advantage.filters", FILTERS, named, Filter) for named in config.filters)
+
+
+def strategy_of(config: RolloutConfig) -> Planner:
+    """What is sampled at a step. Raises ConfigError as ``objective_of``."""
+    return _call("rollout.planner", PLANNERS, config.planner, Planner)
+
+
+def prompt_templates_of(config: RolloutConfig) -> dict[str, Context]:
+    """What a strategy may show in place of the prompt, by name. Raises ConfigError as ``objective_of``."""
+    return {label: bound(f"rollout.contexts.{label}", CONTEXTS, named)() for label, named in config.contexts.items()}
+
+
+def answer_weight_of(config: AuxiliaryConfig) -> Callable[[Tensor], Tensor]:
+    """Weights of answers by the pass rate of their groups. Raises ConfigError as ``objective_of``."""
+    if config.weight_by_success is None:
+        return torch.ones_like
+    return bound(f"auxiliary ({config.label}): weight_by_success", ANSWER_WEIGHTS, config.weight_by_success)
+
+
+def reward_schedule(config: RewardConfig) -> Callable[[int], float]:
+    """Step -> factor of the weight of a reward; 1 without a schedule. Raises ConfigError as ``objective_of``."""
+    if config.schedule is None:
+        return lambda step: 1.0
+    schedule = bound(f"rewards ({config.known_as}).schedule", WEIGHT_SCHEDULES, config.schedule)
+    schedule(0)  # raises for numbers that do not go together
+    return schedule
+
+
+def prompt_sampler(named: Named, key: str = "prompts.sampler") -> PromptSampler:
+    """The sampler that a configuration names; ``first`` and ``second`` of ``mixed`` are samplers themselves.
+
+    Raises ConfigError for an unknown name or numbers that it does not take.
+    """
+    parts = {
+        name: _nested_sampler(named.numbers[name], f"{key}.{name}")
+        for name in ("first", "second")
+        if name in named.numbers
+    }
+    return bound(key, SAMPLERS, named.model_copy(update=parts) if parts else named)()
+
+
+def _nested_sampler(value: Any, key: str) -> PromptSampler:
+    try:
+        return prompt_sampler(Named.model_validate(value), key)
+    except ValidationError:
+        raise ConfigError(f"{key} must be the name of a sampler or a mapping with one, got {value!r:.80}") from None
+
+
+def require_advantages(algorithm: Algorithm) -> None:
+    """Checks that the run has what estimators and filters read, and that filters leave a member of a group out.
+
+    Raises:
+        ConfigError: an estimator reads tokens, turns or rewards of turns that the run lacks, or a filter keeps all
+            members of a group at every step.
+    """
+    config = algorithm.config
+    size = config.rollout.group_size if config.rollout.planner.name in OF_GROUP_SIZE else None
+    environment = config.rollout.environment
+    for name, part in algorithm.advantages.named():
+        if isinstance(part, Estimator) and part.tokens and not _samples_tokens(config):
+            raise ConfigError(
+                f"{name} reads the token of each decision, and a decision of this policy is not one token: set "
+                "policy.decision: token where the policy has it (and policy.reading.estimate: whole or shares with "
+                "rollout.decisions: read), or remove the estimator"
+            )
+        if isinstance(part, Estimator) and part.turns and environment is None:
+            raise ConfigError(f"{name} reads turns of exchanges: set rollout.environment")
+        if isinstance(part, Estimator) and part.turn_rewards and environment and not _gives_rewards(environment):
+            raise ConfigError(without_turn_rewards(name, f"the environment {environment.name} gives none"))
+        moves = any(key.startswith(name.replace(": ", ".")) for key in config.schedules)
+        if part.keeps is not None and size is not None and part.keeps >= size and not moves:
+            raise ConfigError(
+                f"{name} keeps {part.keeps} members of a group and rollout.group_size is {size}, so that nobody is "
+                "left out: draw more members, or keep fewer"
+            )
+
+
+def without_turn_rewards(reader: str, reason: str) -> str:
+    """The message of a mechanism that reads the rewards of turns where there are none."""
+    return (
+        f"{reader} reads the rewards of turns, and {reason}: use an environment whose turns have a reward "
+        "(Turn(reward=...), 0.0 for a turn that earns nothing), or set reward: LABEL there, a reward of the whole "
+        "sample that is paid with its last turn"
+    )
+
+
+def _call(key: str, functions: Mapping[str, Callable[..., Result]], named: Named, kind: type[Result]) -> Result:
+    """The result of a function of numbers. Raises ConfigError as ``bound``, and for a result of another type."""
+    result = bound(key, functions, named)()
+    if not isinstance(result, kind):
+        raise ConfigError(f"{key}: {named.name} gives {type(result).__name__}; let it return a {kind.__name__}")
+    return result
+
+
+def _labeled(
+    names: Sequence[Named], key: str, functions: Mapping[str, Callable[..., Labeled]], kind: type[Labeled]
+) -> tuple[Labeled, ...]:
+    """All parts of a list, each with the label of its metrics. Raises ConfigError as ``_call``."""
+    labels = mechanism_labels([named.name for named in names])
+    parts = [_call(key, functions, named, kind) for named in names]
+    return tuple(replace(part, name=label) for part, label in zip(parts, labels, strict=True))
+
+
+def _require_bounds(name: str, surrogate: Callable[..., Any], modulations: Sequence[str]) -> None:
+    """Raises ConfigError for a surrogate without the keywords ``low`` and ``high``, which modulations set."""
+    missing = [bound_name for bound_name in ("low", "high") if not takes(surrogate, bound_name)]
+    if missing:
+        raise ConfigError(
+            f"objective.modulations: {', '.join(modulations)} sets how far a ratio may go, and the surrogate {name} "
+            f"has no such bounds: it takes no {' and no '.join(missing)}; use one that does, such as clipped (own: "
+            "def surrogate(..., *, low: float = 0.2, high: float = 0.2)), or leave the modulation out"
+        )
+
+
+def _with_lr(named: Named, lr: float) -> Named:
+    if named.name not in FILTERS_WITH_LR:
+        return named
+    stated = named.numbers.get("lr")
+    if stated not in (None, lr):
+        raise ConfigError(
+            f"advantage.filters: {named.name}.lr is {stated} and update.lr {lr}, and it predicts the step of the "
+            "update: leave it out, or give both the same"
+        )
+    return named.model_copy(update={"lr": lr})
+
+
+def _gives_rewards(environment: Named) -> bool:
+    """Whether the turns of an environment may have rewards; True for a function that makes one."""
+    return getattr(resolve("environments", environment.name), "gives_rewards", True)
+
+
+def _samples_tokens(config: RunConfig) -> bool:
+    policy = config.policy
+    renoised = config.rollout.decisions == "read"
+    return policy is None or samples_tokens(policy.name, policy.numbers, renoised=renoised)
+
+
+def _term(config: TermConfig) -> Term:
+    term = _call("objective.terms", TERMS, config, Term)
+    if config.origins is not None:
+        term = of_origins(term, [ORIGINS[name] for name in config.origins])
+    return weighted(term if config.label is None else replace(term, name=config.label), config.weight)
+
+
+def _foreign(config: ForeignConfig) -> Foreign:
+    surrogate = bound("objective.foreign.surrogate", SURROGATES, config.surrogate)
+    return Foreign(surrogate=surrogate, ratio_level=config.ratio_level, weight=config.weight)
+
+
+def _window(named: Named | None) -> Callable[..., Sequence[int]] | None:
+    if named is None:
+        return None
+    return bound("rollout.window", WINDOWS, named, given=("num_decisions", *WINDOW_ARGUMENTS.get(named.name, ())))
+
+
+def _tree(named: Named | None) -> Callable[..., Sequence[Split]] | None:
+    return None if named is None else bound("rollout.tree", TREES, named, given=("num_decisions", "group_size"))
+
+
+def _answer_weights(configs: Sequence[AuxiliaryConfig]) -> dict[str, Callable[[Tensor], Tensor]]:
+    return {config.label: answer_weight_of(config) for config in configs}
