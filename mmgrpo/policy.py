@@ -210,13 +210,13 @@ class SupportsOffPolicyScoring(ABC):
     """A policy that scores samples it did not generate: answers of other models, replayed rows, finished images."""
 
     @abstractmethod
-    def read(self, given: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
+    def read(self, samples: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
         """Makes one row of decisions per sample, to be scored and trained on as sampled rows are.
 
         Args:
-            given: B samples. The policy conditions on the prompt of each; its group and member key the noise. A sample
-                with a record (``Rollout.given``) becomes a row of the recorded decisions, scored under the recorded
-                settings.
+            samples: B samples. The policy conditions on the prompt of each; its group and member key the noise. A
+                sample with a record (``Rollout.off_policy_sample``) becomes a row of the recorded decisions, scored
+                under the recorded settings.
             seed: seed of the noise that scoring needs, keyed as in a rollout.
             plan: as of a rollout, except that members and prompts are those of the samples.
 

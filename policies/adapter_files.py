@@ -125,11 +125,16 @@ class DiffusersFiles:
         tensors, header = read_tensors(path)
         metadata = json.loads(header.get(METADATA) or "{}")
         for name, module in modules.items():
-            own = {key[len(name) + 1 :]: value for key, value in tensors.items() if key.startswith(f"{name}.")}
+            tensors_of_module = {
+                key[len(name) + 1 :]: value for key, value in tensors.items() if key.startswith(f"{name}.")
+            }
             alpha = float(metadata.get(f"{name}.lora_alpha", lora.alpha))
             if alpha != lora.alpha:
-                own = {key: value * (alpha / lora.alpha) if is_second(key) else value for key, value in own.items()}
-            _set_adapter_state(module, own, path, adapter)
+                tensors_of_module = {
+                    key: value * (alpha / lora.alpha) if is_second(key) else value
+                    for key, value in tensors_of_module.items()
+                }
+            _set_adapter_state(module, tensors_of_module, path, adapter)
 
     def convert(self, tensors: dict[str, Tensor]) -> Converted:
         """By the conversions of ``load_lora_weights`` and ``load_lora_adapter``: kohya, SD scripts, original keys."""
@@ -169,8 +174,8 @@ class PeftFiles:
         """Restores the adapters."""
         (module,) = modules.values()
         path = _existing(directory / PEFT_FILE)
-        own = {key.removeprefix(PEFT_PREFIX): value for key, value in read_tensors(path)[0].items()}
-        _set_adapter_state(module, own, path, adapter)
+        tensors_of_module = {key.removeprefix(PEFT_PREFIX): value for key, value in read_tensors(path)[0].items()}
+        _set_adapter_state(module, tensors_of_module, path, adapter)
 
     def convert(self, tensors: dict[str, Tensor]) -> Converted:
         """As they are: peft reads no other form."""
@@ -198,8 +203,8 @@ def targets_of(lora: LoraSettings) -> str | list[str] | None:
 def require_same_shapes(expected: Mapping[str, Any], loaded: Mapping[str, Any], path: Path) -> None:
     """Raises CheckpointError where names or shapes differ."""
     if dict(expected) != dict(loaded):
-        odd = sorted(set(expected.items()) ^ set(loaded.items()))[:3]
-        raise CheckpointError(f"{path} is of another model or other LoRA settings; it differs at {odd}")
+        differences = sorted(set(expected.items()) ^ set(loaded.items()))[:3]
+        raise CheckpointError(f"{path} is of another model or other LoRA settings; it differs at {differences}")
 
 
 def _scaled_exactly(state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor] | None:

@@ -258,8 +258,10 @@ def _require_layers(file: Path, name: str, source: _Source, fresh: Mapping[str, 
             f"policy.adapter: {file} has dora {str(is_dora).lower()}, policy.lora has {str(lora.dora).lower()}: give "
             "it the file's"
         )
-    if odd := [key for key in source.tensors if key not in fresh and not any(mark in f".{key}" for mark in FACTORS)]:
-        raise CheckpointError(f"policy.adapter: {file} holds more than adapters: {_named(odd)}")
+    if unexpected := [
+        key for key in source.tensors if key not in fresh and not any(mark in f".{key}" for mark in FACTORS)
+    ]:
+        raise CheckpointError(f"policy.adapter: {file} holds more than adapters: {_named(unexpected)}")
     layers, own = {_layer(key) for key in source.tensors}, {_layer(key) for key in fresh}
     if layers != own or fresh.keys() != source.tensors.keys():
         missing, further = sorted(own - layers), sorted(layers - own)

@@ -26,11 +26,11 @@ def render(processor: Any, messages: Sequence[Mapping[str, Any]], prompt: Prompt
         DataError: the template rejects the messages, or has no use for one of the prompt's arguments; the message
             names the prompt and says what to change.
     """
-    own = prompt.chat_template_kwargs
-    if own:
-        _require_variables(processor, own, prompt)
+    row_arguments = prompt.chat_template_kwargs
+    if row_arguments:
+        _require_variables(processor, row_arguments, prompt)
     try:
-        return processor.apply_chat_template(list(messages), tokenize=False, **{**arguments, **own})
+        return processor.apply_chat_template(list(messages), tokenize=False, **{**arguments, **row_arguments})
     except Exception as error:  # templates raise errors of jinja2, of Python and of transformers
         roles = ", ".join(str(message.get("role")) for message in messages)
         system = (
@@ -75,9 +75,9 @@ def require_no_arguments(prompt: Prompt) -> None:
         )
 
 
-def _require_variables(processor: Any, own: Mapping[str, Any], prompt: Prompt) -> None:
+def _require_variables(processor: Any, row_arguments: Mapping[str, Any], prompt: Prompt) -> None:
     templates = _templates(processor)
-    unused = [name for name in own if not re.search(rf"\b{re.escape(name)}\b", templates)]
+    unused = [name for name in row_arguments if not re.search(rf"\b{re.escape(name)}\b", templates)]
     if unused:
         raise DataError(
             f"the prompt {prompt.text!r:.60} brings {', '.join(unused)} for the chat template, and the template of "

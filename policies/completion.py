@@ -50,29 +50,29 @@ class Completion:
 
     token_T: Tensor
     logprob_T: Tensor
-    decided_T: Tensor
+    is_decision_T: Tensor
     sampling: TokenSampling
     support: Support | None = None
     finished: bool = True
     numbers: Mapping[str, Tensor] = field(default_factory=dict)
     turns: tuple[CompletionTurn, ...] = ()
-    num_taken: int = 0
+    num_inherited: int = 0
     environment_error: str | None = None
 
     @classmethod
-    def given(cls, token_T: Tensor, sampling: TokenSampling, *, finished: bool = True) -> Completion:
+    def forced(cls, token_T: Tensor, sampling: TokenSampling, *, finished: bool = True) -> Completion:
         """Tokens of which none was decided."""
         return cls(
             token_T=token_T,
             logprob_T=torch.zeros(len(token_T)),
-            decided_T=torch.zeros(len(token_T), dtype=torch.bool),
+            is_decision_T=torch.zeros(len(token_T), dtype=torch.bool),
             sampling=sampling,
-            support=Support.alone(token_T) if sampling.truncates else None,
+            support=Support.single(token_T) if sampling.truncates else None,
             finished=finished,
         )
 
     @classmethod
-    def taken(
+    def recorded(
         cls,
         token_T: Tensor,
         sampling: TokenSampling,
@@ -93,38 +93,40 @@ class Completion:
         Returns:
             The row.
         """
-        decided_T = torch.arange(len(token_T)) >= num_forced
-        known_T = torch.zeros(len(token_T)) if logprob_T is None else logprob_T.float()
+        is_decision_T = torch.arange(len(token_T)) >= num_forced
+        stored_logprob_T = torch.zeros(len(token_T)) if logprob_T is None else logprob_T.float()
         return cls(
             token_T=token_T,
-            logprob_T=known_T.where(decided_T, 0.0),
-            decided_T=decided_T,
+            logprob_T=stored_logprob_T.where(is_decision_T, 0.0),
+            is_decision_T=is_decision_T,
             sampling=sampling,
             finished=finished,
         )
 
-    def in_turns(self, sample: Sample) -> Completion:
+    def with_turns(self, sample: Sample) -> Completion:
         """The same where a sample's turns alone were decided, and what it was told between them was given."""
         keys = sample.turn_keys or [None] * len(sample.turn_ends)
         spans = zip(sample.turn_starts, sample.turn_ends, sample.turn_rewards, keys, strict=True)
         turns = tuple(CompletionTurn(*span) for span in spans)
-        place_T = torch.arange(len(self.token_T))
-        within_T = torch.stack([(place_T >= turn.start) & (place_T < turn.end) for turn in turns]).any(0)
-        decided_T = self.decided_T & within_T
-        return replace(self, decided_T=decided_T, logprob_T=self.logprob_T.where(decided_T, 0.0), turns=turns)
+        position_T = torch.arange(len(self.token_T))
+        within_T = torch.stack([(position_T >= turn.start) & (position_T < turn.end) for turn in turns]).any(0)
+        is_decision_T = self.is_decision_T & within_T
+        return replace(
+            self, is_decision_T=is_decision_T, logprob_T=self.logprob_T.where(is_decision_T, 0.0), turns=turns
+        )
 
-    def first(self, count: int) -> Completion:
+    def prefix(self, count: int) -> Completion:
         """Its first tokens as another row takes them over, with what is known of them."""
         return replace(
             self,
             token_T=self.token_T[:count],
             logprob_T=self.logprob_T[:count],
-            decided_T=self.decided_T[:count],
+            is_decision_T=self.is_decision_T[:count],
             support=None if self.support is None else self.support.part(0, count),
             finished=False,
             numbers={name: number_T[:count] for name, number_T in self.numbers.items()},
             turns=(),
-            num_taken=count,
+            num_inherited=count,
         )
 
     def record(self) -> dict[str, Any]:
@@ -134,14 +136,14 @@ class Completion:
     @property
     def num_forced(self) -> int:
         """How many tokens stand before the first decision."""
-        return int((~self.decided_T).int().cumprod(0).sum())
+        return int((~self.is_decision_T).int().cumprod(0).sum())
 
     def mean(self, number_T: Tensor) -> float | None:
         """A number's mean over what was decided; None if nothing was."""
-        return float(number_T[self.decided_T].mean()) if bool(self.decided_T.any()) else None
+        return float(number_T[self.is_decision_T].mean()) if bool(self.is_decision_T.any()) else None
 
     @classmethod
-    def chained(cls, parts: Sequence[Completion]) -> Completion:
+    def concat(cls, parts: Sequence[Completion]) -> Completion:
         """The tokens of several, in order; whether they are finished is what the last one says."""
         last = parts[-1]
         parts = [part for part in parts if len(part.token_T)] or [last]
@@ -152,28 +154,28 @@ class Completion:
         return cls(
             token_T=torch.cat([part.token_T for part in parts]),
             logprob_T=torch.cat([part.logprob_T for part in parts]),
-            decided_T=torch.cat([part.decided_T for part in parts]),
+            is_decision_T=torch.cat([part.is_decision_T for part in parts]),
             sampling=last.sampling,
-            support=Support.chained(supports) if len(supports) == len(parts) else None,
+            support=Support.concat(supports) if len(supports) == len(parts) else None,
             finished=last.finished,
             numbers={
                 name: torch.cat([part.numbers.get(name, torch.zeros(len(part.token_T))) for part in parts])
                 for name in sorted(names)
             },
-            num_taken=parts[0].num_taken,
+            num_inherited=parts[0].num_inherited,
         )
 
 
-def recorded_samplings(given: Sequence[OffPolicySample], sampling: TokenSampling) -> list[TokenSampling]:
+def recorded_samplings(samples: Sequence[OffPolicySample], sampling: TokenSampling) -> list[TokenSampling]:
     """The distribution that each sample is scored under: that of its record, else this one; equal ones are one object.
 
     Args:
-        given: samples to be read.
+        samples: samples to be read.
         sampling: of those without a record.
 
     Returns:
         One per sample.
     """
-    alike = {repr(sampling.settings()): sampling}
-    own = [sampling.with_settings(one.record) for one in given]
-    return [alike.setdefault(repr(each.settings()), each) for each in own]
+    shared = {repr(sampling.settings()): sampling}
+    per_sample = [sampling.with_settings(sample.record) for sample in samples]
+    return [shared.setdefault(repr(row_sampling.settings()), row_sampling) for row_sampling in per_sample]

@@ -41,8 +41,8 @@ def top_logprob(logits_mV: Tensor, num: float) -> Tensor:
     Shapes: (m, V) -> (m,).   Units: nats.
     """
     top_mK = logits_mV.topk(min(int(num), logits_mV.shape[-1])).values
-    there_mK = top_mK > -torch.inf
-    return top_mK.where(there_mK, 0.0).sum(-1) / there_mK.sum(-1) - logits_mV.logsumexp(-1)
+    is_possible_mK = top_mK > -torch.inf
+    return top_mK.where(is_possible_mK, 0.0).sum(-1) / is_possible_mK.sum(-1) - logits_mV.logsumexp(-1)
 
 
 def token_rank(logits_mV: Tensor, token_m: Tensor) -> Tensor:
@@ -65,13 +65,15 @@ LOGIT_VALUES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
 """Values of the distribution that a token is drawn from: of its logits, the token, and the value's own numbers."""
 
 
-def required_views(values: Collection[Value], kept: Collection[str], *, own: Collection[str]) -> list[str]:
+def required_views(
+    values: Collection[Value], weight_names: Collection[str], *, current_names: Collection[str]
+) -> list[str]:
     """The other views that are asked.
 
     Args:
         values: what is asked.
-        kept: names of the weights that there are.
-        own: names of the values of now.
+        weight_names: names of the weights that there are.
+        current_names: names of the values of now.
 
     Returns:
         Names of weights.
@@ -79,13 +81,17 @@ def required_views(values: Collection[Value], kept: Collection[str], *, own: Col
     Raises:
         ConfigError: a value that tokens do not have, or not of that view.
     """
-    named = ("logprob", *LOGPROB_DIVERGENCES)
+    view_names = ("logprob", *LOGPROB_DIVERGENCES)
     for value in values:
-        known = value.name in own if value.view is None else value.view in kept and value.name in named
-        if not known:
+        is_supported = (
+            value.name in current_names
+            if value.view is None
+            else value.view in weight_names and value.name in view_names
+        )
+        if not is_supported:
             raise ConfigError(
-                f"tokens have no value {value}: leave out what asks for it; known are {', '.join(own)}, and "
-                f"{', '.join(named)} of {', '.join(sorted(kept))}"
+                f"tokens have no value {value}: leave out what asks for it; known are {', '.join(current_names)}, and "
+                f"{', '.join(view_names)} of {', '.join(sorted(weight_names))}"
             )
     return sorted({value.view for value in values if value.view is not None})
 
@@ -95,10 +101,10 @@ def view_values(values: Collection[Value], logprob_NT: Tensor, other: Mapping[st
 
     Shapes: all (N, T).
     """
-    found = {}
+    result = {}
     for value in values:
         if value.view is not None:
             other_NT = other[value.view]
-            known = value.name == "logprob"
-            found[value] = other_NT if known else LOGPROB_DIVERGENCES[value.name](logprob_NT, other_NT)
-    return found
+            is_logprob = value.name == "logprob"
+            result[value] = other_NT if is_logprob else LOGPROB_DIVERGENCES[value.name](logprob_NT, other_NT)
+    return result

@@ -25,13 +25,15 @@ def override_settings(settings: Settings, changed: Mapping[str, Any], allowed: C
             f"a rollout of tokens has no setting {', '.join(map(repr, unknown))} of its own; it takes "
             f"{', '.join(allowed)}"
         )
-    own = settings.model_dump()
+    current = settings.model_dump()
     try:
-        return type(settings).model_validate({**own, **{name: _laid(own[name], changed[name]) for name in changed}})
+        return type(settings).model_validate(
+            {**current, **{name: _merged(current[name], changed[name]) for name in changed}}
+        )
     except ValidationError as error:
         raise ConfigError(f"settings of a rollout: {explain_validation(error, type(settings))}") from error
 
 
-def _laid(own: Any, changed: Any) -> Any:
+def _merged(current: Any, change: Any) -> Any:
     """A setting changed; one that has parts keeps those that are not named."""
-    return {**own, **changed} if isinstance(own, Mapping) and isinstance(changed, Mapping) else changed
+    return {**current, **change} if isinstance(current, Mapping) and isinstance(change, Mapping) else change

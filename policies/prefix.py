@@ -59,7 +59,7 @@ class Prefix:
 
 
 def extend_prefix(
-    prefix: Prefix, num: int, run: Callable[..., Tensor], *, places: bool = True
+    prefix: Prefix, num: int, run: Callable[..., Tensor], *, takes_positions: bool = True
 ) -> tuple[Prefix, Tensor]:
     """Runs further tokens of each row; the prefix's cache grows and must not be used again.
 
@@ -67,20 +67,20 @@ def extend_prefix(
         prefix: N rows.
         num: R, tokens of each.
         run: the cache; attention_mask and position_ids, as far as they are needed -> hidden states (N, R, D).
-        places: whether the model takes position_ids.
+        takes_positions: whether the model takes position_ids.
 
     Returns:
         The longer prefix and the hidden states.
     """
     N, device, mask_NL = len(prefix.hidden_ND), prefix.hidden_ND.device, prefix.mask_NL
-    place: dict[str, Any] = {}
+    extra_inputs: dict[str, Any] = {}
     if mask_NL is not None:
-        room = mask_NL.shape[1] - prefix.length  # a static cache has all it will need
-        mask_NL = mask_NL if room else torch.cat([mask_NL, mask_NL.new_ones(N, num)], dim=1)
-        place["attention_mask"] = mask_NL
-    if places:
-        place["position_ids"] = prefix.next_position[..., None] + torch.arange(num, device=device)
-    hidden_NRD = run(prefix.cache, **place)
+        has_room = mask_NL.shape[1] - prefix.length  # a static cache has all it will need
+        mask_NL = mask_NL if has_room else torch.cat([mask_NL, mask_NL.new_ones(N, num)], dim=1)
+        extra_inputs["attention_mask"] = mask_NL
+    if takes_positions:
+        extra_inputs["position_ids"] = prefix.next_position[..., None] + torch.arange(num, device=device)
+    hidden_NRD = run(prefix.cache, **extra_inputs)
     longer = replace(
         prefix,
         mask_NL=mask_NL,
@@ -153,12 +153,12 @@ class GrowingLayer(DynamicLayer):
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Appends the new states; returns all of them as views."""
-        held, length = self.keys.shape[-2], self.keys.shape[-2] + key_states.shape[-2]
+        num_stored, length = self.keys.shape[-2], self.keys.shape[-2] + key_states.shape[-2]
         if self._room is None or self._room[0].shape[-2] < length or self._room[0].shape[0] != len(key_states):
             self.reserve(length)
         assert self._room is not None
         for room, new in zip(self._room, (key_states, value_states), strict=True):
-            room[..., held:length, :] = new
+            room[..., num_stored:length, :] = new
         self.keys, self.values = (room[..., :length, :] for room in self._room)
         return self.keys, self.values
 
@@ -174,8 +174,8 @@ def with_growing_cache(prefix: Prefix) -> Prefix:
 def with_static_cache(prefix: Prefix, config: PreTrainedConfig, max_new_tokens: int) -> Prefix:
     """The same prefix in a cache of fixed size, for a compiled forward; its mask covers the room to come."""
     length = prefix.length + max_new_tokens
-    cache, held = StaticCache(config=config, max_cache_len=length), prefix.cache
-    for number, layer in enumerate(cast("list[DynamicLayer]", held.layers)):
+    cache, source = StaticCache(config=config, max_cache_len=length), prefix.cache
+    for number, layer in enumerate(cast("list[DynamicLayer]", source.layers)):
         cache.update(cast(Tensor, layer.keys), cast(Tensor, layer.values), number)
     mask_NL = prefix.mask_NL
     if mask_NL is None:

@@ -30,11 +30,11 @@ def rescore(
     policy: Policy, rollout: Rollout, rows: Sequence[int] | None = None, *, values: Collection[Value]
 ) -> Rollout:
     """The rollout with the log-probabilities, and these values, that an update's forward finds of some rows."""
-    old_BT, found = rollout.old_logprob_BT.clone(), {value: torch.zeros(rollout.shape) for value in values}
+    old_BT, value_BT = rollout.old_logprob_BT.clone(), {value: torch.zeros(rollout.shape) for value in values}
     for part in policy.evaluate(rollout, rows, values=values):
         assert part.rows is not None
         index = part.rows[:, None], torch.tensor(part.columns)[None]
         old_BT[index] = part.logprob_BT.cpu()
-        for value, matrix_BT in found.items():
+        for value, matrix_BT in value_BT.items():
             matrix_BT[index] = part.values[value].cpu()
-    return replace(rollout, old_logprob_BT=old_BT, values={**rollout.values, **found})
+    return replace(rollout, old_logprob_BT=old_BT, values={**rollout.values, **value_BT})

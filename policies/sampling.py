@@ -75,9 +75,9 @@ class TokenSampling:
         recorded = (record or {}).get("settings", self.settings())
         return self if recorded == self.settings() else replace(self, **recorded)
 
-    def without(self, tokens: Iterable[int | None], *, kept: Sequence[int]) -> TokenSampling:
-        """The same without further tokens, except those of ``kept``; itself if there are none."""
-        more = [token for token in tokens if token is not None and token not in kept]
+    def without(self, tokens: Iterable[int | None], *, keep: Sequence[int]) -> TokenSampling:
+        """The same without further tokens, except those of ``keep``; itself if there are none."""
+        more = [token for token in tokens if token is not None and token not in keep]
         if not more:
             return self
         return replace(self, suppressed=torch.cat([self.suppressed, self.suppressed.new_tensor(more)]).unique())
@@ -157,8 +157,8 @@ def mean_logprob(logits_MV: Tensor) -> Tensor:
 
     Shapes: (M, V) -> (M,).   Units: nats.
     """
-    there_MV = logits_MV > NEVER
-    return logits_MV.where(there_MV, 0.0).sum(-1) / there_MV.sum(-1) - logits_MV.logsumexp(-1)
+    is_possible_MV = logits_MV > NEVER
+    return logits_MV.where(is_possible_MV, 0.0).sum(-1) / is_possible_MV.sum(-1) - logits_MV.logsumexp(-1)
 
 
 def self_certainty(logits_MV: Tensor) -> Tensor:
@@ -182,8 +182,8 @@ def semantic_entropy(logits_MV: Tensor, embedding_VD: Tensor, *, num: int = 20) 
     probability_MK = logprob_MK.exp()
     vector_MKD = normalize(embedding_VD[top_MK.indices].float(), dim=-1)
     sum_MD = (probability_MK[..., None] * vector_MKD).sum(-2)
-    alike_M = sum_MD.square().sum(-1) - probability_MK.square().sum(-1)
-    return alike_M * (probability_MK * logprob_MK.masked_fill(logprob_MK == -torch.inf, 0.0)).sum(-1)
+    similarity_M = sum_MD.square().sum(-1) - probability_MK.square().sum(-1)
+    return similarity_M * (probability_MK * logprob_MK.masked_fill(logprob_MK == -torch.inf, 0.0)).sum(-1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -212,23 +212,23 @@ class Support:
 
     def at(self, keep_T: Tensor) -> Support:
         """The decisions that a mask keeps; decisions beyond its end are dropped."""
-        lists, kept = self.ids.split(self.counts), keep_T.nonzero()[:, 0].tolist()
-        return Support(torch.cat([lists[t] for t in kept]), tuple(self.counts[t] for t in kept))
+        lists, kept_positions = self.ids.split(self.counts), keep_T.nonzero()[:, 0].tolist()
+        return Support(torch.cat([lists[t] for t in kept_positions]), tuple(self.counts[t] for t in kept_positions))
 
     @classmethod
     def of(cls, keep_MV: Tensor) -> list[Support]:
         """One support per row of a mask."""
-        found = keep_MV.nonzero().cpu()
+        entries = keep_MV.nonzero().cpu()
         counts = keep_MV.sum(-1).tolist()
-        return [cls(ids, (len(ids),)) for ids in found[:, 1].int().split(counts)]
+        return [cls(ids, (len(ids),)) for ids in entries[:, 1].int().split(counts)]
 
     @classmethod
-    def alone(cls, token_T: Tensor) -> Support:
+    def single(cls, token_T: Tensor) -> Support:
         """Of tokens that were not drawn: each is the only one there is."""
         return cls(token_T.int(), (1,) * len(token_T))
 
     @classmethod
-    def chained(cls, parts: Sequence[Support]) -> Support:
+    def concat(cls, parts: Sequence[Support]) -> Support:
         """The decisions of several, in order."""
         return cls(torch.cat([part.ids for part in parts]), tuple(n for part in parts for n in part.counts))
 
@@ -241,7 +241,7 @@ def token_logprobs(
     *,
     chunk: int,
     support: Support | None = None,
-    asked: Sequence[Callable[[Tensor, Tensor, Tensor], Tensor]] = (),
+    extra_values: Sequence[Callable[[Tensor, Tensor, Tensor], Tensor]] = (),
 ) -> tuple[Tensor, list[Tensor]]:
     """Log-probabilities of M tokens from the hidden states before them; at most ``chunk`` rows of logits exist at once.
 
@@ -252,7 +252,7 @@ def token_logprobs(
         sampling: the distribution drawn from.
         chunk: rows of logits at a time; the backward makes them again.
         support: what could be drawn, if sampling truncates.
-        asked: what else is wanted, (hidden states (m, D), logits (m, V), tokens (m,)) -> (m,).
+        extra_values: what else is wanted, (hidden states (m, D), logits (m, V), tokens (m,)) -> (m,).
 
     Returns:
         logprob_M, and a vector for each that is asked; float32.
@@ -264,12 +264,12 @@ def token_logprobs(
             keep_mV = support.part(start, start + len(token_m)).mask(logits_mV.shape[-1], logits_mV.device)
             logits_mV = logits_mV.masked_fill(~keep_mV, -torch.inf)
         logprob_m = -cross_entropy(logits_mV, token_m, reduction="none")
-        return logprob_m, *(one(hidden_mD, logits_mV, token_m) for one in asked)
+        return logprob_m, *(extra_value(hidden_mD, logits_mV, token_m) for extra_value in extra_values)
 
     chunk = max(chunk, MIN_CHUNK)
     if len(token_M) <= chunk:
-        logprob_M, *found = scored(hidden_MD, token_M, 0)
-        return logprob_M, found
+        logprob_M, *extra = scored(hidden_MD, token_M, 0)
+        return logprob_M, extra
     parts = []
     for start in range(0, len(token_M), chunk):
         rows = slice(start, start + chunk)
@@ -277,8 +277,8 @@ def token_logprobs(
             parts.append(checkpoint(scored, hidden_MD[rows], token_M[rows], start, use_reentrant=False))
         else:
             parts.append(scored(hidden_MD[rows], token_M[rows], start))
-    logprob_M, *found = (torch.cat(each) for each in zip(*parts, strict=True))
-    return logprob_M, found
+    logprob_M, *extra = (torch.cat(each) for each in zip(*parts, strict=True))
+    return logprob_M, extra
 
 
 @torch.no_grad()
@@ -297,9 +297,9 @@ def compute_supports(
     Returns:
         The M supports, one after the other.
     """
-    found: list[Support] = []
+    supports: list[Support] = []
     chunk = max(chunk, MIN_CHUNK)
     for hidden_mD, token_m in zip(hidden_MD.split(chunk), token_M.split(chunk), strict=True):
         keep_mV = sampling.support(sampling.tempered(logits_of(hidden_mD)))
-        found += Support.of(keep_mV.scatter(-1, token_m[:, None], value=True))
-    return Support.chained(found)
+        supports += Support.of(keep_mV.scatter(-1, token_m[:, None], value=True))
+    return Support.concat(supports)

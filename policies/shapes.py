@@ -39,14 +39,14 @@ def to_meta(module: M) -> M:
     """The module without its values, in place; parameters that are one stay one, as ``to`` would not have them."""
     twins: dict[int, Any] = {}
     for part in module.modules():
-        own: Any
-        for own in (part._parameters, part._buffers):
-            for name, tensor in own.items():
+        tensors: Any
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
                 if tensor is not None and id(tensor) not in twins:
                     new = torch.empty_like(tensor, device="meta")
                     is_parameter = isinstance(tensor, nn.Parameter)
                     twins[id(tensor)] = nn.Parameter(new, requires_grad=tensor.requires_grad) if is_parameter else new
-                own[name] = None if tensor is None else twins[id(tensor)]
+                tensors[name] = None if tensor is None else twins[id(tensor)]
     return module
 
 
@@ -56,9 +56,11 @@ def model_configs(model: str, revision: str | None = None) -> ModelConfigs:
     if Path(model).is_dir():
         return _of_folder(Path(model), model)
     if shipped.is_file():
-        said = json.loads(shipped.read_text())
-        parts = {name: (one[0], one[1], one[2]) for name, one in said.get("components", {}).items()}
-        return ModelConfigs(source=said["source"], config=said.get("config", {}), components=parts)
+        stored = json.loads(shipped.read_text())
+        parts = {
+            name: (component[0], component[1], component[2]) for name, component in stored.get("components", {}).items()
+        }
+        return ModelConfigs(source=stored["source"], config=stored.get("config", {}), components=parts)
     from huggingface_hub import snapshot_download
 
     try:
@@ -76,8 +78,8 @@ def _of_folder(folder: Path, model: str) -> ModelConfigs:
     if not index.is_file():
         return ModelConfigs(source=model, config=json.loads((folder / "config.json").read_text()))
     parts = {}
-    for name, one in json.loads(index.read_text()).items():
+    for name, component in json.loads(index.read_text()).items():
         file = folder / name / "config.json"
-        if isinstance(one, list) and one[0] in ("diffusers", "transformers") and file.is_file():
-            parts[name] = (one[0], one[1], json.loads(file.read_text()))
+        if isinstance(component, list) and component[0] in ("diffusers", "transformers") and file.is_file():
+            parts[name] = (component[0], component[1], json.loads(file.read_text()))
     return ModelConfigs(source=model, components=parts)

@@ -108,10 +108,10 @@ def _is_linear(module: nn.Module) -> bool:
         return type(module) in (nn.Linear, Conv1D)
     dtype = module.weight.dtype if module.weight.is_floating_point() else torch.float32
     try:
-        found = module(torch.zeros(1, module.in_features, dtype=dtype, device=module.weight.device))
+        loaded = module(torch.zeros(1, module.in_features, dtype=dtype, device=module.weight.device))
     except (RuntimeError, TypeError, ValueError):
         return False
-    return isinstance(found, torch.Tensor) and found.shape[-1] == module.out_features
+    return isinstance(loaded, torch.Tensor) and loaded.shape[-1] == module.out_features
 
 
 def enable_checkpointing(model: PreTrainedModel) -> None:

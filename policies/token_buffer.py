@@ -103,19 +103,19 @@ class TokenBuffer:
         ends_NT = torch.isin(self._token_NT, end_ids).cpu()
         token_NT, logprob_NT, limits = self._token_NT.cpu(), self._logprob_NT.cpu(), self.limit_N.tolist()
         numbers = {name: number_NT.cpu() for name, number_NT in self._numbers.items()}
-        found = []
+        completions = []
         for n, supports in enumerate(self._supports):
             ends = ends_NT[n, : limits[n]].nonzero()[:, 0]
             length = int(ends[0]) + 1 if len(ends) else limits[n]
-            found.append(
+            completions.append(
                 Completion(
                     token_T=token_NT[n, :length].clone(),
                     logprob_T=logprob_NT[n, :length].clone(),
-                    decided_T=torch.ones(length, dtype=torch.bool),
+                    is_decision_T=torch.ones(length, dtype=torch.bool),
                     sampling=self._sampling,
-                    support=Support.chained(supports[:length]) if supports else None,
+                    support=Support.concat(supports[:length]) if supports else None,
                     finished=len(ends) > 0,
                     numbers={name: number_NT[n, :length].clone() for name, number_NT in numbers.items()},
                 )
             )
-        return found
+        return completions

@@ -308,7 +308,7 @@ class DenoisingPolicy(
         parts = self._buckets.parts(groups, drawing)
         return self._drafter.deterministic(parts, plan) if plan.deterministic else self._drafter.stochastic(parts, plan)
 
-    def read(self, given: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
+    def read(self, samples: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
         """Finished samples noised again at ``policy.reading.num_levels`` keyed levels, a decision each.
 
         A decision's log-probability is minus the network's weighted matching error. What is read is the sample's
@@ -318,8 +318,8 @@ class DenoisingPolicy(
         ``velocity_mse``, k1 to k3, and, with its strength as a number, ``positive_error`` and ``negative_error`` of
         ``maths.matching``.
         """
-        self._drafter.settle_showing([one.sample.prompt for one in given], self._drawing)
-        return self._reader.read(given, seed, plan or Plan())
+        self._drafter.settle_showing([one.sample.prompt for one in samples], self._drawing)
+        return self._reader.read(samples, seed, plan or Plan())
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """The same latents behind other prompts, of this policy or of one whose pipeline steps the same latents."""

@@ -67,14 +67,14 @@ class CodeSampler:
         return sampling.guided(logits_MbK)
 
     @torch.no_grad()
-    def write(self, prompts: Sequence[EncodedImagePrompt], sampling: TokenSampling, tape: TokenBuffer) -> None:
+    def write(self, prompts: Sequence[EncodedImagePrompt], sampling: TokenSampling, buffer: TokenBuffer) -> None:
         """Draws all codes of N rows, one behind each prompt."""
         N = len(prompts)
         prefix = with_growing_cache(self._prefix(prompts, 1 + sampling.guides))
         row_N = torch.arange(N, device=self.device)
         for t in range(self.grid.num_codes):
             states_NbD = prefix.hidden_ND.unflatten(0, (-1, N)).transpose(0, 1)
-            code_N = tape.write(t, row_N, self.logits(states_NbD, sampling))
+            code_N = buffer.write(t, row_N, self.logits(states_NbD, sampling))
             if t + 1 < self.grid.num_codes:
                 prefix, _ = self._extended(prefix, self._laid(code_N[:, None], last=t))
 
@@ -117,12 +117,12 @@ class CodeSampler:
 
     def _prefix(self, prompts: Sequence[EncodedImagePrompt], num_sides: int) -> Prefix:
         """The prefixes of rows, side by side; what is the same for several is run once."""
-        rows = [ids_P for side in range(num_sides) for ids_P in (one.sides(num_sides)[side] for one in prompts)]
+        rows = [ids_P for side in range(num_sides) for ids_P in (adapter.sides(num_sides)[side] for adapter in prompts)]
         keys = [tuple(ids_P.tolist()) for ids_P in rows]
-        place = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        row_of = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         first = dict(zip(reversed(keys), reversed(rows), strict=True))
-        prefix = self._prefilled([first[key] for key in place])
-        index = torch.tensor([place[key] for key in keys], device=self.device)
+        prefix = self._prefilled([first[key] for key in row_of])
+        index = torch.tensor([row_of[key] for key in keys], device=self.device)
         return prefix.rows(index)
 
     def _prefilled(self, rows: Sequence[Tensor]) -> Prefix:
@@ -142,16 +142,16 @@ class CodeSampler:
         num_sides = len(prefix.hidden_ND) // len(inner_NLD)
         inputs = torch.cat([inner_NLD] * num_sides)
 
-        def run(cache: Cache, **place: Any) -> Tensor:
-            place[self._cache_argument] = cache
+        def run(cache: Cache, **extra_inputs: Any) -> Tensor:
+            extra_inputs[self._cache_argument] = cache
             with self._arithmetic():
-                return self._decoder(inputs_embeds=inputs, **place, use_cache=True).last_hidden_state
+                return self._decoder(inputs_embeds=inputs, **extra_inputs, use_cache=True).last_hidden_state
 
         return extend_prefix(prefix, inner_NLD.shape[1], run)
 
     def _whole(self, prompts: Sequence[EncodedImagePrompt], inner_NLD: Tensor, num_sides: int) -> Tensor:
         """Each row in one go, without a cache: the states from the last token of the prompt on."""
-        rows = [one.sides(num_sides)[side] for side in range(num_sides) for one in prompts]
+        rows = [adapter.sides(num_sides)[side] for side in range(num_sides) for adapter in prompts]
         ids_MP, mask_MP = _aligned(rows, self.device)
         prompt_MPD = self._table(ids_MP)
         inputs = torch.cat([prompt_MPD, torch.cat([inner_NLD] * num_sides).to(prompt_MPD)], dim=1)

@@ -40,19 +40,19 @@ class CodeTrace:
 
     def batches(self, rows: Sequence[int], *, max_tokens: int) -> list[list[int]]:
         """Rows of one distribution that are scored together, those of one prompt side by side."""
-        found: list[list[int]] = []
-        place = {id(one): number for number, one in enumerate(self.prompts)}
-        of = {row: (id(self.completions[row].sampling), place[id(self.prompts[row])]) for row in rows}
+        batches: list[list[int]] = []
+        prompt_index = {id(prompt_object): number for number, prompt_object in enumerate(self.prompts)}
+        of = {row: (id(self.completions[row].sampling), prompt_index[id(self.prompts[row])]) for row in rows}
         for row in sorted(rows, key=lambda row: of[row]):
             prompt, completion = self.prompts[row], self.completions[row]
             num_sides = 1 + completion.sampling.guides
             cost = num_sides * (max(map(len, prompt.sides(num_sides))) + len(completion.token_T))
-            joins = found and of[found[-1][0]][0] == of[row][0] and (len(found[-1]) + 1) * cost <= max_tokens
+            joins = batches and of[batches[-1][0]][0] == of[row][0] and (len(batches[-1]) + 1) * cost <= max_tokens
             if joins:
-                found[-1].append(row)
+                batches[-1].append(row)
             else:
-                found.append([row])
-        return found
+                batches.append([row])
+        return batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,7 +95,7 @@ class CodeScorer:
         support = None
         if sampling.truncates:
             of_rows = zip(completions, mask_NT, strict=True)
-            support = Support.chained([c.support.at(kept_T) for c, kept_T in of_rows if c.support is not None])
+            support = Support.concat([c.support.at(kept_T) for c, kept_T in of_rows if c.support is not None])
         return token_logprobs(
             states_NTbD[index],
             code_NT.to(states_NTbD.device)[index],
@@ -103,23 +103,27 @@ class CodeScorer:
             sampling,
             chunk=self._chunk,
             support=support,
-            asked=[partial(_asked, value) for value in values],
+            extra_values=[partial(_asked, value) for value in values],
         )
 
     @torch.no_grad()
     def supported(self, trace: CodeTrace, *, max_tokens: int) -> CodeTrace:
         """The trace with what could be drawn in place of each code known, as far as the weights of now say."""
         completions = list(trace.completions)
-        rows = [row for row, one in enumerate(completions) if one.sampling.truncates and one.support is None]
+        rows = [
+            row
+            for row, completion in enumerate(completions)
+            if completion.sampling.truncates and completion.support is None
+        ]
         for batch in trace.batches(rows, max_tokens=max_tokens):
             code_NT = trace.code_BT[batch]
             for row, states_TbD, code_T in zip(batch, self._states(trace, batch, code_NT), code_NT, strict=True):
                 sampling = completions[row].sampling
                 logits_of = partial(self.painter.logits, sampling=sampling)
-                found = compute_supports(
+                support = compute_supports(
                     states_TbD, code_T.to(states_TbD.device), logits_of, sampling, chunk=self._chunk
                 )
-                completions[row] = replace(completions[row], support=found)
+                completions[row] = replace(completions[row], support=support)
         return replace(trace, completions=completions)
 
     def _states(self, trace: CodeTrace, rows: Sequence[int], code_NT: Tensor) -> Tensor:

@@ -66,10 +66,12 @@ class ImageCodec:
                 "channels: (N, C, H, W)"
             )
         self._mode, self._size = MODES[shape[1]], (shape[3], shape[2])
-        self._known: dict[int, tuple[Image.Image, Tensor]] = {}  # the picture is kept, so that its id stays its own
+        self._codes_by_image: dict[
+            int, tuple[Image.Image, Tensor]
+        ] = {}  # the picture is kept, so that its id stays its own
 
     @torch.no_grad()
-    def drawn(self, code_NT: Tensor) -> list[Image.Image]:
+    def decode(self, code_NT: Tensor) -> list[Image.Image]:
         """The pictures that codes are of."""
         code_Nhw = code_NT.reshape(-1, self.grid.height, self.grid.width)
         pixels_NCHW = self._pixels(code_Nhw).float().cpu()
@@ -77,19 +79,23 @@ class ImageCodec:
         arrays = levels_NCHW.movedim(1, -1).numpy()
         return [Image.fromarray(array[..., 0] if self._mode == "L" else array) for array in arrays]
 
-    def codes(self, images: Sequence[Image.Image]) -> list[Tensor]:
+    def encode(self, images: Sequence[Image.Image]) -> list[Tensor]:
         """The codes of pictures, (T,) each on the CPU; one of another size is resized.
 
         Raises: ConfigError for an autoencoder that does not encode, DataError for codes of another grid.
         """
-        new = [image for image in {id(one): one for one in images}.values() if id(image) not in self._known]
-        for start in range(0, len(new), 64):
-            some = new[start : start + 64]
-            self._known |= {id(image): (image, code_T) for image, code_T in zip(some, self._encoded(some), strict=True)}
-        found = [self._known[id(image)][1] for image in images]
-        while len(self._known) > REMEMBERED:
-            del self._known[next(iter(self._known))]
-        return found
+        new_images = [
+            image for image in {id(image): image for image in images}.values() if id(image) not in self._codes_by_image
+        ]
+        for start in range(0, len(new_images), 64):
+            batch = new_images[start : start + 64]
+            self._codes_by_image |= {
+                id(image): (image, code_T) for image, code_T in zip(batch, self._encoded(batch), strict=True)
+            }
+        codes = [self._codes_by_image[id(image)][1] for image in images]
+        while len(self._codes_by_image) > REMEMBERED:
+            del self._codes_by_image[next(iter(self._codes_by_image))]
+        return codes
 
     @torch.no_grad()
     def _encoded(self, images: Sequence[Image.Image]) -> Tensor:
@@ -97,8 +103,13 @@ class ImageCodec:
         if not callable(encode):
             raise ConfigError(f"{type(self._encoder).__name__} has no encode: it cannot read pictures")
         sized = [image.convert(self._mode) for image in images]
-        sized = [one if one.size == self._size else one.resize(self._size, Image.Resampling.BICUBIC) for one in sized]
-        levels = torch.stack([torch.from_numpy(np.array(one)).reshape(*self._size[::-1], -1) for one in sized])
+        sized = [
+            sized_image if sized_image.size == self._size else sized_image.resize(self._size, Image.Resampling.BICUBIC)
+            for sized_image in sized
+        ]
+        levels = torch.stack(
+            [torch.from_numpy(np.array(sized_image)).reshape(*self._size[::-1], -1) for sized_image in sized]
+        )
         pixels_NCHW = _placed(self._encoder, (levels.movedim(-1, 1) * self._factor - self._mean) / self._std)
         more = {}
         if "image_sizes" in signature(encode).parameters:
@@ -118,32 +129,32 @@ class ImageCodec:
         if "force_not_quantize" in signature(autoencoder.decode).parameters:  # diffusers
             shape = (*code_Nhw.shape, quantize.vq_embed_dim)
             looked_up = autoencoder.config.lookup_from_codebook  # by decode itself
-            given = code_Nhw.flatten() if looked_up else quantize.get_codebook_entry(code_Nhw.flatten(), shape)
-            found = autoencoder.decode(given, force_not_quantize=True, shape=shape).sample
+            inputs = code_Nhw.flatten() if looked_up else quantize.get_codebook_entry(code_Nhw.flatten(), shape)
+            pixels = autoencoder.decode(inputs, force_not_quantize=True, shape=shape).sample
         elif hasattr(quantize, "quant_state_dims"):  # a grid of its own
-            found = autoencoder.decode(code_Nhw.flatten(1))
+            pixels = autoencoder.decode(code_Nhw.flatten(1))
         else:
-            found = autoencoder.decode(code_Nhw)
-        return found
+            pixels = autoencoder.decode(code_Nhw)
+        return pixels
 
 
 def _placed(autoencoder: Any, tensor: Tensor) -> Tensor:
     """Where an autoencoder is, and in its dtype where that is of floats."""
     if not isinstance(autoencoder, nn.Module):
         return tensor
-    own = next(chain(autoencoder.parameters(), autoencoder.buffers()), None)
-    if own is None:
+    reference = next(chain(autoencoder.parameters(), autoencoder.buffers()), None)
+    if reference is None:
         return tensor
-    return tensor.to(own) if tensor.is_floating_point() else tensor.to(own.device)
+    return tensor.to(reference) if tensor.is_floating_point() else tensor.to(reference.device)
 
 
-def _codes_in(found: Any, autoencoder: Any) -> Tensor:
+def _codes_in(encoded: Any, autoencoder: Any) -> Tensor:
     """The codes in what an autoencoder's ``encode`` returned."""
-    if isinstance(found, Tensor):
-        return found
-    code = getattr(found, "image_tokens", None)
+    if isinstance(encoded, Tensor):
+        return encoded
+    code = getattr(encoded, "image_tokens", None)
     if code is None:  # diffusers
-        code = autoencoder.quantize(found.latents)[2][2]
+        code = autoencoder.quantize(encoded.latents)[2][2]
     return code if isinstance(code, Tensor) else torch.stack(list(code))
 
 
@@ -152,18 +163,20 @@ def resolve_grid(settings_grid: tuple[int, int] | None, autoencoder: Any, proces
 
     Raises: ConfigError if nobody says.
     """
-    own = getattr(getattr(autoencoder, "quantize", None), "quant_state_dims", None) or getattr(
+    model_grid = getattr(getattr(autoencoder, "quantize", None), "quant_state_dims", None) or getattr(
         autoencoder, "grid", None
     )
     calculate = getattr(processor, "calculate_generate_size", None)
     length = getattr(processor, "image_seq_length", None)
-    if own is not None and settings_grid not in (None, tuple(own)):
-        raise ConfigError(f"policy.grid: {type(autoencoder).__name__} draws {own[0]} x {own[1]} codes; leave it out")
-    found = settings_grid or own
-    if found is None and calculate is not None:
-        found = calculate(processor.ratio, processor.image_area, processor.downsample_ratio)
-    if found is None and isinstance(length, int) and round(length**0.5) ** 2 == length:
-        found = (round(length**0.5),) * 2
-    if found is None:
+    if model_grid is not None and settings_grid not in (None, tuple(model_grid)):
+        raise ConfigError(
+            f"policy.grid: {type(autoencoder).__name__} draws {model_grid[0]} x {model_grid[1]} codes; leave it out"
+        )
+    grid_size = settings_grid or model_grid
+    if grid_size is None and calculate is not None:
+        grid_size = calculate(processor.ratio, processor.image_area, processor.downsample_ratio)
+    if grid_size is None and isinstance(length, int) and round(length**0.5) ** 2 == length:
+        grid_size = (round(length**0.5),) * 2
+    if grid_size is None:
         raise ConfigError("policy.grid: neither model nor processor say how many codes a picture has: [height, width]")
-    return Grid(height=int(found[0]), width=int(found[1]), line_end=line_end)
+    return Grid(height=int(grid_size[0]), width=int(grid_size[1]), line_end=line_end)

@@ -87,7 +87,7 @@ class ImagePromptEncoder:
         self._begin = settings.begin or getattr(processor, "image_start_token", None) or ""
         self._begins_itself = settings.begin is None and "return_for_text_completion" not in self._options
         self._kept_ids = _kept_ids(model, self.tokenizer) if "generation_mode" in self._options else None
-        self._known: OrderedDict[int, EncodedImagePrompt] = OrderedDict()
+        self._cache: OrderedDict[int, EncodedImagePrompt] = OrderedDict()
 
     def __call__(self, prompt: Prompt) -> EncodedImagePrompt:
         """The prompt's tokens, on the CPU.
@@ -98,11 +98,11 @@ class ImagePromptEncoder:
         Raises: DataError for a prompt with pictures, for one of several turns without a template, and for nothing at
         all before the first code.
         """
-        if id(prompt) not in self._known:
-            self._known[id(prompt)] = self._encoded(prompt)
-            if len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
-        return self._known[id(prompt)]
+        if id(prompt) not in self._cache:
+            self._cache[id(prompt)] = self._encoded(prompt)
+            if len(self._cache) > REMEMBERED:
+                self._cache.popitem(last=False)
+        return self._cache[id(prompt)]
 
     def _encoded(self, prompt: Prompt) -> EncodedImagePrompt:
         if prompt.images or prompt.videos or prompt.audios or prompt.prefix is not None:
@@ -159,9 +159,16 @@ def _kept_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[Tensor, int]:
     begin = (config.generation_kwargs or {}).get("boi_token_id") if hasattr(config, "generation_kwargs") else None
     begin = tokenizer.boi_token_id if begin is None else begin
     first, pad = (
-        next((one for one in (getattr(config, name, None), getattr(tokenizer, name, None)) if one is not None), None)
+        next(
+            (
+                candidate
+                for candidate in (getattr(config, name, None), getattr(tokenizer, name, None))
+                if candidate is not None
+            ),
+            None,
+        )
         for name in ("bos_token_id", "pad_token_id")
     )
     if pad is None:
         raise ConfigError("guidance pads the prompt, and neither generation config nor tokenizer have a pad_token_id")
-    return torch.tensor([one for one in (begin, first) if one is not None]), int(pad)
+    return torch.tensor([candidate for candidate in (begin, first) if candidate is not None]), int(pad)

@@ -49,50 +49,54 @@ class ImageRollouts:
     guidance: float
     scoring: Callable[[], CodeScorer]
 
-    def drawn(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan) -> Rollout:
+    def sample(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan) -> Rollout:
         """Rows that the policy draws now; of a greedy plan one per prompt, which all members carry."""
         self._require(plan)
         ids = plan.prompt_ids or tuple(range(len(prompts)))
-        rows = [(p, m) for p, of in enumerate(plan.members_of(len(prompts), group_size)) for m in of]
-        carried = [[row] for row in range(len(rows))]  # the rows that carry what is drawn once
+        rows = [(p, m) for p, numbers in enumerate(plan.members_of(len(prompts), group_size)) for m in numbers]
+        carriers_of = [[row] for row in range(len(rows))]  # the rows that carry what is drawn once
         if plan.deterministic:
-            carried = [[row for row, (q, _) in enumerate(rows) if q == p] for p in range(len(prompts))]
-        first = [rows[carriers[0]] for carriers in carried]
+            carriers_of = [[row for row, (q, _) in enumerate(rows) if q == p] for p in range(len(prompts))]
+        first_rows = [rows[carriers[0]] for carriers in carriers_of]
         encoded = [self.encoder(prompt) for prompt in prompts]
-        seeds = [derive_seed(seed, ids[p], member) for p, member in first]
+        seeds = [derive_seed(seed, ids[p], member) for p, member in first_rows]
         completions: dict[int, Completion] = {}
         samples: dict[int, Sample] = {}
-        for batch in self._written([encoded[p] for p, _ in first], seeds, plan):
-            images = self.pictures.drawn(torch.stack([completion.token_T for completion in batch.values()]))
-            new = []
+        for batch in self._written([encoded[p] for p, _ in first_rows], seeds, plan):
+            images = self.pictures.decode(torch.stack([completion.token_T for completion in batch.values()]))
+            finished = []
             for (number, completion), image in zip(batch.items(), images, strict=True):
-                for row in carried[number]:
+                for row in carriers_of[number]:
                     p, member = rows[row]
-                    bare = Sample(prompts[p], group=ids[p], member=member, image=image)
-                    completions[row], samples[row] = completion, _sample(bare, completion, plan.sample_values)
-                    new.append(samples[row])
-            plan.emit_samples(new)
-        everything = range(len(rows))
-        trace = CodeTrace([encoded[p] for p, _ in rows], [completions[row] for row in everything])
-        return self._assembled(trace, [samples[row] for row in everything], plan)
+                    sample = Sample(prompts[p], group=ids[p], member=member, image=image)
+                    completions[row], samples[row] = completion, _sample(sample, completion, plan.sample_values)
+                    finished.append(samples[row])
+            plan.emit_samples(finished)
+        all_rows = range(len(rows))
+        trace = CodeTrace([encoded[p] for p, _ in rows], [completions[row] for row in all_rows])
+        return self._assembled(trace, [samples[row] for row in all_rows], plan)
 
-    def read(self, given: Sequence[OffPolicySample], *, plan: Plan) -> Rollout:
+    def read(self, samples: Sequence[OffPolicySample], *, plan: Plan) -> Rollout:
         """Rows of pictures of others; log-probabilities that nobody gave are 0."""
         self._require(plan)
-        samplings = recorded_samplings(given, self._sampling(plan))
-        codes = self._codes_of(given)
+        samplings = recorded_samplings(samples, self._sampling(plan))
+        codes = self._codes_of(samples)
         completions = [
-            Completion.taken(code_T, sampling, logprob_T=one.old_logprob_T)
-            for one, code_T, sampling in zip(given, codes, samplings, strict=True)
+            Completion.recorded(code_T, sampling, logprob_T=sample.old_logprob_T)
+            for sample, code_T, sampling in zip(samples, codes, samplings, strict=True)
         ]
-        trace = CodeTrace([self.encoder(one.sample.prompt) for one in given], completions)
+        trace = CodeTrace([self.encoder(sample.sample.prompt) for sample in samples], completions)
         trace = self.scoring().supported(trace, max_tokens=self.settings.update_tokens)
-        samples = [
-            replace(one.sample, tokens=code_T.tolist(), image=one.sample.image or self.pictures.drawn(code_T[None])[0])
-            for one, code_T in zip(given, codes, strict=True)
+        row_samples = [
+            replace(
+                sample.sample,
+                tokens=code_T.tolist(),
+                image=sample.sample.image or self.pictures.decode(code_T[None])[0],
+            )
+            for sample, code_T in zip(samples, codes, strict=True)
         ]
-        rollout = self._assembled(trace, samples, replace(plan, values=()), mask_BT=self._sampled(given))
-        return replace(rollout, origin_B=torch.tensor([one.origin for one in given]), num_forwards=0)
+        rollout = self._assembled(trace, row_samples, replace(plan, values=()), mask_BT=self._sampled(samples))
+        return replace(rollout, origin_B=torch.tensor([sample.origin for sample in samples]), num_forwards=0)
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """``SupportsPromptOverride.override_prompts``: the same codes, under their sampling distribution."""
@@ -101,18 +105,18 @@ class ImageRollouts:
         trace = replace(rollout.trace, prompts=[self.encoder(prompt) for prompt in prompts])
         return replace(rollout, trace=trace)
 
-    def lesson(self, examples: Sequence[Example], seeds: Sequence[int]) -> CodeTrace:
+    def supervised_trace(self, examples: Sequence[Example], seeds: Sequence[int]) -> CodeTrace:
         """Examples as rows, some of them without their prompt. Raises DataError for those without a picture."""
         images = [example.image for example in examples if example.image is not None]
         if len(images) < len(examples):
             raise DataError("the warm-up of a policy of image tokens needs examples with an image")
-        codes = self.pictures.codes(images)
+        codes = self.pictures.encode(images)
         encoded = []
         for example, seed in zip(examples, seeds, strict=True):
-            one = self.encoder(example.prompt)
+            encoded_prompt = self.encoder(example.prompt)
             share = float(torch.rand(1, generator=torch.Generator().manual_seed(seed)))
-            encoded.append(one.dropped if share < self.settings.caption_dropout else one)
-        return CodeTrace(encoded, [Completion.taken(code_T, WHOLE, logprob_T=None) for code_T in codes])
+            encoded.append(encoded_prompt.dropped if share < self.settings.caption_dropout else encoded_prompt)
+        return CodeTrace(encoded, [Completion.recorded(code_T, WHOLE, logprob_T=None) for code_T in codes])
 
     def _written(
         self, prompts: Sequence[EncodedImagePrompt], seeds: Sequence[int], plan: Plan
@@ -120,7 +124,7 @@ class ImageRollouts:
         """What is drawn of each row, batch by batch; decision t of a row takes the t-th random number of its seed."""
         painter: CodeSampler = self.scoring().painter
         sampling, T = self._sampling(plan), painter.grid.num_codes
-        kept = {*plan.sample_values, *(value.name for value in plan.values if value == ENTROPY)}
+        statistics = {*plan.sample_values, *(value.name for value in plan.values if value == ENTROPY)}
         random_T = None
         if plan.stochastic is not None:
             random_T = torch.zeros(T, dtype=torch.bool)
@@ -128,22 +132,22 @@ class ImageRollouts:
         for start in range(0, len(prompts), self.settings.rollout_batch):
             rows = range(start, min(start + self.settings.rollout_batch, len(prompts)))
             uniforms = [torch.rand(T, generator=torch.Generator().manual_seed(seeds[row])) for row in rows]
-            tape = TokenBuffer(
+            buffer = TokenBuffer(
                 sampling,
                 limit_N=torch.full((len(rows),), T),
                 device=painter.device,
                 uniform_NT=None if plan.deterministic else torch.stack(uniforms),
                 random_T=random_T,
-                numbers=tuple(sorted(kept)),
+                numbers=tuple(sorted(statistics)),
             )
-            painter.write([prompts[row] for row in rows], sampling, tape)
-            found = tape.completions(NOTHING.to(painter.device))
-            yield {row: replace(one, finished=True) for row, one in zip(rows, found, strict=True)}
+            painter.write([prompts[row] for row in rows], sampling, buffer)
+            completions = buffer.completions(NOTHING.to(painter.device))
+            yield {row: replace(completion, finished=True) for row, completion in zip(rows, completions, strict=True)}
 
-    def _sampled(self, given: Sequence[OffPolicySample]) -> Tensor:
+    def _sampled(self, samples: Sequence[OffPolicySample]) -> Tensor:
         """(B, T) bool, the codes that were sampled: all of them, or those of a row's window."""
         every_T = torch.ones(self.pictures.grid.num_codes, dtype=torch.bool)
-        return torch.stack([(one.record or {}).get("sampled", every_T) for one in given])
+        return torch.stack([(sample.record or {}).get("sampled", every_T) for sample in samples])
 
     def _assembled(
         self, trace: CodeTrace, samples: Sequence[Sample], plan: Plan, *, mask_BT: Tensor | None = None
@@ -154,12 +158,12 @@ class ImageRollouts:
         if plan.stochastic is not None:
             mask_BT[:] = torch.isin(torch.arange(grid.num_codes), torch.tensor(plan.stochastic, dtype=torch.long))
         number = {key: n for n, key in enumerate(dict.fromkeys(map(_root, samples, trace.prompts)))}
-        root_B = torch.tensor([number[_root(*one)] for one in zip(samples, trace.prompts, strict=True)])
-        asked = [] if plan.deterministic else [value for value in plan.values if value == ENTROPY]
+        root_B = torch.tensor([number[_root(*completion)] for completion in zip(samples, trace.prompts, strict=True)])
+        stored_values = [] if plan.deterministic else [value for value in plan.values if value == ENTROPY]
         return Rollout(
             samples=samples,
             prompt_index_B=torch.tensor([sample.group for sample in samples]),
-            old_logprob_BT=torch.stack([one.logprob_T for one in trace.completions]) * mask_BT,
+            old_logprob_BT=torch.stack([completion.logprob_T for completion in trace.completions]) * mask_BT,
             mask_BT=mask_BT,
             state_BT=prefix_states(code_BT, torch.ones_like(mask_BT), root_B),
             segment_BT=grid.line_T.expand(code_BT.shape).clone(),
@@ -167,35 +171,38 @@ class ImageRollouts:
             token_BT=code_BT,
             is_prefix=True,
             record_B=[
-                one.record() if bool(mask_T.all()) else {**one.record(), "sampled": mask_T.clone()}
-                for one, mask_T in zip(trace.completions, mask_BT, strict=True)
+                completion.record() if bool(mask_T.all()) else {**completion.record(), "sampled": mask_T.clone()}
+                for completion, mask_T in zip(trace.completions, mask_BT, strict=True)
             ],
-            values={value: torch.stack([one.numbers[value.name] for one in trace.completions]) for value in asked},
-            num_forwards=sum(1 + one.sampling.guides for one in trace.completions),
+            values={
+                value: torch.stack([completion.numbers[value.name] for completion in trace.completions])
+                for value in stored_values
+            },
+            num_forwards=sum(1 + completion.sampling.guides for completion in trace.completions),
         )
 
-    def _codes_of(self, given: Sequence[OffPolicySample]) -> list[Tensor]:
+    def _codes_of(self, samples: Sequence[OffPolicySample]) -> list[Tensor]:
         """The codes of samples: their tokens, else those of their pictures.
 
         Raises: DataError for a sample without either, and for another number of codes or log-probabilities.
         """
-        T, found = self.pictures.grid.num_codes, []
-        for one in given:
-            sample, old_T = one.sample, one.old_logprob_T
+        T, codes = self.pictures.grid.num_codes, []
+        for off_policy in samples:
+            sample, old_T = off_policy.sample, off_policy.old_logprob_T
             if sample.tokens is None and sample.image is None:
                 raise DataError(f"the answer to {sample.prompt.text!r:.60} is no picture: image tokens cannot read it")
             if sample.tokens is not None:
                 code_T = torch.as_tensor(list(sample.tokens), dtype=torch.long)
             else:
-                code_T = self.pictures.codes([sample.image])[0]  # pyright: ignore[reportArgumentType] (checked above)
+                code_T = self.pictures.encode([sample.image])[0]  # pyright: ignore[reportArgumentType] (checked above)
             if len(code_T) != T or (old_T is not None and old_T.shape != (T,)):
-                known = "no" if old_T is None else str(len(old_T))
+                num_logprobs = "no" if old_T is None else str(len(old_T))
                 raise DataError(
-                    f"the picture for {sample.prompt.text!r:.60} has {len(code_T)} codes and {known} "
+                    f"the picture for {sample.prompt.text!r:.60} has {len(code_T)} codes and {num_logprobs} "
                     f"log-probabilities; the grid has {T}"
                 )
-            found.append(code_T)
-        return found
+            codes.append(code_T)
+        return codes
 
     def _sampling(self, plan: Plan) -> TokenSampling:
         settings = self.settings.overridden(plan.settings)

@@ -23,15 +23,15 @@ def load(settings: ImageTokensSettings) -> tuple[PreTrainedModel, Any, Any]:
     source = require_model(settings.model)
     autoencoder = None
     if is_own(source):
-        found = call_builder(source)
-        if not isinstance(found, tuple) or len(found) not in (2, 3):
-            given = type(found).__name__
+        loaded = call_builder(source)
+        if not isinstance(loaded, tuple) or len(loaded) not in (2, 3):
+            returned = type(loaded).__name__
             raise ConfigError(
                 f"policy.model {source!r} must return a model, its processor, and an autoencoder if the model holds "
-                f"none, got {given}"
+                f"none, got {returned}"
             )
-        model, processor = found[0].to(DTYPES[settings.dtype]), found[1]
-        autoencoder = found[2] if len(found) == 3 else None
+        model, processor = loaded[0].to(DTYPES[settings.dtype]), loaded[1]
+        autoencoder = loaded[2] if len(loaded) == 3 else None
     else:
         model, processor = pretrained(source, settings, what="a model that draws out of tokens")
     if settings.autoencoder is not None:

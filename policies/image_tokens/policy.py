@@ -95,15 +95,17 @@ class ImageTokensPolicy(
         self.model = model
         self.processor = processor
         self.settings = settings
-        own = getattr(model.base_model, "vqmodel", None)
-        autoencoder = own if autoencoder is None else autoencoder
+        model_codec = getattr(model.base_model, "vqmodel", None)
+        autoencoder = model_codec if autoencoder is None else autoencoder
         if autoencoder is None:
             raise ConfigError(
                 f"{type(model).__name__} holds no autoencoder that makes pictures of its codes: set policy.autoencoder"
             )
         if isinstance(autoencoder, nn.Module):
             autoencoder.to(model.device)
-        held = [p for part in (own, autoencoder) if isinstance(part, nn.Module) for p in part.parameters()]
+        codec_parameters = [
+            p for part in (model_codec, autoencoder) if isinstance(part, nn.Module) for p in part.parameters()
+        ]
         if settings.share_prefix and settings.gradient_checkpointing:
             raise ConfigError(
                 "policy.share_prefix is true, but gradient checkpointing drops the cache that rows would share: leave "
@@ -120,14 +122,14 @@ class ImageTokensPolicy(
         )
         drawing = [model.get_decoder(), model.get_input_embeddings(), *self._painter.codes.parts]
         parts = drawing if alone else [model]
-        used = {parameter for part in parts for parameter in part.parameters()} - set(held)
-        for parameter in chain(model.parameters(), held):
+        used = {parameter for part in parts for parameter in part.parameters()} - set(codec_parameters)
+        for parameter in chain(model.parameters(), codec_parameters):
             parameter.requires_grad_(parameter.requires_grad and parameter in used)
         if settings.gradient_checkpointing:
             enable_checkpointing(model)
         self._rollouts = ImageRollouts(
             encoder=ImagePromptEncoder(model, processor, settings, grid),
-            pictures=ImageCodec(autoencoder, grid, processor, encoder=own),
+            pictures=ImageCodec(autoencoder, grid, processor, encoder=model_codec),
             settings=settings,
             guidance=getattr(model.generation_config, "guidance_scale", None) or 1.0,
             scoring=self._scoring,
@@ -165,8 +167,8 @@ class ImageTokensPolicy(
 
     def concat_traces(self, traces: Sequence[Any]) -> CodeTrace:
         """The rows of all of them."""
-        every = [(trace.prompts, trace.completions) for trace in traces]
-        return CodeTrace(*([one for part in parts for one in part] for parts in zip(*every, strict=True)))
+        trace_fields = [(trace.prompts, trace.completions) for trace in traces]
+        return CodeTrace(*([row for part in parts for row in part] for parts in zip(*trace_fields, strict=True)))
 
     def check_prompt(self, prompt: Prompt) -> None:
         """Raises DataError for a prompt that cannot be encoded."""
@@ -179,25 +181,25 @@ class ImageTokensPolicy(
         draws one picture per prompt, which all members carry.
         """
         plan = plan or Plan()
-        rollout = self._rollouts.drawn(prompts, group_size=group_size, seed=seed, plan=plan)
+        rollout = self._rollouts.sample(prompts, group_size=group_size, seed=seed, plan=plan)
         self._verify(rollout)
         if not self.settings.rescore or plan.deterministic:
             return rollout
         again = rescore(self, rollout, values=tuple(rollout.values))
         return replace(again, num_forwards=2 * rollout.num_forwards)
 
-    def read(self, given: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
+    def read(self, samples: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
         """Rows of given pictures, by their tokens or else by what the autoencoder makes of the picture.
 
         Log-probabilities that are not given are those of now, and with them the entropy if the plan asks for it.
         """
         del seed  # reading takes no random numbers
         plan = plan or Plan()
-        rollout = self._rollouts.read(given, plan=plan)
-        unknown = [row for row, one in enumerate(given) if one.old_logprob_T is None]
-        if unknown:
-            known = tuple(value for value in plan.values if value == ENTROPY and len(unknown) == len(given))
-            rollout = replace(rescore(self, rollout, unknown, values=known), num_forwards=len(unknown))
+        rollout = self._rollouts.read(samples, plan=plan)
+        unscored = [row for row, sample in enumerate(samples) if sample.old_logprob_T is None]
+        if unscored:
+            stored_values = tuple(value for value in plan.values if value == ENTROPY and len(unscored) == len(samples))
+            rollout = replace(rescore(self, rollout, unscored, values=stored_values), num_forwards=len(unscored))
         plan.emit_samples(rollout.samples)
         return rollout
 
@@ -217,20 +219,20 @@ class ImageTokensPolicy(
         Supported values: ``LOGIT_VALUES`` of the guided distribution, and of another view its log-probability and the
         divergences k1, k2 and k3.
         """
-        views, trace = required_views(values, self.weights.names, own=LOGIT_VALUES), rollout.trace
-        own = [value for value in values if value.view is None]
-        chosen = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
-        kept = [row for row in chosen if bool(rollout.mask_BT[row].any())]
-        for batch in trace.batches(kept, max_tokens=self.settings.update_tokens):
+        views, trace = required_views(values, self.weights.names, current_names=LOGIT_VALUES), rollout.trace
+        own_values = [value for value in values if value.view is None]
+        requested = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
+        trained_rows = [row for row in requested if bool(rollout.mask_BT[row].any())]
+        for batch in trace.batches(trained_rows, max_tokens=self.settings.update_tokens):
             mask_NT = rollout.mask_BT[batch]
             mask_NT = mask_NT[:, : int(mask_NT.any(0).nonzero().max()) + 1]
             other = {view: self._of_view(view, trace, batch, mask_NT) for view in views}
-            logprob_NT, found = self._scored(trace, batch, mask_NT, own)
+            logprob_NT, values_NT = self._scored(trace, batch, mask_NT, own_values)
             sides = sum(1 + trace.completions[row].sampling.guides for row in batch)
             yield Evaluation(
                 columns=range(mask_NT.shape[1]),
                 logprob_BT=logprob_NT,
-                values=found | view_values(values, logprob_NT, other),
+                values=values_NT | view_values(values, logprob_NT, other),
                 rows=torch.tensor(batch),
                 num_forwards=sides * (1 + len(views)),
             )
@@ -240,7 +242,7 @@ class ImageTokensPolicy(
 
         A share of the examples, by their seeds, is taught without its prompt.
         """
-        trace = self._rollouts.lesson(examples, seeds)
+        trace = self._rollouts.supervised_trace(examples, seeds)
         rows, T = range(len(examples)), self.num_decisions
         batches = trace.batches(rows, max_tokens=self.settings.update_tokens)
         sums = [self._scored(trace, some, torch.ones(len(some), T, dtype=torch.bool))[0].sum() for some in batches]
@@ -256,9 +258,9 @@ class ImageTokensPolicy(
     ) -> tuple[Tensor, dict[Value, Tensor]]:
         """Log-probabilities and values of the distributions where the mask holds, 0 elsewhere, (N, T)."""
         with checkpointing(self.model, self.settings.gradient_checkpointing):
-            logprob_M, found = self._scoring().logprobs(trace, rows, mask_NT, values)
-        logprob_NT, *found = (scatter_to_mask(mask_NT, each_M) for each_M in (logprob_M, *found))
-        return logprob_NT, dict(zip(values, found, strict=True))
+            logprob_M, values_M = self._scoring().logprobs(trace, rows, mask_NT, values)
+        logprob_NT, *values_M = (scatter_to_mask(mask_NT, each_M) for each_M in (logprob_M, *values_M))
+        return logprob_NT, dict(zip(values, values_M, strict=True))
 
     def _scoring(self, *, shared: bool | None = None) -> CodeScorer:
         """By the model, or by the frozen copy of it that stands in."""

@@ -56,45 +56,49 @@ def attention_values(
 
     Source: arXiv:2510.13554, sec. 4.1 and 5.1.
     """
-    found: list[list[Tensor]] = []
+    layer_values: list[list[Tensor]] = []
 
-    def look(weight_HTL: Tensor) -> None:
+    def record_weights(weight_HTL: Tensor) -> None:
         numbers = [ATTENTION_VALUES[value.name](weight_HTL, *value.numbers) for value in values]
-        found.append([attention_distance(weight_HTL, inf).mean(1), *numbers])
+        layer_values.append([attention_distance(weight_HTL, inf).mean(1), *numbers])
 
-    with _looking(transformer.model, len(token_T), look):
+    with _looking(transformer.model, len(token_T), record_weights):
         transformer.whole([prompt], [token_T], fill=fill)
-    if not found:
+    if not layer_values:
         name = type(transformer.model).__name__
         raise ConfigError(f"{values[0]}: the layers of {name} hand out no attention weights: use another model")
-    layers = torch.linspace(len(found) // 3, 2 * len(found) // 3, NUM_LAYERS).long().unique().tolist()
-    span_h, *each = (torch.cat(parts) for parts in zip(*(found[min(n, len(found) - 1)] for n in layers), strict=True))
+    layers = torch.linspace(len(layer_values) // 3, 2 * len(layer_values) // 3, NUM_LAYERS).long().unique().tolist()
+    span_h, *layer_outputs = (
+        torch.cat(parts) for parts in zip(*(layer_values[min(n, len(layer_values) - 1)] for n in layers), strict=True)
+    )
     num, order_h = max(round(SHARE * len(span_h)), 1), span_h.argsort()
     heads = {"attention_distance": order_h[:num], "attention_influence": order_h[-num:]}
-    return [value_hT[heads[value.name]].mean(0) for value, value_hT in zip(values, each, strict=True)]
+    return [value_hT[heads[value.name]].mean(0) for value, value_hT in zip(values, layer_outputs, strict=True)]
 
 
 @contextmanager
 def _looking(model: PreTrainedModel, num_tokens: int, look: Callable[[Tensor], None]) -> Iterator[None]:
     """Within it each layer's weights of a row's last tokens are looked at, first layer first, and none are kept."""
     text: Any = model.config.get_text_config(decoder=True)
-    before, seen = text._attn_implementation, [torch.empty(0)]
+    implementation, last_weight = text._attn_implementation, [torch.empty(0)]
 
-    def hook(module: nn.Module, given: Any, output: Any) -> None:
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
         for weight in output[1:2] if isinstance(output, tuple) else ():
-            if isinstance(weight, Tensor) and weight is not seen[0] and _is_attention(weight, num_tokens):
-                seen[0] = weight
+            if isinstance(weight, Tensor) and weight is not last_weight[0] and _is_attention(weight, num_tokens):
+                last_weight[0] = weight
                 look(weight[0, :, -num_tokens:].float())
 
-    ours = [module for module in model.modules() if getattr(module, "config", None) is text]  # not a vision tower's
-    hooks = [module.register_forward_hook(hook) for module in ours]
+    text_modules = [
+        module for module in model.modules() if getattr(module, "config", None) is text
+    ]  # not a vision tower's
+    hooks = [module.register_forward_hook(hook) for module in text_modules]
     text._attn_implementation = "eager"
     try:
         yield
     finally:
-        text._attn_implementation = before
-        for one in hooks:
-            one.remove()
+        text._attn_implementation = implementation
+        for handle in hooks:
+            handle.remove()
 
 
 def _is_attention(weight: Tensor, num_tokens: int) -> bool:

@@ -21,8 +21,8 @@ def is_audio_tensor(name: str) -> bool:
 
 def rate_of(processor: Any) -> int | None:
     """The sampling rate, in Hz, that a processor's feature extractor works at; None for one that hears nothing."""
-    found = [getattr(getattr(processor, name, None), "sampling_rate", None) for name in EXTRACTORS]
-    return next((rate for rate in found if isinstance(rate, int)), None)
+    rates = [getattr(getattr(processor, name, None), "sampling_rate", None) for name in EXTRACTORS]
+    return next((rate for rate in rates if isinstance(rate, int)), None)
 
 
 def audio_arguments(processor: Any, sounds: Sequence[Any]) -> dict[str, Any]:
@@ -30,8 +30,8 @@ def audio_arguments(processor: Any, sounds: Sequence[Any]) -> dict[str, Any]:
 
     Raises: DataError for a sound that cannot be opened, and for a processor that takes none.
     """
-    rate, known = rate_of(processor), signature(processor.__call__).parameters
-    name = next((name for name in ARGUMENTS if name in known), None)
+    rate, parameters = rate_of(processor), signature(processor.__call__).parameters
+    name = next((name for name in ARGUMENTS if name in parameters), None)
     if rate is None or name is None:
         raise DataError(
             f"{type(processor).__name__} takes no sounds; use a model that hears (Qwen2-Audio, Qwen2.5-Omni, ...), or "

@@ -29,7 +29,7 @@ def with_opening_turn(prompt: Prompt, opening: Turn) -> Prompt:
 
 
 def generate_conversations(
-    way: ForwardPath,
+    path: ForwardPath,
     starts: Sequence[RowStart],
     owner_N: Sequence[int],
     seed_N: Sequence[int],
@@ -62,26 +62,32 @@ def generate_conversations(
     keys = [opening.state for opening in openings]
     rows, owners = list(range(len(owner_N))), list(owner_N)
     for number in range(1, max_turns + 1):
-        going: dict[int, Completion] = {}
-        for batch in generate_rows(way, starts, owners, [seed_N[row] for row in rows], drawing):
-            over: dict[int, Completion] = {}
-            for place, completion in batch.items():
-                row, start = rows[place], starts[owners[place]].num_begun
+        continued: dict[int, Completion] = {}
+        for batch in generate_rows(path, starts, owners, [seed_N[row] for row in rows], drawing):
+            finished_rows: dict[int, Completion] = {}
+            for position, completion in batch.items():
+                row, start = rows[position], starts[owners[position]].num_initial
                 reply = _reply(environments[row], completion, start, encoder)
                 reward = None if reply is None else reply.reward
                 turns[row] += (CompletionTurn(start, len(completion.token_T), reward, keys[row]),)
                 keys[row] = None if reply is None else reply.state
-                longer = _told(completion, reply, encoder, drawing) if number < max_turns else None
-                if longer is None:
+                extended = _told(completion, reply, encoder, drawing) if number < max_turns else None
+                if extended is None:
                     finished = reply is not None and reply.ends
                     error = environments[row].error
-                    over[row] = replace(completion, turns=turns[row], finished=finished, environment_error=error)
+                    finished_rows[row] = replace(
+                        completion, turns=turns[row], finished=finished, environment_error=error
+                    )
                 else:
-                    going[row] = longer
-            if over:
-                yield over
-        starts = [RowStart(starts[owners[place]].prompt, going[row]) for place, row in enumerate(rows) if row in going]
-        rows = [row for row in rows if row in going]
+                    continued[row] = extended
+            if finished_rows:
+                yield finished_rows
+        starts = [
+            RowStart(starts[owners[position]].prompt, continued[row])
+            for position, row in enumerate(rows)
+            if row in continued
+        ]
+        rows = [row for row in rows if row in continued]
         owners = list(range(len(rows)))
         if not rows:
             return
@@ -103,4 +109,4 @@ def _told(
     token_T = encoder.reply(reply.text, reply.role, end_ids=drawing.end_ids.tolist())
     if len(completion.token_T) + len(token_T) >= drawing.length:
         return None
-    return Completion.chained([completion, Completion.given(token_T.to(torch.long), drawing.sampling)])
+    return Completion.concat([completion, Completion.forced(token_T.to(torch.long), drawing.sampling)])

@@ -57,18 +57,18 @@ class EncodedPrompt:
     def kind(self) -> tuple[Any, ...]:
         """Prompts of one kind may run in one batch; without media their lengths may differ."""
         shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in sorted(self.media.items()))
-        own = (self.length, tuple(self.per_token), *shapes) if shapes else tuple(self.per_token)
-        return (*own, "beyond") if self.is_beyond_switch else own
+        layout = (self.length, tuple(self.per_token), *shapes) if shapes else tuple(self.per_token)
+        return (*layout, "beyond") if self.is_beyond_switch else layout
 
-    def followed_by(self, token_T: Tensor, fill: int) -> EncodedPrompt:
+    def with_tokens(self, token_T: Tensor, fill: int) -> EncodedPrompt:
         """The prompt with tokens behind it, of which its per-token tensors say ``fill`` (-1: as of the last)."""
         if len(token_T) == 0:
             return self
         longer = {}
         for name, tensor_1P in self.per_token.items():
             last_11 = tensor_1P[:, -1:]
-            more_1T = (last_11 if fill < 0 else torch.full_like(last_11, fill)).expand(-1, len(token_T))
-            longer[name] = torch.cat([tensor_1P, more_1T], dim=1)
+            fill_1T = (last_11 if fill < 0 else torch.full_like(last_11, fill)).expand(-1, len(token_T))
+            longer[name] = torch.cat([tensor_1P, fill_1T], dim=1)
         return replace(self, ids_P=torch.cat([self.ids_P, token_T.to(self.ids_P)]), per_token=longer)
 
     @property
@@ -120,7 +120,7 @@ class PromptEncoder:
         self.text = TextDecoder(self.tokenizer, control_ids=control_ids, turns=turns)
         self._dropped: dict[Any, Sequence[str]] = {}  # kinds of media that are dropped, by arrangement
         self._takes: dict[str, bool] = {}
-        self._known: OrderedDict[int, EncodedPrompt] = OrderedDict()
+        self._cache: OrderedDict[int, EncodedPrompt] = OrderedDict()
         self._bytes = 0
 
     def __call__(self, prompt: Prompt) -> EncodedPrompt:
@@ -129,14 +129,14 @@ class PromptEncoder:
         Raises: DataError for media that cannot be opened or have no place in the prompt, and for a prompt that leaves
         no room for a completion; nothing is ever truncated.
         """
-        if id(prompt) in self._known:
-            self._known.move_to_end(id(prompt))
-            return self._known[id(prompt)]
+        if id(prompt) in self._cache:
+            self._cache.move_to_end(id(prompt))
+            return self._cache[id(prompt)]
         encoded = self._encoded(prompt)
-        self._known[id(prompt)] = encoded
+        self._cache[id(prompt)] = encoded
         self._bytes += encoded.num_bytes
-        while self._bytes > self.settings.memo_bytes and len(self._known) > 1:
-            self._bytes -= self._known.popitem(last=False)[1].num_bytes
+        while self._bytes > self.settings.memo_bytes and len(self._cache) > 1:
+            self._bytes -= self._cache.popitem(last=False)[1].num_bytes
         return encoded
 
     def target(self, text: str) -> Tensor:
@@ -152,16 +152,16 @@ class PromptEncoder:
         """
         if not self._uses_template:
             return self.target(text)
-        said = [("user", "x"), ("assistant", ANSWER), (role, text)]
-        turns = [self._turn({"role": who, "content": what}) for who, what in said]
+        messages = [("user", "x"), ("assistant", ANSWER), (role, text)]
+        turns = [self._turn({"role": turn_role, "content": content}) for turn_role, content in messages]
         try:
-            whole = self.processor.apply_chat_template(
+            rendered = self.processor.apply_chat_template(
                 turns, tokenize=False, add_generation_prompt=True, **self.settings.template
             )
         except Exception as error:  # of the template's own, jinja2's among them
             raise DataError(f"the chat template takes no turn of {role!r} after an answer: {error}") from error
-        _, there, tail = whole.partition(ANSWER)
-        if not there:
+        _, separator, tail = rendered.partition(ANSWER)
+        if not separator:
             raise DataError("the chat template does not write answers as they are, so nothing can follow one")
         token_T = self.target(tail)
         return token_T[1:] if len(token_T) and int(token_T[0]) in end_ids else token_T
@@ -173,11 +173,11 @@ class PromptEncoder:
             tail = self.processor.apply_chat_template(turns, tokenize=False, **self.settings.template).rpartition("x")[
                 2
             ]
-            written = self.tokenizer(tail, add_special_tokens=False)["input_ids"]
-            if found := [token for token in written if token in end_ids]:
-                return found[0]
-        own = self.tokenizer.eos_token_id
-        return own if own in end_ids else end_ids[0]
+            tail_ids = self.tokenizer(tail, add_special_tokens=False)["input_ids"]
+            if end_tokens := [token for token in tail_ids if token in end_ids]:
+                return end_tokens[0]
+        eos_id = self.tokenizer.eos_token_id
+        return eos_id if eos_id in end_ids else end_ids[0]
 
     def _all_turns(self) -> str:
         """A turn of each role as the chat template writes it; a template may reject a system turn."""
@@ -223,9 +223,9 @@ class PromptEncoder:
     def _tensors(self, prompt: Prompt) -> dict[str, Tensor]:
         num_images, num_videos, num_audios = len(prompt.images), len(prompt.videos), len(prompt.audios)
         if (num_images or num_videos or num_audios) and not self._takes_media:
-            what = "shows pictures" if num_images or num_videos else "plays sounds"
+            inputs = "shows pictures" if num_images or num_videos else "plays sounds"
             raise DataError(
-                f"the prompt {prompt.text!r:.60} {what}, and {type(self.processor).__name__} reads text alone; "
+                f"the prompt {prompt.text!r:.60} {inputs}, and {type(self.processor).__name__} reads text alone; "
                 "use a vision-language checkpoint, or one that hears, or remove the images and sounds"
             )
         visual = visual_inputs(prompt, self.processor, self.settings.video)
@@ -240,24 +240,24 @@ class PromptEncoder:
         if num_audios:
             arguments |= audio_arguments(self.processor, prompt.audios)
         try:
-            found = self._processed(text, arguments)
+            processed = self._processed(text, arguments)
         except (ValueError, IndexError, StopIteration, TypeError) as error:
-            places = "its messages must hold as many image, video and audio parts"
+            hint = "its messages must hold as many image, video and audio parts"
             if not self._uses_template:
-                places = "without a chat template the marks of pictures and sounds must stand in the text itself"
+                hint = "without a chat template the marks of pictures and sounds must stand in the text itself"
             raise DataError(
                 f"{type(self.processor).__name__} cannot process the prompt {prompt.text!r:.60} with {num_images} "
-                f"images and {num_videos} videos and {num_audios} sounds: {error}; {places}"
+                f"images and {num_videos} videos and {num_audios} sounds: {error}; {hint}"
             ) from error
-        self._require_every_medium(prompt, text, arguments, found)
-        tensors = {name: torch.as_tensor(value) for name, value in found.items() if value is not None}
+        self._require_every_medium(prompt, text, arguments, processed)
+        tensors = {name: torch.as_tensor(value) for name, value in processed.items() if value is not None}
         if "input_ids" not in tensors:
             raise DataError(
                 f"{type(self.processor).__name__} makes no tokens of the prompt {prompt.text!r:.60}: it reads pictures "
                 "alone, and such models are not trained here; use one that reads a text"
             )
-        for medium, shown in (("image", prompt.images), ("audio", prompt.audios)):
-            if len(shown) and not self._uses_template:
+        for medium, media in (("image", prompt.images), ("audio", prompt.audios)):
+            if len(media) and not self._uses_template:
                 self._require_place(prompt, tensors["input_ids"], medium)
         return tensors
 
@@ -383,19 +383,19 @@ def position_switch(config: Any) -> int | None:
     """
     parameters = getattr(config, "rope_parameters", None) or {}
     layers = [parameters, *(value for value in parameters.values() if isinstance(value, Mapping))]
-    lengths = [one["original_max_position_embeddings"] for one in layers if one.get("rope_type") == "longrope"]
+    lengths = [rope["original_max_position_embeddings"] for rope in layers if rope.get("rope_type") == "longrope"]
     return min(lengths, default=None)
 
 
 def prompt_batches(prompts: Sequence[EncodedPrompt], max_tokens: int) -> list[list[int]]:
     """Positions of prompts that may run together, in order; at most ``max_tokens`` tokens a batch, padding included."""
-    found: list[list[int]] = []
+    batches: list[list[int]] = []
     open_batch: dict[Any, list[int]] = {}
     for position in sorted(range(len(prompts)), key=lambda k: prompts[k].length):
         kind = prompts[position].kind
         batch = open_batch.get(kind)
         if batch is None or (len(batch) + 1) * prompts[position].length > max_tokens:
             batch = open_batch[kind] = []
-            found.append(batch)
+            batches.append(batch)
         batch.append(position)
-    return found
+    return batches

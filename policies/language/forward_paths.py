@@ -36,7 +36,7 @@ class ForwardPath(ABC):
 
     @abstractmethod
     def write(
-        self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], tape: TokenBuffer, end_ids: Tensor
+        self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], buffer: TokenBuffer, end_ids: Tensor
     ) -> None:
         """Writes N rows, of which row n completes ``prompts[owner_N[n]]``."""
 
@@ -53,16 +53,16 @@ class ForwardPath(ABC):
         """What is predicted from them, (..., D) -> (..., V), float32."""
 
     @abstractmethod
-    def through(self, model: PreTrainedModel) -> ForwardPath:
+    def with_model(self, model: PreTrainedModel) -> ForwardPath:
         """The same way through another model of the same kind."""
 
 
 def rows_by_prompt(prompts: Sequence[EncodedPrompt], owner_N: Sequence[int]) -> list[list[int]]:
     """The rows of each prompt that has any, shorter prompts first."""
-    found: dict[int, list[int]] = {}
+    rows: dict[int, list[int]] = {}
     for row, owner in enumerate(owner_N):
-        found.setdefault(owner, []).append(row)
-    return [found[owner] for owner in sorted(found, key=lambda p: (prompts[p].length, p))]
+        rows.setdefault(owner, []).append(row)
+    return [rows[owner] for owner in sorted(rows, key=lambda p: (prompts[p].length, p))]
 
 
 def _trees(
@@ -70,11 +70,11 @@ def _trees(
 ) -> list[tuple[token_trees.TokenSegment, ...]]:
     """The tree of each prompt's rows."""
     lists = [token_T.tolist() for token_T in tokens]
-    found = []
+    trees = []
     for prompt in prompts:
         rows = [n for n, owner in enumerate(owner_N) if owner == prompt]
-        found.append(token_trees.segment_tree(rows, lists, [fork_N[n] for n in rows if fork_N[n]]))
-    return found
+        trees.append(token_trees.segment_tree(rows, lists, [fork_N[n] for n in rows if fork_N[n]]))
+    return trees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,21 +114,21 @@ class CachedPath(ForwardPath):
         if max(map(len, groups)) > size:
             order = [row for rows in groups for row in rows]
             return [order[start : start + size] for start in range(0, len(order), size)]
-        found: list[list[int]] = []
+        batches: list[list[int]] = []
         for rows in groups:
-            if not found or len(found[-1]) + len(rows) > size:
-                found.append([])
-            found[-1] += rows
-        return found
+            if not batches or len(batches[-1]) + len(rows) > size:
+                batches.append([])
+            batches[-1] += rows
+        return batches
 
     @torch.no_grad()
     def write(
-        self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], tape: TokenBuffer, end_ids: Tensor
+        self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], buffer: TokenBuffer, end_ids: Tensor
     ) -> None:
         """Each prompt is run once, then its rows token by token."""
         prefix = self.transformer.prefill(prompts, max_tokens=self.max_tokens)
         prefix = prefix.rows(torch.tensor(owner_N, device=self.transformer.device))
-        decode_rows(self.transformer, prefix, tape, end_ids=end_ids, compiled=self.compiled)
+        decode_rows(self.transformer, prefix, buffer, end_ids=end_ids, compiled=self.compiled)
 
     def batches(self, trace: TextTrace, rows: Sequence[int]) -> list[list[int]]:
         """Rows of a prompt side by side; a shared prompt's tokens are counted once."""
@@ -142,7 +142,7 @@ class CachedPath(ForwardPath):
         unique = sorted(set(owners))
         device = self.transformer.device
         prefix = self.transformer.prefill([trace.prompts[owner] for owner in unique], max_tokens=self.max_tokens)
-        forks = [trace.completions[row].num_taken for row in rows]
+        forks = [trace.completions[row].num_inherited for row in rows]
         if any(forks):
             return token_trees.tree_states(self.transformer, prefix, _trees(unique, owners, tokens, forks), tokens)
         prefix = prefix.rows(torch.tensor([unique.index(owner) for owner in owners], device=device))
@@ -157,6 +157,6 @@ class CachedPath(ForwardPath):
         """The model's own head."""
         return self.transformer.logits(states)
 
-    def through(self, model: PreTrainedModel) -> CachedPath:
+    def with_model(self, model: PreTrainedModel) -> CachedPath:
         """The same, with a transformer of its own."""
         return replace(self, transformer=Transformer(model, autocast=self.transformer.autocast))

@@ -31,7 +31,7 @@ def member_divergence(logprob_GcV: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def group_divergence(way: ForwardPath, trace: TextTrace, group_B: Tensor, *, head_bytes: int) -> Tensor:
+def group_divergence(path: ForwardPath, trace: TextTrace, group_B: Tensor, *, head_bytes: int) -> Tensor:
     """``member_divergence`` at each token of every row, of those of its group; a row that ended is uniform there.
 
     It is at temperature 1 and over the whole vocabulary, and the same for all members.
@@ -49,26 +49,26 @@ def group_divergence(way: ForwardPath, trace: TextTrace, group_B: Tensor, *, hea
     found_BT = torch.zeros(len(tokens), max(map(len, tokens)))
     for group in group_B.unique().tolist():
         rows = (group_B == group).nonzero().flatten().tolist()
-        divergence_T = _of_group(way, trace, rows, chunk=head_bytes // (4 * way.vocabulary * len(rows)))
+        divergence_T = _of_group(path, trace, rows, chunk=head_bytes // (4 * path.vocabulary * len(rows)))
         for row in rows:
             found_BT[row, : len(tokens[row])] = divergence_T[: len(tokens[row])]
     return found_BT
 
 
-def _of_group(way: ForwardPath, trace: TextTrace, rows: Sequence[int], *, chunk: int) -> Tensor:
+def _of_group(path: ForwardPath, trace: TextTrace, rows: Sequence[int], *, chunk: int) -> Tensor:
     lengths = {row: len(trace.completions[row].token_T) for row in rows}
     states: dict[int, Tensor] = {}
-    for batch in way.batches(trace, rows):
-        states_NTD = way.states(trace, batch, [trace.completions[row].token_T for row in batch])
+    for batch in path.batches(trace, rows):
+        states_NTD = path.states(trace, batch, [trace.completions[row].token_T for row in batch])
         states |= {row: states_TD[: lengths[row]] for row, states_TD in zip(batch, states_NTD, strict=True)}
     parts, chunk = [], max(chunk, 1)
     for start in range(0, max(lengths.values()), chunk):
         width = min(chunk, max(lengths.values()) - start)
-        logprob_GcV = torch.full((len(rows), width, way.vocabulary), -math.log(way.vocabulary))
+        logprob_GcV = torch.full((len(rows), width, path.vocabulary), -math.log(path.vocabulary))
         for member, row in enumerate(rows):
             here_cD = states[row][start : start + width]
             if len(here_cD):
-                logprob_cV = way.logits(here_cD).log_softmax(-1)
+                logprob_cV = path.logits(here_cD).log_softmax(-1)
                 logprob_GcV = logprob_GcV.to(logprob_cV.device)
                 logprob_GcV[member, : len(here_cD)] = logprob_cV
         parts.append(member_divergence(logprob_GcV).cpu())

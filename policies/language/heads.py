@@ -43,13 +43,16 @@ class LogitsHead:
         self._kind = type(output)
         self._embedding: Any = model.get_output_embeddings()
         hidden_1LD = output["last_hidden_state"]
-        theirs = model(input_ids=ids_1L, use_cache=False).logits
-        self.vocabulary = int(theirs.shape[-1])
-        self._bare = self._embedding is not None and torch.equal(self._embedding(hidden_1LD), theirs)
-        ours = self(hidden_1LD)
-        common = theirs.float().clamp(min=torch.finfo(theirs.dtype).min / 2)  # such a logit says: never
-        gap = float((ours - theirs.float()).abs().max() / common.where(common > -1e30, 0.0).abs().max().clamp(min=1e-6))
-        if ours.shape != theirs.shape or not gap <= HEAD_TOLERANCE:
+        model_logits = model(input_ids=ids_1L, use_cache=False).logits
+        self.vocabulary = int(model_logits.shape[-1])
+        self._bare = self._embedding is not None and torch.equal(self._embedding(hidden_1LD), model_logits)
+        head_logits = self(hidden_1LD)
+        common = model_logits.float().clamp(min=torch.finfo(model_logits.dtype).min / 2)  # such a logit says: never
+        gap = float(
+            (head_logits - model_logits.float()).abs().max()
+            / common.where(common > -1e30, 0.0).abs().max().clamp(min=1e-6)
+        )
+        if head_logits.shape != model_logits.shape or not gap <= HEAD_TOLERANCE:
             raise PolicyError(
                 f"the logits of {type(model).__name__} are not a function of the last hidden states of its "
                 f"{type(base).__name__} (relative difference {gap:.1e})"
@@ -71,12 +74,12 @@ class LogitsHead:
 @contextmanager
 def _standing_still(base: nn.Module, output: ModelOutput) -> Iterator[None]:
     """Within it the base gives one output, whatever it is called with."""
-    own = base.__dict__.get("forward")
+    forward = base.__dict__.get("forward")
     object.__setattr__(base, "forward", lambda *_, **__: output)
     try:
         yield
     finally:
-        if own is None:
+        if forward is None:
             del base.__dict__["forward"]
         else:
-            object.__setattr__(base, "forward", own)
+            object.__setattr__(base, "forward", forward)

@@ -37,7 +37,7 @@ class LanguageCritic(Critic):
     def __init__(
         self,
         states: Callable[[Rollout, Rows], Iterator[HiddenStates]],
-        behind: Callable[[Rollout, Sequence[Prompt]], Rollout],
+        override_prompts: Callable[[Rollout, Sequence[Prompt]], Rollout],
         *,
         body: Sequence[nn.Parameter],
         width: int,
@@ -47,12 +47,12 @@ class LanguageCritic(Critic):
 
         Args:
             states: streams the model's last hidden states.
-            behind: makes rows of a policy those of the model.
+            override_prompts: makes rows of a policy those of the model.
             body: what is trained of the model.
             width: D.
             device: of the model.
         """
-        self._states, self._behind, self._body = states, behind, list(body)
+        self._states, self._override_prompts, self._body = states, override_prompts, list(body)
         self._weight_D = nn.Parameter(torch.zeros(width, device=device))
         self._bias_1 = nn.Parameter(torch.zeros(1, device=device))
 
@@ -63,7 +63,7 @@ class LanguageCritic(Critic):
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """The same tokens, for a model with the same tokenizer."""
-        return self._behind(rollout, prompts)
+        return self._override_prompts(rollout, prompts)
 
     def evaluate(self, rollout: Rollout, rows: Rows = None, *, values: Collection[Value] = ()) -> Iterator[Evaluation]:
         """One slice per batch of rows. Raises ConfigError for another value than ``VALUE``."""

@@ -31,44 +31,42 @@ def load_model(settings: LanguageSettings) -> tuple[PreTrainedModel, Any]:
     """
     source = require_model(settings.model)
     if source.startswith("python:"):
-        found = call_builder(source)
-        if not isinstance(found, tuple) or len(found) != 2:
-            given = type(found).__name__
-            raise ConfigError(f"policy.model {source!r} must return a model and its processor, got {given}")
-        return found[0].to(DTYPES[settings.dtype]), found[1]
+        loaded = call_builder(source)
+        if not isinstance(loaded, tuple) or len(loaded) != 2:
+            returned = type(loaded).__name__
+            raise ConfigError(f"policy.model {source!r} must return a model and its processor, got {returned}")
+        return loaded[0].to(DTYPES[settings.dtype]), loaded[1]
     return pretrained(source, settings, what="a language model")
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: Any) -> list[int]:
     """Every token that ends a completion. Raises ConfigError if there is none."""
-    found: set[int] = set()
+    ids: set[int] = set()
     for source in (model.generation_config, model.config, model.config.get_text_config(decoder=True), tokenizer):
         value = getattr(source, "eos_token_id", None)
-        found |= set(value) if isinstance(value, (list, tuple)) else {value} if value is not None else set()
-    if not found:
+        ids |= set(value) if isinstance(value, (list, tuple)) else {value} if value is not None else set()
+    if not ids:
         raise ConfigError(
             f"{type(model).__name__} and its tokenizer name no end-of-sequence token; set eos_token_id in its "
             "generation_config"
         )
-    return sorted(found)
+    return sorted(ids)
 
 
 def media_token_ids(model: PreTrainedModel, processor: Any, tokenizer: Any) -> list[int]:
     """Tokens that stand for pictures, videos and sounds: writing one would promise features that are not there."""
-    found: set[int] = set()
+    ids: set[int] = set()
     configs = (model.config, model.config.get_text_config(decoder=True), processor)
     for source in configs:
         for name in dir(source):
             if name.endswith(("_token_id", "_token_index", "_token_ids")) and any(w in name for w in MEDIA_WORDS):
                 value = getattr(source, name, None)
-                found |= (
-                    set(value) if isinstance(value, (list, tuple)) else {value} if isinstance(value, int) else set()
-                )
+                ids |= set(value) if isinstance(value, (list, tuple)) else {value} if isinstance(value, int) else set()
     special = {*tokenizer.all_special_tokens, *(str(token) for token in tokenizer.added_tokens_decoder.values())}
     for token in special:
         if any(word in token.lower() for word in MEDIA_WORDS):
-            found.add(tokenizer.convert_tokens_to_ids(token))
-    return sorted(value for value in found if isinstance(value, int) and value >= 0)
+            ids.add(tokenizer.convert_tokens_to_ids(token))
+    return sorted(value for value in ids if isinstance(value, int) and value >= 0)
 
 
 def suppressed_token_ids(
@@ -81,9 +79,9 @@ def suppressed_token_ids(
     """
     vocabulary = num_logits(model)
     unnamed = unnamed_ids(tokenizer, vocabulary)
-    found = {*media_token_ids(model, processor, tokenizer), *unnamed, *more} - set(end_ids)
-    kept = sorted(value for value in found if value < vocabulary)
-    return torch.tensor(kept, dtype=torch.long, device=model.device)
+    ids = {*media_token_ids(model, processor, tokenizer), *unnamed, *more} - set(end_ids)
+    in_vocabulary = sorted(value for value in ids if value < vocabulary)
+    return torch.tensor(in_vocabulary, dtype=torch.long, device=model.device)
 
 
 def trained_weights(model: PreTrainedModel, settings: LanguageSettings) -> Weights:
@@ -92,7 +90,7 @@ def trained_weights(model: PreTrainedModel, settings: LanguageSettings) -> Weigh
     if settings.adapter is not None:
         weights.load_initial(Path(settings.adapter))
     if settings.lora is None and settings.freeze_vision:
-        kept = language_parameters(model)
+        trained = language_parameters(model)
         for parameter in model.parameters():
-            parameter.requires_grad_(parameter in kept)
+            parameter.requires_grad_(parameter in trained)
     return weights

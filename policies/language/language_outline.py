@@ -37,13 +37,13 @@ def language_outline(settings: LanguageSettings, *, prompt_tokens: int, group_si
     Raises:
         ConfigError: its sizes are not known.
     """
-    model, said = _model(settings)
+    model, source = _model(settings)
     with torch.device("meta"):
         Weights({"model": model}, settings.lora, language_linears(model), PeftFiles())
     if settings.lora is None and settings.freeze_vision:
-        kept = language_parameters(model)
+        trained = language_parameters(model)
         for parameter in model.parameters():
-            parameter.requires_grad_(parameter in kept)
+            parameter.requires_grad_(parameter in trained)
     if settings.gradient_checkpointing:
         enable_checkpointing(model)
     length = settings.max_new_tokens
@@ -64,7 +64,7 @@ def language_outline(settings: LanguageSettings, *, prompt_tokens: int, group_si
         ),
         rollout_rows=written,
         assumed=(
-            f"sizes of {said}",
+            f"sizes of {source}",
             f"prompts of {prompt_tokens} tokens, answers of {length}, as long as they may be",
             "what the parts that see or hear hold is counted, what their passes take is not",
         ),
@@ -152,8 +152,8 @@ class _Calls:
         with self._arithmetic():
             vectors = self._model.get_input_embeddings()(ids_NL)
             decoder = self._model.get_decoder()
-            kept = {} if cache is None else {cache_argument(decoder): cache}
-            return decoder(inputs_embeds=vectors, use_cache=cache is not None, **kept).last_hidden_state
+            cache_kwargs = {} if cache is None else {cache_argument(decoder): cache}
+            return decoder(inputs_embeds=vectors, use_cache=cache is not None, **cache_kwargs).last_hidden_state
 
     def _logits(self, hidden: Tensor) -> Tensor:
         with self._arithmetic():

@@ -47,18 +47,18 @@ def kinds_dropped_by_template(messages: Messages, render: Callable[[Messages], s
     Returns:
         ``image``, ``video`` or ``audio``, each once.
     """
-    whole = render(messages)
+    full_text = render(messages)
     dropped: dict[str, None] = {}
-    for number, turn in enumerate(messages):
+    for turn_index, turn in enumerate(messages):
         if isinstance(turn["content"], str):
             continue
-        for place, part in enumerate(turn["content"]):
+        for index, part in enumerate(turn["content"]):
             kind = part.get("type")
             if kind not in KINDS or kind in dropped:
                 continue
-            rest = [*turn["content"][:place], *turn["content"][place + 1 :]]
-            shorter = [*messages[:number], {**turn, "content": rest}, *messages[number + 1 :]]
-            if _rendered(shorter, render) == whole:
+            rest = [*turn["content"][:index], *turn["content"][index + 1 :]]
+            shorter = [*messages[:turn_index], {**turn, "content": rest}, *messages[turn_index + 1 :]]
+            if _rendered(shorter, render) == full_text:
                 dropped[kind] = None
     return list(dropped)
 
@@ -98,9 +98,9 @@ def media_probe(kind: str, mark: str = "") -> Prompt:
     frames = [Image.fromarray(frame) for frame in pixels]
     audio = {"array": np.sin(np.arange(16000) * 0.05), "sampling_rate": 16000}
     media: dict[str, Any] = {"image": frames[0], "video": frames, "audio": audio}
-    shown = {name: [media[one]] if one == kind else [] for one, name in KINDS.items()}
+    inputs = {name: [media[media_kind]] if media_kind == kind else [] for media_kind, name in KINDS.items()}
     text = f"{mark}what is this"
-    return Prompt(text, images=shown["images"], videos=shown["videos"], audios=shown["audios"])
+    return Prompt(text, images=inputs["images"], videos=inputs["videos"], audios=inputs["audios"])
 
 
 def _rendered(messages: Messages, render: Callable[[Messages], str]) -> str | None:

@@ -86,12 +86,12 @@ class ParityCase:
     def on(self, prompts: Sequence[EncodedPrompt], vocabulary: int) -> ParityCase:
         """The same on other prompts: two completions each, of tokens drawn alike from all that end nothing."""
         sampling, end_ids = replace(self.sampling, top_k=None, top_p=None, min_p=None), self.end_ids
-        odds_V = torch.ones(vocabulary)
-        odds_V[[t for t in (*sampling.suppressed.tolist(), *end_ids.tolist(), *self.special) if t < vocabulary]] = 0
+        weight_V = torch.ones(vocabulary)
+        weight_V[[t for t in (*sampling.suppressed.tolist(), *end_ids.tolist(), *self.special) if t < vocabulary]] = 0
         generator = torch.Generator().manual_seed(0)
         lengths = LENGTHS * len(prompts)
-        drawn = [odds_V.multinomial(length, generator=generator) for length in lengths]
-        completions = [Completion.taken(token_T, sampling, logprob_T=None) for token_T in drawn]
+        token_lists = [weight_V.multinomial(length, generator=generator) for length in lengths]
+        completions = [Completion.recorded(token_T, sampling, logprob_T=None) for token_T in token_lists]
         trace = TextTrace(prompts, [row // len(LENGTHS) for row in range(len(lengths))], completions)
         return replace(self, trace=trace, sampling=sampling)
 
@@ -128,23 +128,23 @@ class PathOutputs:
         return _largest(gaps / torch.maximum(norms, floor).clamp(min=1e-30))
 
 
-def measure_path(way: ForwardPath, trial: ParityCase, *, alone: bool = False) -> PathOutputs:
+def measure_path(path: ForwardPath, trial: ParityCase, *, alone: bool = False) -> PathOutputs:
     """What a way says of the rows, in its own batches or each row by itself."""
     weight_MT = _weights(trial)
     values: dict[int, Tensor] = {}
     parameters = trial.parameters()
     gradients = [torch.zeros(0)] * len(parameters)
-    for batch in [[row] for row in trial.rows] if alone else way.batches(trial.trace, trial.rows):
+    for batch in [[row] for row in trial.rows] if alone else path.batches(trial.trace, trial.rows):
         with torch.set_grad_enabled(len(parameters) > 0), trial.checkpointing():
-            logprob_M, _ = score_rows(way, trial.trace, batch, head_bytes=trial.head_bytes)
+            logprob_M, _ = score_rows(path, trial.trace, batch, head_bytes=trial.head_bytes)
             lengths = [len(trial.trace.completions[row].token_T) for row in batch]
             values |= zip(batch, logprob_M.detach().cpu().split(lengths), strict=True)
             weights = torch.cat([weight_MT[row][:length] for row, length in zip(batch, lengths, strict=True)])
             total = (weights.to(logprob_M) * logprob_M).sum()
             if parameters and not total.requires_grad:
                 raise ValueError("no gradient reaches what is trained")
-            found = gradients_of(total, parameters) if parameters else ()
-        for number, gradient in enumerate(found):
+            grads = gradients_of(total, parameters) if parameters else ()
+        for number, gradient in enumerate(grads):
             if gradient is not None:
                 entries = _entries(gradient)
                 gradients[number] = entries if len(gradients[number]) == 0 else gradients[number] + entries
@@ -152,34 +152,36 @@ def measure_path(way: ForwardPath, trial: ParityCase, *, alone: bool = False) ->
     return PathOutputs(torch.cat([values[row] for row in trial.rows]), entries)
 
 
-def decoded_logprobs(way: ForwardPath, trial: ParityCase) -> Tensor:
+def decoded_logprobs(path: ForwardPath, trial: ParityCase) -> Tensor:
     """The log-probabilities that writing the trial's tokens leaves, row by row."""
     prompts, completions = trial.trace.prompts, trial.trace.completions
     given_NT = pad_sequence([c.token_T for c in completions], batch_first=True)
-    found: dict[int, Tensor] = {}
-    for batch in way.decode_batches(prompts, trial.trace.prompt_of_B, len(completions)):
+    logprobs_by_row: dict[int, Tensor] = {}
+    for batch in path.decode_batches(prompts, trial.trace.prompt_of_B, len(completions)):
         owners = sorted({trial.trace.prompt_of_B[row] for row in batch})
-        tape = TokenBuffer(
+        buffer = TokenBuffer(
             trial.sampling,
             limit_N=torch.full((len(batch),), given_NT.shape[1]),
             device=trial.end_ids.device,
             given_NT=given_NT[batch],
         )
         index = [owners.index(trial.trace.prompt_of_B[row]) for row in batch]
-        way.write([prompts[owner] for owner in owners], index, tape, trial.end_ids)
+        path.write([prompts[owner] for owner in owners], index, buffer, trial.end_ids)
         lengths = [len(completions[row].token_T) for row in batch]
-        done = tape.completions(trial.end_ids[:0])
-        found |= {row: one.logprob_T[:length] for row, one, length in zip(batch, done, lengths, strict=True)}
-    return torch.cat([found[row] for row in trial.rows])
+        decoded = buffer.completions(trial.end_ids[:0])
+        logprobs_by_row |= {
+            row: completion.logprob_T[:length] for row, completion, length in zip(batch, decoded, lengths, strict=True)
+        }
+    return torch.cat([logprobs_by_row[row] for row in trial.rows])
 
 
-def parity_error(way: ForwardPath, trial: ParityCase, truth: PathOutputs, tolerance: Tolerance) -> str | None:
+def parity_error(path: ForwardPath, trial: ParityCase, truth: PathOutputs, tolerance: Tolerance) -> str | None:
     """What keeps a way from being exact on the trial's rows; None if nothing does."""
     try:
-        gap = _largest(decoded_logprobs(way, trial) - truth.logprob_M)
+        gap = _largest(decoded_logprobs(path, trial) - truth.logprob_M)
         if not gap <= tolerance.value:
             return f"what it writes differs by {gap:.1e} nats from what the model's plain call says of it"
-        ours = measure_path(way, trial)
+        ours = measure_path(path, trial)
     except Exception as error:
         return error_summary(error)
     if not (gap := ours.value_gap(truth)) <= tolerance.value:
@@ -198,7 +200,7 @@ class PathChoice:
         reasons: what was found against those before it, each once.
     """
 
-    way: CachedPath | PlainPath | None
+    path: CachedPath | PlainPath | None
     reasons: Sequence[str]
 
 
@@ -223,12 +225,12 @@ def first_exact_path(
         except Exception as error:
             reasons.append(f"called plainly: {error_summary(error)}")
             continue
-        for way in (*candidates, calling, replace(calling, together=False)):
-            way = replace(way, fill=fill)
-            reason = parity_error(way, trial, truth, allowed)
+        for path in (*candidates, calling, replace(calling, batched=False)):
+            path = replace(path, fill=fill)
+            reason = parity_error(path, trial, truth, allowed)
             if reason is None:
-                return PathChoice(way, list(dict.fromkeys(reasons)))
-            reasons.append(f"{way}: {reason}")
+                return PathChoice(path, list(dict.fromkeys(reasons)))
+            reasons.append(f"{path}: {reason}")
     return PathChoice(None, list(dict.fromkeys(reasons)))
 
 
@@ -239,7 +241,7 @@ def require_plain_agreement(
     """Raises PolicyError if the model, called plainly, does not give what a row has from sampling."""
     completion = trace.completions[row]
     true_T, _ = score_rows(plain, trace, [row], head_bytes=head_bytes)
-    gap = float((true_T.cpu() - completion.logprob_T)[completion.decided_T].abs().mean())
+    gap = float((true_T.cpu() - completion.logprob_T)[completion.is_decision_T].abs().mean())
     if not gap <= max(tolerance.value, tolerance.most_value):
         length = trace.prompts[trace.prompt_of_B[row]].length + len(completion.token_T)
         raise PolicyError(
@@ -275,7 +277,7 @@ class VerifiedRows:
         Returns:
             The rows.
         """
-        decided = [row for row, completion in enumerate(trace.completions) if bool(completion.decided_T.any())]
+        decided = [row for row, completion in enumerate(trace.completions) if bool(completion.is_decision_T.any())]
         lengths = {
             row: trace.prompts[trace.prompt_of_B[row]].length + len(trace.completions[row].token_T) for row in decided
         }
@@ -300,8 +302,8 @@ RowKind = tuple[tuple[str, ...], int, int, int, bool]
 def row_kind(prompt: EncodedPrompt) -> RowKind:
     """What rows are told apart by: the names of their tensors, how many media they show, how positions are scaled."""
     names = tuple(sorted({*prompt.per_token, *prompt.media}))
-    shown = (prompt.prompt.images, prompt.prompt.videos, prompt.prompt.audios)
-    images, videos, sounds = (min(len(media), 2) for media in shown)
+    prompt_media = (prompt.prompt.images, prompt.prompt.videos, prompt.prompt.audios)
+    images, videos, sounds = (min(len(media), 2) for media in prompt_media)
     return names, images, videos, sounds, prompt.is_beyond_switch
 
 

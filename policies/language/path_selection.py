@@ -49,7 +49,7 @@ class PathSelector:
             within: a context of the trained weights, whose gradients are compared, whatever view is looked through.
             against: what is known to speak against ways that are no candidates.
         """
-        self.way: CachedPath | PlainPath = candidates[0] if candidates else plain
+        self.path: CachedPath | PlainPath = candidates[0] if candidates else plain
         self._candidates = candidates
         self._plain = plain
         self._trial = trial
@@ -63,29 +63,29 @@ class PathSelector:
 
         Raises: PolicyError if none is exact: nothing has been drawn of what made it so.
         """
-        seen = {kind: list(known) for kind, known in self._seen.items()}
+        prompts_by_kind = {kind: list(kind_prompts) for kind, kind_prompts in self._seen.items()}
         for prompt in sorted(prompts, key=lambda p: p.length):
-            _take(seen.setdefault(row_kind(prompt), []), prompt)
-        if seen != self._seen:
-            self._decide(seen)
-            self._seen = seen
-        return self.way
+            _take(prompts_by_kind.setdefault(row_kind(prompt), []), prompt)
+        if prompts_by_kind != self._seen:
+            self._decide(prompts_by_kind)
+            self._seen = prompts_by_kind
+        return self.path
 
-    def _decide(self, seen: dict[RowKind, list[EncodedPrompt]]) -> None:
-        prompts = [prompt for known in seen.values() for prompt in known]
+    def _decide(self, prompts_by_kind: dict[RowKind, list[EncodedPrompt]]) -> None:
+        prompts = [prompt for kind_prompts in prompts_by_kind.values() for prompt in kind_prompts]
         trial = self._trial.on(prompts, self._plain.vocabulary)
         with self._within():
-            found = first_exact_path(self._candidates, self._plain, trial, self._tolerance)
-        reasons = "; ".join([*self._against, *found.reasons])
-        rows, model = ", ".join(map(_described, seen)), type(self._plain.model).__name__
-        if found.way is None:
+            choice = first_exact_path(self._candidates, self._plain, trial, self._tolerance)
+        reasons = "; ".join([*self._against, *choice.reasons])
+        rows, model = ", ".join(map(_described, prompts_by_kind)), type(self._plain.model).__name__
+        if choice.path is None:
             raise PolicyError(
                 f"{model} cannot be trained on rows of {rows}: no way through it is exact ({reasons}); use another "
                 "model, or prompts of another kind; policy.attention: eager helps where a kernel is not exact"
             )
-        if reasons and (not self._seen or str(found.way) != str(self.way)):
-            logger.warning("%s on rows of %s: %s is taken (%s)", model, rows, found.way, reasons)
-        self.way = found.way
+        if reasons and (not self._seen or str(choice.path) != str(self.path)):
+            logger.warning("%s on rows of %s: %s is taken (%s)", model, rows, choice.path, reasons)
+        self.path = choice.path
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,11 +127,11 @@ def path_candidates(model: PreTrainedModel, settings: LanguageSettings, autocast
             f"policy.compile needs a cache of full attention in every layer, which {type(model).__name__} has not"
         )
     limits = {"vocabulary": vocabulary, "max_tokens": settings.update_tokens}
-    whole: list[CachedPath] = []
+    per_row: list[CachedPath] = []
     if transformer is not None:
-        whole = [CachedPath(transformer=transformer, shared=False, compiled=settings.compile, **limits)]
-    shared = [replace(way, shared=True) for way in whole] if _may_share(settings, transformer) else []
-    return PathCandidates(shared, whole, PlainPath(model=model, autocast=autocast, **limits), against)
+        per_row = [CachedPath(transformer=transformer, shared=False, compiled=settings.compile, **limits)]
+    per_group = [replace(path, shared=True) for path in per_row] if _may_share(settings, transformer) else []
+    return PathCandidates(per_group, per_row, PlainPath(model=model, autocast=autocast, **limits), against)
 
 
 def _may_share(settings: LanguageSettings, transformer: Transformer | None) -> bool:
@@ -143,15 +143,15 @@ def _may_share(settings: LanguageSettings, transformer: Transformer | None) -> b
     return can if wanted is None else wanted
 
 
-def _take(known: list[EncodedPrompt], prompt: EncodedPrompt) -> None:
+def _take(prompts: list[EncodedPrompt], prompt: EncodedPrompt) -> None:
     """Of each kind one prompt is kept, and one of another length."""
-    if not known or (len(known) == 1 and known[0].length != prompt.length):
-        known.append(prompt)
+    if not prompts or (len(prompts) == 1 and prompts[0].length != prompt.length):
+        prompts.append(prompt)
 
 
 def _described(kind: RowKind) -> str:
     counts = ("no", "one", "several")
-    named = [(kind[1], "picture"), (kind[2], "video"), (kind[3], "sound")]
-    shown = [f"{counts[count]} {word}{'s' * (count > 1)}" for count, word in named if count]
-    described = " and ".join(shown) or "text alone"
+    media = [(kind[1], "picture"), (kind[2], "video"), (kind[3], "sound")]
+    counted = [f"{counts[count]} {word}{'s' * (count > 1)}" for count, word in media if count]
+    described = " and ".join(counted) or "text alone"
     return f"{described} beyond the original context" if kind[4] else described

@@ -47,10 +47,10 @@ class PlainPath(ForwardPath):
     vocabulary: int
     max_tokens: int
     fill: int = 0
-    together: bool = True
+    batched: bool = True
 
     def __str__(self) -> str:
-        return "the plain way" if self.together else "the plain way, row by row"
+        return "the plain way" if self.batched else "the plain way, row by row"
 
     def decode_batches(self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], size: int) -> list[list[int]]:
         """The rows of one prompt together, at most ``size``."""
@@ -61,28 +61,28 @@ class PlainPath(ForwardPath):
 
     @torch.no_grad()
     def write(
-        self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], tape: TokenBuffer, end_ids: Tensor
+        self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], buffer: TokenBuffer, end_ids: Tensor
     ) -> None:
         """The model's own ``generate``, each of whose tokens the tape draws."""
         for rows in self._batches(owner_N, range(len(owner_N)), size=len(owner_N)):
             prompt = prompts[owner_N[rows[0]]]
             inputs = self._prompt_inputs(prompt, len(rows))
-            writer = _Writer(tape, torch.tensor(rows, device=self.model.device))
-            config = self._generation(end_ids.tolist(), int(tape.limit_N[rows].max()))
+            writer = _Writer(buffer, torch.tensor(rows, device=self.model.device))
+            config = self._generation(end_ids.tolist(), int(buffer.limit_N[rows].max()))
             with _generating_by(self.model, config), self._arithmetic():
                 generate: Any = self.model.generate
                 generate(**inputs, generation_config=config, logits_processor=LogitsProcessorList([writer]))
 
     def batches(self, trace: TextTrace, rows: Sequence[int]) -> list[list[int]]:
         """Rows of one prompt, the shorter completions first."""
-        found = []
+        batches = []
         order = sorted(rows, key=lambda r: (trace.prompt_of_B[r], len(trace.completions[r].token_T)))
         for batch in self._batches(trace.prompt_of_B, order, size=len(order)):
             prompt = trace.prompts[trace.prompt_of_B[batch[0]]]
             longest = prompt.length + max(len(trace.completions[row].token_T) for row in batch)
             size = max(1, self.max_tokens // longest)
-            found += [batch[start : start + size] for start in range(0, len(batch), size)]
-        return found
+            batches += [batch[start : start + size] for start in range(0, len(batch), size)]
+        return batches
 
     def states(self, trace: TextTrace, rows: Sequence[int], tokens: Sequence[Tensor]) -> Tensor:
         """The logits themselves."""
@@ -98,37 +98,37 @@ class PlainPath(ForwardPath):
         """They are."""
         return states.float()
 
-    def through(self, model: PreTrainedModel) -> PlainPath:
+    def with_model(self, model: PreTrainedModel) -> PlainPath:
         """The same for another model."""
         return replace(self, model=model)
 
     @property
-    def translates(self) -> bool:
+    def has_encoder(self) -> bool:
         """Whether an encoder reads the prompt and a decoder writes."""
         text = self.model.config.get_text_config(decoder=True)
         return bool(self.model.config.is_encoder_decoder or text.is_encoder_decoder)
 
     def _batches(self, owner_B: Sequence[int], rows: Sequence[int], *, size: int) -> list[list[int]]:
         """Consecutive rows of one prompt."""
-        found: list[list[int]] = []
+        batches: list[list[int]] = []
         for row in rows:
-            joins = found and owner_B[found[-1][-1]] == owner_B[row] and len(found[-1]) < size
-            if joins and self.together:
-                found[-1].append(row)
+            joins = batches and owner_B[batches[-1][-1]] == owner_B[row] and len(batches[-1]) < size
+            if joins and self.batched:
+                batches[-1].append(row)
             else:
-                found.append([row])
-        return found
+                batches.append([row])
+        return batches
 
     def _called(self, prompt: EncodedPrompt, tokens: Sequence[Tensor]) -> Tensor:
         """Logits of the completions of one prompt, (n, R, V)."""
         token_NR = pad_sequence(list(tokens), batch_first=True).to(self.model.device)
         N, R = token_NR.shape
-        if self.translates:
+        if self.has_encoder:
             start_N1 = torch.full((N, 1), self._start_id(), device=token_NR.device)
             inputs = self._prompt_inputs(prompt, N)
             inputs["decoder_input_ids"] = torch.cat([start_N1, token_NR[:, :-1]], dim=1)
             return self._logits(inputs)
-        inputs = self._prompt_inputs(prompt, N, longer=R)
+        inputs = self._prompt_inputs(prompt, N, num_extra=R)
         inputs["input_ids"] = torch.cat([inputs["input_ids"][:, : prompt.length], token_NR], dim=1)
         lengths_N = torch.tensor([prompt.length + len(token_T) for token_T in tokens], device=token_NR.device)
         inputs[MASK] = (torch.arange(prompt.length + R, device=token_NR.device) < lengths_N[:, None]).long()
@@ -140,18 +140,18 @@ class PlainPath(ForwardPath):
         with self._arithmetic():
             return self.model(**inputs, use_cache=False).logits
 
-    def _prompt_inputs(self, prompt: EncodedPrompt, rows: int, *, longer: int = 0) -> dict[str, Any]:
-        """A prompt as the model takes it, once per row, with room for ``longer`` further tokens."""
+    def _prompt_inputs(self, prompt: EncodedPrompt, rows: int, *, num_extra: int = 0) -> dict[str, Any]:
+        """A prompt as the model takes it, once per row, with room for ``num_extra`` further tokens."""
         ids_1P = prompt.ids_P[None]
         inputs: dict[str, Any] = {"input_ids": ids_1P, MASK: torch.ones_like(ids_1P)}
         for name, tensor in (*prompt.per_token.items(), *prompt.media.items()):
             grows = tensor.shape[:2] == ids_1P.shape and not is_audio_tensor(name)
-            inputs[name] = self._longer(tensor, longer) if grows else tensor
-        found = {}
+            inputs[name] = self._longer(tensor, num_extra) if grows else tensor
+        device_inputs = {}
         for name, tensor in inputs.items():
-            placed = torch.cat([tensor] * rows).to(self.model.device)
-            found[name] = placed.to(self.model.dtype) if placed.is_floating_point() else placed
-        return found
+            repeated = torch.cat([tensor] * rows).to(self.model.device)
+            device_inputs[name] = repeated.to(self.model.dtype) if repeated.is_floating_point() else repeated
+        return device_inputs
 
     def _longer(self, tensor_1P: Tensor, count: int) -> Tensor:
         last_11 = tensor_1P[:, -1:]
@@ -169,15 +169,15 @@ class PlainPath(ForwardPath):
 
     def _generation(self, end_ids: list[int], length: int) -> GenerationConfig:
         """Greedy, and nothing else: no beams, no penalties, no tokens forced or forbidden."""
-        start = {"decoder_start_token_id": self._start_id()} if self.translates else {}
-        own = self.model.generation_config
+        start = {"decoder_start_token_id": self._start_id()} if self.has_encoder else {}
+        defaults = self.model.generation_config
         return GenerationConfig(
             max_new_tokens=length,
             do_sample=False,
             num_beams=1,
             eos_token_id=end_ids,
             pad_token_id=end_ids[0],
-            bos_token_id=getattr(own, "bos_token_id", None),
+            bos_token_id=getattr(defaults, "bos_token_id", None),
             **start,
         )
 
@@ -188,11 +188,11 @@ class PlainPath(ForwardPath):
 class _Writer(LogitsProcessor):
     """Makes ``generate`` write what a tape draws."""
 
-    def __init__(self, tape: TokenBuffer, row_n: Tensor) -> None:
-        self._tape, self._row_n, self._t = tape, row_n, 0
+    def __init__(self, buffer: TokenBuffer, row_n: Tensor) -> None:
+        self._buffer, self._row_n, self._t = buffer, row_n, 0
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        token_n = self._tape.write(self._t, self._row_n, scores.float())
+        token_n = self._buffer.write(self._t, self._row_n, scores.float())
         self._t += 1
         return torch.full_like(scores, -torch.inf).scatter(-1, token_n[:, None], 0.0)
 
@@ -201,11 +201,11 @@ class _Writer(LogitsProcessor):
 def _generating_by(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
     """Within it neither the model nor a model inside it has defaults of its own for what ``config`` leaves open."""
     writers: list[Any] = [m for m in model.modules() if getattr(m, "generation_config", None) is not None]
-    found = [(module, module.generation_config) for module in writers]
+    previous = [(module, module.generation_config) for module in writers]
     for module in writers:
         module.generation_config = config
     try:
         yield
     finally:
-        for module, own in found:
-            module.generation_config = own
+        for module, default in previous:
+            module.generation_config = default

@@ -131,7 +131,7 @@ class LanguagePolicy(
             sampling=self._sampling,
             end_ids=self._end_ids,
             segment_end=None if settings.segment_end is None else re.compile(settings.segment_end),
-            way_for=self._way_for,
+            path_for=self._path_for,
             vectors=self._vectors,
         )
         self._frozen: dict[int, tuple[ForwardPath, ForwardPath]] = {}  # by copy: a way, and the same through the copy
@@ -149,18 +149,18 @@ class LanguagePolicy(
         if isinstance(settings, Mapping):
             settings = LanguageSettings(**settings)
         model, processor = load_model(settings)
-        move_modules([model], lambda one: one.to(device))
+        move_modules([model], lambda part: part.to(device))
         return cls(model, processor, settings)
 
     @property
-    def way(self) -> ForwardPath:
+    def path(self) -> ForwardPath:
         """How rows go through the model now; decided anew when a kind of prompt comes that was not seen before."""
-        return self._choice.way
+        return self._choice.path
 
     @property
     def shares_prefix(self) -> bool:
         """Whether updates run a prompt once for all rows that share it."""
-        return isinstance(self.way, CachedPath) and self.way.shared
+        return isinstance(self.path, CachedPath) and self.path.shared
 
     def save(self, directory: Path) -> None:
         """LoRA as peft's own folder, full weights as ``save_pretrained`` has them, the processor beside."""
@@ -194,14 +194,14 @@ class LanguagePolicy(
         A greedy plan (``stochastic=()``) writes one completion per prompt, which all members carry.
         """
         plan = plan or Plan()
-        rollout = self._rollouts.written(prompts, group_size=group_size, seed=seed, plan=plan)
+        rollout = self._rollouts.generate(prompts, group_size=group_size, seed=seed, plan=plan)
         self._verify(rollout)
         if not self.settings.rescore or plan.deterministic:
             return rollout
         again = tuple(value for value in rollout.values if value.name in LOGIT_VALUES)
         return replace(rescore(self, rollout, values=again), num_forwards=2 * rollout.num_forwards)
 
-    def read(self, given: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
+    def read(self, samples: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
         """Rows of given answers, by their tokens or else by their text and, where it is finished, the end token.
 
         Log-probabilities that are not given are those of now, and with them the entropy if the plan asks for it. The
@@ -209,11 +209,11 @@ class LanguagePolicy(
         """
         del seed  # reading takes no random numbers
         plan = plan or Plan()
-        rollout = self._rollouts.read(given, plan=plan)
-        unknown = [row for row, one in enumerate(given) if one.old_logprob_T is None]
-        if unknown:
-            known = tuple(value for value in plan.values if value == ENTROPY and len(unknown) == len(given))
-            rollout = replace(rescore(self, rollout, unknown, values=known), num_forwards=len(unknown))
+        rollout = self._rollouts.read(samples, plan=plan)
+        unscored = [row for row, sample in enumerate(samples) if sample.old_logprob_T is None]
+        if unscored:
+            stored_values = tuple(value for value in plan.values if value == ENTROPY and len(unscored) == len(samples))
+            rollout = replace(rescore(self, rollout, unscored, values=stored_values), num_forwards=len(unscored))
         plan.emit_samples(rollout.samples)
         return rollout
 
@@ -242,19 +242,19 @@ class LanguagePolicy(
         Of values there are those of ``values.OF_LOGITS`` and ``values.OF_STATES``, and of another view its
         log-probability and divergences k1, k2 and k3.
         """
-        views, trace = required_views(values, self.weights.names, own=TOKEN_VALUES), rollout.trace
-        own = [value for value in values if value.view is None and value != PEERS]
+        views, trace = required_views(values, self.weights.names, current_names=TOKEN_VALUES), rollout.trace
+        own_values = [value for value in values if value.view is None and value != PEERS]
         peers_BT = self._peers(rollout) if PEERS in values else None
         for batch, mask_NT in self._batches(rollout, rows):
             other = {view: self._of_view(view, trace, batch, mask_NT) for view in views}
-            logprob_NT, found = self._scored(trace, batch, mask_NT, own)
+            logprob_NT, values_NT = self._scored(trace, batch, mask_NT, own_values)
             if peers_BT is not None:
-                found[PEERS] = peers_BT[batch, : mask_NT.shape[1]].where(mask_NT, 0.0).to(logprob_NT.device)
-            found |= view_values(values, logprob_NT, other)
+                values_NT[PEERS] = peers_BT[batch, : mask_NT.shape[1]].where(mask_NT, 0.0).to(logprob_NT.device)
+            values_NT |= view_values(values, logprob_NT, other)
             yield Evaluation(
                 columns=range(mask_NT.shape[1]),
                 logprob_BT=logprob_NT,
-                values=found,
+                values=values_NT,
                 rows=torch.tensor(batch),
                 num_forwards=len(batch) * (1 + len(views)),
             )
@@ -263,15 +263,17 @@ class LanguagePolicy(
         """How far members of a group are apart, whichever of them are asked for."""
         head_bytes = self.settings.head_bytes
         self._choice.see(rollout.trace.prompts)
-        return group_divergence(self._now(self.way), rollout.trace, rollout.prompt_index_B, head_bytes=head_bytes)
+        return group_divergence(self._now(self.path), rollout.trace, rollout.prompt_index_B, head_bytes=head_bytes)
 
     def _batches(self, rollout: Rollout, rows: Sequence[int] | Tensor | None) -> Iterator[tuple[list[int], Tensor]]:
         """Rows that run together, and what is kept of their decisions, up to the last one."""
-        chosen = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
-        kept = [row for row in chosen if bool(rollout.mask_BT[row].any())]
+        requested = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
+        trained_rows = [row for row in requested if bool(rollout.mask_BT[row].any())]
         trace: TextTrace = rollout.trace
-        way = self._choice.see([trace.prompts[owner] for owner in sorted({trace.prompt_of_B[row] for row in kept})])
-        for batch in [batch for alike in trace.alike(kept) for batch in way.batches(trace, alike)]:
+        path = self._choice.see(
+            [trace.prompts[owner] for owner in sorted({trace.prompt_of_B[row] for row in trained_rows})]
+        )
+        for batch in [batch for alike in trace.alike(trained_rows) for batch in path.batches(trace, alike)]:
             mask_NT = rollout.mask_BT[batch]
             yield batch, mask_NT[:, : int(mask_NT.any(0).nonzero().max()) + 1]
 
@@ -282,13 +284,13 @@ class LanguagePolicy(
             self._require_states("critic")
             tokens = [trace.completions[row].token_T[: mask_NT.shape[1]] for row in batch]
             with self._checkpointing():
-                states_NTD = self.way.states(trace, batch, tokens)
+                states_NTD = self.path.states(trace, batch, tokens)
             yield HiddenStates(rows=batch, states_NTD=states_NTD)
 
-    def _require_states(self, asked: str) -> None:
-        if not isinstance(self.way, CachedPath):
+    def _require_states(self, feature: str) -> None:
+        if not isinstance(self.path, CachedPath):
             name = type(self.model).__name__
-            raise ConfigError(f"{asked}: {name} is called plainly, which gives logits alone: use another model")
+            raise ConfigError(f"{feature}: {name} is called plainly, which gives logits alone: use another model")
 
     @torch.no_grad()
     def _of_view(self, view: str, trace: TextTrace, rows: Sequence[int], mask_NT: Tensor) -> Tensor:
@@ -304,17 +306,19 @@ class LanguagePolicy(
             OffPolicySample(sample=Sample(example.prompt, 0, n, text=example.text, finished=example.finished))
             for n, example in enumerate(examples)
         ]
-        trace = TextTrace(encoded, range(len(encoded)), [self._rollouts.completion(one, WHOLE) for one in answers])
-        way = self._teaching.see(encoded)
+        trace = TextTrace(
+            encoded, range(len(encoded)), [self._rollouts.completion(answer, WHOLE) for answer in answers]
+        )
+        path = self._teaching.see(encoded)
         with self._checkpointing():
             sums = [
-                score_rows(way, trace, batch, head_bytes=self.settings.head_bytes)[0].sum()
-                for batch in way.batches(trace, range(len(encoded)))
+                score_rows(path, trace, batch, head_bytes=self.settings.head_bytes)[0].sum()
+                for batch in path.batches(trace, range(len(encoded)))
             ]
         num_tokens = sum(len(completion.token_T) for completion in trace.completions)
         return SupervisedLoss(mean=-torch.stack(sums).sum() / num_tokens, num_terms=num_tokens)
 
-    def _way_for(self, prompts: Sequence[EncodedPrompt]) -> ForwardPath:
+    def _path_for(self, prompts: Sequence[EncodedPrompt]) -> ForwardPath:
         return self._now(self._choice.see(prompts))
 
     def _vectors(self) -> Tensor:
@@ -329,33 +333,33 @@ class LanguagePolicy(
             if value.name in STATE_VALUES:
                 self._require_states(str(value))
         with self._checkpointing():
-            logprob_M, found = score_rows(
-                self._now(self.way),
+            logprob_M, values_M = score_rows(
+                self._now(self.path),
                 trace,
                 rows,
                 head_bytes=self.settings.head_bytes,
                 mask_NT=mask_NT,
                 values=values,
             )
-        logprob_NT, *found = (scatter_to_mask(mask_NT, each_M) for each_M in (logprob_M, *found))
-        return logprob_NT, dict(zip(values, found, strict=True))
+        logprob_NT, *values_M = (scatter_to_mask(mask_NT, each_M) for each_M in (logprob_M, *values_M))
+        return logprob_NT, dict(zip(values, values_M, strict=True))
 
-    def _now(self, way: ForwardPath) -> ForwardPath:
+    def _now(self, path: ForwardPath) -> ForwardPath:
         """A way through the model, or through the frozen copy of it that stands in."""
-        copied: Any = self.weights.active_copies.get("model")
-        if copied is not None and self._frozen.get(id(copied), (None, None))[0] is not way:
-            self._frozen[id(copied)] = (way, way.through(copied))
-        return way if copied is None else self._frozen[id(copied)][1]
+        model_copy: Any = self.weights.active_copies.get("model")
+        if model_copy is not None and self._frozen.get(id(model_copy), (None, None))[0] is not path:
+            self._frozen[id(model_copy)] = (path, path.with_model(model_copy))
+        return path if model_copy is None else self._frozen[id(model_copy)][1]
 
     def _checkpointing(self) -> AbstractContextManager[None]:
         return checkpointing(self.model, self.settings.gradient_checkpointing)
 
     def _choices(self) -> tuple[PathSelector, PathSelector]:
         """Between the ways that rollouts and updates may go, and those of the warm-up."""
-        found = path_candidates(self.model, self.settings, self._autocast)
-        if not found.whole:
+        candidates = path_candidates(self.model, self.settings, self._autocast)
+        if not candidates.whole:
             # a model that reads its own masks off its tokens would skip the padding token
-            self._sampling = self._sampling.without([self._tokenizer.pad_token_id], kept=self._end_ids.tolist())
+            self._sampling = self._sampling.without([self._tokenizer.pad_token_id], keep=self._end_ids.tolist())
         trial = ParityCase(
             trace=TextTrace([], [], []),
             sampling=self._sampling,
@@ -365,18 +369,20 @@ class LanguagePolicy(
             special=self._tokenizer.all_special_ids,
             checkpointing=self._checkpointing,
         )
-        every, teaching = (
-            PathSelector(ways, found.plain, trial, self._tolerance, within=self.weights.current, against=found.against)
-            for ways in ([*found.shared, *found.whole], found.whole)
+        rollout_selector, warmup_selector = (
+            PathSelector(
+                paths, candidates.plain, trial, self._tolerance, within=self.weights.current, against=candidates.against
+            )
+            for paths in ([*candidates.shared, *candidates.whole], candidates.whole)
         )
-        return every, teaching
+        return rollout_selector, warmup_selector
 
     def _verify(self, rollout: Rollout) -> None:
         """Compares rows with the plain call: the unlikeliest of the first rollout, and each longer or of a new kind."""
         if not bool(rollout.mask_BT.any()):
             return
-        limits = {"vocabulary": self.way.vocabulary, "max_tokens": self.settings.update_tokens}
-        plain = PlainPath(model=self.model, autocast=self._autocast, fill=self.way.fill, together=False, **limits)
+        limits = {"vocabulary": self.path.vocabulary, "max_tokens": self.settings.update_tokens}
+        plain = PlainPath(model=self.model, autocast=self._autocast, fill=self.path.fill, batched=False, **limits)
         rows = self._verified.rows_of(rollout.trace, only_first=is_sharded_gradient(self.trainable))
         for row in rows:
             require_plain_agreement(plain, rollout.trace, row, self._tolerance, head_bytes=self.settings.head_bytes)

@@ -50,72 +50,83 @@ class TextRollouts:
     sampling: TokenSampling
     end_ids: Tensor
     segment_end: Pattern[str] | None
-    way_for: Callable[[Sequence[EncodedPrompt]], ForwardPath]
+    path_for: Callable[[Sequence[EncodedPrompt]], ForwardPath]
     vectors: Callable[[], Tensor]
 
-    def written(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan) -> Rollout:
+    def generate(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan) -> Rollout:
         """Rows that the policy writes now; of a greedy plan one per prompt, which all members carry."""
         ids = plan.prompt_ids or tuple(range(len(prompts)))
-        rows = [(p, m) for p, of in enumerate(plan.members_of(len(prompts), group_size)) for m in of]
-        carried = [[row] for row in range(len(rows))]  # the rows that carry what is written once
+        rows = [(p, m) for p, numbers in enumerate(plan.members_of(len(prompts), group_size)) for m in numbers]
+        carriers_of = [[row] for row in range(len(rows))]  # the rows that carry what is written once
         if plan.deterministic:
-            carried = [[row for row, (q, _) in enumerate(rows) if q == p] for p in range(len(prompts))]
-        first = [rows[carriers[0]] for carriers in carried]
-        encoded, batches = self._batches(prompts, ids, first, seed, plan)
+            carriers_of = [[row for row, (q, _) in enumerate(rows) if q == p] for p in range(len(prompts))]
+        first_rows = [rows[carriers[0]] for carriers in carriers_of]
+        encoded, batches = self._batches(prompts, ids, first_rows, seed, plan)
         completions: dict[int, Completion] = {}
         samples: dict[int, Sample] = {}
         for batch in batches:
-            new = {row: completion for number, completion in batch.items() for row in carried[number]}
+            new = {row: completion for number, completion in batch.items() for row in carriers_of[number]}
             completions |= new
             for row, completion in new.items():
                 p, member = rows[row]
-                bare = Sample(prompts[p], group=ids[p], member=member)
-                samples[row] = with_completion(bare, completion, self.encoder.text, plan.sample_values)
+                sample = Sample(prompts[p], group=ids[p], member=member)
+                samples[row] = with_completion(sample, completion, self.encoder.text, plan.sample_values)
             plan.emit_samples([samples[row] for row in new])
-        prompt_of = {row: one for one, carriers in zip(encoded, carried, strict=True) for row in carriers}
-        everything = range(len(rows))
+        prompt_of = {
+            row: encoded_prompt
+            for encoded_prompt, carriers in zip(encoded, carriers_of, strict=True)
+            for row in carriers
+        }
+        all_rows = range(len(rows))
         return build_rollout(
             TextTrace.of(
-                [prompt_of[row] for row in everything],
+                [prompt_of[row] for row in all_rows],
                 [ids[p] for p, _ in rows],
-                [completions[row] for row in everything],
+                [completions[row] for row in all_rows],
             ),
-            [samples[row] for row in everything],
+            [samples[row] for row in all_rows],
             self.encoder.tokenizer,
             segment_end=self.segment_end,
             trained=not plan.deterministic,
-            kept=() if plan.deterministic else [value for value in plan.values if value in STORED_VALUES],
+            stored_values=() if plan.deterministic else [value for value in plan.values if value in STORED_VALUES],
         )
 
     def _batches(
-        self, prompts: Sequence[Prompt], ids: Sequence[int], drawn: Sequence[tuple[int, int]], seed: int, plan: Plan
+        self, prompts: Sequence[Prompt], ids: Sequence[int], rows: Sequence[tuple[int, int]], seed: int, plan: Plan
     ) -> tuple[list[EncodedPrompt], Iterator[dict[int, Completion]]]:
         """What is read of each (prompt, member) that is drawn, and what is written, batch by batch."""
         drawing = self._drawing(plan)
-        environments = [] if plan.environment is None else [GuardedEnvironment(plan.environment) for _ in drawn]
+        environments = [] if plan.environment is None else [GuardedEnvironment(plan.environment) for _ in rows]
         if environments and self.segment_end is not None:
             raise ConfigError("turns are the segments of an exchange: remove policy.segment_end")
-        asked = [prompts[p] for p, _ in drawn]
-        openings = [environment.reset(asked[n]) for n, environment in enumerate(environments)]
-        alike: dict[tuple[int, str], Prompt] = {}
+        row_prompts = [prompts[p] for p, _ in rows]
+        openings = [environment.reset(row_prompts[n]) for n, environment in enumerate(environments)]
+        shared: dict[tuple[int, str], Prompt] = {}
         for n, opening in enumerate(openings):
-            one = with_opening_turn(asked[n], opening)
-            asked[n] = one if one.images else alike.setdefault((drawn[n][0], repr((one.text, one.messages))), one)
-        encoded = self._encoded(asked, [prompts[p] for p, _ in drawn], environments, drawing.length)
-        way = self.way_for(encoded)
-        if environments and isinstance(way, PlainPath) and way.translates:
-            raise PolicyError(f"{type(way.model).__name__} reads and writes apart: it cannot go on after an answer")
-        of_entry = {p: n for n, (p, _) in reversed(list(enumerate(drawn)))}
-        begun = self._begun(way, [encoded[of_entry[p]] for p in range(len(prompts))], plan, drawing)
-        starts = [RowStart(one, begun[p]) for one, (p, _) in zip(encoded, drawn, strict=True)]
-        place: dict[tuple[int, int, int | None], int] = {}  # rows of one beginning read it once
-        keys = [(ids[p], id(one), None if begun[p] is None else p) for one, (p, _) in zip(encoded, drawn, strict=True)]
-        owners = [place.setdefault(key, n) for n, key in enumerate(keys)]
-        seeds = [derive_seed(seed, ids[p], member) for p, member in drawn]
+            opened = with_opening_turn(row_prompts[n], opening)
+            row_prompts[n] = (
+                opened
+                if opened.images
+                else shared.setdefault((rows[n][0], repr((opened.text, opened.messages))), opened)
+            )
+        encoded = self._encoded(row_prompts, [prompts[p] for p, _ in rows], environments, drawing.length)
+        path = self.path_for(encoded)
+        if environments and isinstance(path, PlainPath) and path.has_encoder:
+            raise PolicyError(f"{type(path.model).__name__} reads and writes apart: it cannot go on after an answer")
+        of_entry = {p: n for n, (p, _) in reversed(list(enumerate(rows)))}
+        initial = self._initial(path, [encoded[of_entry[p]] for p in range(len(prompts))], plan, drawing)
+        starts = [RowStart(opened, initial[p]) for opened, (p, _) in zip(encoded, rows, strict=True)]
+        first_of: dict[tuple[int, int, int | None], int] = {}  # rows of one beginning read it once
+        keys = [
+            (ids[p], id(opened), None if initial[p] is None else p)
+            for opened, (p, _) in zip(encoded, rows, strict=True)
+        ]
+        owners = [first_of.setdefault(key, n) for n, key in enumerate(keys)]
+        seeds = [derive_seed(seed, ids[p], member) for p, member in rows]
         if not environments:
-            return encoded, generate_rows(way, starts, owners, seeds, drawing)
+            return encoded, generate_rows(path, starts, owners, seeds, drawing)
         return encoded, generate_conversations(
-            way,
+            path,
             starts,
             owners,
             seeds,
@@ -129,7 +140,7 @@ class TextRollouts:
     def _encoded(
         self,
         opened: Sequence[Prompt],
-        bare: Sequence[Prompt],
+        original: Sequence[Prompt],
         environments: Sequence[GuardedEnvironment],
         length: int,
     ) -> list[EncodedPrompt]:
@@ -140,37 +151,37 @@ class TextRollouts:
         encoded, errors = [], []
         for number, prompt in enumerate(opened):
             try:
-                one = self.encoder(prompt)
-                self.encoder.require_room(one, length)
+                encoded_prompt = self.encoder(prompt)
+                self.encoder.require_room(encoded_prompt, length)
             except DataError as error:
-                if prompt is bare[number]:
+                if prompt is original[number]:
                     raise
                 errors.append(error)
                 environments[number].fail(error)
-                one = self.encoder(bare[number])
-                self.encoder.require_room(one, length)
-            encoded.append(one)
+                encoded_prompt = self.encoder(original[number])
+                self.encoder.require_room(encoded_prompt, length)
+            encoded.append(encoded_prompt)
         if errors and len(errors) == len(opened):
             raise errors[0]
         return encoded
 
-    def read(self, given: Sequence[OffPolicySample], *, plan: Plan) -> Rollout:
+    def read(self, samples: Sequence[OffPolicySample], *, plan: Plan) -> Rollout:
         """Rows of what others wrote; log-probabilities that nobody gave are 0."""
-        encoded = [self.encoder(_read_behind(one.sample, plan)) for one in given]
-        samplings = recorded_samplings(given, self._drawing(plan).sampling)
-        completions = [self.completion(one, sampling) for one, sampling in zip(given, samplings, strict=True)]
-        for one, completion in zip(encoded, completions, strict=True):
-            self.encoder.require_room(one, len(completion.token_T))
-        trace = TextTrace.of(encoded, [one.sample.group for one in given], completions)
-        trace = with_supports(self.way_for(encoded), trace, head_bytes=self.settings.head_bytes)
+        encoded = [self.encoder(_read_behind(sample.sample, plan)) for sample in samples]
+        samplings = recorded_samplings(samples, self._drawing(plan).sampling)
+        completions = [self.completion(sample, sampling) for sample, sampling in zip(samples, samplings, strict=True)]
+        for sample, completion in zip(encoded, completions, strict=True):
+            self.encoder.require_room(sample, len(completion.token_T))
+        trace = TextTrace.of(encoded, [sample.sample.group for sample in samples], completions)
+        trace = with_supports(self.path_for(encoded), trace, head_bytes=self.settings.head_bytes)
         rollout = build_rollout(
             trace,
-            [self._sample(one, completion) for one, completion in zip(given, trace.completions, strict=True)],
+            [self._sample(sample, completion) for sample, completion in zip(samples, trace.completions, strict=True)],
             self.encoder.tokenizer,
             segment_end=self.segment_end,
             trained=True,
         )
-        return replace(rollout, origin_B=torch.tensor([one.origin for one in given]), num_forwards=0)
+        return replace(rollout, origin_B=torch.tensor([sample.origin for sample in samples]), num_forwards=0)
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """``SupportsPromptOverride.override_prompts``: the same tokens, under their sampling distribution."""
@@ -181,34 +192,39 @@ class TextRollouts:
             raise ConfigError("an exchange goes on from what its environment said: it has no view behind other prompts")
         self._require_tokens(rollout)
         encoded = [self.encoder(prompt) for prompt in prompts]
-        for one, completion in zip(encoded, trace.completions, strict=True):
-            self.encoder.require_room(one, len(completion.token_T))
+        for encoded_prompt, completion in zip(encoded, trace.completions, strict=True):
+            self.encoder.require_room(encoded_prompt, len(completion.token_T))
         return replace(rollout, trace=TextTrace.of(encoded, rollout.prompt_index_B.tolist(), trace.completions))
 
     def _require_tokens(self, rollout: Rollout) -> None:
         """Raises ConfigError if the tokens of drawn rows say something else here."""
         for row, sample in enumerate(rollout.samples):
-            is_drawn = rollout.origin_B is None or int(rollout.origin_B[row]) == Origin.ON_POLICY
-            said = self.encoder.text(sample.tokens or ())
-            if is_drawn and said != sample.text:
+            is_sampled = rollout.origin_B is None or int(rollout.origin_B[row]) == Origin.ON_POLICY
+            decoded = self.encoder.text(sample.tokens or ())
+            if is_sampled and decoded != sample.text:
                 raise ConfigError(
-                    f"the policy of a view reads {said!r:.50} where {sample.text!r:.50} was written: give it the "
+                    f"the policy of a view reads {decoded!r:.50} where {sample.text!r:.50} was written: give it the "
                     "tokenizer of the one that is trained"
                 )
 
-    def _sample(self, given: OffPolicySample, completion: Completion) -> Sample:
+    def _sample(self, off_policy: OffPolicySample, completion: Completion) -> Sample:
         """The sample, with what it did not say of itself."""
-        own, found = given.sample, with_completion(given.sample, completion, self.encoder.text, ())
-        logprob = own.logprob if given.old_logprob_T is None else found.logprob
-        return replace(found, text=found.text if own.text is None else own.text, logprob=logprob, values=own.values)
+        sample, completed = off_policy.sample, with_completion(off_policy.sample, completion, self.encoder.text, ())
+        logprob = sample.logprob if off_policy.old_logprob_T is None else completed.logprob
+        return replace(
+            completed,
+            text=completed.text if sample.text is None else sample.text,
+            logprob=logprob,
+            values=sample.values,
+        )
 
-    def completion(self, given: OffPolicySample, sampling: TokenSampling) -> Completion:
+    def completion(self, off_policy: OffPolicySample, sampling: TokenSampling) -> Completion:
         """A sample's tokens as a row, to be scored under this distribution.
 
         Raises: DataError for a sample without text, for log-probabilities of another length, and for tokens that the
         policy never samples.
         """
-        sample, old_T = given.sample, given.old_logprob_T
+        sample, old_T = off_policy.sample, off_policy.old_logprob_T
         if sample.tokens is None and sample.text is None:
             raise DataError(f"the answer to {sample.prompt.text!r:.60} is no text: a language policy cannot read it")
         if sample.tokens is None:
@@ -217,32 +233,34 @@ class TextRollouts:
         else:
             token_T = torch.as_tensor(list(sample.tokens), dtype=torch.long)
         if len(token_T) == 0 or (old_T is not None and old_T.shape != token_T.shape):
-            known = "none" if old_T is None else f"{len(old_T)} log-probabilities"
+            counted = "none" if old_T is None else f"{len(old_T)} log-probabilities"
             raise DataError(
-                f"the answer to {sample.prompt.text!r:.60} has {len(token_T)} tokens and {known}; a row needs a token "
-                "at least, and old_logprob_T one number for each"
+                f"the answer to {sample.prompt.text!r:.60} has {len(token_T)} tokens and {counted}; a row needs "
+                "at least one token, and old_logprob_T one number per token"
             )
-        taken = Completion.taken(
+        completion = Completion.recorded(
             token_T,
             sampling,
             logprob_T=old_T,
-            num_forced=max(given.num_forced, sample.num_forced),
+            num_forced=max(off_policy.num_forced, sample.num_forced),
             finished=sample.finished,
         )
-        taken = taken.in_turns(sample) if sample.turn_ends else taken
-        self._require_sampled(sample, taken)
-        return taken
+        completion = completion.with_turns(sample) if sample.turn_ends else completion
+        self._require_sampled(sample, completion)
+        return completion
 
     def _require_sampled(self, sample: Sample, completion: Completion) -> None:
         """Raises DataError for a token of an answer that the policy never samples: its log-probability is infinite."""
-        never_T = torch.isin(completion.token_T, completion.sampling.suppressed.cpu()) & completion.decided_T
-        if bool(never_T.any()):
-            place = int(never_T.nonzero()[0])
-            token = int(completion.token_T[place])
+        is_suppressed_T = (
+            torch.isin(completion.token_T, completion.sampling.suppressed.cpu()) & completion.is_decision_T
+        )
+        if bool(is_suppressed_T.any()):
+            position = int(is_suppressed_T.nonzero()[0])
+            token = int(completion.token_T[position])
             text = self.encoder.tokenizer.decode([token])
             raise DataError(
                 f"the answer to {sample.prompt.text!r:.60} (group {sample.group}, member {sample.member}) has the "
-                f"token {token} ({text!r}) at place {place}, which the policy never samples: remove it from "
+                f"token {token} ({text!r}) at place {position}, which the policy never samples: remove it from "
                 "policy.suppress, or from the answer"
             )
 
@@ -257,32 +275,39 @@ class TextRollouts:
                 f"tokens have no sample value {', '.join(unknown)}: known are {', '.join(TOKEN_STATISTICS)}"
             )
         settings = self.settings.overridden(plan.settings)
-        kept = {*plan.sample_values, *(value.name for value in plan.values if value in STORED_VALUES)}
+        statistics = {*plan.sample_values, *(value.name for value in plan.values if value in STORED_VALUES)}
         return GenerationParams(
             sampling=TokenSampling.of(settings, self.sampling.suppressed) if plan.settings else self.sampling,
             length=settings.max_new_tokens,
             greedy=plan.deterministic,
-            numbers=tuple(sorted(kept)),
+            numbers=tuple(sorted(statistics)),
             batch=settings.rollout_batch,
             end_ids=self.end_ids,
-            embedding_VD=self.vectors() if SEMANTIC_ENTROPY.name in kept else None,
+            embedding_VD=self.vectors() if SEMANTIC_ENTROPY.name in statistics else None,
         )
 
-    def _begun(
-        self, way: ForwardPath, encoded: Sequence[EncodedPrompt], plan: Plan, drawing: GenerationParams
+    def _initial(
+        self, path: ForwardPath, encoded: Sequence[EncodedPrompt], plan: Plan, drawing: GenerationParams
     ) -> Sequence[Completion | None]:
         """What each prompt's rows go on from: what the plan continues, else the beginning that the prompt gives."""
         continues = plan.continues or (None,) * len(encoded)
         if len(continues) != len(encoded):
             raise DataError(f"Plan.continues is for {len(continues)} prompts, got {len(encoded)}")
-        begun = [initial_completion(self.encoder, one, on, drawing) for one, on in zip(encoded, continues, strict=True)]
-        there = [p for p, one in enumerate(begun) if one is not None]
-        if there and isinstance(way, PlainPath) and way.translates:
-            raise PolicyError(f"{type(way.model).__name__} reads and writes apart: its answers cannot be begun for it")
-        trace = TextTrace([encoded[p] for p in there], range(len(there)), [one for one in begun if one is not None])
-        found = with_supports(way, trace, head_bytes=self.settings.head_bytes).completions
-        known = dict(zip(there, found, strict=True))
-        return [known.get(p) for p in range(len(begun))]
+        initial = [
+            initial_completion(self.encoder, encoded_prompt, continuation, drawing)
+            for encoded_prompt, continuation in zip(encoded, continues, strict=True)
+        ]
+        started = [p for p, completion in enumerate(initial) if completion is not None]
+        if started and isinstance(path, PlainPath) and path.has_encoder:
+            raise PolicyError(f"{type(path.model).__name__} reads and writes apart: its answers cannot be begun for it")
+        trace = TextTrace(
+            [encoded[p] for p in started],
+            range(len(started)),
+            [completion for completion in initial if completion is not None],
+        )
+        supported_completions = with_supports(path, trace, head_bytes=self.settings.head_bytes).completions
+        completion_of = dict(zip(started, supported_completions, strict=True))
+        return [completion_of.get(p) for p in range(len(initial))]
 
 
 def _read_behind(sample: Sample, plan: Plan) -> Prompt:

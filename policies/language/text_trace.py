@@ -46,21 +46,21 @@ class TextTrace:
     @classmethod
     def joined(cls, traces: Sequence[TextTrace]) -> TextTrace:
         """The rows of several, one after the other; those that were shown one prompt share it."""
-        shown = [trace.prompts[owner] for trace in traces for owner in trace.prompt_of_B]
-        number = {key: n for n, key in enumerate(dict.fromkeys(id(one.prompt) for one in shown))}
-        first = {id(one.prompt): one for one in reversed(shown)}
+        row_prompts = [trace.prompts[owner] for trace in traces for owner in trace.prompt_of_B]
+        number = {key: n for n, key in enumerate(dict.fromkeys(id(prompt.prompt) for prompt in row_prompts))}
+        first = {id(prompt.prompt): prompt for prompt in reversed(row_prompts)}
         return cls(
             [first[key] for key in number],
-            [number[id(one.prompt)] for one in shown],
+            [number[id(prompt.prompt)] for prompt in row_prompts],
             [completion for trace in traces for completion in trace.completions],
         )
 
     def alike(self, rows: Sequence[int]) -> list[list[int]]:
         """Rows of one distribution together, as they have to be to be scored together."""
-        found: dict[int, list[int]] = {}
+        groups: dict[int, list[int]] = {}
         for row in rows:
-            found.setdefault(id(self.completions[row].sampling), []).append(row)
-        return list(found.values())
+            groups.setdefault(id(self.completions[row].sampling), []).append(row)
+        return list(groups.values())
 
     def batches(self, rows: Sequence[int], *, max_tokens: int, shared: bool) -> list[list[int]]:
         """Rows that are scored together, those of a prompt side by side; a shared prompt's tokens are counted once."""
@@ -68,27 +68,27 @@ class TextTrace:
         for row in rows:
             by_prompt.setdefault(self.prompt_of_B[row], []).append(row)
         order = sorted(by_prompt, key=lambda k: (repr(self.prompts[k].kind), self.prompts[k].length))
-        found: list[list[int]] = []
+        batches: list[list[int]] = []
         widest, longest, num_prompts, last = 0, 0, 0, -1
         for prompt in order:
             encoded = self.prompts[prompt]
             for row in self._ordered(by_prompt[prompt]):
                 width, length = max(widest, encoded.length), max(longest, len(self.completions[row].token_T))
                 count = num_prompts + (prompt != last or not shared)
-                fits = found and count * width + (len(found[-1]) + 1) * length <= max_tokens
+                fits = batches and count * width + (len(batches[-1]) + 1) * length <= max_tokens
                 before = self.prompts[last]
                 joins = encoded.is_beyond_switch == before.is_beyond_switch and (shared or encoded.kind == before.kind)
                 if not fits or not joins:
-                    found.append([])
+                    batches.append([])
                     width, length, count = encoded.length, len(self.completions[row].token_T), 1
-                found[-1].append(row)
+                batches[-1].append(row)
                 widest, longest, num_prompts, last = width, length, count, prompt
-        return found
+        return batches
 
     def _ordered(self, rows: Sequence[int]) -> list[int]:
         """Rows of one prompt, shorter ones first; where some went on from others, those that begin alike first."""
         tokens = {row: self.completions[row].token_T for row in rows}
-        if not any(self.completions[row].num_taken for row in rows):
+        if not any(self.completions[row].num_inherited for row in rows):
             return sorted(rows, key=lambda row: len(tokens[row]))
         return sorted(rows, key=lambda row: tokens[row].tolist())
 
@@ -121,7 +121,7 @@ def build_rollout(
     *,
     segment_end: Pattern[str] | None,
     trained: bool,
-    kept: Sequence[Value] = (),
+    stored_values: Sequence[Value] = (),
 ) -> Rollout:
     """The rollout of a trace.
 
@@ -131,27 +131,27 @@ def build_rollout(
         tokenizer: turns ids into text.
         segment_end: what ends a segment.
         trained: whether the decisions were drawn at random, and so can be trained on.
-        kept: numbers that were kept of the tokens and are the rollout's values.
+        stored_values: numbers that were kept of the tokens and are the rollout's values.
 
     Returns:
         B rows, padded to the longest completion.
     """
     completions = trace.completions
-    exchanged = any(completion.turns for completion in completions)
+    has_turns = any(completion.turns for completion in completions)
     lengths_B = torch.tensor([len(completion.token_T) for completion in completions])
     T = int(lengths_B.max())
     exists_BT = torch.arange(T)[None] < lengths_B[:, None]
     token_BT = pad_sequence([completion.token_T for completion in completions], batch_first=True)
-    decided_BT = pad_sequence([completion.decided_T for completion in completions], batch_first=True)
+    is_decision_BT = pad_sequence([completion.is_decision_T for completion in completions], batch_first=True)
     return Rollout(
         samples=samples,
         prompt_index_B=torch.tensor([sample.group for sample in samples]),
         old_logprob_BT=pad_sequence([completion.logprob_T for completion in completions], batch_first=True),
-        mask_BT=decided_BT & trained,
+        mask_BT=is_decision_BT & trained,
         state_BT=prefix_states(token_BT, exists_BT, torch.tensor(trace.prompt_of_B)),
-        segment_BT=_turns(completions, T) if exchanged else _segments(completions, tokenizer, segment_end, T),
+        segment_BT=_turns(completions, T) if has_turns else _segments(completions, tokenizer, segment_end, T),
         trace=trace,
-        values={value: _padded(value.name, completions) for value in kept},
+        values={value: _padded(value.name, completions) for value in stored_values},
         token_BT=token_BT.where(exists_BT, -1),
         is_prefix=True,
         num_decisions_B=lengths_B,

@@ -15,7 +15,7 @@ LOOK_EVERY_ON_GPU = 8  # steps between looks at what has finished; each waits fo
 
 @torch.no_grad()
 def decode_rows(
-    transformer: Transformer, prefix: Prefix, tape: TokenBuffer, *, end_ids: Tensor, compiled: bool = False
+    transformer: Transformer, prefix: Prefix, buffer: TokenBuffer, *, end_ids: Tensor, compiled: bool = False
 ) -> None:
     """Completes every row of a prefix.
 
@@ -29,13 +29,13 @@ def decode_rows(
     device, N = prefix.hidden_ND.device, len(prefix.hidden_ND)
     row_n, ended_n = torch.arange(N, device=device), torch.zeros(N, dtype=torch.bool, device=device)
     prefix = (
-        with_static_cache(prefix, transformer.model.config, tape.length) if compiled else with_growing_cache(prefix)
+        with_static_cache(prefix, transformer.model.config, buffer.length) if compiled else with_growing_cache(prefix)
     )
     look_every = LOOK_EVERY_ON_GPU if device.type == "cuda" else 1
-    for t in range(tape.length):
-        token_n = tape.write(t, row_n, transformer.logits(prefix.hidden_ND))
-        ended_n = ended_n | torch.isin(token_n, end_ids) | (tape.limit_N[row_n] <= t + 1)
-        if t + 1 == tape.length:
+    for t in range(buffer.length):
+        token_n = buffer.write(t, row_n, transformer.logits(prefix.hidden_ND))
+        ended_n = ended_n | torch.isin(token_n, end_ids) | (buffer.limit_N[row_n] <= t + 1)
+        if t + 1 == buffer.length:
             break
         if (t + 1) % look_every == 0:
             writing = (~ended_n).nonzero()[:, 0]

@@ -28,16 +28,16 @@ class RowStart:
     """
 
     prompt: EncodedPrompt
-    begun: Completion | None = None
+    initial: Completion | None = None
 
     @property
-    def num_begun(self) -> int:
+    def num_initial(self) -> int:
         """Tokens of the answer so far."""
-        return 0 if self.begun is None else len(self.begun.token_T)
+        return 0 if self.initial is None else len(self.initial.token_T)
 
     def read(self, fill: int) -> EncodedPrompt:
         """Prompt and answer so far as one."""
-        return self.prompt if self.begun is None else self.prompt.followed_by(self.begun.token_T, fill)
+        return self.prompt if self.initial is None else self.prompt.with_tokens(self.initial.token_T, fill)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,10 +70,10 @@ def initial_completion(
 
     Raises: DataError for a continuation that has ended.
     """
-    begun = _taken_over(encoder, prompt, continuation, drawing)
-    if begun is None or continuation is None or not continuation.then:
-        return begun
-    return Completion.chained([begun, Completion.given(encoder.target(continuation.then), drawing.sampling)])
+    initial = _taken_over(encoder, prompt, continuation, drawing)
+    if initial is None or continuation is None or not continuation.then:
+        return initial
+    return Completion.concat([initial, Completion.forced(encoder.target(continuation.then), drawing.sampling)])
 
 
 def _taken_over(
@@ -81,23 +81,23 @@ def _taken_over(
 ) -> Completion | None:
     if continuation is None:
         token_T = encoder.target(prompt.prompt.prefix or "")
-        return Completion.given(token_T, drawing.sampling) if len(token_T) else None
+        return Completion.forced(token_T, drawing.sampling) if len(token_T) else None
     token_T = torch.as_tensor(list(continuation.token_ids), dtype=torch.long)
     if bool(torch.isin(token_T, drawing.end_ids.cpu()).any()):
         raise DataError(f"what is to be continued of {prompt.prompt.text!r:.60} holds an end token; cut it before that")
     if len(token_T) == 0:
         return None
     if continuation.trace is not None:
-        return continuation.trace.completions[continuation.row].first(len(token_T))
+        return continuation.trace.completions[continuation.row].prefix(len(token_T))
     if continuation.old_logprob_T is None:
-        return Completion.given(token_T, drawing.sampling)
-    return Completion.taken(
+        return Completion.forced(token_T, drawing.sampling)
+    return Completion.recorded(
         token_T, drawing.sampling, logprob_T=continuation.old_logprob_T, num_forced=continuation.num_forced
     )
 
 
 def generate_rows(
-    way: ForwardPath,
+    path: ForwardPath,
     starts: Sequence[RowStart],
     owner_N: Sequence[int],
     seed_N: Sequence[int],
@@ -121,23 +121,23 @@ def generate_rows(
         DataError: a beginning leaves no room.
     """
     for start in starts:
-        if start.num_begun >= drawing.length:
+        if start.num_initial >= drawing.length:
             raise DataError(
-                f"the answer to {start.prompt.prompt.text!r:.60} begins with {start.num_begun} given tokens, which "
+                f"the answer to {start.prompt.prompt.text!r:.60} begins with {start.num_initial} given tokens, which "
                 f"leaves nothing of max_new_tokens={drawing.length} to write; raise it"
             )
-    texts = [start.read(way.fill) for start in starts]
-    for batch in way.decode_batches(texts, owner_N, drawing.batch):
+    texts = [start.read(path.fill) for start in starts]
+    for batch in path.decode_batches(texts, owner_N, drawing.batch):
         owners = sorted({owner_N[n] for n in batch})
-        begun = [starts[owner_N[n]].num_begun for n in batch]
-        limit_n = torch.tensor([drawing.length - count for count in begun])
+        initial = [starts[owner_N[n]].num_initial for n in batch]
+        limit_n = torch.tensor([drawing.length - count for count in initial])
         uniform_nT = None
         if not drawing.greedy:
             uniform_nT = torch.zeros(len(batch), int(limit_n.max()))
-            for place, (row, count) in enumerate(zip(batch, begun, strict=True)):
-                own_T = torch.rand(drawing.length, generator=torch.Generator().manual_seed(seed_N[row]))
-                uniform_nT[place, : drawing.length - count] = own_T[count:]
-        tape = TokenBuffer(
+            for position, (row, count) in enumerate(zip(batch, initial, strict=True)):
+                row_uniform_T = torch.rand(drawing.length, generator=torch.Generator().manual_seed(seed_N[row]))
+                uniform_nT[position, : drawing.length - count] = row_uniform_T[count:]
+        buffer = TokenBuffer(
             drawing.sampling,
             limit_N=limit_n,
             device=drawing.end_ids.device,
@@ -145,10 +145,10 @@ def generate_rows(
             numbers=drawing.numbers,
             embedding_VD=drawing.embedding_VD,
         )
-        way.write([texts[p] for p in owners], [owners.index(owner_N[n]) for n in batch], tape, drawing.end_ids)
-        written = zip(batch, tape.completions(drawing.end_ids), strict=True)
-        yield {row: _whole(starts[owner_N[row]].begun, completion) for row, completion in written}
+        path.write([texts[p] for p in owners], [owners.index(owner_N[n]) for n in batch], buffer, drawing.end_ids)
+        written = zip(batch, buffer.completions(drawing.end_ids), strict=True)
+        yield {row: _whole(starts[owner_N[row]].initial, completion) for row, completion in written}
 
 
-def _whole(begun: Completion | None, completion: Completion) -> Completion:
-    return completion if begun is None else Completion.chained([begun, completion])
+def _whole(initial: Completion | None, completion: Completion) -> Completion:
+    return completion if initial is None else Completion.concat([initial, completion])

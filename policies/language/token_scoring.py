@@ -21,7 +21,7 @@ from .token_values import END_VALUES, ROW_VALUES, row_value, token_value
 
 
 def score_rows(
-    way: ForwardPath,
+    path: ForwardPath,
     trace: TextTrace,
     rows: Sequence[int],
     *,
@@ -51,33 +51,35 @@ def score_rows(
     T = exists_NT.shape[1]
     tokens = [completion.token_T[:T] for completion in completions]
     ends = [value for value in values if value.name in END_VALUES]
-    asked = [torch.cat([token_T, token_T[-1:]]) for token_T in tokens] if ends else tokens
-    states_NTD = way.states(trace, rows, asked)
+    input_tokens = [torch.cat([token_T, token_T[-1:]]) for token_T in tokens] if ends else tokens
+    states_NTD = path.states(trace, rows, input_tokens)
     behind_NTD, states_NTD = states_NTD[:, 1:], states_NTD[:, :T]
     index = exists_NT.to(states_NTD.device)
     token_NT = pad_sequence(tokens, batch_first=True).to(states_NTD.device)
     support = None
     if sampling.truncates:
         rows_of = zip(completions, exists_NT, strict=True)
-        support = Support.chained([c.support.at(kept_T) for c, kept_T in rows_of if c.support is not None])
+        support = Support.concat([c.support.at(kept_T) for c, kept_T in rows_of if c.support is not None])
     by_token = [value for value in values if value.name not in (*ROW_VALUES, *ATTENTION_VALUES, *END_VALUES)]
     logprob_M, of_tokens = token_logprobs(
         states_NTD[index],
         token_NT[index],
-        way.logits,
+        path.logits,
         sampling,
-        chunk=head_bytes // (4 * way.vocabulary),
+        chunk=head_bytes // (4 * path.vocabulary),
         support=support,
-        asked=[partial(token_value, value) for value in by_token],
+        extra_values=[partial(token_value, value) for value in by_token],
     )
-    found = dict(zip(by_token, of_tokens, strict=True)) | _attended(way, trace, rows, index, values)
+    value_M = dict(zip(by_token, of_tokens, strict=True)) | _attended(path, trace, rows, index, values)
     if ends:
-        found |= _of_ends(way, behind_NTD, completions, exists_NT, ends)
-    return logprob_M, [found[one] if one in found else row_value(one, states_NTD, index) for one in values]
+        value_M |= _of_ends(path, behind_NTD, completions, exists_NT, ends)
+    return logprob_M, [
+        value_M[requested] if requested in value_M else row_value(requested, states_NTD, index) for requested in values
+    ]
 
 
 def _of_ends(
-    way: ForwardPath, behind_NTD: Tensor, completions: Sequence[Completion], exists_NT: Tensor, ends: Sequence[Value]
+    path: ForwardPath, behind_NTD: Tensor, completions: Sequence[Completion], exists_NT: Tensor, ends: Sequence[Value]
 ) -> dict[Value, Tensor]:
     """Values behind the ends of texts, at their last tokens, of the (M,) that exist; 0 elsewhere."""
     last_NT = torch.zeros_like(exists_NT)
@@ -88,42 +90,48 @@ def _of_ends(
     nothing_M = torch.zeros(int(exists_NT.sum()), device=device)
     if not bool(last_NT.any()):
         return dict.fromkeys(ends, nothing_M)
-    logits_EV, place_E = way.logits(behind_NTD[last_NT.to(device)]), last_NT[exists_NT].nonzero()[:, 0].to(device)
-    return {value: nothing_M.index_put((place_E,), END_VALUES[value.name](logits_EV, *value.numbers)) for value in ends}
+    logits_EV, position_E = path.logits(behind_NTD[last_NT.to(device)]), last_NT[exists_NT].nonzero()[:, 0].to(device)
+    return {
+        value: nothing_M.index_put((position_E,), END_VALUES[value.name](logits_EV, *value.numbers)) for value in ends
+    }
 
 
 def _attended(
-    way: ForwardPath, trace: TextTrace, rows: Sequence[int], kept_NT: Tensor, values: Sequence[Value]
+    path: ForwardPath, trace: TextTrace, rows: Sequence[int], kept_NT: Tensor, values: Sequence[Value]
 ) -> dict[Value, Tensor]:
     """The values of attention among these, (M,) each: every row is run by itself, to its end."""
-    asked = [value for value in values if value.name in ATTENTION_VALUES]
-    if not asked:
+    attention = [value for value in values if value.name in ATTENTION_VALUES]
+    if not attention:
         return {}
-    assert isinstance(way, CachedPath)
-    found = []
+    assert isinstance(path, CachedPath)
+    row_values = []
     for row, kept_T in zip(rows, kept_NT, strict=True):
         prompt, token_T = trace.prompts[trace.prompt_of_B[row]], trace.completions[row].token_T
-        each = attention_values(way.transformer, prompt, token_T, asked, fill=way.fill)
-        found.append([value_T[: len(kept_T)][kept_T[: len(token_T)]] for value_T in each])
-    return dict(zip(asked, (torch.cat(parts) for parts in zip(*found, strict=True)), strict=True))
+        values_T = attention_values(path.transformer, prompt, token_T, attention, fill=path.fill)
+        row_values.append([value_T[: len(kept_T)][kept_T[: len(token_T)]] for value_T in values_T])
+    return dict(zip(attention, (torch.cat(parts) for parts in zip(*row_values, strict=True)), strict=True))
 
 
 @torch.no_grad()
-def with_supports(way: ForwardPath, trace: TextTrace, *, head_bytes: int) -> TextTrace:
+def with_supports(path: ForwardPath, trace: TextTrace, *, head_bytes: int) -> TextTrace:
     """The trace with what could be drawn at each token known, where sampling truncates and nobody kept it.
 
     It is what the weights of now allow; a token that was taken is always in it.
     """
     completions: list[Completion] = list(trace.completions)
-    rows = [row for row, one in enumerate(completions) if one.sampling.truncates and one.support is None]
-    for batch in way.batches(trace, rows):
+    rows = [
+        row
+        for row, completion in enumerate(completions)
+        if completion.sampling.truncates and completion.support is None
+    ]
+    for batch in path.batches(trace, rows):
         tokens = [completions[row].token_T for row in batch]
-        states_NTD = way.states(trace, batch, tokens)
-        chunk = head_bytes // (4 * way.vocabulary)
+        states_NTD = path.states(trace, batch, tokens)
+        chunk = head_bytes // (4 * path.vocabulary)
         for row, states_TD, token_T in zip(batch, states_NTD, tokens, strict=True):
             taken_T = token_T.to(states_TD.device)
-            found = compute_supports(
-                states_TD[: len(token_T)], taken_T, way.logits, completions[row].sampling, chunk=chunk
+            support = compute_supports(
+                states_TD[: len(token_T)], taken_T, path.logits, completions[row].sampling, chunk=chunk
             )
-            completions[row] = replace(completions[row], support=found)
+            completions[row] = replace(completions[row], support=support)
     return replace(trace, completions=completions)

@@ -55,20 +55,20 @@ def _below(
     ahead = [fork for fork in forks if fork > start]
     if not ahead:
         return tuple(TokenSegment((row,), start, len(tokens[row]), ()) for row in rows)
-    alike: dict[tuple[int, ...], list[int]] = {}
+    branches: dict[tuple[int, ...], list[int]] = {}
     for row in rows:
         ended = len(tokens[row]) <= ahead[0]
-        alike.setdefault((ended, *tokens[row][: ahead[0]]), []).append(row)
-    found = []
-    for (ended, *_), some in alike.items():
-        if ended or len(some) == 1:
-            found.append(TokenSegment(tuple(some), start, len(tokens[some[0]]), ()))
+        branches.setdefault((ended, *tokens[row][: ahead[0]]), []).append(row)
+    branch_segments = []
+    for (ended, *_), rows_of_branch in branches.items():
+        if ended or len(rows_of_branch) == 1:
+            branch_segments.append(TokenSegment(tuple(rows_of_branch), start, len(tokens[rows_of_branch[0]]), ()))
             continue
-        children = _below(tuple(some), tokens, ahead[0], ahead[1:])
+        children = _below(tuple(rows_of_branch), tokens, ahead[0], ahead[1:])
         only = children[0] if len(children) == 1 else None
         end, following = (ahead[0], children) if only is None else (only.end, only.children)
-        found.append(TokenSegment(tuple(some), start, end, following))
-    return tuple(found)
+        branch_segments.append(TokenSegment(tuple(rows_of_branch), start, end, following))
+    return tuple(branch_segments)
 
 
 def tree_states(
@@ -88,26 +88,26 @@ def tree_states(
     pieces: list[list[Tensor]] = [[] for _ in tokens]
     level = [(k, segment) for k, tree in enumerate(trees) for segment in tree]
     while level:
-        grown: list[Prefix] = []
+        grown_prefixes: list[Prefix] = []
         following: list[tuple[int, TokenSegment]] = []
-        for some in _together(level):
-            own = prefix.rows(torch.tensor([k for k, _ in some], device=prefix.hidden_ND.device))
-            first_K1D, ahead = own.hidden_ND[:, None], [_run(segment, tokens) for _, segment in some]
+        for batch in _together(level):
+            batch_prefix = prefix.rows(torch.tensor([k for k, _ in batch], device=prefix.hidden_ND.device))
+            first_K1D, ahead = batch_prefix.hidden_ND[:, None], [_run(segment, tokens) for _, segment in batch]
             hidden_KRD = first_K1D
             if max(map(len, ahead)) > 0:
                 token_KR = pad_sequence(ahead, batch_first=True).to(first_K1D.device)
-                own, later_KRD = transformer.extend(own, token_KR)
+                batch_prefix, later_KRD = transformer.extend(batch_prefix, token_KR)
                 hidden_KRD = torch.cat([first_K1D, later_KRD], dim=1)
-            base = sum(len(one.hidden_ND) for one in grown)
-            for k, (_, segment) in enumerate(some):
+            base = sum(len(grown_prefix.hidden_ND) for grown_prefix in grown_prefixes)
+            for k, (_, segment) in enumerate(batch):
                 for row in segment.rows:
                     pieces[row].append(hidden_KRD[k, : segment.end - segment.start])
                 following += [(base + k, child) for child in segment.children]
-            if some[0][1].children:
-                grown.append(own)
+            if batch[0][1].children:
+                grown_prefixes.append(batch_prefix)
         level = following
-        prefix = concat_prefixes(grown) if grown else prefix
-    return pad_sequence([torch.cat(some) for some in pieces], batch_first=True)
+        prefix = concat_prefixes(grown_prefixes) if grown_prefixes else prefix
+    return pad_sequence([torch.cat(batch) for batch in pieces], batch_first=True)
 
 
 def _run(segment: TokenSegment, tokens: Sequence[Tensor]) -> Tensor:
@@ -117,7 +117,7 @@ def _run(segment: TokenSegment, tokens: Sequence[Tensor]) -> Tensor:
 
 def _together(level: Sequence[tuple[int, TokenSegment]]) -> list[list[tuple[int, TokenSegment]]]:
     """Segments that run together: those that end rows, and those of one length that others follow."""
-    found: dict[int, list[tuple[int, TokenSegment]]] = {}
-    for one in level:
-        found.setdefault(one[1].end - one[1].start if one[1].children else 0, []).append(one)
-    return list(found.values())
+    batches: dict[int, list[tuple[int, TokenSegment]]] = {}
+    for item in level:
+        batches.setdefault(item[1].end - item[1].start if item[1].children else 0, []).append(item)
+    return list(batches.values())

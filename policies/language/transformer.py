@@ -81,10 +81,10 @@ class Transformer:
         Shapes: P prompts -> Prefix of P rows.
         """
         batches = prompt_batches(prompts, max_tokens)
-        whole = concat_prefixes([self._prefilled([prompts[k] for k in batch]) for batch in batches])
+        prefix = concat_prefixes([self._prefilled([prompts[k] for k in batch]) for batch in batches])
         order = torch.tensor([k for batch in batches for k in batch]).argsort()
         in_order = bool((order == torch.arange(len(order))).all())
-        return whole if in_order else whole.rows(order.to(self.device))
+        return prefix if in_order else prefix.rows(order.to(self.device))
 
     def extend(self, prefix: Prefix, token_NR: Tensor) -> tuple[Prefix, Tensor]:
         """Runs R further tokens of each row; the prefix's cache grows and must not be used again.
@@ -93,12 +93,12 @@ class Transformer:
         """
         forward = self._compiled if isinstance(prefix.cache, StaticCache) else self._base
 
-        def run(cache: Cache, **place: Any) -> Tensor:
-            place[self._cache_argument] = cache
+        def run(cache: Cache, **extra_inputs: Any) -> Tensor:
+            extra_inputs[self._cache_argument] = cache
             with self._arithmetic():
-                return forward(input_ids=token_NR, **place, use_cache=True).last_hidden_state
+                return forward(input_ids=token_NR, **extra_inputs, use_cache=True).last_hidden_state
 
-        return extend_prefix(prefix, token_NR.shape[1], run, places=self._takes_positions)
+        return extend_prefix(prefix, token_NR.shape[1], run, takes_positions=self._takes_positions)
 
     def whole(self, prompts: Sequence[EncodedPrompt], tokens: Sequence[Tensor], *, fill: int = 0) -> Tensor:
         """Runs prompts with their completions in one go, without a cache; all prompts must be of one kind.
@@ -153,8 +153,8 @@ class Transformer:
             raise PolicyError(
                 f"{type(self.model).__name__} cannot read the prompt {prompts[0].prompt.text!r:.60}: {error}"
             ) from error
-        for given in positions:
-            next_position = (given[..., -1] + 1).expand(*given.shape[:-2], len(prompts))
+        for positions_used in positions:
+            next_position = (positions_used[..., -1] + 1).expand(*positions_used.shape[:-2], len(prompts))
         return Prefix(
             cache=cache,
             mask_NL=mask_PL,
@@ -165,16 +165,16 @@ class Transformer:
 
     def _media(self, prompts: Sequence[EncodedPrompt]) -> dict[str, Any]:
         """Pictures and videos of prompts of one kind, in row order, in the dtype of the model."""
-        found = {}
+        media = {}
         for name in prompts[0].media:
             tensor = torch.cat([prompt.media[name] for prompt in prompts]).to(self.device)
-            found[name] = tensor.to(self.model.dtype) if tensor.is_floating_point() else tensor
-        return found
+            media[name] = tensor.to(self.model.dtype) if tensor.is_floating_point() else tensor
+        return media
 
     def _run(self, inputs: Mapping[str, Any], cache: Cache | None = None) -> Any:
-        kept = {} if cache is None else {self._cache_argument: cache}
+        cache_kwargs = {} if cache is None else {self._cache_argument: cache}
         with self._arithmetic():
-            return self._base(**inputs, **kept, use_cache=cache is not None)
+            return self._base(**inputs, **cache_kwargs, use_cache=cache is not None)
 
     def _arithmetic(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
@@ -182,15 +182,15 @@ class Transformer:
     @contextmanager
     def _decoder_positions(self) -> Iterator[list[Tensor]]:
         """Collects the position ids that the text decoder is called with; nothing where it counts by itself."""
-        found: list[Tensor] = []
+        recorded: list[Tensor] = []
 
         def note(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-            if (given := kwargs.get("position_ids")) is not None:
-                found.append(given)
+            if (position_ids := kwargs.get("position_ids")) is not None:
+                recorded.append(position_ids)
 
         handle = self.model.get_decoder().register_forward_pre_hook(note, with_kwargs=True)
         try:
-            yield found
+            yield recorded
         finally:
             handle.remove()
 

@@ -183,37 +183,37 @@ class MaskedPolicy(
             num_forwards=len(first) * len(sampler.reveals),
         )
 
-    def read(self, given: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
+    def read(self, samples: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
         """Answers hidden again as ``policy.reading`` says, by their tokens, or else by their text or picture.
 
         A decision is a token under a masking, or what a masking adds to a bound; of a sample with a record it is what
         that says. Log-probabilities that are given are those of these decisions.
         """
         plan = plan or Plan()
-        if any(one.num_forced for one in given):
+        if any(one.num_forced for one in samples):
             raise DataError("an answer that is hidden again has no beginning that could be forced: num_forced is 0")
         settings = override_settings(self.settings, plan.settings, self.settings.of_a_rollout)
-        tokens = [self._tokens(one.sample) for one in given]
-        given = [
+        tokens = [self._tokens(one.sample) for one in samples]
+        samples = [
             replace(one, sample=replace(one.sample, tokens=token_L.tolist())) if one.sample.tokens is None else one
-            for one, token_L in zip(given, tokens, strict=True)
+            for one, token_L in zip(samples, tokens, strict=True)
         ]
         rollout = read_again(
             self.predictor,
-            given,
+            samples,
             tokens,
             settings.reading,
             TokenSampling(temperature=settings.temperature, guidance_scale=settings.guidance_scale),
             seed=seed,
         )
-        rollout = replace(rollout, origin_B=torch.tensor([int(one.origin) for one in given]))
+        rollout = replace(rollout, origin_B=torch.tensor([int(one.origin) for one in samples]))
         num_forwards = sum(
             int(rollout.mask_BT[row_N][:, list(columns)].any(1).sum())
             for row_N, trace in parts_of(rollout.trace)
             for columns in trace.columns
         )
         rollout = replace(rescore(self, rollout, values=(ENTROPY,)), num_forwards=num_forwards)
-        for row, one in enumerate(given):
+        for row, one in enumerate(samples):
             if one.old_logprob_T is not None:
                 num = rollout.num_decisions(row)
                 if one.old_logprob_T.shape != (num,):
@@ -263,7 +263,7 @@ class MaskedPolicy(
         self, trace: MaskedTrace, mask_NT: Tensor, chosen: Sequence[int], values: Collection[Value]
     ) -> Iterator[Evaluation]:
         """The slices of the rows of one trace, by their numbers in it."""
-        views = required_views(values, self.weights.names, own=LOGIT_VALUES)
+        views = required_views(values, self.weights.names, current_names=LOGIT_VALUES)
         own = [value for value in values if value.view is None]
         for look, columns in zip(trace.looks, trace.columns, strict=True):
             kept_N = mask_NT[:, list(columns)].any(1)

@@ -39,9 +39,9 @@ class PolicyRows:
         if not local:
             return
         mask_NT = mask_BT[self.row_N][:, : self.rollout.shape[1]]
-        for found in policy.evaluate(replace(self.rollout, mask_BT=mask_NT), local, values=values):
-            own_N = torch.tensor(local) if found.rows is None else found.rows.cpu()
-            yield replace(found, rows=self.row_N[own_N])
+        for evaluation in policy.evaluate(replace(self.rollout, mask_BT=mask_NT), local, values=values):
+            own_N = torch.tensor(local) if evaluation.rows is None else evaluation.rows.cpu()
+            yield replace(evaluation, rows=self.row_N[own_N])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def merge_rollouts(parts: Sequence[PolicyRows]) -> Rollout:
 
     samples = [sample for rollout in rollouts for sample in rollout.samples]
     starts = torch.tensor([0, *(int(rollout.state_BT.max()) + 1 for rollout in rollouts[:-1])]).cumsum(0).tolist()
-    known = set.intersection(*(set(rollout.values) for rollout in rollouts))
+    common = set.intersection(*(set(rollout.values) for rollout in rollouts))
     tokens = [rollout.token_BT for rollout in rollouts if rollout.token_BT is not None]
     counts = [rollout.num_decisions(row) for rollout in rollouts for row in range(len(rollout.samples))]
     records = [record for rollout in rollouts for record in rollout.record_B or [None] * len(rollout.samples)]
@@ -83,7 +83,7 @@ def merge_rollouts(parts: Sequence[PolicyRows]) -> Rollout:
         state_BT=laid([rollout.state_BT + start for rollout, start in zip(rollouts, starts, strict=True)]),
         segment_BT=laid([rollout.segment_BT for rollout in rollouts]),
         trace=MixedTrace(parts),
-        values={value: laid([rollout.values[value] for rollout in rollouts]) for value in known},
+        values={value: laid([rollout.values[value] for rollout in rollouts]) for value in common},
         token_BT=laid(tokens, -1) if len(tokens) == len(rollouts) else None,
         is_prefix=all(rollout.is_prefix for rollout in rollouts),
         num_decisions_B=torch.tensor(counts)[order_B],

@@ -100,9 +100,9 @@ class UnifiedPolicy(
         plan = plan or Plan()
         ids = plan.prompt_ids or tuple(range(len(prompts)))
         members = plan.members_of(len(prompts), group_size)
-        ends = torch.tensor([len(of) for of in members]).cumsum(0).tolist()
+        ends = torch.tensor([len(numbers) for numbers in members]).cumsum(0).tolist()
 
-        def drawn(policy: Policy, chosen: Sequence[int]) -> tuple[Rollout, list[int]]:
+        def generate(policy: Policy, chosen: Sequence[int]) -> tuple[Rollout, list[int]]:
             part = replace(
                 plan,
                 prompt_ids=tuple(ids[p] for p in chosen),
@@ -113,24 +113,24 @@ class UnifiedPolicy(
             rollout = policy.rollout([prompts[p] for p in chosen], group_size=group_size, seed=seed, plan=part)
             return rollout, [row for p in chosen for row in range(ends[p] - len(members[p]), ends[p])]
 
-        return self._parted(prompts, drawn)
+        return self._parted(prompts, generate)
 
-    def read(self, given: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
+    def read(self, samples: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
         """Texts are read as texts and pictures as pictures, as the prompts of the samples ask for."""
         plan = plan or Plan()
 
         def read(policy: Any, chosen: Sequence[int]) -> tuple[Rollout, Sequence[int]]:
             part = replace(plan, settings=self._settings_of(policy, plan.settings))
-            return policy.read([given[n] for n in chosen], seed=seed, plan=part), chosen
+            return policy.read([samples[n] for n in chosen], seed=seed, plan=part), chosen
 
-        return self._parted([one.sample.prompt for one in given], read)
+        return self._parted([sample.sample.prompt for sample in samples], read)
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """The same decisions behind other prompts, which ask for the same kind."""
         parts = []
         for part in rollout.trace.parts:
-            shown = [prompts[row] for row in part.row_N.tolist()]
-            parts.append(replace(part, rollout=self._policy(part.draws).override_prompts(part.rollout, shown)))
+            part_prompts = [prompts[row] for row in part.row_N.tolist()]
+            parts.append(replace(part, rollout=self._policy(part.draws).override_prompts(part.rollout, part_prompts)))
         return replace(rollout, trace=MixedTrace(parts))
 
     def evaluate(
@@ -141,9 +141,9 @@ class UnifiedPolicy(
         values: Collection[Value] = (),
     ) -> Iterator[Evaluation]:
         """The slices of both, one kind after the other; values are those that both have."""
-        asked = set(range(len(rollout.samples)) if rows is None else map(int, rows))
+        requested = set(range(len(rollout.samples)) if rows is None else map(int, rows))
         for part in rollout.trace.parts:
-            yield from part.evaluated(self._policy(part.draws), rollout.mask_BT, asked, values)
+            yield from part.evaluated(self._policy(part.draws), rollout.mask_BT, requested, values)
 
     def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
         """Cross-entropy of texts and of codes, mean over the tokens of both."""
@@ -156,11 +156,11 @@ class UnifiedPolicy(
         return SupervisedLoss(mean=mean, num_terms=num_terms)
 
     def _parted(
-        self, prompts: Sequence[Prompt], made: Callable[[Any, Sequence[int]], tuple[Rollout, Sequence[int]]]
+        self, prompts: Sequence[Prompt], make_rollout: Callable[[Any, Sequence[int]], tuple[Rollout, Sequence[int]]]
     ) -> Rollout:
         parts = []
         for draws, chosen in self._kinds(prompts):
-            rollout, rows = made(self._policy(draws), chosen)
+            rollout, rows = make_rollout(self._policy(draws), chosen)
             parts.append(PolicyRows(draws, rollout, torch.tensor(rows)))
         return merge_rollouts(parts)
 
@@ -175,13 +175,13 @@ class UnifiedPolicy(
         return self.draw if draws else self.write
 
     def _draws(self, prompt: Prompt) -> bool:
-        asked = prompt.columns.get(self.settings.column)
-        if asked not in (None, True, False, 0, 1):
-            raise ConfigError(f"column {self.settings.column!r} says whether to draw, true or false, got {asked!r:.40}")
-        return bool(asked)
+        flag = prompt.columns.get(self.settings.column)
+        if flag not in (None, True, False, 0, 1):
+            raise ConfigError(f"column {self.settings.column!r} says whether to draw, true or false, got {flag!r:.40}")
+        return bool(flag)
 
     def _settings_of(self, policy: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Those of a rollout's settings that a policy has; what neither has goes to both, who refuse it."""
-        known = {name for one in (self.write, self.draw) for name in one.settings.of_a_rollout}
-        own = policy.settings.of_a_rollout
-        return {name: value for name, value in settings.items() if name in own or name not in known}
+        known_names = {name for member in (self.write, self.draw) for name in member.settings.of_a_rollout}
+        allowed = policy.settings.of_a_rollout
+        return {name: value for name, value in settings.items() if name in allowed or name not in known_names}

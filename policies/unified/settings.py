@@ -57,5 +57,5 @@ class UnifiedSettings(BaseModel):
 
     def of(self, target: str) -> Any:
         """The settings of ``WRITES`` or ``DRAWS``."""
-        own = self.write if target == WRITES else self.draw
-        return import_attribute(target)(**{name: getattr(self, name) for name in OF_BOTH}, **own)
+        overrides = self.write if target == WRITES else self.draw
+        return import_attribute(target)(**{name: getattr(self, name) for name in OF_BOTH}, **overrides)

@@ -29,8 +29,8 @@ SEED = 3
 
 
 def transformer_of(policy: LanguagePolicy) -> Transformer:
-    assert isinstance(policy.way, CachedPath)
-    return policy.way.transformer
+    assert isinstance(policy.path, CachedPath)
+    return policy.path.transformer
 
 
 def rollout_of(policy: LanguagePolicy, name: str, group_size: int = 3) -> Rollout:

@@ -87,7 +87,7 @@ def said_at_once(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
 
 def plain_row(policy: LanguagePolicy, rollout: Rollout, row: int) -> Tensor:
     encoded, token_T = policy._encoder(rollout.samples[row].prompt), torch.tensor(rollout.samples[row].tokens)
-    whole = encoded.followed_by(token_T, policy.way.fill)
+    whole = encoded.with_tokens(token_T, policy.path.fill)
     inputs = {"input_ids": whole.ids_P[None], **whole.per_token, **whole.media}
     logits_TV = policy.model(**inputs).logits[0, encoded.length - 1 : -1] / policy.settings.temperature
     logits_TV = logits_TV.index_fill(-1, policy._sampling.suppressed, -torch.inf)

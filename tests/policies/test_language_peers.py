@@ -34,7 +34,7 @@ def test_a_policy_says_how_far_its_groups_are_apart(head_bytes: int) -> None:
     for part in policy.evaluate(rollout, [0, 3], values=(PEERS,)):
         assert part.rows is not None
         found_BT[part.rows[:, None], torch.tensor(part.columns)] = part.values[PEERS]
-    trace, vocabulary = rollout.trace, policy.way.vocabulary
+    trace, vocabulary = rollout.trace, policy.path.vocabulary
     for row, other in ((0, 1), (3, 2)):
         width = len(trace.completions[row].token_T)
         logprob_GcV = torch.full((2, width, vocabulary), -log(vocabulary))

@@ -112,7 +112,7 @@ def plainly(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
     found_BT = torch.zeros(rollout.shape)
     for row, sample in enumerate(rollout.samples):
         encoded, token_T = policy._encoder(sample.prompt), torch.tensor(list(sample.tokens or ()))
-        whole = encoded.followed_by(token_T, policy.way.fill)
+        whole = encoded.with_tokens(token_T, policy.path.fill)
         inputs = {"input_ids": whole.ids_P[None], **whole.per_token, **whole.media}
         logits_TV = policy.model(**inputs).logits[0, encoded.length - 1 : -1] / policy.settings.temperature
         logits_TV[:, policy._sampling.suppressed] = -torch.inf

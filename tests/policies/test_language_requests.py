@@ -125,13 +125,13 @@ def test_a_given_beginning_is_never_drawn_and_never_trained(name: str, settings:
 def ends_with_the_beginning(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
     """What the same tokens have for log-probabilities behind prompts that end with what the rows were given."""
     trace, count = rollout.trace, rollout.samples[0].num_forced
-    begun = [prompt.followed_by(trace.completions[0].token_T[:count], policy.way.fill) for prompt in trace.prompts]
+    begun = [prompt.with_tokens(trace.completions[0].token_T[:count], policy.path.fill) for prompt in trace.prompts]
     cut = [
         replace(
             one,
             token_T=one.token_T[count:],
             logprob_T=one.logprob_T[count:],
-            decided_T=one.decided_T[count:],
+            is_decision_T=one.is_decision_T[count:],
             support=None if one.support is None else one.support.part(count, len(one.token_T)),
         )
         for one in trace.completions

@@ -127,7 +127,7 @@ def test_supports_by_hand() -> None:
 def test_scores_and_entropies_by_hand() -> None:
     probability_V = torch.tensor([0.5, 0.25, 0.125, 0.125])
     sampling = TokenSampling(temperature=2.0, top_k=None, top_p=None, min_p=None, suppressed=torch.tensor([3]))
-    options: dict[str, Any] = {"chunk": 16, "asked": [lambda hidden_mD, logits_mV, token_m: entropy(logits_mV)]}
+    options: dict[str, Any] = {"chunk": 16, "extra_values": [lambda hidden_mD, logits_mV, token_m: entropy(logits_mV)]}
     hidden_MD, token_M = (2 * probability_V.log())[None], torch.tensor([1])
     logprob_M, (entropy_M,) = token_logprobs(hidden_MD, token_M, lambda x: x, sampling, **options)
     assert logprob_M.tolist() == pytest.approx([torch.tensor(0.25 / 0.875).log().item()])

@@ -41,7 +41,9 @@ def found(
     value: Value, logits_MV: Tensor, token_M: Tensor, *, chunk: int = 64, support: Support | None = None
 ) -> Tensor:
     asked = [partial(token_value, value)]
-    _, (value_M,) = token_logprobs(logits_MV, token_M, lambda x: x, PLAIN, chunk=chunk, support=support, asked=asked)
+    _, (value_M,) = token_logprobs(
+        logits_MV, token_M, lambda x: x, PLAIN, chunk=chunk, support=support, extra_values=asked
+    )
     return value_M
 
 

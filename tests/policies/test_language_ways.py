@@ -143,7 +143,7 @@ def test_gradients_are_compared_too(caplog: Any) -> None:
     with caplog.at_level(logging.WARNING):
         rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=SEED)
     assert not policy.shares_prefix
-    assert str(policy.way) == "prompts once per row"
+    assert str(policy.path) == "prompts once per row"
     assert "its gradients differ by" in caplog.text
     plain = policy_of("llama", share_prefix=False)
     assert relative_difference(gradients(policy, rollout), gradients(plain, rollout)) < 1e-5
@@ -163,7 +163,7 @@ def test_a_kind_of_row_is_looked_at_when_it_first_comes(caplog: Any) -> None:
     assert policy.shares_prefix
     with caplog.at_level(logging.WARNING):
         rollout = policy.rollout(prompts_of("qwen2.5-vl"), group_size=2, seed=SEED)
-    assert str(policy.way) == "the plain way"
+    assert str(policy.path) == "the plain way"
     assert "text alone, one picture, several pictures" in caplog.text
     assert "what it writes differs by" in caplog.text
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6

@@ -38,7 +38,7 @@ def tree_of(policy: LanguagePolicy, planner: Planner = TREE) -> Experience:
 
 def flat(rollout: Rollout) -> Rollout:
     """The same rows, of which nobody knows that they share anything."""
-    apart = [replace(completion, num_taken=0) for completion in rollout.trace.completions]
+    apart = [replace(completion, num_inherited=0) for completion in rollout.trace.completions]
     return replace(rollout, trace=replace(rollout.trace, completions=apart), sampled_by_BT=None)
 
 

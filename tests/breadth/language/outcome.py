@@ -76,7 +76,7 @@ def _variant(model: Any, processor: Any, prompts: Sequence[Prompt], lora: Any) -
         wrong = _wrong(policy, rollout, prompts)
     if wrong is not None:
         return Outcome(verdict=WRONG, said=wrong)
-    way = policy.way
+    way = policy.path
     return Outcome(verdict=PLAIN if not isinstance(way, CachedPath) else SHARED if way.shared else SINGLE)
 
 
@@ -139,7 +139,7 @@ def _plain(policy: LanguagePolicy, rollout: Rollout, row: int) -> Tensor:
     else:
         for name, tensor in inputs.items():
             if tensor.shape[:2] == (1, P):
-                last = tensor[:, -1:] if policy.way.fill == -1 else torch.full_like(tensor[:, -1:], policy.way.fill)
+                last = tensor[:, -1:] if policy.path.fill == -1 else torch.full_like(tensor[:, -1:], policy.path.fill)
                 inputs[name] = torch.cat([tensor, *[last] * T], dim=1)
         inputs["input_ids"] = torch.cat([encoded.ids_P, token_T])[None]
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
