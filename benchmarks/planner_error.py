@@ -18,8 +18,8 @@ from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import validated
 from mmgrpo.explain.memory_meter import MemoryMeter
-from mmgrpo.explain.operator_times import MachineSpeed, measured
-from mmgrpo.explain.process_scale import planned
+from mmgrpo.explain.operator_times import MachineSpeed, measured_speed
+from mmgrpo.explain.process_scale import plan_processes
 from mmgrpo.maths.aggregates import count
 from mmgrpo.policy import Policy
 from mmgrpo.training.learner import accumulate_gradient
@@ -59,7 +59,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def main() -> None:
     """Prints a table of predicted and measured numbers, and of their relative errors."""
     torch.set_num_threads(1)
-    machine = measured(torch.float32, device=torch.device("cpu"), link_gb_s=1.0)
+    machine = measured_speed(torch.float32, device=torch.device("cpu"), link_gb_s=1.0)
     print(f"one thread: {machine.words}\n")
     print("| case | number | predicted | measured | error |\n| --- | --- | --- | --- | --- |")
     for kind in MODELS:
@@ -86,7 +86,7 @@ def compared(kind: str, lora: dict[str, Any] | None, checkpointing: bool, machin
     prompt = Prompt("one seven")
     drawn = policy.rollout([prompt], group_size=GROUP, seed=0)  # what is tried first is not measured
     length = drawn.trace.prompts[0].length if isinstance(policy, LanguagePolicy) else 1
-    plan = planned(config, prompt_tokens=length)
+    plan = plan_processes(config, prompt_tokens=length)
     memory, seconds = plan.memory(), plan.seconds(machine)
     modules = policy.pipeline.components.values() if isinstance(policy, DenoisingPolicy) else [policy.model]
     parameters = {id(p): p for m in modules if isinstance(m, torch.nn.Module) for p in m.parameters()}
@@ -96,7 +96,7 @@ def compared(kind: str, lora: dict[str, Any] | None, checkpointing: bool, machin
     optimizer.step()
     states = [one for state in optimizer.state.values() for one in state.values()]
     known = [*parameters.values(), *states, *(p.grad for p in policy.trainable if p.grad is not None)]
-    held = memory.held.total - memory.held.buffers
+    held = memory.resident.total - memory.resident.buffers
     yield _line("bytes held", held, sum(one.nbytes for one in known))
     with MemoryMeter(known) as meter:
         policy.rollout([prompt], group_size=GROUP, seed=1)
@@ -127,7 +127,7 @@ def _seconds(call: Any) -> float:
 
 
 def _line(name: str, predicted: float, measured: float) -> str:
-    return f"{name} | {predicted:,.4g} | {measured:,.4g} | {100 * (predicted / measured - 1):+.0f} %"
+    return f"{name} | {predicted:,.4g} | {measured_speed:,.4g} | {100 * (predicted / measured_speed - 1):+.0f} %"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.explain.operator_times import MachineSpeed
-from mmgrpo.explain.process_scale import GIB, ShardingEngine, planned
+from mmgrpo.explain.process_scale import GIB, ShardingEngine, plan_processes
 
 RECIPES = {
     "recipes/sd3.5-flow-grpo-geneval": 1,
@@ -31,7 +31,7 @@ def table() -> Iterator[str]:
             sized = validated(
                 {**written.model_dump(), "rollout": {**written.rollout.model_dump(), "prompts_per_step": groups}}
             )
-            plan = planned(sized, num_processes=num, prompt_tokens=tokens)
+            plan = plan_processes(sized, num_processes=num, prompt_tokens=tokens)
             machine = MachineSpeed(link_gb_s=LINKS[num > NODE])
             for engine in (ShardingEngine.GPUS, ShardingEngine.FSDP2) if num > 1 else (ShardingEngine.GPUS,):
                 memory, seconds = plan.memory(engine), plan.seconds(machine, engine)

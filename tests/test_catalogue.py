@@ -16,7 +16,17 @@ from mmgrpo.cli import listings
 from mmgrpo.config import RewardConfig
 from mmgrpo.config.loading import CONFIGS
 from mmgrpo.config.registry import REWARDS, resolve
-from mmgrpo.docgen.catalogue import FOREIGN, KINDS, MARK, by_kind, is_in, kind_of, page_of, page_with_index, summary_of
+from mmgrpo.docgen.catalogue import (
+    KINDS,
+    MARK,
+    OTHER_PACKAGES,
+    by_kind,
+    is_in,
+    kind_of,
+    page_of,
+    page_with_index,
+    summary_of,
+)
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.training.build import build_rewards
 
@@ -87,11 +97,13 @@ def test_what_stands_before_the_mark_stays():
 
 
 def test_every_reward_is_of_a_kind_and_every_module_of_a_kind_exists():
-    assert sorted(name for kind, members in by_kind().items() if kind != FOREIGN for name in members) == sorted(REWARDS)
+    assert sorted(name for kind, members in by_kind().items() if kind != OTHER_PACKAGES for name in members) == sorted(
+        REWARDS
+    )
     for rooms in KINDS.values():
         for room in rooms:
             assert any(is_in(target, room) for target in REWARDS.values()), room
-    assert kind_of("elsewhere.answers:Reward") == FOREIGN
+    assert kind_of("elsewhere.answers:Reward") == OTHER_PACKAGES
 
 
 @pytest.mark.parametrize("width", [80, 200])

@@ -88,7 +88,7 @@ def test_sample_draws_pictures(run: Path, tmp_path: Path) -> None:
     tile = Image.open(out / "sheet.png").convert("L").crop((144, 8, 272, 136))  # the second, 16 times as large
     away = [ImageStat.Stat(ImageChops.difference(tile.resize((8, 8), 4), picture)).mean[0] for picture in pictures]
     assert away[1] < min(away[0], away[2]) / 2
-    assert "not judged by held_out_accuracy: it does not apply" in result.output
+    assert "not scored by held_out_accuracy: it does not apply" in result.output
     named = call("sample", str(run), "x", "--checkpoint", str(run), "--out", str(tmp_path / "b"), "--count", "3")
     assert named.exit_code == 0, named.output
     for picture in ("0000.png", "0001.png", "0002.png"):

@@ -73,7 +73,7 @@ def test_a_healthy_run_passes_every_check() -> None:
         "sampler flow_sde, which fits FlowMatchEulerDiscreteScheduler; flow_sde takes steps so long that they leave up "
         "to 0.74 more noise than the next level holds, in latent units; sampler cps leaves none"
     )
-    assert all(finding.ok and not finding.cure for finding in found.values())
+    assert all(finding.ok and not finding.fix for finding in found.values())
     # 4 steps, the last never random
     assert found["window"].measured == "3 of 4 decisions of a sample trained on"
     assert found["same-seed replay"].measured == "4 of 4 samples identical"
@@ -129,7 +129,7 @@ def test_samples_that_are_read_are_examined_as_they_are_trained_on(name: str) ->
     policy = policy_of(reading={"num_levels": 3})
     found = findings_of(policy, read_config(name))
     assert all(finding.ok for finding in found.values())
-    assert found["levels"].measured == "each sample read at 3 levels of noise, all trained on"
+    assert found["levels"].measured == "each sample scored at 3 noise levels, all trained on"
     assert found["on-policy gap"].measured.startswith("log-prob 0.0e+00, log-ratio 0.0e+00")
     assert "2 of 30 trained tensors without gradient" in found["gradient"].measured
     assert first_number(r"norm (\S+) ", found["gradient"]) > 1e-3
@@ -201,7 +201,7 @@ def test_dropout_that_wakes_after_the_first_rollout_is_an_on_policy_gap() -> Non
     assert not found["on-policy gap"].ok
     gap = first_number(r"log-ratio (\S+);", found["on-policy gap"])
     assert gap > 1e-3
-    bound = re.search(r"raise the clip bounds to (\S+) or more", found["on-policy gap"].cure)
+    bound = re.search(r"raise the clip bounds to (\S+) or more", found["on-policy gap"].fix)
     assert bound is not None
     assert float(bound[1]) == pytest.approx(gap * 10, rel=0.5)  # one digit of ten times the gap
     assert not found["batch invariance"].ok
@@ -212,7 +212,7 @@ def test_dropout_within_one_batch_makes_rows_run_alone() -> None:
     found = findings_of(policy)
     assert found["on-policy gap"].ok
     assert found["batch invariance"].ok
-    assert found["batch invariance"].measured == "4 of 4 rows depend on what shares their batch, and run alone"
+    assert found["batch invariance"].measured == "4 of 4 rows depend on the other rows of their batch, and run alone"
 
 
 def test_a_policy_that_refuses_to_replay_is_a_finding() -> None:
@@ -268,11 +268,11 @@ def judges() -> list[CheckResult]:
     ("reward", "ok", "measured", "cure"),
     [
         (constant, True, "0 to 1; spread in 0 of 2 groups; failed on 0 of 4 samples, None on 0;", "groups of equal"),
-        (broken, False, "failed on 1 of 4 samples, None on 0", "it raised, or gave NaN"),
-        (raising, False, "failed on 4 of 4 samples, None on 0", "it raised, or gave NaN"),
+        (broken, False, "failed on 1 of 4 samples, None on 0", "it raised an error or returned NaN"),
+        (raising, False, "failed on 4 of 4 samples, None on 0", "it raised an error or returned NaN"),
         (absent, True, "failed on 0 of 4 samples, None on 4", "it judged nothing"),
         (partial, True, "1 to 4; spread in 1 of 2 groups; failed on 0 of 4 samples, None on 1;", ""),
-        (JUDGES[5], True, "goes by what task 'painter' makes of the samples", ""),
+        (JUDGES[5], True, "computed by task 'painter' from the samples", ""),
         (short, False, "reward 'judge-6': expected 4 values, one per sample in order, got 1", "change what"),
     ],
 )
@@ -280,16 +280,16 @@ def test_rewards(reward: Callable[..., Any], ok: bool, measured: str, cure: str,
     finding = judges[JUDGES.index(reward)]
     assert finding.ok is ok
     assert finding.measured.startswith(measured)
-    assert finding.cure.startswith(cure)
-    assert bool(finding.cure) is bool(cure)
+    assert finding.fix.startswith(cure)
+    assert bool(finding.fix) is bool(cure)
 
 
 def test_equal_rewards_are_no_warning_before_the_warm_up() -> None:
     config = config_of(warmup={"examples": "mislabelled_digits", "steps": 1})
     finding = findings_of(policy_of(), config, judge=constant)["reward judge"]
     assert finding.ok
-    assert finding.cure == ""
-    assert finding.measured.endswith("; the warm-up is yet to come")
+    assert finding.fix == ""
+    assert finding.measured.endswith("; the warm-up has not run yet")
 
 
 def test_a_window_outside_the_schedule() -> None:
@@ -342,7 +342,7 @@ def test_table_at_80_columns() -> None:
         "0.25 to 0.75; spread in 0 of 2 groups; failed on 0 of 4 samples, None on 0; 0.0009 s a sample, "
         "rollout 0.025 s a sample, update 0.0054 s a forward, in batches of 4"
     )
-    cure = "groups of equal reward teach nothing: see whether larger ones spread; else take a finer reward"
+    cure = "groups of equal reward have no learning signal: try larger groups, else a finer reward"
     findings = [
         CheckResult("on-policy gap", True, measured),
         CheckResult("reward a_long_name_of_a_reward", True, measured, cure),

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from mmgrpo.cli import app
 from mmgrpo.config.loading import shipped
 from mmgrpo.config.registry import REWARDS, resolve
-from mmgrpo.docgen.reward_signatures import declared
+from mmgrpo.docgen.reward_signatures import signature_at
 
 SMALL = ["steps=1", "warmup.steps=2", "rollout.group_size=2", "evaluation.samples_per_prompt=2"]
 
@@ -115,7 +115,7 @@ class TestRewards:
         assert said in result.stderr
 
     def test_every_reward_is_read_as_it_is(self) -> None:
-        known = {name: declared(target) for name, target in REWARDS.items()}
+        known = {name: signature_at(target) for name, target in REWARDS.items()}
         for name, found in known.items():
             parameters = inspect.signature(resolve("rewards", name)).parameters.values()
             if found is not None:

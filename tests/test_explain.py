@@ -153,7 +153,7 @@ def test_the_default_number_of_steps_stays_a_letter() -> None:
 
 def test_a_live_policy_is_explained_without_its_settings() -> None:
     said = rows(validated({}))
-    assert said["policy"] == "a live object; its settings are its own"
+    assert said["policy"] == "a live object with its own settings"
     assert said["forwards"].startswith("per sample and step: rollout N, update N - 1.0, for a denoising policy of N")
     assert "sampler" not in said
     window = {"same_initial_noise": True, "window": {"name": "random", "size": 2}}
@@ -260,7 +260,7 @@ def test_geometry_passes_and_method() -> None:
     assert said["in all"] == "60 steps, 9,600 samples, 120 updates"
     assert said["old policy"].startswith("no pass")
     assert said["values"].startswith("no pass")
-    assert said["reference"].startswith("a pass beside each of the policy's")
+    assert said["reference"].startswith("a pass with each pass of the policy")
     assert said["evaluation"] == (
         "before the first step, every 10 steps and after the last: 40 samples a prompt of 40 forwards each, "
         "without noise, judged by held_out"
@@ -329,9 +329,9 @@ def test_rows_that_are_read_and_what_is_learnt_beside_the_objective() -> None:
     found = rows(load_config("methods/mm-helix", {"policy": None}))
     assert found["it sets"].startswith("auxiliary = [label expert, examples None, batch_size None, column solution")
     taught = "expert: in every update 1 times the supervised loss of its groups' answers (solution)"
-    assert found["auxiliary"] == f"{taught}, weighed by below of the group's success"
+    assert found["auxiliary"] == f"{taught}, weighted by below of the group's success"
     found = rows(load_config("methods/meml-grpo", {"policy": None}))
-    assert found["auxiliary"].endswith("weighed by below of the part's success")
+    assert found["auxiliary"].endswith("weighted by below of the part's success")
     assert found["values"].startswith("a pass before every update: gradients go through the view weakest")
 
 

@@ -84,23 +84,26 @@ def test_a_tail_without_a_window_is_refused() -> None:
 
 PLANNED: dict[str, tuple[dict[str, Any], str]] = {
     # 10 groups of 16; at the least one round, at the most each of four asks for 10 groups more
-    "refill": ({"rounds": 4}, "at least 160 and at most 640 samples drawn a step, in at least 1 and at most 4 rounds"),
+    "refill": (
+        {"rounds": 4},
+        "at least 160 and at most 640 samples generated a step, in at least 1 and at most 4 rounds",
+    ),
     "on_failure": (
         {"members": 4, "settings": {"call": {"num_inference_steps": 5}}},
-        "at least 160 and at most 200 samples drawn a step, in at least 1 and at most 2 rounds, 160 trained on",
+        "at least 160 and at most 200 samples generated a step, in at least 1 and at most 2 rounds, 160 trained on",
     ),
     "scouts": (
         {"scouts": 24, "best": 4, "worst": 4, "settings": {"call": {"num_inference_steps": 3}}},
-        "320 samples drawn a step, in 2 rounds, 80 trained on",
+        "320 samples generated a step, in 2 rounds, 80 trained on",
     ),
     # at the least all rows end before 100 decisions, at the most each of 160, then of 320, parts in two
     "branch_evenly": (
         {"every": 100, "levels": 2},
-        "at least 160 and at most 640 samples drawn a step, in at least 1 and at most 3 rounds",
+        "at least 160 and at most 640 samples generated a step, in at least 1 and at most 3 rounds",
     ),
     "with_replay": (
         {"num": 4},
-        "160 samples drawn a step, in 1 round, at least 0 and at most 40 read that were there already, "
+        "160 samples generated a step, in 1 round, at least 0 and at most 40 scored that exist already, "
         "at least 160 and at most 200 trained on",
     ),
 }
@@ -124,8 +127,8 @@ def test_a_planner_that_never_ends_is_said_to(tmp_path: Path, monkeypatch: pytes
     )
     monkeypatch.chdir(tmp_path)
     said = rows(changed(rollout={"planner": {"name": "python:endless_planner:endless"}}))["planner"]
-    assert "at least 16 and at most 400 samples drawn a step" in said
-    assert said.endswith("it was asked 25 times and no further: see that it asks for nothing some time")
+    assert "at least 16 and at most 400 samples generated a step" in said
+    assert said.endswith("stopped after 25 rounds: the planner must return no requests at some time")
 
 
 def test_a_method_of_tokens_is_counted_as_it_runs() -> None:
@@ -168,12 +171,12 @@ def test_samples_that_are_read_are_counted() -> None:
 def test_whose_passes_run() -> None:
     preference = {"name": "preference", "score_by": "sum_log_ratio", "against": "reference"}
     said = rows(changed(objective={"surrogate": None, "kl_beta": 0, "terms": [preference]}))
-    assert said["reference"] == "a pass beside each of the policy's, for preference"
+    assert said["reference"] == "a pass with each pass of the policy, for preference"
     assert said["values"].endswith("preference couples decisions, and the rollout does not know its KL or entropy")
     average = {"name": "diffusion_nft", "view": "average"}
     read = {"decisions": "read", "window": None}
     said = rows(changed(rollout=read, objective={"surrogate": None, "kl_beta": 0, "terms": [average]}))
-    assert said["view average"].endswith("; a pass beside each of the policy's")
+    assert said["view average"].endswith("; a pass with each pass of the policy")
     assert "rollout 14.0, average 4.0, update 4.0; in all 22.0" in said["forwards"]
 
 

@@ -20,10 +20,10 @@ from mmgrpo.cli import app
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.distributed.job import Job
 from mmgrpo.distributed.parameter_shards import local_shards
-from mmgrpo.explain.memory_meter import ran
-from mmgrpo.explain.operator_times import MachineSpeed, Operator, measured, optimizer_work, work_of
-from mmgrpo.explain.process_scale import Planned, ShardingEngine, planned, scale_rows
-from mmgrpo.explain.resident_memory import block_sizes, gathered_bytes, held_by
+from mmgrpo.explain.memory_meter import meter_pass
+from mmgrpo.explain.operator_times import MachineSpeed, Operator, measured_speed, optimizer_work, work_of
+from mmgrpo.explain.process_scale import ProcessPlan, ShardingEngine, plan_processes, scale_rows
+from mmgrpo.explain.resident_memory import block_sizes, gathered_bytes, resident_memory
 from tests.test_sharding import on_two
 from tests.tiny.language_models import make as make_language_model
 
@@ -45,30 +45,30 @@ class Blocks(nn.Module):
 
 def test_bytes_by_hand() -> None:
     module = Blocks()
-    whole = held_by([module], averages=True, copied=[module], num_copies=1)
+    whole = resident_memory([module], averages=True, copied=[module], num_copies=1)
     # 2 (6 + 3) + 4 = 22 numbers of 4 bytes; 6 parameters whose steps are counted
     assert (whole.trained, whole.gradients, whole.average, whole.copies) == (88, 88, 88, 88)
     assert (whole.moments, whole.total) == (2 * 88 + 6 * 4, 4 * 88 + 2 * 88 + 24)
-    parts = held_by([module], sharded=[module], num_processes=2)
+    parts = resident_memory([module], sharded=[module], num_processes=2)
     # of 3 rows the larger part is 2: 2 (2 * 2 + 2) + 4 = 16 numbers
     assert parts.trained == 64
     assert gathered_bytes([module]) == 2 * 9 * 4
     module.requires_grad_(False)
     module.blocks[0].bias.requires_grad_(True)  # an adapter, as it were: whole beside frozen weights in parts
-    parts = held_by([module], sharded=[module], num_processes=2)
+    parts = resident_memory([module], sharded=[module], num_processes=2)
     assert (parts.trained, parts.frozen) == (12, 4 * (4 + 6 + 4))
 
 
 def test_bytes_and_operations_of_a_pass_by_hand() -> None:
     layer, x_BD = nn.Linear(4, 3, bias=False), torch.ones(2, 4)
-    found = ran(lambda _: layer(x_BD), [layer.weight, x_BD])
+    found = meter_pass(lambda _: layer(x_BD), [layer.weight, x_BD])
     # 2 x 4 by 4 x 3: 24 products and their sums; 8 + 12 numbers read, 6 written, of 4 bytes
     assert found.num_bytes == 2 * 3 * 4
     assert found.work == {Operator(flops=2 * 24, num_bytes=4 * (8 + 12 + 6)): 1}
 
 
 def test_bytes_of_what_is_prepared_count_and_its_operators_do_not() -> None:
-    found = ran(lambda x_N: x_N.add_(1), [], prepare=lambda: torch.zeros(5))
+    found = meter_pass(lambda x_N: x_N.add_(1), [], prepare=lambda: torch.zeros(5))
     assert found.num_bytes == 5 * 4
     assert found.work == {Operator(flops=0, num_bytes=2 * 5 * 4): 1}  # read and written
 
@@ -79,7 +79,7 @@ def test_seconds_of_operators_by_hand() -> None:
     work = Counter({Operator(4_000_000, 1_000_000): 1, Operator(0, 3_000_000): 2, Operator(10, 10): 5})
     assert machine.seconds(work) == pytest.approx((4 + 2 * 3 + 5 * 2) * 1e-6)
     assert machine.seconds(work, 0.5) == pytest.approx((2 + 2 * 3 + 5 * 2) * 1e-6)
-    assert machine.batched(work, rows=10, each=4) == pytest.approx((20 + 20 + 18) * 1e-6)  # 4, 4 and 2 rows
+    assert machine.batched(work, rows=10, batch_size=4) == pytest.approx((20 + 20 + 18) * 1e-6)  # 4, 4 and 2 rows
 
 
 def test_steps_of_the_optimiser_are_those_that_torch_takes() -> None:
@@ -90,14 +90,14 @@ def test_steps_of_the_optimiser_are_those_that_torch_takes() -> None:
     optimizer.step()  # makes the moments
     large = Counter({one: num for one, num in work_of(optimizer.step).items() if one.num_bytes > 1000})
     sizes = [weight.nbytes for weight in weights]
-    assert optimizer_work(sizes, averages=False, together=False) == large
-    assert sum(optimizer_work(sizes, averages=True, together=True).values()) == 9
+    assert optimizer_work(sizes, averages=False, fused=False) == large
+    assert sum(optimizer_work(sizes, averages=True, fused=True).values()) == 9
 
 
 def test_a_machine_is_measured() -> None:
-    found = measured(torch.float32, device=torch.device("cpu"), link_gb_s=3.0)
+    found = measured_speed(torch.float32, device=torch.device("cpu"), link_gb_s=3.0)
     assert found.link_gb_s == 3.0
-    assert not found.steps_together
+    assert not found.fused_optimizer
     assert 1e-4 < found.tflops < 10
     assert 0.1 < found.memory_gb_s < 1000
     assert 0.1 < found.launch_us < 10_000
@@ -121,8 +121,8 @@ def test_what_stays_is_what_a_live_policy_holds() -> None:
         for parameter in policy.trainable:
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
-        plan = planned(validated({**config.model_dump(), "policy": {"name": "language", **named}}))
-        held = plan.memory().held
+        plan = plan_processes(validated({**config.model_dump(), "policy": {"name": "language", **named}}))
+        held = plan.memory().resident
         assert held.trained == sum(p.nbytes for p in policy.trainable)
         assert held.frozen == sum(p.nbytes for p in policy.model.parameters() if not p.requires_grad)
         assert held.moments == sum(one.nbytes for state in optimizer.state.values() for one in state.values())
@@ -147,16 +147,16 @@ def test_what_stays_is_what_each_of_two_processes_holds_in_parts(tmp_path: Path)
     config = load_config("quickstart/arithmetic-text")
     for lora, (trained, frozen) in zip(LORAS, found, strict=True):
         run = validated({**config.model_dump(), "policy": {"name": "language", **settings_with(lora)}})
-        said = planned(run, num_processes=2).memory(ShardingEngine.FSDP2).held
+        said = plan_processes(run, num_processes=2).memory(ShardingEngine.FSDP2).resident
         assert (said.trained, said.frozen) == (trained, frozen)
 
 
 def test_a_plan_is_told() -> None:
     config = load_config("quickstart/arithmetic-text")
-    alone, two, plan = (planned(config, num_processes=num, prompt_tokens=8) for num in (1, 2, 3))
+    alone, two, plan = (plan_processes(config, num_processes=num, prompt_tokens=8) for num in (1, 2, 3))
     said = dict(scale_rows(plan, MachineSpeed(), ShardingEngine.FSDP2))
-    assert said["processes"] == "3, the model in parts (FSDP2): predicted, not measured"
-    assert "GiB at the most on each: trained" in said["memory"]
+    assert said["processes"] == "3, the model sharded (FSDP2): predicted, not measured"
+    assert "GiB peak per process: trained" in said["memory"]
     assert (
         alone.seconds(MachineSpeed(), ShardingEngine.FSDP2).gathers
         == alone.seconds(MachineSpeed(), ShardingEngine.FSDP2).sums
@@ -172,7 +172,7 @@ def test_engines_hold_and_gather_what_they_say(lora: dict[str, Any] | None) -> N
     config = load_config("quickstart/arithmetic-text")
     named = {"name": "language", **settings_with(lora)}
     runtime = {**config.runtime.model_dump(), "gather_for_rollout": True}
-    plan = planned(validated({**config.model_dump(), "policy": named, "runtime": runtime}), num_processes=2)
+    plan = plan_processes(validated({**config.model_dump(), "policy": named, "runtime": runtime}), num_processes=2)
     memory = {engine: plan.memory(engine) for engine in ShardingEngine}
     seconds = {engine: plan.seconds(MachineSpeed(), engine) for engine in ShardingEngine}
     fsdp2, zero2, zero3 = ShardingEngine.FSDP2, ShardingEngine.ZERO2, ShardingEngine.ZERO3
@@ -183,8 +183,8 @@ def test_engines_hold_and_gather_what_they_say(lora: dict[str, Any] | None) -> N
         assert seconds[zero2] == seconds[ShardingEngine.GPUS]
         return
     blocks = sum(block_sizes(plan.outline.sharded))
-    assert memory[zero2].held == memory[fsdp2].held
-    assert memory[zero2].learning == memory[zero2].drawing == blocks
+    assert memory[zero2].resident == memory[fsdp2].resident
+    assert memory[zero2].update_blocks == memory[zero2].rollout_blocks == blocks
     rows = config.rollout.prompts_per_step // 2 * config.rollout.group_size
     once = blocks / 2 / 50e9
     slices = rows / plan.outline.update_rows * config.update.epochs
@@ -207,10 +207,10 @@ def test_passes_are_counted_once_for_a_model_and_its_settings(tmp_path: Path, mo
     make_language_model("llama")[0].save_pretrained(model)
     lines: list[str] = []
 
-    def plan_of(**settings: Any) -> Planned:
+    def plan_of(**settings: Any) -> ProcessPlan:
         named = {"name": "language", "model": str(model), "max_new_tokens": 4, **settings}
         values = {**load_config("quickstart/arithmetic-text").model_dump(), "policy": named}
-        return planned(validated(values), num_processes=2, prompt_tokens=6, say=lines.append)
+        return plan_processes(validated(values), num_processes=2, prompt_tokens=6, say=lines.append)
 
     first = plan_of()
     num_lines = len(lines)
@@ -256,5 +256,5 @@ def test_slices_hold_the_rows_that_fit(changed: dict[str, Any], rows: int) -> No
     config = load_config("quickstart/arithmetic-text", ["rollout.prompts_per_step=30"])
     assert config.rollout.group_size == 8
     named = {"name": "language", **settings_with(None), **changed, "max_new_tokens": 4}
-    plan = planned(validated({**config.model_dump(), "policy": named}), num_processes=3, prompt_tokens=6)
+    plan = plan_processes(validated({**config.model_dump(), "policy": named}), num_processes=3, prompt_tokens=6)
     assert (plan.outline.update_rows, plan.outline.rollout_rows) == (rows, 80)

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from mmgrpo.cli import app
 from mmgrpo.cli.run_inputs import policy_of
 from mmgrpo.config.loading import load_config, validated
-from mmgrpo.report.model_card import code, licence_of
+from mmgrpo.report.model_card import code, license_of
 from mmgrpo.runs.best import best_checkpoint
 from mmgrpo.system import hub
 from mmgrpo.training.build import build_policy
@@ -241,7 +241,7 @@ def test_a_span_of_code_ends_where_it_should(text: str, expected: str) -> None:
 
 
 def test_the_licence_is_that_of_the_bases_card_or_not_known(tmp_path: Path) -> None:
-    assert licence_of(str(tmp_path)) == {}
+    assert license_of(str(tmp_path)) == {}
     for text, expected in (
         (CARD, {"license": "apache-2.0", "license_link": "https://example.org/x"}),
         ("---\nlicense: other\nlicense_name: my licence\n---\n", {"license": "other", "license_name": "my licence"}),
@@ -250,15 +250,15 @@ def test_the_licence_is_that_of_the_bases_card_or_not_known(tmp_path: Path) -> N
         ("no card", {}),
     ):
         (tmp_path / "README.md").write_text(text)
-        assert licence_of(str(tmp_path)) == expected
-    assert licence_of("owner/no-such-model-here") == {}
+        assert license_of(str(tmp_path)) == expected
+    assert license_of("owner/no-such-model-here") == {}
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--dtype", "bfloat16"], "--dtype is of a model that is written whole: add --merged"),
-        (["--public"], "--public says who may see what --push uploads"),
+        (["--dtype", "bfloat16"], "--dtype needs --merged, which writes a full model"),
+        (["--public"], "--public needs --push OWNER/NAME"),
         (["--best"], "keeps no best checkpoint"),
     ],
 )
@@ -273,7 +273,7 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(
 
 def test_merging_is_of_adapters_and_an_export_of_a_run(whole: Path, tmp_path: Path) -> None:
     done = call("export", str(whole), "--to", str(tmp_path / "x"), "--merged")
-    assert "holds no adapters but all weights" in done.stderr.replace("\n", " ")
+    assert "holds full weights, not adapters" in done.stderr.replace("\n", " ")
     assert "is no run folder and no checkpoint" in call("export", str(tmp_path)).stderr.replace("\n", " ")
     assert list(tmp_path.iterdir()) == []
 
@@ -314,7 +314,7 @@ def test_without_a_token_or_a_hub_it_says_so_and_the_folder_stays(
     assert done.exit_code == 2
     said = done.stderr.replace("\n", " ")
     assert "owner/name cannot be written: nobody is logged in; do so (hf auth login), or set HF_TOKEN" in said
-    assert f"what was exported stays in {tmp_path / 'x'}" in said
+    assert f"the export stays in {tmp_path / 'x'}" in said
     assert (tmp_path / "x/README.md").is_file()
     monkeypatch.setattr("huggingface_hub.get_token", lambda: "token")
 

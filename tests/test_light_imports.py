@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mmgrpo.cli.launch import launch
-from mmgrpo.cli.run_inputs import say_importing
+from mmgrpo.cli.run_inputs import print_importing
 from mmgrpo.config.registry import POLICIES, resolve
 from mmgrpo.docgen.reward_signatures import summary_line
 
@@ -45,19 +45,19 @@ def test_a_command_that_loads_libraries_says_so_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)
-    say_importing()
+    print_importing()
     assert capsys.readouterr().err == ""  # loaded already
     monkeypatch.delitem(sys.modules, "torch")
-    say_importing()
+    print_importing()
     assert capsys.readouterr().err == "loading the libraries ...\n"
     monkeypatch.setenv("RANK", "1")
-    say_importing()
+    print_importing()
     assert capsys.readouterr().err == ""  # the first process says it for all
     monkeypatch.delenv("RANK")
     monkeypatch.setattr(os, "execv", lambda path, command: print("started", file=sys.stderr))
     monkeypatch.setenv("MMGRPO_LAUNCHED", "")
     launch("gpus", ["quickstart/digits-image"], processes=2)
-    assert capsys.readouterr().err == "starting 2 processes of gpus by accelerate launch ...\nstarted\n"
+    assert capsys.readouterr().err == "starting 2 processes with accelerate launch (gpus) ...\nstarted\n"
 
 
 def test_the_list_of_policies_has_the_first_lines_of_their_docstrings() -> None:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from mmgrpo.algorithm import objective_of
 from mmgrpo.cli import app
-from mmgrpo.cli.export import _write_whole
+from mmgrpo.cli.export import _write_full_model
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.distributed.trackers import wandb_settings
@@ -138,8 +138,10 @@ def test_a_comparison_shows_the_reason_of_a_failure_once(tmp_path: Path) -> None
 
 def test_a_policy_without_an_export_is_told_what_to_add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmgrpo.cli.export.policy_of", lambda settings, checkpoint: UnbuildablePolicy())
-    with pytest.raises(ConfigError, match=r"has no method export\(directory, dtype=\.\.\.\).*its policy/ is what"):
-        _write_whole(RunConfig(), tmp_path, tmp_path, None)
+    with pytest.raises(
+        ConfigError, match=r"has no method export\(directory, dtype=\.\.\.\).*its policy/ folder was written by"
+    ):
+        _write_full_model(RunConfig(), tmp_path, tmp_path, None)
 
 
 def test_a_run_that_resumes_continues_its_run_at_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

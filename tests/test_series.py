@@ -76,7 +76,7 @@ def test_a_series_goes_on(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, expected[key]) for key, tensor in weights(series / "2-hard").items())
     refused = CliRunner().invoke(app, ["train", "--resume", str(series), "steps=9"])
     assert refused.exit_code
-    assert "as it began, without steps=9" in " ".join(refused.output.split())
+    assert "under its own configuration, without steps=9" in " ".join(refused.output.split())
 
 
 def test_a_series_killed_as_it_made_the_folder_of_a_run_resumes(tmp_path: Path) -> None:
@@ -134,4 +134,4 @@ def test_a_series_is_no_run_to_evaluate(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["evaluate", str(tmp_path)])
     assert done.exit_code == 2
     said = " ".join(done.output.split())
-    assert f"{tmp_path} is the folder of a series; name one of its runs: {tmp_path / '1-easy'}" in said
+    assert f"{tmp_path} is the folder of a series; use one of its runs: {tmp_path / '1-easy'}" in said

@@ -32,7 +32,7 @@ print(code, *sorted(set(%r) & set(sys.modules)), file=sys.stderr)
         (("train", "--help"), "--resume"),
         (("methods",), "methods/flow-grpo"),
         (("recipes",), "Wants prompts.txt and held_out.txt"),
-        (("init", "--help"), "Writes a configuration, a reward and prompts to edit"),
+        (("init", "--help"), "Write a configuration, a reward and prompts to edit"),
         (("explain", "quickstart/digits-image"), "10 prompts x 16 members = 160 samples a step"),
         (("explain", "quickstart/digits-vlm"), "temperature = 1"),
         (("explain", "quickstart/arithmetic-text"), "clipped: l = max(-A r, -A clip(r, 1 - low, 1 + high))"),

@@ -1,4 +1,4 @@
-"""What a person types: ``mmgrpo train CONFIG [a.b=c ...]`` and its companions."""
+"""The command line interface: ``mmgrpo train CONFIG [a.b=c ...]`` and the other commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-# read where torch is loaded: threads that wait spin for microseconds; milliseconds would slow all work on busy cores
+# OpenMP reads these when torch loads: waiting threads spin for microseconds; milliseconds would slow busy cores
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 

@@ -1,4 +1,4 @@
-"""``accelerate launch``, of which nothing is said but what its processes say, and that ends with their exit code."""
+"""``accelerate launch`` without its tracebacks: prints only the output of its processes, exits with their code."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 
 def main() -> int:
-    """Starts the processes that the command line asks for.
+    """Starts the processes of the command line.
 
     Returns:
-        The exit code of the first that failed, 128 + N where a signal N ended it or the launcher; 0 if none did.
+        The exit code of the first process that failed, 128 + N if signal N ended it or the launcher, else 0.
     """
     try:
         launched()

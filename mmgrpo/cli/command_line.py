@@ -1,4 +1,4 @@
-"""The command line: ``mmgrpo train CONFIG [a.b=c ...]`` and its companions."""
+"""The commands of ``mmgrpo``: ``mmgrpo train CONFIG [a.b=c ...]`` and the others."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mmgrpo.cli.listings import methods, policies, recipes, rewards
 from mmgrpo.cli.plain_errors import console, plain_errors
 from mmgrpo.cli.run_inputs import (
     evaluated_settings_of,
+    evaluation_of,
     is_series,
-    judged_by,
     policy_of,
+    print_importing,
+    prompt_of_command,
     prompts_of,
     resumed_settings,
-    say_importing,
     settings_of,
-    shown_prompt,
     single_settings_of,
     weights_for,
 )
@@ -37,31 +37,34 @@ if TYPE_CHECKING:
     from mmgrpo.types import Sample
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
-EXIT_CODES = {"interrupted": 130, "terminated": 143}  # as a shell gives them
+EXIT_CODES = {"interrupted": 130, "terminated": 143}  # 128 + signal number, as shells report them
 
 Config = Annotated[
-    str, typer.Argument(help="a YAML file, a run folder, or a shipped name such as quickstart/digits-image")
+    str, typer.Argument(help="A YAML file, a run folder, or a shipped name such as quickstart/digits-image.")
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(help="a.b=c, laid over the file")]
-TaskOption = Annotated[str | None, typer.Option(help="of a mixed run: the task that is meant")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Settings that override the file: a.b=c.")]
+TaskOption = Annotated[str | None, typer.Option(help="The task of a mixed run.")]
 BestOption = Annotated[
-    bool, typer.Option("--best", help="of the run's checkpoints the best by checkpoint.best, not the newest")
+    bool, typer.Option("--best", help="Use the run's best checkpoint by checkpoint.best, not the newest.")
 ]
 TrustOption = Annotated[
-    bool, typer.Option("--trust", help="a run folder that is not yours may run the code and ask the servers it names")
+    bool,
+    typer.Option("--trust", help="Let someone else's run folder execute the code and call the servers that it names."),
 ]
-CheckpointOption = Annotated[Path | None, typer.Option(help="a run folder or checkpoint whose weights are used")]
+CheckpointOption = Annotated[Path | None, typer.Option(help="The run folder or checkpoint whose weights are used.")]
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"mmgrpo {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="says which")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
 ) -> None:
     """GRPO for anything that generates."""
     log_plainly()
@@ -70,75 +73,76 @@ def _root(
 
 @app.command()
 def train(
-    config: Annotated[
-        str | None, typer.Argument(help="a YAML file, or a shipped name; may be left out with --resume")
-    ] = None,
+    config: Annotated[str | None, typer.Argument(help="A YAML file or a shipped name; optional with --resume.")] = None,
     overrides: Overrides = None,
     trust: TrustOption = False,
     resume: Annotated[
-        Path | None, typer.Option(help="a run folder or checkpoint to go on from, by its own config.yaml if alone")
+        Path | None,
+        typer.Option(help="The run folder or checkpoint to resume; its config.yaml is used unless CONFIG is given."),
     ] = None,
     accelerate: Annotated[
-        str | None, typer.Option(help="on several processes: gpus, fsdp2, zero2, zero3, or a file of accelerate config")
+        str | None,
+        typer.Option(help="Train on several processes: gpus, fsdp2, zero2, zero3, or a file of accelerate config."),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="how many, if not as that file says or one a GPU")
+        int | None, typer.Option(min=1, help="Number of processes (default: from the file, else one per GPU).")
     ] = None,
 ) -> None:
-    """Trains, and writes a run folder with metrics, samples, checkpoints and report.html."""
+    """Train a model; write a run folder with metrics, samples, checkpoints and report.html."""
     interrupts.install()
     with plain_errors():
         if accelerate is not None:
             from mmgrpo.cli.launch import launch
 
-            if resume is not None and not is_series(resume):  # what is wrong is said once, and not by each process
+            if resume is not None and not is_series(resume):  # report errors once, not from each process
                 resumed_settings(resume, config, overrides or [], computes=False)
             elif resume is None and config is not None:
                 settings_of(config, overrides, computes=False, trust=trust, trains=True)
-            again = [*([config] if config else []), *(overrides or []), *(["--resume", str(resume)] if resume else [])]
-            launch(accelerate, [*again, *(["--trust"] if trust else [])], processes=processes)
+            arguments = [*([config] if config else []), *(overrides or [])]
+            arguments += [*(["--resume", str(resume)] if resume else []), *(["--trust"] if trust else [])]
+            launch(accelerate, arguments, processes=processes)
         if processes is not None:
-            raise ConfigError("--processes says how many of --accelerate: give that too, gpus for example")
+            raise ConfigError("--processes needs --accelerate: add it, for example --accelerate gpus")
         from mmgrpo.cli.train import resume_series, train_one, train_series
 
         if resume is not None and is_series(resume):
-            ended = resume_series(resume, [*([config] if config else []), *(overrides or [])], console.say)
+            run_end = resume_series(resume, [*([config] if config else []), *(overrides or [])], console.say)
         elif resume is not None:
-            ended = train_one(resumed_settings(resume, config, overrides or []), resume)
+            run_end = train_one(resumed_settings(resume, config, overrides or []), resume)
         elif config is None:
             raise ConfigError("train needs a configuration (a YAML file or a shipped name), or --resume RUN")
         else:
             settings = settings_of(config, overrides, trust=trust, trains=True)
-            ended = train_series(settings, console.say) if settings.runs else train_one(settings)
-        if ended.main:
-            console.say(f"report: {ended.run / 'report.html'}")
-        raise typer.Exit(EXIT_CODES.get(ended.status, 0))
+            run_end = train_series(settings, console.say) if settings.runs else train_one(settings)
+        if run_end.main:
+            console.say(f"report: {run_end.run / 'report.html'}")
+        raise typer.Exit(EXIT_CODES.get(run_end.status, 0))
 
 
 @app.command()
 def sample(
     config: Config,
-    prompt: Annotated[str, typer.Argument(help="what to draw or to answer")],
+    prompt: Annotated[str, typer.Argument(help="The prompt.")],
     overrides: Overrides = None,
     checkpoint: CheckpointOption = None,
     best: BestOption = False,
     task: TaskOption = None,
     trust: TrustOption = False,
-    out: Annotated[Path, typer.Option(help="folder for the results; where it has some, one beside it")] = Path(
-        "samples"
-    ),
-    count: Annotated[int, typer.Option(min=1, help="how many")] = 4,
-    seed: Annotated[int, typer.Option(help="seed of the draw")] = 0,
-    image: Annotated[list[Path] | None, typer.Option(help="what the model is shown; may be given again")] = None,
-    audio: Annotated[list[Path] | None, typer.Option(help="what the model hears; may be given again")] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder of the results; if it has samples already, a new folder next to it is used.")
+    ] = Path("samples"),
+    count: Annotated[int, typer.Option(min=1, help="Number of samples.")] = 4,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    image: Annotated[list[Path] | None, typer.Option(help="An input image; repeatable.")] = None,
+    audio: Annotated[list[Path] | None, typer.Option(help="An input audio file; repeatable.")] = None,
     column: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE of the data row, as YAML; may be given again")
+        list[str] | None, typer.Option(help="A column of the data row as NAME=VALUE, parsed as YAML; repeatable.")
     ] = None,
     noise: Annotated[
-        bool, typer.Option("--noise", help="draw as training does; texts without it are the likeliest, all the same")
+        bool, typer.Option("--noise", help="Sample as training does; without it texts are decoded greedily.")
     ] = False,
 ) -> None:
-    """Draws samples for one prompt from the base model or a checkpoint; texts are printed too."""
+    """Generate samples for one prompt from the base model or a checkpoint; print texts too."""
     with plain_errors():
         from mmgrpo.config.loading import parsed_pairs
         from mmgrpo.runs.drawing import captions_of, draw, write
@@ -148,16 +152,16 @@ def sample(
         judges = (settings.evaluation and settings.evaluation.rewards) or settings.rewards
         policy = policy_of(settings, weights_for(config, checkpoint, task, best=best))
         columns = parsed_pairs(column or [], "--column", "label=3")
-        asked = shown_prompt(settings, prompt, columns, images=image or (), audios=audio or ())
+        command_prompt = prompt_of_command(settings, prompt, columns, images=image or (), audios=audio or ())
         plan = exchange_plan(settings)
-        drawn = draw(policy, asked, build_rewards(judges), count=count, seed=seed, noise=noise, plan=plan)
-        folder = write(drawn, out)
-        texts = [_written(sample) for sample in drawn.samples if sample.text is not None]
+        results = draw(policy, command_prompt, build_rewards(judges), count=count, seed=seed, noise=noise, plan=plan)
+        folder = write(results, out)
+        texts = [_sample_text(sample) for sample in results.samples if sample.text is not None]
         for text, times in Counter(texts).items():
-            said = "  ".join(captions_of(drawn.scores, texts.index(text)))
-            typer.echo(f"{shown(text)}\n{f'({times} times) ' if times > 1 else ''}{shown(said) or '-' * 40}")
-        for name, why in drawn.unasked.items():
-            console.say(f"not judged by {name}: {brief(why)}")
+            scores = "  ".join(captions_of(results.scores, texts.index(text)))
+            typer.echo(f"{shown(text)}\n{f'({times} times) ' if times > 1 else ''}{shown(scores) or '-' * 40}")
+        for name, reason in results.unasked.items():
+            console.say(f"not scored by {name}: {brief(reason)}")
         console.say(f"{count} samples in {folder}")
 
 
@@ -170,51 +174,53 @@ def evaluate(
     task: TaskOption = None,
     trust: TrustOption = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="print one line of JSON, for machines; of a mixed run by task")
+        bool, typer.Option("--json", help="Print one line of JSON; keys of a mixed run start with the task.")
     ] = False,
 ) -> None:
-    """Judges a run, all tasks of a mixed one, a checkpoint or the base model on its evaluation prompts."""
+    """Evaluate a run (all tasks of a mixed run), a checkpoint or the base model on held-out prompts."""
     with plain_errors():
         from mmgrpo.training.mixed import under_task
 
-        table = Table("judge", "mean", "spread", "judged", "failed", box=None, header_style="bold")
-        found: dict[str, float] = {}
+        table = Table("reward", "mean", "spread", "scored", "failed", box=None, header_style="bold")
+        metrics: dict[str, float] = {}
         for name, settings in evaluated_settings_of(config, overrides, task, trust=trust).items():
-            judged = judged_by(settings, weights_for(config, checkpoint, task or name, best=best), trust=trust)
-            for row in judged.rows() if judged else ():
+            result = evaluation_of(settings, weights_for(config, checkpoint, task or name, best=best), trust=trust)
+            for row in result.rows() if result else ():
                 table.add_row(f"{name}/{row[0]}" if name else row[0], *row[1:])
-            for key, value in judged.metrics().items() if judged else ():
-                found[under_task(name, key) if name else key] = value
-        if found and as_json:
-            sys.stdout.write(json.dumps(found) + "\n")
-        elif found:
+            for key, value in result.metrics().items() if result else ():
+                metrics[under_task(name, key) if name else key] = value
+        if metrics and as_json:
+            sys.stdout.write(json.dumps(metrics) + "\n")
+        elif metrics:
             console.print(table)
 
 
 @app.command()
 def export(
-    run: Annotated[str, typer.Argument(help="a run folder or checkpoint")],
+    run: Annotated[str, typer.Argument(help="A run folder or checkpoint.")],
     to: Annotated[
-        Path | None, typer.Option(help="the folder, or one beside it where it is taken; exports/RUN if not given")
+        Path | None,
+        typer.Option(help="Output folder (default: exports/RUN); if it exists, a new folder next to it is used."),
     ] = None,
     merged: Annotated[
-        bool, typer.Option("--merged", help="adapters made part of the model, which is written whole")
+        bool, typer.Option("--merged", help="Merge the adapters into the model and write the full model.")
     ] = False,
     dtype: Annotated[
-        Literal["float32", "bfloat16"] | None, typer.Option(help="of a model that is written whole; as it was loaded")
+        Literal["float32", "bfloat16"] | None,
+        typer.Option(help="Data type of a full model (default: the one that it was loaded in)."),
     ] = None,
     best: BestOption = False,
     task: TaskOption = None,
     trust: TrustOption = False,
-    push: Annotated[str | None, typer.Option(help="owner/name on the hub to upload it to")] = None,
-    public: Annotated[bool, typer.Option("--public", help="a repository made for --push is for everybody")] = False,
+    push: Annotated[str | None, typer.Option(help="Repository on the hub to upload to: owner/name.")] = None,
+    public: Annotated[bool, typer.Option("--public", help="Make a repository that --push creates public.")] = False,
 ) -> None:
-    """Writes a run's adapters, or its whole model, as diffusers, peft and transformers load them, with a model card."""
+    """Write a run's adapters or full model for diffusers, peft and transformers, with a model card."""
     with plain_errors():
         from mmgrpo.cli.export import ExportRequest, export_run, push_export
 
         if public and push is None:
-            raise ConfigError("--public says who may see what --push uploads; give that too")
+            raise ConfigError("--public needs --push OWNER/NAME, the repository to create")
         folder = export_run(run, ExportRequest(to=to, merged=merged, dtype=dtype, best=best, task=task, trust=trust))
         console.say(f"exported to {folder}")
         if push is not None:
@@ -223,10 +229,12 @@ def export(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="a run folder; several are put side by side")],
-    out: Annotated[Path | None, typer.Option(help="the page of several runs, if not compare.html in the first")] = None,
+    runs: Annotated[list[Path], typer.Argument(help="A run folder, or several to compare.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Page of several runs (default: compare.html in the first folder).")
+    ] = None,
 ) -> None:
-    """Writes report.html into a run folder, or one page that puts several runs side by side."""
+    """Write report.html into a run folder, or one page that compares several runs."""
     with plain_errors():
         from mmgrpo.report import write_comparison, write_report
 
@@ -238,44 +246,47 @@ def report(
 @app.command()
 def compare(
     methods: Annotated[
-        list[str], typer.Argument(help="methods, such as grpo gspo, or files; and a.b=c, laid over every run")
+        list[str],
+        typer.Argument(help="Methods, such as grpo gspo, or files; and a.b=c, which overrides settings of every run."),
     ],
-    on: Annotated[str, typer.Option(help="the task: a YAML file or a shipped name")],
-    seeds: Annotated[int, typer.Option(min=1, help="how many, from the task's own on")] = 3,
-    jobs: Annotated[int, typer.Option(min=1, help="runs at a time")] = 1,
-    out: Annotated[Path | None, typer.Option(help="folder of runs and page; comparisons/TASK if not given")] = None,
+    on: Annotated[str, typer.Option(help="The task: a YAML file or a shipped name.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, starting at the seed of the task.")] = 3,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of runs at a time.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the runs and the page (default: comparisons/TASK).")
+    ] = None,
 ) -> None:
-    """Trains several methods on one task and puts them side by side; given again, it goes on where it was cut off."""
+    """Train several methods on one task and compare them; the same command resumes an interrupted comparison."""
     with plain_errors():
-        from mmgrpo.cli.compare import compared
+        from mmgrpo.cli.compare import compare_methods
         from mmgrpo.trials.run_trials import ComparisonInterrupted
 
         try:
-            page, failed = compared(methods, on, num_seeds=seeds, num_jobs=jobs, out=out, say=console.say)
-        except ComparisonInterrupted as told:
-            raise typer.Exit(told.exit_code) from None
+            page, has_failures = compare_methods(methods, on, num_seeds=seeds, num_jobs=jobs, out=out, say=console.say)
+        except ComparisonInterrupted as interruption:
+            raise typer.Exit(interruption.exit_code) from None
         console.say(f"page: {page}" if page else "no run has ended, so there is no page")
-        raise typer.Exit(1 if failed else 0)
+        raise typer.Exit(1 if has_failures else 0)
 
 
 @app.command()
 def doctor(config: Config, overrides: Overrides = None, trust: TrustOption = False) -> None:
-    """Checks exactness, windows, the reference and the rewards on your own model, and prints cures."""
+    """Check exactness, windows, the reference model and the rewards on your model; print suggested fixes."""
     with plain_errors():
         from mmgrpo.config.parts import tasks_of
         from mmgrpo.doctor.examination import examine, render
         from mmgrpo.training.build import build_rewards
 
-        whole, sound = settings_of(config, overrides, trust=trust), True
-        for name, settings in (tasks_of(whole) or {"": whole}).items():
+        run_settings, is_ok = settings_of(config, overrides, trust=trust), True
+        for name, settings in (tasks_of(run_settings) or {"": run_settings}).items():
             rewards, prompts = build_rewards(settings.rewards), prompts_of(settings)
             policy = policy_of(settings, None)
-            findings = examine(settings, policy, rewards, prompts)
+            results = examine(settings, policy, rewards, prompts)
             if name:
                 console.print(styled(name, "bold"))
-            console.print(render(findings))
-            sound = sound and all(finding.ok for finding in findings)
-        if not sound:
+            console.print(render(results))
+            is_ok = is_ok and all(result.ok for result in results)
+        if not is_ok:
             raise typer.Exit(1)
 
 
@@ -285,73 +296,83 @@ def explain(
     overrides: Overrides = None,
     trust: TrustOption = False,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="predict memory and time on each of so many, from shapes alone")
+        int | None, typer.Option(min=1, help="Predict memory and time per process for this number of processes.")
     ] = None,
-    accelerate: Annotated[str, typer.Option(help="how they hold the model: gpus, fsdp2, zero2 or zero3")] = "gpus",
+    accelerate: Annotated[
+        str, typer.Option(help="How the model is distributed: gpus, fsdp2, zero2 or zero3.")
+    ] = "gpus",
     tflops: Annotated[
-        float | None, typer.Option(min=1e-6, help="1e12 operations a second that a process gets done")
+        float | None, typer.Option(min=1e-6, help="Speed of a process, in 1e12 operations per second.")
     ] = None,
-    memory_gb_s: Annotated[float | None, typer.Option(min=1e-6, help="1e9 bytes a second, read or written")] = None,
-    launch_us: Annotated[
-        float | None, typer.Option(min=0, help="1e-6 seconds that an operator takes at the least")
+    memory_gb_s: Annotated[float | None, typer.Option(min=1e-6, help="Memory bandwidth, in 1e9 bytes/s.")] = None,
+    launch_us: Annotated[float | None, typer.Option(min=0, help="Minimum time per operator, in microseconds.")] = None,
+    link_gb_s: Annotated[
+        float | None, typer.Option(min=1e-6, help="Bandwidth between processes, in 1e9 bytes/s.")
     ] = None,
-    link_gb_s: Annotated[float | None, typer.Option(min=1e-6, help="between processes, of each")] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="take what this machine does in place of the first three")
+        bool,
+        typer.Option("--measure", help="Measure this machine instead of --tflops, --memory-gb-s and --launch-us."),
     ] = False,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="of a language model's prompts, pictures included")] = 512,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="Prompt length of a language model in tokens, images included.")
+    ] = 512,
 ) -> None:
-    """Prints the resolved formula with its numbers, the batch geometry and what a sample costs; loads no model."""
+    """Print the resolved formula with its numbers, the batch geometry and the cost of a sample; load no model."""
     with plain_errors():
         from mmgrpo.config.parts import singles_of
         from mmgrpo.docgen.reward_signatures import require_rewards
         from mmgrpo.explain.explanation import explanation
-        from mmgrpo.explain.lines import WIDTH, told
+        from mmgrpo.explain.lines import WIDTH, labeled_lines
 
         if accelerate not in (engines := ("gpus", "fsdp2", "zero2", "zero3")):
-            raise ConfigError(f"--accelerate {accelerate}: what is predicted is {', '.join(engines)}")
+            raise ConfigError(f"--accelerate {accelerate}: use one of {', '.join(engines)}")
         if measure and processes is None:
-            raise ConfigError("--measure is of what is predicted; say of how many processes: --processes N")
+            raise ConfigError("--measure needs --processes N, the number of processes to predict for")
         if measure and (tflops, memory_gb_s, launch_us) != (None, None, None):
-            raise ConfigError("--measure is in place of --tflops, --memory-gb-s and --launch-us; leave it or them out")
+            raise ConfigError("--measure replaces --tflops, --memory-gb-s and --launch-us; remove it or them")
         width = min(WIDTH, console.width) if sys.stdout.isatty() else WIDTH
         for settings in singles_of(settings_of(config, overrides, computes=False, trust=trust)):
             require_rewards(settings)
             typer.echo(shown(explanation(settings, width)))
             if processes is not None:
-                from mmgrpo.explain.operator_times import MachineSpeed, measured
-                from mmgrpo.explain.process_scale import ShardingEngine, planned, scale_rows
+                from mmgrpo.explain.operator_times import MachineSpeed, measured_speed
+                from mmgrpo.explain.process_scale import ShardingEngine, plan_processes, scale_rows
 
                 say = PlainConsole(stderr=True).say
-                plan = planned(settings, num_processes=processes, prompt_tokens=prompt_tokens, say=say)
+                plan = plan_processes(settings, num_processes=processes, prompt_tokens=prompt_tokens, say=say)
                 numbers: dict[str, Any] = {
                     "tflops": tflops,
                     "memory_gb_s": memory_gb_s,
                     "launch_us": launch_us,
                     "link_gb_s": link_gb_s,
                 }
-                machine = MachineSpeed(**{name: number for name, number in numbers.items() if number is not None})
-                machine = measured(plan.dtype, device=plan.device, link_gb_s=machine.link_gb_s) if measure else machine
-                typer.echo(told(scale_rows(plan, machine, ShardingEngine(accelerate)), width))
+                speed = MachineSpeed(**{name: number for name, number in numbers.items() if number is not None})
+                if measure:
+                    speed = measured_speed(plan.dtype, device=plan.device, link_gb_s=speed.link_gb_s)
+                typer.echo(labeled_lines(scale_rows(plan, speed, ShardingEngine(accelerate)), width))
 
 
 @app.command("serve-rewards")
 def serve_rewards(
     config: Config,
     overrides: Overrides = None,
-    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0: all of them")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="port to listen on")] = 8000,
-    token_variable: Annotated[str | None, typer.Option(help="environment variable with the bearer token")] = None,
-    max_batch: Annotated[int, typer.Option(min=1, help="samples judged in one call")] = 64,
-    window_ms: Annotated[float, typer.Option(min=0, help="how long a request waits for others")] = 5.0,
-    max_body_mb: Annotated[int, typer.Option(min=1, help="largest request, in MiB")] = 256,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all addresses.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    token_variable: Annotated[
+        str | None, typer.Option(help="Environment variable that holds the bearer token.")
+    ] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="Maximum number of samples scored in one call.")] = 64,
+    window_ms: Annotated[
+        float, typer.Option(min=0, help="Time that a request waits to be batched with others, in milliseconds.")
+    ] = 5.0,
+    max_body_mb: Annotated[int, typer.Option(min=1, help="Maximum request size, in MiB.")] = 256,
     task: TaskOption = None,
     trust: TrustOption = False,
-    timeout_s: Annotated[float, typer.Option(min=0.001, help="time that judging a request may take")] = 110.0,
+    timeout_s: Annotated[float, typer.Option(min=0.001, help="Maximum time to score a request, in seconds.")] = 110.0,
 ) -> None:
-    """Serves the configuration's rewards to runs elsewhere, whose reward is then named remote."""
+    """Serve the configuration's rewards over HTTP; other runs call them by the reward named remote."""
     with plain_errors():
-        say_importing()
+        print_importing()
         from mmgrpo.serving.wire import token_of
         from mmgrpo.system.extras import missing
         from mmgrpo.training.build import build_rewards
@@ -369,34 +390,37 @@ def serve_rewards(
         app = make_app(rewards, limits=limits, token=token_of(token_variable))
         served = ", ".join(reward.name for reward in rewards)
         if token_variable is None and host not in ("127.0.0.1", "localhost", "::1"):
-            console.say(styled("warning:", "bold yellow"), "whoever reaches this machine may ask; set --token-variable")
+            console.say(
+                styled("warning:", "bold yellow"),
+                "any client that reaches this machine can send requests; set --token-variable to require a token",
+            )
         if ignored := ", ".join(ignored_settings(settings)):
             console.say(
                 styled("warning:", "bold yellow"),
-                "a server judges and no more; how it counts is for the run that asks, "
-                f"and these do nothing here: {ignored}",
+                "a server only scores; weights and schedules belong in the configuration of the training run. "
+                f"These settings have no effect here: {ignored}",
             )
         console.say(f"serving {served} at http://{host}:{port}/score")
         serve(app, host=host, port=port)
 
 
 @app.command()
-def init(folder: Annotated[Path, typer.Argument(help="where to; made if it is not there")] = Path()) -> None:
-    """Writes a configuration, a reward and prompts to edit, which train takes as they are."""
+def init(folder: Annotated[Path, typer.Argument(help="Output folder; created if missing.")] = Path()) -> None:
+    """Write a configuration, a reward and prompts to edit; train runs them as they are."""
     with plain_errors():
-        from mmgrpo.cli.init import start
+        from mmgrpo.cli.init import write_starter_files
 
-        for path in start(folder):
+        for path in write_starter_files(folder):
             console.say(f"wrote {path}")
         console.say(f"{'' if folder == Path() else f'cd {shlex.quote(str(folder))} && '}mmgrpo train run.yaml")
 
 
-def _written(sample: Sample) -> str:
+def _sample_text(sample: Sample) -> str:
     return f"{sample.text}{'' if sample.finished else ' ... (cut off by the length limit)'}"
 
 
 for _listing in (recipes, policies, rewards, methods):
     app.command()(_listing)
 
-for _command in app.registered_commands:  # click cuts a first line that is not given as the short help
+for _command in app.registered_commands:  # without short_help, click truncates the first line
     _command.short_help = (inspect.getdoc(_command.callback) or "").partition("\n")[0]

@@ -1,4 +1,4 @@
-"""``mmgrpo compare``: methods on one task, run and put side by side."""
+"""``mmgrpo compare``: trains methods on one task and compares them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.trials.trial_plan import Comparison, plan_comparison, write_configurations
 
 
-def compared(
+def compare_methods(
     methods: Sequence[str],
     on: str,
     *,
@@ -19,40 +19,40 @@ def compared(
     out: Path | None,
     say: Callable[[str], None],
 ) -> tuple[Path | None, bool]:
-    """Runs what is left of a comparison and writes its page.
+    """Runs the remaining runs of a comparison and writes its page.
 
     Args:
-        methods: what is compared, and overrides ``a.b=c`` among them.
+        methods: methods, and overrides ``a.b=c`` among them.
         on: the task.
-        num_seeds: how many seeds.
-        num_jobs: how many runs at a time.
-        out: the comparison's folder; None: ``comparisons/TASK``.
-        say: is given lines to print.
+        num_seeds: number of seeds.
+        num_jobs: number of runs at a time.
+        out: folder of the comparison; None: ``comparisons/TASK``.
+        say: prints a line.
 
     Returns:
         The page, None if no run has ended; and whether a run failed.
 
     Raises:
-        ConfigError: no method is given, or a configuration is wrong.
+        ConfigError: there is no method, or a configuration is wrong.
         DataError: the folder holds a comparison with other settings.
-        ComparisonInterrupted: a signal cut it off.
+        ComparisonInterrupted: a signal ended the comparison.
     """
-    overrides = [one for one in methods if "=" in one]
-    names = [one for one in methods if "=" not in one]
-    if not names:
-        raise ConfigError("compare needs a method at least, such as grpo; mmgrpo methods lists them")
+    overrides = [argument for argument in methods if "=" in argument]
+    method_names = [argument for argument in methods if "=" not in argument]
+    if not method_names:
+        raise ConfigError("compare needs at least one method, such as grpo; mmgrpo methods lists them")
     root = (out or Path("comparisons") / Path(on).stem).absolute()
-    comparison = plan_comparison(names, on, num_seeds=num_seeds, overrides=overrides, root=root)
+    comparison = plan_comparison(method_names, on, num_seeds=num_seeds, overrides=overrides, root=root)
     write_configurations(comparison)
-    say(_course(comparison))
+    say(_plan_text(comparison))
     from mmgrpo.trials.run_trials import ComparisonRunner
 
     failed = ComparisonRunner(num_jobs=num_jobs, say=say).carry_out(comparison)
-    return _page(comparison, _command(names, comparison, num_seeds), num_jobs), bool(failed)
+    return _page(comparison, _command(method_names, comparison, num_seeds), num_jobs), bool(failed)
 
 
-def _course(comparison: Comparison) -> str:
-    shared = f" after {len(comparison.warmups)} warm-ups that they share" if comparison.warmups else ""
+def _plan_text(comparison: Comparison) -> str:
+    shared = f" after {len(comparison.warmups)} shared warm-ups" if comparison.warmups else ""
     return f"{len(comparison.methods)} methods, {len(comparison.trials)} runs{shared}, in {comparison.root}"
 
 
@@ -76,6 +76,6 @@ def _page(comparison: Comparison, command: str, num_jobs: int) -> Path | None:
         )
         for method in comparison.methods
     ]
-    if not any(path for one in members for path in one.folders):
+    if not any(path for member in members for path in member.folders):
         return None
     return write_methods(comparison.on, command, members, comparison.root, num_jobs=num_jobs)

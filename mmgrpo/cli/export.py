@@ -1,4 +1,4 @@
-"""``mmgrpo export``: a folder that diffusers, peft or transformers loads, with a card, and its way to the hub."""
+"""``mmgrpo export``: a folder that diffusers, peft or transformers loads, with a model card; uploads it to the hub."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmgrpo.cli.run_inputs import is_run, policy_of, say_importing, single_settings_of, weights_for
+from mmgrpo.cli.run_inputs import is_run, policy_of, print_importing, single_settings_of, weights_for
 from mmgrpo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,15 +18,15 @@ CARD, CONFIG = "README.md", "mmgrpo.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRequest:
-    """What of a run is exported, and where to.
+    """The options of an export.
 
     Attributes:
-        to: the folder; None: one in ``exports``, by the run's name.
-        merged: whether adapters become part of the model.
-        dtype: of a whole model; None: as it was loaded.
-        best: whether it is the run's best checkpoint.
-        task: of a mixed run.
-        trust: whether a run of others may name the code that its model is loaded by.
+        to: output folder; None: ``exports/RUN``.
+        merged: whether adapters are merged into the model.
+        dtype: data type of a full model; None: as it was loaded.
+        best: whether to export the best checkpoint of the run.
+        task: task of a mixed run.
+        trust: whether someone else's run may name the code that loads its model.
     """
 
     to: Path | None = None
@@ -37,26 +37,26 @@ class ExportRequest:
     trust: bool = False
 
 
-def export_run(run: str, wanted: ExportRequest) -> Path:
-    """Writes the export, all of it or nothing.
+def export_run(run: str, request: ExportRequest) -> Path:
+    """Writes the export atomically.
 
-    Adapters are copied from the checkpoint and nothing is loaded; a whole model is loaded, merged and written.
+    Adapters are copied from the checkpoint without loading a model; a full model is loaded, merged and written.
 
     Args:
         run: a run folder or checkpoint.
-        wanted: what of it.
+        request: the options.
 
     Returns:
         The folder.
 
     Raises:
-        ConfigError: it is no run, or what is wanted cannot be.
-        CheckpointError: the run has no sound checkpoint.
+        ConfigError: ``run`` is no run, or the options do not fit it.
+        CheckpointError: the run has no valid checkpoint.
         OutputError: the folder cannot be written.
     """
     if not is_run(run):
-        raise ConfigError(f"{run} is no run folder and no checkpoint: give one of those that train has written")
-    say_importing()
+        raise ConfigError(f"{run} is no run folder and no checkpoint: pass one that mmgrpo train wrote")
+    print_importing()
     from mmgrpo.runs.exporting import copy_adapters, has_adapters
     from mmgrpo.runs.folder import CONFIG as RUN_CONFIG
     from mmgrpo.runs.folder import claimed
@@ -64,30 +64,30 @@ def export_run(run: str, wanted: ExportRequest) -> Path:
     from mmgrpo.runs.trust import require_within
     from mmgrpo.system.files import sync_tree, writing
 
-    checkpoint = weights_for(run, None, wanted.task, best=wanted.best)
+    checkpoint = weights_for(run, None, request.task, best=request.best)
     assert checkpoint is not None
     weights, folder = weights_at(checkpoint), run_of(checkpoint)
-    require_within(folder, folder / RUN_CONFIG, trust=wanted.trust)
-    require_within(run_of(weights.parent), weights, trust=wanted.trust)
+    require_within(folder, folder / RUN_CONFIG, trust=request.trust)
+    require_within(run_of(weights.parent), weights, trust=request.trust)
     adapters = has_adapters(weights)
-    if wanted.merged and not adapters:
-        raise ConfigError(f"--merged: {weights} holds no adapters but all weights; leave --merged out")
-    if wanted.dtype and adapters and not wanted.merged:
-        raise ConfigError("--dtype is of a model that is written whole: add --merged; adapters stay in float32")
+    if request.merged and not adapters:
+        raise ConfigError(f"--merged: {weights} holds full weights, not adapters; remove --merged")
+    if request.dtype and adapters and not request.merged:
+        raise ConfigError("--dtype needs --merged, which writes a full model; adapters stay in float32")
     policy_values = _policy_values(config_of(checkpoint))
     name = f"{folder.name}-{weights.parent.name}"
-    target = claimed(wanted.to or Path("exports") / folder.name)
+    target = claimed(request.to or Path("exports") / folder.name)
     partial = target.with_name(f".{target.name}.part")
     try:
         with writing(target):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
-            if adapters and not wanted.merged:
+            if adapters and not request.merged:
                 copy_adapters(weights, partial, base=policy_values.get("model"), revision=policy_values.get("revision"))
             else:
-                settings = single_settings_of(run, None, wanted.task, trust=wanted.trust)
-                _write_whole(settings, checkpoint, partial, wanted.dtype)
-            _describe(folder, partial, name=name, weights=_in_words(weights))
+                settings = single_settings_of(run, None, request.task, trust=request.trust)
+                _write_full_model(settings, checkpoint, partial, request.dtype)
+            _write_card(folder, partial, name=name, weights=_in_words(weights))
             sync_tree(partial)
             partial.replace(target)
     except BaseException:
@@ -98,38 +98,37 @@ def export_run(run: str, wanted: ExportRequest) -> Path:
 
 
 def push_export(folder: Path, repository: str, *, public: bool) -> str:
-    """Uploads an export; gives the address of the commit. Raises ConfigError, which names what is left, if not."""
+    """Uploads an export; returns the URL of the commit. Raises ConfigError, which names the folder, on failure."""
     from mmgrpo.system.hub import push
 
     try:
         return push(folder, repository, public=public, message=f"Export of {folder.name} by mmgrpo")
     except ConfigError as error:
-        raise ConfigError(f"{error}; what was exported stays in {folder}") from error
+        raise ConfigError(f"{error}; the export stays in {folder}") from error
 
 
 def _policy_values(config: Path) -> dict[str, str]:
-    """What of the section ``policy`` is text, read without the policy."""
+    """The text values of the section ``policy``, read without building the policy."""
     from mmgrpo.config.loading import read_layers
 
     policy = read_layers(config).get("policy")
     return {key: value for key, value in (policy if isinstance(policy, dict) else {}).items() if isinstance(value, str)}
 
 
-def _write_whole(settings: RunConfig, checkpoint: Path, directory: Path, dtype: str | None) -> None:
+def _write_full_model(settings: RunConfig, checkpoint: Path, directory: Path, dtype: str | None) -> None:
     from mmgrpo.policy import SupportsExport
 
     policy = policy_of(settings, checkpoint)
     if not isinstance(policy, SupportsExport):
         raise ConfigError(
-            f"{type(policy).__name__} has no method export(directory, dtype=...), so its model cannot be written as a "
-            "whole: add one that writes the files of your library (mmgrpo.policy.SupportsExport), or use the "
-            "checkpoint: "
-            f"its policy/ is what {type(policy).__name__}.save wrote, and mmgrpo sample and evaluate take the run"
+            f"{type(policy).__name__} has no method export(directory, dtype=...), so its full model cannot be written: "
+            "add one that writes the files of your library (mmgrpo.policy.SupportsExport), or use the checkpoint: "
+            f"its policy/ folder was written by {type(policy).__name__}.save; mmgrpo sample and evaluate load the run"
         )
     policy.export(directory, dtype=dtype)
 
 
-def _describe(run: Path, directory: Path, *, name: str, weights: str) -> None:
+def _write_card(run: Path, directory: Path, *, name: str, weights: str) -> None:
     from mmgrpo.report.model_card import card_of
     from mmgrpo.runs.folder import CONFIG as RUN_CONFIG
 

@@ -14,27 +14,27 @@ from mmgrpo.system.files import writing
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 CONFIG = """\
-# mmgrpo explain run.yaml    what it will do
-# mmgrpo train run.yaml      does it; for a try of seconds: mmgrpo train run.yaml warmup.steps=2 steps=2
+# mmgrpo explain run.yaml    prints the plan of the run
+# mmgrpo train run.yaml      trains; a trial of a few seconds: mmgrpo train run.yaml warmup.steps=2 steps=2
 #
-# It lies over a small model of handwritten digits. For one of your own, replace the include by a model and a method,
-# such as [models/sd3.5-medium, methods/flow-grpo-fast] (mmgrpo methods; mmgrpo recipes), and remove digit_verifier,
-# warmup and the two null sections. Every key: docs/configuration.md.
+# It includes a small model of handwritten digits. For your model, replace the include with a model and a method, such
+# as [models/sd3.5-medium, methods/flow-grpo-fast] (mmgrpo methods; mmgrpo recipes), and remove digit_verifier, warmup
+# and the two null sections. Every key: docs/configuration.md.
 include: [quickstart/digits-image]
 name: my-run
 note: A first run, written by mmgrpo init.
 steps: 20
 
-prompts: {source: prompts.jsonl}            # a row a line; columns beside "prompt" go to the rewards
+prompts: {source: prompts.jsonl}            # one row per line; the other columns go to the rewards
 
 rewards:
-  - {name: digit_verifier}                  # mmgrpo rewards: all there are; mmgrpo rewards digit_verifier: its page
+  - {name: digit_verifier}                  # mmgrpo rewards lists all; mmgrpo rewards digit_verifier shows its page
   - {name: "python:my_rewards:brightness", weight: 0.1}
 
 rollout: {prompts_per_step: 10, group_size: 16}
 
 evaluation:
-  prompts: {source: prompts.jsonl}          # better: prompts that are not trained on
+  prompts: {source: prompts.jsonl}          # better: held-out prompts
   samples_per_prompt: 8
   every: 10
   rewards:
@@ -43,28 +43,28 @@ evaluation:
 """
 
 REWARD = '''\
-"""Rewards of my own: a number per sample, None where it does not apply."""
+"""Custom rewards: one number per sample, None where the reward does not apply."""
 
 from PIL import ImageStat
 
 
 def brightness(samples):
-    """Mean grey level of each picture, from 0 to 1."""
+    """Mean gray level of each image, from 0 to 1."""
     return [ImageStat.Stat(sample.image.convert("L")).mean[0] / 255 for sample in samples]
 '''
 
 
-def start(folder: Path) -> list[Path]:
-    """Writes ``run.yaml``, ``my_rewards.py`` and ``prompts.jsonl``; nothing that is there is replaced.
+def write_starter_files(folder: Path) -> list[Path]:
+    """Writes ``run.yaml``, ``my_rewards.py`` and ``prompts.jsonl``; replaces no file.
 
     Args:
-        folder: where to; made if it is not there.
+        folder: output folder; created if missing.
 
     Returns:
-        The files.
+        The paths of the files.
 
     Raises:
-        OutputError: one of them is there, or they cannot be written.
+        OutputError: one of the files exists, or they cannot be written.
     """
     rows = [{"prompt": f"a handwritten digit {word}", "digit": digit} for digit, word in enumerate(DIGITS)]
     texts = {
@@ -72,8 +72,8 @@ def start(folder: Path) -> list[Path]:
         folder / "my_rewards.py": REWARD,
         folder / "prompts.jsonl": "".join(f"{json.dumps(row)}\n" for row in rows),
     }
-    if there := [path.name for path in texts if path.exists()]:
-        raise OutputError(f"{folder} has {' and '.join(there)} already; name another folder: mmgrpo init FOLDER")
+    if existing := [path.name for path in texts if path.exists()]:
+        raise OutputError(f"{folder} has {' and '.join(existing)} already; use another folder: mmgrpo init FOLDER")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in texts.items():
@@ -81,23 +81,23 @@ def start(folder: Path) -> list[Path]:
     return list(texts)
 
 
-def recipes(named: str = "") -> dict[str, str]:
-    """The configurations that can be run as they are, by the name to run them with: what each wants and is.
+def recipe_notes(text: str = "") -> dict[str, str]:
+    """The configurations that are complete: name -> note with its requirements.
 
     Args:
-        named: text that their names hold.
+        text: part of the names.
 
     Returns:
-        Notes, one for each.
+        The notes by name.
 
     Raises:
-        UnknownNameError: none is so named.
+        UnknownNameError: no name contains the text.
     """
-    every = [name for folder in ("quickstart", "recipes", "papers") for name in shipped(folder)]
-    found = [name for name in every if named in name]
-    if not found:
-        raise UnknownNameError(f"no recipe has {named!r} in its name; mmgrpo recipes lists all {len(every)}")
-    return {name: _note(read_layers(find_config(name))) for name in found}
+    all_names = [name for folder in ("quickstart", "recipes", "papers") for name in shipped(folder)]
+    names = [name for name in all_names if text in name]
+    if not names:
+        raise UnknownNameError(f"no recipe has {text!r} in its name; mmgrpo recipes lists all {len(all_names)}")
+    return {name: _note(read_layers(find_config(name))) for name in names}
 
 
 def _note(values: Mapping[str, Any]) -> str:

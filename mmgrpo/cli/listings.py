@@ -1,4 +1,4 @@
-"""Commands that list what there is: recipes, policies, rewards, methods and their papers."""
+"""Commands that list recipes, policies, rewards, methods and papers."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from mmgrpo.system.console import page, styled
 
 
 def recipes(
-    named: Annotated[
-        str, typer.Argument(help="Part of the names to list: quickstart, recipes, one-gpu, papers, flux, vl.")
+    text: Annotated[
+        str,
+        typer.Argument(help="Part of the names to list: quickstart, recipes, one-gpu, papers, flux, vl."),
     ] = "",
 ) -> None:
-    """Lists the configurations that come to be run, with what each wants."""
+    """List the complete configurations with their requirements."""
     with plain_errors():
-        from mmgrpo.cli.init import recipes as notes
+        from mmgrpo.cli.init import recipe_notes
 
-        for name, note in notes(named).items():
+        for name, note in recipe_notes(text).items():
             console.print(styled(name, "bold"))
             console.print(Padding(note, (0, 0, 1, 2)))
 
 
 def policies() -> None:
-    """Lists the policy adapters."""
+    """List the policy adapters."""
     _list_names("policies")
 
 
-def rewards(name: Annotated[str | None, typer.Argument(help="a reward, whose page is shown")] = None) -> None:
-    """Lists the rewards by kind, or shows the page of one."""
+def rewards(name: Annotated[str | None, typer.Argument(help="A reward; its page is shown.")] = None) -> None:
+    """List the rewards by kind, or show the page of one."""
     from mmgrpo.docgen.catalogue import by_kind, page_of, summary_of
 
     with plain_errors():
@@ -53,17 +54,15 @@ def rewards(name: Annotated[str | None, typer.Argument(help="a reward, whose pag
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="a method, whose section is shown")] = None,
-    papers: Annotated[
-        bool, typer.Option("--papers", help="the papers that were looked at, and how far each is in")
-    ] = False,
-    paper: Annotated[str | None, typer.Option(help="one of them, by its id or arXiv number")] = None,
+    name: Annotated[str | None, typer.Argument(help="A method; its section is shown.")] = None,
+    papers: Annotated[bool, typer.Option("--papers", help="List the surveyed papers and their state.")] = False,
+    paper: Annotated[str | None, typer.Option(help="Show one paper, by its id or arXiv number.")] = None,
     applies_to: Annotated[
-        Literal["tokens", "denoising", "masked"] | None, typer.Option(help="those that are for it")
+        Literal["tokens", "denoising", "masked"] | None, typer.Option(help="Only those for this kind of policy.")
     ] = None,
-    kind: Annotated[str | None, typer.Option(help="those of a kind; with --papers of a group")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only those of this kind; with --papers, of this group.")] = None,
 ) -> None:
-    """Lists the published methods that come as YAML by kind, or the papers, or shows the values and sources of one."""
+    """List the published methods by kind, or the papers, or show the values and sources of one."""
     from mmgrpo.cli.method_lists import method_lines, method_text, paper_lines
 
     with plain_errors():
@@ -78,9 +77,9 @@ def _list_names(kind: str) -> None:
     from mmgrpo.config.registry import names, resolve
     from mmgrpo.docgen.reward_signatures import summary_line
 
-    table = Table("name", "what it is", "where", box=None, header_style="bold")
+    table = Table("name", "summary", "module", box=None, header_style="bold")
     for name, target in sorted(names(kind).items()):
-        line = summary_line(target)  # from the source, so that no library is loaded for a list
+        line = summary_line(target)  # reads the source: a list loads no library
         table.add_row(name, _first_line(lambda n=name: resolve(kind, n)) if line is None else line, target)
     console.print(table)
 

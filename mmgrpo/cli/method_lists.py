@@ -53,7 +53,9 @@ def method_lines(applies_to: str | None, kind: str | None) -> Iterator[Table | s
     Raises:
         ConfigError: there is no such kind.
     """
-    heading = None if kind is None else {str(one): said for one, said in KINDS.items()}[_one_of(kind, tuple(KINDS))]
+    heading = (
+        None if kind is None else {str(one): said for one, said in KINDS.items()}[_require_kind(kind, tuple(KINDS))]
+    )
     rows = [
         row
         for row in method_index()
@@ -79,7 +81,7 @@ def paper_lines(applies_to: str | None, group: str | None) -> Iterator[Table | s
         ConfigError: there is no such group.
     """
     if group is not None:
-        _one_of(group, tuple(GROUPS))
+        _require_kind(group, tuple(GROUPS))
     papers = [p for p in paper_index() if _is_for(p.applies_to, applies_to) and group in (None, p.row.group)]
     yield _counted(papers)
     yield f"\n{summary(papers)}\n"
@@ -88,9 +90,9 @@ def paper_lines(applies_to: str | None, group: str | None) -> Iterator[Table | s
     yield "mmgrpo methods --paper ID says what a paper is and what it needs."
 
 
-def _one_of(kind: str, known: tuple[str, ...]) -> str:
-    if kind not in known:
-        raise ConfigError(f"--kind {kind!r} is none of {', '.join(known)}")
+def _require_kind(kind: str, valid_kinds: tuple[str, ...]) -> str:
+    if kind not in valid_kinds:
+        raise ConfigError(f"--kind {kind!r} is none of {', '.join(valid_kinds)}")
     return kind
 
 

@@ -1,4 +1,4 @@
-"""What commands print on, and how they say that something is wrong."""
+"""The console of the commands, and errors as one line."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ console = PlainConsole()
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Errors made on purpose are shown as one line; anything else is a bug and keeps its traceback."""
+    """Prints an MmgrpoError as one line and exits with code 2; other exceptions are bugs and keep their traceback."""
     try:
         yield
     except MmgrpoError as error:
         PlainConsole(stderr=True).say(styled("error:", "bold red"), brief(error))
         raise typer.Exit(2) from None
-    except SystemExit as error:  # of foreign code: click's own Exit is another class
-        said = f"something that the run called ended the program with sys.exit({error.code!r})"
-        PlainConsole(stderr=True).say(styled("error:", "bold red"), said)
+    except SystemExit as error:  # from code that the run called: click raises another class
+        message = f"code that the run called ended the program with sys.exit({error.code!r})"
+        PlainConsole(stderr=True).say(styled("error:", "bold red"), message)
         raise typer.Exit(1) from None

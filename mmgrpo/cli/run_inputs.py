@@ -1,4 +1,4 @@
-"""What a command works on: the configuration it was given in any of its forms, its prompts, and the policy."""
+"""The inputs of a command: the configuration, in any of its forms, the prompts and the policy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 SERIES = "series.yaml"
-"""In the folder of a series: its configuration."""
+"""File of the configuration in the folder of a series."""
 
 
 def settings_of(
@@ -33,21 +33,21 @@ def settings_of(
     trust: bool = False,
     trains: bool = False,
 ) -> RunConfig:
-    """The configuration that a file, a shipped name, a run folder or a checkpoint names, with overrides over it.
+    """The configuration of a file, a shipped name, a run folder or a checkpoint, with the overrides applied.
 
     Args:
-        config: what names it.
+        config: path or name.
         overrides: ``a.b=c``.
-        computes: whether the command goes on to load libraries that compute, which are then settled first.
-        trust: whether a run folder of others may name code and servers.
-        trains: whether the command trains, for which its trackers have to be installed.
+        computes: whether the command loads torch and the model libraries; threads and warnings are set first.
+        trust: whether someone else's run folder may name code and servers.
+        trains: whether the command trains, which requires the configured trackers to be installed.
 
     Returns:
         The configuration.
 
     Raises:
-        ConfigError: there is none, it is malformed, or it is a stranger's run that is not trusted.
-        MissingPackageError: the command trains, and a tracker is not installed.
+        ConfigError: the configuration does not exist, is malformed, or belongs to an untrusted run.
+        MissingPackageError: the command trains and a tracker is not installed.
     """
     from mmgrpo.config.loading import load_config
 
@@ -60,8 +60,8 @@ def settings_of(
     if trains:
         require_installed(settings.tracking.trackers, TRACKERS_KEY)
     if computes:
-        _say_loading(settings)
-        _settle_libraries()
+        _print_loading(settings)
+        _silence_libraries()
         _set_threads(settings.runtime.threads)
     return settings
 
@@ -69,75 +69,75 @@ def settings_of(
 def single_settings_of(
     config: str, overrides: list[str] | None, task: str | None = None, *, trust: bool = False
 ) -> RunConfig:
-    """The same, where a single run is meant: of a mixed one the named task.
+    """The configuration of a single run, or of one task of a mixed run.
 
-    Raises ConfigError for a series, for a mixed run of which no task is named, and for a task that there is not.
+    Raises ConfigError for a series, for a mixed run without a task name, and for an unknown task.
     """
-    return _one_of(settings_of(config, overrides, trust=trust), task)
+    return _single_task(settings_of(config, overrides, trust=trust), task)
 
 
-def shown_prompt(
+def prompt_of_command(
     settings: RunConfig, text: str, columns: Mapping[str, object], *, images: Sequence[Path], audios: Sequence[Path]
 ) -> Prompt:
-    """What is asked by hand, read as a row of the prompts is. Raises DataError for media that are not there."""
+    """The prompt of the command line, parsed like a row of the prompts. Raises DataError for missing media."""
     from mmgrpo.data.rows import prompt_of_row
 
     media = {"images": list(map(str, images)), "audios": list(map(str, audios))}
     row = {"prompt": text, **{name: paths for name, paths in media.items() if paths}, **columns}
     pictures = settings.prompts.pictures if settings.prompts else ()
-    return prompt_of_row(row, "prompt", where="what is asked", folder=None, pictures=pictures)
+    return prompt_of_row(row, "prompt", where="the prompt of the command line", folder=None, pictures=pictures)
 
 
 def evaluated_settings_of(
     config: str, overrides: list[str] | None, task: str | None, *, trust: bool = False
 ) -> dict[str, RunConfig]:
-    """The same, or those of all tasks of a mixed run by their names, where there is something to evaluate.
+    """The configurations with an evaluation: task name -> configuration; the name is empty for a single run.
 
-    Raises ConfigError if there is nothing, and as ``single_settings_of``.
+    Raises ConfigError if none has an evaluation, and as ``single_settings_of``.
     """
     from mmgrpo.config.parts import tasks_of
 
     settings = settings_of(config, overrides, trust=trust)
-    each = tasks_of(settings) if settings.tasks and task is None else {"": _one_of(settings, task)}
-    found = {name: one for name, one in each.items() if one.evaluation is not None}
-    if not found:
-        raise ConfigError("the configuration has no evaluation: section; say which prompts to judge")
-    return found
+    tasks = tasks_of(settings) if settings.tasks and task is None else {"": _single_task(settings, task)}
+    evaluated = {name: config for name, config in tasks.items() if config.evaluation is not None}
+    if not evaluated:
+        raise ConfigError("the configuration has no evaluation: section; set evaluation.prompts to held-out prompts")
+    return evaluated
 
 
-def _one_of(settings: RunConfig, task: str | None) -> RunConfig:
+def _single_task(settings: RunConfig, task: str | None) -> RunConfig:
     from mmgrpo.config.parts import require_single, tasks_of
 
     if settings.tasks and task is None:
-        raise ConfigError(f"this is a mixed run of {', '.join(settings.tasks)}: name one by --task")
+        raise ConfigError(f"this is a mixed run of the tasks {', '.join(settings.tasks)}: choose one with --task")
     if task is not None:
         tasks = tasks_of(settings)
         if task not in tasks:
-            raise ConfigError(f"--task {task}: there is no such task; those are {', '.join(tasks) or 'none'}")
+            raise ConfigError(f"--task {task}: unknown task; valid tasks: {', '.join(tasks) or 'none'}")
         settings = tasks[task]
     require_single(settings, mixed=True)
     return settings
 
 
-def say_importing() -> None:
-    """Before a command imports libraries that take seconds, or on a busy machine minutes, to load."""
+def print_importing() -> None:
+    """Prints a line before a command imports torch and the model libraries, which takes seconds to minutes."""
     if "torch" not in sys.modules and os.environ.get("RANK", "0") == "0":
         PlainConsole(stderr=True).say("loading the libraries ...")
 
 
-def _say_loading(settings: RunConfig) -> None:
-    """At once, as the libraries alone take seconds to be imported; of several processes the first says it."""
+def _print_loading(settings: RunConfig) -> None:
+    """Prints a line before the imports, which take seconds; rank 0 only."""
     if os.environ.get("RANK", "0") != "0":
         return
-    what = "the libraries"
+    names = "the libraries"
     if settings.policy is not None:
-        what += f" and {settings.policy.numbers.get('model', settings.policy.name)}"
+        names += f" and {settings.policy.numbers.get('model', settings.policy.name)}"
     console = PlainConsole(stderr=True)
-    console.say(console.folded(f"loading {what} ...".split(" "), " ", indent=0))
+    console.say(console.folded(f"loading {names} ...".split(" "), " ", indent=0))
 
 
-def _settle_libraries() -> None:
-    """No bars where nobody watches, none but of downloads elsewhere, and no warnings for those who write code."""
+def _silence_libraries() -> None:
+    """Disables progress bars without a terminal, all but those of downloads with one, and FutureWarnings."""
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
     if not sys.warnoptions:
@@ -146,35 +146,35 @@ def _settle_libraries() -> None:
     from transformers.utils.logging import disable_progress_bar
 
     are_downloads_silent = are_progress_bars_disabled()
-    disable_progress_bar()  # of a model's files as they are read; it takes those of downloads with it
+    disable_progress_bar()  # bars of reading model files; this call disables those of downloads too
     if not are_downloads_silent:
         enable_progress_bars()
 
 
 def is_series(path: str | Path) -> bool:
-    """Whether it is the folder of a series."""
+    """Whether a path is the folder of a series."""
     return os.path.isfile(os.path.join(path, SERIES))
 
 
 def is_run(config: str) -> bool:
-    """Whether it is a run folder or a checkpoint, by a file that such folders hold."""
+    """Whether a path is a run folder or a checkpoint, by the files in it."""
     return any(os.path.isfile(os.path.join(config, file)) for file in ("config.yaml", "state.json"))
 
 
 def _is_of_run(file: str | Path) -> bool:
-    """Whether a configuration's file is that of a run folder, which has its header beside it."""
+    """Whether a configuration file belongs to a run folder, which has run.json or checkpoints next to it."""
     path = Path(file)
-    return path.name == "config.yaml" and any((path.parent / beside).exists() for beside in ("run.json", "checkpoints"))
+    return path.name == "config.yaml" and any((path.parent / name).exists() for name in ("run.json", "checkpoints"))
 
 
 def _config_file(config: str) -> str | Path:
-    """What names a configuration; of a run folder or checkpoint, the run's own."""
+    """The configuration file; of a run folder or checkpoint, the config.yaml of the run."""
     if is_series(config):
         runs = ", ".join(str(path.parent) for path in sorted(Path(config).glob("*/config.yaml")))
-        raise ConfigError(f"{config} is the folder of a series; name one of its runs: {runs or 'none has begun'}")
+        raise ConfigError(f"{config} is the folder of a series; use one of its runs: {runs or 'none has started'}")
     if not is_run(config):
         return config
-    say_importing()
+    print_importing()
     from mmgrpo.runs.resuming import config_of
 
     return config_of(Path(config))
@@ -190,7 +190,7 @@ def _set_threads(threads: int | None) -> None:
 
 
 def prompts_of(settings: RunConfig) -> list[Prompt]:
-    """The prompts of its ``prompts:`` section. Raises ConfigError if there is none, DataError for missing files."""
+    """The prompts of the ``prompts:`` section. Raises ConfigError without one, DataError for missing files."""
     from mmgrpo.data.prompts import load_prompts_of, require_source
 
     if settings.prompts is None:
@@ -201,21 +201,19 @@ def prompts_of(settings: RunConfig) -> list[Prompt]:
 
 
 def resumed_settings(resume: Path, config: str | None, overrides: list[str], *, computes: bool = True) -> RunConfig:
-    """What a run is to go on under: its own configuration, or another, with overrides over it; as ``settings_of``."""
-    say_importing()
+    """The configuration to resume a run under: the run's or another, with overrides; raises as ``settings_of``."""
+    print_importing()
     from mmgrpo.runs.resuming import allowed_config, config_of
 
     if config is not None and "=" in config and not Path(config).is_file():
         config, overrides = None, [config, *overrides]
-    named = config or str(config_of(resume))
-    settings = settings_of(
-        named, overrides, computes=computes, trust=True, trains=True
-    )  # to train is to run what is named
-    return allowed_config(resume, settings).config  # what cannot be is said before a model is loaded
+    source = config or str(config_of(resume))
+    settings = settings_of(source, overrides, computes=computes, trust=True, trains=True)  # training runs its code
+    return allowed_config(resume, settings).config  # reports invalid changes before a model is loaded
 
 
 def policy_of(settings: RunConfig, checkpoint: Path | None) -> Policy:
-    """The policy on the machine's device, with a run's or checkpoint's weights if one is given."""
+    """The policy on the device of the machine, with the weights of a run or checkpoint if given."""
     import torch
 
     from mmgrpo.runs.resuming import weights_at
@@ -227,11 +225,10 @@ def policy_of(settings: RunConfig, checkpoint: Path | None) -> Policy:
     return policy
 
 
-def judged_by(settings: RunConfig, checkpoint: Path | None, *, trust: bool = False) -> Judged | None:
-    """What its evaluation says of the policy, with a run's or checkpoint's weights if one is given.
+def evaluation_of(settings: RunConfig, checkpoint: Path | None, *, trust: bool = False) -> Judged | None:
+    """The evaluation of the policy, with the weights of a run or checkpoint if given; None except on the main process.
 
-    A task that is after another draws what that one, at the same checkpoint, would have shown it. None on all processes
-    but the main one.
+    A task that follows another one gets its prompts from the leader's policy at the same checkpoint.
     """
     from mmgrpo.config import TrackingConfig
     from mmgrpo.data.prompts import load_prompts_of
@@ -243,18 +240,18 @@ def judged_by(settings: RunConfig, checkpoint: Path | None, *, trust: bool = Fal
 
     config = settings.evaluation
     assert config is not None
-    judges = Scorer(build_rewards(config.rewards or settings.rewards), max_failure_frac=1.0)
+    scorer = Scorer(build_rewards(config.rewards or settings.rewards), max_failure_frac=1.0)
     prompts = load_prompts_of(config.prompts, key="evaluation.prompts", note=settings.note)
-    job = Job(make_accelerator(settings.model_copy(update={"tracking": TrackingConfig()})))  # chooses the GPU: first
+    job = Job(make_accelerator(settings.model_copy(update={"tracking": TrackingConfig()})))  # first: selects the GPU
     policy, plan = policy_of(settings, checkpoint), exchange_plan(settings)
-    show = _shown_by(settings, checkpoint, trust=trust)
-    return evaluate(policy, prompts, judges, config, job, plan=plan, show=show)
+    show = _prompts_from_leader(settings, checkpoint, trust=trust)
+    return evaluate(policy, prompts, scorer, config, job, plan=plan, show=show)
 
 
-def _shown_by(
+def _prompts_from_leader(
     settings: RunConfig, checkpoint: Path | None, *, trust: bool
 ) -> Callable[[Sequence[Prompt]], list[Prompt]] | None:
-    """Prompts as the task before shows them, of one that is after another."""
+    """Maps prompts through the policy of the leading task; None for a task without ``after``."""
     from mmgrpo.config.loading import load_config
     from mmgrpo.runs.checkpoint import is_checkpoint
     from mmgrpo.runs.resuming import config_of, run_of
@@ -270,26 +267,26 @@ def _shown_by(
 
 
 def weights_for(config: str, checkpoint: Path | None, task: str | None = None, *, best: bool = False) -> Path | None:
-    """The checkpoint to use: the one that was asked for, else the run's that stands for the configuration.
+    """The checkpoint to load: ``checkpoint`` if given, else ``config`` where it is a run folder.
 
     Args:
-        config: what was given.
-        checkpoint: what was asked for; the folder of a mixed run is that of the task in it.
-        task: of a mixed run.
-        best: whether it is to be the best of the run's checkpoints.
+        config: the CONFIG argument of the command.
+        checkpoint: the --checkpoint option; for a mixed run its folder, in which the task's folder is used.
+        task: task of a mixed run.
+        best: whether to use the best checkpoint of the run.
 
     Returns:
-        A checkpoint or run folder.
+        A checkpoint or run folder; None: the base model.
 
     Raises:
-        ConfigError: the best is asked for where there is no run.
-        CheckpointError: the run keeps no best one.
+        ConfigError: ``best`` without a run.
+        CheckpointError: the run keeps no best checkpoint.
     """
     path = checkpoint or (Path(config) if is_run(config) else None)
     if path is None:
         if best:
-            raise ConfigError(f"--best is of a run, and {config} is none: give its folder, or --checkpoint RUN")
-        PlainConsole(stderr=True).say("note: the weights are as loaded, neither warmed up nor trained")
+            raise ConfigError(f"--best needs a run, but {config} is no run folder: pass one, or --checkpoint RUN")
+        PlainConsole(stderr=True).say("note: the weights are those of the base model, neither warmed up nor trained")
         return None
     path = path / task if task and (path / task / "config.yaml").is_file() else path
     if best:

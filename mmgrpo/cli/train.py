@@ -1,4 +1,4 @@
-"""``mmgrpo train``: a run, tasks together in one, or a series of runs, each from the weights of the one before."""
+"""``mmgrpo train``: a run, a mixed run of several tasks, or a series of runs that pass their weights on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """A run that came to an end without an error: its folder, how it ended, whether this process talks for it."""
+    """The end of a run without an error: its folder, its status, whether this is the main process."""
 
     run: Path
     status: str
@@ -30,28 +30,28 @@ class RunEnd:
 
 
 def train_one(settings: RunConfig, resume: Path | None = None) -> RunEnd:
-    """A single run, or a mixed one.
+    """Trains a single run or a mixed run.
 
     Args:
-        settings: its configuration.
-        resume: the run folder or checkpoint that it goes on from; None: it is new.
+        settings: the configuration.
+        resume: the run folder or checkpoint to resume; None: a new run.
 
     Returns:
-        How it ended.
+        The end of the run.
     """
     with _accelerator(settings, is_new=resume is None) as accelerator:
-        return (_mixed if settings.tasks else _trained)(settings, accelerator, resume)
+        return (_train_mixed if settings.tasks else _train_single)(settings, accelerator, resume)
 
 
 def train_series(settings: RunConfig, say: Callable[[str], None]) -> RunEnd:
-    """A new series, in a folder of its own.
+    """Trains a new series in a new folder.
 
     Args:
-        settings: its configuration, with ``runs``.
-        say: is given lines to print.
+        settings: the configuration, with ``runs``.
+        say: prints a line.
 
     Returns:
-        How the last run of it ended that was begun.
+        The end of the last run that was started.
     """
     from mmgrpo.distributed.job import Job
     from mmgrpo.runs.folder import claim_folder
@@ -62,38 +62,39 @@ def train_series(settings: RunConfig, say: Callable[[str], None]) -> RunEnd:
         folder = job.run_on_main(lambda: claim_folder(settings))
         if job.is_main:
             replace_text(folder / SERIES, dump_config(settings))
-        return _trained_in_turn(settings, folder, accelerator, say)
+        return _train_in_turn(settings, folder, accelerator, say)
 
 
 def resume_series(folder: Path, overrides: list[str], say: Callable[[str], None]) -> RunEnd:
-    """A series that was cut off: runs that ended stay, the one at hand goes on, the others follow.
+    """Resumes a series: finished runs are skipped, the interrupted run is resumed, the others follow.
 
     Args:
-        folder: of the series.
-        overrides: none are taken.
-        say: is given lines to print.
+        folder: folder of the series.
+        overrides: must be empty.
+        say: prints a line.
 
     Returns:
-        How the last run of it ended that was begun.
+        The end of the last run that was started.
 
     Raises:
         ConfigError: there are overrides.
     """
     if overrides:
         raise ConfigError(
-            f"a series goes on as it began, without {', '.join(overrides)}; for one run of it, resume that"
+            f"a series resumes under its own configuration, without {', '.join(overrides)}; to change one run, resume "
+            "the folder of that run"
         )
-    folder = folder.absolute()  # as the runs were told of each other
+    folder = folder.absolute()  # the runs refer to each other by absolute paths
     settings = settings_of(str(folder / SERIES), [], trains=True)
     with _accelerator(settings, is_new=False) as accelerator:
-        return _trained_in_turn(settings, folder, accelerator, say)
+        return _train_in_turn(settings, folder, accelerator, say)
 
 
-def _trained_in_turn(settings: RunConfig, folder: Path, accelerator: Accelerator, say: Callable[[str], None]) -> RunEnd:
+def _train_in_turn(settings: RunConfig, folder: Path, accelerator: Accelerator, say: Callable[[str], None]) -> RunEnd:
     from mmgrpo.distributed.job import Job
     from mmgrpo.runs.folder import clear_unbegun, has_ended
 
-    ended = RunEnd(folder, "finished", accelerator.is_main_process)
+    run_end = RunEnd(folder, "finished", accelerator.is_main_process)
     runs = runs_of(settings)
     for number, config in enumerate(runs):
         run = folder / config.name
@@ -101,22 +102,26 @@ def _trained_in_turn(settings: RunConfig, folder: Path, accelerator: Accelerator
             continue
         if accelerator.is_main_process:
             say(f"run {number + 1} of {len(runs)}: {run}")
-        started = config.model_copy(update={"output": str(folder), **_from(folder, runs[:number], config)})
+        started = config.model_copy(update={"output": str(folder), **_policy_from(folder, runs[:number], config)})
         can_resume = Job(accelerator).run_on_main(partial(clear_unbegun, run))
-        ended = _trained(started, accelerator, run if can_resume else None)
+        run_end = _train_single(started, accelerator, run if can_resume else None)
         if not has_ended(run):
             if accelerator.is_main_process:
-                say(f"to go on with the series: mmgrpo train --resume {folder}")
+                say(f"to resume the series: mmgrpo train --resume {folder}")
             break
-    return ended
+    return run_end
 
 
-def _from(folder: Path, before: list[RunConfig], config: RunConfig) -> dict[str, object]:
-    """The policy with the weights of the run before, if there is one and the run names no others."""
-    own = config.policy.numbers.get("adapter") if config.policy else None
-    if not before or config.policy is None or own != (before[-1].policy or config.policy).numbers.get("adapter"):
+def _policy_from(folder: Path, previous: list[RunConfig], config: RunConfig) -> dict[str, object]:
+    """The policy with the weights of the previous run, if there is one and the run names no other adapter."""
+    adapter = config.policy.numbers.get("adapter") if config.policy else None
+    if (
+        not previous
+        or config.policy is None
+        or adapter != (previous[-1].policy or config.policy).numbers.get("adapter")
+    ):
         return {}
-    return {"policy": config.policy.model_copy(update={"adapter": str(folder / before[-1].name)})}
+    return {"policy": config.policy.model_copy(update={"adapter": str(folder / previous[-1].name)})}
 
 
 @contextmanager
@@ -133,16 +138,16 @@ def _accelerator(settings: RunConfig, *, is_new: bool) -> Iterator[Accelerator]:
         accelerator.state.destroy_process_group()
 
 
-def _trained(settings: RunConfig, accelerator: Accelerator, resume: Path | None) -> RunEnd:
+def _train_single(settings: RunConfig, accelerator: Accelerator, resume: Path | None) -> RunEnd:
     from mmgrpo.training.build import build_rewards
     from mmgrpo.training.trainer import Trainer
 
-    judges, prompts = build_rewards(settings.rewards), prompts_of(settings)
-    trainer = Trainer(None, judges, prompts, settings, accelerator=accelerator, resume=resume)
+    rewards, prompts = build_rewards(settings.rewards), prompts_of(settings)
+    trainer = Trainer(None, rewards, prompts, settings, accelerator=accelerator, resume=resume)
     return RunEnd(trainer.train(), trainer.status, accelerator.is_main_process)
 
 
-def _mixed(settings: RunConfig, accelerator: Accelerator, resume: Path | None) -> RunEnd:
+def _train_mixed(settings: RunConfig, accelerator: Accelerator, resume: Path | None) -> RunEnd:
     from mmgrpo.training.mixed import MixedTrainer
 
     trainer = MixedTrainer(settings, accelerator=accelerator, resume=resume)

@@ -1,1 +1,1 @@
-"""Pages and lists made from the code and the YAML files: keys, rewards, methods."""
+"""Generates documentation pages and lists from the code and the YAML files: keys, rewards, methods, papers."""

@@ -1,7 +1,7 @@
-"""The rewards there are, a page each from its docstring.
+"""A page per reward from its docstring, and their index.
 
-``python -m mmgrpo.docgen.catalogue docs/rewards.md`` writes them. The page given keeps its head and gets an index at
-its end; the pages of the rewards stand in the folder beside it.
+``python -m mmgrpo.docgen.catalogue docs/rewards.md`` writes them: the index at the end of the page, and the pages of
+the rewards in the folder of the same name.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "On a server": ("rewards.judges.remote_reward",),
     "The digits of the quickstarts": ("examples.digits", "examples.edits", "examples.moving_digits"),
 }
-"""Kinds of rewards, with the modules or packages of ``mmgrpo`` that hold them."""
+"""Kind of rewards -> modules or packages of ``mmgrpo``."""
 
-FOREIGN = "Other packages"
+OTHER_PACKAGES = "Other packages"
 
 SHARED = tuple(key for key in RewardConfig.model_fields if key != "name")
-"""What the configuration of any reward may hold."""
+"""Configuration keys of every reward."""
 
 _LABELS = ("Settings", "Example", "Judges", "Needs", "Range", "Units", "Source", "Traps", "Raises")
 _LABEL = re.compile(rf"({'|'.join(_LABELS)}): ")
@@ -69,33 +69,35 @@ _SECOND_LABEL = re.compile(rf" {{3}}(?=(?:{'|'.join(_LABELS)}): )")
 
 
 def by_kind() -> dict[str, list[str]]:
-    """The names of the rewards of each kind that there is, in the registry's order; those of other packages last."""
-    found: dict[str, list[str]] = {kind: [] for kind in (*KINDS, FOREIGN)}
+    """Kind -> names of its rewards in the order of the registry; those of other packages are last."""
+    members_by_kind: dict[str, list[str]] = {kind: [] for kind in (*KINDS, OTHER_PACKAGES)}
     for name, target in names("rewards").items():
-        found[kind_of(target)].append(name)
-    return {kind: members for kind, members in found.items() if members}
+        members_by_kind[kind_of(target)].append(name)
+    return {kind: members for kind, members in members_by_kind.items() if members}
 
 
 def kind_of(target: str) -> str:
-    """The kind of a reward that lives at "module:attribute"."""
-    return next((kind for kind, rooms in KINDS.items() if any(is_in(target, room) for room in rooms)), FOREIGN)
+    """The kind of a reward at "module:attribute"."""
+    return next(
+        (kind for kind, modules in KINDS.items() if any(is_in(target, module) for module in modules)), OTHER_PACKAGES
+    )
 
 
-def is_in(target: str, room: str) -> bool:
-    """Whether "module:attribute" lies in a module or package of ``mmgrpo``."""
-    return target.startswith((f"mmgrpo.{room}:", f"mmgrpo.{room}."))
+def is_in(target: str, module: str) -> bool:
+    """Whether "module:attribute" is in a module or package of ``mmgrpo``."""
+    return target.startswith((f"mmgrpo.{module}:", f"mmgrpo.{module}."))
 
 
 def summary_of(name: str) -> str:
-    """The first line of a reward's docstring, in Markdown; of one that cannot be imported the cause."""
+    """The first line of a reward's docstring, in Markdown; the error if it cannot be imported."""
     try:
         return _marked((inspect.getdoc(resolve("rewards", name)) or "").partition("\n")[0]).removeprefix("Reward: ")
     except MmgrpoError as error:
-        return f"({_as_it_is(str(error))})"
+        return f"({_escaped(str(error))})"
 
 
 def page_of(name: str) -> str:
-    """The page of a reward in Markdown: what it is, an example, its settings, and what its docstring says of them.
+    """The page of a reward in Markdown: summary, example, settings and the rest of its docstring.
 
     Args:
         name: a registered name, or ``python:module:attribute``.
@@ -122,10 +124,10 @@ def page_of(name: str) -> str:
 
 
 def page_with_index(page: str) -> str:
-    """A page whose part after the mark is the index of now: a table of each kind.
+    """A page with a new index after the mark: a table per kind.
 
     Args:
-        page: the page as it is; without a mark the index is put at its end.
+        page: the old page; without a mark the index is appended.
 
     Returns:
         The page to write.
@@ -139,7 +141,7 @@ def page_with_index(page: str) -> str:
 
 
 def write(page: Path) -> None:
-    """Renews the index of a page and, in the folder beside it that has its name, the page of every reward of ours."""
+    """Rewrites the index of a page and the page of every reward of the project, in the folder of the same name."""
     page.write_text(page_with_index(page.read_text()))
     folder = page.with_suffix("")
     folder.mkdir(exist_ok=True)
@@ -150,7 +152,7 @@ def write(page: Path) -> None:
 
 
 def _passages(body: str) -> Iterator[tuple[str, str]]:
-    """Label, or nothing, and text of each paragraph and of each labelled passage within one."""
+    """(label or "", text) of each paragraph, and of each labeled passage within one."""
     for paragraph in _SECOND_LABEL.sub("\n", body.strip()).split("\n\n"):
         entries: list[str] = []
         for line in paragraph.splitlines():
@@ -163,11 +165,11 @@ def _passages(body: str) -> Iterator[tuple[str, str]]:
             yield (label[1], entry[label.end() :]) if label else ("", entry)
 
 
-def _settings(reward: Any, said: str) -> Iterator[str]:
+def _settings(reward: Any, text: str) -> Iterator[str]:
     parameters = inspect.signature(reward).parameters.values()
     hints = typing.get_type_hints(reward.__init__ if isinstance(reward, type) else reward)
-    if said:
-        yield from (_marked(said), "")
+    if text:
+        yield from (_marked(text), "")
     if parameters:
         yield from ("| setting | type | default |", "| --- | --- | --- |")
     else:
@@ -179,13 +181,13 @@ def _settings(reward: Any, said: str) -> Iterator[str]:
     yield from ("", f"Those of every reward: {', '.join(f'`{key}`' for key in SHARED)}.", "")
 
 
-def _as_it_is(text: str) -> str:
-    """A text in Markdown that is read as no markup."""
+def _escaped(text: str) -> str:
+    """A text with escaped Markdown."""
     return re.sub(r"([\\`*_{}\[\]<>()#+.!|~-])", r"\\\1", text)
 
 
 def _marked(text: str) -> str:
-    """Single for double back ticks, and stars outside of them as themselves."""
+    """Single for double backticks, and escaped stars outside of them."""
     pieces = re.split(r"``(.*?)``", text)
     return "".join(f"`{piece}`" if i % 2 else piece.replace("*", r"\*") for i, piece in enumerate(pieces))
 

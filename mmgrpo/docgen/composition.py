@@ -1,4 +1,4 @@
-"""What a method is made of, in one line and in formulas."""
+"""The composition of a method in one line, and its formulas."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from mmgrpo.maths.surrogates import SURROGATES
 
 
 def composition(policy: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
-    """What a method's file, and the policy's settings in it, are made of, part by part; nothing of its scale."""
+    """The parts of a method's file and its policy settings, without its published scale."""
     yield from _sampling(policy)
     yield from _rollout(config.rollout)
     yield from (_reward(reward) for reward in config.rewards)
     yield _advantage(config.advantage)
     yield from (_function(estimator) for estimator in config.advantage.estimators)
-    yield from (f"filter {_function(one)}" for one in config.advantage.filters)
+    yield from (f"filter {_function(named)}" for named in config.advantage.filters)
     yield from _objective(config.objective)
-    yield from (_auxiliary(one) for one in config.auxiliary)
+    yield from (_auxiliary(auxiliary) for auxiliary in config.auxiliary)
     if config.critic is not None:
         yield _critic(config.critic)
     yield from (_function(hook) for hook in config.update.hooks)
@@ -43,7 +43,7 @@ def composition(policy: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
 
 
 def formulas(config: RunConfig) -> Iterator[str]:
-    """Of the advantage, the loss of a decision and, where it is not each decision's own, the ratio."""
+    """Formulas of the advantage, the loss of a decision and the ratio, if it is not that of the decision."""
     yield formula_of(named_in("advantage.scale", SCALES, config.advantage.scale.name))
     if config.objective.surrogate is not None:
         yield formula_of(named_in("objective.surrogate", SURROGATES, config.objective.surrogate.name))
@@ -104,9 +104,9 @@ def _objective(objective: ObjectiveConfig) -> Iterator[str]:
     if objective.surrogate is not None:
         yield f"{_function(objective.surrogate)}{normalised}{bounded}{level}"
     if objective.foreign is not None:
-        own = "" if objective.foreign.ratio_level == "decision" else f" by {objective.foreign.ratio_level}"
+        level = "" if objective.foreign.ratio_level == "decision" else f" by {objective.foreign.ratio_level}"
         times = "" if objective.foreign.weight == 1 else f"{objective.foreign.weight:g} "
-        yield f"{times}{_function(objective.foreign.surrogate)}{own} of rows that are read"
+        yield f"{times}{_function(objective.foreign.surrogate)}{level} of rows that are read"
     for term in objective.terms:
         yield _function(term) if term.weight == 1 else f"{term.weight:g} {_function(term)}"
     yield from (_function(modulation) for modulation in objective.modulations)
@@ -125,15 +125,12 @@ def _objective(objective: ObjectiveConfig) -> Iterator[str]:
 
 
 def _auxiliary(auxiliary: AuxiliaryConfig) -> str:
-    taught = "examples" if auxiliary.column is None else f"the answers in {auxiliary.column}"
-    taught = "what rows were begun with" if auxiliary.from_prefix else taught
+    source = "examples" if auxiliary.column is None else f"the answers in {auxiliary.column}"
+    source = "the prefixes of rows" if auxiliary.from_prefix else source
     times = "" if auxiliary.weight == 1 else f"{auxiliary.weight:g} "
-    weighed = (
-        ""
-        if auxiliary.weight_by_success is None
-        else f", {_function(auxiliary.weight_by_success)} {auxiliary.whose_success}"
-    )
-    return f"{times}supervised loss of {taught}{weighed}"
+    by_success = auxiliary.weight_by_success
+    weighting = "" if by_success is None else f", {_function(by_success)} {auxiliary.whose_success}"
+    return f"{times}supervised loss of {source}{weighting}"
 
 
 def _critic(critic: CriticConfig) -> str:

@@ -81,13 +81,13 @@ FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "policy.density": DENSITIES,
     "policy.reduction": REDUCTIONS,
 }
-GIVEN = {"seed", "step", "strength"}  # keyword parameters that are no numbers beside the name
+STEP_ARGUMENTS = {"seed", "step", "strength"}  # keyword parameters that the trainer passes
 PLAIN_TYPES = {str: "text", type(None): "null", bool: "true or false", Reward: "reward"}
 LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 def configuration_page() -> str:
-    """The page of Markdown: a table per section of ``RunConfig``, then those of each registered policy, then the names.
+    """The Markdown page: a table per section of ``RunConfig`` and per registered policy, then the names.
 
     Returns:
         The text of ``docs/configuration.md``.
@@ -99,33 +99,35 @@ def configuration_page() -> str:
 
 
 def _section(
-    model: type[BaseModel], prefix: str, title: str, intro: str, seen: dict[type[BaseModel], str]
+    model: type[BaseModel], prefix: str, title: str, intro: str, sections: dict[type[BaseModel], str]
 ) -> Iterator[str]:
-    """A heading, what the section is, its table, and after it the sections it holds that have not been shown."""
+    """A heading, the description and the table of a section, then its subsections that are not listed yet."""
     yield from ("", f"## {title}", "", _intro(model) or intro, "")
     yield from ("| key | type | default | |", "| --- | --- | --- | --- |")
     inner: list[tuple[type[BaseModel], str, str]] = []
     for name, field in model.model_fields.items():
         key, part = prefix + name, _part_of(field.annotation)
-        known = part is not None and part in seen
-        if part is not None and not known:
-            seen[part] = key
-            inner.append((part, *_place(key, field.annotation)))
-        kind = f"as [`{seen[part]}`](#{_anchor(seen[part])})" if part is not None and known else _type(field)
+        is_repeated = part is not None and part in sections
+        if part is not None and not is_repeated:
+            sections[part] = key
+            inner.append((part, *_subsection(key, field.annotation)))
+        kind = (
+            f"as [`{sections[part]}`](#{_anchor(sections[part])})" if part is not None and is_repeated else _type(field)
+        )
         yield f"| `{key}` | {kind} | {_default(field)} | {field.description or ''} |"
     for part, below, heading in inner:
-        yield from _section(part, below, heading, heading, seen)
+        yield from _section(part, below, heading, heading, sections)
 
 
-def _place(key: str, annotation: Any) -> tuple[str, str]:
-    """Prefix and heading of the section at a key; one entry of a list is shown as ``key[]``, of names ``key.NAME``."""
+def _subsection(key: str, annotation: Any) -> tuple[str, str]:
+    """Prefix and heading of the section at a key: ``key[]`` for list entries, ``key.NAME`` for mappings of names."""
     if typing.get_origin(annotation) is dict:
         return f"{key}.NAME.", f"`{key}.NAME`"
     return (f"{key}[].", f"`{key}`") if _is_list(annotation) else (f"{key}.", f"`{key}`")
 
 
 def _part_of(annotation: Any) -> type[BaseModel] | None:
-    """The model with keys of its own that a field holds, if any; a bare ``Named`` has none."""
+    """The model of a field that has keys, if any; a bare ``Named`` has none."""
     models = [kind for kind in _leaves(annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)]
     return next((kind for kind in models if kind is not Named), None)
 
@@ -152,7 +154,7 @@ def _type(field: FieldInfo) -> str:
 
 
 def type_name(annotation: Any) -> str:
-    """A type as a reader of YAML calls it, in Markdown."""
+    """The name of a type for readers of YAML, in Markdown."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
         return " or ".join(f"`{value}`" for value in arguments)
@@ -183,7 +185,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A value as YAML on one line, in back ticks."""
+    """A value as YAML on one line, in backticks."""
     plain = list(value) if isinstance(value, tuple) else value
     style = '"' if isinstance(plain, str) and "\n" in plain else None
     text = yaml.safe_dump(
@@ -199,7 +201,7 @@ def _intro(model: type[BaseModel]) -> str:
 
 
 def _anchor(key: str) -> str:
-    """How a heading of a key is linked to: without its dots."""
+    """The anchor of a key's heading: the key without dots."""
     return key.replace(".", "")
 
 
@@ -215,9 +217,9 @@ def _names() -> Iterator[str]:
 
 def _numbers(function: Callable[..., Any]) -> str:
     parameters = inspect.signature(function).parameters.values()
-    numbers = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in GIVEN]
-    shown = (p.name if p.default is p.empty else f"{p.name} ({_plain(p.default)})" for p in numbers)
-    return ", ".join(shown)
+    numbers = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in STEP_ARGUMENTS]
+    texts = (p.name if p.default is p.empty else f"{p.name} ({_plain(p.default)})" for p in numbers)
+    return ", ".join(texts)
 
 
 def _plain(value: Any) -> str:

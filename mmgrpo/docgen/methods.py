@@ -176,15 +176,15 @@ def method_index() -> list[MethodRow]:
     Raises:
         ConfigError: a file cannot be read, or has no ``method:`` section.
     """
-    return [*_own(), *map(_row, packaged())]
+    return [*_shipped_rows(), *map(_row, packaged())]
 
 
 def by_kind(rows: Iterable[MethodRow]) -> dict[str, list[MethodRow]]:
     """The methods under the heading of what they change; those that say no kind come last."""
-    found: dict[str, list[MethodRow]] = {heading: [] for heading in (*KINDS.values(), OTHERS)}
+    members_by_heading: dict[str, list[MethodRow]] = {heading: [] for heading in (*KINDS.values(), OTHERS)}
     for row in rows:
-        found[row.heading].append(row)
-    return {heading: members for heading, members in found.items() if members}
+        members_by_heading[row.heading].append(row)
+    return {heading: members for heading, members in members_by_heading.items() if members}
 
 
 def methods_page(rows: Iterable[MethodRow]) -> str:
@@ -219,13 +219,13 @@ def method_section(name: str) -> str:
         UnknownNameError: there is none; the nearest are named.
     """
     rows = method_index()
-    found = next((row for row in rows if name.lower() in (row.method.name.lower(), row.include.lower())), None)
-    if found is None:
+    match = next((row for row in rows if name.lower() in (row.method.name.lower(), row.include.lower())), None)
+    if match is None:
         raise UnknownNameError(f"no method {name!r}{suggestion(name, [row.method.name for row in rows])}")
-    return "\n".join(_section(found)).strip() + "\n"
+    return "\n".join(_section(match)).strip() + "\n"
 
 
-def _own() -> list[MethodRow]:
+def _shipped_rows() -> list[MethodRow]:
     return [_row(name) for name in shipped("methods")]
 
 
@@ -281,9 +281,9 @@ def _section(row: MethodRow) -> Iterator[str]:
         where = f", {method.published_on}" if method.published_on else ""
         yield from ("", f"The published run{where}; in force with `published: true`:", "")
         yield from _values(row.published)
-    for heading, said in (("Deviations", method.deviations), ("Evidence", method.evidence)):
-        if said:
-            yield from ("", f"{heading}:", "", *(f"- {one}" for one in said))
+    for heading, items in (("Deviations", method.deviations), ("Evidence", method.evidence)):
+        if items:
+            yield from ("", f"{heading}:", "", *(f"- {item}" for item in items))
 
 
 def _values(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
@@ -296,4 +296,4 @@ def _link(paper: str | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(methods_page(_own()))
+    sys.stdout.write(methods_page(_shipped_rows()))

@@ -159,7 +159,7 @@ def ledger(path: Path = LEDGER) -> list[PaperRow]:
         ConfigError: a line is no row, or names a group that there is not.
     """
     lines = path.read_text(encoding="utf-8").splitlines()
-    rows = [_parsed(f"{path.name}, line {number}", line) for number, line in enumerate(lines, 1)]
+    rows = [_parse_row(f"{path.name}, line {number}", line) for number, line in enumerate(lines, 1)]
     for row in rows:
         for name in {row.group, *row.needs} - set(GROUPS):
             raise ConfigError(f"{path.name}: {row.id} has no group {name!r}{suggestion(name, GROUPS)}")
@@ -175,31 +175,31 @@ def paper_index(methods: Iterable[MethodRow] | None = None) -> list[Paper]:
     Returns:
         One a line of the ledger.
     """
-    found = method_index() if methods is None else methods
-    files = [_file(row) for row in found]
-    files += [_run(name) for folder in RUNS for name in shipped(folder)]
+    method_rows = method_index() if methods is None else methods
+    files = [_file(row) for row in method_rows]
+    files += [_run_file(name) for folder in RUNS for name in shipped(folder)]
     return [_paper(row, files) for row in ledger()]
 
 
 def unlisted(papers: Iterable[Paper], methods: Iterable[MethodRow]) -> list[MethodRow]:
     """Methods whose paper has no line in the ledger."""
-    known = {include for paper in papers for include in paper.files}
-    return [method for method in methods if method.include not in known]
+    includes = {include for paper in papers for include in paper.files}
+    return [method for method in methods if method.include not in includes]
 
 
 def by_group(papers: Iterable[Paper]) -> dict[str, list[Paper]]:
     """The papers by the group that each adds first of all; groups without one are left out."""
-    found: dict[str, list[Paper]] = {name: [] for name in GROUPS}
+    members_by_group: dict[str, list[Paper]] = {name: [] for name in GROUPS}
     for paper in papers:
-        found[paper.row.group].append(paper)
-    return {name: members for name, members in found.items() if members}
+        members_by_group[paper.row.group].append(paper)
+    return {name: members for name, members in members_by_group.items() if members}
 
 
 def counts(papers: Iterable[Paper]) -> list[tuple[str, ...]]:
     """Rows of a table: group, how many papers of each tier, how many in each state; the last row sums up."""
     groups = by_group(papers)
-    rows = [_counted(name, members) for name, members in groups.items()]
-    return [*rows, _counted("all", [paper for members in groups.values() for paper in members])]
+    rows = [_count_row(name, members) for name, members in groups.items()]
+    return [*rows, _count_row("all", [paper for members in groups.values() for paper in members])]
 
 
 def summary(papers: Iterable[Paper]) -> str:
@@ -242,16 +242,16 @@ def paper_section(name: str) -> str:
         UnknownNameError: there is none; those whose id holds the name are named.
     """
     methods = method_index()
-    papers, asked = paper_index(methods), name.lower()
+    papers, query = paper_index(methods), name.lower()
     for paper in papers:
-        if asked in (paper.row.id.lower(), paper.arxiv):
+        if query in (paper.row.id.lower(), paper.arxiv):
             return "\n".join(_section(paper)) + "\n"
     for row in unlisted(papers, methods):
-        if asked in (row.method.name.lower(), row.method.paper):
+        if query in (row.method.name.lower(), row.method.paper):
             return f"## {row.method.title}\n\n{_unlisted(row)}, is not among the papers that were surveyed.\n"
-    near = ", ".join(paper.row.id for paper in papers if asked in paper.row.id.lower())
-    said = f"there are {near}" if near else "mmgrpo methods --papers lists them"
-    raise UnknownNameError(f"no paper {name!r}; {said}")
+    near = ", ".join(paper.row.id for paper in papers if query in paper.row.id.lower())
+    hint = f"there are {near}" if near else "mmgrpo methods --papers lists them"
+    raise UnknownNameError(f"no paper {name!r}; {hint}")
 
 
 def papers_page(papers: Iterable[Paper], others: Iterable[MethodRow]) -> str:
@@ -269,7 +269,7 @@ def papers_page(papers: Iterable[Paper], others: Iterable[MethodRow]) -> str:
     lines += [f"| {' | '.join(row)} |" for row in counts(papers)]
     for name, members in by_group(papers).items():
         lines += ["", f"## {name}", "", f"{place_text(name)}.", "", "| id | paper | tier | state |", "|" + " --- |" * 4]
-        lines += [f"| `{p.row.id}` | {_linked(p)} | {p.row.tier} | {_cell(state_text(p))} |" for p in members]
+        lines += [f"| `{p.row.id}` | {_title_link(p)} | {p.row.tier} | {_cell(state_text(p))} |" for p in members]
     lines += ["", "## Not among them", "", "Files of papers that were not part of the survey.", ""]
     lines += [f"- {_unlisted(method)}" for method in others]
     return "\n".join(lines) + "\n"
@@ -286,7 +286,7 @@ def place_text(group: str) -> str:
     return f"{heading}; {'no place yet' if place is None else f'set in {place}'}"
 
 
-def _parsed(where: str, line: str) -> PaperRow:
+def _parse_row(where: str, line: str) -> PaperRow:
     try:
         return PaperRow.model_validate_json(line)
     except ValidationError as error:
@@ -309,11 +309,13 @@ def _file(row: MethodRow) -> _File:
     return _File(row.include, method.name, method.paper or "", POLICIES[method.applies_to], method.evidence)
 
 
-def _run(include: str) -> _File:
+def _run_file(include: str) -> _File:
     """What a run's file itself says, not what it includes."""
     values = parsed_yaml(find_config(include).read_text(encoding="utf-8"))
-    said = values.get("recipe") or values.get("method") or {}
-    return _File(include, include.rpartition("/")[2], said.get("paper") or "", "", tuple(said.get("evidence", ())))
+    section = values.get("recipe") or values.get("method") or {}
+    return _File(
+        include, include.rpartition("/")[2], section.get("paper") or "", "", tuple(section.get("evidence", ()))
+    )
 
 
 def _is_of(row: PaperRow, arxiv: str, file: _File) -> bool:
@@ -323,23 +325,23 @@ def _is_of(row: PaperRow, arxiv: str, file: _File) -> bool:
 
 def _paper(row: PaperRow, files: list[_File]) -> Paper:
     arxiv = row.arxiv or next((file.number for file in files if file.name == row.id), "")
-    own = [file for file in files if _is_of(row, arxiv, file)]
-    said = {file.applies_to for file in own if file.applies_to}
+    own_files = [file for file in files if _is_of(row, arxiv, file)]
+    policies = {file.applies_to for file in own_files if file.applies_to}
     return Paper(
         row=row,
-        files=(*(file.include for file in own), *row.files),
+        files=(*(file.include for file in own_files), *row.files),
         arxiv=arxiv,
-        applies_to=POLICIES["both"] if len(said) > 1 else next(iter(said), _studied(row)),
-        evidence=tuple(one for file in own for one in file.evidence),
+        applies_to=POLICIES["both"] if len(policies) > 1 else next(iter(policies), _studied_policy(row)),
+        evidence=tuple(item for file in own_files for item in file.evidence),
     )
 
 
-def _studied(row: PaperRow) -> str:
-    drawn = row.studied_on in ("image-gen", "video-gen") and not row.group.startswith("policy_")
-    return POLICIES["denoising" if drawn else "tokens"]
+def _studied_policy(row: PaperRow) -> str:
+    is_generator = row.studied_on in ("image-gen", "video-gen") and not row.group.startswith("policy_")
+    return POLICIES["denoising" if is_generator else "tokens"]
 
 
-def _counted(name: str, papers: list[Paper]) -> tuple[str, ...]:
+def _count_row(name: str, papers: list[Paper]) -> tuple[str, ...]:
     tiers, states = Counter(paper.row.tier for paper in papers), Counter(paper.state for paper in papers)
     return (name, *(str(tiers[tier]) for tier in TIERS), *(str(states[state]) for state in STATES))
 
@@ -356,7 +358,7 @@ def _section(paper: Paper) -> Iterator[str]:
     yield from (f"- checked: {evidence}" for evidence in paper.evidence)
 
 
-def _linked(paper: Paper) -> str:
+def _title_link(paper: Paper) -> str:
     title = _cell(paper.row.title)
     return f"[{title}](https://arxiv.org/abs/{paper.arxiv})" if paper.arxiv else title
 

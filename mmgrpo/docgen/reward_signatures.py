@@ -1,4 +1,4 @@
-"""What rewards there are and take, read off their source: nothing is imported, so it is said without torch."""
+"""Names and settings of rewards, parsed from their source without importing it or torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NESTED = ("of", "likelihood", "grade")  # settings of a reward that name anothe
 
 
 MAX_REEXPORTS = 5
-"""Packages that a name is followed through."""
+"""Maximum number of packages that re-export a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class RewardSignature:
     """The settings of a reward.
 
     Attributes:
-        takes: their names.
-        needs: those without a default.
+        takes: names of the settings.
+        needs: names of the settings without a default.
     """
 
     takes: tuple[str, ...]
@@ -38,16 +38,16 @@ class RewardSignature:
 
 
 def require_rewards(config: RunConfig) -> None:
-    """Looks whether the rewards of a run, and of its evaluation, are there and take the settings they are given.
+    """Checks that the rewards of a run and its evaluation exist and accept their settings.
 
-    Raises UnknownNameError for a name, ConfigError for a setting; what the source leaves open is not judged.
+    Raises UnknownNameError for a name, ConfigError for a setting; settings that the source leaves open are not checked.
     """
     for reward in (*config.rewards, *(config.evaluation.rewards if config.evaluation else ())):
         _require(reward.name, reward.numbers)
 
 
-def declared(target: str) -> RewardSignature | None:
-    """The settings of a reward at "module:attribute"; None where its source leaves them open.
+def signature_at(target: str) -> RewardSignature | None:
+    """The settings of a reward at "module:attribute"; None if its source leaves them open.
 
     Raises ConfigError if the module's source has no such name.
     """
@@ -56,19 +56,19 @@ def declared(target: str) -> RewardSignature | None:
     if source is None or "." in attribute:
         return None
     tree = ast.parse(source.read_bytes())
-    found = next((node for node in tree.body if getattr(node, "name", None) == attribute), None)
-    if isinstance(found, ast.ClassDef):
-        return _of_class(found)
-    if found is None and not _binds(tree, attribute):
+    definition = next((node for node in tree.body if getattr(node, "name", None) == attribute), None)
+    if isinstance(definition, ast.ClassDef):
+        return _of_class(definition)
+    if definition is None and not _binds(tree, attribute):
         defined = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
         raise ConfigError(f"{source} defines no {attribute!r}{suggestion(attribute, defined)}")
     return None
 
 
 def summary_line(target: str) -> str | None:
-    """The first line of the docstring at "module:attribute"; None where the source of its module does not show it.
+    """The first line of the docstring at "module:attribute"; None if the source of its module does not have it.
 
-    An attribute that a package imports from another module, if only for type checkers, is looked up there.
+    An attribute that a package imports from another module, even only for type checkers, is looked up there.
     """
     module, _, attribute = target.partition(":")
     for _ in range(MAX_REEXPORTS):
@@ -76,9 +76,9 @@ def summary_line(target: str) -> str | None:
         if source is None:
             return None
         tree = ast.parse(source.read_bytes())
-        found = next((node for node in tree.body if getattr(node, "name", None) == attribute), None)
-        if isinstance(found, ast.ClassDef | ast.FunctionDef):
-            return (ast.get_docstring(found) or "").partition("\n")[0]
+        definition = next((node for node in tree.body if getattr(node, "name", None) == attribute), None)
+        if isinstance(definition, ast.ClassDef | ast.FunctionDef):
+            return (ast.get_docstring(definition) or "").partition("\n")[0]
         package = module if source.name == "__init__.py" else module.rpartition(".")[0]
         imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module)
         origin = next((node for node in imports if attribute in {alias.name for alias in node.names}), None)
@@ -94,13 +94,13 @@ def summary_line(target: str) -> str | None:
 def _require(name: str, settings: Mapping[str, Any]) -> None:
     if not is_own(name) and name not in names("rewards"):
         raise UnknownNameError(f"unknown name {name!r} among rewards{suggestion(name, names('rewards'))}")
-    found = declared(name.removeprefix("python:") if is_own(name) else names("rewards")[name])
-    if found is not None:
+    signature = signature_at(name.removeprefix("python:") if is_own(name) else names("rewards")[name])
+    if signature is not None:
         for setting in settings:
-            if setting not in found.takes:
-                takes = suggestion(setting, found.takes) if found.takes else "; it takes no settings"
+            if setting not in signature.takes:
+                takes = suggestion(setting, signature.takes) if signature.takes else "; it takes no settings"
                 raise ConfigError(f"reward {name}: unknown setting {setting!r}{takes}")
-        if missing := [setting for setting in found.needs if setting not in settings]:
+        if missing := [setting for setting in signature.needs if setting not in settings]:
             raise ConfigError(f"reward {name}: needs the setting {' and '.join(missing)}")
     for setting in _NESTED:
         nested = settings.get(setting)
@@ -110,7 +110,7 @@ def _require(name: str, settings: Mapping[str, Any]) -> None:
 
 
 def _source_of(module: str) -> Path | None:
-    """The file of a module, found as an import would find it; None if there is none that can be read."""
+    """The source file of a module, located as an import does; None if there is no readable one."""
     spec, folders = None, [*sys.path, os.getcwd()]
     parts = module.split(".")
     for number in range(1, len(parts) + 1):
@@ -118,39 +118,43 @@ def _source_of(module: str) -> Path | None:
         spec = PathFinder.find_spec(name, folders)
         if spec is None:
             return None
-        imported = sys.modules.get(name)  # a package may have added to its path, as ours does in a checkout
+        imported = sys.modules.get(name)  # a package may extend its path, as mmgrpo does in a checkout
         folders = list(getattr(imported, "__path__", None) or spec.submodule_search_locations or ())
     origin = spec.origin if spec is not None else None
     return Path(origin) if origin and origin.endswith(".py") else None
 
 
 def _of_class(node: ast.ClassDef) -> RewardSignature | None:
-    decorators = {ast.unparse(one).partition("(")[0] for one in node.decorator_list}
-    init = next((one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None)
+    decorators = {ast.unparse(child).partition("(")[0] for child in node.decorator_list}
+    init = next((child for child in node.body if isinstance(child, ast.FunctionDef) and child.name == "__init__"), None)
     if init is not None:
         return None if init.args.kwarg or init.args.vararg else _of_arguments(init.args)
     if decorators & {"dataclass", "dataclasses.dataclass"} and not node.bases:
-        fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
-        fields = [one for one in fields if not ast.unparse(one.annotation).startswith("ClassVar")]
-        if any(isinstance(one.value, ast.Call) for one in fields):  # field(init=False) and the like
+        fields = [
+            child for child in node.body if isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name)
+        ]
+        fields = [child for child in fields if not ast.unparse(child.annotation).startswith("ClassVar")]
+        if any(isinstance(child.value, ast.Call) for child in fields):  # field(init=False) and the like
             return None
-        takes = [ast.unparse(one.target) for one in fields]
-        return RewardSignature(tuple(takes), tuple(ast.unparse(one.target) for one in fields if one.value is None))
+        takes = [ast.unparse(child.target) for child in fields]
+        return RewardSignature(
+            tuple(takes), tuple(ast.unparse(child.target) for child in fields if child.value is None)
+        )
     return None if node.bases or decorators - {"final"} else RewardSignature((), ())
 
 
 def _of_arguments(arguments: ast.arguments) -> RewardSignature:
-    by_place = [one.arg for one in (*arguments.posonlyargs, *arguments.args)][1:]
-    needs = by_place[: max(0, len(by_place) - len(arguments.defaults))]
+    positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)][1:]
+    needs = positional[: max(0, len(positional) - len(arguments.defaults))]
     by_name = list(zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
     return RewardSignature(
-        (*by_place, *(one.arg for one, _ in by_name)),
-        (*needs, *(one.arg for one, default in by_name if default is None)),
+        (*positional, *(argument.arg for argument, _ in by_name)),
+        (*needs, *(argument.arg for argument, default in by_name if default is None)),
     )
 
 
 def _binds(tree: ast.Module, name: str) -> bool:
-    """Whether something else than a definition may give the module that name."""
+    """Whether the module may bind the name by something other than a definition."""
     if any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(tree)):
         return True
     imported = (

@@ -1,1 +1,1 @@
-"""A run examined before it starts, on its own model and rewards."""
+"""Checks a run before it starts, on its model and rewards."""

@@ -1,4 +1,4 @@
-"""What can be measured of a policy before it is trained, each check by itself; none leaves the policy changed.
+"""Separate checks of a policy before training; none changes the policy.
 
 Axes: B samples, T decisions.
 """
@@ -27,40 +27,40 @@ from mmgrpo.training.views import Seen
 from mmgrpo.types import Rollout, Sample
 from mmgrpo.values import DRIFT
 
-GAP_SHARE = 0.1  # of the clip range that numerical noise may take up
+GAP_SHARE = 0.1  # share of the clip range that numerical noise may use
 GAP_WITHOUT_CLIP = 1e-2  # a ratio wrong by 1 % scales its gradient by 1 %
-NOISE = 1e-3  # of a parameter's own size; of 1 where it is zero by construction
-UNREACHED = 0.1  # share of the trained tensors that may lie outside what a window uses
+NOISE = 1e-3  # relative to the size of a parameter; to 1 if it is zero by construction
+UNREACHED = 0.1  # share of the trained tensors that a window may leave without gradient
 NOISE_SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What one check found.
+    """The result of a check.
 
     Attributes:
-        check: what was looked at.
-        ok: whether a run may start; a finding that is ok and has a cure is a warning.
-        measured: the numbers.
-        cure: what to change; empty where nothing is to be changed.
+        check: name of the check.
+        ok: whether a run may start; a result that is ok and has a fix is a warning.
+        measured: the measured numbers.
+        fix: the suggested fix; empty if there is none.
     """
 
     check: str
     ok: bool
     measured: str
-    cure: str = ""
+    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedPolicy:
-    """A policy under examination, with a rollout of its own, in whole groups of two.
+    """A policy to check, with a rollout of groups of two.
 
     Attributes:
-        config: how it is to be trained.
-        policy: the policy, with the weights that drew the rollout.
+        config: the configuration of the run.
+        policy: the policy, with the weights that generated the rollout.
         objective: the loss of the run.
-        rollout: a small rollout under the run's own plan.
-        views: its rows as the views of the run see them, as if every sample were right.
+        rollout: a small rollout under the plan of the run.
+        views: the rows of the rollout under the views of the run, as if every sample were right.
     """
 
     config: RunConfig
@@ -82,12 +82,12 @@ class CheckedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ProbeUpdate:
-    """One pass of an objective over the whole rollout.
+    """An update pass of an objective over the rollout.
 
     Attributes:
-        gradient: the learner's report.
-        norms: gradient norm of each trainable tensor; None where it got none.
-        seconds: what it took.
+        gradient: the report of the learner.
+        norms: gradient norm of each trainable tensor; None for a tensor without gradient.
+        seconds: duration of the pass.
     """
 
     gradient: Gradient
@@ -96,133 +96,139 @@ class ProbeUpdate:
 
     @property
     def norm(self) -> float:
-        """Norm of the whole gradient."""
+        """Norm of the gradient over all tensors."""
         return math.sqrt(sum(norm**2 for norm in self.norms if norm is not None))
 
 
 def first_update(subject: CheckedPolicy) -> ProbeUpdate:
-    """The run's own first update, with advantages +1 and -1 in turn; no weight changes."""
+    """The first update of the run with alternating advantages +1 and -1; changes no weight."""
     advantage_B = torch.ones(len(subject.rollout.samples))
     advantage_B[1::2] = -1
     return _update(subject, subject.objective, advantage_B)
 
 
-def on_policy_gap(subject: CheckedPolicy, update: ProbeUpdate) -> CheckResult:
-    """Whether log-probabilities computed now are those stored at the rollout."""
+def on_policy_gap(checked: CheckedPolicy, update: ProbeUpdate) -> CheckResult:
+    """Checks that recomputed log-probabilities equal those stored in the rollout."""
     gap = float(update.gradient.diagnostics.log_ratio_abs_max)
-    bound = subject.clip_bound
-    said = f"log-prob {update.gradient.max_gap:.1e}, log-ratio {gap:.1e}; " + (
+    bound = checked.clip_bound
+    measured = f"log-prob {update.gradient.max_gap:.1e}, log-ratio {gap:.1e}; " + (
         "no clip bound" if bound is None else f"smallest clip bound {bound:g}"
     )
-    if gap <= subject.limit:
-        return CheckResult("on-policy gap", True, said)
-    cure = "the same weights score a sample differently now: switch off dropout and caches, or compute in float32"
+    if gap <= checked.limit:
+        return CheckResult("on-policy gap", True, measured)
+    fix = "the same weights score a sample differently now: switch off dropout and caches, or compute in float32"
     if bound is not None and math.isfinite(gap):
-        cure += f"; or raise the clip bounds to {gap / GAP_SHARE:.1g} or more"
-    return CheckResult("on-policy gap", False, said, cure)
+        fix += f"; or raise the clip bounds to {gap / GAP_SHARE:.1g} or more"
+    return CheckResult("on-policy gap", False, measured, fix)
 
 
 def batch_invariance(subject: CheckedPolicy) -> CheckResult:
-    """Whether a row scores the same alone as among others."""
+    """Checks that a row has the same log-probabilities alone and in a batch."""
     rollout = subject.rollout
     if rollout.num_unbatched:
-        said = (
-            f"{rollout.num_unbatched} of {len(rollout.samples)} rows depend on what shares their batch, and run alone"
-        )
-        cure = "nothing, but for time; set the rollout's and the update's batch size to 1 to say so"
-        return CheckResult("batch invariance", True, said, cure)
-    together_BT = _values(subject.policy, rollout, range(len(rollout.samples)))
-    alone_BT = sum(_values(subject.policy, rollout, [row]) for row in range(len(rollout.samples)))
-    gap = _largest(together_BT - alone_BT, rollout)
-    said = f"rows alone against together: log-prob {gap:.1e}, allowed {subject.limit:.1e}"
+        rows = f"{rollout.num_unbatched} of {len(rollout.samples)} rows"
+        measured = f"{rows} depend on the other rows of their batch, and run alone"
+        fix = "this only costs time; to make it explicit, set the batch sizes of rollout and update to 1"
+        return CheckResult("batch invariance", True, measured, fix)
+    batched_BT = _values(subject.policy, rollout, range(len(rollout.samples)))
+    single_BT = sum(_values(subject.policy, rollout, [row]) for row in range(len(rollout.samples)))
+    gap = _largest(batched_BT - single_BT, rollout)
+    measured = f"rows alone against together: log-prob {gap:.1e}, allowed {subject.limit:.1e}"
     if gap <= subject.limit:
-        return CheckResult("batch invariance", True, said)
-    cure = (
+        return CheckResult("batch invariance", True, measured)
+    fix = (
         "a sample's log-prob depends on the batch it is computed in: switch off dropout and batch norms, compute in "
         "float32, or set the rollout's and the update's batch size to 1"
     )
-    return CheckResult("batch invariance", False, said, cure)
+    return CheckResult("batch invariance", False, measured, fix)
 
 
 def same_seed_replay(first: Rollout, again: Rollout) -> CheckResult:
-    """Whether the same seed and weights draw the same samples."""
+    """Checks that the same seed and weights generate the same samples."""
     differing = sum(not _same(a, b) for a, b in zip(first.samples, again.samples, strict=True))
-    said = f"{len(first.samples) - differing} of {len(first.samples)} samples identical"
+    measured = f"{len(first.samples) - differing} of {len(first.samples)} samples identical"
     if not differing:
-        return CheckResult("same-seed replay", True, said)
-    cure = "something draws outside the policy's seeds: switch off dropout and non-deterministic kernels"
-    return CheckResult("same-seed replay", False, said, cure)
+        return CheckResult("same-seed replay", True, measured)
+    fix = "random numbers are used outside the policy's seeds: switch off dropout and non-deterministic kernels"
+    return CheckResult("same-seed replay", False, measured, fix)
 
 
 def reference_is_untrained(subject: CheckedPolicy) -> CheckResult:
-    """Whether the reference scores as the policy does; a full fine-tune fixes its reference at the weights of now."""
+    """Checks that the reference equals the policy; a full fine-tune copies the current weights as its reference."""
     rollout, rows = subject.rollout, range(len(subject.rollout.samples))
     now_BT = _values(subject.policy, rollout, rows)
     with subject.policy.reference():
         reference_BT = _values(subject.policy, rollout, rows)
     gap = _largest(now_BT - reference_BT, rollout)
-    said = f"log-prob of policy against reference {gap:.1e}, allowed {subject.limit:.1e}"
+    measured = f"log-prob of policy against reference {gap:.1e}, allowed {subject.limit:.1e}"
     if gap <= subject.limit:
-        return CheckResult("reference", True, said)
-    cure = "of no harm if the policy is trained already; an untrained one needs adapters that start at zero (lora.init)"
-    return CheckResult("reference", False, said, cure)
+        return CheckResult("reference", True, measured)
+    fix = "expected if the policy is trained already; an untrained one needs adapters that start at zero (lora.init)"
+    return CheckResult("reference", False, measured, fix)
 
 
 def kl_gradient(subject: CheckedPolicy) -> CheckResult:
-    """Whether the KL term alone pulls moved weights back."""
+    """Checks that the KL term has a gradient at perturbed weights."""
     objective = replace(_probe(subject.objective), kl_beta=subject.objective.kl_beta)
     with _moved(subject.policy.trainable):
         update = _update(subject, objective, torch.zeros(len(subject.rollout.samples)))
-    known = update.gradient.diagnostics.as_numbers().value_sums["kl"]
-    kl = known.total / max(known.count, 1)
-    said = f"norm {update.norm:.1e} at a KL of {kl:.1e}, weights moved by {NOISE:.0e} of their size"
+    kl_sum = update.gradient.diagnostics.as_numbers().value_sums["kl"]
+    kl = kl_sum.total / max(kl_sum.count, 1)
+    measured = f"norm {update.norm:.1e} at a KL of {kl:.1e}, weights moved by {NOISE:.0e} of their size"
     if update.norm > 0 and math.isfinite(update.norm):
-        return CheckResult("KL gradient", True, said)
-    cure = "the penalty would do nothing: choose another objective.divergence, or train in float32"
-    return CheckResult("KL gradient", False, said, cure)
+        return CheckResult("KL gradient", True, measured)
+    fix = "the penalty would have no effect: choose another objective.divergence, or train in float32"
+    return CheckResult("KL gradient", False, measured, fix)
 
 
 def gradient_reach(subject: CheckedPolicy, update: ProbeUpdate) -> CheckResult:
-    """Whether gradients are finite and reach every trained tensor."""
+    """Checks that gradients are finite and reach every trained tensor."""
     objective = replace(_probe(subject.objective), kl_beta=0.0)
     advantage_B = torch.ones(len(subject.rollout.samples))
     advantage_B[1::2] = -1
-    with _moved(subject.policy.trainable):  # an adapter that is still zero passes no gradient to its other factor
+    with _moved(subject.policy.trainable):  # a zero adapter factor passes no gradient to the other one
         moved = _update(subject, objective, advantage_B)
     unreached = sum(not norm for norm in moved.norms)
     share = unreached / len(moved.norms)
-    said = (
+    measured = (
         f"norm {update.norm:.1e} at the first update; "
         f"{unreached} of {len(moved.norms)} trained tensors without gradient ({share:.0%})"
     )
     if not (math.isfinite(update.norm) and math.isfinite(moved.norm)):
         return CheckResult(
-            "gradient", False, said, "gradients are not finite: compute in bfloat16 or float32, not float16"
+            "gradient", False, measured, "gradients are not finite: compute in bfloat16 or float32, not float16"
         )
     if update.norm == 0:
-        return CheckResult("gradient", False, said, "nothing would be learnt: check the window and what is trainable")
+        return CheckResult(
+            "gradient",
+            False,
+            measured,
+            "the update would have no effect: check the window and the trainable parameters",
+        )
     if share > UNREACHED:
-        return CheckResult("gradient", True, said, "train only what the trained decisions use, or widen the window")
-    return CheckResult("gradient", True, said)
+        return CheckResult(
+            "gradient", True, measured, "train only parameters that the trained decisions use, or widen the window"
+        )
+    return CheckResult("gradient", True, measured)
 
 
-def kept_drift(subject: CheckedPolicy) -> CheckResult:
-    """Whether the rollout keeps what normalised ratios need; the drift is 0 where the weights have not moved."""
+def stored_drift(subject: CheckedPolicy) -> CheckResult:
+    """Checks that the rollout stores the means that normalised ratios need; the drift at the same weights is 0."""
     try:
         with torch.no_grad():
             parts = [part.values[DRIFT] for part in subject.policy.evaluate(subject.rollout, values=[DRIFT])]
     except ConfigError as error:
-        cure = "this policy keeps no Gaussian means: set objective.normalise_ratio to false"
-        return CheckResult("drift", False, str(error), cure)
+        fix = "this policy stores no Gaussian means: set objective.normalise_ratio to false"
+        return CheckResult("drift", False, str(error), fix)
     drift = float(torch.stack([part.abs().amax() for part in parts]).amax())
-    said = f"kept; {drift:.1e} at the weights that sampled"
-    cure = "" if drift <= subject.limit else "the stored means are not those of now: see the on-policy gap"
-    return CheckResult("drift", drift <= subject.limit, said, cure)
+    measured = f"stored; {drift:.1e} under the behavior policy"
+    fix = "" if drift <= subject.limit else "the stored means differ from the recomputed ones: see the on-policy gap"
+    return CheckResult("drift", drift <= subject.limit, measured, fix)
 
 
 @contextmanager
 def _moved(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Within it the parameters have moved a little; afterwards they are as before, bit by bit."""
+    """A context with slightly perturbed parameters; restores them bitwise."""
     generator = torch.Generator().manual_seed(NOISE_SEED)
     before = [parameter.detach().to("cpu", copy=True) for parameter in parameters]
     try:
@@ -239,7 +245,7 @@ def _moved(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 def _probe(objective: Objective) -> Objective:
-    """The objective without ratio, bounds and further terms, whose gradient does not vanish where those act."""
+    """The objective without ratio, bounds and further terms, so its gradient does not vanish there."""
     return replace(
         objective,
         surrogate=policy_gradient,
@@ -256,8 +262,8 @@ def _probe(objective: Objective) -> Objective:
 
 
 def _update(subject: CheckedPolicy, objective: Objective, advantage_B: Tensor) -> ProbeUpdate:
-    """One pass with gradients; those that the parameters had before are put back."""
-    # aged: the values are computed, so that a gap is seen at every ratio level
+    """A pass with gradients; restores the earlier gradients of the parameters."""
+    # aged: the values are recomputed, so a gap is visible at every ratio level
     rollout, parameters = subject.rollout.aged(), subject.policy.trainable
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
@@ -282,13 +288,13 @@ def _update(subject: CheckedPolicy, objective: Objective, advantage_B: Tensor) -
 
 @torch.no_grad()
 def _values(policy: Policy, rollout: Rollout, rows: Sequence[int]) -> Tensor:
-    """(B, T) log-probabilities under the weights of now; 0 at rows not asked for and at masked decisions."""
-    found_BT = torch.zeros(rollout.shape)
+    """(B, T) log-probabilities under the current policy; 0 at other rows and at masked decisions."""
+    logprob_BT = torch.zeros(rollout.shape)
     for evaluation in policy.evaluate(rollout, rows):
         index = torch.as_tensor(rows) if evaluation.rows is None else evaluation.rows.cpu()
         columns = torch.as_tensor(list(evaluation.columns))
-        found_BT[index[:, None], columns[None, :]] = evaluation.logprob_BT.float().cpu()
-    return found_BT.where(rollout.mask_BT, 0.0)
+        logprob_BT[index[:, None], columns[None, :]] = evaluation.logprob_BT.float().cpu()
+    return logprob_BT.where(rollout.mask_BT, 0.0)
 
 
 def _largest(difference_BT: Tensor, rollout: Rollout) -> float:
@@ -297,8 +303,8 @@ def _largest(difference_BT: Tensor, rollout: Rollout) -> float:
 
 def _same(sample: Sample, other: Sample) -> bool:
     frames, others = _frames(sample), _frames(other)
-    said = (sample.text, sample.tokens) == (other.text, other.tokens)
-    return said and len(frames) == len(others) and all(map(_equal, frames, others))
+    is_same_text = (sample.text, sample.tokens) == (other.text, other.tokens)
+    return is_same_text and len(frames) == len(others) and all(map(_equal, frames, others))
 
 
 def _frames(sample: Sample) -> list[Image.Image]:

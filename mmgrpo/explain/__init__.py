@@ -1,1 +1,1 @@
-"""What a run is about to do, told from its configuration alone."""
+"""Describes a run from its configuration, without loading a model."""

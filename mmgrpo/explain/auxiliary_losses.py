@@ -1,4 +1,4 @@
-"""What is learnt from examples beside the objective, in words."""
+"""The supervised auxiliary losses of a run, in words."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from mmgrpo.config import RunConfig
 
 
 def auxiliary_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """A line for each item of the section ``auxiliary``."""
-    for one in config.auxiliary:
-        taught = f"{one.batch_size or 64} examples" if one.column is None else f"its groups' answers ({one.column})"
-        taught = "what its rows were begun with" if one.from_prefix else taught
-        weighed = (
-            "" if one.weight_by_success is None else f", weighed by {one.weight_by_success.name} {one.whose_success}"
-        )
-        yield "auxiliary", f"{one.label}: in every update {one.weight:g} times the supervised loss of {taught}{weighed}"
+    """A row per item of the section ``auxiliary``."""
+    for loss in config.auxiliary:
+        source = f"{loss.batch_size or 64} examples" if loss.column is None else f"its groups' answers ({loss.column})"
+        source = "the prefixes of its rows" if loss.from_prefix else source
+        by_success = loss.weight_by_success
+        weighting = "" if by_success is None else f", weighted by {by_success.name} {loss.whose_success}"
+        line = f"{loss.weight:g} times the supervised loss of {source}{weighting}"
+        yield "auxiliary", f"{loss.label}: in every update {line}"

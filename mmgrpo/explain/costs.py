@@ -1,4 +1,4 @@
-"""What a step draws, trains on and costs in forwards, in words and numbers."""
+"""The samples of a step, and its cost in forwards."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from mmgrpo.config import RunConfig
 from mmgrpo.config.numbers import named_in
 from mmgrpo.explain.formulas import numbers_text, summary, with_defaults
 from mmgrpo.explain.forward_counts import SampleForwards, StepForwards, forwards_per_sample
-from mmgrpo.explain.simulated_rounds import MAX_ROUNDS, SimulatedRounds, played
+from mmgrpo.explain.simulated_rounds import MAX_ROUNDS, SimulatedRounds, simulate_rounds
 from mmgrpo.maths.second_chances import PLANNERS
 
 
-def cases_of(algorithm: Algorithm) -> list[SimulatedRounds]:
-    """A step as the run's planner may play it; none where every step is the same."""
-    return [] if algorithm.config.rollout.planner.name == "fixed" else played(algorithm)
+def simulated_cases(algorithm: Algorithm) -> list[SimulatedRounds]:
+    """Simulated steps of the run's planner; empty if every step is the same."""
+    return [] if algorithm.config.rollout.planner.name == "fixed" else simulate_rounds(algorithm)
 
 
 def planner_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Iterator[tuple[str, str]]:
-    """What is drawn, read and trained on at a step, where that is not the same at every one."""
+    """Rows on the samples that a step generates, scores and trains on, if steps differ."""
     if not cases:
         return
     named = config.rollout.planner
     function = named_in("rollout.planner", PLANNERS, named.name)
     yield "planner", f"{named.name}: {summary(function)}{numbers_text(with_defaults(function, named.numbers))}"
-    rounds = _between(case.num_rounds for case in cases)
-    said = [
-        f"{_between(case.num_drawn for case in cases)} samples drawn a step",
+    rounds = _range_text(case.num_rounds for case in cases)
+    counts = [
+        f"{_range_text(case.num_sampled for case in cases)} samples generated a step",
         f"in {rounds} round{'' if rounds == '1' else 's'}",
     ]
-    if any(case.num_read for case in cases):
-        said.append(f"{_between(case.num_read for case in cases)} read that were there already")
-    said.append(f"{_between(case.num_trained for case in cases)} trained on")
-    yield "", ", ".join(said)
+    if any(case.num_supplied for case in cases):
+        counts.append(f"{_range_text(case.num_supplied for case in cases)} scored that exist already")
+    counts.append(f"{_range_text(case.num_trained for case in cases)} trained on")
+    yield "", ", ".join(counts)
     if max(case.num_rounds for case in cases) == MAX_ROUNDS:
-        yield "", f"it was asked {MAX_ROUNDS} times and no further: see that it asks for nothing some time"
+        yield "", f"stopped after {MAX_ROUNDS} rounds: the planner must return no requests at some time"
 
 
-def drawn_in_all(config: RunConfig, cases: Sequence[SimulatedRounds]) -> str:
-    """The samples that a run draws; the least and the most where rewards decide."""
+def total_samples(config: RunConfig, cases: Sequence[SimulatedRounds]) -> str:
+    """The number of samples of a run; a range if it depends on rewards."""
     if not cases:
         return f"{config.steps * config.rollout.prompts_per_step * config.rollout.group_size:,}"
-    return _between(config.steps * case.num_drawn for case in cases)
+    return _range_text(config.steps * case.num_sampled for case in cases)
 
 
 def cost_rows(
     algorithm: Algorithm, settings: Mapping[str, Any] | None, cases: Sequence[SimulatedRounds]
 ) -> Iterator[tuple[str, str]]:
-    """What a sample costs in forwards, of a policy whose samples take a known number of decisions, and a step of it."""
+    """Rows on the forwards of a sample and a step, for a policy with a fixed number of decisions per sample."""
     config = algorithm.config
     of_tokens = config.policy is None and config.method is not None and config.method.applies_to == "tokens"
     if of_tokens or (config.policy is not None and (settings is None or "call" not in settings)):
@@ -66,27 +66,27 @@ def cost_rows(
     views = " and ".join(counted.view_names)
     parts = {"rollout": counted.rollout, "values": counted.values, views: counted.views}
     parts = {name: count for name, count in parts.items() if count != StepForwards(0, 0)} | {"update": counted.update}
-    text = ", ".join(f"{name} {_count(count, num_steps)}" for name, count in parts.items())
+    text = ", ".join(f"{name} {_count_text(count, num_steps)}" for name, count in parts.items())
     if num_steps is not None and counted.rollout is not None:
-        text += f"; in all {_count(counted.rollout + _trained(counted), num_steps)}"
+        text += f"; in all {_count_text(counted.rollout + _trained_forwards(counted), num_steps)}"
     elif config.policy is None:
         text += ", for a denoising policy of N steps"
     else:
         text += ", with N = num_inference_steps, the pipeline's default"
     yield "forwards", f"per sample and step: {text}"
     if cases and num_steps is not None and counted.rollout is not None:
-        drawing = [_drawing(case, counted, num_steps, num_levels) for case in cases]
-        training = [_training(case, counted, num_steps, num_levels) for case in cases]
-        least = min(map(sum, zip(drawing, training, strict=True)))  # and at the most all is drawn, and all trained on
-        most = max(drawing) + max(training)
-        yield "", f"{_between(map(round, (least, most)))} a step, of all samples that its planner asks for"
+        sampling = [_sampling_cost(case, counted, num_steps, num_levels) for case in cases]
+        training = [_training_cost(case, counted, num_steps, num_levels) for case in cases]
+        least = min(map(sum, zip(sampling, training, strict=True)))
+        most = max(sampling) + max(training)  # all samples are generated and trained on
+        yield "", f"{_range_text(map(round, (least, most)))} a step, for all samples of its planner"
     yield "", "guidance doubles each if it is on; a pipeline that cannot skip its earlier steps replays those as well"
 
 
 def num_steps_of(settings: Mapping[str, Any] | None, *calls: str) -> int | None:
-    """``num_inference_steps`` as the last of the calls has it; None where it is left to the pipeline."""
-    found = [call["num_inference_steps"] for name in calls if "num_inference_steps" in (call := _call(settings, name))]
-    return found[-1] if found and isinstance(found[-1], int) else None
+    """``num_inference_steps`` of the last call that sets it; None if the default of the pipeline is used."""
+    values = [call["num_inference_steps"] for name in calls if "num_inference_steps" in (call := _call(settings, name))]
+    return values[-1] if values and isinstance(values[-1], int) else None
 
 
 def _call(settings: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
@@ -97,25 +97,27 @@ def _num_levels(settings: Mapping[str, Any] | None) -> int | None:
     return None if settings is None else settings.get("reading", {}).get("num_levels")
 
 
-def _trained(counted: SampleForwards) -> StepForwards:
+def _trained_forwards(counted: SampleForwards) -> StepForwards:
     return counted.values + counted.views + counted.update
 
 
-def _drawing(case: SimulatedRounds, counted: SampleForwards, num_steps: int, num_levels: int | None) -> float:
-    """Forwards that a step's samples take, each drawn with the steps of its own request, or read at each level."""
+def _sampling_cost(case: SimulatedRounds, counted: SampleForwards, num_steps: int, num_levels: int | None) -> float:
+    """Forwards of a step's samples: the steps of their request, or one per noise level for supplied samples."""
     assert counted.rollout is not None
-    drawn = sum(num * counted.rollout.at(num_steps_of(one.settings, "call") or num_steps) for one, num in case.drawn)
-    return drawn + case.num_read * (num_levels or 0)
+    sampled = sum(
+        num * counted.rollout.at(num_steps_of(request.settings, "call") or num_steps) for request, num in case.sampled
+    )
+    return sampled + case.num_supplied * (num_levels or 0)
 
 
-def _training(case: SimulatedRounds, counted: SampleForwards, num_steps: int, num_levels: int | None) -> float:
-    """Forwards of the passes over what is trained on; one over a sample that was read takes one a level."""
-    of_drawn = _trained(counted).at(num_steps)
-    passes = of_drawn / counted.update.at(num_steps) if of_drawn else 0.0
-    return case.trained_drawn * of_drawn + case.trained_read * (num_levels or 0) * passes
+def _training_cost(case: SimulatedRounds, counted: SampleForwards, num_steps: int, num_levels: int | None) -> float:
+    """Forwards of the passes over trained samples; a supplied sample takes one forward per noise level and pass."""
+    per_sample = _trained_forwards(counted).at(num_steps)
+    passes = per_sample / counted.update.at(num_steps) if per_sample else 0.0
+    return case.trained_sampled * per_sample + case.trained_supplied * (num_levels or 0) * passes
 
 
-def _count(count: StepForwards | None, num_steps: int | None) -> str:
+def _count_text(count: StepForwards | None, num_steps: int | None) -> str:
     if count is None:
         return "fewer than N"
     if num_steps is not None:
@@ -127,7 +129,7 @@ def _count(count: StepForwards | None, num_steps: int | None) -> str:
     return steps if count.constant == 0 else f"{steps} {sign} {abs(count.constant):.1f}"
 
 
-def _between(numbers: Iterable[int]) -> str:
-    """One number, or the least and the most."""
-    found: Sequence[int] = sorted(numbers)
-    return f"{found[0]:,}" if found[0] == found[-1] else f"at least {found[0]:,} and at most {found[-1]:,}"
+def _range_text(numbers: Iterable[int]) -> str:
+    """A number, or a range."""
+    ordered: Sequence[int] = sorted(numbers)
+    return f"{ordered[0]:,}" if ordered[0] == ordered[-1] else f"at least {ordered[0]:,} and at most {ordered[-1]:,}"

@@ -1,6 +1,6 @@
-"""What a run is about to do, in words and numbers that a person reads before it; no model is loaded.
+"""The plan of a run in words and numbers; loads no model.
 
-Every formula is the line of the docstring of the function that computes it, so that it is written once.
+Every formula is taken from the docstring of the function that computes it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from mmgrpo.config.registry import is_scheduled, names, policy_class, settings_t
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.auxiliary_losses import auxiliary_rows
-from mmgrpo.explain.costs import cases_of, cost_rows, drawn_in_all, num_steps_of, planner_rows
+from mmgrpo.explain.costs import cost_rows, num_steps_of, planner_rows, simulated_cases, total_samples
 from mmgrpo.explain.formulas import formula_of, with_defaults
 from mmgrpo.explain.formulas import numbers_text as _numbers
 from mmgrpo.explain.formulas import summary as _summary
 from mmgrpo.explain.idle import idle_mechanisms
-from mmgrpo.explain.lines import WIDTH, told
+from mmgrpo.explain.lines import WIDTH, labeled_lines
 from mmgrpo.explain.method_settings import method_rows, recipe_rows, reward_rows
 from mmgrpo.explain.run_course import course_rows, moving_reference_rows, prompt_rows, task_rows
 from mmgrpo.explain.simulated_rounds import SimulatedRounds
@@ -57,34 +57,34 @@ TRUNCATED = {
 
 
 def explanation(config: RunConfig, width: int = WIDTH) -> str:
-    """The resolved formula with its numbers, the geometry of the batch, the passes that run and what a sample costs.
+    """The resolved formula with its numbers, the geometry of the batch, the passes and the cost of a sample.
 
     Args:
-        config: the run.
-        width: of a line, in characters.
+        config: the configuration of the run.
+        width: maximum line length, in characters.
 
     Returns:
         Lines of labels and texts.
 
     Raises:
-        ConfigError: if objective, advantages, planner, window or the policy's settings cannot be used as written.
+        ConfigError: the objective, advantages, planner, window or settings of the policy are not valid.
     """
     algorithm = Algorithm.of(config)
     require_advantages(algorithm)
     require_needs(config)
-    settings, cases = _schedule_settings(config), cases_of(algorithm)
+    settings, cases = _schedule_settings(config), simulated_cases(algorithm)
     parts = [
-        _what(algorithm),
-        _policy(config, settings),
-        _formula(config),
-        [*_geometry(config, cases), *course_rows(algorithm)],
-        _passes(algorithm, settings),
+        _run_rows(algorithm),
+        _policy_rows(config, settings),
+        _formula_rows(config),
+        [*_geometry_rows(config, cases), *course_rows(algorithm)],
+        _pass_rows(algorithm, settings),
         cost_rows(algorithm, settings, cases),
     ]
-    return "\n\n".join(told(rows, width) for rows in parts) + "\n"
+    return "\n\n".join(labeled_lines(rows, width) for rows in parts) + "\n"
 
 
-def _what(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
+def _run_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
     config = algorithm.config
     yield "run", f"{config.name}, seed {config.seed}"
     if config.note:
@@ -99,12 +99,12 @@ def _what(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
         yield "" if number else "warning", sentence
 
 
-def _policy(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+def _policy_rows(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     if config.policy is None:
-        yield "policy", "a live object; its settings are its own"
+        yield "policy", "a live object with its own settings"
     else:
         yield "policy", _policy_line(config.policy, settings)
-        yield from _described(config.policy)
+        yield from _settings_rows(config.policy)
     if settings is not None and "sampler" in settings:
         yield "sampler", _sampler_line(settings)
         yield "density", f"{settings['density']}: {_summary(DENSITIES[settings['density']])}"
@@ -132,8 +132,8 @@ def _policy(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[t
 
 
 def _policy_line(policy: Named, settings: Mapping[str, Any] | None) -> str:
-    known = settings or policy.numbers
-    line = f"{policy.name} {known.get('model') or ''}".rstrip()
+    values = settings or policy.numbers
+    line = f"{policy.name} {values.get('model') or ''}".rstrip()
     if settings is None or "lora" not in settings:
         return line
     lora = settings["lora"]
@@ -154,7 +154,7 @@ def _sampler_line(settings: Mapping[str, Any]) -> str:
     return line if strength > 0 else f"{line}; at strength 0 no step is random, and nothing is trained on"
 
 
-def _formula(config: RunConfig) -> Iterator[tuple[str, str]]:
+def _formula_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     objective = config.objective
     yield "loss", formula_of(objectives.__doc__ or "")
     yield "reward", _reward_line(config)
@@ -163,21 +163,21 @@ def _formula(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield from (("", f"{reward.known_as} {term}") for term in _terms(reward))
     yield "advantage A", _advantage_line(config.advantage)
     yield "log-ratio", _ratio_line(objective)
-    yield from _given("decisions", config.advantage.estimators, ESTIMATORS)
-    yield from _given("samples", config.advantage.filters, FILTERS)
+    yield from _function_rows("decisions", config.advantage.estimators, ESTIMATORS)
+    yield from _function_rows("samples", config.advantage.filters, FILTERS)
     surrogate, aggregate = objective.surrogate, objective.aggregate
-    yield from _given("surrogate l", () if surrogate is None else (surrogate,), SURROGATES)
+    yield from _function_rows("surrogate l", () if surrogate is None else (surrogate,), SURROGATES)
     yield from _foreign_row(objective.foreign)
-    yield from _given("weight v", (aggregate,), AGGREGATES)
+    yield from _function_rows("weight v", (aggregate,), AGGREGATES)
     if objective.step_weight is None:
         yield "weight w", "v: no step weight"
     else:
         weight = objective.step_weight
         line = _summary(named_in("objective.step_weight", STEP_WEIGHTS, weight.name))
         yield "weight w", f"v times {weight.name}{_numbers(weight.numbers)}: {line}"
-    yield from _given("selection", objective.selections, SELECTIONS)
-    yield from _given("modulation", objective.modulations, MODULATIONS)
-    for (label, line), term in zip(_given("term", objective.terms, TERMS), objective.terms, strict=True):
+    yield from _function_rows("selection", objective.selections, SELECTIONS)
+    yield from _function_rows("modulation", objective.modulations, MODULATIONS)
+    for (label, line), term in zip(_function_rows("term", objective.terms, TERMS), objective.terms, strict=True):
         line = line if term.weight == 1 else f"{term.weight:g} times {line}"
         yield label, line if term.origins is None else f"{line}; of rows that are {' or '.join(term.origins)} alone"
     if objective.truncated != "keep":
@@ -187,10 +187,10 @@ def _formula(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "entropy H", f"entropy_bonus = {objective.entropy_bonus:g}"
 
 
-def _given(
+def _function_rows(
     label: str, chosen: Sequence[Named], functions: Mapping[str, Callable[..., Any]]
 ) -> Iterator[tuple[str, str]]:
-    """A line for each of several named functions: its formula and its numbers."""
+    """A row per named function: its formula and its numbers."""
     for named in chosen:
         yield label, f"{named.name}: {formula_of(named_in(label, functions, named.name))}{_numbers(named.numbers)}"
 
@@ -211,7 +211,7 @@ def _reward_line(config: RunConfig) -> str:
 
 
 def _terms(reward: RewardConfig) -> Iterator[str]:
-    """How a reward counts, where there is more to it than its weight."""
+    """Further properties of a reward: clipping, gate, schedule and time limit."""
     counts = [] if reward.clip is None else [f"clipped to [{reward.clip[0]:g}, {reward.clip[1]:g}]"]
     if reward.gate is not None:
         otherwise = {"zero": "else 0", "skip": "else does not apply"}[reward.gate.otherwise]
@@ -256,53 +256,55 @@ def _kl_line(objective: ObjectiveConfig) -> str:
 
 
 def _foreign_row(foreign: ForeignConfig | None) -> Iterator[tuple[str, str]]:
-    """The surrogate of rows that are read, where it is one of its own."""
+    """The surrogate of off-policy rows, if they have a separate one."""
     if foreign is not None:
-        ((label, line),) = _given("read rows l", (foreign.surrogate,), SURROGATES)
+        ((label, line),) = _function_rows("read rows l", (foreign.surrogate,), SURROGATES)
         yield label, f"{line}; r of the {foreign.ratio_level}, times {foreign.weight:g}"
 
 
 def _divergence_line(name: str) -> str:
-    known = {**GAUSSIAN_DIVERGENCES, **LOGPROB_DIVERGENCES}
-    return f"{name}: {_summary(known[name])}" if name in known else name
+    divergences = {**GAUSSIAN_DIVERGENCES, **LOGPROB_DIVERGENCES}
+    return f"{name}: {_summary(divergences[name])}" if name in divergences else name
 
 
-def _geometry(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Iterator[tuple[str, str]]:
+def _geometry_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Iterator[tuple[str, str]]:
     P, G, update = config.rollout.prompts_per_step, config.rollout.group_size, config.update
     num_updates = update.epochs * update.minibatches
     sizes = sorted({P // update.minibatches * G, -(-P // update.minibatches) * G})
-    of = "" if cases else f", of {' or '.join(f'{size:,}' for size in sizes)} samples"
+    sizes_text = "" if cases else f", of {' or '.join(f'{size:,}' for size in sizes)} samples"
     yield "rollout", f"{P} prompts x {G} members = {P * G:,} samples a step"
     yield from planner_rows(config, cases)
     yield (
         "updates",
-        f"{_many(update.epochs, 'epoch')} x {_many(update.minibatches, 'minibatch', 'es')} = "
-        f"{_many(num_updates, 'update')} a rollout{of}",
+        f"{_plural(update.epochs, 'epoch')} x {_plural(update.minibatches, 'minibatch', 'es')} = "
+        f"{_plural(num_updates, 'update')} a rollout{sizes_text}",
     )
     steps = config.steps
-    in_all = (_many(steps, "step"), f"{drawn_in_all(config, cases)} samples", _many(steps * num_updates, "update"))
-    yield "in all", ", ".join(in_all)
+    totals = (_plural(steps, "step"), f"{total_samples(config, cases)} samples", _plural(steps * num_updates, "update"))
+    yield "in all", ", ".join(totals)
     limit = "not clipped" if update.max_grad_norm is None else f"clipped at {update.max_grad_norm:g}"
     yield "optimizer", f"AdamW, lr = {update.lr:g}, {update.schedule} schedule, gradient norm {limit}"
     if update.ema:
-        due = _many(update.ema.every, "update") + (f", {update.ema.times} times" if update.ema.times > 1 else "")
+        due = _plural(update.ema.every, "update") + (f", {update.ema.times} times" if update.ema.times > 1 else "")
         yield "average", f"decay = min((1 + n) / (10 + n), {update.ema.decay:g}), every {due}; evaluations use it"
     if config.warmup:
-        updates = _many(config.warmup.steps, "supervised update")
-        yield "warm-up", f"{updates} of {_many(config.warmup.batch_size, 'example')} before the first step"
+        updates = _plural(config.warmup.steps, "supervised update")
+        yield "warm-up", f"{updates} of {_plural(config.warmup.batch_size, 'example')} before the first step"
     yield from auxiliary_rows(config)
     if config.critic:
-        alone, until = config.critic.warmup_steps, config.critic.freeze_after
-        when = [f"alone for {_many(alone, 'step')}"] * bool(alone) + [f"still after {until}"] * bool(until)
+        warmup_steps, freeze_after = config.critic.warmup_steps, config.critic.freeze_after
+        when = [f"alone for {_plural(warmup_steps, 'step')}"] * bool(warmup_steps) + [
+            f"still after {freeze_after}"
+        ] * bool(freeze_after)
         under = "another copy of the policy" if config.critic.policy is None else f"policy {config.critic.policy.name}"
         yield (
             "critic",
             f"a value of states over {under}, lr = {config.critic.lr:g}; a pass after the rollout, one in each update"
-            + "".join(f"; {one}" for one in when),
+            + "".join(f"; {text}" for text in when),
         )
 
 
-def _passes(algorithm: Algorithm, settings: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+def _pass_rows(algorithm: Algorithm, settings: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     config = algorithm.config
     yield "old policy", "no pass: the log-probabilities stored at the rollout serve every update"
     yield "values", _values_line(algorithm)
@@ -321,13 +323,13 @@ def _passes(algorithm: Algorithm, settings: Mapping[str, Any] | None) -> Iterato
 def _reference_line(algorithm: Algorithm) -> str:
     config = algorithm.config
     if config.objective.kl_beta > 0:
-        return "a pass beside each of the policy's: kl_beta > 0"
+        return "a pass with each pass of the policy: kl_beta > 0"
     if reading := [
         term.name for term in algorithm.objective.terms if any(value.view == REFERENCE for value in term.values)
     ]:
-        return f"a pass beside each of the policy's, for {', '.join(reading)}"
+        return f"a pass with each pass of the policy, for {', '.join(reading)}"
     if config.advantage.kl_beta > 0:
-        return "a pass after the rollout, beside one of the policy's: advantage.kl_beta > 0"
+        return "a pass after the rollout with one of the policy: advantage.kl_beta > 0"
     return "no pass: kl_beta is 0"
 
 
@@ -336,7 +338,7 @@ def _values_line(algorithm: Algorithm) -> str:
     num_updates = config.update.epochs * config.update.minibatches
     if not objective.needs_values:
         return "no pass: each decision is differentiated by itself"
-    reason = _why_values_first(objective)
+    reason = _values_reason(objective)
     if not objective.rollout_knows_values:
         return f"a pass before every update: {reason}, and the rollout does not know its KL or entropy"
     if num_updates == 1:
@@ -344,7 +346,7 @@ def _values_line(algorithm: Algorithm) -> str:
     return f"a pass before every update of a rollout but the first, which takes the rollout's own: {reason}"
 
 
-def _why_values_first(objective: Objective) -> str:
+def _values_reason(objective: Objective) -> str:
     if objective.separable:
         looking = [name for name in ("selections", "modulations") if getattr(objective, name)]
         return f"{' and '.join(looking)} look at values first"
@@ -360,34 +362,34 @@ def _evaluation_line(config: RunConfig, settings: Mapping[str, Any] | None) -> s
     evaluation = config.evaluation
     if evaluation is None:
         return "none"
-    judges = ", ".join(judge.label or judge.name for judge in evaluation.rewards or config.rewards)
+    rewards = ", ".join(judge.label or judge.name for judge in evaluation.rewards or config.rewards)
     num_steps = num_steps_of(settings, "call", "evaluation_call")
-    forwards = "" if num_steps is None else f" of {_many(num_steps, 'forward')} each"
+    forwards = "" if num_steps is None else f" of {_plural(num_steps, 'forward')} each"
     return (
-        f"before the first step, every {_many(evaluation.every, 'step')} and after the last: "
-        f"{_many(evaluation.samples_per_prompt, 'sample')} a prompt{forwards}, "
+        f"before the first step, every {_plural(evaluation.every, 'step')} and after the last: "
+        f"{_plural(evaluation.samples_per_prompt, 'sample')} a prompt{forwards}, "
         f"{'at random' if evaluation.sampled else 'without noise'}, "
-        f"judged by {judges or 'the training rewards'}"
+        f"judged by {rewards or 'the training rewards'}"
     )
 
 
-def _described(policy: Named) -> Iterator[tuple[str, str]]:
-    """What the adapter's settings say of themselves, if they do: ``described()`` gives labels and texts."""
+def _settings_rows(policy: Named) -> Iterator[tuple[str, str]]:
+    """The rows of the adapter's settings, if they have a method ``described()`` that returns labels and texts."""
     settings = _settings(policy)
     if callable(getattr(settings, "described", None)):
         yield from settings.described()
 
 
 def _schedule_settings(config: RunConfig) -> Mapping[str, Any] | None:
-    """The settings, defaults included, of a policy whose samples take a known number of decisions; else None."""
+    """The settings with defaults of a policy with a fixed number of decisions per sample; None for others."""
     if config.policy is None or not is_scheduled(config.policy.name):
         return None
     return _settings(config.policy).model_dump()
 
 
 def _settings(policy: Named) -> Any:
-    """The settings of a policy, defaults included; None for an adapter that declares no type of them."""
-    if policy.name not in names("settings"):  # one of the user's own, which is imported to be asked
+    """The settings of a policy with defaults; None for an adapter without a settings type."""
+    if policy.name not in names("settings"):  # a custom adapter must be imported
         policy_class(policy.name)
     kind = settings_type(policy.name)
     if kind is None:
@@ -398,5 +400,5 @@ def _settings(policy: Named) -> Any:
         raise ConfigError(f"policy ({policy.name}): {explain_validation(error, kind)}") from None
 
 
-def _many(number: int, noun: str, plural: str = "s") -> str:
+def _plural(number: int, noun: str, plural: str = "s") -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{plural}"

@@ -1,4 +1,4 @@
-"""Formulas as people read them: the lines of the docstrings of the functions that compute them."""
+"""Formulas from the docstrings of the functions that compute them."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def formula_of(function: Callable[..., Any] | str) -> str:
     """
     text = function if isinstance(function, str) else inspect.getdoc(function) or function.__name__
     lines = [line.strip() for line in text.splitlines()]
-    found = next((line for line in lines if FORMULA.match(line)), None)
-    if found is None:
+    formula = next((line for line in lines if FORMULA.match(line)), None)
+    if formula is None:
         body = [paragraph for paragraph in text.split("\n\n")[1:] if not paragraph.startswith("Shapes:")]
-        found = " ".join(body[0].split()) if body else lines[0]
-    return re.sub(r"\s+", " ", found.split(". ")[0]).rstrip(".")
+        formula = " ".join(body[0].split()) if body else lines[0]
+    return re.sub(r"\s+", " ", formula.split(". ")[0]).rstrip(".")
 
 
 def with_defaults(function: Callable[..., Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers a function will use: those given, and the defaults of its other keyword-only parameters."""
+    """The numbers that a function uses: ``numbers``, and the defaults of its other keyword-only parameters."""
     keyword_only = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     return {p.name: numbers.get(p.name, p.default) for p in keyword_only}
 
 
 def numbers_text(numbers: Mapping[str, Any]) -> str:
-    """Numbers as they stand behind a formula."""
+    """Numbers as text to append to a formula."""
     return "".join(
         f", {name} = {value:g}" if isinstance(value, float) else f", {name} = {value}"
         for name, value in numbers.items()
@@ -43,6 +43,6 @@ def numbers_text(numbers: Mapping[str, Any]) -> str:
 
 
 def summary(function: Any) -> str:
-    """The first line of the docstring, without its afterthought."""
+    """The first line of a docstring, up to the first semicolon."""
     line = (inspect.getdoc(function) or function.__name__).splitlines()[0]
     return line.split("; ")[0].rstrip(".").replace("``", "")

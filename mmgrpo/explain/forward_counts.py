@@ -1,6 +1,6 @@
-"""What a sample of a denoising policy costs, in forwards of the model, told from the configuration alone.
+"""The cost of a sample of a denoising policy, in forwards of the model, computed from the configuration.
 
-N = denoising steps of a sample, ``num_inference_steps``; not known where the pipeline's default is left in place.
+N = denoising steps of a sample, ``num_inference_steps``; unknown if the default of the pipeline is used.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any, final
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import Named, RunConfig
 from mmgrpo.errors import ConfigError
-from mmgrpo.explain.view_passes import still_views
+from mmgrpo.explain.view_passes import frozen_views
 from mmgrpo.maths.windows import shortened, subset_size
 from mmgrpo.policy import SupportsWindows
 from mmgrpo.splits import Branching
 from mmgrpo.values import OLD, Value, from_reference
 
-MAX_WINDOWS = 1000  # steps of a run whose windows are looked at
+MAX_WINDOWS = 1000  # steps of a run whose windows are evaluated
 
 
 @dataclass(frozen=True, slots=True)
 class StepForwards:
-    """A number of forwards per sample that may still depend on N: per_step * N + constant.
+    """A number of forwards per sample as a function of N: per_step * N + constant.
 
     Attributes:
         per_step: factor of N.
-        constant: what does not depend on N.
+        constant: constant part.
     """
 
     per_step: float
@@ -38,11 +38,11 @@ class StepForwards:
         return StepForwards(self.per_step + other.per_step, self.constant + other.constant)
 
     def times(self, factor: float) -> StepForwards:
-        """The same for ``factor`` passes."""
+        """The number of forwards of ``factor`` passes."""
         return StepForwards(self.per_step * factor, self.constant * factor + 0.0)
 
     def at(self, num_steps: int) -> float:
-        """The number, once N is known."""
+        """The number of forwards for N = ``num_steps``."""
         return self.per_step * num_steps + self.constant
 
 
@@ -51,12 +51,12 @@ class SampleForwards:
     """Forwards per sample and step of the run, in rows of one sample, without guidance, which doubles each.
 
     Attributes:
-        rollout: to draw the sample; None where it depends on both N and where the windows lie.
-        values: without grad, for the values that a coupled objective is differentiated at, that selections look at,
-            and that estimators, filters and a divergence in the reward read.
-        views: of other weights: the frozen reference, and whatever else is kept under a name.
-        update: with grad, each followed by its backward.
-        view_names: whose the forwards of views are.
+        rollout: to generate the sample; None if it depends on both N and the positions of the windows.
+        values: without grad, for the values that coupled objectives, selections, estimators, filters and a divergence
+            in the reward read.
+        views: of other weights: the frozen reference, and other named weights.
+        update: with grad, each followed by a backward.
+        view_names: names of the views.
     """
 
     rollout: StepForwards | None
@@ -67,66 +67,66 @@ class SampleForwards:
 
 
 def forwards_per_sample(algorithm: Algorithm, num_steps: int | None, num_levels: int | None = None) -> SampleForwards:
-    """Counts what a sample costs at a step of the run, on average over the run's windows.
+    """The forwards of a sample at a step of the run, on average over the run's windows.
 
-    rollout = N, less (f + 1) (1 - 1 / G) where the group shares its noise: the steps up to the first stochastic one,
-    f, run once for its G members. A pass over the sample costs one forward per trained step; with shared noise the
-    first of them costs 1 / G. In a tree a step costs 1 / w, w the leaves of a branch before it. Where samples are read
-    (``rollout.decisions: read``), rollout = N + K for K levels of noise, and a pass costs K. With
-    ``policy.fast_remainder`` the steps of the rollout are as few as it makes them.
+    rollout = N, less (f + 1) (1 - 1 / G) if the group shares its noise: the steps up to the first stochastic one, f,
+    run once for its G members. A pass over the sample costs one forward per trained step; with shared noise the first
+    of them costs 1 / G. In a tree a step costs 1 / w, w the leaves of a branch before it. With
+    ``rollout.decisions: read``, rollout = N + K for K levels of noise, and a pass costs K. ``policy.fast_remainder``
+    reduces the steps of the rollout.
 
     Args:
-        algorithm: of the run.
-        num_steps: N, if it is known.
-        num_levels: K, where samples are read.
+        algorithm: the algorithm of the run.
+        num_steps: N, or None if it is unknown.
+        num_levels: K, for ``rollout.decisions: read``.
 
     Returns:
-        The counts, over all updates that a rollout is used for.
+        The counts over all updates of a rollout.
 
     Raises:
-        ConfigError: the window or the tree does not fit the schedule, a tree is counted without N, samples that are
-            read without K, or the objective is not one.
+        ConfigError: the window or the tree does not fit the schedule, N or K is needed and unknown, or the objective
+            is not valid.
     """
     config, objective = algorithm.config, algorithm.objective
     update, rollout = config.update, config.rollout
     if rollout.decisions == "read":
         if num_levels is None:
-            raise ConfigError("samples that are read are counted for a known number of levels: policy.reading")
-        drawing, one_pass = StepForwards(1, num_levels), StepForwards(0, num_levels)
+            raise ConfigError("rollout.decisions: read needs the number of noise levels: set policy.reading")
+        sampling, one_pass = StepForwards(1, num_levels), StepForwards(0, num_levels)
     elif rollout.tree is not None:
-        drawing, one_pass = _tree(algorithm, num_steps)
+        sampling, one_pass = _tree(algorithm, num_steps)
     else:
         saved = 1 - 1 / rollout.group_size if rollout.same_initial_noise else 0.0
         one_pass = _trained_steps(rollout.window, num_steps) + StepForwards(0, -saved)
         first, spared = _mean_first(algorithm, num_steps), _mean_spared(algorithm, num_steps)
         shared = 0.0 if not saved else None if first is None else (first + 1) * saved
-        drawing = None if shared is None or spared is None else StepForwards(1, -shared - spared)
+        sampling = None if shared is None or spared is None else StepForwards(1, -shared - spared)
     passes = float(update.epochs)
     values = 0.0
     if objective.needs_values:
         first_minibatch = ceil(rollout.prompts_per_step / update.minibatches) / rollout.prompts_per_step
         values = passes - first_minibatch if objective.rollout_knows_values else passes
-    still = objective.views & still_views(config)
-    in_loss = sorted(objective.views - {OLD} - still)
-    beside = passes + (0.0 if objective.separable else values)
-    of_credit = [sorted({value.view for value in part if value.view} - {OLD}) for part in _credit_passes(algorithm)]
-    own = sum(any(value.view not in config.views for value in part) for part in _credit_passes(algorithm))
-    in_credit = {name for names in of_credit for name in names}
+    frozen = objective.views & frozen_views(config)
+    in_loss = sorted(objective.views - {OLD} - frozen)
+    per_view = passes + (0.0 if objective.separable else values)
+    credit_views = [sorted({value.view for value in part if value.view} - {OLD}) for part in _credit_passes(algorithm)]
+    num_own_passes = sum(any(value.view not in config.views for value in part) for part in _credit_passes(algorithm))
+    in_credit = {name for names in credit_views for name in names}
     return SampleForwards(
-        rollout=drawing,
-        values=one_pass.times(values + own),
-        views=one_pass.times(beside * len(in_loss) + len(still - in_credit) + sum(map(len, of_credit))),
+        rollout=sampling,
+        values=one_pass.times(values + num_own_passes),
+        views=one_pass.times(per_view * len(in_loss) + len(frozen - in_credit) + sum(map(len, credit_views))),
         update=one_pass.times(passes),
-        view_names=tuple(sorted({*in_loss, *still, *in_credit})),
+        view_names=tuple(sorted({*in_loss, *frozen, *in_credit})),
     )
 
 
 def _credit_passes(algorithm: Algorithm) -> list[frozenset[Value]]:
-    """What is measured of the decisions at the weights that sampled, a pass each: for the rewards, and for credit."""
+    """The values that rewards and credit read under the behavior policy; each set takes a pass."""
     credit = algorithm.config.advantage
-    in_reward = {from_reference(credit.divergence)} if credit.divergence is not None else set()
-    in_chain = algorithm.advantages.values - in_reward
-    return [frozenset(part) for part in (in_reward, in_chain) if part]
+    reward_values = {from_reference(credit.divergence)} if credit.divergence is not None else set()
+    in_chain = algorithm.advantages.values - reward_values
+    return [frozenset(part) for part in (reward_values, in_chain) if part]
 
 
 def _num_windows(config: RunConfig) -> int:
@@ -135,7 +135,7 @@ def _num_windows(config: RunConfig) -> int:
 
 @final
 class _Schedule(SupportsWindows):
-    """So many steps that can be stochastic; all that a window asks of a policy."""
+    """A policy with a number of stochastic steps, which is all that windows need."""
 
     def __init__(self, num_decisions: int) -> None:
         self._num_decisions = num_decisions
@@ -146,9 +146,9 @@ class _Schedule(SupportsWindows):
 
 
 def _tree(algorithm: Algorithm, num_steps: int | None) -> tuple[StepForwards, StepForwards]:
-    """What a tree takes to draw, and a pass over its trained steps, on average over the run's windows."""
+    """Forwards to generate a tree, and of a pass over its trained steps, on average over the run's windows."""
     if num_steps is None:
-        raise ConfigError("the states of a tree are counted for a known number of steps: set num_inference_steps")
+        raise ConfigError("the cost of a tree needs the number of steps: set policy.call.num_inference_steps")
     schedule = _Schedule(num_steps - 1)
     branching = Branching.of(algorithm.splits(schedule))
     cost_T = [1 / branching.width(step - 1) for step in range(num_steps)]
@@ -172,7 +172,7 @@ def _trained_steps(window: Named | None, num_steps: int | None) -> StepForwards:
 
 
 def _mean_first(algorithm: Algorithm, num_steps: int | None) -> float | None:
-    """Mean over the run of the windows' first steps; None if they depend on an N that is not known.
+    """Mean over the run of the windows' first steps; None if they depend on an unknown N.
 
     Raises ConfigError if a window does not fit the schedule.
     """
@@ -191,7 +191,7 @@ def _mean_first(algorithm: Algorithm, num_steps: int | None) -> float | None:
 
 
 def _mean_spared(algorithm: Algorithm, num_steps: int | None) -> float | None:
-    """Mean over the run of the steps that ``policy.fast_remainder`` spares; None if they depend on an unknown N."""
+    """Mean over the run of the steps that ``policy.fast_remainder`` saves; None if they depend on an unknown N."""
     config = algorithm.config
     fast_remainder = config.policy.numbers.get("fast_remainder") if config.policy else None
     if fast_remainder is None:

@@ -9,8 +9,8 @@ WIDTH = 118
 LABEL = 14
 
 
-def told(rows: Iterable[tuple[str, str]], width: int = WIDTH) -> str:
-    """Labels and texts as lines of so many characters."""
+def labeled_lines(rows: Iterable[tuple[str, str]], width: int = WIDTH) -> str:
+    """Labels and texts, wrapped to lines of at most ``width`` characters."""
     return "\n".join(_row(label, text, width) for label, text in rows)
 
 

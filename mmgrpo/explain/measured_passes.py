@@ -1,6 +1,6 @@
-"""Passes that were counted before, on this machine: a file for each model, call and version of the libraries.
+"""A cache of metered passes: a file for each model, call and version of the libraries.
 
-To count the operators of a model of billions of weights takes minutes on a busy CPU, and gives the same each time.
+Counting the operators of a model with billions of parameters takes minutes on a busy CPU, and is deterministic.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ COUNTS = ("update", "forward", "rollout")
 
 
 def cache_file(outline: Outline, call: str) -> Path:
-    """The file of an outline's passes: its name is a hash of all that they depend on.
+    """The cache file of an outline's passes; its name is a hash of everything that they depend on.
 
     Args:
-        outline: its modules count by their classes, and their tensors by name, shape and dtype.
-        call: the settings that the model is called with.
+        outline: hashed by the classes of its modules and the names, shapes and dtypes of their tensors.
+        call: settings of the model call.
 
     Returns:
         A path in ``$XDG_STATE_HOME/mmgrpo/passes``, by default in ``~/.local/state``.
@@ -44,31 +44,31 @@ def cache_file(outline: Outline, call: str) -> Path:
 
 
 def read_passes(file: Path) -> Passes | None:
-    """The passes of a cache file; None where there is none, or it cannot be read."""
+    """The passes of a cache file; None if it is missing or cannot be read."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-        counts = {name: _ran(values[name]) for name in COUNTS if values[name] is not None}
+        counts = {name: _parse_pass(values[name]) for name in COUNTS if values[name] is not None}
         return Passes(**{"forward": None, **counts}, rollout_calls=int(values["rollout_calls"]))
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
 def write_passes(file: Path, passes: Passes) -> None:
-    """Writes a cache file; where that is not possible the passes are counted again the next time."""
+    """Writes a cache file; if that fails, the passes are counted again the next time."""
     values: dict[str, Any] = {name: _plain(getattr(passes, name)) for name in COUNTS}
     with suppress(OSError, OutputError):
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_text(file, json.dumps({**values, "rollout_calls": passes.rollout_calls}))
 
 
-def _plain(ran: MeteredPass | None) -> dict[str, Any] | None:
-    if ran is None:
+def _plain(metered: MeteredPass | None) -> dict[str, Any] | None:
+    if metered is None:
         return None
-    work = [[operator.flops, operator.num_bytes, count] for operator, count in ran.work.items()]
-    return {"num_bytes": ran.num_bytes, "work": work}
+    work = [[operator.flops, operator.num_bytes, count] for operator, count in metered.work.items()]
+    return {"num_bytes": metered.num_bytes, "work": work}
 
 
-def _ran(values: dict[str, Any]) -> MeteredPass:
+def _parse_pass(values: dict[str, Any]) -> MeteredPass:
     work = Counter({Operator(flops=flops, num_bytes=size): count for flops, size, count in values["work"]})
     return MeteredPass(num_bytes=int(values["num_bytes"]), work=work)
 

@@ -1,6 +1,6 @@
-"""Bytes that are alive while something runs, counted tensor by tensor; of shapes without values as of real ones.
+"""Measures live bytes during a call, tensor by tensor; works on fake tensors and on real ones.
 
-What a kernel needs within itself, and what an allocator keeps beside it, is not seen.
+Workspace inside kernels and allocator overhead are not counted.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from mmgrpo.outline import Outline
 
 
 class MemoryMeter(TorchDispatchMode):
-    """Within it every new storage counts, until nobody holds it any more.
+    """A context that counts every new storage until it is freed.
 
     Attributes:
-        live: bytes that were made within it and are still held.
-        peak: the most there were at a time.
+        live: bytes that were allocated within the context and are alive.
+        peak: the maximum of ``live``.
     """
 
-    def __init__(self, known: Iterable[Tensor] = ()) -> None:
-        """Nothing is counted yet.
+    def __init__(self, existing: Iterable[Tensor] = ()) -> None:
+        """Starts with zero bytes.
 
         Args:
-            known: tensors that are there already; what is written into them is not new.
+            existing: tensors whose storages are not counted.
         """
         super().__init__()
         self.live = self.peak = 0
         self._known: dict[int, Any] = {}
-        for tensor in known:
+        for tensor in existing:
             self._know(tensor, counts=False)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operator and counts what it made."""
-        made = func(*args, **(kwargs or {}))
-        for one in tree_iter(made):
-            if isinstance(one, Tensor):
-                self._know(one, counts=True)
-        return made
+        """Runs an operator and counts its outputs."""
+        output = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(output):
+            if isinstance(tensor, Tensor):
+                self._know(tensor, counts=True)
+        return output
 
     def _know(self, tensor: Tensor, *, counts: bool) -> None:
         storage = tensor.untyped_storage()
@@ -67,11 +67,11 @@ class MemoryMeter(TorchDispatchMode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeteredPass:
-    """What a call takes.
+    """The memory and the operators of a call.
 
     Attributes:
-        num_bytes: the most that was alive beside what was there before.
-        work: its operators.
+        num_bytes: peak of newly allocated bytes.
+        work: the operators.
     """
 
     num_bytes: int
@@ -80,13 +80,13 @@ class MeteredPass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """What the passes of a policy take, each of one batch on one process.
+    """The memory and the operators of a policy's passes, each for one batch on one process.
 
     Attributes:
-        update: a slice of an update, forward and backward, gradients there already.
-        forward: the same slice without grad; None where nothing runs it.
-        rollout: a batch of a rollout: of a denoiser, one step; peak of its calls, sum of their work.
-        rollout_calls: calls of the model in it.
+        update: forward and backward of a slice of an update, with gradients allocated before.
+        forward: the same slice without grad; None if no pass without grad runs.
+        rollout: a batch of a rollout (of a denoiser, one step); peak over its calls, sum of their work.
+        rollout_calls: number of model calls in it.
     """
 
     update: MeteredPass
@@ -96,23 +96,23 @@ class Passes:
 
 
 def passes_of(outline: Outline, *, without_grad: bool = True, say: Callable[[str], None] = lambda _: None) -> Passes:
-    """Runs the outline's passes on shapes alone, on the CPU's kernels; nothing is computed, and no memory is taken.
+    """Runs the outline's passes on fake tensors, which computes nothing and allocates no memory.
 
-    A gradient counts where it is, not here. The modules hold shapes without values from now on.
+    Gradients are not counted. The parameters of the modules are replaced by fake tensors.
 
     Args:
-        outline: of the policy.
+        outline: outline of the policy.
         without_grad: whether a slice of an update is also run without grad.
-        say: is given a line before each pass, as a large model takes a while.
+        say: prints a line before each pass.
 
     Returns:
-        What the passes take; ``forward`` is None without ``without_grad``.
+        The passes; ``forward`` is None without ``without_grad``.
     """
     mode, twins = FakeTensorMode(), {}
     with mode:
         for module in outline.modules.values():
-            _without_values(module, twins)
-    parameters = [one for one in twins.values() if isinstance(one, nn.Parameter) and one.requires_grad]
+            _replace_by_shapes(module, twins)
+    parameters = [twin for twin in twins.values() if isinstance(twin, nn.Parameter) and twin.requires_grad]
     num_passes = 1 + len(outline.rollout) + without_grad
     passes = iter(range(1, num_passes + 1))
 
@@ -122,61 +122,61 @@ def passes_of(outline: Outline, *, without_grad: bool = True, say: Callable[[str
     with mode:
         for parameter in parameters:
             parameter.grad = torch.empty_like(parameter)
-        known = [*twins.values(), *(one.grad for one in parameters if one.grad is not None)]
-        drawn: list[MeteredPass] = []
+        existing = [*twins.values(), *(p.grad for p in parameters if p.grad is not None)]
+        rollout_passes: list[MeteredPass] = []
         with torch.no_grad():
-            for one in outline.rollout:
+            for rollout_call in outline.rollout:
                 begin(f"a rollout of {outline.rollout_rows} row(s)")
-                drawn.append(ran(one.call, known, prepare=one.prepare))
+                rollout_passes.append(meter_pass(rollout_call.call, existing, prepare=rollout_call.prepare))
             if without_grad:
                 begin(f"a forward of {outline.update_rows} row(s)")
-            forward = ran(lambda _: outline.update(), known) if without_grad else None
+            forward = meter_pass(lambda _: outline.update(), existing) if without_grad else None
         begin(f"an update of {outline.update_rows} row(s)")
-        update = ran(lambda _: outline.update().backward(), known)
+        update = meter_pass(lambda _: outline.update().backward(), existing)
     work: Work = Counter()
-    for one, found in zip(outline.rollout, drawn, strict=True):
-        work.update({operator: one.times * num for operator, num in found.work.items()})
+    for rollout_call, metered in zip(outline.rollout, rollout_passes, strict=True):
+        work.update({operator: rollout_call.times * num for operator, num in metered.work.items()})
     return Passes(
         update=update,
         forward=forward,
-        rollout=MeteredPass(num_bytes=max(one.num_bytes for one in drawn), work=work),
-        rollout_calls=sum(one.times for one in outline.rollout),
+        rollout=MeteredPass(num_bytes=max(metered.num_bytes for metered in rollout_passes), work=work),
+        rollout_calls=sum(rollout_call.times for rollout_call in outline.rollout),
     )
 
 
-def ran(
-    call: Callable[[Any], object], known: Iterable[Tensor], *, prepare: Callable[[], Any] = lambda: None
+def meter_pass(
+    call: Callable[[Any], object], existing: Iterable[Tensor], *, prepare: Callable[[], Any] = lambda: None
 ) -> MeteredPass:
-    """Makes a call and counts what it takes.
+    """Meters a call.
 
     Args:
-        call: makes it, of what is prepared.
-        known: tensors that are there already.
-        prepare: makes what the call takes; of it the bytes count, not the operators.
+        call: a function of the prepared value.
+        existing: tensors that exist before the call.
+        prepare: makes the argument of the call; its bytes count, its operators do not.
 
     Returns:
-        Its peak and its operators.
+        The peak of memory and the operators.
     """
-    with MemoryMeter(known) as meter:
+    with MemoryMeter(existing) as meter:
         prepared = prepare()
         work = work_of(lambda: call(prepared))
     return MeteredPass(num_bytes=meter.peak, work=work)
 
 
-def _without_values(module: nn.Module, twins: dict[int, Tensor]) -> None:
-    """Replaces what a module holds by shapes, in place; what is one tensor stays one."""
+def _replace_by_shapes(module: nn.Module, twins: dict[int, Tensor]) -> None:
+    """Replaces the parameters and buffers of a module by fake tensors, in place; shared tensors stay shared."""
     for part in module.modules():
-        held: tuple[dict[str, Any], dict[str, Any]] = (part._parameters, part._buffers)
-        for own in held:
-            for name, tensor in own.items():
+        tensor_dicts: tuple[dict[str, Any], dict[str, Any]] = (part._parameters, part._buffers)
+        for tensors in tensor_dicts:
+            for name, tensor in tensors.items():
                 if tensor is not None:
-                    own[name] = _twin(tensor, twins)
+                    tensors[name] = _twin(tensor, twins)
 
 
 def _twin(tensor: Tensor, twins: dict[int, Tensor]) -> Tensor:
     if id(tensor) in twins:
         return twins[id(tensor)]
     new = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-    found = nn.Parameter(new, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
-    twins[id(tensor)] = twins[id(found)] = found
-    return found
+    twin = nn.Parameter(new, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
+    twins[id(tensor)] = twins[id(twin)] = twin
+    return twin

@@ -1,4 +1,4 @@
-"""What a method's file sets of a run, and what its published run had otherwise."""
+"""The settings of a run that its method sets, and their differences from the published run."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from mmgrpo.config.loading import load_config
 from mmgrpo.config.sections import at, has
 
 SECTIONS = ("policy", "rollout", "advantage", "objective", "auxiliary", "critic", "update", "schedules", "controllers")
-"""Where a method's mechanism lies; a task and a recipe name sources of other sections too."""
+"""Sections of a method's mechanism; tasks and recipes have sources of other sections too."""
 
 Values = Mapping[str, Any]
 
 PLAIN = "plain"
-"""What a method is compared with."""
+"""Name of the configuration that methods are compared with."""
 
 
 def recipe_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Labels and texts: the paper whose run this is, and how it differs from it; nothing where it is nobody's."""
+    """Rows on the paper that the recipe reproduces, and its deviations; none without a recipe."""
     if config.recipe is not None:
         yield "recipe", _cited(config.recipe)
-        yield from _told(config.recipe)
+        yield from _notes(config.recipe)
 
 
 def method_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Labels and texts: the method, the keys it sets with their values here, what its published run had otherwise; then
-    each method that it lies over, with what is left of it."""
+    """Rows on the method: the keys that it sets, its differences from the published run, and the methods below it."""
     if config.method is None:
         yield "method", "none named"
         return
@@ -38,7 +37,7 @@ def method_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def reward_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Each reward of a run to which a method adds some, on a line: its weight, its settings, and where it is from."""
+    """A row per reward with its weight, settings and source, if the method adds rewards."""
     if not any(reward.from_method for reward in config.rewards):
         return
     for number, reward in enumerate(config.rewards):
@@ -54,28 +53,30 @@ def reward_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
 def _rows(label: str, method: MethodConfig, published: Values, values: Values) -> Iterator[tuple[str, str]]:
     yield label, _cited(method) + ("" if method.applies_to == "both" else f", {POLICIES[method.applies_to]}")
     if method.replaced:
-        had = ", ".join(f"{key} = {_here(value)}" for key, value in method.replaced.items())
-        yield "replaced", f"what lies above has other values of {had}"
-    found = dict(_mechanism(method, published, values))
-    if sets := [f"{key} = {shown_value(value)}" for key, value in found.items()]:
+        values_text = ", ".join(f"{key} = {_value_or_none(value)}" for key, value in method.replaced.items())
+        yield "replaced", f"methods included later override {values_text}"
+    settings = dict(_mechanism(method, published, values))
+    if sets := [f"{key} = {shown_value(value)}" for key, value in settings.items()]:
         yield "it sets", ", ".join(sets)
-    theirs = load_config(PLAIN).model_dump(mode="json")
-    others = {key: at(theirs, key) for key, value in found.items() if at(theirs, key, value) != value}
+    plain = load_config(PLAIN).model_dump(mode="json")
+    others = {key: at(plain, key) for key, value in settings.items() if at(plain, key, value) != value}
     if others:
-        had = (f"{key} {'not set' if value is None else f'= {_here(value)}'}" for key, value in others.items())
-        yield "plain GRPO", f"has {', '.join(had)}"
+        values_text = (
+            f"{key} {'not set' if value is None else f'= {_value_or_none(value)}'}" for key, value in others.items()
+        )
+        yield "plain GRPO", f"has {', '.join(values_text)}"
     if method.needs:
         yield "needs", ", ".join(method.needs)
     if published:
         yield "published", _published_line(method, published, values)
-    yield from _told(method)
+    yield from _notes(method)
 
 
 def _cited(paper: MethodConfig | RecipeConfig) -> str:
     return f"{paper.title} ({paper.paper or 'not published'})"
 
 
-def _told(paper: MethodConfig | RecipeConfig) -> Iterator[tuple[str, str]]:
+def _notes(paper: MethodConfig | RecipeConfig) -> Iterator[tuple[str, str]]:
     yield from (("deviation", deviation) for deviation in paper.deviations)
     yield from (("evidence", evidence) for evidence in paper.evidence)
 
@@ -93,7 +94,7 @@ def shown_value(value: Any) -> str:
 
 
 def _mechanism(method: MethodConfig, published: Values, values: Values) -> Iterator[tuple[str, Any]]:
-    """The keys that the method's sources name and its published scale does not, with the values of this run."""
+    """The keys of the method's sources that are not published scale, with the values of this run."""
     for key in method.sources:
         if key.partition(".")[0] not in SECTIONS or key in method.replaced or not has(values, key):
             continue
@@ -103,13 +104,16 @@ def _mechanism(method: MethodConfig, published: Values, values: Values) -> Itera
 
 
 def _only_numbers_of(published: Any, value: Any) -> bool:
-    """Whether what is published is a number of a function that the method itself names."""
+    """Whether the published value is a number of a function that the method names."""
     return isinstance(value, Mapping) and "name" in value and isinstance(published, Mapping) and "name" not in published
 
 
 def _published_line(method: MethodConfig, published: Values, values: Values) -> str:
     where = f" ({method.published_on})" if method.published_on else ""
-    others = [f"{key} = {shown_value(had)} (here {_here(now)})" for key, had, now in _others(published, values)]
+    others = [
+        f"{key} = {shown_value(published_value)} (here {_value_or_none(now)})"
+        for key, published_value, now in _differences(published, values)
+    ]
     if not others:
         return f"every value of the published run{where} is in force"
     return (
@@ -118,15 +122,15 @@ def _published_line(method: MethodConfig, published: Values, values: Values) -> 
     )
 
 
-def _here(value: Any) -> str:
+def _value_or_none(value: Any) -> str:
     return "none" if value is None else shown_value(value)
 
 
-def _others(published: Mapping[str, Any], values: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Dotted keys of published values that a run has otherwise, with both values."""
-    for key, had in published.items():
-        found = values.get(key) if isinstance(values, Mapping) else None
-        if isinstance(had, Mapping) and isinstance(found, Mapping):
-            yield from _others(had, found, f"{prefix}{key}.")
-        elif had != found:
-            yield f"{prefix}{key}", had, found
+def _differences(published: Mapping[str, Any], values: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(dotted key, published value, value of the run) where they differ."""
+    for key, published_value in published.items():
+        value = values.get(key) if isinstance(values, Mapping) else None
+        if isinstance(published_value, Mapping) and isinstance(value, Mapping):
+            yield from _differences(published_value, value, f"{prefix}{key}.")
+        elif published_value != value:
+            yield f"{prefix}{key}", published_value, value

@@ -1,4 +1,4 @@
-"""What a process holds from the first step to the last, in bytes, told from modules: real ones or outlines."""
+"""The memory that a process holds during a whole run, in bytes, computed from real or fake modules."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from torch import Tensor, nn
 from mmgrpo.layouts import blocks_of
 
 STEP_BYTES = 4
-"""AdamW counts the steps of each parameter by a float32."""
+"""AdamW has a float32 step counter per parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidentMemory:
-    """Bytes that stay on each process.
+    """Resident bytes of each process.
 
     Attributes:
-        trained: weights that are trained, float32: its part of those within blocks where FSDP2 shards them, else all.
-        frozen: weights that are not, text encoders and autoencoder included: in parts likewise.
-        buffers: of all modules, whole.
-        gradients: one number for each of ``trained``, from the first slice of an update to its end.
-        moments: two for each, and a count of steps for each parameter: AdamW.
-        average: one for each where ``update.ema`` is set.
-        copies: of modules that are trained in full, for each name that weights are kept under, the reference among
-            them: all their weights and buffers, in float32. Adapters need none: they are switched off.
+        trained: trained weights, float32: the local shard of those within blocks that FSDP2 shards, else all.
+        frozen: frozen weights, including text encoders and autoencoder; sharded likewise.
+        buffers: buffers of all modules, replicated.
+        gradients: gradients of ``trained``, from the first slice of an update to its end.
+        moments: two moments of AdamW per trained weight, and a step counter per parameter.
+        average: moving average of the trained weights, if ``update.ema`` is set.
+        copies: float32 copies of the weights and buffers of fully trained modules, one per name of saved weights
+            including the reference. Adapters need none: they are switched off.
     """
 
     trained: int
@@ -38,11 +38,11 @@ class ResidentMemory:
 
     @property
     def total(self) -> int:
-        """Of all of them."""
-        return sum(getattr(self, one.name) for one in fields(self))
+        """The sum of all fields."""
+        return sum(getattr(self, field.name) for field in fields(self))
 
 
-def held_by(
+def resident_memory(
     modules: Iterable[nn.Module],
     *,
     copied: Iterable[nn.Module] = (),
@@ -51,78 +51,80 @@ def held_by(
     averages: bool = False,
     num_copies: int = 0,
 ) -> ResidentMemory:
-    """What each process holds; the largest part, where parts are not alike.
+    """The resident memory of a process; that of the largest shard if shards differ.
 
     Args:
-        modules: everything that is loaded, as the policy trains it.
-        copied: what is trained in full and kept in copies.
-        sharded: what FSDP2 has sharded.
-        num_processes: of the run.
-        averages: whether an average is kept.
-        num_copies: names that weights are kept under.
+        modules: all loaded modules, with the trained parameters requiring gradients.
+        copied: fully trained modules of which copies are saved.
+        sharded: modules that FSDP2 shards.
+        num_processes: number of processes.
+        averages: whether there is a moving average.
+        num_copies: number of copies.
 
     Returns:
         Bytes of each kind.
     """
     modules = list(modules)
-    parted = parted_of(sharded) if num_processes > 1 else {}
+    sharded_ids = sharded_parameters_of(sharded) if num_processes > 1 else {}
     parameters = _unique(parameter for module in modules for parameter in module.parameters())
     sizes = trained_sizes(modules, sharded=sharded, num_processes=num_processes)
-    of_trained = sum(sizes)
-    kept = _unique(one for module in copied for one in module.parameters())
-    of_kept = sum(_part(one, parted, num_processes) for one in kept)
-    of_kept += sum(map(_size, _unique(one for module in copied for one in module.buffers())))
+    trained_bytes = sum(sizes)
+    copied_parameters = _unique(parameter for module in copied for parameter in module.parameters())
+    copy_bytes = sum(_local_size(parameter, sharded_ids, num_processes) for parameter in copied_parameters)
+    copy_bytes += sum(map(_size, _unique(buffer for module in copied for buffer in module.buffers())))
     return ResidentMemory(
-        trained=of_trained,
-        frozen=sum(_part(one, parted, num_processes) for one in parameters if not one.requires_grad),
-        buffers=sum(map(_size, _unique(one for module in modules for one in module.buffers()))),
-        gradients=of_trained,
-        moments=2 * of_trained + STEP_BYTES * len(sizes),
-        average=of_trained if averages else 0,
-        copies=num_copies * of_kept,
+        trained=trained_bytes,
+        frozen=sum(_local_size(p, sharded_ids, num_processes) for p in parameters if not p.requires_grad),
+        buffers=sum(map(_size, _unique(buffer for module in modules for buffer in module.buffers()))),
+        gradients=trained_bytes,
+        moments=2 * trained_bytes + STEP_BYTES * len(sizes),
+        average=trained_bytes if averages else 0,
+        copies=num_copies * copy_bytes,
     )
 
 
 def trained_sizes(
     modules: Iterable[nn.Module], *, sharded: Sequence[nn.Module] = (), num_processes: int = 1
 ) -> list[int]:
-    """Bytes that a process holds of each parameter that is trained, as ``held_by`` counts them."""
-    parted = parted_of(sharded) if num_processes > 1 else {}
+    """Local bytes of each trained parameter, as in ``resident_memory``."""
+    sharded_ids = sharded_parameters_of(sharded) if num_processes > 1 else {}
     parameters = _unique(parameter for module in modules for parameter in module.parameters())
-    return [_part(one, parted, num_processes) for one in parameters if one.requires_grad]
+    return [_local_size(p, sharded_ids, num_processes) for p in parameters if p.requires_grad]
 
 
-def parted_of(sharded: Iterable[nn.Module]) -> dict[int, Tensor]:
-    """The parameters that FSDP2 lays in parts, by id: those within blocks, but for an adapter's."""
-    found: dict[int, Tensor] = {}
+def sharded_parameters_of(sharded: Iterable[nn.Module]) -> dict[int, Tensor]:
+    """The parameters that FSDP2 shards, by id: those within blocks, except those of adapters."""
+    sharded_parameters: dict[int, Tensor] = {}
     for module in sharded:
         parameters = list(module.parameters())
-        trained = {id(one) for one in parameters if one.requires_grad}
-        whole = trained if len(trained) != len(parameters) else set()
-        found |= {id(p): p for block in blocks_of(module) for p in block.parameters() if id(p) not in whole}
-    return found
+        trained = {id(p) for p in parameters if p.requires_grad}
+        replicated = trained if len(trained) != len(parameters) else set()
+        sharded_parameters |= {
+            id(p): p for block in blocks_of(module) for p in block.parameters() if id(p) not in replicated
+        }
+    return sharded_parameters
 
 
 def gathered_bytes(sharded: Iterable[nn.Module]) -> int:
-    """Bytes of the two largest blocks that follow each other, whole: one is computed with while the next one comes."""
+    """Bytes of the two largest consecutive blocks, gathered: one computes while the next one is prefetched."""
     sizes = block_sizes(sharded)
-    return max((one + following for one, following in zip(sizes, [*sizes[1:], 0], strict=False)), default=0)
+    return max((size + following for size, following in zip(sizes, [*sizes[1:], 0], strict=False)), default=0)
 
 
 def block_sizes(sharded: Iterable[nn.Module]) -> list[int]:
-    """Bytes of each block that is gathered, whole."""
+    """Gathered bytes of each sharded block."""
     modules = list(sharded)
-    parted = parted_of(modules)
+    sharded_ids = sharded_parameters_of(modules)
     return [
-        sum(_size(one) for one in _unique(block.parameters()) if id(one) in parted)
+        sum(_size(parameter) for parameter in _unique(block.parameters()) if id(parameter) in sharded_ids)
         for module in modules
         for block in blocks_of(module)
     ]
 
 
-def _part(parameter: Tensor, parted: Mapping[int, Tensor], num_processes: int) -> int:
-    """Bytes of its largest part: FSDP2 splits the first axis in equal pieces, rounded up."""
-    if id(parameter) not in parted or parameter.dim() == 0:
+def _local_size(parameter: Tensor, sharded_ids: Mapping[int, Tensor], num_processes: int) -> int:
+    """Bytes of the largest shard: FSDP2 splits the first axis in equal pieces, rounded up."""
+    if id(parameter) not in sharded_ids or parameter.dim() == 0:
         return _size(parameter)
     rows = -(-parameter.shape[0] // num_processes)
     return rows * (parameter.numel() // max(parameter.shape[0], 1)) * parameter.element_size()
@@ -133,4 +135,4 @@ def _size(tensor: Tensor) -> int:
 
 
 def _unique(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return list({id(one): one for one in tensors}.values())
+    return list({id(tensor): tensor for tensor in tensors}.values())

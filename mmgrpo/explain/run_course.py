@@ -1,4 +1,4 @@
-"""What a run takes up at its steps, and what of it changes as it goes on."""
+"""The prompts of a run's steps, and the settings that change during the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mmgrpo.maths.schedules import VALUE_SCHEDULES
 
 
 def prompt_rows(prompts: PromptsConfig, held_out: str) -> Iterator[tuple[str, str]]:
-    """Where prompts come from, and how a step's are chosen where that is not the shuffled order of every run."""
+    """Rows on the source of prompts, and on their sampler if they are not in shuffled order."""
     yield "prompts", f"{_sources(prompts)}{held_out}"
     if prompts.sampler is not None:
         function = named_in("prompts.sampler", SAMPLERS, prompts.sampler.name)
@@ -24,7 +24,7 @@ def prompt_rows(prompts: PromptsConfig, held_out: str) -> Iterator[tuple[str, st
 
 
 def task_rows(task: TaskConfig | None) -> Iterator[tuple[str, str]]:
-    """How a task takes part in its mixed run; nothing of a run alone."""
+    """Rows on the part of a task in its mixed run; none for a single run."""
     if task is None:
         return
     when = f", in the first and then each {task.every}th step of it; steps are those here" if task.every > 1 else ""
@@ -34,12 +34,12 @@ def task_rows(task: TaskConfig | None) -> Iterator[tuple[str, str]]:
     if task.weight != 1:
         yield "", f"its rows count {task.weight:g} times beside those of the other tasks that train the policy"
     if task.after is not None:
-        of = "one sample" if task.compare == "sample" else "all samples of a prompt"
-        yield "", f"is shown what {task.after} has drawn; a group is what was drawn after {of}"
+        compared = "one sample" if task.compare == "sample" else "all samples of a prompt"
+        yield "", f"is shown what {task.after} has drawn; a group is what was drawn after {compared}"
 
 
 def course_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
-    """Which keys schedules, stages and controllers change, and between which values."""
+    """Rows on schedules, stages and controllers with their values."""
     config = algorithm.config
     for key, named in config.schedules.items():
         function = named_in(f"schedules.{key}", VALUE_SCHEDULES, named.name)
@@ -61,7 +61,7 @@ def course_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
 
 
 def moving_reference_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
-    """How the reference moves, if it does, and what is done around each optimiser step."""
+    """Rows on the updates of the reference, and on the hooks around each optimizer step."""
     config = algorithm.config
     if moving := [key for key in algorithm.course.keys if key.endswith(".kl_beta")]:
         yield "", f"{' and '.join(sorted(moving))} moves: a pass at the steps at which it is above 0"
@@ -85,5 +85,5 @@ def _sources(prompts: PromptsConfig) -> str:
         return prompts.source
     if not prompts.sources:
         return "live ones"
-    whole = sum(part.weight for part in prompts.sources)
-    return " + ".join(f"{part.weight / whole:.3g} of {part.known_as}" for part in prompts.sources)
+    total_weight = sum(part.weight for part in prompts.sources)
+    return " + ".join(f"{part.weight / total_weight:.3g} of {part.known_as}" for part in prompts.sources)

@@ -1,6 +1,6 @@
-"""What a planner asks for at a step, told by playing it with rewards made up for the purpose.
+"""Simulates the requests of a planner at a step with synthetic rewards.
 
-Axes: B rows of a round, over the whole job.
+Axes: B rows of a round, over all processes.
 """
 
 from __future__ import annotations
@@ -21,57 +21,56 @@ if TYPE_CHECKING:
 HIGH = 1e9
 """A reward above every threshold; one below every threshold is its negative."""
 MAX_ROUNDS = 25
-"""Of a planner that asks for more, no more are played."""
+"""Maximum number of simulated rounds of a step."""
 MAX_PLACES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRounds:
-    """A step as a planner asked for it.
+    """A simulated step of a planner.
 
     Attributes:
-        drawn: how many samples were drawn with the settings of each request.
-        num_rounds: how many times something was asked for.
-        num_read: samples that were there already.
-        trained_drawn: of the drawn ones, those that are trained on.
-        trained_read: of the others, likewise.
+        sampled: (request, number of generated samples).
+        num_rounds: number of rounds.
+        num_supplied: number of samples that the requests supply, such as demonstrations and replayed samples.
+        trained_sampled: number of generated samples that are trained on.
+        trained_supplied: number of supplied samples that are trained on.
     """
 
-    drawn: Sequence[tuple[Request, int]]
+    sampled: Sequence[tuple[Request, int]]
     num_rounds: int
-    num_read: int
-    trained_drawn: int
-    trained_read: int
+    num_supplied: int
+    trained_sampled: int
+    trained_supplied: int
 
     @property
-    def num_drawn(self) -> int:
-        """Samples that were drawn."""
-        return sum(num for _, num in self.drawn)
+    def num_sampled(self) -> int:
+        """Number of generated samples."""
+        return sum(num for _, num in self.sampled)
 
     @property
     def num_trained(self) -> int:
-        """Samples that are trained on."""
-        return self.trained_drawn + self.trained_read
+        """Number of samples that are trained on."""
+        return self.trained_sampled + self.trained_supplied
 
 
-def played(algorithm: Algorithm) -> list[SimulatedRounds]:
-    """A step of the run's planner where all groups fail or get 0, where all succeed, where rewards differ, and where
-    half of them are right.
+def simulate_rounds(algorithm: Algorithm) -> list[SimulatedRounds]:
+    """Steps of the run's planner for groups that all fail, all get 0, all succeed, differ, or are half right.
 
-    Where they fail, no row reaches a place that others may go on from, nor its own end; otherwise every row has many.
-    Each of them is the run's first step, with nothing remembered, and its last, with all rows that may be remembered.
+    Failing rows do not finish and have no branch points; other rows have many. Each case is simulated at the first
+    step, with an empty memory, and at the last step, with a full replay memory.
     """
     config, planner, rollout = algorithm.config, algorithm.strategy, algorithm.config.rollout
     empty = Memory().declared(COLUMNS.values())
     first = Setting(step=0, num_prompts=rollout.prompts_per_step, group_size=rollout.group_size, memory=empty)
     full = replace(empty, replay={str(p): _rows(str(p), planner) for p in range(first.num_prompts)})
     last = replace(first, step=max(config.steps - 1, 0), memory=full)
-    return [_play(planner, setting, case) for setting in (first, last) for case in CASES]
+    return [_simulate(planner, setting, case) for setting in (first, last) for case in CASES]
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """Rewards made up: those of a group's best, its first member or half of what is asked for, and of the others."""
+    """Synthetic rewards: of the best members (the first member, or half of a request), and of the others."""
 
     best: float
     others: float
@@ -84,29 +83,29 @@ CASES = (_Case(-HIGH, -HIGH), _Case(0.0, 0.0), _Case(HIGH, HIGH), _Case(HIGH, 0.
 
 def _rows(key: str, planner: Planner) -> tuple[ReplayRow, ...]:
     num = 0 if planner.replay is None else min(planner.replay.per_prompt, planner.replay.total)
-    return tuple(ReplayRow(key=key, reward=float(place), advantage=0.0, step=0) for place in range(num))
+    return tuple(ReplayRow(key=key, reward=float(rank), advantage=0.0, step=0) for rank in range(num))
 
 
-def _play(planner: Planner, setting: Setting, case: _Case) -> SimulatedRounds:
+def _simulate(planner: Planner, setting: Setting, case: _Case) -> SimulatedRounds:
     rounds: list[Round] = []
     while len(rounds) < MAX_ROUNDS and (requests := tuple(planner.ask(rounds, setting))):
         num_places = MAX_PLACES if planner.places is not None and case.best > 0 else 0
         rounds.append(_round(requests, case, num_places))
         if not planner.looks_back:
             break
-    kept = planner.kept(rounds, setting) if planner.looks_back else [trained(one) for one in rounds]
-    given = [torch.tensor([bool(one.requests[n].given) for n in one.request_B.tolist()]) for one in rounds]
+    keep = planner.kept(rounds, setting) if planner.looks_back else [trained(played) for played in rounds]
+    is_supplied = [torch.tensor([bool(r.requests[n].given) for n in r.request_B.tolist()]) for r in rounds]
     return SimulatedRounds(
-        drawn=[(request, len(request.members)) for request in _requests(rounds) if not request.given],
+        sampled=[(request, len(request.members)) for request in _requests(rounds) if not request.given],
         num_rounds=len(rounds),
-        num_read=sum(len(request.members) for request in _requests(rounds) if request.given),
-        trained_drawn=_total(keep_B & ~given_B for keep_B, given_B in zip(kept, given, strict=True)),
-        trained_read=_total(keep_B & given_B for keep_B, given_B in zip(kept, given, strict=True)),
+        num_supplied=sum(len(request.members) for request in _requests(rounds) if request.given),
+        trained_sampled=_total(keep_B & ~given_B for keep_B, given_B in zip(keep, is_supplied, strict=True)),
+        trained_supplied=_total(keep_B & given_B for keep_B, given_B in zip(keep, is_supplied, strict=True)),
     )
 
 
 def _requests(rounds: Sequence[Round]) -> Iterator[Request]:
-    return (request for one in rounds for request in one.requests)
+    return (request for played in rounds for request in played.requests)
 
 
 def _total(masks: Iterator[Tensor]) -> int:
@@ -135,6 +134,6 @@ def _round(requests: Sequence[Request], case: _Case, num_places: int) -> Round:
 
 
 def _places(request: Request, num: int) -> range:
-    """Places of a row behind what it took over."""
+    """Branch points of a row after the prefix that it continues."""
     first = 1 if request.continues is None else request.continues.after + 1
     return range(first, first + num)

@@ -1,7 +1,7 @@
-"""One self-contained page about a run: what it was, what it learnt, what it draws now, what it cost.
+"""One self-contained HTML page about a run: its configuration, curves, samples and cost.
 
-The page needs no network, no server and no other file: pictures travel in it as base64, curves as inline SVG. Whatever
-the run folder lacks is said to be "not recorded"; whatever is left out for size is counted.
+The page needs no network, no server and no other file: images are embedded as base64, curves as inline SVG. Missing
+files of the run folder are shown as "not recorded"; content that is left out for size is counted.
 """
 
 from mmgrpo.report.page import write_report

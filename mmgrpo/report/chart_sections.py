@@ -1,4 +1,4 @@
-"""What of the charts is drawn: no curve twice, and none that never moves."""
+"""Sections of charts without constant charts and without repeated curves."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class ChartSection:
     """The charts of a part of the page.
 
     Attributes:
-        charts: what is drawn.
-        constants: (title, value, remark) of those that never move.
-        repeated: (title, title of the chart that shows the same curves, remark) of those that are drawn already.
+        charts: the charts to draw.
+        constants: (title, value, remark) of the constant charts.
+        repeated: (title, title of the chart with the same curves, remark) of charts that repeat earlier curves.
     """
 
     charts: tuple[Chart, ...] = ()
@@ -24,32 +24,34 @@ class ChartSection:
     repeated: tuple[tuple[str, str, str], ...] = ()
 
 
-def drawn_once(charts_of: Mapping[str, Sequence[Chart]]) -> dict[str, ChartSection]:
-    """The sections of a page, in its order, each without what an earlier one or itself shows already."""
-    drawn: list[tuple[MetricCurve, str]] = []
-    found = {}
+def unique_sections(charts_of: Mapping[str, Sequence[Chart]]) -> dict[str, ChartSection]:
+    """The sections of a page, in order; a curve that an earlier chart has is not drawn again."""
+    plotted: list[tuple[MetricCurve, str]] = []
+    sections = {}
     for name, charts in charts_of.items():
-        shown, constants, repeated = [], [], []
+        new_charts, constants, repeated = [], [], []
         for chart in charts:
             if chart.is_constant:
                 constants.append((chart.title, _value(chart), chart.remark))
                 continue
-            titles = [next((title for curve, title in drawn if _is_same(one, curve)), None) for one in chart.curves]
+            titles = [
+                next((title for other, title in plotted if _is_same(curve, other)), None) for curve in chart.curves
+            ]
             if all(titles):
                 repeated.append((chart.title, titles[0] or "", chart.remark))
                 continue
-            drawn += [(curve, chart.title) for curve in chart.curves]
-            shown.append(chart)
-        found[name] = ChartSection(charts=tuple(shown), constants=tuple(constants), repeated=tuple(repeated))
-    return found
+            plotted += [(curve, chart.title) for curve in chart.curves]
+            new_charts.append(chart)
+        sections[name] = ChartSection(charts=tuple(new_charts), constants=tuple(constants), repeated=tuple(repeated))
+    return sections
 
 
-def _is_same(curve: MetricCurve, drawn: MetricCurve) -> bool:
-    """Whether a curve adds nothing to one that is drawn."""
-    return curve.points == drawn.points and curve.spread in (None, drawn.spread)
+def _is_same(curve: MetricCurve, plotted: MetricCurve) -> bool:
+    """Whether a curve has the points of a plotted one, and no other band."""
+    return curve.points == plotted.points and curve.spread in (None, plotted.spread)
 
 
 def _value(chart: Chart) -> str:
-    """The one value of each curve, named where there are several."""
+    """The constant value of each curve, labeled if there are several."""
     values = [(f"{curve.label} " if chart.is_named else "") + number(curve.points[0][1]) for curve in chart.curves]
     return ", ".join(values)

@@ -1,4 +1,4 @@
-"""Logged numbers as curves, and curves as charts ready to be written as SVG."""
+"""Curves of logged metrics, and charts of curves ready for SVG."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class MetricCurve:
     """One line of a chart.
 
     Attributes:
-        label: what the line is.
+        label: label of the line.
         points: (step, value), steps increasing.
         spread: half the height of the band around each point, if there is one.
-        is_share: every value counted was 0 or 1, so that neither the axis nor the band leaves 0..1.
-        num_not_finite: lines of the log that held NaN or infinity.
+        is_share: every averaged value was 0 or 1, so the axis and the band stay within 0..1.
+        num_not_finite: number of log lines with NaN or infinity.
     """
 
     label: str
@@ -35,7 +35,7 @@ class MetricCurve:
 
     @property
     def band(self) -> list[tuple[float, float]]:
-        """Where the band begins and ends at each point; nowhere but at the point where there is none."""
+        """Lower and upper bound of the band at each point; both are the value if there is no band."""
         spread = self.spread or (0.0,) * len(self.points)
         around = [(y - s, y + s) for (_, y), s in zip(self.points, spread, strict=True)]
         return [(max(low, 0.0), min(high, 1.0)) for low, high in around] if self.is_share else around
@@ -46,11 +46,11 @@ class PlottedCurve:
     """A curve in the plot's coordinates: both axes run from 0 to 100, y downwards.
 
     Attributes:
-        label: what the curve is.
-        series: its place among the curves that were asked for, which is its colour.
+        label: label of the curve.
+        series: index among the requested curves, which selects its color.
         line: SVG path.
-        band: SVG path of what lies around it, if anything does.
-        dots: SVG path of the points, where they are few.
+        band: SVG path of the band, if there is one.
+        dots: SVG path of the points, if they are few.
     """
 
     label: str
@@ -68,13 +68,13 @@ class Chart:
         title: heading.
         note: a line below it.
         remark: the note without the unit of the axis.
-        summary: the chart in words, for who cannot see it.
-        curves: what is drawn.
-        strokes: the drawn curves.
-        is_named: several curves were asked for, so that each drawn one says which it is.
+        summary: the chart in words, for screen readers.
+        curves: the curves with points.
+        strokes: the plotted curves.
+        is_named: several curves were requested, so each has a label.
         x_ticks: (position in percent, label).
         y_ticks: (position in percent from the top, label).
-        readout: what the hover read-out needs: the axes' ranges and the curves' numbers.
+        readout: data of the hover read-out: the ranges of the axes and the numbers of the curves.
     """
 
     title: str
@@ -90,7 +90,7 @@ class Chart:
 
     @property
     def is_constant(self) -> bool:
-        """Whether no curve of it ever moves."""
+        """Whether every curve is constant."""
         return all(len({y for _, y in c.points}) == 1 and not any(c.spread or ()) for c in self.curves) and not any(
             c.num_not_finite for c in self.curves
         )
@@ -99,22 +99,22 @@ class Chart:
 def read_curve(
     log: Log, key: str, label: str, *, spread: str | None = None, pick: Callable[[list[float]], float] = fmean
 ) -> MetricCurve:
-    """The curve of a logged number, one point per step; ``pick`` says what stands for a step's updates."""
+    """The curve of a logged number, one point per step; ``pick`` reduces the updates of a step to one value."""
     value_by_step = by_step(log, key, pick)
     points = tuple(value_by_step.items())
-    kept = _thinned([y for _, y in points])
+    indices = _thinned([y for _, y in points])
     spread_by_step = by_step(log, spread, fmean) if spread else {}
     return MetricCurve(
         label=label,
-        points=tuple(points[index] for index in kept),
-        spread=tuple(spread_by_step.get(points[index][0], 0.0) for index in kept) if spread_by_step else None,
-        is_share=bool(spread_by_step) and all(_of_verdicts(y, spread_by_step.get(step, 0.0)) for step, y in points),
+        points=tuple(points[index] for index in indices),
+        spread=tuple(spread_by_step.get(points[index][0], 0.0) for index in indices) if spread_by_step else None,
+        is_share=bool(spread_by_step) and all(_is_binary(y, spread_by_step.get(step, 0.0)) for step, y in points),
         num_not_finite=sum(1 for row in log.rows if is_number(row.get(key)) and not is_finite(row[key])),
     )
 
 
-def _of_verdicts(mean: float, spread: float) -> bool:
-    """Whether a mean and a standard deviation are those of numbers that are all 0 or 1: s^2 = m (1 - m)."""
+def _is_binary(mean: float, spread: float) -> bool:
+    """Whether a mean and a standard deviation are those of values 0 and 1: s^2 = m (1 - m)."""
     variance = mean * (1 - mean)
     return 0 <= mean <= 1 and abs(spread * spread - variance) <= 1e-3 * variance + 1e-6
 
@@ -126,18 +126,18 @@ def draw_chart(
 
     Args:
         title: heading.
-        curves: all of them.
+        curves: the requested curves.
         note: a line below the heading.
-        within: values that the upright axis holds in any case.
-        axis: what the points are at.
+        within: values that the vertical axis always includes.
+        axis: name of the horizontal axis.
 
     Returns:
-        What is drawn.
+        The chart.
     """
-    asked = [(series, curve) for series, curve in enumerate(curves) if curve.points]
-    if not asked:
+    numbered = [(series, curve) for series, curve in enumerate(curves) if curve.points]
+    if not numbered:
         return None
-    is_named, curves = len(curves) > 1, [curve for _, curve in asked]
+    is_named, curves = len(curves) > 1, [curve for _, curve in numbered]
     shares = (0.0, 1.0) if all(curve.is_share for curve in curves) else ()
     reach = [bound for curve in curves for bound in span(curve)] + list(within) + list(shares)
     y_ticks = enclosing_ticks(min(reach), max(reach))
@@ -154,7 +154,7 @@ def draw_chart(
         remark="; ".join(part for part in (note, remark) if part),
         summary=f"{title}. " + "; ".join(_in_words(curve, axis) for curve in curves),
         curves=tuple(curves),
-        strokes=tuple(_stroke(curve, series, x, y) for series, curve in asked),
+        strokes=tuple(_stroke(curve, series, x, y) for series, curve in numbered),
         is_named=is_named,
         x_ticks=tuple((x(step), f"{step:,.0f}") for step in whole_ticks(first, last)),
         y_ticks=tuple((y(tick), label) for tick, label in zip(y_ticks, labels, strict=True)),
@@ -173,15 +173,15 @@ def span(curve: MetricCurve) -> tuple[float, float]:
 
 
 def _thinned(values: Sequence[float]) -> list[int]:
-    """Indices of at most MAX_POINTS values; of each bucket the one farthest from its mean, so that spikes stay."""
+    """Indices of at most MAX_POINTS values; of each bucket the value farthest from its mean, so spikes remain."""
     if len(values) <= MAX_POINTS:
         return list(range(len(values)))
     edges = [round(index * len(values) / (MAX_POINTS - 2)) for index in range(MAX_POINTS - 1)]
-    kept = {0, len(values) - 1}
+    indices = {0, len(values) - 1}
     for start, stop in pairwise(edges):
         mean = fmean(values[start:stop])
-        kept.add(max(range(start, stop), key=lambda index: abs(values[index] - mean)))
-    return sorted(kept)
+        indices.add(max(range(start, stop), key=lambda index: abs(values[index] - mean)))
+    return sorted(indices)
 
 
 def _scale(at_0: float, at_100: float) -> Callable[[float], float]:

@@ -1,4 +1,4 @@
-"""Sounds as data URIs, each with its spectrogram; reduced to a mono MP3 where they would make the page too large."""
+"""Audio as data URIs with spectrograms; reduced to a mono MP3 where the page would become too large."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ RIFF = b"RIFF"
 
 
 def played(data: bytes, share: int) -> tuple[str, Image.Image, bool] | None:
-    """A WAV file as what a player takes, its spectrogram, and whether it is the file itself.
+    """A WAV file as a data URI, its spectrogram, and whether the URI is the original file.
 
     Args:
-        data: the file.
-        share: bytes that the sound may take.
+        data: the content of the file.
+        share: maximum number of bytes.
 
     Returns:
-        A data URI of at most ``share`` bytes before base64, longer sounds cut at their end; None for what is no WAV
-        file or cannot be read.
+        A data URI of at most ``share`` bytes before base64, longer audio cut at its end; None if the file is no
+        readable WAV file.
     """
     if not data.startswith(RIFF):
         return None

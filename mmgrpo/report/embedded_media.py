@@ -1,4 +1,4 @@
-"""Pictures, videos and sounds as data URIs, reduced where they would make the page too large."""
+"""Images, videos and audio as data URIs, reduced where the page would become too large."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from mmgrpo.report.sample_selection import evenly
 
 SIDES = (512, 384, 256, 192, 128, 96, 64)
 MAX_PIXELS = 2**26
-"""Of a picture, and of all the frames of a video together."""
+"""Pixels of an image, or of all frames of a video."""
 MAX_FRAMES = 16
 MAX_CLIP_FRAMES = 128
 STRIP_FRAMES = 8
 CLIP_QUALITY = 28  # of H.264, as mmgrpo.data.clips has it
 STRIP_HEIGHTS = (96, 64, 48, 32)  # px
 STRIP_SHARE = 4
-"""A video's sheet of frames takes one in so many of its bytes."""
+"""The film strip of a video takes 1 / STRIP_SHARE of its bytes."""
 MIME = {"PNG": "image/png", "GIF": "image/gif", "WEBP": "image/webp", "JPEG": "image/jpeg"}
 MP4 = "video/mp4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedImage:
-    """A picture, a video or a sound's spectrogram as it travels in the page; ``exact`` if it is the file itself.
+    """An image, a video or a spectrogram embedded in the page; ``exact`` if it is the original file.
 
     Attributes:
-        frames: of a video that a player shows, its frames side by side, as a data URI; empty if they take too much.
-        sound: what a player takes, the sound itself or the video's, as a data URI.
+        frames: data URI of the film strip of a video; empty if it is too large, None if this is no video.
+        sound: data URI of the audio, if there is any.
     """
 
     uri: str
@@ -51,9 +51,9 @@ class EmbeddedImage:
 
 
 def load_picture(files: RunFiles, path: Path, share: int) -> EmbeddedImage | None:
-    """The file itself if it takes at most ``share`` bytes, else a smaller WebP; None if it cannot be read.
+    """The file if it has at most ``share`` bytes, else a smaller WebP or MP4; None if it cannot be read.
 
-    So are a file outside of the run folder, one of another kind than runs have, and one that unpacks to too much.
+    Files outside of the run folder, of other formats, or with too many pixels are not read.
     """
     data = files.bytes_of(path)
     if data is None:
@@ -76,34 +76,34 @@ def load_picture(files: RunFiles, path: Path, share: int) -> EmbeddedImage | Non
 
 
 def with_sound(picture: EmbeddedImage | None, files: RunFiles, path: Path, share: int) -> EmbeddedImage | None:
-    """A video with the sound that lies beside it; the sound's spectrogram where there is no video."""
+    """A video with the audio of a separate file; the spectrogram of the audio if there is no video."""
     sound = load_picture(files, path, share)
     return sound if picture is None or sound is None else replace(picture, sound=sound.sound)
 
 
 def _heard(data: bytes, share: int) -> EmbeddedImage | None:
-    found = played(data, share)
-    if found is None:
+    player = played(data, share)
+    if player is None:
         return None
-    uri, image, exact = found
+    uri, image, exact = player
     buffer = io.BytesIO()
     image.save(buffer, "WEBP", quality=PICTURE_QUALITY)
     return replace(_carried(buffer.getvalue(), MIME["WEBP"], image.size, exact=exact), sound=uri)
 
 
 def _clip(data: bytes, share: int) -> EmbeddedImage:
-    """An MP4 file, or a smaller one, with a sheet of its frames."""
+    """An MP4 file, or a smaller one, with a film strip."""
     frames, frame_rate = decoded(data, max_pixels=MAX_PIXELS)
     size = frames[0].size
     strips = (_webp([filmstrip(frames, most=STRIP_FRAMES, height=height)], 0) for height in STRIP_HEIGHTS)
-    strip = next((one for one in strips if len(one) <= share // STRIP_SHARE), None)
+    strip = next((strip for strip in strips if len(strip) <= share // STRIP_SHARE), None)
     sheet = f"data:{MIME['WEBP']};base64,{_base64(strip)}" if strip is not None else ""
     left = share - share // STRIP_SHARE
     if len(data) <= left:
         return _carried(data, MP4, size, exact=True, frames=sheet)
-    kept = evenly(frames, MAX_CLIP_FRAMES)
-    rate = frame_rate * len(kept) / len(frames)
-    smaller, size = _fitting(kept, left, lambda some: encoded(some, rate, side=2, quality=CLIP_QUALITY))
+    sampled = evenly(frames, MAX_CLIP_FRAMES)
+    rate = frame_rate * len(sampled) / len(frames)
+    smaller, size = _fitting(sampled, left, lambda some: encoded(some, rate, side=2, quality=CLIP_QUALITY))
     return _carried(smaller, MP4, size, exact=False, frames=sheet)
 
 
@@ -116,7 +116,7 @@ def _reduced(image: Image.Image, share: int) -> EmbeddedImage:
 def _fitting(
     frames: Sequence[Image.Image], share: int, encode: Callable[[Sequence[Image.Image]], bytes]
 ) -> tuple[bytes, tuple[int, int]]:
-    """The file of the largest frames that ``share`` bytes hold, and their size; of the first one, if none of all do."""
+    """The largest encoding of all frames within ``share`` bytes, and its size; of the first frame if none fits."""
     most = max(frames[0].size)
     fitting = [side for side in SIDES if side <= most and side * side * len(frames) <= 12 * share]
     for side in (*fitting, SIDES[-1]):
@@ -129,7 +129,7 @@ def _fitting(
 
 
 def _frames(image: Image.Image) -> tuple[list[Image.Image], float]:
-    """A few of the frames, evenly spaced, and milliseconds for all of them."""
+    """A few frames, evenly spaced, and the total duration in milliseconds."""
     most = max(1, MAX_PIXELS // (image.width * image.height))
     frames, length_ms = [], 0.0
     for number, frame in enumerate(ImageSequence.Iterator(image)):

@@ -1,4 +1,4 @@
-"""The pictures, videos and sounds of a run: grids before and after, and a few requests over time."""
+"""The images, videos and audio of a run: grids before and after, and a few requests over time."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MAX_STRIP_STEPS = 10
 MANY_PROMPTS = 20
 SPARSE = 2
 FITTING = 5
-"""Pictures in a line, each of 96 CSS pixels or more."""
+"""Images in a line, each of 96 CSS pixels or more."""
 MEDIA_BYTES = 4_800_000  # base64 makes 6.4 MB of it; the page stays under 8 MB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A picture in its place; ``bars`` holds how full each reward's bar is, or None where it does not apply."""
+    """An image of a grid; ``bars`` is the fill of each reward's bar in 0..1, None where the reward does not apply."""
 
     request: int
     picture: EmbeddedImage | None
@@ -44,12 +44,12 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptImages:
-    """One prompt's pictures, a strip per step, and its mean rewards; ``shown`` is what each request was shown."""
+    """The images of a prompt, one strip per step, its mean rewards, and the input image per request."""
 
     prompt: str
     strips: tuple[tuple[Cell, ...], ...]
     changes: tuple[RewardChange, ...] = ()
-    shown: tuple[Cell, ...] = ()
+    inputs: tuple[Cell, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +60,12 @@ class ImageGrids:
         steps: the first evaluated step and the last, or the only one.
         rows: the grids, prompt by prompt.
         strip_steps: steps of the gallery.
-        movement: how far each request's scores rose from the first step to the last, where any did.
-        strips: the gallery; each strip holds one cell per step.
-        scales: per reward that tells the requests apart, what an empty and a full bar stand for.
+        movement: request -> rise of its scores from the first step to the last.
+        strips: the gallery; each strip has one cell per step.
+        scales: reward that differs between requests -> values of an empty and a full bar.
         common: the other rewards, whose value is the same for all requests.
-        num_requests: requests recorded at those steps.
-        num_unmatched: lines that ask something else at the last step than at the first, left out.
+        num_requests: number of requests recorded at those steps.
+        num_unmatched: number of lines whose prompt differs between the first and the last step; left out.
     """
 
     steps: tuple[int, ...]
@@ -81,70 +81,70 @@ class ImageGrids:
     @property
     def cells(self) -> list[Cell]:
         """Every cell, row by row."""
-        return [cell for row in (*self.rows, *self.strips) for strip in (row.shown, *row.strips) for cell in strip]
+        return [cell for row in (*self.rows, *self.strips) for strip in (row.inputs, *row.strips) for cell in strip]
 
     @property
     def have_sources(self) -> bool:
-        """Whether a request in a grid was shown a picture."""
-        return any(row.shown for row in self.rows)
+        """Whether a request in a grid has an input image."""
+        return any(row.inputs for row in self.rows)
 
     @property
     def num_shown(self) -> int:
-        """Requests in a grid."""
+        """Number of requests in a grid."""
         return sum(len(row.strips[0]) for row in self.rows)
 
     @property
     def widest(self) -> int:
-        """Pictures of the prompt that has most of them in a grid."""
+        """Largest number of images of a prompt in a grid."""
         return max(len(row.strips[0]) for row in self.rows)
 
     @property
     def is_sparse(self) -> bool:
-        """Whether each prompt has so few pictures that several prompts fit beside each other."""
+        """Whether prompts have so few images that several prompts fit in a line."""
         return self.widest <= SPARSE < len(self.rows)
 
     @property
     def num_columns(self) -> int:
-        """Pictures in a line of a grid; as many as fit where prompts are many, so that they stay low."""
+        """Images in a line of a grid; with many prompts as many as fit, to keep the rows low."""
         many = len(self.rows) > MANY_PROMPTS and not self.is_sparse
         return min(FITTING, FITTING if many else self.widest)
 
     @property
     def parts(self) -> list[str]:
-        """What a prompt's grids are, from left to right."""
-        return [*["what was shown"] * self.have_sources, *(f"step {step}" for step in self.steps)]
+        """Names of a prompt's grids, from left to right."""
+        return [*["input image"] * self.have_sources, *(f"step {step}" for step in self.steps)]
 
     @property
     def num_moved(self) -> tuple[int, int]:
-        """Requests that rose and that fell."""
+        """Numbers of requests whose scores rose and fell."""
         rises = [by > 0 for by in self.movement.values() if by]
         return sum(rises), len(rises) - sum(rises)
 
 
-def pictures_of(files: RunFiles, sample_sets: Sequence[SampleSet]) -> ImageGrids | None:
-    """What the page shows of the samples; None if none is a picture.
+def image_grids_of(files: RunFiles, sample_sets: Sequence[SampleSet]) -> ImageGrids | None:
+    """The grids and the gallery of the samples; None if no sample is an image.
 
-    A grid that cannot hold every request takes them from the prompts in turn, so that each prompt has its row.
+    A grid with a limited number of requests takes them from the prompts in turn, so every prompt has a row.
     """
     ends = first_and_last(sample_sets)
     requests = shared_requests(ends)
-    drawn = [index for index in requests if any(sample_set.records[index].path for sample_set in ends)]
-    if not drawn:
+    with_images = [index for index in requests if any(sample_set.records[index].path for sample_set in ends)]
+    if not with_images:
         return None
-    by_prompt = _by_prompt(ends[0], drawn)
+    by_prompt = _by_prompt(ends[0], with_images)
     paths = [record.path for sample_set in ends for record in sample_set.records if record.path]
     moving = any(path.suffix in (".gif", ".webp", ".mp4", ".wav") for path in paths)
     most = MAX_VIDEOS_PER_GRID if moving else MAX_PER_GRID
-    shown = _by_prompt(ends[0], sorted(in_turn(list(by_prompt.values()), most)))
-    common = common_changes(ends, drawn)
-    said_once = {change.name for change in common}
-    scales = scales_of(ends, said_once)
-    movement = {index: movement_of(ends, index, scales) for index in drawn} if len(ends) > 1 else {}
+    grids = _by_prompt(ends[0], sorted(in_turn(list(by_prompt.values()), most)))
+    common = common_changes(ends, with_images)
+    common_names = {change.name for change in common}
+    scales = scales_of(ends, common_names)
+    movement = {index: movement_of(ends, index, scales) for index in with_images} if len(ends) > 1 else {}
     strips = _strips(ends[0], movement, list(by_prompt.values())) if len(sample_sets) > 1 else []
     timeline = _timeline(sample_sets) if strips else []
-    have_sources = any(ends[0].records[index].images for index in drawn)
+    have_sources = any(ends[0].records[index].images for index in with_images)
     in_grid, in_strip = len(ends) + have_sources, len(timeline) + have_sources
-    num_cells = in_grid * sum(map(len, shown.values())) + len(strips) * in_strip
+    num_cells = in_grid * sum(map(len, grids.values())) + len(strips) * in_strip
     builder = CellBuilder(files=files, share=MEDIA_BYTES // num_cells, scales=scales)
     return ImageGrids(
         steps=tuple(sample_set.step for sample_set in ends),
@@ -152,10 +152,10 @@ def pictures_of(files: RunFiles, sample_sets: Sequence[SampleSet]) -> ImageGrids
             PromptImages(
                 prompt=prompt,
                 strips=tuple(tuple(builder.cell(sample_set, index) for index in grid) for sample_set in ends),
-                changes=tuple(c for c in reward_changes(ends, by_prompt[prompt]) if c.name not in said_once),
-                shown=tuple(builder.source(ends[0], index) for index in grid) if have_sources else (),
+                changes=tuple(c for c in reward_changes(ends, by_prompt[prompt]) if c.name not in common_names),
+                inputs=tuple(builder.source(ends[0], index) for index in grid) if have_sources else (),
             )
-            for prompt, grid in shown.items()
+            for prompt, grid in grids.items()
         ),
         strip_steps=tuple(sample_set.step for sample_set in timeline),
         movement=movement,
@@ -163,27 +163,27 @@ def pictures_of(files: RunFiles, sample_sets: Sequence[SampleSet]) -> ImageGrids
             PromptImages(
                 prompt=ends[0].records[index].prompt,
                 strips=(tuple(builder.cell(sample_set, index) for sample_set in timeline),),
-                changes=tuple(c for c in reward_changes(ends, [index]) if c.name not in said_once),
-                shown=(builder.source(ends[0], index),) if have_sources else (),
+                changes=tuple(c for c in reward_changes(ends, [index]) if c.name not in common_names),
+                inputs=(builder.source(ends[0], index),) if have_sources else (),
             )
             for index in strips
         ),
         scales=builder.scales,
         common=common,
-        num_requests=len(drawn),
+        num_requests=len(with_images),
         num_unmatched=min(len(sample_set.records) for sample_set in ends) - len(requests),
     )
 
 
 def _strips(sample_set: SampleSet, movement: Mapping[int, float], by_prompt: Sequence[Sequence[int]]) -> list[int]:
-    """The requests of the gallery: those that moved most, both ways; by position where too few moved."""
+    """The requests of the gallery: those whose scores moved most, up or down; by position if too few moved."""
     moved = moved_most(movement, lambda index: sample_set.records[index].prompt, MAX_STRIPS)
     still = [[index for index in requests if not movement[index]] for requests in by_prompt]
     return moved + in_turn([requests for requests in still if requests], MAX_STRIPS - len(moved))
 
 
 def _timeline(sample_sets: Sequence[SampleSet]) -> list[SampleSet]:
-    """A few sets from the first to the last, at equal distances where that leaves at least six."""
+    """A few sets from the first to the last, at equal distances if that leaves at least six."""
     last = len(sample_sets) - 1
     strides = [
         stride for stride in range(1, last + 1) if last % stride == 0 and 6 <= last // stride + 1 <= MAX_STRIP_STEPS
@@ -192,22 +192,22 @@ def _timeline(sample_sets: Sequence[SampleSet]) -> list[SampleSet]:
 
 
 def _by_prompt(sample_set: SampleSet, requests: Sequence[int]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for index in requests:
-        found.setdefault(sample_set.records[index].prompt, []).append(index)
-    return found
+        groups.setdefault(sample_set.records[index].prompt, []).append(index)
+    return groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellBuilder:
-    """Makes cells of ``files``: ``share`` is how many bytes a picture may take, ``scales`` the rewards' bars."""
+    """Makes cells of images in ``files``: ``share`` is the maximum bytes per image, ``scales`` those of the bars."""
 
     files: RunFiles
     share: int
     scales: Mapping[str, tuple[float, float]]
 
     def cell(self, sample_set: SampleSet, request: int) -> Cell:
-        """The answer to a request; empty where it has none."""
+        """The cell of a request's sample; empty if there is none."""
         record = sample_set.records[request] if request < len(sample_set.records) else None
         if record is None or record.path is None:
             return Cell(request=request, picture=None, alt=f"step {sample_set.step}: no picture", bars=())
@@ -215,8 +215,8 @@ class CellBuilder:
         picture = load_picture(self.files, record.path, self.share)
         if record.sound is not None:
             picture = with_sound(picture, self.files, record.sound, self.share)
-        is_whole = picture is not None and picture.exact and picture.sound is None
-        size = (picture.width, picture.height) if picture is not None and is_whole else None
+        is_original = picture is not None and picture.exact and picture.sound is None
+        size = (picture.width, picture.height) if picture is not None and is_original else None
         return Cell(
             request=request,
             picture=picture,
@@ -226,12 +226,12 @@ class CellBuilder:
         )
 
     def source(self, sample_set: SampleSet, request: int) -> Cell:
-        """The first picture that a request showed; empty where it showed none."""
+        """The cell of a request's first input image; empty if there is none."""
         record = sample_set.records[request]
         first = next((path for path in record.images if path is not None), None)
         picture = None if first is None else load_picture(self.files, first, self.share)
-        said = clip(record.prompt, 200) if picture is not None else "no picture"
-        return Cell(request=request, picture=picture, alt=f"shown: {said}", bars=())
+        text = clip(record.prompt, 200) if picture is not None else "no picture"
+        return Cell(request=request, picture=picture, alt=f"shown: {text}", bars=())
 
     def _filled(self, value: float | None, empty: float, full: float) -> float | None:
         if value is None:

@@ -1,4 +1,4 @@
-"""What rewards said they saw: boxes, points and outlines to draw over a picture."""
+"""Boxes, points and outlines from reward explanations, to draw over an image."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Explanations = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageMark:
-    """A box or an outline over a picture, in percent of its sides.
+    """A box or an outline over an image, in percent of its sides.
 
     Attributes:
-        kind: ``reference``, or whose box it is: ``before`` or ``after``.
-        label: what it is said to hold, and how much it overlaps its partner.
-        path: of an outline, as SVG has it; its box is not drawn.
+        kind: ``reference``, ``before`` or ``after``.
+        label: label of the box, and its IoU with the matched reference.
+        path: SVG path of an outline, drawn in place of the box.
     """
 
     kind: str
@@ -36,56 +36,56 @@ class ImageMark:
 
 
 def marks_of(explanations: Explanations, size: Sequence[float] | None, kind: str) -> list[ImageMark]:
-    """The boxes, points and outlines to draw over a picture.
+    """The boxes, points and outlines to draw over an image.
 
     Args:
-        explanations: reward -> what it said.
-        size: width and height of the picture as the data has it, where it is known.
-        kind: whose the stated ones are.
+        explanations: reward -> its explanation.
+        size: original width and height of the image, if recorded.
+        kind: kind of the marks that are no reference: ``before`` or ``after``.
 
     Returns:
-        The marks; of a reward whose coordinates have no known scale, none.
+        The marks; none for a reward whose coordinates have no recorded scale.
     """
-    found = [mark for said in explanations.values() for mark in _marks(said, size, kind)]
-    return list(dict.fromkeys(found))[:MAX_MARKS]
+    marks = [mark for explanation in explanations.values() for mark in _marks(explanation, size, kind)]
+    return list(dict.fromkeys(marks))[:MAX_MARKS]
 
 
-def _marks(said: Mapping[str, Any], size: Sequence[float] | None, kind: str) -> Iterator[ImageMark]:
-    scale = _scale(said.get("space"), size)
+def _marks(explanation: Mapping[str, Any], size: Sequence[float] | None, kind: str) -> Iterator[ImageMark]:
+    scale = _scale(explanation.get("space"), size)
     if scale is None:
         return
     overlap = {
         pair[0]: pair[2]
-        for pair in _list(said, "pairs")
+        for pair in _list(explanation, "pairs")
         if isinstance(pair, list) and len(pair) == 3 and is_number(pair[0])
     }
-    for index, one in enumerate(_list(said, "boxes")):
-        corners = finite_numbers(one.get("box"), 4) if isinstance(one, dict) else None
+    for index, entry in enumerate(_list(explanation, "boxes")):
+        corners = finite_numbers(entry.get("box"), 4) if isinstance(entry, dict) else None
         if corners is not None:
-            is_reference = one.get("role") == "reference"
-            parts = [str(one["label"])] if one.get("label") is not None else []
+            is_reference = entry.get("role") == "reference"
+            parts = [str(entry["label"])] if entry.get("label") is not None else []
             parts += [f"IoU {overlap[index]:.2f}"] if not is_reference and is_number(overlap.get(index)) else []
             yield _mark("reference" if is_reference else kind, corners, scale, " ".join(parts))
-    for one in _list(said, "points"):
-        point = finite_numbers(one.get("point"), 2) if isinstance(one, dict) else None
+    for entry in _list(explanation, "points"):
+        point = finite_numbers(entry.get("point"), 2) if isinstance(entry, dict) else None
         if point is not None:
             x, y = point[0] / scale[0] * 100, point[1] / scale[1] * 100
             yield _mark(kind, [x - POINT, y - POINT, x + POINT, y + POINT], (100.0, 100.0), "point")
-    for one in _list(said, "masks"):
-        path = outline(one, scale) if isinstance(one, dict) else None
+    for entry in _list(explanation, "masks"):
+        path = outline(entry, scale) if isinstance(entry, dict) else None
         if path is not None:
-            whose = "reference" if one.get("role") == "reference" else kind
-            yield replace(_mark(whose, one["box"], scale, "region"), path=path)
+            role = "reference" if entry.get("role") == "reference" else kind
+            yield replace(_mark(role, entry["box"], scale, "region"), path=path)
 
 
 def _scale(space: object, size: Sequence[float] | None) -> tuple[float, float] | None:
-    """The coordinates of the lower right corner of the picture."""
+    """The coordinates of the lower right corner of the image."""
     if not isinstance(space, dict):
         return None
     sides = finite_numbers([space.get("width"), space.get("height")], 2)
     if sides is None:
-        known = size if space.get("name") == "original" else NORMALISED.get(str(space.get("name")))
-        sides = finite_numbers(list(known or ()), 2)
+        default_scale = size if space.get("name") == "original" else NORMALISED.get(str(space.get("name")))
+        sides = finite_numbers(list(default_scale or ()), 2)
     return (sides[0], sides[1]) if sides is not None and min(sides) > 0 else None
 
 
@@ -98,6 +98,6 @@ def _mark(kind: str, corners: Sequence[float], scale: tuple[float, float], label
     )
 
 
-def _list(said: Mapping[str, Any], key: str) -> list[Any]:
-    value = said.get(key)
+def _list(explanation: Mapping[str, Any], key: str) -> list[Any]:
+    value = explanation.get(key)
     return value if isinstance(value, list) else []

@@ -1,4 +1,4 @@
-"""What the files of a run folder hold, as far as they can be read."""
+"""Reads the logs of a run folder; malformed lines are counted."""
 
 from __future__ import annotations
 
@@ -19,27 +19,26 @@ LARGEST_STEP = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """The readable lines of a .jsonl file, and how many were not."""
+    """The readable lines of a .jsonl file, and the number of unreadable ones."""
 
     name: str
     rows: tuple[Mapping[str, Any], ...] = ()
     num_unreadable: int = 0
 
     def has(self, key: str) -> bool:
-        """Whether any line holds a number under the key."""
+        """Whether any line has a number under the key."""
         return any(is_number(row.get(key)) for row in self.rows)
 
     def numeric_keys(self) -> list[str]:
-        """The keys that hold a number somewhere, in order of appearance, as far as they can be drawn."""
-        found = dict.fromkeys(key for row in self.rows for key, value in row.items() if is_number(value))
-        return list(found)[:MAX_KEYS]
+        """The first MAX_KEYS keys with a number in any line, in order of appearance."""
+        keys = dict.fromkeys(key for row in self.rows for key, value in row.items() if is_number(value))
+        return list(keys)[:MAX_KEYS]
 
 
 def read_log(files: RunFiles, name: str) -> Log:
     """The .jsonl file of that name in the run folder; empty if there is none.
 
-    A line that is no JSON object, that is longer, deeper or of more parts than is read, or whose step is no number that
-    counts, is unreadable.
+    A line is unreadable if it is no JSON object, exceeds the limits of length, depth or parts, or has an invalid step.
     """
     rows, num_unreadable = [], 0
     for line in files.lines(name):
@@ -52,7 +51,7 @@ def read_log(files: RunFiles, name: str) -> Log:
 
 
 def by_tasks(log: Log) -> Log:
-    """The lines that the tasks of a mixed run wrote at a step as one; their numbers have names of their own."""
+    """The log with the lines of all tasks of a mixed run merged per step; their keys differ."""
     rows: dict[Any, dict[str, Any]] = {}
     for number, row in enumerate(log.rows):
         rows.setdefault(row.get("step", f"line {number}"), {}).update(row)
@@ -60,16 +59,16 @@ def by_tasks(log: Log) -> Log:
 
 
 def parse_mapping(text: str) -> dict[str, Any] | None:
-    """The JSON object that the text is; None if it is anything else, or deeper than is read."""
+    """The JSON object in a text; None for anything else and for objects deeper than MAX_DEPTH."""
     try:
-        value = json.loads(text, parse_int=_whole)
+        value = json.loads(text, parse_int=_parse_int)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) and _is_shallow(value) else None
 
 
-def _whole(text: str) -> int | float:
-    """A whole number; one that no 64 bits hold becomes a float, which may be infinite."""
+def _parse_int(text: str) -> int | float:
+    """An integer; one beyond 64 bits becomes a float, which may be infinite."""
     return int(text) if len(text) < 19 else float(text)
 
 
@@ -88,17 +87,17 @@ def _is_shallow(value: object) -> bool:
 
 
 def is_step(value: object) -> bool:
-    """Whether a value counts steps."""
+    """Whether a value is a valid step number."""
     return is_number(value) and -LARGEST_STEP <= value <= LARGEST_STEP
 
 
 def is_finite(value: object) -> TypeGuard[int | float]:
-    """Whether a value is a number that can be drawn: neither NaN nor so large that its square is infinite."""
+    """Whether a value is a number that can be plotted: not NaN, and its square is finite."""
     return is_number(value) and abs(value) <= LARGEST
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether JSON would call it a number: true and false are none."""
+    """Whether a value is a JSON number; true and false are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -106,21 +105,21 @@ def finite_numbers(value: object, count: int) -> list[float] | None:
     """The value, if it is a list of that many finite numbers."""
     if not isinstance(value, list) or len(value) != count:
         return None
-    return [float(one) for one in value] if all(is_finite(one) for one in value) else None
+    return [float(number) for number in value] if all(is_finite(number) for number in value) else None
 
 
 def by_step(log: Log, key: str, pick: Callable[[list[float]], float]) -> dict[float, float]:
-    """One finite value per step, picked from the step's updates; a line without a step counts as its own."""
-    found: dict[float, list[float]] = {}
+    """One finite value per step, reduced over the updates of the step; a line without a step is a separate step."""
+    values_by_step: dict[float, list[float]] = {}
     for index, row in enumerate(log.rows):
         value, step = row.get(key), row.get("step")
         if is_finite(value):
             near_zero = 0.0 if abs(value) < SMALLEST else value
-            found.setdefault(step if is_number(step) else index, []).append(near_zero)
-    return {step: pick(values) for step, values in sorted(found.items())}
+            values_by_step.setdefault(step if is_number(step) else index, []).append(near_zero)
+    return {step: pick(values) for step, values in sorted(values_by_step.items())}
 
 
 def mean_or_none(values: Iterable[float]) -> float | None:
     """The values' mean; None if there are none."""
-    kept = list(values)
-    return fmean(kept) if kept else None
+    numbers = list(values)
+    return fmean(numbers) if numbers else None

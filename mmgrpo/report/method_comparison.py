@@ -1,4 +1,4 @@
-"""Methods side by side on one task: a page, and the table of it to be pasted."""
+"""A page that compares methods on a task, and its table in Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from mmgrpo.report.seed_stats import (
     Difference,
     SeedMean,
     SeedRun,
-    at_the_end,
     difference,
+    final_mean,
     last,
     over_seeds,
     read_run,
@@ -35,8 +35,8 @@ class MethodRuns:
     """The runs of a method.
 
     Attributes:
-        name: of the method.
-        folders: the run folder of each seed, in the order of the seeds; None: its run did not end.
+        name: name of the method.
+        folders: the run folder of each seed, in the order of the seeds; None: the run did not finish.
     """
 
     name: str
@@ -44,23 +44,23 @@ class MethodRuns:
 
     @property
     def missing(self) -> int:
-        """How many runs did not end."""
+        """Number of runs that did not finish."""
         return sum(folder is None for folder in self.folders)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodSummary:
-    """A method in the table.
+    """A row of the table.
 
     Attributes:
-        name: of the method.
-        runs: the numbers of each seed; None where it did not end.
-        measured: the first value and the last of each evaluated measure.
-        against: how much the first measure's last value exceeds that of the method it is compared with.
-        reward: at the end.
-        diversity: at the end.
-        forwards: in all.
-        seconds: in all.
+        name: name of the method.
+        runs: the numbers of each seed; None if its run did not finish.
+        measured: measure -> its first and last value.
+        against: difference of the first measure's last value from that of the baseline method.
+        reward: mean over the last quarter of the steps.
+        diversity: mean over the last quarter of the steps.
+        forwards: total number of forwards.
+        seconds: total seconds.
     """
 
     name: str
@@ -74,28 +74,28 @@ class MethodSummary:
 
 
 LEGEND = (
-    "± of a measure is one sample deviation over the seeds; ± of what a method has against the first is half of the "
-    "95 % interval of the mean difference (Student's t); one seed, or seeds that all say the same, give none."
+    "± of a measure is one sample deviation over the seeds; ± of a difference from the first method is half of the "
+    "95 % interval of the mean difference (Student's t); a single seed, or equal differences, give no interval."
 )
 
 
 def write_methods(title: str, command: str, members: Sequence[MethodRuns], folder: Path, *, num_jobs: int = 1) -> Path:
-    """Writes ``comparison.html``, ``comparison.md`` and ``comparison.json`` of methods that ran on one task.
+    """Writes ``comparison.html``, ``comparison.md`` and ``comparison.json`` of methods on one task.
 
     Args:
         title: the task.
-        command: what to type for the same.
+        command: the command that runs the comparison.
         members: the methods; each is compared with the first.
-        folder: where to.
-        num_jobs: how many of them ran at a time.
+        folder: output folder.
+        num_jobs: number of runs at a time.
 
     Returns:
-        The page.
+        The path of the page.
     """
     rows = _rows(members)
-    about = next((_about(path) for one in members for path in one.folders if path), {})
+    about = next((_about(path) for member in members for path in member.folders if path), {})
     table, legend = table_of(rows), [LEGEND] if len(rows) > 1 else []
-    shared = [f"Times were taken with {num_jobs} runs at a time, which share one machine."] if num_jobs > 1 else []
+    notes = [f"Times were measured with {num_jobs} runs at a time on one machine."] if num_jobs > 1 else []
     values = {
         "title": title,
         "command": command,
@@ -103,10 +103,10 @@ def write_methods(title: str, command: str, members: Sequence[MethodRuns], folde
         "names": _measures(rows),
         "bars": _bars(rows),
         "sections": [(panel.title, f"by {panel.axis}", _multiples(panel, rows)) for panel in _panels(rows)],
-        "num_seeds": max(len(one.folders) for one in members),
-        "missing": [(one.name, one.missing) for one in members if one.missing],
-        "shared": shared,
-        "table": [*table, "", *legend, *shared],
+        "num_seeds": max(len(member.folders) for member in members),
+        "missing": [(member.name, member.missing) for member in members if member.missing],
+        "notes": notes,
+        "table": [*table, "", *legend, *notes],
         "environment": environment(about),
         "date": str(about.get("started", ""))[:10],
     }
@@ -116,63 +116,71 @@ def write_methods(title: str, command: str, members: Sequence[MethodRuns], folde
 
 
 def table_of(rows: Sequence[MethodSummary]) -> list[str]:
-    """The lines of a table in Markdown: mean and deviation over the seeds, and the difference from the first row."""
+    """The lines of a Markdown table: mean and deviation over the seeds, and the difference from the first row."""
     names = _measures(rows)
     heads = ["method", *names, f"{names[0] if names else 'reward'} against {rows[0].name}", "reward", "diversity"]
     lines = [[*heads, "forwards", "time"], ["---"] * (len(heads) + 2)]
     for row in rows:
-        ends = [_moved(*row.measured.get(name, (None, None))) for name in names]
-        tail = [_said(row.reward), _said(row.diversity), _many(row.forwards), _took(row.seconds)]
-        lines.append([row.name, *ends, against_text(row.against) if row is not rows[0] else "", *tail])
+        ends = [_first_to_last(*row.measured.get(name, (None, None))) for name in names]
+        tail = [
+            _with_deviation(row.reward),
+            _with_deviation(row.diversity),
+            _count_text(row.forwards),
+            _duration_text(row.seconds),
+        ]
+        lines.append([row.name, *ends, difference_text(row.against) if row is not rows[0] else "", *tail])
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
-def against_text(found: Difference | None) -> str:
-    """A difference with its interval, and whether that leaves out 0."""
-    if found is None:
+def difference_text(gap: Difference | None) -> str:
+    """A difference with its interval, and whether the interval excludes 0."""
+    if gap is None:
         return ""
-    if found.half is None:
-        return f"{_signed(found.mean)} (no interval)"
-    said = within(found.mean, found.half, _signed(found.mean))
-    return f"{said}{', beyond noise' if found.is_beyond_noise else ''}"
+    if gap.half is None:
+        return f"{_signed(gap.mean)} (no interval)"
+    text = within(gap.mean, gap.half, _signed(gap.mean))
+    return f"{text}{', beyond noise' if gap.is_beyond_noise else ''}"
 
 
 def _rows(members: Sequence[MethodRuns]) -> list[MethodSummary]:
-    found = [(one.name, tuple(read_run(RunFiles(path)) if path else None for path in one.folders)) for one in members]
-    first = found[0][1]
+    named_runs = [
+        (member.name, tuple(read_run(RunFiles(path)) if path else None for path in member.folders))
+        for member in members
+    ]
+    first = named_runs[0][1]
     main = next((name for run in first if run for name in run.measured), None)
-    return [_row(name, runs, first, main) for name, runs in found]
+    return [_row(name, runs, first, main) for name, runs in named_runs]
 
 
 def _row(
     name: str, runs: tuple[SeedRun | None, ...], first: tuple[SeedRun | None, ...], main: str | None
 ) -> MethodSummary:
-    there = [run for run in runs if run]
-    names = list(dict.fromkeys(measure for run in there for measure in run.measured))
-    ends = [[_main(run, main) for run in of] for of in (runs, first)]
+    runs_done = [run for run in runs if run]
+    names = list(dict.fromkeys(measure for run in runs_done for measure in run.measured))
+    ends = [[_main_value(run, main) for run in of] for of in (runs, first)]
     return MethodSummary(
         name=name,
         runs=runs,
         measured={
             measure: (
-                spread_of(there, lambda run, m=measure: _first(run.measured.get(m, {}))),
-                spread_of(there, lambda run, m=measure: last(run.measured.get(m, {}))),
+                spread_of(runs_done, lambda run, m=measure: _first(run.measured.get(m, {}))),
+                spread_of(runs_done, lambda run, m=measure: last(run.measured.get(m, {}))),
             )
             for measure in names
         },
         against=difference(*ends),
-        reward=spread_of(there, lambda run: at_the_end(run.reward)),
-        diversity=spread_of(there, lambda run: next(map(at_the_end, run.diversity.values()), None)),
-        forwards=spread_of(there, lambda run: last(run.forwards)),
-        seconds=spread_of(there, lambda run: last(run.seconds)),
+        reward=spread_of(runs_done, lambda run: final_mean(run.reward)),
+        diversity=spread_of(runs_done, lambda run: next(map(final_mean, run.diversity.values()), None)),
+        forwards=spread_of(runs_done, lambda run: last(run.forwards)),
+        seconds=spread_of(runs_done, lambda run: last(run.seconds)),
     )
 
 
-def _main(run: SeedRun | None, measure: str | None) -> float | None:
-    """What a method is judged by: the first evaluated measure, or the reward where there is none."""
+def _main_value(run: SeedRun | None, measure: str | None) -> float | None:
+    """The value that methods are compared by: the first evaluated measure, or the reward if there is none."""
     if run is None:
         return None
-    return at_the_end(run.reward) if measure is None else last(run.measured.get(measure, {}))
+    return final_mean(run.reward) if measure is None else last(run.measured.get(measure, {}))
 
 
 def _first(values: Mapping[float, float]) -> float | None:
@@ -189,9 +197,9 @@ class Panel:
 
     Attributes:
         title: heading.
-        values: step -> what is drawn, of a run.
-        axis: what a point is at.
-        at: step -> where on the axis; None: at the step.
+        values: maps a run to step -> value.
+        axis: name of the horizontal axis.
+        at: maps a run to step -> position on the axis; None: the step.
     """
 
     title: str
@@ -226,10 +234,10 @@ def _thousands(run: SeedRun) -> dict[float, float]:
 
 
 def _multiples(panel: Panel, rows: Sequence[MethodSummary]) -> list[Chart]:
-    """Each method beside the first, on one scale; the first alone where there is no other."""
+    """A chart of each method with the first one, on one scale; a chart of the first if there is no other."""
     curves = {row.name: _curve(panel, row) for row in rows}
-    drawn = [span(curve) for curve in curves.values() if curve.points]
-    within = [min(low for low, _ in drawn), max(high for _, high in drawn)] if drawn else []
+    spans = [span(curve) for curve in curves.values() if curve.points]
+    within = [min(low for low, _ in spans), max(high for _, high in spans)] if spans else []
     first, *others = curves.values()
     pairs = {curve.label: [curve, first] for curve in others} or {first.label: [first]}
     charts = [draw_chart(name, pair, within=within, axis=panel.axis) for name, pair in pairs.items()]
@@ -244,19 +252,19 @@ def _curve(panel: Panel, row: MethodSummary) -> MetricCurve:
 
 
 def _bars(rows: Sequence[MethodSummary]) -> list[dict[str, Any]]:
-    """Each method's difference from the first as a bar with its interval, in percent of the widest."""
-    found = [(row.name, row.against) for row in rows[1:] if row.against]
-    widest = max((abs(one.mean) + (one.half or 0.0) for _, one in found), default=0.0) or 1.0
+    """The difference of each method from the first as a bar with its interval, in percent of the widest."""
+    differences = [(row.name, row.against) for row in rows[1:] if row.against]
+    widest = max((abs(gap.mean) + (gap.half or 0.0) for _, gap in differences), default=0.0) or 1.0
     return [
         {
             "name": name,
-            "at": round(50 + 50 * one.mean / widest, 2),
-            "low": round(50 + 50 * (one.mean - (one.half or 0.0)) / widest, 2),
-            "width": round(100 * (one.half or 0.0) / widest, 2),
-            "said": against_text(one),
-            "beyond": one.is_beyond_noise,
+            "at": round(50 + 50 * gap.mean / widest, 2),
+            "low": round(50 + 50 * (gap.mean - (gap.half or 0.0)) / widest, 2),
+            "width": round(100 * (gap.half or 0.0) / widest, 2),
+            "text": difference_text(gap),
+            "beyond": gap.is_beyond_noise,
         }
-        for name, one in found
+        for name, gap in differences
     ]
 
 
@@ -265,13 +273,13 @@ def _about(folder: Path) -> dict[str, Any]:
 
 
 def _plain(row: MethodSummary) -> dict[str, Any]:
-    """A row for programs: of each number the values of the seeds in order."""
+    """A row as JSON: the values of each number in the order of the seeds."""
     names = row.measured
     return {
         **{name: [run and last(run.measured.get(name, {})) for run in row.runs] for name in names},
         **{f"{name} at first": [run and _first(run.measured.get(name, {})) for run in row.runs] for name in names},
-        "reward": [run and at_the_end(run.reward) for run in row.runs],
-        "diversity": [run and next(map(at_the_end, run.diversity.values()), None) for run in row.runs],
+        "reward": [run and final_mean(run.reward) for run in row.runs],
+        "diversity": [run and next(map(final_mean, run.diversity.values()), None) for run in row.runs],
         "forwards": [run and last(run.forwards) for run in row.runs],
         "seconds": [run and last(run.seconds) for run in row.runs],
         "difference": None if row.against is None else [row.against.mean, row.against.half],
@@ -282,19 +290,19 @@ def _signed(value: float) -> str:
     return f"{value:+.3f}".replace("-", MINUS)
 
 
-def _said(found: SeedMean | None) -> str:
-    if found is None:
+def _with_deviation(value: SeedMean | None) -> str:
+    if value is None:
         return ""
-    return number(found.mean) if found.deviation is None else within(found.mean, found.deviation)
+    return number(value.mean) if value.deviation is None else within(value.mean, value.deviation)
 
 
-def _moved(first: SeedMean | None, end: SeedMean | None) -> str:
-    return "" if first is None or end is None else f"{number(first.mean)} → {_said(end)}"
+def _first_to_last(first: SeedMean | None, final: SeedMean | None) -> str:
+    return "" if first is None or final is None else f"{number(first.mean)} → {_with_deviation(final)}"
 
 
-def _many(found: SeedMean | None) -> str:
-    return "" if found is None else f"{found.mean:,.0f}"
+def _count_text(value: SeedMean | None) -> str:
+    return "" if value is None else f"{value.mean:,.0f}"
 
 
-def _took(found: SeedMean | None) -> str:
-    return "" if found is None else duration(found.mean)
+def _duration_text(value: SeedMean | None) -> str:
+    return "" if value is None else duration(value.mean)

@@ -1,4 +1,4 @@
-"""How far the scores of a request moved over a run, each reward on a scale of its own."""
+"""The change of a request's scores over a run, each reward on its own scale."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Container, Mapping, Sequence
 from mmgrpo.report.sample_sets import SampleSet
 
 
-def scales_of(ends: Sequence[SampleSet], said_once: Container[str]) -> dict[str, tuple[float, float]]:
-    """Per reward the values of an empty and a full bar: 0 and 1 where all fit, else the range seen."""
+def scales_of(ends: Sequence[SampleSet], excluded: Container[str]) -> dict[str, tuple[float, float]]:
+    """Reward -> values of an empty and a full bar: 0 and 1 if all values lie within, else the recorded range."""
     values: dict[str, list[float]] = {}
     for record in (record for sample_set in ends for record in sample_set.records):
         for name, value in record.rewards.items():
             values.setdefault(name, []).append(value)
     return {
-        name: (0.0, 1.0) if min(seen) >= 0 and max(seen) <= 1 else (min(seen), max(seen))
-        for name, seen in values.items()
-        if name not in said_once
+        name: (0.0, 1.0) if min(recorded) >= 0 and max(recorded) <= 1 else (min(recorded), max(recorded))
+        for name, recorded in values.items()
+        if name not in excluded
     }
 
 
 def movement_of(ends: Sequence[SampleSet], request: int, scales: Mapping[str, tuple[float, float]]) -> float:
-    """How far a request's scores rose, each on its scale of empty to full, on average; 0 where none has both."""
+    """Mean rise of a request's scores, each relative to its scale; 0 if no reward has both values."""
     before, after = ends[0].records[request].rewards, ends[-1].records[request].rewards
     rises = [
         (after[name] - before[name]) / (full - empty)

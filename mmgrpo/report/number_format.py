@@ -1,16 +1,16 @@
-"""Numbers, durations and long texts as people read them."""
+"""Formats numbers, durations and long texts for pages."""
 
 from __future__ import annotations
 
 import math
 
 MAX_CHARACTERS = 1500
-TINY = 1e-300  # below it no power of ten is a float
+TINY = 1e-300  # below this, powers of ten are not representable as floats
 MINUS = "\u2212"
 
 
 def number(value: float | None) -> str:
-    """Three decimals or three digits, trailing zeros kept; powers of ten where they are easier to read."""
+    """Three decimals or three digits with trailing zeros; a power of ten for very large and small values."""
     if value is None:
         return "not recorded"
     if abs(value) < TINY or not math.isfinite(value):
@@ -22,13 +22,13 @@ def number(value: float | None) -> str:
     return f"{value:,.{max(0, (3 if exponent >= 0 else 2) - exponent)}f}".replace("-", MINUS)
 
 
-def within(value: float, deviation: float, said: str | None = None) -> str:
-    """A number and how far it may be off, to as many decimals as the number has, however it is written."""
-    said = said or number(value)
-    if not said[-1].isdecimal():  # a power of ten ends in a raised digit
-        return f"{said} ± {number(deviation)}"
-    decimals = len(said.partition(".")[2])
-    return f"{said} ± {deviation:,.{decimals}f}"
+def within(value: float, deviation: float, text: str | None = None) -> str:
+    """A number and its deviation, with as many decimals as the number has."""
+    text = text or number(value)
+    if not text[-1].isdecimal():  # a power of ten ends in a raised digit
+        return f"{text} ± {number(deviation)}"
+    decimals = len(text.partition(".")[2])
+    return f"{text} ± {deviation:,.{decimals}f}"
 
 
 def signed(value: float) -> str:
@@ -37,7 +37,7 @@ def signed(value: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as hours, minutes and seconds, the two largest that matter."""
+    """Seconds as hours, minutes and seconds, in the two largest units."""
     if seconds is None:
         return "not recorded"
     if seconds < 10:
@@ -50,12 +50,12 @@ def duration(seconds: float | None) -> str:
 
 
 def clip(text: str, most: int = MAX_CHARACTERS) -> str:
-    """The text, cut where it is longer than a page should show; the cut is counted."""
+    """The text, truncated to ``most`` characters; the number of characters that are left out is appended."""
     return text if len(text) <= most else f"{text[:most].rstrip()} … ({len(text) - most} more characters)"
 
 
 def abridged(text: str, most: int = MAX_CHARACTERS) -> str:
-    """The text without its middle, where it is longer than a page should show: how it ends matters most."""
+    """The text without its middle if it is longer than ``most`` characters."""
     if len(text) <= most:
         return text
     start, end = text[: 2 * most // 3].rstrip(), text[len(text) - most // 3 :].lstrip()

@@ -1,4 +1,4 @@
-"""The regions that rewards saw, as outlines."""
+"""Masks of reward explanations as SVG outlines."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MAX_SIDE = 64  # cells
 
 
 def outline(mask: Mapping[str, Any], scale: tuple[float, float]) -> str | None:
-    """The border of a mask as SVG path data, in percent of the picture.
+    """The border of a mask as SVG path data, in percent of the image.
 
     Args:
-        mask: ``box``, ``size`` and ``counts``, as an explanation has them.
-        scale: the coordinates of the lower right corner of the picture.
+        mask: ``box``, ``size`` and ``counts`` of an explanation.
+        scale: the coordinates of the lower right corner of the image.
 
     Returns:
         The path; None if the mask is malformed.
@@ -50,8 +50,8 @@ def _runs(lines: np.ndarray) -> Iterator[tuple[int, int, int]]:
 
 
 def _grid(size: object, counts: object) -> np.ndarray | None:
-    """(H, W) bool of runs down the columns, of 0 and 1 in turn."""
-    sides, runs = _whole(size), _whole(counts)
+    """(H, W) bool of a column-major run-length encoding that starts with zeros."""
+    sides, runs = _integers(size), _integers(counts)
     if len(sides) != 2 or not runs or not all(0 < side <= MAX_SIDE for side in sides):
         return None
     if min(runs) < 0 or sum(runs) != sides[0] * sides[1]:
@@ -59,6 +59,8 @@ def _grid(size: object, counts: object) -> np.ndarray | None:
     return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(sides[1], sides[0]).T
 
 
-def _whole(value: object) -> Sequence[int]:
-    whole = isinstance(value, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in value)
-    return value if whole and isinstance(value, list) else []
+def _integers(value: object) -> Sequence[int]:
+    is_list_of_ints = isinstance(value, list) and all(
+        isinstance(item, int) and not isinstance(item, bool) for item in value
+    )
+    return value if is_list_of_ints and isinstance(value, list) else []

@@ -1,4 +1,4 @@
-"""The page, put together from what the run folder holds."""
+"""The report page of a run folder."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.errors import DataError
-from mmgrpo.report.chart_sections import drawn_once
-from mmgrpo.report.image_grids import pictures_of
+from mmgrpo.report.chart_sections import unique_sections
+from mmgrpo.report.image_grids import image_grids_of
 from mmgrpo.report.logs import by_step, by_tasks, mean_or_none, parse_mapping, read_log
 from mmgrpo.report.number_format import clip
 from mmgrpo.report.page_templates import write_page
@@ -24,11 +24,11 @@ from mmgrpo.report.run_charts import (
     unrecorded_titles,
 )
 from mmgrpo.report.run_files import RunFiles
-from mmgrpo.report.run_info import environment, facts, parse_note, parse_tasks
+from mmgrpo.report.run_info import environment, overview_rows, parse_note, parse_tasks
 from mmgrpo.report.sample_sets import read_sample_sets
 from mmgrpo.report.text_samples import MEDIA_BYTES, texts_of
 
-ALARM = ("step", "kind", "measured", "cure")
+ALERT_KEYS = ("step", "kind", "measured", "cure")
 
 
 def write_report(run: Path) -> Path:
@@ -57,7 +57,7 @@ def _page(run: Path) -> dict[str, Any]:
     tasks = parse_tasks(config_text)
     evaluation = by_tasks(evaluation) if tasks else evaluation
     sample_sets, trained = read_sample_sets(files), read_sample_sets(files, "train")
-    pictures = pictures_of(files, sample_sets)
+    pictures = image_grids_of(files, sample_sets)
     texts = texts_of(files, sample_sets, trained, media_bytes=MEDIA_BYTES // 4 if pictures else MEDIA_BYTES)
     versions = about.get("versions")
     return {
@@ -66,14 +66,12 @@ def _page(run: Path) -> dict[str, Any]:
         "folder": run.resolve().name,
         "note": parse_note(config_text),
         "tasks": tasks,
-        "facts": facts(about, metrics),
+        "facts": overview_rows(about, metrics),
         "headlines": headlines(evaluation),
         "evaluation": evaluation,
-        "alarms": [
-            {key: clip(str(row.get(key, ""))) for key in ("step", "kind", "measured", "cure")} for row in alarms.rows
-        ],
+        "alarms": [{key: clip(str(row.get(key, ""))) for key in ALERT_KEYS} for row in alarms.rows],
         "measures": measures(evaluation),
-        "sections": drawn_once(
+        "sections": unique_sections(
             {
                 "evaluation": evaluation_charts(evaluation),
                 "reward": reward_charts(metrics, tasks),

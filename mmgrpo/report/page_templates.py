@@ -1,4 +1,4 @@
-"""Values into pages."""
+"""Renders the HTML templates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmgrpo.system.files import replace_text
 
 
 def write_page(path: Path, template: str, values: Mapping[str, Any]) -> Path:
-    """Renders one of the templates beside this file, whatever it is given as text; an earlier page is replaced."""
+    """Renders a template of this folder and writes the page; an earlier page is replaced."""
     html = _environment().get_template(template).render(values)
     replace_text(path, html.encode(errors="replace").decode())
     return path
@@ -22,7 +22,7 @@ def write_page(path: Path, template: str, values: Mapping[str, Any]) -> Path:
 
 @cache
 def _environment() -> jinja2.Environment:
-    """The templates, each compiled once."""
+    """The template environment, which caches compiled templates."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,

@@ -1,4 +1,4 @@
-"""Where the time of a run went."""
+"""The time of a run by phase."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmgrpo.report.run_info import elapsed_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """Where time went: a phase's seconds, its share of the whole, and its mean over ``num`` occasions."""
+    """The seconds of a phase, its share of the total, and the number and name of its occurrences."""
 
     name: str
     total_s: float
@@ -26,8 +26,8 @@ class Phase:
 def phases(about: Mapping[str, Any], metrics: Log, warmup: Log, evaluation: Log) -> list[Phase]:
     """Seconds by phase.
 
-    Every update of a step repeats the step's rollout and reward times, so those count once; the warm-up's clock counts
-    up, and from zero again after a resume.
+    Every update of a step repeats the step's rollout and reward times, so those count once; the time of the warm-up is
+    cumulative and restarts at zero after a resume.
     """
     picks = {"rollout": max, "reward": max, "update": sum}
     steps = {name: by_step(metrics, f"time/{name}_s", pick) for name, pick in picks.items()}
@@ -43,5 +43,5 @@ def phases(about: Mapping[str, Any], metrics: Log, warmup: Log, evaluation: Log)
     rest = (elapsed_s(about) or 0.0) - sum(row[1] for row in rows)
     if rows and rest > 0:
         rows.append(("everything else", rest, 0, ""))
-    whole = sum(row[1] for row in rows) or 1.0
-    return [Phase(name=n, total_s=s, frac=s / whole, num=num, occasion=per) for n, s, num, per in rows]
+    total_s = sum(row[1] for row in rows) or 1.0
+    return [Phase(name=n, total_s=s, frac=s / total_s, num=num, occasion=per) for n, s, num, per in rows]

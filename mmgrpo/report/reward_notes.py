@@ -1,4 +1,4 @@
-"""What rewards said of a text, in words and on a line of time."""
+"""Reward explanations of a text, in words and as a timeline."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MAX_MOMENTS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardNote:
-    """What a reward said beside its score.
+    """The explanation of a score in words.
 
     Attributes:
-        read: the answer as it was read, or the text of a picture; None where the reward does not say.
-        wanted: what that was held against, where it says so and the row's own reference does not.
-        reason: what decided.
-        parts: what the score is made of.
+        read: the parsed answer, or the text read from an image; None if the explanation has neither.
+        wanted: the reference of the explanation, if it differs from that of the row.
+        reason: the reason of the score.
+        parts: the parts of the score.
     """
 
     read: str | None = None
@@ -31,7 +31,7 @@ class RewardNote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineSpan:
-    """A span on a line of time, in percent of it; ``role`` is stated or reference."""
+    """A span of a timeline, in percent of its length; ``role`` is stated or reference."""
 
     role: str
     left: float
@@ -40,67 +40,69 @@ class TimelineSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Spans and moments on one line of time.
+    """Spans and moments of an explanation.
 
     Attributes:
-        start: where it begins.
-        end: where it ends.
-        stretches: the spans.
-        moments: (place in percent, overlap in percent) of each moment.
-        label: the same in words.
+        start: start time.
+        end: end time.
+        spans: the spans.
+        moments: (position in percent, overlap in percent) of each moment.
+        label: the timeline in words.
     """
 
     start: str
     end: str
-    stretches: tuple[TimelineSpan, ...]
+    spans: tuple[TimelineSpan, ...]
     moments: tuple[tuple[float, float], ...]
     label: str
 
 
-def note_of(said: Mapping[str, Any], reference: str | None) -> RewardNote:
-    """What an explanation says in words.
+def note_of(explanation: Mapping[str, Any], reference: str | None) -> RewardNote:
+    """The explanation of a score in words.
 
     Args:
-        said: the explanation.
-        reference: the row's own, which needs no repeating.
+        explanation: the explanation.
+        reference: the reference of the row, which is not repeated.
 
     Returns:
-        The note; of what the explanation does not hold, None.
+        The note; None for keys that the explanation lacks.
     """
-    wanted = _written(said.get("reference"))
-    parts = said.get("parts")
+    wanted = _value_text(explanation.get("reference"))
+    parts = explanation.get("parts")
     listed = (
         [f"{name} {f'{part:.3g}' if is_number(part) else part}" for name, part in parts.items()]
         if isinstance(parts, dict)
         else []
     )
-    most = said.get("majority")
+    most = explanation.get("majority")
     listed += [f"most say {' or '.join(map(str, most))}"] if isinstance(most, list) and most else []
     more = [f"and {len(listed) - MAX_PARTS} more"] if len(listed) > MAX_PARTS else []
-    key = next((key for key in ("parsed", "text") if key in said), None)
+    key = next((key for key in ("parsed", "text") if key in explanation), None)
     return RewardNote(
-        read=None if key is None else _written(said[key]) or "nothing",
+        read=None if key is None else _value_text(explanation[key]) or "nothing",
         wanted=None if wanted == reference else wanted,
-        reason=said["reason"] if isinstance(said.get("reason"), str) else None,
+        reason=explanation["reason"] if isinstance(explanation.get("reason"), str) else None,
         parts=", ".join([*listed[:MAX_PARTS], *more]) or None,
     )
 
 
-def timeline_of(said: Mapping[str, Any]) -> Timeline | None:
+def timeline_of(explanation: Mapping[str, Any]) -> Timeline | None:
     """The spans and moments of an explanation; None if it has none."""
-    spans = list(_spans(said))
-    moments = [two for one in _list(said, "overlaps") if (two := finite_numbers(one, 2)) is not None][:MAX_MOMENTS]
+    spans = list(_spans(explanation))
+    moments = [pair for entry in _list(explanation, "overlaps") if (pair := finite_numbers(entry, 2)) is not None][
+        :MAX_MOMENTS
+    ]
     times = [end for _, span in spans for end in span] + [moment for moment, _ in moments]
     if not times:
         return None
     start, end = min(times), max(times)
     length = (end - start) or 1.0
-    words = [f"{role} {_written(span[0])} to {_written(span[1])}" for role, span in spans]
-    words += [f"overlap {overlap:.2f} at {_written(moment)}" for moment, overlap in moments]
+    words = [f"{role} {_value_text(span[0])} to {_value_text(span[1])}" for role, span in spans]
+    words += [f"overlap {overlap:.2f} at {_value_text(moment)}" for moment, overlap in moments]
     return Timeline(
-        start=_written(start) or "",
-        end=_written(end) or "",
-        stretches=tuple(
+        start=_value_text(start) or "",
+        end=_value_text(end) or "",
+        spans=tuple(
             TimelineSpan(
                 role=role,
                 left=round(100 * (min(span) - start) / length, 2),
@@ -116,18 +118,18 @@ def timeline_of(said: Mapping[str, Any]) -> Timeline | None:
     )
 
 
-def _spans(said: Mapping[str, Any]) -> Iterator[tuple[str, list[float]]]:
-    for one in _list(said, "spans")[:MAX_MOMENTS]:
-        span = finite_numbers(one.get("span"), 2) if isinstance(one, dict) else None
+def _spans(explanation: Mapping[str, Any]) -> Iterator[tuple[str, list[float]]]:
+    for entry in _list(explanation, "spans")[:MAX_MOMENTS]:
+        span = finite_numbers(entry.get("span"), 2) if isinstance(entry, dict) else None
         if span is not None:
-            yield "reference" if one.get("role") == "reference" else "stated", span
+            yield "reference" if entry.get("role") == "reference" else "stated", span
 
 
-def _list(said: Mapping[str, Any], key: str) -> list[Any]:
-    value = said.get(key)
+def _list(explanation: Mapping[str, Any], key: str) -> list[Any]:
+    value = explanation.get(key)
     return value if isinstance(value, list) else []
 
 
-def _written(value: object) -> str | None:
-    """A number in few digits, anything else as it is."""
+def _value_text(value: object) -> str | None:
+    """A number with six digits, anything else as text."""
     return None if value is None else f"{value:.6g}" if is_number(value) else str(value)

@@ -1,4 +1,4 @@
-"""Which charts a run has: its evaluation, its rewards, its optimisation."""
+"""The charts of a run: evaluation, rewards and optimization."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmgrpo.report.curves import Chart, draw_chart, read_curve, span
 from mmgrpo.report.logs import Log, by_step
 from mmgrpo.report.number_format import number
 
-KNOWN = {
+TITLES = {
     "policy/loss": "Policy loss",
     "policy/kl_mean": "KL from the reference",
     "policy/on_policy_gap": "On-policy gap",
@@ -19,16 +19,16 @@ KNOWN = {
     "groups/zero_std_frac": "Groups of equal reward",
     "optimizer/lr": "Learning rate",
 }
-EXPLAINED = {
+NOTES = {
     "policy/on_policy_gap": "rollout against recomputed log-prob",
-    "groups/zero_std_frac": "fraction of groups that teach nothing",
+    "groups/zero_std_frac": "fraction of groups without a learning signal",
 }
 PAIRED = ("policy/clip_low_frac", "policy/clip_high_frac", "policy/ratio_mean", "policy/ratio_std")
 SHARES = {
     "failed on": "failed_frac",
     "closed by its gate for": "gated_frac",
-    "clipped, where it counts, for": "clipped_frac",
-    "known already for": "cached_frac",
+    "clipped for": "clipped_frac",
+    "cached for": "cached_frac",
 }
 OF_TEXTS = ("completions/mean_length", "completions/max_length", "completions/clipped_frac", "policy/entropy_mean")
 ELSEWHERE = ("step", "update", "reward/mean", "reward/std", "count/forwards_per_sample", *PAIRED, *OF_TEXTS)
@@ -36,7 +36,7 @@ ELSEWHERE = ("step", "update", "reward/mean", "reward/std", "count/forwards_per_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """An evaluated measure, from its first value to its last."""
+    """The first and the last value of an evaluated measure."""
 
     name: str
     first: float
@@ -46,23 +46,23 @@ class Headline:
 
 
 def measures(evaluation: Log) -> dict[str, str]:
-    """Name of each evaluated measure -> its key."""
+    """Name of an evaluated measure -> its key."""
     keys = [key for key in evaluation.numeric_keys() if key.startswith("eval/") and key.endswith("/mean")]
     return {key.removeprefix("eval/").removesuffix("/mean"): key for key in keys}
 
 
 def headlines(evaluation: Log) -> list[Headline]:
-    """Every evaluated measure that has a finite value."""
-    found = {name: list(by_step(evaluation, key, fmean).items()) for name, key in measures(evaluation).items()}
+    """The evaluated measures with a finite value."""
+    points_by_name = {name: list(by_step(evaluation, key, fmean).items()) for name, key in measures(evaluation).items()}
     return [
         Headline(name=name, first=points[0][1], last=points[-1][1], first_step=points[0][0], last_step=points[-1][0])
-        for name, points in found.items()
+        for name, points in points_by_name.items()
         if points
     ]
 
 
 def evaluation_charts(evaluation: Log) -> list[Chart]:
-    """Measures that stay within 0..1 share a chart; every other one has its own."""
+    """One chart of the measures within 0..1, and a chart for each other measure."""
     curves = [read_curve(evaluation, key, name) for name, key in measures(evaluation).items()]
     shared = [curve for curve in curves if curve.points and span(curve)[0] >= 0 and span(curve)[1] <= 1][:6]
     charts = [draw_chart("Held-out measures", shared, within=(0.0, 1.0))]
@@ -71,13 +71,13 @@ def evaluation_charts(evaluation: Log) -> list[Chart]:
 
 
 def reward_charts(metrics: Log, tasks: Sequence[str] = ()) -> list[Chart]:
-    """The total reward, or those of the tasks of a mixed run, if they were recorded, and each reward."""
+    """Charts of the recorded total rewards, one per task of a mixed run, and of each reward."""
     totals = [_total_chart(metrics, title, key) for key, title in total_rewards(tasks).items()]
     return [*(chart for chart in totals if chart), *_each_reward_charts(metrics)]
 
 
 def total_rewards(tasks: Sequence[str]) -> dict[str, str]:
-    """Key of what the rewards come to, of each task of a mixed run, -> its title."""
+    """Key of a total reward -> its title; one per task of a mixed run."""
     return {f"{task}/reward/mean": f"Reward of {task}" for task in tasks} or {"reward/mean": "Reward"}
 
 
@@ -89,14 +89,14 @@ def _total_chart(metrics: Log, title: str, key: str) -> Chart | None:
 
 
 def _each_reward_charts(metrics: Log) -> list[Chart]:
-    """A chart per reward of what it gave, with how often it failed, was gated or clipped, and a weight that moves."""
+    """A chart per reward; the note has the shares of failed, gated, clipped and cached samples, and its weights."""
     charts = []
     for key in metrics.numeric_keys():
         match = re.fullmatch(r"reward/(.+)/mean", key)
         if not match:
             continue
-        most = {what: max(_shares(metrics, match[1], key).values(), default=0.0) for what, key in SHARES.items()}
-        notes = [f"{what} up to {share:.1%} of a step's samples" for what, share in most.items() if share]
+        largest = {label: max(_shares(metrics, match[1], key).values(), default=0.0) for label, key in SHARES.items()}
+        notes = [f"{label} up to {share:.1%} of a step's samples" for label, share in largest.items() if share]
         weights = list(_shares(metrics, match[1], "weight").values())
         notes += [f"weight {number(weights[0])} to {number(weights[-1])}"] if weights else []
         note = "; ".join(notes)
@@ -111,7 +111,7 @@ def _shares(metrics: Log, name: str, key: str) -> dict[float, float]:
 
 
 def completion_charts(metrics: Log) -> list[Chart]:
-    """Length, ends and entropy of what was written."""
+    """Charts of the length, truncation and entropy of completions."""
     mean, longest, clipped, entropy = OF_TEXTS
     lengths = [read_curve(metrics, mean, "mean"), read_curve(metrics, longest, "longest")]
     cut_off = [read_curve(metrics, clipped, "cut off")]
@@ -124,17 +124,17 @@ def completion_charts(metrics: Log) -> list[Chart]:
 
 
 def policy_charts(metrics: Log, warmup: Log) -> list[Chart]:
-    """The charts of the optimisation that have something to show."""
+    """The charts of the optimization that have points."""
     charts = [draw_chart("Policy loss", [read_curve(metrics, "policy/loss", "loss")])]
     sides = {"low": "below the bound", "high": "above it"}
     clipped = [read_curve(metrics, f"policy/clip_{side}_frac", label) for side, label in sides.items()]
     charts.append(draw_chart("Fraction of ratios clipped", clipped, within=(0.0,)))
     ratio = read_curve(metrics, "policy/ratio_mean", "mean", spread="policy/ratio_std")
     charts.append(draw_chart("Probability ratio", [ratio], note="band: one standard deviation" if ratio.spread else ""))
-    for key, title in KNOWN.items():
+    for key, title in TITLES.items():
         pick = (lambda values: values[0]) if key == "policy/on_policy_gap" else fmean
         if key != "policy/loss":
-            charts.append(draw_chart(title, [read_curve(metrics, key, title, pick=pick)], note=EXPLAINED.get(key, "")))
+            charts.append(draw_chart(title, [read_curve(metrics, key, title, pick=pick)], note=NOTES.get(key, "")))
     charts.append(
         draw_chart("Warm-up loss", [read_curve(warmup, "loss", "loss")], note="before the first step, by warm-up step")
     )
@@ -142,13 +142,13 @@ def policy_charts(metrics: Log, warmup: Log) -> list[Chart]:
 
 
 def unrecorded_titles(metrics: Log, warmup: Log) -> list[str]:
-    """Titles of the optimisation's charts that have nothing to show."""
-    titles = [title for key, title in KNOWN.items() if not metrics.has(key)]
+    """Titles of the charts of the optimization without points."""
+    titles = [title for key, title in TITLES.items() if not metrics.has(key)]
     return titles if warmup.has("loss") else [*titles, "Warm-up loss"]
 
 
 def other_charts(metrics: Log) -> list[Chart]:
-    """A chart for every logged number that no other chart holds."""
-    shown = re.compile(r"time/.*|reward/.+/(mean|std|weight|(failed|gated|clipped|cached)_frac)")
-    keys = [key for key in metrics.numeric_keys() if key not in (*KNOWN, *ELSEWHERE) and not shown.fullmatch(key)]
+    """A chart for every logged number without another chart."""
+    charted = re.compile(r"time/.*|reward/.+/(mean|std|weight|(failed|gated|clipped|cached)_frac)")
+    keys = [key for key in metrics.numeric_keys() if key not in (*TITLES, *ELSEWHERE) and not charted.fullmatch(key)]
     return [chart for key in keys if (chart := draw_chart(key, [read_curve(metrics, key, key)]))]

@@ -1,4 +1,4 @@
-"""Runs side by side in one page: how they were set up, what they learnt, what they make of the same requests."""
+"""One page that compares runs: settings, curves and samples of the same requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.errors import DataError
-from mmgrpo.report.chart_sections import drawn_once
+from mmgrpo.report.chart_sections import unique_sections
 from mmgrpo.report.curves import Chart, draw_chart, read_curve, span
 from mmgrpo.report.image_grids import MEDIA_BYTES, CellBuilder
 from mmgrpo.report.logs import Log, parse_mapping, read_log
@@ -17,10 +17,10 @@ from mmgrpo.report.number_format import clip
 from mmgrpo.report.page_templates import write_page
 from mmgrpo.report.run_charts import Headline, headlines, measures
 from mmgrpo.report.run_files import RunFiles
-from mmgrpo.report.run_info import environment, facts
+from mmgrpo.report.run_info import environment, overview_rows
 from mmgrpo.report.sample_selection import in_turn
 from mmgrpo.report.sample_sets import SampleRecord, SampleSet, common_changes, read_sample_sets, shared_requests
-from mmgrpo.report.text_samples import verdicts_of
+from mmgrpo.report.text_samples import binary_rewards
 from mmgrpo.system.yamls import YamlError, parsed_yaml
 
 MAX_RUNS = 6
@@ -31,15 +31,15 @@ TRAINING = {"reward/mean": "Reward in training", "policy/kl_mean": "KL from the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRun:
-    """What is read of a run.
+    """A run of the comparison.
 
     Attributes:
-        label: what tells it from the others.
-        files: its folder.
-        about: what run.json says.
+        label: unique label.
+        files: the run folder.
+        about: content of run.json.
         settings: dotted key of the configuration -> value, as text.
-        metrics: of training.
-        evaluation: of the evaluations.
+        metrics: log of training.
+        evaluation: log of the evaluations.
         sample_set: the samples of the last evaluated step, if there are any.
     """
 
@@ -53,32 +53,32 @@ class ComparedRun:
 
 
 def write_comparison(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Renders run folders into one page, confined to each folder as a report is to its own.
+    """Renders run folders into one page; reads no file outside of the folders.
 
     Args:
         folders: two to six run folders.
-        out: the page; ``compare.html`` in the first folder if not given.
+        out: the page; None: ``compare.html`` in the first folder.
 
     Returns:
         The path of the page.
 
     Raises:
-        DataError: if a folder does not exist or comes twice, or if they are too many or too few.
+        DataError: a folder does not exist or is repeated, or there are too many or too few.
     """
     if not 2 <= len(folders) <= MAX_RUNS:
-        raise DataError(f"{len(folders)} runs cannot be put side by side; give two to {MAX_RUNS}")
+        raise DataError(f"cannot compare {len(folders)} runs; pass two to {MAX_RUNS}")
     for folder in folders:
         if not folder.is_dir():
-            raise DataError(f"no run folder at {folder}; a report is made from the folder that `mmgrpo train` wrote")
+            raise DataError(f"no run folder at {folder}; pass a folder that `mmgrpo train` wrote")
     real = [folder.resolve() for folder in folders]
     if len(set(real)) < len(real):
-        raise DataError("a run comes twice; give each run folder once")
+        raise DataError("a run folder is repeated; pass each run folder once")
     runs = [_read(folder, label) for folder, label in zip(folders, _labels(real), strict=True)]
     return write_page(out or folders[0] / "compare.html", "compare.html.jinja", _page(runs))
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
-    """The last parts of each path, as many as tell all of them apart."""
+    """The last parts of each path, as many as make the labels unique."""
     for count in range(1, max(len(folder.parts) for folder in folders)):
         labels = ["/".join(folder.parts[-count:]) for folder in folders]
         if len(set(labels)) == len(labels):
@@ -109,36 +109,36 @@ def _settings(text: str | None) -> dict[str, str]:
 
 
 def _leaves(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """What is set, by its dotted key; a member of a list of mappings goes by its label or name."""
+    """(dotted key, value) of every setting; a mapping in a list has its label or name as key."""
     for key, value in values.items():
-        inner = _named(value) if isinstance(value, list) else value
+        inner = _by_name(value) if isinstance(value, list) else value
         if isinstance(inner, dict) and inner:
             yield from _leaves(inner, f"{prefix}{key}.")
         elif value is not None:
             yield f"{prefix}{key}", str(value)
 
 
-def _named(members: Sequence[Any]) -> dict[str, Any] | None:
-    """The members of a list by label or name, or by their position where two have the same; None if not mappings."""
+def _by_name(members: Sequence[Any]) -> dict[str, Any] | None:
+    """The members of a list by label or name, or by position if those repeat; None if they are not mappings."""
     if not all(isinstance(member, dict) for member in members):
         return None
-    names = [str(member.get("label") or member.get("name") or place) for place, member in enumerate(members)]
+    names = [str(member.get("label") or member.get("name") or index) for index, member in enumerate(members)]
     return dict(zip(names if len(set(names)) == len(names) else map(str, range(len(names))), members, strict=True))
 
 
 def _page(runs: Sequence[ComparedRun]) -> dict[str, Any]:
-    told = [dict(facts(run.about, run.metrics)) | dict(environment(run.about)) for run in runs]
-    judged = [{item.name: item for item in headlines(run.evaluation)} for run in runs]
-    requests = _shared(runs)
+    overviews = [dict(overview_rows(run.about, run.metrics)) | dict(environment(run.about)) for run in runs]
+    measures_by_run = [{item.name: item for item in headlines(run.evaluation)} for run in runs]
+    requests = _shared_requests(runs)
     return {
         "labels": [run.label for run in runs],
         "statuses": [str(run.about.get("status") or "not recorded") for run in runs],
-        "facts": _rows([dict(list(one.items())[:MAX_ROWS]) for one in told]),
+        "facts": _rows([dict(list(overview.items())[:MAX_ROWS]) for overview in overviews]),
         "differences": [row for row in _rows([run.settings for run in runs]) if len(set(row[1])) > 1],
-        "measured": _rows(judged),
-        "section": drawn_once({"all": _charts(runs)})["all"],
+        "measured": _rows(measures_by_run),
+        "section": unique_sections({"all": _charts(runs)})["all"],
         "requests": requests,
-        "verdicts": verdicts_of([record for run in runs if run.sample_set for record in run.sample_set.records]),
+        "verdicts": binary_rewards([record for run in runs if run.sample_set for record in run.sample_set.records]),
         "steps": [run.sample_set.step if run.sample_set else None for run in runs],
         "left_out": [(run.label, name) for run in runs for name in [*run.files.refused, *run.files.cut][:MAX_ROWS]],
         "unreadable": [
@@ -151,7 +151,7 @@ def _page(runs: Sequence[ComparedRun]) -> dict[str, Any]:
 
 
 def _rows(columns: Sequence[Mapping[str, str | Headline]]) -> list[tuple[str, list[Any]]]:
-    """(key, value of each column) of every key that any column has, None where one lacks it."""
+    """(key, value of each column) of every key that any column has; None for a column without it."""
     keys = list(dict.fromkeys(key for column in columns for key in column))[:MAX_ROWS]
     return [(clip(key, 200), [_short(column.get(key)) for column in columns]) for key in keys]
 
@@ -161,21 +161,21 @@ def _short(value: str | Headline | None) -> str | Headline | None:
 
 
 def _charts(runs: Sequence[ComparedRun]) -> list[Chart]:
-    """A chart of every measure, with a curve of each run that has it."""
+    """A chart per measure, with a curve of each run that has it."""
     names = list(dict.fromkeys(name for run in runs for name in measures(run.evaluation)))
-    asked = [("evaluation", f"eval/{name}/mean", name) for name in names]
-    asked += [("metrics", key, title) for key, title in TRAINING.items()]
+    series = [("evaluation", f"eval/{name}/mean", name) for name in names]
+    series += [("metrics", key, title) for key, title in TRAINING.items()]
     charts = []
-    for log, key, title in asked:
+    for log, key, title in series:
         curves = [read_curve(run.evaluation if log == "evaluation" else run.metrics, key, run.label) for run in runs]
-        drawn = [span(curve) for curve in curves if curve.points]
-        shares = log == "evaluation" and drawn and all(low >= 0 and high <= 1 for low, high in drawn)
+        spans = [span(curve) for curve in curves if curve.points]
+        shares = log == "evaluation" and spans and all(low >= 0 and high <= 1 for low, high in spans)
         charts.append(draw_chart(title, curves, within=(0.0, 1.0) if shares else ()))
     return [chart for chart in charts if chart]
 
 
-def _shared(runs: Sequence[ComparedRun]) -> list[tuple[str, list[tuple[Any, Any]]]]:
-    """(prompt, the picture and the sample of each run) of a few requests that every run answered at its end."""
+def _shared_requests(runs: Sequence[ComparedRun]) -> list[tuple[str, list[tuple[Any, Any]]]]:
+    """(prompt, image and sample of each run) of a few requests that all runs have at their last evaluated step."""
     sample_sets = [run.sample_set for run in runs if run.sample_set]
     if len(sample_sets) < len(runs):
         return []
@@ -186,8 +186,8 @@ def _shared(runs: Sequence[ComparedRun]) -> list[tuple[str, list[tuple[Any, Any]
     for index in sorted(common):
         by_prompt.setdefault(sample_sets[0].records[index].prompt, []).append(index)
     chosen = sorted(in_turn(list(by_prompt.values()), MAX_REQUESTS))
-    said_of_all = {change.name for change in common_changes(sample_sets, sorted(common))}
-    scales = scales_of(sample_sets, said_of_all)
+    common_names = {change.name for change in common_changes(sample_sets, sorted(common))}
+    scales = scales_of(sample_sets, common_names)
     share = MEDIA_BYTES // max(len(chosen) * len(runs), 1)
     builders = [CellBuilder(files=run.files, share=share, scales=scales) for run in runs]
     return [
@@ -196,7 +196,7 @@ def _shared(runs: Sequence[ComparedRun]) -> list[tuple[str, list[tuple[Any, Any]
             [
                 (
                     builder.cell(sample_set, index) if sample_set.records[index].path else None,
-                    _without(sample_set.records[index], said_of_all),
+                    _without(sample_set.records[index], common_names),
                 )
                 for builder, sample_set in zip(builders, sample_sets, strict=True)
             ],

@@ -1,4 +1,4 @@
-"""The files of a run folder, which may be a stranger's: none outside of it, ordinary ones, and so much of each."""
+"""Reads the files of an untrusted run folder: only regular files inside the folder, up to a size limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_TEXT = 2**20
 MAX_LINE = 2**22
 MAX_LOG = 2**28
 MAX_PARTS = 2**17
-"""Commas and opening brackets of one line of JSON, which bound the memory that it unpacks to."""
+"""Commas and opening brackets of a line of JSON, which bound the memory of the parsed value."""
 MAX_ALL_PARTS = 2**23
 """Of all lines together."""
 MAX_PICTURE = 2**26
@@ -20,12 +20,12 @@ MAX_PICTURE = 2**26
 
 @final
 class RunFiles:
-    """Opens what lies in a run folder.
+    """Opens files of a run folder.
 
     Attributes:
-        root: the folder, without links on the way to it.
-        refused: names of files that lead out of the folder or are no ordinary ones, and so were not opened.
-        cut: names of files that are longer than is read.
+        root: the resolved folder.
+        refused: names of files outside of the folder or not regular; they are not opened.
+        cut: names of files above the size limit, whose rest is not read.
     """
 
     def __init__(self, run: Path) -> None:
@@ -39,8 +39,8 @@ class RunFiles:
         self.cut: dict[str, None] = {}
         self._parts_left = MAX_ALL_PARTS
 
-    def found(self, path: Path) -> Path | None:
-        """The ordinary file within the folder that a path means; None if there is none, or it is refused."""
+    def regular_file(self, path: Path) -> Path | None:
+        """The regular file of a path within the folder; None if it does not exist or is refused."""
         try:
             real = path.resolve()
             mode = real.stat().st_mode
@@ -51,7 +51,7 @@ class RunFiles:
         return real if real.is_relative_to(self.root) and stat.S_ISREG(mode) else self._refuse(path)
 
     def folders(self, parent: str, prefix: str) -> list[str]:
-        """Names of the folders in a folder that begin so; of those, none that leads out."""
+        """Names of the folders in a folder that start with a prefix; links out of the run folder are refused."""
         try:
             names = [entry.name for entry in os.scandir(self.root / parent) if entry.name.startswith(prefix)]
         except OSError:
@@ -59,7 +59,7 @@ class RunFiles:
         return sorted(name for name in names if self._is_within(self.root / parent / name))
 
     def text(self, name: str) -> str | None:
-        """A file's text, a sign in place of each byte that is none; None if there is no such file."""
+        """The text of a file, with replacement characters for invalid bytes; None if there is no such file."""
         file = self._opened(self.root / name)
         if file is None:
             return None
@@ -70,7 +70,7 @@ class RunFiles:
         return data[:MAX_TEXT].decode(errors="replace")
 
     def lines(self, name: str) -> Iterator[str | None]:
-        """The lines of a file that are not blank; None in place of one that is longer than is read."""
+        """The lines of a file that are not blank; None in place of a line above the limits."""
         file = self._opened(self.root / name)
         if file is None:
             return
@@ -93,7 +93,7 @@ class RunFiles:
                     yield text
 
     def bytes_of(self, path: Path) -> bytes | None:
-        """A picture's bytes; None if there is no such file, or one that is larger than is read."""
+        """The content of a media file; None if it does not exist or is above the size limit."""
         file = self._opened(path)
         if file is None:
             return None
@@ -112,7 +112,7 @@ class RunFiles:
         return real.is_dir()
 
     def _opened(self, path: Path) -> BinaryIO | None:
-        real = self.found(path)
+        real = self.regular_file(path)
         if real is None:
             return None
         # O_NONBLOCK: without waiting for what may have become a pipe meanwhile; Windows has O_BINARY alone

@@ -1,4 +1,4 @@
-"""What run.json and config.yaml say of a run as a whole."""
+"""Metadata of a run from run.json and config.yaml."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ MAX_ROWS = 30
 
 
 def parse_note(config_text: str | None) -> str | None:
-    """The note that the configuration carries, if any."""
-    note = _configured(config_text, "note")
+    """The note of the configuration, if any."""
+    note = _config_value(config_text, "note")
     return note.strip() if isinstance(note, str) and note.strip() else None
 
 
 def parse_tasks(config_text: str | None) -> list[str]:
-    """Names of the tasks of a mixed run, whose folders lie in its own."""
-    tasks = _configured(config_text, "tasks")
+    """Names of the tasks of a mixed run; each has a folder in the run folder."""
+    tasks = _config_value(config_text, "tasks")
     names = list(tasks)[:MAX_ROWS] if isinstance(tasks, dict) else []
     return [name for name in names if isinstance(name, str) and re.fullmatch(TASK_NAME, name)]
 
 
-def _configured(config_text: str | None, key: str) -> object:
+def _config_value(config_text: str | None, key: str) -> object:
     try:
         config = parsed_yaml(config_text or "")
     except YamlError:
@@ -37,11 +37,11 @@ def _configured(config_text: str | None, key: str) -> object:
     return config.get(key) if isinstance(config, dict) else None
 
 
-def facts(about: Mapping[str, Any], metrics: Log) -> list[tuple[str, str]]:
-    """(label, value) of what the head of the page says in figures."""
+def overview_rows(about: Mapping[str, Any], metrics: Log) -> list[tuple[str, str]]:
+    """(label, value) of the figures at the top of the page."""
     started = _moment(about.get("started"))
     num_steps = len({row.get("step", index) for index, row in enumerate(metrics.rows)})
-    trained = f"{_counted(num_steps, 'step')}, {_counted(len(metrics.rows), 'update')}"
+    trained = f"{_plural(num_steps, 'step')}, {_plural(len(metrics.rows), 'update')}"
     return [
         ("Started", f"{started:%-d %B %Y, %H:%M %Z}" if started else "not recorded"),
         ("Duration", "running" if about.get("status") == "running" else duration(elapsed_s(about))),
@@ -50,38 +50,42 @@ def facts(about: Mapping[str, Any], metrics: Log) -> list[tuple[str, str]]:
     ]
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
+def _plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def environment(about: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(label, value) of the machine, and of every other one that the run went on with; nothing if none was recorded."""
+    """(label, value) of the machines that the run was started and resumed on; empty if none is recorded."""
     sessions = about.get("resumed")
-    later = [one.get("machine") for one in sessions if isinstance(one, dict)] if isinstance(sessions, list) else []
-    rows, known = [], []
+    later = (
+        [session.get("machine") for session in sessions if isinstance(session, dict)]
+        if isinstance(sessions, list)
+        else []
+    )
+    rows, machines = [], []
     for machine in (about.get("machine"), *later):
-        if isinstance(machine, dict) and machine not in known:
-            rows += [(f"{label}, resumed" if known else label, value) for label, value in _machine(machine)]
-            known.append(machine)
+        if isinstance(machine, dict) and machine not in machines:
+            rows += [(f"{label}, resumed" if machines else label, value) for label, value in _machine(machine)]
+            machines.append(machine)
     return rows[:MAX_ROWS]
 
 
 def _machine(machine: Mapping[str, Any]) -> list[tuple[str, str]]:
     gpus = machine.get("gpus")
-    named = Counter(str(one) for one in gpus) if isinstance(gpus, list) else {}
+    named = Counter(str(gpu) for gpu in gpus) if isinstance(gpus, list) else {}
     cores = f", {machine['cores']} cores" if is_finite(machine.get("cores")) else ""
-    said = {
+    rows = {
         "Processor": f"{machine.get('processor') or 'not recorded'}{cores}",
         "GPU": ", ".join(f"{num} x {name}" if num > 1 else name for name, num in named.items()) or "none used",
         "Processes": str(machine.get("processes", "not recorded")),
         "Threads of each": str(machine.get("threads", "not recorded")),
         "Commit of mmgrpo": str(machine.get("commit") or "not recorded"),
     }
-    return [(label, clip(value, 200)) for label, value in said.items()]
+    return [(label, clip(value, 200)) for label, value in rows.items()]
 
 
 def elapsed_s(about: Mapping[str, Any]) -> float | None:
-    """Seconds the run took: ``active_s``, summed over its sessions, where recorded; else from start to finish."""
+    """Duration of the run in seconds: ``active_s`` summed over its sessions if recorded, else from start to finish."""
     active = about.get("active_s")
     if is_finite(active):
         return active

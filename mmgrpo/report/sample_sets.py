@@ -1,4 +1,4 @@
-"""The samples that a run kept, step by step, and what the rewards said of them."""
+"""The recorded samples of a run by step, with their rewards."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mmgrpo.report.reward_notes import RewardNote, Timeline, note_of, timeline_o
 from mmgrpo.report.run_files import RunFiles
 from mmgrpo.report.sample_selection import evenly
 
-MAX_ALBUMS = 500
-"""Steps whose samples are read; of more, evenly spaced ones."""
+MAX_STEPS = 500
+"""Maximum number of steps whose samples are read, evenly spaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,21 +21,21 @@ class SampleRecord:
     """One recorded sample.
 
     Attributes:
-        prompt: what was asked.
-        path: the picture, video or sound that was made.
-        sound: the sound of a video that was made.
-        text: the text that was written.
-        turns: of an exchange, the state that each of its texts was written in, where it is known, and the text.
-        rewards: what the rewards that applied gave.
+        prompt: the text of the prompt.
+        path: the generated image, video or audio.
+        sound: the audio of a generated video.
+        text: the generated text.
+        turns: (state, text) of each turn of a dialogue; state None if it is not recorded.
+        rewards: reward -> value, for rewards that applied.
         group: number of the group within the step.
-        images: the pictures and sounds that were shown; None for one that was not kept.
-        num_videos: videos that were shown, which are not kept.
-        reference: the right answer, where the data has one.
-        finished: False where the text was cut off by its length limit.
+        images: the input images and audio; None for one that was not saved.
+        num_videos: number of input videos, which are not saved.
+        reference: the reference answer, if the data has one.
+        finished: False if the text was truncated by its length limit.
         num_tokens: length of the text.
-        advantage: what it was worth in training.
-        explanations: reward -> what its score rests on, where it says.
-        image_size: width and height of the first picture that was shown, before it was reduced.
+        advantage: advantage of the sample in training.
+        explanations: reward -> explanation of its score, if it has one.
+        image_size: width and height of the first input image, before it was reduced.
     """
 
     prompt: str
@@ -56,19 +56,19 @@ class SampleRecord:
 
     @property
     def notes(self) -> dict[str, RewardNote]:
-        """Reward -> what it said in words."""
-        return {name: note_of(said, self.reference) for name, said in self.explanations.items()}
+        """Reward -> its explanation in words."""
+        return {name: note_of(explanation, self.reference) for name, explanation in self.explanations.items()}
 
     @property
     def timelines(self) -> dict[str, Timeline]:
-        """Reward -> the spans and moments it saw, where it saw any."""
-        found = {name: timeline_of(said) for name, said in self.explanations.items()}
-        return {name: line for name, line in found.items() if line is not None}
+        """Reward -> the timeline of its explanation, if it has one."""
+        timelines = {name: timeline_of(explanation) for name, explanation in self.explanations.items()}
+        return {name: line for name, line in timelines.items() if line is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSet:
-    """The samples of one step; line i of two sets, of evaluations, answers the same request."""
+    """The samples of a step; in evaluations, line i of every set belongs to the same request."""
 
     step: int
     log: Log
@@ -77,7 +77,7 @@ class SampleSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardChange:
-    """A reward before and after; None where it was not given."""
+    """The value of a reward before and after; None if it did not apply."""
 
     name: str
     before: float | None
@@ -85,10 +85,10 @@ class RewardChange:
 
 
 def read_sample_sets(files: RunFiles, kind: str = "step") -> list[SampleSet]:
-    """Every step that has samples of the kind (``step``: evaluations; ``train``: groups of training), in order."""
+    """The sample sets of a kind (``step``: evaluations; ``train``: groups of training), in order of steps."""
     steps = [number for number in map(_number_of, files.folders("samples", f"{kind}-")) if number is not None]
     sample_sets = []
-    for step, name in evenly(sorted(steps), MAX_ALBUMS):
+    for step, name in evenly(sorted(steps), MAX_STEPS):
         log = read_log(files, f"samples/{name}/samples.jsonl")
         if log.rows:
             folder = files.root / "samples" / name
@@ -103,21 +103,21 @@ def _number_of(name: str) -> tuple[int, str] | None:
 
 
 def first_and_last(sample_sets: Sequence[SampleSet]) -> list[SampleSet]:
-    """The two ends of the run; fewer if fewer steps have samples."""
+    """The first and the last set; fewer if fewer steps have samples."""
     return [sample_sets[0], sample_sets[-1]] if len(sample_sets) > 1 else list(sample_sets)
 
 
 def shared_requests(ends: Sequence[SampleSet]) -> list[int]:
-    """Lines that ask the same at the first step and the last."""
+    """Indices of the lines whose request is the same at the first and the last step."""
     if not ends:
         return []
     num_lines = min(len(sample_set.records) for sample_set in ends)
-    asked = [[(record.prompt, record.images) for record in sample_set.records] for sample_set in (ends[0], ends[-1])]
-    return [index for index in range(num_lines) if _same(*asked[0][index], *asked[1][index])]
+    requests = [[(record.prompt, record.images) for record in sample_set.records] for sample_set in (ends[0], ends[-1])]
+    return [index for index in range(num_lines) if _same(*requests[0][index], *requests[1][index])]
 
 
 def reward_changes(ends: Sequence[SampleSet], requests: Sequence[int]) -> tuple[RewardChange, ...]:
-    """Mean reward of the requests at the first step and the last, reward by reward."""
+    """Mean of each reward over the requests, at the first and the last step."""
     names = dict.fromkeys(
         name for sample_set in ends for index in requests for name in sample_set.records[index].rewards
     )
@@ -132,16 +132,20 @@ def reward_changes(ends: Sequence[SampleSet], requests: Sequence[int]) -> tuple[
 
 
 def common_changes(ends: Sequence[SampleSet], requests: Sequence[int]) -> tuple[RewardChange, ...]:
-    """The rewards that gave all of the requests one and the same value, at the first step and at the last.
+    """The rewards with the same value for all requests, at the first and at the last step.
 
-    So does whatever judges the samples as a whole. None where there are fewer than two requests.
+    Rewards of the batch are such rewards. Empty with fewer than two requests.
     """
     names = {name for sample_set in ends for index in requests for name in sample_set.records[index].rewards}
     values = {
         name: [{sample_set.records[index].rewards.get(name) for index in requests} for sample_set in ends]
         for name in names
     }
-    common = {name for name, found in values.items() if all(len(seen) == 1 for seen in found) and len(requests) > 1}
+    common = {
+        name
+        for name, values_by_step in values.items()
+        if all(len(step_values) == 1 for step_values in values_by_step) and len(requests) > 1
+    }
     return tuple(change for change in reward_changes(ends, requests) if change.name in common)
 
 
@@ -153,9 +157,9 @@ def _same(prompt: str, images: Sequence[Path | None], other: str, others: Sequen
 def _record(row: Mapping[str, Any], folder: Path) -> SampleRecord:
     rewards = row.get("rewards")
     numbers = rewards.items() if isinstance(rewards, dict) else ()
-    shown = [one for key in ("images", "sounds") for one in _list(row.get(key))]
+    inputs = [file for key in ("images", "sounds") for file in _list(row.get(key))]
     explained, sizes = row.get("explanations"), row.get("image_sizes")
-    known = explained if isinstance(explained, dict) else {}
+    explanations = explained if isinstance(explained, dict) else {}
     size = sizes[0] if isinstance(sizes, list) and sizes and isinstance(sizes[0], list) else []
     return SampleRecord(
         prompt=str(row.get("prompt", "")),
@@ -163,14 +167,14 @@ def _record(row: Mapping[str, Any], folder: Path) -> SampleRecord:
         text=_text(row, "text"),
         turns=_turns(row.get("turns")),
         rewards={name: value for name, value in numbers if is_finite(value)},
-        group=_whole(row, "group") or 0,
-        images=tuple(folder / name if isinstance(name, str) else None for name in shown),
-        num_videos=_whole(row, "num_videos") or 0,
+        group=_integer(row, "group") or 0,
+        images=tuple(folder / name if isinstance(name, str) else None for name in inputs),
+        num_videos=_integer(row, "num_videos") or 0,
         reference=_text(row, "reference"),
         finished=row.get("finished") is not False,
-        num_tokens=_whole(row, "num_tokens"),
+        num_tokens=_integer(row, "num_tokens"),
         advantage=row["advantage"] if is_finite(row.get("advantage")) else None,
-        explanations={name: said for name, said in known.items() if isinstance(said, dict)},
+        explanations={name: explanation for name, explanation in explanations.items() if isinstance(explanation, dict)},
         image_size=(size[0], size[1]) if len(size) == 2 and all(map(is_finite, size)) else None,
         sound=folder / row["sound"] if isinstance(row.get("sound"), str) else None,
     )
@@ -181,13 +185,13 @@ def _list(value: object) -> list[Any]:
 
 
 def _turns(rows: object) -> tuple[tuple[str | None, str], ...]:
-    found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return tuple((_text(row, "state"), _text(row, "text") or "") for row in found)
+    turns = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return tuple((_text(row, "state"), _text(row, "text") or "") for row in turns)
 
 
 def _text(row: Mapping[str, Any], key: str) -> str | None:
     return row[key] if isinstance(row.get(key), str) else None
 
 
-def _whole(row: Mapping[str, Any], key: str) -> int | None:
+def _integer(row: Mapping[str, Any], key: str) -> int | None:
     return row[key] if is_step(row.get(key)) and isinstance(row[key], int) else None

@@ -1,7 +1,7 @@
-"""What a method learnt on a task, over the seeds it was run with.
+"""Statistics of a method on a task over seeds.
 
-A difference between two methods is taken seed by seed, as their runs of a seed share prompts, noise and the weights
-that they begin with; how far it can be trusted is Student's t interval of those differences.
+Differences between methods are paired by seed, because runs of one seed share prompts, noise and initial weights; their
+uncertainty is Student's t interval of the paired differences.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ DIVERSITY = {
     "samples/pixel_spread": "spread of a group's pixels",
     "samples/distinct_frac": "share of a group's texts that differ",
 }
-"""What is logged of how alike the members of a group are."""
+"""Metrics of the diversity within a group, with their titles."""
 
 LAST = 0.25
-"""Share of the steps at the end whose mean is given as the last reward and diversity."""
+"""Share of the last steps whose mean is the final reward and diversity."""
 
 T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-"""Student's t of 1, 2, ... degrees of freedom that 97.5 % lie below."""
+"""The 97.5 % quantile of Student's t for 1, 2, ... degrees of freedom."""
 
 
 ROUNDING = 1e-6
-"""Differences that deviate by no more are equal: what is measured is of float32."""
+"""Differences whose deviation is at most this are equal, as measurements are float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +39,11 @@ class SeedRun:
     """The numbers of one run.
 
     Attributes:
-        reward: step -> mean of its samples.
-        forwards: step -> forwards until then, those of warm-up and evaluation left out.
-        seconds: step -> seconds until then, likewise.
+        reward: step -> mean reward of its samples.
+        forwards: step -> cumulative forwards without warm-up and evaluation.
+        seconds: step -> cumulative seconds without warm-up and evaluation.
         measured: evaluated measure -> step -> value.
-        diversity: what is logged of it -> step -> value.
+        diversity: diversity metric -> step -> value.
     """
 
     reward: Mapping[float, float]
@@ -55,14 +55,14 @@ class SeedRun:
 
 @dataclass(frozen=True, slots=True)
 class SeedMean:
-    """Mean over the seeds and sample deviation; no deviation of one seed alone."""
+    """Mean and sample deviation over the seeds; no deviation for a single seed."""
 
     mean: float
     deviation: float | None
 
     @classmethod
     def of(cls, values: Sequence[float]) -> SeedMean | None:
-        """None of no values."""
+        """The mean of some values; None if there are none."""
         if not values:
             return None
         return cls(fmean(values), stdev(values) if len(values) > 1 else None)
@@ -70,14 +70,14 @@ class SeedMean:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A mean difference and half its 95 % interval; none of one seed alone, nor of seeds that say the same."""
+    """A mean difference and half of its 95 % interval; no interval for a single seed or equal differences."""
 
     mean: float
     half: float | None
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether the interval leaves out 0."""
+        """Whether the interval excludes 0."""
         return self.half is not None and abs(self.mean) > self.half
 
 
@@ -90,16 +90,16 @@ def read_run(files: RunFiles) -> SeedRun:
         forwards=_running({step: per_sample[step] * samples.get(step, math.nan) for step in per_sample}),
         seconds=_running(_seconds(metrics)),
         measured={name: by_step(evaluation, key, fmean) for name, key in measures(evaluation).items()},
-        diversity={key: found for key in DIVERSITY if (found := by_step(metrics, key, fmean))},
+        diversity={key: values for key in DIVERSITY if (values := by_step(metrics, key, fmean))},
     )
 
 
 def _seconds(metrics: Log) -> dict[float, float]:
-    """Rollout and rewards of a step, which each of its lines repeats, and all of its updates."""
-    once = [by_step(metrics, f"time/{part}_s", fmean) for part in ("rollout", "reward")]
+    """Seconds of a step: rollout and rewards, which each line of the step repeats, and the sum of its updates."""
+    repeated = [by_step(metrics, f"time/{part}_s", fmean) for part in ("rollout", "reward")]
     return {
-        step: took + sum(part.get(step, 0.0) for part in once)
-        for step, took in by_step(metrics, "time/update_s", sum).items()
+        step: update_s + sum(part.get(step, 0.0) for part in repeated)
+        for step, update_s in by_step(metrics, "time/update_s", sum).items()
     }
 
 
@@ -108,36 +108,36 @@ def _running(of_step: Mapping[float, float]) -> dict[float, float]:
 
 
 def over_seeds(
-    found: Sequence[Mapping[float, float]], label: str, at: Sequence[Mapping[float, float]] = ()
+    values_by_seed: Sequence[Mapping[float, float]], label: str, at: Sequence[Mapping[float, float]] = ()
 ) -> MetricCurve:
-    """The mean over the seeds at every step that all have, with their sample deviation as a band.
+    """The mean over the seeds at every step that all seeds have, with the sample deviation as a band.
 
     Args:
-        found: step -> value, of each seed.
-        label: of the curve.
-        at: step -> where on the axis, of each seed, whose mean is taken; none: at the step.
+        values_by_seed: step -> value, for each seed.
+        label: label of the curve.
+        at: step -> position on the axis, for each seed, of which the mean is used; empty: the step.
 
     Returns:
         The curve.
     """
-    steps = sorted(set.intersection(*(set(one) for one in (*found, *at)))) if found else []
-    spreads = [SeedMean.of([one[step] for one in found]) for step in steps]
-    places = [fmean(one[step] for one in at) if at else step for step in steps]
-    kept = [
-        (x, y) for x, y in zip(places, spreads, strict=True) if y is not None and is_finite(x) and is_finite(y.mean)
+    steps = sorted(set.intersection(*(set(values) for values in (*values_by_seed, *at)))) if values_by_seed else []
+    spreads = [SeedMean.of([values[step] for values in values_by_seed]) for step in steps]
+    positions = [fmean(values[step] for values in at) if at else step for step in steps]
+    points = [
+        (x, y) for x, y in zip(positions, spreads, strict=True) if y is not None and is_finite(x) and is_finite(y.mean)
     ]
     return MetricCurve(
         label=label,
-        points=tuple((x, y.mean) for x, y in kept),
-        spread=tuple(y.deviation or 0.0 for _, y in kept) if len(found) > 1 else None,
+        points=tuple((x, y.mean) for x, y in points),
+        spread=tuple(y.deviation or 0.0 for _, y in points) if len(values_by_seed) > 1 else None,
     )
 
 
-def at_the_end(values: Mapping[float, float]) -> float | None:
+def final_mean(values: Mapping[float, float]) -> float | None:
     """The mean over the last quarter of the steps."""
     steps = sorted(values)
-    kept = steps[-max(1, round(len(steps) * LAST)) :]
-    return fmean(values[step] for step in kept) if kept else None
+    last_steps = steps[-max(1, round(len(steps) * LAST)) :]
+    return fmean(values[step] for step in last_steps) if last_steps else None
 
 
 def last(values: Mapping[float, float]) -> float | None:
@@ -146,20 +146,20 @@ def last(values: Mapping[float, float]) -> float | None:
 
 
 def spread_of(runs: Iterable[SeedRun], take: Callable[[SeedRun], float | None]) -> SeedMean | None:
-    """A number of each run over the seeds; those that lack it are left out."""
+    """Mean and deviation of a number over the runs that have it."""
     return SeedMean.of([value for run in runs if (value := take(run)) is not None])
 
 
 def difference(values: Sequence[float | None], others: Sequence[float | None]) -> Difference | None:
-    """How much larger the one is than the other, seed by seed.
+    """The mean difference of values paired by seed.
 
     Args:
-        values: of each seed; None where there is none.
-        others: of the same seeds.
+        values: value of each seed, or None.
+        others: values of the baseline for the same seeds.
 
     Returns:
-        The mean of the differences and half of its 95 % interval, t s / sqrt(n); None where no seed has both. Of
-        differences that are equal, as counts of few samples are by chance, s = 0 would promise too much.
+        The mean of the differences and half of its 95 % interval, t s / sqrt(n); None if no seed has both. Equal
+        differences (s = 0), which small counts give by chance, have no interval.
     """
     pairs = [a - b for a, b in zip(values, others, strict=True) if a is not None and b is not None]
     spread = SeedMean.of(pairs)

@@ -1,4 +1,4 @@
-"""The texts of a run: the same requests before and after, and groups of training with what each text was worth."""
+"""The texts of a run: the same requests before and after, and groups of training with their advantages."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ MEDIA_BYTES = 4_800_000  # base64 makes 6.4 MB of it; the page stays under 8 MB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredRequest:
-    """What was asked.
+    """A request of the page.
 
     Attributes:
-        prompt: the text.
-        pictures: what was shown; None where it was not kept or cannot be read.
-        num_more: pictures beyond those.
-        num_videos: videos that were shown.
-        reference: the right answer, where the data has one.
-        alt: the pictures in words.
-        marks: what rewards saw in the first picture.
+        prompt: the text of the prompt.
+        pictures: the input images; None for one that was not saved or cannot be read.
+        num_more: number of further images.
+        num_videos: number of input videos.
+        reference: the reference answer, if the data has one.
+        alt: alternative text of the images.
+        marks: marks of the rewards in the first image.
     """
 
     prompt: str
@@ -58,7 +58,7 @@ class AnsweredRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRow:
-    """One request's answers, one per step; None where a step has none."""
+    """The answers to a request, one per step; None for a step without one."""
 
     request: AnsweredRequest
     answers: tuple[SampleRecord | None, ...]
@@ -66,14 +66,14 @@ class TextRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedGroup:
-    """The answers that a request got in a training step, from the most to the least advantageous.
+    """The answers to a request in a training step, sorted by descending advantage.
 
     Attributes:
         step: the training step.
-        request: what was asked.
-        members: the answers.
-        num_members: how many there were.
-        is_dead: all advantages are 0, so that the group taught nothing.
+        request: the request.
+        members: the answers that the page shows.
+        num_members: size of the group.
+        is_dead: whether all advantages are 0.
     """
 
     step: int
@@ -84,13 +84,13 @@ class TrainedGroup:
 
     @property
     def num_columns(self) -> int:
-        """Answers beside each other, so that the lines come out even where they can."""
+        """Answers per line: a divisor of their number if possible."""
         return next((number for number in (4, 3) if len(self.members) % number == 0), 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeChanges:
-    """Of ``num`` requests, how many became right, became wrong, and were right or wrong at both steps."""
+    """Of ``num`` requests, the numbers that became right, became wrong, and were right or wrong at both steps."""
 
     num: int
     gained: int
@@ -101,18 +101,18 @@ class OutcomeChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """What the page shows of the texts.
+    """The texts of the page.
 
     Attributes:
         steps: the first evaluated step and the last, or the only one.
         rows: requests with their answers at those steps.
         common: the rewards whose value is the same for all requests, left out of the rows.
-        verdicts: the rewards that only ever gave 0 or 1, and both.
-        turned: of those, how the requests' verdicts turned from the first step to the last.
-        num_requests: how many there are to choose from.
-        num_movers: how many of the rows, the first ones, are there because their scores moved.
-        groups: groups of a few training steps, step by step.
-        num_kept_steps: training steps of which groups were kept.
+        verdicts: the rewards whose values are 0 and 1.
+        turned: binary reward -> changes of the requests' outcomes from the first step to the last.
+        num_requests: number of requests to choose from.
+        num_movers: number of rows, at the start, that were chosen by the change of their scores.
+        groups: groups of a few training steps, by step.
+        num_saved_steps: number of training steps with saved groups.
     """
 
     steps: tuple[int, ...]
@@ -123,30 +123,30 @@ class Texts:
     num_requests: int
     num_movers: int
     groups: tuple[TrainedGroup, ...]
-    num_kept_steps: int
+    num_saved_steps: int
 
     @property
     def pictures(self) -> list[EmbeddedImage]:
-        """Every picture that is shown."""
+        """Every image of the requests."""
         requests = [row.request for row in self.rows] + [group.request for group in self.groups]
         return [picture for request in requests for picture in request.pictures if picture]
 
     @property
     def is_brief(self) -> bool:
-        """Whether every text is short, so that many fit beside each other."""
-        said = [record for row in self.rows for record in row.answers] + [
+        """Whether every text is short, so that many fit in a line."""
+        records = [record for row in self.rows for record in row.answers] + [
             s for group in self.groups for s in group.members
         ]
-        return all(len(record.text or "") <= 60 for record in said if record)
+        return all(len(record.text or "") <= 60 for record in records if record)
 
 
 def texts_of(
     files: RunFiles, sample_sets: Sequence[SampleSet], trained: Sequence[SampleSet], *, media_bytes: int = MEDIA_BYTES
 ) -> Texts | None:
-    """What the page shows of the evaluations' texts and of the training's; None if nothing was written.
+    """The texts of the evaluations and of training; None if there are none.
 
-    Steps are chosen by their position, and so are requests; where not all have room, half of it is for those whose
-    scores moved most.
+    Steps and requests are chosen by position; if there are too many requests, half of them are those whose scores
+    changed most.
     """
     ends = first_and_last(sample_sets)
     written = [
@@ -159,34 +159,34 @@ def texts_of(
     groups = [group for sample_set in evenly(trained, MAX_TRAINED_STEPS) for group in _groups(sample_set)]
     if not chosen and not groups:
         return None
-    asking = [ends[0].records[index] for index in chosen] + [records[0] for _, records in groups]
-    num_pictures = sum(min(len(record.images), MAX_IMAGES) for record in asking)
+    request_records = [ends[0].records[index] for index in chosen] + [records[0] for _, records in groups]
+    num_pictures = sum(min(len(record.images), MAX_IMAGES) for record in request_records)
     load = partial(load_picture, files, share=media_bytes // max(num_pictures, 1))
     common = common_changes(ends, written)
-    said_once = {change.name for change in common if _is_explained_once(change.name, ends, written)}
-    verdicts = verdicts_of([record for sample_set in (*ends, *trained) for record in sample_set.records])
+    hidden = {change.name for change in common if _is_explained_once(change.name, ends, written)}
+    verdicts = binary_rewards([record for sample_set in (*ends, *trained) for record in sample_set.records])
     answered = {name for sample_set in ends for index in written for name in sample_set.records[index].rewards}
     return Texts(
         steps=tuple(sample_set.step for sample_set in ends),
         rows=tuple(
             TextRow(
                 request=_request([sample_set.records[index] for sample_set in ends], load),
-                answers=tuple(_answer(sample_set.records[index], said_once) for sample_set in ends),
+                answers=tuple(_answer(sample_set.records[index], hidden) for sample_set in ends),
             )
             for index in chosen
         ),
         common=common,
         verdicts=frozenset(verdicts),
-        turned={name: _turned(name, ends, written) for name in sorted(verdicts & answered)},
+        turned={name: _outcome_changes(name, ends, written) for name in sorted(verdicts & answered)},
         num_requests=len(written),
         num_movers=len(movers),
         groups=tuple(_trained_group(step, records, load) for step, records in groups),
-        num_kept_steps=len(trained),
+        num_saved_steps=len(trained),
     )
 
 
 def _movers(ends: Sequence[SampleSet], written: Sequence[int]) -> list[int]:
-    """Of more requests than have room, those whose scores moved most, both ways."""
+    """If there are more than MAX_TEXTS requests, those whose scores changed most, up or down."""
     if len(written) <= MAX_TEXTS or len(ends) < 2:
         return []
     scales = scales_of(ends, ())
@@ -194,17 +194,17 @@ def _movers(ends: Sequence[SampleSet], written: Sequence[int]) -> list[int]:
     return moved_most(movement, lambda index: ends[0].records[index].prompt, MAX_TEXTS // 2)
 
 
-def verdicts_of(records: Sequence[SampleRecord]) -> set[str]:
-    """The rewards that only ever gave 0 or 1, and both."""
-    given: dict[str, set[float]] = {}
+def binary_rewards(records: Sequence[SampleRecord]) -> set[str]:
+    """The rewards whose values are exactly 0 and 1."""
+    values_by_name: dict[str, set[float]] = {}
     for record in records:
         for name, value in record.rewards.items():
-            given.setdefault(name, set()).add(value)
-    return {name for name, values in given.items() if values == {0, 1}}
+            values_by_name.setdefault(name, set()).add(value)
+    return {name for name, values in values_by_name.items() if values == {0, 1}}
 
 
-def _turned(name: str, ends: Sequence[SampleSet], requests: Sequence[int]) -> OutcomeChanges:
-    """How a verdict turned, over the requests that have it at every end."""
+def _outcome_changes(name: str, ends: Sequence[SampleSet], requests: Sequence[int]) -> OutcomeChanges:
+    """Changes of a binary reward over the requests that have it at both steps."""
     pairs = [
         tuple(sample_set.records[index].rewards.get(name) for sample_set in (ends[0], ends[-1])) for index in requests
     ]
@@ -217,10 +217,10 @@ def _turned(name: str, ends: Sequence[SampleSet], requests: Sequence[int]) -> Ou
     )
 
 
-def _answer(record: SampleRecord, said_once: Container[str]) -> SampleRecord | None:
-    """What was written, with the rewards that are not said once for all."""
-    kept = {name: value for name, value in record.rewards.items() if name not in said_once}
-    return replace(record, rewards=kept) if record.text is not None else None
+def _answer(record: SampleRecord, hidden: Container[str]) -> SampleRecord | None:
+    """The record without the rewards that the page shows once for all requests; None without a text."""
+    rewards = {name: value for name, value in record.rewards.items() if name not in hidden}
+    return replace(record, rewards=rewards) if record.text is not None else None
 
 
 def _is_explained_once(name: str, ends: Sequence[SampleSet], requests: Sequence[int]) -> bool:
@@ -246,16 +246,16 @@ def _trained_group(step: int, records: Sequence[SampleRecord], load: Load) -> Tr
 
 
 def _request(records: Sequence[SampleRecord], load: Load, *, grouped: bool = False) -> AnsweredRequest:
-    """What was asked, with the marks of all answers; of those to one request over time the first is before."""
-    record, shown = records[0], records[0].images[:MAX_IMAGES]
+    """The request with the marks of all answers; over time, the marks of the first answer are ``before``."""
+    record, paths = records[0], records[0].images[:MAX_IMAGES]
     kinds = ["after" if grouped or len(records) == 1 else "before", *["after"] * (len(records) - 1)]
     marks = [
         m for s, kind in zip(records, kinds, strict=True) for m in marks_of(s.explanations, record.image_size, kind)
     ]
     return AnsweredRequest(
         prompt=record.prompt,
-        pictures=tuple(load(path) if path else None for path in shown),
-        num_more=len(record.images) - len(shown),
+        pictures=tuple(load(path) if path else None for path in paths),
+        num_more=len(record.images) - len(paths),
         num_videos=record.num_videos,
         reference=record.reference,
         alt=f"shown with: {clip(record.prompt, 200)}",

@@ -1,4 +1,4 @@
-"""Where the marks of an axis lie and what they are called."""
+"""Positions and labels of axis ticks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mmgrpo.report.number_format import MINUS, power_of_ten
 
 
 def enclosing_ticks(low: float, high: float) -> list[float]:
-    """About four round numbers that enclose the range; zero is one of them where it is near."""
+    """About four round numbers that enclose the range, including zero if it is near."""
     if 0 < low < high / 2:
         low = 0.0
     if high - low <= 1e-12 * max(abs(low), abs(high)):
@@ -20,13 +20,13 @@ def enclosing_ticks(low: float, high: float) -> list[float]:
 
 
 def whole_ticks(first: float, last: float) -> list[float]:
-    """About six round whole numbers within the range."""
+    """About six round integers within the range."""
     unit = max(1, round(_round_up((last - first) / 6 or 1)))
     return [index * unit for index in range(math.ceil(first / unit), math.floor(last / unit) + 1)]
 
 
 def tick_labels(ticks: Sequence[float]) -> tuple[list[str], str]:
-    """The ticks' labels, and the unit they are in where that is not 1."""
+    """The labels of the ticks, and their unit if it is not 1."""
     exponent = math.floor(math.log10(max(abs(tick) for tick in ticks)))
     shift = 0 if -2 <= exponent < 6 else exponent
     unit = (ticks[1] - ticks[0]) / 10**shift

@@ -1,6 +1,6 @@
-"""The code by which an exported model is loaded, as its card shows it.
+"""Python code that loads an exported model, for its model card.
 
-It is generated from the exported files, and ``tests/test_cards.py`` executes it for every kind of policy.
+The code is generated from the exported files; ``tests/test_cards.py`` executes it for every kind of policy.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from mmgrpo.system.targets import is_own
 
 FOLDER = '"THIS_FOLDER_OR_REPOSITORY"'
 LOADERS, PIPELINE_CLASS = "mmgrpo_loaders", "mmgrpo_pipeline"
-"""In the header of diffusers' file: by which call each component loads its adapters; the class of the pipeline."""
+"""Header keys of the diffusers file: the loading call of each component's adapters; the class of the pipeline."""
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""Names that safetensors gives to dtypes, with torch's."""
+"""dtype name of safetensors -> name of torch."""
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
@@ -29,17 +29,17 @@ SINGLE_FILE = ".safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedModel:
-    """The model in a folder.
+    """The exported model of a folder.
 
     Attributes:
-        library: that loads it: peft, diffusers or transformers.
+        library: library that loads it: peft, diffusers or transformers.
         is_adapter: whether it needs the base model.
-        model_class: the class of the model or pipeline, where a file names it.
-        model_type: of a model of transformers.
-        absent: components that the pipeline does without, which diffusers has to be told where they are not optional.
-        loaders: of adapters of a pipeline: components with the call that loads theirs.
-        dtypes: of a whole model: dtypes by component; of a model of transformers under "".
-        processor: the class that loads the processor or tokenizer in the folder, if there is one.
+        model_class: class of the model or pipeline, if a file names it.
+        model_type: model type of a transformers model.
+        absent: components that the pipeline lacks, which from_pretrained gets as None if they are not optional.
+        loaders: component -> call that loads its adapters, for adapters of a pipeline.
+        dtypes: component -> dtype, for a full model; a transformers model has the key "".
+        processor: class that loads the processor or tokenizer of the folder, if there is one.
     """
 
     library: str
@@ -54,14 +54,14 @@ class ExportedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseModelSource:
-    """The base model as the run's configuration names it.
+    """The source of the base model in the configuration of the run.
 
     Attributes:
-        model: its path or hub id, or the function that builds it.
-        dtype: in which the run loaded it.
-        components: of a pipeline: dtypes of components other than that, None for those that are left out.
-        options: further arguments of ``from_pretrained`` that the run passed: revision, variant.
-        single_file_config: of a one-file checkpoint: the folder or hub id of its pipeline's configuration.
+        model: path, hub id, or the function that builds it.
+        dtype: dtype that the run loaded it in.
+        components: pipeline component -> dtype where it differs, None for a component that is not loaded.
+        options: further arguments of ``from_pretrained``: revision, variant.
+        single_file_config: folder or hub id of the pipeline configuration of a single-file checkpoint.
     """
 
     model: str | None = None
@@ -72,7 +72,7 @@ class BaseModelSource:
 
 
 def exported_in(folder: Path) -> ExportedModel:
-    """The model that a folder holds, by the files that libraries look for."""
+    """The exported model of a folder, by the file names of the libraries."""
     processor = "AutoTokenizer" if any((folder / name).is_file() for name in TOKENIZER_FILES) else None
     processor = "AutoProcessor" if any((folder / name).is_file() for name in PROCESSOR_FILES) else processor
     if (folder / ADAPTERS[0]).is_file() or (folder / PEFT_CONFIG).is_file():
@@ -104,17 +104,17 @@ def exported_in(folder: Path) -> ExportedModel:
 
 
 def absent_in(index: Mapping[str, Any]) -> tuple[str, ...]:
-    """Components that a pipeline's index says are not there."""
+    """Components that are absent according to the index of a pipeline."""
     return tuple(name for name, kind in index.items() if kind == [None, None] and name.isidentifier())
 
 
 def usage(exported: ExportedModel, base: BaseModelSource) -> str:
-    """The code: names of classes and, as literals, how the run names its base model."""
+    """The code that loads the model; paths and options of the base model are literals."""
     if exported.library == "peft":
         return _peft_model(exported, base)
     if exported.library == "diffusers":
-        return _pipeline_adapters(exported, base) if exported.is_adapter else _whole_pipeline(exported)
-    return _whole_model(exported)
+        return _pipeline_adapters(exported, base) if exported.is_adapter else _full_pipeline(exported)
+    return _full_model(exported)
 
 
 def _peft_model(exported: ExportedModel, base: BaseModelSource) -> str:
@@ -158,8 +158,8 @@ def _base_pipeline(base: BaseModelSource, kind: str) -> list[str]:
         left_out = "".join(f", {name}=None" for name, dtype in base.components.items() if dtype is None)
         config = f", config={base.single_file_config!r}" if base.single_file_config else ""
         arguments = f"{_arguments(replace(base, components={}))}{config}{left_out}"
-        own = {name: dtype for name, dtype in base.components.items() if dtype in DTYPES.values()}
-        casts = [f"pipeline.{name}.to(torch.{dtype})" for name, dtype in own.items()]  # it takes one dtype for all
+        dtypes = {name: dtype for name, dtype in base.components.items() if dtype in DTYPES.values()}
+        casts = [f"pipeline.{name}.to(torch.{dtype})" for name, dtype in dtypes.items()]  # it takes one dtype for all
         return [f"pipeline = {kind}.from_single_file({_literal(base)}, {arguments})", *casts]
     path = Path(base.model) if base.model and not is_own(base.model) else None
     index = _json(path / "model_index.json") if path is not None and path.is_dir() else None
@@ -168,7 +168,7 @@ def _base_pipeline(base: BaseModelSource, kind: str) -> list[str]:
     return [f"pipeline = DiffusionPipeline.from_pretrained({_literal(base)}, {_arguments(base)}{absent})"]
 
 
-def _whole_pipeline(exported: ExportedModel) -> str:
+def _full_pipeline(exported: ExportedModel) -> str:
     kind = exported.model_class or "DiffusionPipeline"
     absent = "".join(f", {name}=None" for name in exported.absent)
     dtypes = set(exported.dtypes.values()) or {"float32"}
@@ -181,7 +181,7 @@ def _whole_pipeline(exported: ExportedModel) -> str:
     )
 
 
-def _whole_model(exported: ExportedModel) -> str:
+def _full_model(exported: ExportedModel) -> str:
     kind = auto_class(exported.model_class, exported.model_type)
     classes: list[str] = sorted({kind, *([exported.processor] if exported.processor else [])})
     dtype = exported.dtypes.get("", "float32")
@@ -202,14 +202,14 @@ def _processor(exported: ExportedModel) -> list[str]:
 
 
 def auto_class(model_class: str | None, model_type: str | None = None) -> str:
-    """The class of transformers to load a model by: the Auto class of its task, else its own.
+    """The transformers class that loads a model: the Auto class of its task, else the class of the model.
 
     Args:
-        model_class: the name of its class.
-        model_type: of its configuration.
+        model_class: class name of the model.
+        model_type: model type of its configuration.
 
     Returns:
-        The name of a class of transformers; AutoModel for classes that come with their own code.
+        The name of a transformers class; AutoModel for remote code.
     """
     import transformers
     from transformers.models.auto import modeling_auto as auto
@@ -247,7 +247,7 @@ def _arguments(base: BaseModelSource) -> str:
 
 
 def _header(file: Path) -> tuple[dict[str, str], str | None]:
-    """The loaders and the pipeline's class, as the header states them; what is not a name is left out."""
+    """The loaders and the pipeline class of the header, without invalid names."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -256,13 +256,13 @@ def _header(file: Path) -> tuple[dict[str, str], str | None]:
         stated = _mapping(json.loads(header.get(LOADERS) or "{}"))
     except (SafetensorError, OSError, ValueError):
         return {}, None
-    known = ("pipeline", "component", "peft")
-    loaders = {name: loader for name, loader in stated.items() if _name(name) and loader in known}
+    valid_loaders = ("pipeline", "component", "peft")
+    loaders = {name: loader for name, loader in stated.items() if _name(name) and loader in valid_loaders}
     return loaders, _name(header.get(PIPELINE_CLASS))
 
 
 def _dtype_in(folder: Path) -> str | None:
-    """The dtype of a component's weights, by the first of them that is of floating point."""
+    """The dtype of the first floating-point weight of a component."""
     from safetensors import SafetensorError, safe_open
 
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() and _name(folder.name) else []

@@ -1,1 +1,1 @@
-"""Several methods on one task over several seeds: which runs that takes, how they are carried out, what they show."""
+"""Compares methods on one task over several seeds: plans and executes the runs."""

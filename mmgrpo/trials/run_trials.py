@@ -1,4 +1,4 @@
-"""Carries out the runs of a comparison, each in a process of its own."""
+"""Executes the runs of a comparison, each in a separate process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mmgrpo.system.console import brief
 from mmgrpo.trials.trial_plan import Comparison, ComparisonTrial
 
 LOG_TAIL = 20_000
-"""Bytes at the end of a log in which the reason of a failure is looked for."""
+"""Bytes at the end of a log that are searched for the reason of a failure."""
 
 
 @final
@@ -29,25 +29,25 @@ class ComparisonInterrupted(BaseException):
     """A signal that ends the comparison.
 
     Attributes:
-        exit_code: as a shell gives it.
+        exit_code: 128 + signal number, as in shells.
     """
 
     def __init__(self, number: int) -> None:
-        """Of the signal of a number."""
+        """Made from the number of the signal."""
         super().__init__(number)
         self.exit_code = 128 + number
 
 
 @final
 class ComparisonRunner:
-    """Runs in processes, a few at a time; what ended before is not run again, and what was cut off goes on."""
+    """Executes runs in processes, a few at a time; skips finished runs and resumes interrupted ones."""
 
     def __init__(self, *, num_jobs: int, say: Callable[[str], None]) -> None:
-        """Starts nothing yet.
+        """Starts no process.
 
         Args:
-            num_jobs: how many run at a time.
-            say: is given a line for every run that ended.
+            num_jobs: number of runs at a time.
+            say: prints a line.
         """
         self._num_jobs = num_jobs
         self._say = say
@@ -57,38 +57,38 @@ class ComparisonRunner:
         self._reasons: dict[str, str] = {}
 
     def carry_out(self, comparison: Comparison) -> list[ComparisonTrial]:
-        """Runs what is left of a comparison: the warm-ups, then everything else.
+        """Executes the remaining runs of a comparison: the warm-ups, then the methods.
 
         Args:
-            comparison: whose configurations are written.
+            comparison: the runs, with written configurations.
 
         Returns:
-            The runs that failed; what they said is in their logs.
+            The failed runs; their logs have the errors.
 
         Raises:
-            ComparisonInterrupted: Ctrl-C or SIGTERM came; what runs was told to end.
+            ComparisonInterrupted: Ctrl-C or SIGTERM was received, and the running processes were terminated.
         """
-        left = [trial for trial in comparison.runs if not has_ended(trial.folder)]
-        if known := len(comparison.runs) - len(left):
-            self._say(f"{known} of {len(comparison.runs)} runs are there already")
-        with _told_to_end():
-            first = self._all([trial for trial in left if trial in comparison.warmups])
-            broken = {trial.seed for trial in first}
-            rest = [trial for trial in left if trial not in comparison.warmups]
-            return first + self._all([trial for trial in rest if trial.seed not in broken])
+        remaining = [trial for trial in comparison.runs if not has_ended(trial.folder)]
+        if num_done := len(comparison.runs) - len(remaining):
+            self._say(f"{num_done} of {len(comparison.runs)} runs have finished already")
+        with _interrupt_on_signals():
+            failed_warmups = self._all([trial for trial in remaining if trial in comparison.warmups])
+            failed_seeds = {trial.seed for trial in failed_warmups}
+            rest = [trial for trial in remaining if trial not in comparison.warmups]
+            return failed_warmups + self._all([trial for trial in rest if trial.seed not in failed_seeds])
 
     def _all(self, trials: Sequence[ComparisonTrial]) -> list[ComparisonTrial]:
         failed: list[ComparisonTrial] = []
-        began = time.perf_counter()
+        start = time.perf_counter()
         with ThreadPoolExecutor(self._num_jobs) as pool:
             pending = {pool.submit(self._one, trial): trial for trial in trials}
             try:
                 for done, future in enumerate(as_completed(pending), 1):
-                    trial, took_s = pending[future], future.result()
-                    is_whole = has_ended(trial.folder)
-                    failed += [] if is_whole else [trial]
-                    left_s = (time.perf_counter() - began) / done * (len(trials) - done)
-                    ended = f"{duration(took_s)}" if is_whole else self._failure(trial)
+                    trial, elapsed_s = pending[future], future.result()
+                    is_finished = has_ended(trial.folder)
+                    failed += [] if is_finished else [trial]
+                    left_s = (time.perf_counter() - start) / done * (len(trials) - done)
+                    ended = f"{duration(elapsed_s)}" if is_finished else self._failure(trial)
                     more = f"; about {duration(left_s)} left" if done < len(trials) else ""
                     self._say(f"{trial.name} ({done} of {len(trials)}): {ended}{more}")
             except BaseException:
@@ -96,12 +96,12 @@ class ComparisonRunner:
                 for future in pending:
                     future.cancel()
                 self._end()
-                self._say("cut off: what ran keeps a checkpoint, and the same command goes on from here")
+                self._say("interrupted: running runs save a checkpoint; the same command resumes the comparison")
                 raise
         return failed
 
     def _failure(self, trial: ComparisonTrial) -> str:
-        """How a run failed: the reason in full the first time, and for the same reason again the run that had it."""
+        """The reason of a failure; if an earlier run failed for the same reason, the name of that run."""
         reason = failure_reason(trial.log)
         first = self._reasons.setdefault(reason, trial.name)
         return (
@@ -109,30 +109,30 @@ class ComparisonRunner:
         )
 
     def _one(self, trial: ComparisonTrial) -> float:
-        began = time.perf_counter()
-        what = ["--resume", str(trial.folder)] if clear_unbegun(trial.folder) else [str(trial.file)]
+        start = time.perf_counter()
+        arguments = ["--resume", str(trial.folder)] if clear_unbegun(trial.folder) else [str(trial.file)]
         with trial.log.open("ab") as log:
             with self._lock:
                 if self._is_told:
                     return 0.0
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "mmgrpo", "train", *what], stdout=log, stderr=subprocess.STDOUT
+                    [sys.executable, "-m", "mmgrpo", "train", *arguments], stdout=log, stderr=subprocess.STDOUT
                 )
                 self._running.add(process)
             process.wait()
         with self._lock:
             self._running.discard(process)
-        return time.perf_counter() - began
+        return time.perf_counter() - start
 
     def _end(self) -> None:
-        """Tells what runs to end, which leaves a checkpoint of it."""
+        """Terminates the running processes, which save a checkpoint."""
         with self._lock:
             for process in self._running:
                 process.terminate()
 
 
 def failure_reason(log: Path) -> str:
-    """What a failed run wrote last of why: the line of its error, else the last line of its log."""
+    """The reason of a failed run: the last error line of its log, else the last line."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - LOG_TAIL))
@@ -144,15 +144,15 @@ def failure_reason(log: Path) -> str:
 
 
 @contextmanager
-def _told_to_end() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and what Slurm warns by raise what tells them apart."""
+def _interrupt_on_signals() -> Iterator[None]:
+    """A context in which Ctrl-C, SIGTERM and the warning signals of Slurm raise ComparisonInterrupted."""
 
-    def told(number: int, frame: FrameType | None) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         raise ComparisonInterrupted(number)
 
-    before = {number: signal.signal(number, told) for number in (signal.SIGINT, *TERMINATING)}
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, *TERMINATING)}
     try:
         yield
     finally:
-        for number, answer in before.items():
-            signal.signal(number, answer)
+        for number, handler in before.items():
+            signal.signal(number, handler)

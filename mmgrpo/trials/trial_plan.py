@@ -1,4 +1,4 @@
-"""Which runs it takes to compare methods on a task."""
+"""Plans the runs of a comparison of methods on a task."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class ComparisonTrial:
     """A run of a comparison.
 
     Attributes:
-        method: what it is called; empty: the warm-up that the methods of a seed share.
-        seed: of everything that is drawn.
-        config: how it trains.
-        root: the comparison's folder.
+        method: label of the method; empty: the warm-up that the methods of a seed share.
+        seed: random seed.
+        config: the configuration.
+        root: folder of the comparison.
     """
 
     method: str
@@ -34,22 +34,22 @@ class ComparisonTrial:
 
     @property
     def name(self) -> str:
-        """Of its run folder and its files."""
+        """Name of the run folder and the files."""
         return f"{self.method or 'warm-up'}-{self.seed}"
 
     @property
     def folder(self) -> Path:
-        """Its run folder."""
+        """The run folder."""
         return self.root / RUNS / self.name
 
     @property
     def file(self) -> Path:
-        """Its configuration."""
+        """The configuration file."""
         return self.root / CONFIGURATIONS / f"{self.name}.yaml"
 
     @property
     def log(self) -> Path:
-        """What it prints."""
+        """The log file."""
         return self.root / LOGS / f"{self.name}.txt"
 
 
@@ -58,12 +58,12 @@ class Comparison:
     """The runs of a comparison.
 
     Attributes:
-        on: the task's configuration.
-        overrides: what lies over every run.
-        methods: what is compared, by the names that they are called by.
-        warmups: runs whose weights the methods of a seed begin with; none where each run warms up by itself.
-        trials: a run of each method and seed; the seeds of a method follow each other.
-        root: the folder.
+        on: name of the task's configuration.
+        overrides: ``a.b=c``, for every run.
+        methods: labels of the methods.
+        warmups: warm-up runs per seed, whose weights the methods start from; empty if each run has its own warm-up.
+        trials: a run per method and seed, ordered by method.
+        root: folder of the comparison.
     """
 
     on: str
@@ -75,47 +75,47 @@ class Comparison:
 
     @property
     def runs(self) -> tuple[ComparisonTrial, ...]:
-        """All of them, in an order in which each finds what it needs: a seed of every method, then the next."""
+        """All runs in order of execution: the warm-ups, then every method of a seed before the next seed."""
         return (*self.warmups, *sorted(self.trials, key=lambda trial: trial.seed))
 
 
 def plan_comparison(
     methods: Sequence[str], on: str, *, num_seeds: int, overrides: Sequence[str] = (), root: Path
 ) -> Comparison:
-    """What is to be run.
+    """Plans a comparison.
 
-    A method is merged on top of the task: what its file does not state is as the task has it. A method that the task
-    includes is left out first, so that every run has one method; where the task puts published values of it in force,
-    such as its batch and learning rate, these stay. Where the task begins with a
-    warm-up and trains every weight, the warm-up is run once a seed, and the methods begin with its weights.
+    A method is merged on top of the task, which keeps all other settings. A method that the task includes is removed
+    first, so every run has one method; published values of it that the task enables, such as its batch size and
+    learning rate, remain. If the task has a warm-up and trains every weight, the warm-up runs once per seed, and the
+    methods start from its weights.
 
     Args:
-        methods: names of shipped methods, or configurations of any kind.
-        on: the task, a configuration that can be run.
-        num_seeds: how many seeds, from the task's own on.
-        overrides: ``a.b=c``, over the task and every method.
-        root: the comparison's folder.
+        methods: names of shipped methods, or paths of configurations.
+        on: the task, a complete configuration.
+        num_seeds: number of seeds, starting at the seed of the task.
+        overrides: ``a.b=c``, for the task and every method.
+        root: folder of the comparison.
 
     Returns:
-        The runs, with their configurations resolved.
+        The runs, with resolved configurations.
 
     Raises:
-        ConfigError: a method comes twice, is not for the task's policy, or a configuration is wrong.
+        ConfigError: a method is repeated, does not fit the task's policy, or a configuration is not valid.
     """
     sources = {_label(name): _source(name) for name in methods}
     if len(sources) < len(methods):
-        raise ConfigError(f"a method comes twice in {', '.join(methods)}; give each once, under a name of its own")
+        raise ConfigError(f"a method is repeated in {', '.join(methods)}; pass each once, under a unique name")
     base = load_config(on, overrides)
     require_single(base)
     seeds = range(base.seed, base.seed + num_seeds)
     configs = {label: _over_task(on, source, overrides) for label, source in sources.items()}
-    shares = base.warmup is not None and _trains_every_weight(base)
-    warmups = [_trial("", seed, _warmup_alone(base), root) for seed in seeds] if shares else []
-    begins: list[ComparisonTrial | None] = [*warmups] if warmups else [None] * num_seeds
+    has_shared_warmup = base.warmup is not None and _trains_every_weight(base)
+    warmups = [_trial("", seed, _warmup_only(base), root) for seed in seeds] if has_shared_warmup else []
+    initial_runs: list[ComparisonTrial | None] = [*warmups] if warmups else [None] * num_seeds
     trials = [
         _trial(label, seed, config if warmup is None else _after(config, warmup), root)
         for label, config in configs.items()
-        for seed, warmup in zip(seeds, begins, strict=True)
+        for seed, warmup in zip(seeds, initial_runs, strict=True)
     ]
     return Comparison(
         on=on,
@@ -134,15 +134,15 @@ def write_configurations(comparison: Comparison) -> None:
         comparison: the runs.
 
     Raises:
-        DataError: the folder holds another comparison's runs.
-        OutputError: it cannot be written.
+        DataError: the folder has a comparison with other settings.
+        OutputError: the folder cannot be written.
     """
     texts = {trial.file: dump_config(trial.config) for trial in comparison.runs}
     for path, text in texts.items():
         if path.exists() and path.read_text(encoding="utf-8") != text:
             raise DataError(
-                f"{comparison.root} holds a comparison with other settings ({path.name} differs); give the settings "
-                "of then to go on with it, or another folder: --out FOLDER"
+                f"{comparison.root} has a comparison with other settings ({path.name} differs); use its settings to "
+                "resume it, or another folder: --out FOLDER"
             )
     with writing(comparison.root):
         for folder in (RUNS, CONFIGURATIONS, LOGS):
@@ -152,7 +152,7 @@ def write_configurations(comparison: Comparison) -> None:
 
 
 def _source(name: str) -> str:
-    methods = {one.removeprefix("methods/"): one for one in shipped("methods")}
+    methods = {include.removeprefix("methods/"): include for include in shipped("methods")}
     if name in methods:
         return methods[name]
     if "/" not in name and not Path(name).is_file():
@@ -175,7 +175,7 @@ def _trains_every_weight(config: RunConfig) -> bool:
     return config.policy is not None and config.policy.numbers.get("lora") is None
 
 
-def _warmup_alone(base: RunConfig) -> RunConfig:
+def _warmup_only(base: RunConfig) -> RunConfig:
     return base.model_copy(update={"steps": 0, "evaluation": None, "watchdog": None})
 
 
@@ -187,5 +187,5 @@ def _after(config: RunConfig, warmup: ComparisonTrial) -> RunConfig:
 
 def _trial(method: str, seed: int, config: RunConfig, root: Path) -> ComparisonTrial:
     trial = ComparisonTrial(method=method, seed=seed, config=config, root=root)
-    own = {"seed": seed, "name": trial.name, "output": str(root / RUNS)}
-    return ComparisonTrial(method=method, seed=seed, config=config.model_copy(update=own), root=root)
+    update = {"seed": seed, "name": trial.name, "output": str(root / RUNS)}
+    return ComparisonTrial(method=method, seed=seed, config=config.model_copy(update=update), root=root)

@@ -141,7 +141,7 @@ def test_what_is_replaced_is_said(tmp_path: Path) -> None:
     of_dapo = list(method_rows(config))
     of_dapo = of_dapo[of_dapo.index(("laid over", "DAPO (2503.14476)")) :]
     said = dict(of_dapo)
-    assert said["replaced"].startswith("what lies above has other values of ")
+    assert said["replaced"].startswith("methods included later override ")
     assert "objective.surrogate = clipped (low 0.2, high 0.28)" in said["replaced"]
     assert said["it sets"].startswith("rollout.planner = refill (rounds 10), ")
     assert [text for label, text in of_dapo if label == "deviation"] == list(dapo.deviations)

@@ -85,7 +85,7 @@ def test_doctor_and_metrics_count_the_rows(tmp_path: Path) -> None:
     run = {"steps": 1, "output": str(tmp_path), "rollout": {"prompts_per_step": 2, "group_size": 2}}
     found = {finding.check: finding for finding in examine(validated(run), _policy("latte"), [Brightness()], PROMPTS)}
     assert found["batch invariance"].ok
-    assert found["batch invariance"].measured == "4 of 4 rows depend on what shares their batch, and run alone"
+    assert found["batch invariance"].measured == "4 of 4 rows depend on the other rows of their batch, and run alone"
     trainer = Trainer(_policy("latte"), [Brightness()], PROMPTS, run)
     trainer.train()
     (line,) = [json.loads(line) for line in (trainer.folder.path / "metrics.jsonl").read_text().splitlines()]

@@ -106,20 +106,20 @@ def test_nothing_outside_of_either_folder_is_read(runs: list[Path], tmp_path: Pa
     (runs[1] / "evaluation.jsonl").symlink_to(secret)
     page = compared(runs, tmp_path / "out.html")
     assert "secret" not in [row[:6] for row in page.texts("tr")]
-    assert "evaluation.jsonl of second/digits is not read, or not to its end." in page.texts("p")
+    assert "evaluation.jsonl of second/digits is not read, or only in part." in page.texts("p")
     assert not (runs[0] / "compare.html").exists()
 
 
 def test_runs_that_cannot_be_compared(runs: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="7 runs cannot be put side by side; give two to 6"):
+    with pytest.raises(DataError, match="cannot compare 7 runs; pass two to 6"):
         write_comparison(runs[:1] * 7)
-    with pytest.raises(DataError, match="a run comes twice"):
+    with pytest.raises(DataError, match="a run folder is repeated"):
         write_comparison([runs[0], runs[0] / ".." / "digits"])
     with pytest.raises(DataError, match="no run folder at"):
         write_comparison([runs[0], tmp_path / "absent"])
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "No request that all of them answered" in compared([runs[0], empty]).texts("p", "missing")
+    assert "No request that all runs have" in compared([runs[0], empty]).texts("p", "missing")
 
 
 def test_the_command_takes_one_run_or_several(runs: list[Path], tmp_path: Path) -> None:

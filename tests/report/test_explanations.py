@@ -102,7 +102,7 @@ def test_spans_and_moments_lie_on_a_line(tmp_path: Path) -> None:
     line = timeline_of(said)
     assert line is not None
     # from 2 to 8: 4 is a third of the way, 6 two thirds, 7 five sixths
-    assert line.stretches == (
+    assert line.spans == (
         TimelineSpan(role="stated", left=33.33, width=66.67), TimelineSpan(role="reference", left=0, width=66.67),
     )  # fmt: skip
     assert (line.start, line.end, line.moments) == ("2", "8", ((0, 25), (83.33, 100)))
@@ -155,7 +155,7 @@ def test_alarms_and_shares(run: Path) -> None:
     (note,) = [text for text in page.texts("p", "settled") if "closed by its gate" in text]
     assert note == (
         "Constant throughout: a 1.000 (closed by its gate for up to 25.0% of a step's samples; "
-        "clipped, where it counts, for up to 50.0% of a step's "
-        "samples; known already for up to 75.0% of a step's samples; weight 1.000 to 0.500)"
+        "clipped for up to 50.0% of a step's "
+        "samples; cached for up to 75.0% of a step's samples; weight 1.000 to 0.500)"
     )
     assert "reward/a/gated_frac" not in page.texts("h3")

@@ -68,13 +68,11 @@ def test_the_table(members: list[MethodRuns], tmp_path: Path) -> None:
     assert plain == "| plain | 0.500 → 0.700 ± 0.100 |  | 1.000 ± 0.000 | 0.250 ± 0.000 | 160 | 14 s |"
     assert "| +0.200 ± 0.025, beyond noise |" in other
     assert other.endswith("| 200 | 14 s |")
-    assert legend.startswith(
-        "± of a measure is one sample deviation over the seeds; ± of what a method has against the"
-    )
+    assert legend.startswith("± of a measure is one sample deviation over the seeds; ± of a difference from the")
 
 
 def test_times_on_shared_cores_are_said_to_be(members: list[MethodRuns], tmp_path: Path) -> None:
-    said = "Times were taken with 4 runs at a time, which share one machine."
+    said = "Times were measured with 4 runs at a time on one machine."
     for num_jobs in (1, 4):
         page = write_methods("quickstart/x", "mmgrpo compare", members, tmp_path, num_jobs=num_jobs)
         for text in (page.read_text(encoding="utf-8"), (tmp_path / "comparison.md").read_text(encoding="utf-8")):
@@ -92,7 +90,7 @@ def test_the_page_has_every_axis_and_is_no_ones_script(members: list[MethodRuns]
     page = written(members, tmp_path)
     heads = page.texts("h2")
     assert [heads[0], *heads[2:5]] == [
-        "What they reached",
+        "Results",
         "held, held out",
         "Reward against updates",
         "Reward against forwards",

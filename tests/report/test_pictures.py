@@ -73,7 +73,7 @@ def test_requests_that_differ_are_left_out(run: Path) -> None:
     records[0]["prompt"] = "something else"
     write_lines(run / "samples/step-000020/samples.jsonl", records)
     page = render(run)
-    assert "1 line asks something else at the two steps" in page.texts("p", "lead")[0]
+    assert "1 line has another request at the two steps" in page.texts("p", "lead")[0]
     assert len(page.attributes("img")) == 2 * 5 + 3 * 5
 
 
@@ -148,7 +148,7 @@ def test_what_requests_showed_stands_beside_their_pictures(run: Path) -> None:
     gallery = [(step, request) for request in range(6) for step in (99, *STEPS)]
     for picture, (step, request) in zip(found, grids + gallery, strict=True):
         np.testing.assert_array_equal(picture, pixels(step, request))
-    assert page.texts("p", "label")[:3] == ["Shown", "Before step 0", "After step 20"]
+    assert page.texts("p", "label")[:3] == ["Input", "Before step 0", "After step 20"]
     assert page.attributes("img")[0]["alt"] == f"shown: {PROMPTS[0]}"
 
 
@@ -161,5 +161,5 @@ def test_the_source_of_an_edit_stands_beside_what_became_of_it(tmp_path: Path) -
     page = render(tmp_path)
     found = [np.asarray(decoded(attrs["src"]).convert("L")) for attrs in page.attributes("img")]
     np.testing.assert_array_equal(found, [pixels(99, 0), pixels(20, 0)])
-    assert page.texts("p", "label")[0] == "Shown"
+    assert page.texts("p", "label")[0] == "Input"
     assert sorted(file.name for file in folder.iterdir()) == ["0000.png", "samples.jsonl"]

@@ -47,7 +47,7 @@ def test_long_sounds_are_reduced_until_the_page_is_small(run: Path) -> None:
     write(run, [sample("0.wav", r, 0.5) for r in range(6)], wav(left))
     page = render(run)
     assert (run / "report.html").stat().st_size < 8_000_000
-    assert "30 pictures are reduced" in page.texts("p", "lead")[0]
+    assert "30 images are reduced" in page.texts("p", "lead")[0]
     kept = heard(sounds(page)[0])
     assert kept.sampling_rate == 24000
     assert kept.duration_s == pytest.approx(6, abs=0.2)

@@ -223,7 +223,7 @@ class TestTexts:
     def test_large_texts_are_cut(self, run: Path) -> None:
         (run / "config.yaml").write_text("# " + "x" * 2**22)
         page = report(run)
-        assert "config.yaml is longer than a report reads; its rest is left out." in page.texts("p")
+        assert "config.yaml exceeds the size limit of a report; the rest is left out." in page.texts("p")
         assert (run / "report.html").stat().st_size < 8_000_000
 
 

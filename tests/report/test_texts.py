@@ -89,7 +89,7 @@ def test_groups_are_ranked_with_their_advantages(written: Path) -> None:
     ]
     assert [side for side, _ in members[G : 3 * G]] == [[]] * 2 * G
     assert [text.split()[0] for _, text in members[3 * G :]] == ["+1.50"] + ["\u22120.50"] * 3
-    assert page.texts("p", "dead") == ["Every advantage is 0: this group taught nothing."] * 2
+    assert page.texts("p", "dead") == ["Every advantage is 0: this group has no effect."] * 2
 
 
 def test_what_was_written_is_never_markup(written: Path) -> None:
@@ -124,7 +124,7 @@ def test_steps_and_members_are_limited_by_position(tmp_path: Path) -> None:
     page = render(tmp_path)
     # of 11 steps the 4 nearest to 10 k / 3 = 0, 3.3, 6.7, 10; of 31 ranked answers every other one, 30 first
     assert [text for text in page.texts("h3") if text.startswith("Step")] == [f"Step {n}" for n in (1, 4, 8, 11)]
-    assert "4 of 11 kept steps" in page.texts("p", "lead")[0]
+    assert "4 of 11 saved steps" in page.texts("p", "lead")[0]
     assert page.texts("p", "wrote")[:16] == [str(n) for n in range(30, -1, -2)]
     assert "16 of 31 answers, evenly spaced." in page.texts("p", "sub")
 
@@ -141,7 +141,7 @@ def test_of_many_requests_those_that_changed_come_first(tmp_path: Path) -> None:
     others = [n for n in range(60) if n not in (41, 50)]
     assert asked[2:] == [f"which {others[round(57 * k / 17)]}" for k in range(18)]
     assert (
-        "20 of 60 requests: first the 2 whose scores moved most, up or down, then 18 chosen by position."
+        "20 of 60 requests: first the 2 whose scores changed most, up or down, then 18 chosen by position."
         in " ".join(page.texts("p", "lead"))
     )
 

@@ -37,7 +37,7 @@ def test_it_listens_on_loopback_unless_asked(
     done = CliRunner().invoke(app, ["serve-rewards", str(tmp_path / "serve.yaml"), *options])
     assert done.exit_code == 0, done.output
     assert listened == [host]
-    assert ("whoever reaches this machine may ask" in " ".join(done.output.split())) == warned
+    assert ("any client that reaches this machine can send requests" in " ".join(done.output.split())) == warned
 
 
 def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,8 +77,8 @@ def test_evaluate_judges_all_tasks_or_the_named_one(run: Path) -> None:
 
 def test_sample_wants_to_know_which_task(run: Path, tmp_path: Path) -> None:
     asked = ("sample", str(run), "12+13=", "--out", str(tmp_path))
-    assert "this is a mixed run of sums, more: name one by --task" in call(*asked).output
-    assert "--task less: there is no such task; those are sums, more" in call(*asked, "--task", "less").output
+    assert "this is a mixed run of the tasks sums, more: choose one with --task" in call(*asked).output
+    assert "--task less: unknown task; valid tasks: sums, more" in call(*asked, "--task", "less").output
     told = call(*asked, "--task", "more")
     assert told.exit_code == 0, told.output
     of_sums = call("sample", str(run / "sums"), "12+13=", "--out", str(tmp_path))  # goes beside what is there
@@ -115,7 +115,7 @@ def test_alarms_are_of_the_task_that_watches(run: Path) -> None:
 
 def test_the_page_shows_what_there_is_of_all_tasks(run: Path) -> None:
     page = " ".join(re.sub("<[^>]+>", " ", (run / "report.html").read_text()).split())
-    assert "Alarms step alarm what was seen the knob to turn 3 dead_groups" in page
+    assert "Alerts step alert measurement suggested fix 3 dead_groups" in page
     assert "Reward of sums" in page
     assert "Reward of more" in page
     assert "Before and after" not in page

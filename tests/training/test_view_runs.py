@@ -202,7 +202,7 @@ def test_the_doctor_looks_at_views() -> None:
     config = load_config("methods/sdpo", {**SMALL, "policy": None})
     policy = policy_of("llama", max_new_tokens=5)
     findings = {one.check: one for one in examine(config, policy, {"right": one_of_four}, prompts_of("llama"))}
-    assert not findings["gradient"].cure
+    assert not findings["gradient"].fix
     assert findings["gradient"].measured.startswith("norm ")
 
 
@@ -215,7 +215,7 @@ def test_explain_says_whose_views_are_and_how_often_they_are_looked_at() -> None
         "method": None,
     }
     (said,) = dict(view_rows(Algorithm.of(load_config("methods/papo", {"policy": None, **grad})))).values()
-    assert said.endswith("; a pass beside each of the policy's, and one with gradient")
+    assert said.endswith("; a pass with each pass of the policy, and one with gradient")
 
 
 def section(tmp_path: Path, **values: Any) -> Any:

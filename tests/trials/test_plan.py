@@ -53,7 +53,7 @@ def test_adapters_warm_up_by_themselves(tmp_path: Path) -> None:
     [
         (("grpo", "flow-grpo"), TEXT, "flow-grpo is for denoising policies, and the policy language is for tokens"),
         (("papo",), IMAGE, "papo is for tokens, and the policy denoising is for denoising policies"),
-        (("grpo", "methods/grpo"), TEXT, "a method comes twice"),
+        (("grpo", "methods/grpo"), TEXT, "a method is repeated"),
         (("gpro",), TEXT, "no method 'gpro'; did you mean"),
     ],
 )

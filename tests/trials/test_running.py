@@ -54,7 +54,7 @@ def test_what_is_cut_off_goes_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 143
-    assert said.decode().splitlines()[-1].startswith("cut off: what ran keeps a checkpoint")
+    assert said.decode().splitlines()[-1].startswith("interrupted: running runs save a checkpoint")
     assert not (cut / "runs/gspo-0").exists()
     for folder in (cut, whole):
         assert subprocess.run([*command, str(folder)], check=False, timeout=300).returncode == 0
