@@ -70,8 +70,8 @@ def test_a_healthy_run_passes_every_check() -> None:
     checks = ["window", "same-seed replay", "on-policy gap", "batch invariance", "gradient", "reference", "KL gradient"]
     assert list(found) == ["choices", *checks, "cost", "reward brightness", "reward jpeg"]
     assert found["choices"].measured == (
-        "sampler flow_sde, which fits FlowMatchEulerDiscreteScheduler; flow_sde takes steps so long that they leave up "
-        "to 0.74 more noise than the next level holds, in latent units; sampler cps leaves none"
+        "sampler flow_sde, which fits FlowMatchEulerDiscreteScheduler; steps of flow_sde leave up to "
+        "0.74 more noise than the next noise level, in latent units; sampler cps leaves none"
     )
     assert all(finding.ok and not finding.fix for finding in found.values())
     # 4 steps, the last never random

@@ -290,7 +290,7 @@ def test_what_cannot_be_sharded_is_refused() -> None:
     sharding = Sharding(accelerator, FullyShardedDataParallelPlugin(fsdp_version=2))
     with pytest.raises(ConfigError, match=r"head cannot be sharded: Linear names no blocks"):
         sharding.shard("head", torch.nn.Linear(2, 2).requires_grad_(False))
-    with pytest.raises(ConfigError, match=r"policy.compile: sharded denoisers are not compiled"):
+    with pytest.raises(ConfigError, match=r"policy.compile does not support sharded denoisers"):
         scenarios.make_policy(lora={"rank": 2}, compile=True).shard(sharding.shard)
 
 

@@ -1,4 +1,4 @@
-"""How many rows share a run of the pipeline."""
+"""Batch sizes of pipeline runs."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Batches:
-    """The sizes of runs; rows that are found to depend on their batch run alone from then on.
+    """Batch sizes; rows that depend on their batch run alone once that is measured.
 
     Attributes:
-        rollout: rows in rollouts.
-        update: states in updates.
-        alone: whether rows were found to depend on their batch.
+        rollout: rows per run in rollouts.
+        update: states per run in updates.
+        alone: whether rows depend on their batch, so that each runs alone.
     """
 
     rollout: int
     update: int
     alone: bool = False
 
-    def run_alone(self, why: str) -> None:
-        """Every row has a run of the pipeline to itself from here on."""
-        logger.warning("%s. From here on every row runs alone, in rollouts and in updates", why)
+    def run_alone(self, reason: str) -> None:
+        """Runs every row alone from now on; logs ``reason``."""
+        logger.warning("%s. From now on every row runs alone, in rollouts and in updates", reason)
         self.rollout, self.update, self.alone = 1, 1, True
 
 
 def chunked(
-    rows: Iterable[DenoisingRow], size: int, together: Callable[[DenoisingRow, DenoisingRow], bool]
+    rows: Iterable[DenoisingRow], size: int, can_share_run: Callable[[DenoisingRow, DenoisingRow], bool]
 ) -> Iterator[list[DenoisingRow]]:
-    """Consecutive rows in runs of at most ``size`` that may share one."""
+    """Consecutive rows that can share a run, in chunks of at most ``size``."""
     chunk: list[DenoisingRow] = []
     for row in rows:
-        if chunk and (len(chunk) == size or not together(chunk[0], row)):
+        if chunk and (len(chunk) == size or not can_share_run(chunk[0], row)):
             yield chunk
             chunk = []
         chunk.append(row)

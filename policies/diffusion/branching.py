@@ -1,4 +1,4 @@
-"""Rows as the leaves of trees: which of them share a state, and so a run of the pipeline up to it."""
+"""Rows as leaves of trees: rows that share a state share the pipeline run up to it."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from .denoising_rows import DenoisingRow
 from .recorder import RecordedStep
 
 Branch = Sequence[DenoisingRow]
-"""Rows that have shared every state so far; the pipeline runs the first of them."""
+"""Rows that share every state so far; the pipeline runs the first one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stem:
-    """Branches about to run, the decision they parted at, the step calls already drawn and what those cost."""
+    """Branches to run next, the decision at which they split, the step calls already sampled and their forwards."""
 
     branches: Sequence[Branch]
-    parted_at: int = -1
-    known: tuple[RecordedStep, ...] = ()
+    split_at: int = -1
+    recorded: tuple[RecordedStep, ...] = ()
     num_forwards: int = 0
 
     @property
     def rows(self) -> list[DenoisingRow]:
-        """The row that runs, of each branch."""
+        """The first row of each branch, which the pipeline runs."""
         return [branch[0] for branch in self.branches]
 
     @property
-    def last_known(self) -> int:
-        """The last decision that is drawn already; -1: none."""
-        return self.known[-1].iteration if self.known else -1
+    def last_recorded(self) -> int:
+        """The last decision already sampled; -1: none."""
+        return self.recorded[-1].iteration if self.recorded else -1
 
     @property
     def next_split(self) -> int | None:
-        """The decision that its branches part at next."""
-        return self.branches[0][0].branching.next(self.parted_at)
+        """The decision at which its branches split next."""
+        return self.branches[0][0].branching.next(self.split_at)
 
 
 def branching_of(plan: Plan, num_members: int) -> Branching:
-    """How a plan's groups branch, their members numbered below ``num_members``.
+    """How the plan's groups branch, with members numbered below ``num_members``.
 
-    Noise that is shared is a tree of one split, at the first stochastic decision, into all that there are.
+    ``same_initial_noise`` is a tree with one split, at the first stochastic decision, into all members.
     """
     if plan.same_initial_noise:
         first = plan.stochastic[0] if plan.stochastic else 0
@@ -56,15 +56,15 @@ def branching_of(plan: Plan, num_members: int) -> Branching:
 
 
 def branches(rows: Sequence[DenoisingRow], decision: int) -> list[Branch]:
-    """The rows by the branch they are on once a decision is taken; rows of different prompts are on none together."""
-    found: dict[tuple[int, int, int], list[DenoisingRow]] = {}
+    """The rows grouped by their branch after a decision; rows of different prompts never share a branch."""
+    branch_rows: dict[tuple[int, int, int], list[DenoisingRow]] = {}
     for row in rows:
-        found.setdefault((row.group, row.entry, row.branch(decision)), []).append(row)
-    return list(found.values())
+        branch_rows.setdefault((row.group, row.entry, row.branch(decision)), []).append(row)
+    return list(branch_rows.values())
 
 
 def states_of(rows: Sequence[DenoisingRow], num_steps: int) -> Tensor:
-    """(B, T) the state that each decision is taken in, numbered row by row, by the first row that is in it."""
+    """(B, T) the state of each decision, numbered row by row after the first row in that state."""
     state_BT = torch.empty(len(rows), num_steps, dtype=torch.long)
     for t in range(num_steps):
         head_of: dict[tuple[int, int, int], int] = {}
@@ -74,12 +74,12 @@ def states_of(rows: Sequence[DenoisingRow], num_steps: int) -> Tensor:
     return state_BT
 
 
-def require_parted(plan: Plan, mask_T: Tensor) -> None:
-    """Raises ConfigError for a split at a step that nothing is drawn at."""
+def require_split_noise(plan: Plan, mask_T: Tensor) -> None:
+    """Raises ConfigError for a split at a step without noise."""
     T = len(mask_T)
     for split in plan.splits:
         if split.decision >= T or not bool(mask_T[split.decision]):
             raise ConfigError(
-                f"the branches cannot part at decision {split.decision}: of the schedule's {T} steps "
-                f"{mask_T.nonzero().flatten().tolist()} are drawn; move the split or take more steps"
+                f"branches cannot split at decision {split.decision}: of the schedule's {T} steps "
+                f"{mask_T.nonzero().flatten().tolist()} are stochastic; move the split or use more steps"
             )

@@ -1,4 +1,4 @@
-"""Sizes to draw in: each group in one of several, its rows in runs of their own."""
+"""Image sizes (buckets): each group is sampled in one of several, its rows in separate runs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .denoising_rows import DenoisingRow
 from .sampling_params import SamplingParams
 from .settings import BucketSettings
 
-BUCKET = -3  # keys the choice of a bucket, apart from every decision, the initial noise and levels that are read
+BUCKET = -3  # seed key of the bucket choice, distinct from decisions, the initial noise and renoising levels
 SIZES = ("width", "height", "num_frames")
-ASPECT_WEIGHT = 4.0  # how much more a change of form counts than one of area or length
+ASPECT_WEIGHT = 4.0  # weight of a change of aspect ratio, relative to one of area or length
 
 
 @dataclass(frozen=True, slots=True)
 class RowSet:
-    """Rows of whole groups that are drawn alike."""
+    """Rows of complete groups with the same sampling parameters."""
 
     groups: Sequence[Sequence[DenoisingRow]]
-    drawing: SamplingParams
+    params: SamplingParams
 
     @property
     def rows(self) -> list[DenoisingRow]:
@@ -36,7 +36,7 @@ class RowSet:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a picture, or of a video with its number of frames, in pixels."""
+    """Size of an image, or of a video with its number of frames, in pixels."""
 
     width: float
     height: float
@@ -45,30 +45,30 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The sizes of a run; without settings all rows are drawn by the call as it is."""
+    """The buckets of a run; without settings all rows are sampled at the size of the call."""
 
     settings: BucketSettings | None = None
 
-    def require_taken(self, form: CallForm) -> None:
-        """Raises ConfigError for a bucket with an argument that the pipeline's call does not take."""
+    def require_supported(self, form: CallForm) -> None:
+        """Raises ConfigError for a bucket argument that the pipeline's call does not take."""
         names = {name for size in self._sizes for name in size}
         if unknown := sorted(name for name in names if not form.takes(name)):
-            raise ConfigError(f"policy.buckets.sizes: the pipeline's call takes no {' and no '.join(unknown)}")
+            raise ConfigError(f"policy.buckets.sizes: the pipeline's call has no argument {', '.join(unknown)}")
 
-    def parts(self, groups: Sequence[Sequence[DenoisingRow]], drawing: SamplingParams) -> list[RowSet]:
-        """The rows by bucket, in the order of the buckets; a group is in one, which is a function of its keys."""
+    def row_sets(self, groups: Sequence[Sequence[DenoisingRow]], params: SamplingParams) -> list[RowSet]:
+        """The rows by bucket, in the order of the buckets. A group is in one bucket, a function of its seed keys."""
         if self.settings is None:
-            return [RowSet(groups, drawing)]
+            return [RowSet(groups, params)]
         chosen: dict[int, int] = {}
-        found: dict[int, list[Sequence[DenoisingRow]]] = {}
+        groups_of: dict[int, list[Sequence[DenoisingRow]]] = {}
         for members in groups:
             if members:
                 bucket = chosen.setdefault(members[0].group, self._bucket_of(members[0]))
-                found.setdefault(bucket, []).append(members)
-        return [RowSet(found[bucket], _in_size(drawing, self._sizes[bucket])) for bucket in sorted(found)]
+                groups_of.setdefault(bucket, []).append(members)
+        return [RowSet(groups_of[bucket], _in_size(params, self._sizes[bucket])) for bucket in sorted(groups_of)]
 
     def calls(self, examples: Sequence[Example], call: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """The call that draws what is likest in size to each finished picture or video: of a bucket, one object."""
+        """Per finished image or video, the call of the bucket nearest in size; one object per bucket."""
         if self.settings is None:
             return [call] * len(examples)
         sized = [{**call, **size} for size in self._sizes]
@@ -85,32 +85,32 @@ class Buckets:
         return derive_seed(row.seed, row.group, BUCKET) % len(self._sizes)
 
     def _nearest(self, size: Size) -> int:
-        far = [_distance(size, Size(**bucket)) for bucket in self._sizes]
-        return far.index(min(far))
+        distances = [_distance(size, Size(**bucket)) for bucket in self._sizes]
+        return distances.index(min(distances))
 
 
-def _in_size(drawing: SamplingParams, size: Mapping[str, int]) -> SamplingParams:
-    call = {**size, **drawing.changed_call}
-    return replace(drawing, call={**drawing.call, **call}, changes={**drawing.changes, "call": call})
+def _in_size(params: SamplingParams, size: Mapping[str, int]) -> SamplingParams:
+    call = {**size, **params.changed_call}
+    return replace(params, call={**params.call, **call}, changes={**params.changes, "call": call})
 
 
 def _size_of(row: DenoisingRow) -> Size:
     columns = row.prompt.columns
-    stated: dict[str, Any] = {
+    sizes: dict[str, Any] = {
         name: columns.get(name) for name in SIZES if name != "num_frames" or columns.get(name) is not None
     }
-    if wrong := [f"{name} {value!r}" for name, value in stated.items() if not _is_length(value)]:
+    if wrong := [f"{name} {value!r}" for name, value in sizes.items() if not _is_length(value)]:
         raise DataError(
-            "policy.buckets.choose: nearest reads numbers above 0 from the columns width, height and, if there, "
-            f"num_frames, and the row {row.prompt.text!r} has {', '.join(wrong)}; give them, or choose: random"
+            "policy.buckets.choose: nearest needs numbers above 0 in the columns width, height and (optional) "
+            f"num_frames; the row {row.prompt.text!r} has {', '.join(wrong)}. Add them, or set choose: random"
         )
-    return Size(**stated)
+    return Size(**sizes)
 
 
 def _size_of_media(example: Example) -> Size:
     frames = [example.image] if example.image is not None else example.video or ()
     if not frames:
-        raise DataError("policy.buckets: a sample that is neither picture nor video does not say which size is its own")
+        raise DataError("policy.buckets needs samples with an image or a video, to select the bucket by their size")
     return Size(frames[0].width, frames[0].height, len(frames) if example.video is not None else None)
 
 
@@ -119,7 +119,7 @@ def _is_length(value: object) -> bool:
 
 
 def _distance(size: Size, bucket: Size) -> float:
-    """ASPECT_WEIGHT |log of the ratio of the forms| + |log of that of the areas| + |log of that of the lengths|."""
+    """ASPECT_WEIGHT |log ratio of aspect ratios| + |log ratio of areas| + |log ratio of lengths|."""
     wide, high = log(size.width / bucket.width), log(size.height / bucket.height)
     long = log(size.num_frames / bucket.num_frames) if size.num_frames and bucket.num_frames else 0.0
     return ASPECT_WEIGHT * abs(wide - high) + abs(wide + high) + abs(long)

@@ -1,7 +1,7 @@
-"""Caches that the owner of a pipeline has switched on: hooks of diffusers that carry state from call to call.
+"""Caching hooks of diffusers on the denoisers, which carry state from call to call.
 
-They answer a block with what an earlier call computed, so a step depends on more than its latents, and no gradient
-reaches what was skipped. Where decisions are drawn or scored they are passed by.
+A cached block returns values of an earlier call, so a step depends on more than its latents, and gradients do not reach
+the skipped blocks. They are disabled while decisions are sampled or scored.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import nn
 
 
 def cache_names(modules: Sequence[nn.Module]) -> list[str]:
-    """Kinds of the caching hooks on these modules or their parts, each once."""
+    """Class names of the caching hooks on these modules and their submodules."""
     return sorted({type(hook).__name__ for hook in _caching_hooks(modules)})
 
 
 @contextmanager
 def caches_off(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Within it caching hooks are passed by; afterwards they are as they were, with what they had kept."""
+    """Disables caching hooks within the context; afterwards they are restored with their state."""
     references = [hook.fn_ref for hook in _caching_hooks(modules)]
     before = [(ref.pre_forward, ref.forward, ref.post_forward) for ref in references]
     try:
@@ -41,7 +41,7 @@ def _caching_hooks(modules: Sequence[nn.Module]) -> list[Any]:
 
 
 def _shares_state(hook: Any) -> bool:
-    """Whether the hook reads what another one keeps: the later blocks of a first-block cache."""
+    """Whether the hook reads another hook's state: the later blocks of a first-block cache."""
     return any(isinstance(value, StateManager) for value in vars(hook).values())
 
 

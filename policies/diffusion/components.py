@@ -1,4 +1,4 @@
-"""The parts of a pipeline: which of them denoise, and what stands in for them during a run."""
+"""The components of a pipeline: finding the denoisers, and replacing components during a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMED_DENOISERS = ("transformer", "unet", "unconditional_transformer", "dit")
 
 
 def prepared_denoisers(pipeline: Any, settings: DenoisingSettings) -> dict[str, nn.Module]:
-    """The pipeline's denoisers, with every component frozen and in eval mode, and the asked-for back ends set."""
+    """The pipeline's denoisers, with all components frozen and in eval mode, and the configured attention back ends."""
     if getattr(pipeline, "scheduler", None) is None:
         raise PolicyError(f"{type(pipeline).__name__} has no scheduler, so it takes no denoising steps")
     modules = {name: part for name, part in pipeline.components.items() if isinstance(part, nn.Module)}
@@ -29,7 +29,7 @@ def prepared_denoisers(pipeline: Any, settings: DenoisingSettings) -> dict[str, 
     for module in modules.values():
         module.requires_grad_(False).eval()
         if isinstance(module, ModelMixin) and not hasattr(module, "gradient_checkpointing"):
-            module.__dict__["gradient_checkpointing"] = False  # ZImageControlNetModel asks itself for it, and has none
+            module.__dict__["gradient_checkpointing"] = False  # ZImageControlNetModel reads it without defining it
     for name in names:
         if settings.gradient_checkpointing:
             _diffusers_model(name, modules[name], "gradient_checkpointing").enable_gradient_checkpointing()
@@ -39,18 +39,18 @@ def prepared_denoisers(pipeline: Any, settings: DenoisingSettings) -> dict[str, 
 
 
 def _diffusers_model(name: str, module: nn.Module, setting: str) -> ModelMixin:
-    """The denoiser, as what takes diffusers' switches."""
+    """The denoiser as a diffusers model. Raises ConfigError if it is another module."""
     if not isinstance(module, ModelMixin):
         raise ConfigError(
-            f"policy.{setting} is a switch of diffusers' models, and {name} is a {type(module).__name__}; leave it out"
+            f"policy.{setting} needs a diffusers model, and {name} is a {type(module).__name__}; remove the setting"
         )
     return module
 
 
 def find_denoisers(pipeline: Any) -> tuple[str, ...]:
-    """Names of the components that denoise, by diffusers' naming; else the modules that neither encode nor decode.
+    """Names of the denoising components by diffusers' naming; else the modules that neither encode nor decode.
 
-    The guess is checked against the calls of the first rollout. Raises ReplayError if nothing looks like a denoiser.
+    The first rollout verifies that the loop calls them. Raises ReplayError if no component looks like a denoiser.
     """
     modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
     named = [name for name in modules if name.rstrip("_0123456789") in NAMED_DENOISERS]
@@ -70,16 +70,16 @@ def find_denoisers(pipeline: Any) -> tuple[str, ...]:
 
 
 def nested_pipelines(pipeline: Any) -> list[Any]:
-    """Pipelines that a pipeline is combined of; they hold the same modules under names of their own."""
-    held = [part for part in pipeline.__dict__.values() if isinstance(part, DiffusionPipeline)]
-    return [*held, *(deeper for part in held for deeper in nested_pipelines(part))]
+    """Pipelines inside a combined pipeline, which share its modules under other names."""
+    nested = [part for part in pipeline.__dict__.values() if isinstance(part, DiffusionPipeline)]
+    return [*nested, *(inner for part in nested for inner in nested_pipelines(part))]
 
 
 @contextmanager
-def components_replaced(pipeline: Any, stand_ins: Mapping[int, Any]) -> Iterator[None]:
-    """Within it others stand in for some of a pipeline's components, and it shows no progress."""
+def components_replaced(pipeline: Any, substitutes: Mapping[int, Any]) -> Iterator[None]:
+    """Replaces components of a pipeline, by ``id``, within the context, and disables its progress bar."""
     attributes = pipeline.__dict__
-    replaced = {name: stand_ins[id(part)] for name, part in attributes.items() if id(part) in stand_ins}
+    replaced = {name: substitutes[id(part)] for name, part in attributes.items() if id(part) in substitutes}
     replaced["_progress_bar_config"] = {"disable": True}
     before = {name: attributes[name] for name in replaced if name in attributes}
     try:
@@ -93,7 +93,7 @@ def components_replaced(pipeline: Any, stand_ins: Mapping[int, Any]) -> Iterator
 
 @contextmanager
 def without_no_grad(pipeline: Any) -> Iterator[None]:
-    """Within it a pipeline that another one calls does not switch gradients off."""
+    """Keeps a nested pipeline from disabling gradients within the context."""
     stock = type(pipeline)
     pipeline.__class__ = type(stock.__name__, (stock,), {"__call__": inspect.unwrap(stock.__call__)})
     try:

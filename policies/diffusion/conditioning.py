@@ -1,4 +1,4 @@
-"""Pictures and videos that a pipeline is shown with its rows, and how the rows of one run bring them."""
+"""Images and videos that condition a pipeline, and how those of several rows are batched."""
 
 from __future__ import annotations
 
@@ -18,88 +18,88 @@ from mmgrpo.types import Prompt
 
 
 class MediaBatching(Enum):
-    """How several rows of a run bring what they show; the first that a pipeline takes, and that keeps rows apart."""
+    """How the media of several rows of a run are passed; the first that the pipeline accepts with independent rows."""
 
-    EACH = "a list with an entry a row"
+    EACH = "a list with one entry per row"
     NESTED = "a list of lists"
-    SHARED = "once for the rows of a prompt, which share a run"
-    ALONE = "each row in a run of its own"
+    SHARED = "one entry for the rows of a prompt, which share a run"
+    ALONE = "one row per run"
 
     @property
     def following(self) -> MediaBatching:
-        """What is tried next; the last stays."""
+        """The next one to try; the last stays."""
         order = list(MediaBatching)
         return order[min(order.index(self) + 1, len(order) - 1)]
 
 
-def batch_media(items: Sequence[Any], showing: MediaBatching) -> Any:
-    """The argument that the items of several rows become; a row alone brings its own as it is."""
-    if len(items) == 1 or showing in (MediaBatching.SHARED, MediaBatching.ALONE):
+def batch_media(items: Sequence[Any], media_batching: MediaBatching) -> Any:
+    """The argument for the media of several rows; for a single row, its own media unchanged."""
+    if len(items) == 1 or media_batching in (MediaBatching.SHARED, MediaBatching.ALONE):
         return items[0]
-    if showing is MediaBatching.NESTED:
+    if media_batching is MediaBatching.NESTED:
         return [item if isinstance(item, list) else [item] for item in items]
     return list(items)
 
 
 class MediaCache:
-    """What prompts show, opened once as long as memory lasts; the least recently looked at goes first."""
+    """The opened media of prompts, least recently used evicted first."""
 
     def __init__(self, max_bytes: int) -> None:
-        """An empty album, of at most so many bytes of pixels."""
+        """An empty cache for at most ``max_bytes`` of pixels."""
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._kept: OrderedDict[int, tuple[Prompt, Mapping[str, Any]]] = (
+        self._media: OrderedDict[int, tuple[Prompt, Mapping[str, Any]]] = (
             OrderedDict()
-        )  # the prompt keeps its id its own
+        )  # keeps prompts: ids stay unique
 
-    def shown(self, prompt: Prompt, opening: Callable[[Prompt], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """By argument, an open picture or a list of them, as ``opening`` finds them the first time."""
+    def media(self, prompt: Prompt, load: Callable[[Prompt], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """By argument, an open image or a list of images; ``load`` opens them on the first call."""
         key = id(prompt)
-        if key not in self._kept:
-            found = opening(prompt)
-            self._kept[key] = (prompt, found)
-            self._bytes += _num_bytes(found)
-        self._kept.move_to_end(key)
-        while self._bytes > self._max_bytes and len(self._kept) > 1:
-            self._bytes -= _num_bytes(self._kept.popitem(last=False)[1][1])
-        return self._kept[key][1]
+        if key not in self._media:
+            media = load(prompt)
+            self._media[key] = (prompt, media)
+            self._bytes += _num_bytes(media)
+        self._media.move_to_end(key)
+        while self._bytes > self._max_bytes and len(self._media) > 1:
+            self._bytes -= _num_bytes(self._media.popitem(last=False)[1][1])
+        return self._media[key][1]
 
 
 def load_media(prompt: Prompt, *, image: str, columns: Mapping[str, str]) -> dict[str, Any]:
-    """What a prompt shows, opened.
+    """The opened media of a prompt.
 
     Args:
-        prompt: whose.
-        image: the argument that its images go to; its videos go to ``video``.
-        columns: by further arguments, the columns that hold their pictures.
+        prompt: the prompt.
+        image: the argument of its images; that of its videos is ``video``.
+        columns: further arguments, with the columns that hold their images.
 
     Returns:
-        By argument one picture or a list of several; of a video its frames, of several a list each.
+        By argument, one image or a list of several; of a video its frames, of several videos a list each.
 
     Raises:
-        DataError: media cannot be read, or have options beside them that are for vision-language models.
+        DataError: media cannot be read, or have options, which only vision-language models support.
     """
-    used = [name for kind in ("image", "video") for options in options_of(prompt, kind) for name in options]
-    if used:
+    unsupported = [name for kind in ("image", "video") for options in options_of(prompt, kind) for name in options]
+    if unsupported:
         raise DataError(
-            f"the prompt {prompt.text!r:.60} has {', '.join(used)} beside its media, which pipelines have no use for: "
-            "remove them, and set policy.call or policy.buckets for the size"
+            f"the media of the prompt {prompt.text!r:.60} have options that diffusion pipelines do not support: "
+            f"{', '.join(unsupported)}. Remove them; policy.call or policy.buckets set the size"
         )
-    shown = {
-        image: [opened(one) for one in prompt.images],
+    media = {
+        image: [opened(image) for image in prompt.images],
         "video": [frames_of_video(video) for video in prompt.videos],
     }
-    shown |= {argument: opened_column(prompt.columns, name) for argument, name in columns.items()}
-    return {name: items[0] if len(items) == 1 else items for name, items in shown.items() if items}
+    media |= {argument: opened_column(prompt.columns, name) for argument, name in columns.items()}
+    return {name: items[0] if len(items) == 1 else items for name, items in media.items() if items}
 
 
 def media_sizes(item: Any) -> Any:
-    """The sizes of an item's pictures, nested as they are."""
+    """The sizes of an item's images, nested like the item."""
     return tuple(map(media_sizes, item)) if isinstance(item, list) else item.size
 
 
 def num_images(item: Any) -> Any:
-    """How many pictures an item has, nested as they are."""
+    """The number of images of an item, nested like the item."""
     return tuple(map(num_images, item)) if isinstance(item, list) else 1
 
 
@@ -111,13 +111,13 @@ def is_prompt_column(name: str, value: Any) -> bool:
 def contrasting_prompt(
     prompt: Prompt, pictures: Mapping[str, str], columns: Sequence[str] = (), *, times: int = 2
 ) -> Prompt:
-    """A prompt that differs in all that it says and shows: repeated texts, and every picture's negative.
+    """A prompt with other texts and media: repeated texts, and inverted images.
 
     Args:
-        prompt: what it differs from.
-        pictures: by argument, the columns that hold pictures.
-        columns: that go to the call as arguments; those that are prompts are repeated.
-        times: how often a text is repeated.
+        prompt: the original.
+        pictures: image arguments, with the columns that hold their images.
+        columns: columns that are arguments of the call; those that are prompts are repeated.
+        times: repetitions of a text.
 
     Returns:
         A prompt with the same optional arguments.
@@ -127,7 +127,7 @@ def contrasting_prompt(
         prompt,
         text=_repeated(prompt.text, times),
         negative=None if prompt.negative is None else _repeated(prompt.negative, times),
-        images=[ImageOps.invert(opened(one)) for one in prompt.images],
+        images=[ImageOps.invert(opened(image)) for image in prompt.images],
         videos=[[ImageOps.invert(frame) for frame in frames_of_video(video)] for video in prompt.videos],
         columns={
             **prompt.columns,

@@ -1,4 +1,4 @@
-"""A pipeline in outline: its components on the meta device, and the denoiser's call with inputs of the right shapes."""
+"""A pipeline outline for memory and time estimates: its components on the meta device, and calls of its denoiser."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .lora_targets import adapter_targets
 from .settings import DenoisingSettings
 from .single_file import single_file_of
 
-CLIP_TOKENS = 77  # of Stable Diffusion 3's two CLIP encoders, beside which its T5 has max_sequence_length
+CLIP_TOKENS = 77  # of Stable Diffusion 3's two CLIP encoders; its T5 adds max_sequence_length
 
 Inputs = Callable[[Any, Mapping[str, Any], int, torch.dtype, int], dict[str, Tensor]]
 
@@ -29,27 +29,27 @@ Inputs = Callable[[Any, Mapping[str, Any], int, torch.dtype, int], dict[str, Ten
 def outline_of(
     settings: DenoisingSettings, *, prompt_tokens: int = 0, group_size: int = 1, num_rows: int = 1
 ) -> Outline:
-    """The outline of the pipeline that the settings name; of the numbers that of rows alone matters to it.
+    """The outline of the settings' pipeline; of the numbers, only that of rows matters to it.
 
-    Raises ConfigError where it is not known how it is called.
+    Raises ConfigError if mmgrpo does not know how the denoiser is called.
     """
     source, dtype = require_model(settings.model), DTYPES[settings.dtype]
     if source.startswith("python:"):
         components = call_builder(source).components.items()
         modules = {name: to_meta(part) for name, part in components if isinstance(part, nn.Module)}
-        said = source
+        origin = source
     else:
         if single_file_of(source) is not None and settings.single_file_config is None:
-            raise ConfigError(f"the sizes of {source} are not known without policy.single_file_config")
+            raise ConfigError(f"estimates for the one-file checkpoint {source} need policy.single_file_config")
         shapes = model_configs(settings.single_file_config or source, settings.revision)
-        modules, said = _modules(shapes), shapes.source
+        modules, origin = _modules(shapes), shapes.source
     modules = {name: _cast(module, dtype).requires_grad_(False).eval() for name, module in modules.items()}
     denoiser: Any = modules.get("transformer")
     kind = type(denoiser).__name__
     if kind not in INPUTS or "transformer_2" in modules:
         raise ConfigError(
-            f"how {kind if denoiser else source} is called is not known without it: memory and time are predicted for "
-            f"pipelines with one {', '.join(INPUTS)}"
+            f"memory and time estimates support pipelines with one {', '.join(INPUTS)}; got "
+            f"{kind if denoiser else source}"
         )
     if settings.gradient_checkpointing:
         denoiser.enable_gradient_checkpointing()
@@ -61,45 +61,45 @@ def outline_of(
     scale = _scale(modules)
 
     def forward(rows: int) -> Tensor:
-        given = inputs(denoiser.config, settings.call, rows * guided, dtype, scale)
+        arguments = inputs(denoiser.config, settings.call, rows * guided, dtype, scale)
         with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
-            return denoiser(**given, return_dict=False)[0]
+            return denoiser(**arguments, return_dict=False)[0]
 
-    drawn, learnt = min(settings.rollout_batch, num_rows), min(settings.update_batch, num_rows)
+    rollout_rows, update_rows = min(settings.rollout_batch, num_rows), min(settings.update_batch, num_rows)
     return Outline(
         modules=modules,
         trained=("transformer",),
         sharded=(denoiser,),
-        update=lambda: forward(learnt).float().square().mean(),
-        update_rows=learnt,
-        rollout=(Pass(call=lambda _: forward(drawn)),),
-        rollout_rows=drawn,
+        update=lambda: forward(update_rows).float().square().mean(),
+        update_rows=update_rows,
+        rollout=(Pass(call=lambda _: forward(rollout_rows)),),
+        rollout_rows=rollout_rows,
         assumed=(
-            f"sizes of {said}",
-            "what text encoders and the autoencoder hold is counted, what their passes take is not",
+            f"sizes of {origin}",
+            "weights of text encoders and the autoencoder count, their forward passes do not",
         ),
     )
 
 
 def _modules(shapes: ModelConfigs) -> dict[str, nn.Module]:
-    found: dict[str, nn.Module] = {}
+    modules: dict[str, nn.Module] = {}
     with torch.device("meta"):
         for name, (library, kind, config) in shapes.components.items():
-            own: Any = getattr({"diffusers": diffusers, "transformers": transformers}[library], kind, None)
-            if own is None or not hasattr(own, "forward"):
+            module_class: Any = getattr({"diffusers": diffusers, "transformers": transformers}[library], kind, None)
+            if module_class is None or not hasattr(module_class, "forward"):
                 continue
             if library == "diffusers":
-                found[name] = own.from_config(dict(config))
+                modules[name] = module_class.from_config(dict(config))
             else:
-                found[name] = own(own.config_class(**config))
-    return found
+                modules[name] = module_class(module_class.config_class(**config))
+    return modules
 
 
 def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The module as ``from_pretrained`` has it in this dtype: with some of its weights kept in float32."""
-    kept = tuple(getattr(module, "_keep_in_fp32_modules", None) or ())
+    """The module in this dtype as ``from_pretrained`` loads it: some weights stay in float32."""
+    float32_modules = tuple(getattr(module, "_keep_in_fp32_modules", None) or ())
     for name, parameter in module.named_parameters():
-        if not any(one in name.split(".") for one in kept):
+        if not any(part in name.split(".") for part in float32_modules):
             parameter.data = parameter.data.to(dtype)
     stored = module.state_dict().keys()
     for name, buffer in module.named_buffers():
@@ -109,7 +109,7 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _scale(modules: Mapping[str, nn.Module]) -> int:
-    """Pixels to a side of a latent's element."""
+    """Pixels per side of a latent element."""
     config: Any = getattr(modules.get("vae"), "config", {})
     if "block_out_channels" in config:
         return 2 ** (len(config["block_out_channels"]) - 1)
@@ -117,17 +117,17 @@ def _scale(modules: Mapping[str, nn.Module]) -> int:
 
 
 def _guided(kind: str, call: Mapping[str, Any]) -> int:
-    """Rows of the denoiser for a row of the rollout: two with classifier-free guidance."""
+    """Denoiser rows per row of the rollout: two with classifier-free guidance."""
     return 2 if kind != "FluxTransformer2DModel" and call.get("guidance_scale", 5.0) > 1 else 1
 
 
 def _size(call: Mapping[str, Any], *names: str) -> list[int]:
     if missing := [f"policy.call.{name}" for name in names if not isinstance(call.get(name), int)]:
-        raise ConfigError(f"memory and time are predicted for known sizes: set {', '.join(missing)}")
+        raise ConfigError(f"memory and time estimates need sizes: set {', '.join(missing)}")
     return [call[name] for name in names]
 
 
-def _of_sd3(config: Any, call: Mapping[str, Any], rows: int, dtype: torch.dtype, scale: int) -> dict[str, Tensor]:
+def _sd3_inputs(config: Any, call: Mapping[str, Any], rows: int, dtype: torch.dtype, scale: int) -> dict[str, Tensor]:
     height, width = _size(call, "height", "width")
     tokens = CLIP_TOKENS + call.get("max_sequence_length", 256)
     return {
@@ -138,10 +138,10 @@ def _of_sd3(config: Any, call: Mapping[str, Any], rows: int, dtype: torch.dtype,
     }
 
 
-def _of_flux(config: Any, call: Mapping[str, Any], rows: int, dtype: torch.dtype, scale: int) -> dict[str, Tensor]:
+def _flux_inputs(config: Any, call: Mapping[str, Any], rows: int, dtype: torch.dtype, scale: int) -> dict[str, Tensor]:
     height, width = _size(call, "height", "width")
     tokens, pixels = call.get("max_sequence_length", 512), (height // (2 * scale)) * (width // (2 * scale))
-    given = {
+    inputs = {
         "hidden_states": torch.empty(rows, pixels, config.in_channels, dtype=dtype),
         "encoder_hidden_states": torch.empty(rows, tokens, config.joint_attention_dim, dtype=dtype),
         "pooled_projections": torch.empty(rows, config.pooled_projection_dim, dtype=dtype),
@@ -149,10 +149,10 @@ def _of_flux(config: Any, call: Mapping[str, Any], rows: int, dtype: torch.dtype
         "img_ids": torch.empty(pixels, 3),
         "txt_ids": torch.empty(tokens, 3),
     }
-    return given | ({"guidance": torch.empty(rows)} if config.guidance_embeds else {})
+    return inputs | ({"guidance": torch.empty(rows)} if config.guidance_embeds else {})
 
 
-def _of_wan(config: Any, call: Mapping[str, Any], rows: int, dtype: torch.dtype, scale: int) -> dict[str, Tensor]:
+def _wan_inputs(config: Any, call: Mapping[str, Any], rows: int, dtype: torch.dtype, scale: int) -> dict[str, Tensor]:
     height, width, frames = _size(call, "height", "width", "num_frames")
     latent = (rows, config.in_channels, (frames - 1) // 4 + 1, height // scale, width // scale)
     return {
@@ -163,8 +163,8 @@ def _of_wan(config: Any, call: Mapping[str, Any], rows: int, dtype: torch.dtype,
 
 
 INPUTS: Mapping[str, Inputs] = {
-    "SD3Transformer2DModel": _of_sd3,
-    "FluxTransformer2DModel": _of_flux,
-    "WanTransformer3DModel": _of_wan,
+    "SD3Transformer2DModel": _sd3_inputs,
+    "FluxTransformer2DModel": _flux_inputs,
+    "WanTransformer3DModel": _wan_inputs,
 }
-"""The denoisers that can be called in outline."""
+"""Inputs by denoiser class."""

@@ -1,4 +1,4 @@
-"""The log-probability of stored decisions, and what else is asked of them, now and under other views."""
+"""Log-probabilities of recorded decisions, and their values under other weights."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ from .replay import Replayer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenoisingScorer:
-    """Scores the decisions of drawn rows again.
+    """Scores the recorded decisions of sampled rows again.
 
     Attributes:
-        stage: the pipeline.
-        batches: how many states share a run.
-        using: the weights of a view, within the context.
+        instrumented: the pipeline.
+        batches: batch sizes.
+        using: context in which a view's weights are active.
     """
 
-    stage: InstrumentedPipeline
+    instrumented: InstrumentedPipeline
     batches: Batches
     using: Callable[[str], AbstractContextManager[None]]
 
-    def evaluate(self, rollout: Rollout, chosen: Sequence[int], values: Collection[Value]) -> Iterator[Evaluation]:
+    def evaluate(self, rollout: Rollout, rows: Sequence[int], values: Collection[Value]) -> Iterator[Evaluation]:
         """One slice per decision and batch of distinct states."""
         for column in range(rollout.shape[1]):
-            kept = [row for row in chosen if bool(rollout.mask_BT[row, column])]
-            for batch in state_batches(rollout, kept, column, self.batches.update, self.stage.form.together):
+            masked = [row for row in rows if bool(rollout.mask_BT[row, column])]
+            for batch in state_batches(
+                rollout, masked, column, self.batches.update, self.instrumented.form.can_share_run
+            ):
                 yield self._score(rollout, batch, column, values)
 
     def _score(self, rollout: Rollout, rows: list[int], column: int, values: Collection[Value]) -> Evaluation:
@@ -48,25 +50,25 @@ class DenoisingScorer:
         others, num_forwards = {}, 0
         for view in sorted({value.view for value in values if value.view not in (None, OLD)}):
             with torch.no_grad(), self.using(view):
-                others[view], spent = self.replay(rollout.trace, rows, column, states=states)
-            num_forwards += spent
-        now, spent = self.replay(rollout.trace, rows, column, states=states)
-        logprob_N = now.logprob_N()
-        require_grad(logprob_N, f"step {column}", self.stage)
+                others[view], view_forwards = self.replay(rollout.trace, rows, column, states=states)
+            num_forwards += view_forwards
+        current, view_forwards = self.replay(rollout.trace, rows, column, states=states)
+        logprob_N = current.logprob_N()
+        require_grad(logprob_N, f"step {column}", self.instrumented)
         return Evaluation(
             columns=(column,),
             logprob_BT=logprob_N[:, None],
-            values={value: value_N(value, now, others.get(value.view), logprob_N)[:, None] for value in values},
+            values={value: value_N(value, current, others.get(value.view), logprob_N)[:, None] for value in values},
             rows=torch.tensor(rows),
-            num_forwards=num_forwards + spent,
+            num_forwards=num_forwards + view_forwards,
         )
 
     def replay(
         self, trace: DenoisingTrace, rows: Sequence[int], column: int, *, states: Sequence[int]
     ) -> tuple[Replayer, int]:
-        """One run of the pipeline that is real at ``column`` alone; with its forwards.
+        """One run of the pipeline with a real iteration only at ``column``; returns the replayer and its forwards.
 
-        ``states`` says which of the rows were taken in one state: the pipeline runs each state once.
+        ``states`` groups the rows by state: the pipeline runs each state once.
         """
         head_of: dict[int, int] = {}
         for row, state in zip(rows, states, strict=True):
@@ -74,33 +76,31 @@ class DenoisingScorer:
         order = {state: position for position, state in enumerate(head_of)}
         heads = list(head_of.values())
         device = trace.transitions[heads[0]][0].next_state.device
-        drawing = trace.drawings[heads[0]]
+        params = trace.row_params[heads[0]]
         replayer = Replayer(
             states=[trace.transitions[row] for row in heads],
             rows=[trace.transitions[row] for row in rows],
             state_of_N=torch.tensor([order[state] for state in states], device=device),
             iteration=column,
-            sampling=drawing.sampling,
+            step_sampler=params.step_sampler,
         )
-        session = PipelineRun(
-            on_step=replayer, ghost=lambda iteration: iteration != column, run_ghosts=trace.run_ghosts
-        )
-        arguments = self.stage.form.arguments([trace.rows[row] for row in heads], drawing.call)
-        self.stage.run(session, arguments, seed=trace.rows[heads[0]].seed, grad=torch.is_grad_enabled())
-        return replayer, session.num_forwards
+        run = PipelineRun(on_step=replayer, ghost=lambda iteration: iteration != column, run_ghosts=trace.run_ghosts)
+        arguments = self.instrumented.form.arguments([trace.rows[row] for row in heads], params.call)
+        self.instrumented.run(run, arguments, seed=trace.rows[heads[0]].seed, grad=torch.is_grad_enabled())
+        return replayer, run.num_forwards
 
     def logprobs(
         self, trace: DenoisingTrace, rows: Sequence[int], column: int, *, states: Sequence[int], run_ghosts: bool
     ) -> Tensor:
-        """``exactness.Replay``."""
+        """``exactness.ReplayFunction``."""
         replayer, _ = self.replay(replace(trace, run_ghosts=run_ghosts), rows, column, states=states)
         return replayer.logprob_N().cpu()
 
 
-def require_grad(logprob_N: Tensor, what: str, stage: InstrumentedPipeline) -> None:
-    """Raises PolicyError where grad is enabled and a log-probability has none."""
+def require_grad(logprob_N: Tensor, label: str, instrumented: InstrumentedPipeline) -> None:
+    """Raises PolicyError if grad is enabled and a log-probability has none."""
     if torch.is_grad_enabled() and not logprob_N.requires_grad:
         raise PolicyError(
-            f"{what} of {type(stage.pipeline).__name__} is computed without grad: its loop calls the denoiser within "
-            "torch.no_grad or on detached weights; only the decorator of __call__ is taken off"
+            f"{label} of {type(instrumented.pipeline).__name__} has no gradient: its loop calls the denoiser within "
+            "torch.no_grad or on detached weights; mmgrpo removes only the decorator of __call__"
         )

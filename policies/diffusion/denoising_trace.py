@@ -1,4 +1,4 @@
-"""What a denoising rollout remembers of itself, row by row, so that any rows can be replayed in any batch."""
+"""The trace of a denoising rollout, row by row, so that any rows can be replayed in any batch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """One ``step`` call as one row saw it.
+    """One ``step`` call of one row.
 
     Attributes:
-        iteration: the decision it belongs to.
-        next_state: (1, ...) what ``step`` returned, in the dtype the pipeline goes on with: what is stored is scored.
+        iteration: its decision.
+        next_state: (1, ...) the result of ``step``, in the pipeline's dtype: the stored state is the scored state.
         keep: (1, ...) bool, False where the pipeline overwrote the state afterwards; None if it did not.
-        mean: (1, ...) float32 mean under the policy that sampled, if the plan keeps it.
+        mean: (1, ...) float32 mean under the behavior policy, if the plan stores it.
     """
 
     iteration: int
@@ -35,13 +35,13 @@ class DenoisingTrace:
 
     Attributes:
         rows: B identities.
-        drawings: how each was drawn, and is to be scored.
+        row_params: sampling parameters per row.
         transitions: per row, its step calls in order.
-        run_ghosts: whether replay has to run the denoiser in the iterations it passes through.
+        run_ghosts: whether replay runs the denoiser in ghost iterations.
     """
 
     rows: tuple[DenoisingRow, ...]
-    drawings: tuple[SamplingParams, ...]
+    row_params: tuple[SamplingParams, ...]
     transitions: tuple[tuple[Transition, ...], ...]
     run_ghosts: bool = False
 
@@ -50,10 +50,10 @@ class DenoisingTrace:
         return tuple(transition.next_state.shape for transition in self.transitions[row])
 
     def alike(self, row: int, other: int) -> bool:
-        """Whether two rows were drawn alike, in states of one shape."""
-        return self.drawings[row] is self.drawings[other] and self.shapes(row) == self.shapes(other)
+        """Whether two rows have the same sampling parameters and states of one shape."""
+        return self.row_params[row] is self.row_params[other] and self.shapes(row) == self.shapes(other)
 
 
 def batched_next_states(transitions: Sequence[tuple[Transition, ...]], position: int) -> Tensor:
-    """The next states of several rows at one step call, as a batch the pipeline may write into."""
+    """The next states of several rows at one step call, as a new batch."""
     return torch.cat([row[position].next_state for row in transitions])

@@ -1,4 +1,4 @@
-"""What frozen modules compute, remembered by the content of their inputs."""
+"""Outputs of frozen modules, cached by the content of their inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DIGESTIBLE = (Tensor, Image, bool, int, float, str, bytes, type(None), torch.dt
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """The result of a call, taken apart."""
+    """A flattened result of a call."""
 
     leaves: list[Any]
     spec: TreeSpec
@@ -31,7 +31,7 @@ class _Output:
 
     @property
     def is_row(self) -> bool:
-        """Whether every leaf is one row of a batch, or says nothing of rows."""
+        """Whether every leaf is one row of a batch, or independent of rows."""
         return all(
             _content(leaf).shape[:1] == (1,)
             if isinstance(leaf, (Tensor, DiagonalGaussianDistribution))
@@ -41,47 +41,47 @@ class _Output:
 
 
 class EncoderCache:
-    """Remembers calls of frozen modules; the least recently used goes first.
+    """Caches calls of frozen modules; the least recently used entry is evicted first.
 
-    A call whose tensors all have the same number of rows is split: each unique row is computed once, alone, so that
-    its result never depends on what shared its batch. Other calls are remembered whole.
+    A call whose tensors all have the same number of rows is split: each unique row is computed once, alone, so that its
+    result never depends on its batch. Other calls are cached as one entry.
 
     Attributes:
-        num_computed: calls that were not known.
+        num_computed: cache misses.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        """Knows nothing yet.
+        """An empty cache.
 
         Args:
-            max_bytes: how much the remembered outputs may hold.
+            max_bytes: capacity for outputs, in bytes.
         """
         self.max_bytes = max_bytes
         self.num_computed = 0
         self._bytes = 0
-        self._whole: set[Any] = set()  # functions whose outputs are not rows of a batch
+        self._unsplittable: set[Any] = set()  # functions whose outputs are not rows of a batch
         self._entries: OrderedDict[bytes, _Output] = OrderedDict()
 
     def __call__(self, module: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """``function(*args, **kwargs)``, without grad, from memory where its inputs are known."""
+        """``function(*args, **kwargs)``, without grad, from the cache if its inputs are cached."""
         leaves, spec = tree_flatten((args, kwargs))
         if not all(isinstance(leaf, _DIGESTIBLE) for leaf in leaves):
-            return function(*args, **kwargs)  # a generator makes it random; other objects have no content to go by
-        if _is_watched(module):
-            return function(*args, **kwargs)  # a pipeline reads what passes through its layers, not its output alone
+            return function(*args, **kwargs)  # a generator makes it random; other objects have no digest
+        if _has_hooks(module):
+            return function(*args, **kwargs)  # the pipeline reads the activations of layers, not only the output
         label = (id(module), getattr(function, "__name__", "call"))
         rows = _common_rows(leaves)
-        if rows > 1 and label not in self._whole:
-            outputs = self._rows(label, function, leaves, spec, rows)
+        if rows > 1 and label not in self._unsplittable:
+            outputs = self._row_outputs(label, function, leaves, spec, rows)
             if outputs is not None:
                 return outputs
-            self._whole.add(label)
-        output = self._remember(_keys(label, leaves, spec, 1)[0], function, leaves, spec)
+            self._unsplittable.add(label)
+        output = self._cached(_keys(label, leaves, spec, 1)[0], function, leaves, spec)
         return tree_unflatten(
             [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in output.leaves], output.spec
         )
 
-    def _rows(self, label: Any, function: Any, leaves: list[Any], spec: TreeSpec, rows: int) -> Any | None:
+    def _row_outputs(self, label: Any, function: Any, leaves: list[Any], spec: TreeSpec, rows: int) -> Any | None:
         keys = _keys(label, leaves, spec, rows)
         first_row = {key: row for row, key in reversed(list(enumerate(keys)))}
         order = {key: position for position, key in enumerate(dict.fromkeys(keys))}
@@ -89,23 +89,24 @@ class EncoderCache:
         for key in order:
             row = first_row[key]
             part = [leaf[row : row + 1] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            output = self._remember(key, function, part, spec)
-            if not output.is_row or (unique and not _alike(unique[0], output)):
+            output = self._cached(key, function, part, spec)
+            if not output.is_row or (unique and not _can_batch(unique[0], output)):
                 return None
             unique.append(output)
         index = None if len(unique) == rows else torch.tensor([order[key] for key in keys])
         merged = [_gathered([output.leaves[k] for output in unique], index) for k in range(len(unique[0].leaves))]
         return tree_unflatten(merged, unique[0].spec)
 
-    def _remember(self, key: bytes, function: Any, leaves: list[Any], spec: TreeSpec) -> _Output:
+    def _cached(self, key: bytes, function: Any, leaves: list[Any], spec: TreeSpec) -> _Output:
         if key in self._entries:
             self._entries.move_to_end(key)
             return self._entries[key]
         args, kwargs = tree_unflatten(leaves, spec)
         with torch.no_grad():
-            found, found_spec = tree_flatten(function(*args, **kwargs))
-        # no pipeline reads an encoder's key-value cache
-        output = _Output([None if type(leaf).__name__.endswith("Cache") else leaf for leaf in found], found_spec)
+            output_leaves, output_spec = tree_flatten(function(*args, **kwargs))
+        # pipelines do not read an encoder's key-value cache
+        kept_leaves = [None if type(leaf).__name__.endswith("Cache") else leaf for leaf in output_leaves]
+        output = _Output(kept_leaves, output_spec)
         self.num_computed += 1
         self._entries[key] = output
         self._bytes += output.num_bytes
@@ -114,10 +115,10 @@ class EncoderCache:
         return output
 
 
-def _is_watched(module: Any) -> bool:
-    """Whether a layer of the module has a hook, so that a call does more than give its output.
+def _has_hooks(module: Any) -> bool:
+    """Whether a layer of the module has a hook, so that a call has effects other than its output.
 
-    Those that transformers itself installs collect the output.
+    Hooks of transformers, which collect the output, do not count.
     """
     layers = module.modules() if isinstance(module, nn.Module) else ()
     hooks = (hook for layer in layers for hook in (*layer._forward_hooks.values(), *layer._forward_pre_hooks.values()))
@@ -131,7 +132,7 @@ def _common_rows(leaves: Sequence[Any]) -> int:
 
 
 def _keys(label: Any, leaves: Sequence[Any], spec: TreeSpec, rows: int) -> list[bytes]:
-    """The content of each row of a call (of the whole call, for one row), with everything that is not a row."""
+    """A digest per row of a call (one digest for one row), which includes all inputs that are not rows."""
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     kinds = [_kind(leaf, rows) for leaf in leaves]
     head = hashlib.blake2b(repr((label, spec, kinds)).encode(), digest_size=16)
@@ -146,7 +147,7 @@ def _keys(label: Any, leaves: Sequence[Any], spec: TreeSpec, rows: int) -> list[
 
 
 def _kind(leaf: Any, rows: int) -> Any:
-    """All of an argument that is no row of numbers: of a picture the whole."""
+    """The properties of an argument other than its rows; of an image, its content too."""
     if isinstance(leaf, Tensor):
         return leaf.dtype, (leaf.numel() // rows, *leaf.shape[1:])
     if isinstance(leaf, Image):
@@ -158,13 +159,13 @@ def _content(leaf: Tensor | DiagonalGaussianDistribution) -> Tensor:
     return leaf if isinstance(leaf, Tensor) else leaf.parameters
 
 
-def _alike(one: _Output, other: _Output) -> bool:
-    """Whether two rows can stand in one batch."""
-    if one.spec != other.spec:
+def _can_batch(output: _Output, other: _Output) -> bool:
+    """Whether two rows can be concatenated."""
+    if output.spec != other.spec:
         return False
     return all(
         _content(a).shape == _content(b).shape if isinstance(a, (Tensor, DiagonalGaussianDistribution)) else a == b
-        for a, b in zip(one.leaves, other.leaves, strict=True)
+        for a, b in zip(output.leaves, other.leaves, strict=True)
     )
 
 

@@ -1,4 +1,4 @@
-"""Samples that a pipeline failed to make: values that are not finite, and images that a safety checker replaced."""
+"""Failed samples of a pipeline: non-finite values, and images that a safety checker replaced."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 FLAGS = ("nsfw_content_detected", "nsfw_detected", "watermark_detected")
-"""Fields of outputs in which pipelines state the rows whose images they replaced by black ones."""
+"""Output fields that flag rows whose images the pipeline replaced by black ones."""
 
 STATES = "its latents are not finite"
-DECODED = "the decoder gave values that are not finite"
+DECODED = "the decoder returned non-finite values"
 REPLACED = "the safety checker replaced it by a black image"
 FIXES = {
     STATES: "load the pipeline in float32 or bfloat16 (policy.dtype), or lower guidance, strength or learning rate",
@@ -23,19 +23,19 @@ FIXES = {
     REPLACED: "load the pipeline without it: policy.components: {safety_checker: null}, or pipeline.safety_checker = "
     "None of a live one",
 }
-"""What to do about each reason."""
+"""Suggested fix per reason."""
 
 
 def failures_of(
     output: Any, num_rows: int, *, finite_states: Sequence[bool] | None, decoded: Sequence[Tensor]
 ) -> list[str | None]:
-    """Why each row's result is none, None where it is one.
+    """The failure reason of each row, None for a valid result.
 
     Args:
-        output: what the call returned.
-        num_rows: rows that it was called with.
-        finite_states: of each row, whether its final state is finite; None where that was not looked at.
-        decoded: of each call of a decoder, which entries of its output are finite.
+        output: the result of the pipeline's call.
+        num_rows: rows in the call.
+        finite_states: per row, whether its final state is finite; None if unchecked.
+        decoded: per decoder call, which entries of its output are finite.
 
     Returns:
         A reason or None per row.
@@ -50,7 +50,7 @@ def failures_of(
 
 
 def finite_rows(decoded: Sequence[Tensor], num_rows: int) -> list[bool]:
-    """Which rows a decoder gave finite values for; where its calls do not divide by rows, all of them or none."""
+    """Which rows have finite decoder outputs; if the calls do not divide by rows, all or none."""
     if not decoded:
         return [True] * num_rows
     if all(len(entries) % num_rows == 0 for entries in decoded):
@@ -69,12 +69,12 @@ def finite_states(state: Tensor | None, num_rows: int) -> list[bool] | None:
 
 
 def warn_of(failures: Sequence[str | None], pipeline: str, warned: set[str]) -> None:
-    """Warns of each reason the first time that it comes, with its fix."""
+    """Logs each new failure reason once, with its suggested fix."""
     for reason in dict.fromkeys(failure for failure in failures if failure is not None):
         if reason not in warned:
             warned.add(reason)
             logger.warning(
-                "%d of %d samples of %s have no score, and are not trained on: %s. To fix it, %s. "
+                "%d of %d samples of %s have no reward and are not trained on: %s. To fix this, %s. "
                 "rollout/failed_samples counts them",
                 failures.count(reason),
                 len(failures),
@@ -85,12 +85,12 @@ def warn_of(failures: Sequence[str | None], pipeline: str, warned: set[str]) -> 
 
 
 def _flagged(output: Any, num_rows: int) -> list[bool]:
-    named = dict(output) if isinstance(output, Mapping) else dict(getattr(output, "__dict__", {}))
-    lists = [named.get(name) for name in FLAGS]
+    fields = dict(output) if isinstance(output, Mapping) else dict(getattr(output, "__dict__", {}))
+    lists = [fields.get(name) for name in FLAGS]
     if isinstance(output, tuple):
         lists = [part for part in output if isinstance(part, list) and all(isinstance(flag, bool) for flag in part)]
     flagged = [False] * num_rows
     for flags in lists:
         if isinstance(flags, (list, tuple)) and len(flags) == num_rows:
-            flagged = [before or bool(flag) for before, flag in zip(flagged, flags, strict=True)]
+            flagged = [is_flagged or bool(flag) for is_flagged, flag in zip(flagged, flags, strict=True)]
     return flagged

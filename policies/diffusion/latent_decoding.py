@@ -1,4 +1,4 @@
-"""Pictures and videos decoded in slices: rows one after another, frames and tiles as diffusers' autoencoders can."""
+"""Memory-saving decoding: row by row, and by frames or tiles if diffusers' autoencoder supports it."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from .proxies import leading_rows
 from .settings import DecodeSettings
 
 SWITCHES = {"frames": "use_framewise_decoding", "tiles": "use_tiling"}
-"""Setting -> the autoencoders' own switch."""
+"""Setting -> the attribute of diffusers' autoencoders."""
 
 COMPUTED = (torch.float32, torch.bfloat16, torch.float16)
-"""Types that a module computes in; weights may be stored in others."""
+"""Dtypes of computation; weights may be stored in others."""
 
 
 def decoders_of(pipeline: Any) -> list[nn.Module]:
-    """The components that decode, those of held pipelines among them."""
+    """The components with a ``decode`` method, including those of nested pipelines."""
     pipelines = (pipeline, *nested_pipelines(pipeline))
-    modules = [part for one in pipelines for part in one.components.values() if isinstance(part, nn.Module)]
+    modules = [part for each in pipelines for part in each.components.values() if isinstance(part, nn.Module)]
     return list({id(module): module for module in modules if callable(getattr(module, "decode", None))}.values())
 
 
 def require_slices(pipeline: Any, settings: DecodeSettings) -> None:
-    """Raises ConfigError for slices that none of a pipeline's decoders can be cut into."""
+    """Raises ConfigError for slicing settings that none of the pipeline's decoders supports."""
     decoders = decoders_of(pipeline)
     for name, switch in _wanted(settings):
         if not any(hasattr(decoder, switch) for decoder in decoders):
-            kinds = ", ".join(type(decoder).__name__ for decoder in decoders) or "what decodes here"
-            raise ConfigError(f"policy.decode.{name}: {kinds} has no {switch} to switch on; leave it out")
+            kinds = ", ".join(type(decoder).__name__ for decoder in decoders) or "the pipeline"
+            raise ConfigError(f"policy.decode.{name}: {kinds} has no {switch}; remove the setting")
     with sliced(decoders, settings):
         return
 
 
 @contextmanager
 def sliced(decoders: Sequence[nn.Module], settings: DecodeSettings) -> Iterator[None]:
-    """Within it decoders that can are switched as the settings say; afterwards they are as they were.
+    """Enables the slicing settings of the decoders that support them within the context.
 
-    Raises: ConfigError for sizes of tiles that a decoder does not take.
+    Raises: ConfigError for tile sizes that a decoder does not take.
     """
     before = [dict(vars(decoder)) for decoder in decoders]
     try:
@@ -60,22 +60,22 @@ def sliced(decoders: Sequence[nn.Module], settings: DecodeSettings) -> Iterator[
 
 
 def row_by_row(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What ``decode`` gives, its rows decoded one after another; every tensor of as many rows is cut along."""
+    """The output of ``decode``, decoded one row at a time; every tensor with a batch dimension is split."""
     count = leading_rows(args, kwargs)
     leaves, shape = tree_flatten((args, kwargs))
     parts = []
     for row in range(count):
-        own = [leaf[row : row + 1] if _has_rows(leaf, count) else leaf for leaf in leaves]
-        own_args, own_kwargs = tree_unflatten(own, shape)
-        parts.append(tree_flatten(decoder.decode(*own_args, **own_kwargs)))
+        row_leaves = [leaf[row : row + 1] if _has_rows(leaf, count) else leaf for leaf in leaves]
+        row_args, row_kwargs = tree_unflatten(row_leaves, shape)
+        parts.append(tree_flatten(decoder.decode(*row_args, **row_kwargs)))
     joined = [
-        torch.cat(some) if _has_rows(some[0], 1) else some[0] for some in zip(*(p for p, _ in parts), strict=True)
+        torch.cat(rows) if _has_rows(rows[0], 1) else rows[0] for rows in zip(*(p for p, _ in parts), strict=True)
     ]
     return tree_unflatten(joined, parts[0][1])
 
 
 def in_dtype_of(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with their numbers in the module's dtype, where it has one: an autoencoder may have its own."""
+    """The arguments cast to the module's dtype if it has a single one: an autoencoder may differ from the denoiser."""
     dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
     dtype = getattr(module, "dtype", None)
     if len(dtypes) != 1 or dtype not in COMPUTED:
@@ -88,7 +88,7 @@ def in_dtype_of(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
 
 
 def finite_entries(output: Any) -> Tensor | None:
-    """(entries,) bool on the CPU: which leading entries of a decoder's output are finite; None where it is no batch."""
+    """(entries,) bool on the CPU: which leading entries of a decoder's output are finite; None if it is no batch."""
     tensors = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor) and leaf.ndim > 0]
     if not tensors or not tensors[0].is_floating_point():
         return None
@@ -106,10 +106,10 @@ def _switch_on(decoder: Any, name: str, switch: str, settings: DecodeSettings) -
     try:
         decoder.enable_tiling(**settings.tiles)
     except TypeError as error:
-        raise ConfigError(f"policy.decode.tiles: {type(decoder).__name__} takes other sizes: {error}") from error
+        raise ConfigError(f"policy.decode.tiles: {type(decoder).__name__} has other arguments: {error}") from error
 
 
 def _wanted(settings: DecodeSettings) -> list[tuple[str, str]]:
-    """The switches that are to be on, by the setting's name."""
-    asked = {"frames": settings.frames, "tiles": settings.tiles is not None}
-    return [(name, SWITCHES[name]) for name, is_on in asked.items() if is_on]
+    """The enabled switches, by setting."""
+    enabled = {"frames": settings.frames, "tiles": settings.tiles is not None}
+    return [(name, SWITCHES[name]) for name, is_on in enabled.items() if is_on]

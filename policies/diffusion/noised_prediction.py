@@ -1,8 +1,8 @@
-"""What the network says of clean data at noise levels of their own, through the stock pipeline.
+"""Predictions of the network on clean samples at chosen noise levels, through the stock pipeline.
 
-The pipeline is run for two iterations. The first is a ghost whose ``step`` returns noised data; the second is real,
-and what reaches its ``step`` is the prediction to compare with the target. Each row gets a noise level of its own: the
-denoiser's timestep argument is an affine function of the schedule's timestep, read off the two iterations.
+The pipeline runs for two iterations. The first is a ghost whose ``step`` returns noised data; the second is real, and
+the model output at its ``step`` is the prediction to compare with the target. Each row has its own noise level: the
+denoiser's timestep argument is an affine function of the schedule's timestep, measured from the two iterations.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from .scheduler_families import advance, schedule_index
 from .settings import ReadingSettings
 
 TIMESTEP_NAMES = ("timestep", "timesteps", "t")
-ROUNDING = 1e-2  # relative; what half precision makes of a state between two steps
+ROUNDING = 1e-2  # relative; rounding of a state to half precision between two steps
 Noising = Callable[[StepCall, Tensor, bool], Noised]
-"""Of the step to answer, the clean data and whether timesteps must be integers."""
+"""(step call, clean data, whether timesteps must be integers) -> noised data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanSample:
-    """One finished sample at one of its levels.
+    """A finished sample at one of its noise levels.
 
     Attributes:
-        row: whom for.
+        row: its row.
         data: (1, ...) the final state, float32.
         seed: of level and noise.
-        place: which of the sample's levels it is.
+        level_index: index of the level among the sample's levels.
     """
 
     row: DenoisingRow
     data: Tensor
     seed: int
-    place: int = 0
+    level_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoisedPrediction:
-    """What the network said of noised data.
+    """The network's prediction on noised data.
 
     Attributes:
-        noised: the data and the target.
-        data: (N, ...) the data themselves.
-        output: (N, ...) what the network said, float32, with grad.
+        noised: the noised data and the target.
+        data: (N, ...) the clean data.
+        output: (N, ...) the prediction, float32, with grad.
         num_forwards: denoiser rows computed.
         num_rows: N, unless a row that ran alone has several entries.
     """
@@ -78,19 +78,19 @@ class NoisedPrediction:
 
     @property
     def error_mean(self) -> Tensor:
-        """Mean of ``error_N`` in one sum."""
+        """Mean of ``error_N``, computed in one sum."""
         return mse_loss(self.output, self.noised.target)
 
 
 def two_step_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call for a run of two iterations that ends, if it ends, in pictures."""
-    kept = {key: value for key, value in call.items() if key not in ("timesteps", "sigmas", "output_type")}
-    return {**kept, "num_inference_steps": 2}
+    """The call's arguments for a run of two iterations; its output, if any, is decoded."""
+    arguments = {key: value for key, value in call.items() if key not in ("timesteps", "sigmas", "output_type")}
+    return {**arguments, "num_inference_steps": 2}
 
 
 def predict_at_levels(
-    stage: InstrumentedPipeline,
-    cleans: Sequence[CleanSample],
+    instrumented: InstrumentedPipeline,
+    clean_samples: Sequence[CleanSample],
     call: Mapping[str, Any],
     reading: ReadingSettings,
     *,
@@ -99,11 +99,11 @@ def predict_at_levels(
     """The network's predictions on finished samples at their levels, all in one run.
 
     Args:
-        stage: the pipeline.
-        cleans: N samples at a level each, of one shape; of a pipeline that is shown something with a row, one.
-        call: arguments of the pipeline's call, as ``two_steps`` has them.
-        reading: how levels are drawn.
-        grad: whether the predictions carry a graph.
+        instrumented: the pipeline.
+        clean_samples: N samples at one level each, of one shape; a single one for pipelines with media in the call.
+        call: arguments of the pipeline's call, from ``two_step_call``.
+        reading: distribution of the noise levels.
+        grad: whether the predictions have a graph.
 
     Returns:
         Predictions and targets.
@@ -111,64 +111,69 @@ def predict_at_levels(
     Raises:
         PolicyError: the pipeline's scheduler, states or denoiser do not fit; the message says which.
     """
-    seeds, places = [clean.seed for clean in cleans], [clean.place for clean in cleans]
+    seeds, level_indices = [clean.seed for clean in clean_samples], [clean.level_index for clean in clean_samples]
 
-    def noising(step: StepCall, data: Tensor, whole: bool) -> Noised:
-        return noised(step, data, seeds, places, reading, whole=whole)
+    def noising(step: StepCall, data: Tensor, integer_timesteps: bool) -> Noised:
+        return noised(step, data, seeds, level_indices, reading, integer_timesteps=integer_timesteps)
 
-    return predict_noised(stage, cleans, call, noising, grad=grad)
+    return predict_noised(instrumented, clean_samples, call, noising, grad=grad)
 
 
 def predict_noised(
-    stage: InstrumentedPipeline, cleans: Sequence[CleanSample], call: Mapping[str, Any], noising: Noising, *, grad: bool
+    instrumented: InstrumentedPipeline,
+    clean_samples: Sequence[CleanSample],
+    call: Mapping[str, Any],
+    noising: Noising,
+    *,
+    grad: bool,
 ) -> NoisedPrediction:
-    """As ``matched``, noised in another way."""
-    matcher = _Matcher(cleans=cleans, noising=noising)
-    session = PipelineRun(on_step=matcher.on_step, ghost=lambda iteration: iteration == 0, rewrite=matcher.rewrite)
-    rows = [clean.row for clean in cleans]
-    stage.run(session, stage.form.arguments(rows, call), seed=rows[0].seed, grad=grad)
-    if matcher.output is None or matcher.noised is None:
-        raise PolicyError("the pipeline ended before its second step, so there is no prediction of a noised sample")
+    """As ``predict_at_levels``, with a custom noising function."""
+    callbacks = _TwoStepCallbacks(clean_samples=clean_samples, noising=noising)
+    run = PipelineRun(on_step=callbacks.on_step, ghost=lambda iteration: iteration == 0, rewrite=callbacks.rewrite)
+    rows = [clean.row for clean in clean_samples]
+    instrumented.run(run, instrumented.form.arguments(rows, call), seed=rows[0].seed, grad=grad)
+    if callbacks.output is None or callbacks.noised is None:
+        raise PolicyError("the pipeline ended before its second step, so a noised sample has no prediction")
     return NoisedPrediction(
-        noised=matcher.noised,
-        data=matcher.data,
-        output=matcher.output,
-        num_forwards=session.num_forwards,
-        num_rows=len(cleans),
+        noised=callbacks.noised,
+        data=callbacks.data,
+        output=callbacks.output,
+        num_forwards=run.num_forwards,
+        num_rows=len(clean_samples),
     )
 
 
 @dataclass(slots=True)
-class _Matcher:
-    """Answers the two iterations."""
+class _TwoStepCallbacks:
+    """Callbacks of the two iterations."""
 
-    cleans: Sequence[CleanSample]
+    clean_samples: Sequence[CleanSample]
     noising: Noising
     noised: Noised | None = None
     output: Tensor | None = None
     _schedule: Any = None
     _first_argument: Tensor | None = None
-    _given: Tensor | None = None
-    _called: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
+    _noised_state: Tensor | None = None
+    _modules_called: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
 
     @property
     def data(self) -> Tensor:
-        """(N, ...) the clean data, where the pipeline's states are."""
-        device = None if self._given is None else self._given.device
-        return torch.cat([clean.data for clean in self.cleans]).to(device)
+        """(N, ...) the clean data, on the device of the pipeline's states."""
+        device = None if self._noised_state is None else self._noised_state.device
+        return torch.cat([clean.data for clean in self.clean_samples]).to(device)
 
     def on_step(self, call: StepCall) -> Tensor:
         if call.stream > 0:
-            raise PolicyError("the pipeline steps several states at once, which are not noised at levels of their own")
+            raise PolicyError("the pipeline steps several states at once, which mmgrpo cannot noise at separate levels")
         if call.iteration == 0:
             return self._noise(call)
-        assert self._given is not None
-        if self._called[0] != self._called[1]:
+        assert self._noised_state is not None
+        if self._modules_called[0] != self._modules_called[1]:
             raise PolicyError(
-                "the pipeline has an expert for some noise levels and another for others, by its own schedule, so "
-                "that samples are not noised at levels of their own"
+                "the pipeline selects its denoiser by noise level (several experts), so its rows cannot have separate "
+                "levels"
             )
-        _require_kept(call.sample, self._given)
+        _require_unchanged(call.sample, self._noised_state)
         self.output = call.model_output.float()
         raise Stop
 
@@ -177,50 +182,50 @@ class _Matcher:
         schedule_index(call.scheduler, call.timestep)
         advance(call.scheduler)
         assert self._first_argument is not None
-        self._given = call.sample
+        self._noised_state = call.sample
         data = self.data
         if data.shape != call.sample.shape:
             raise PolicyError(
-                f"the pipeline steps states of shape {tuple(call.sample.shape)}, the samples have {tuple(data.shape)}: "
-                "they need states of one shape, whatever the prompts; train without warm-up and without reading"
+                f"the pipeline steps states of shape {tuple(call.sample.shape)}, the samples have {tuple(data.shape)}; "
+                "renoising needs one state shape for all prompts: train without warm-up and without reading"
             )
         self.noised = self.noising(call, data, not self._first_argument.is_floating_point())
-        self._given = self.noised.state.to(call.sample.dtype)
-        return self._given.clone()
+        self._noised_state = self.noised.state.to(call.sample.dtype)
+        return self._noised_state.clone()
 
     def rewrite(self, iteration: int, module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        found = call_argument(module, args, kwargs, TIMESTEP_NAMES)
-        if found is None:
-            raise PolicyError(f"{type(module).__name__} takes no timestep by the names {TIMESTEP_NAMES}")
-        self._called[iteration].add(id(module))
-        name, value = found
+        argument = call_argument(module, args, kwargs, TIMESTEP_NAMES)
+        if argument is None:
+            raise PolicyError(f"{type(module).__name__} has no timestep argument named one of {TIMESTEP_NAMES}")
+        self._modules_called[iteration].add(id(module))
+        name, value = argument
         value = torch.as_tensor(value)
         if iteration == 0:
             self._first_argument = value
             return args, kwargs
-        replaced = self._own_levels(value, leading_rows(args, kwargs))
+        replaced = self._row_timesteps(value, leading_rows(args, kwargs))
         if name in kwargs:
             return args, {**kwargs, name: replaced}
-        return tuple(replaced if item is found[1] else item for item in args), kwargs
+        return tuple(replaced if item is argument[1] else item for item in args), kwargs
 
-    def _own_levels(self, second: Tensor, num_rows: int) -> Tensor:
-        """The argument of the second iteration with each row's own level; guidance repeats the rows."""
+    def _row_timesteps(self, second: Tensor, num_rows: int) -> Tensor:
+        """The argument of the second iteration with each row's level; guidance repeats the rows."""
         assert self.noised is not None
         assert self._first_argument is not None
         t0, t1 = self._schedule.timesteps[:2].double()
         first, rows = self._first_argument.double(), self.noised.timestep_N
         slope = (second.double() - first) / (t1 - t0).to(second.device)
-        own = rows.to(second.device).double() - t0.to(second.device)
-        own = own.repeat(max((second.shape[0] if second.ndim else num_rows) // len(own), 1))
-        own = own.reshape(-1, *[1] * (second.ndim - 1))
-        return (first + own * slope).to(second.dtype)
+        offset = rows.to(second.device).double() - t0.to(second.device)
+        offset = offset.repeat(max((second.shape[0] if second.ndim else num_rows) // len(offset), 1))
+        offset = offset.reshape(-1, *[1] * (second.ndim - 1))
+        return (first + offset * slope).to(second.dtype)
 
 
-def _require_kept(found: Tensor, given: Tensor) -> None:
-    """Raises PolicyError for a pipeline that changes its states between two steps, but for their precision."""
-    scale = given.abs().max().clamp(min=1e-12)
-    if found.shape != given.shape or not bool(((found - given).abs() <= ROUNDING * scale).all()):
+def _require_unchanged(state: Tensor, noised: Tensor) -> None:
+    """Raises PolicyError for a pipeline that changes its states between two steps, except for their precision."""
+    scale = noised.abs().max().clamp(min=1e-12)
+    if state.shape != noised.shape or not bool(((state - noised).abs() <= ROUNDING * scale).all()):
         raise PolicyError(
-            "the pipeline changes its states between two steps (it lays something given over them), so that samples "
-            "are not noised at levels of their own"
+            "the pipeline overwrites parts of its states between two steps (for example from an image), so its rows "
+            "cannot have separate noise levels"
         )

@@ -1,6 +1,6 @@
-"""Clean data at noise levels of their own, and what the network should say of them, family by family.
+"""Clean data at sampled noise levels, and the network's target, by scheduler family.
 
-x = alpha x0 + sigma eps; of every family the clean sample is affine in the network's output, x0 = a x + b output.
+x = alpha x0 + sigma eps; in every family the clean sample is affine in the network's output, x0 = a x + b output.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Noised:
     """Data at random noise levels, N rows.
 
     Attributes:
-        state: (N, ...) x_t as the pipeline hands it on.
+        state: (N, ...) x_t as passed to the pipeline.
         noisy: (N, ...) x_t as alpha x0 + sigma eps.
-        target: (N, ...) what the network should say.
-        timestep_N: the levels in the schedule's own unit.
+        target: (N, ...) the network's target.
+        timestep_N: the levels in the schedule's unit.
         sigma_N: the levels.
-        of_noisy: a of x0 = a x_t + b output, a number a row, in the shape of the state.
+        of_noisy: a of x0 = a x_t + b output, one number per row, in the shape of the state.
         of_output: b.
     """
 
@@ -54,22 +54,22 @@ class Noised:
     of_output: Tensor
 
     def clean(self, output: Tensor) -> Tensor:
-        """The clean sample that the network's output says."""
+        """The clean sample implied by the network's output."""
         return self.of_noisy * self.noisy + self.of_output * output
 
 
-def noise_levels(uniform_N: Tensor, place_N: Tensor, reading: ReadingSettings) -> Tensor:
-    """Levels as shares of the schedule, in [0, 1], of uniform numbers and the places of decisions.
+def noise_levels(uniform_N: Tensor, index_N: Tensor, reading: ReadingSettings) -> Tensor:
+    """Levels as fractions of the schedule, in [0, 1], from uniform numbers and level indices.
 
-    u in its place's part of the line where levels are stratified, 1 / (1 + e^-z) of its normal quantile z where they
-    are logit-normal; then low + (high - low) u, s u / (1 + (s - 1) u).
+    u within its index's stratum if levels are stratified, 1 / (1 + e^-z) of its normal quantile z if they are
+    logit-normal; then low + (high - low) u, s u / (1 + (s - 1) u).
 
     Shapes: (N,), (N,) -> (N,).   Raises: ConfigError unless low < high.
     """
     if reading.low >= reading.high:
         raise ConfigError(f"policy.reading: low must be below high, got {reading.low} and {reading.high}")
     if reading.levels == "stratified":
-        uniform_N = (place_N + uniform_N) / reading.num_levels
+        uniform_N = (index_N + uniform_N) / reading.num_levels
     elif reading.levels == "logit_normal":
         uniform_N = torch.special.ndtri(uniform_N).sigmoid()
     uniform_N = reading.low + (reading.high - reading.low) * uniform_N
@@ -77,48 +77,58 @@ def noise_levels(uniform_N: Tensor, place_N: Tensor, reading: ReadingSettings) -
 
 
 def noised(
-    call: StepCall, data: Tensor, seeds: Sequence[int], places: Sequence[int], reading: ReadingSettings, *, whole: bool
+    call: StepCall,
+    data: Tensor,
+    seeds: Sequence[int],
+    level_indices: Sequence[int],
+    reading: ReadingSettings,
+    *,
+    integer_timesteps: bool,
 ) -> Noised:
-    """Data at a level of its own for each row, as the pipeline hands it on.
+    """Data at one noise level per row, as passed to the pipeline.
 
     Args:
-        call: the step call whose outcome it is to be.
+        call: the step call whose result it is.
         data: (N, ...) float32; of a row that runs alone, its entries.
         seeds: of each row's level and noise.
-        places: which of its sample's levels each row is.
-        reading: how levels are drawn.
-        whole: whether timesteps must be integers.
+        level_indices: index of each row's level among its sample's levels.
+        reading: distribution of the noise levels.
+        integer_timesteps: whether timesteps must be integers.
 
     Returns:
-        The noised rows, the same for a seed and place in any batch.
+        The noised rows, a function of seed and level index in any batch.
 
     Raises:
-        PolicyError: levels of the scheduler's family cannot be set row by row.
+        PolicyError: the scheduler's family does not support levels per row.
     """
     entries = len(data) // len(seeds)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     uniform_N = torch.cat([torch.rand(1, generator=generator) for generator in generators])
     shape = (entries, *data.shape[1:])
     noise = torch.cat([torch.randn(shape, generator=generator) for generator in generators]).to(data.device)
-    share_N = noise_levels(uniform_N, torch.tensor(list(places)), reading).repeat_interleave(entries)
+    share_N = noise_levels(uniform_N, torch.tensor(list(level_indices)), reading).repeat_interleave(entries)
     family, scheduler = family_of(call.scheduler), call.scheduler
     if family in (FLOW, INVERTED_FLOW):
-        return _flow(scheduler, data, noise, share_N, whole=whole, inverted=family is INVERTED_FLOW)
+        return _flow(
+            scheduler, data, noise, share_N, integer_timesteps=integer_timesteps, inverted=family is INVERTED_FLOW
+        )
     if family in DIFFUSION:
         return _diffusion(scheduler, data, noise, share_N)
     if family is EDM:
         return _preconditioned(scheduler, data, noise, share_N)
     raise PolicyError(
-        f"samples are noised at levels of their own on flow, DDIM-like, Euler-like, DPM-like and EDM schedulers; "
+        f"noise levels per row need a flow, DDIM-like, Euler-like, DPM-like or EDM scheduler; "
         f"{type(scheduler).__name__} is {family.name}"
     )
 
 
-def _flow(scheduler: Any, data: Tensor, noise: Tensor, share_N: Tensor, *, whole: bool, inverted: bool) -> Noised:
+def _flow(
+    scheduler: Any, data: Tensor, noise: Tensor, share_N: Tensor, *, integer_timesteps: bool, inverted: bool
+) -> Noised:
     num_train = scheduler.config.num_train_timesteps
-    timestep_N = (share_N * num_train).floor() if whole else share_N * num_train
+    timestep_N = (share_N * num_train).floor() if integer_timesteps else share_N * num_train
     share = per_row(timestep_N / num_train, data)
-    if inverted:  # whose timesteps count from noise to data, and whose velocities point there
+    if inverted:  # timesteps count from noise to data, and velocities point to the data
         noisy, target, sigma = share * data + (1 - share) * noise, data - noise, 1 - share
     else:
         noisy, target, sigma = (1 - share) * data + share * noise, noise - data, share
@@ -136,11 +146,11 @@ def _flow(scheduler: Any, data: Tensor, noise: Tensor, share_N: Tensor, *, whole
 def _diffusion(scheduler: Any, data: Tensor, noise: Tensor, share_N: Tensor) -> Noised:
     num_train, kind = scheduler.config.num_train_timesteps, scheduler.config.prediction_type
     timestep_N = (share_N * num_train).long().clamp(max=num_train - 1)
-    kept = scheduler.alphas_cumprod.to(timestep_N.device)[timestep_N]
-    alpha, sigma = per_row(kept.sqrt(), data), per_row((1 - kept).sqrt(), data)
+    alpha_cumprod = scheduler.alphas_cumprod.to(timestep_N.device)[timestep_N]
+    alpha, sigma = per_row(alpha_cumprod.sqrt(), data), per_row((1 - alpha_cumprod).sqrt(), data)
     targets = {"epsilon": noise, "v_prediction": alpha * noise - sigma * data, "sample": data}
     if kind not in targets:
-        raise PolicyError(f"{type(scheduler).__name__} predicts {kind}; known are {', '.join(targets)}")
+        raise PolicyError(f"{type(scheduler).__name__} has prediction_type {kind}; supported are {', '.join(targets)}")
     coefficients = {
         "epsilon": (1 / alpha, -sigma / alpha),
         "v_prediction": (alpha, -sigma),
@@ -159,7 +169,7 @@ def _diffusion(scheduler: Any, data: Tensor, noise: Tensor, share_N: Tensor) -> 
 
 
 def _preconditioned(scheduler: Any, data: Tensor, noise: Tensor, share_N: Tensor) -> Noised:
-    """Levels as the schedule spaces them; the network is given c_in x and says (x0 - c_skip x) / c_out."""
+    """Levels as the schedule spaces them; the network's input is c_in x, its output (x0 - c_skip x) / c_out."""
     config = scheduler.config
     ends = [bound ** (1 / config.rho) for bound in (config.sigma_max, config.sigma_min)]
     sigma_N = (ends[1] + share_N * (ends[0] - ends[1])) ** config.rho
@@ -167,9 +177,9 @@ def _preconditioned(scheduler: Any, data: Tensor, noise: Tensor, share_N: Tensor
     noisy = data + sigma * noise
     skip = scheduler.precondition_outputs(torch.ones_like(sigma), torch.zeros_like(sigma), sigma)
     scale = scheduler.precondition_outputs(torch.zeros_like(sigma), torch.ones_like(sigma), sigma)
-    given = noisy / (sigma**2 + config.sigma_data**2).sqrt()
+    scaled = noisy / (sigma**2 + config.sigma_data**2).sqrt()
     return Noised(
-        state=given / _input_scale(scheduler),
+        state=scaled / _input_scale(scheduler),
         noisy=noisy,
         target=(data - skip * noisy) / scale,
         timestep_N=scheduler.precondition_noise(sigma_N),
@@ -180,9 +190,9 @@ def _preconditioned(scheduler: Any, data: Tensor, noise: Tensor, share_N: Tensor
 
 
 def _input_scale(scheduler: Any) -> float:
-    """What the scheduler multiplies the next state by on its way to the network."""
-    own = copy.copy(scheduler)  # which takes down that it was asked
-    return float(own.scale_model_input(torch.ones(1, device=own.timesteps.device), own.timesteps[1]))
+    """The factor by which the scheduler multiplies the next state for the network."""
+    copied = copy.copy(scheduler)  # scale_model_input changes its state
+    return float(copied.scale_model_input(torch.ones(1, device=copied.timesteps.device), copied.timesteps[1]))
 
 
 def per_row(value_N: Tensor, like: Tensor) -> Tensor:

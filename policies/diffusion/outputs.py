@@ -1,4 +1,4 @@
-"""What a pipeline gives back, as what rewards judge."""
+"""Samples from a pipeline's output."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .call_form import RowsError
 from .denoising_rows import DenoisingRow
 from .failures import DECODED
 
-MEDIA = ("images", "frames", "videos", "audios")  # fields looked at first, in this order
-SOUNDS = ("audios", "audio", "sound")
-RATES = ("output_sampling_rate", "sampling_rate", "sample_rate")  # what components call it in their configuration
-COLOURS = (1, 3, 4)  # channels, last, of an array that is a picture
+MEDIA = ("images", "frames", "videos", "audios")  # fields read first, in this order
+AUDIO_FIELDS = ("audios", "audio", "sound")
+RATES = ("output_sampling_rate", "sampling_rate", "sample_rate")  # keys of components' configurations
+CHANNELS = (1, 3, 4)  # numbers of channels, last, of an array that is an image
 
 
 def samples_of(
@@ -32,26 +32,28 @@ def samples_of(
     frame_rate: float | None = None,
     failures: Sequence[str | None] | None = None,
 ) -> list[Sample]:
-    """What the rewards will see of a pipeline's output: of each row a picture, a video, a sound or an array.
+    """The samples of a pipeline's output: an image, a video, audio or an array per row.
 
     Args:
-        rows: that the pipeline was called with.
-        output: what the call returned.
-        latents: of each row, its final state, where kept.
-        rate: of its sound, in Hz; None where nobody says it: sound is an array then.
-        frame_rate: of videos, in frames a second.
-        failures: of each row, why its result is none.
+        rows: the rows of the call.
+        output: the result of the call.
+        latents: final state per row, if kept.
+        rate: sampling rate of its audio, in Hz; None if unknown: audio is an array then.
+        frame_rate: of videos, in frames per second.
+        failures: failure reason per row.
 
     Returns:
-        A sample per row; one with a video has the sound beside it.
+        A sample per row; one with a video has its audio too.
     """
-    sounds = sounds_of(output, len(rows), rate)
-    is_sound = sounds is not None and set(_named(output)) <= set(SOUNDS)
-    media = [None] * len(rows) if is_sound else media_of(output, len(rows))
-    states, audios = latents or [None] * len(rows), sounds or [None] * len(rows)
-    values_finite = zip(_finite_sounds(output, len(rows)), map(_is_finite, media), strict=True)
-    checked = [None if all(both) else DECODED for both in values_finite]
-    reasons = [known or own for known, own in zip(failures or [None] * len(rows), checked, strict=True)]
+    clips = audios_of(output, len(rows), rate)
+    is_audio = clips is not None and set(_fields_by_name(output)) <= set(AUDIO_FIELDS)
+    media = [None] * len(rows) if is_audio else media_of(output, len(rows))
+    states, audios = latents or [None] * len(rows), clips or [None] * len(rows)
+    values_finite = zip(_finite_audios(output, len(rows)), map(_is_finite, media), strict=True)
+    checked = [None if all(both_finite) else DECODED for both_finite in values_finite]
+    reasons = [
+        failure or non_finite for failure, non_finite in zip(failures or [None] * len(rows), checked, strict=True)
+    ]
     return [
         Sample(
             row.prompt,
@@ -70,58 +72,58 @@ def samples_of(
 
 
 def rate_of(pipeline: Any) -> int | None:
-    """The sampling rate of the sound that a pipeline makes, in Hz, read off what makes it; None where nothing says it.
+    """The sampling rate of the pipeline's audio, in Hz, from its components' configurations; None if they have none.
 
-    A vocoder speaks before an autoencoder, whose rate may be that of the spectrograms it decodes.
+    A vocoder takes precedence over an autoencoder, whose rate may be that of the spectrograms it decodes.
     """
     modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
     for name in sorted(modules, key=lambda name: "vocoder" not in name):
         config = getattr(modules[name], "config", None)
-        found = [getattr(config, key, None) for key in RATES]
-        if rate := next((rate for rate in found if isinstance(rate, int) and rate > 0), None):
+        rates = [getattr(config, key, None) for key in RATES]
+        if rate := next((rate for rate in rates if isinstance(rate, int) and rate > 0), None):
             return rate
     return None
 
 
-def sounds_of(output: Any, num_rows: int, rate: int | None) -> list[Audio] | None:
-    """The sound of each row in a pipeline's output; None where it gives none, or of no known rate.
+def audios_of(output: Any, num_rows: int, rate: int | None) -> list[Audio] | None:
+    """The audio of each row in a pipeline's output; None without audio, or without a known rate.
 
-    Values beyond -1 and 1 are cut off, and those that are no numbers are silence: such a sample is a failure.
+    Values are clamped to -1 and 1, and NaN becomes silence: such a sample is a failure.
 
-    Raises: RowsError for another number of sounds than rows.
+    Raises: RowsError if the number of clips is not that of rows.
     """
-    found = _sounds(output)
-    if found is None or rate is None:
+    clips = _audio_field(output)
+    if clips is None or rate is None:
         return None
-    if num_rows == 1 and len(found) != 1:
-        found = [found]
-    if len(found) != num_rows:
-        raise RowsError(f"the pipeline gave {len(found)} sounds for {num_rows} prompts; set rollout_batch: 1")
-    return [_sound(one, rate) for one in found]
+    if num_rows == 1 and len(clips) != 1:
+        clips = [clips]
+    if len(clips) != num_rows:
+        raise RowsError(f"the pipeline returned {len(clips)} audio clips for {num_rows} prompts; set rollout_batch: 1")
+    return [_audio(clip, rate) for clip in clips]
 
 
-def _sounds(output: Any) -> Any | None:
-    """The field of a pipeline's output that holds sounds; None where there is none."""
-    named = _named(output)
-    return next((named[name] for name in SOUNDS if named.get(name) is not None), None)
+def _audio_field(output: Any) -> Any | None:
+    """The field of a pipeline's output with audio; None without one."""
+    fields = _fields_by_name(output)
+    return next((fields[name] for name in AUDIO_FIELDS if fields.get(name) is not None), None)
 
 
-def _sound(values: Any, rate: int) -> Audio:
+def _audio(values: Any, rate: int) -> Audio:
     values = torch.as_tensor(values).detach().float().cpu()
     while values.ndim > 2 and len(values) == 1:
         values = values[0]
     try:
         return Audio(torch.atleast_2d(values).nan_to_num(0.0, 0.0, 0.0).clamp(-1, 1), rate)
     except DataError as error:
-        raise PolicyError(f"what the pipeline gave as sound is none: {error}") from error
+        raise PolicyError(f"the pipeline's audio output is invalid: {error}") from error
 
 
-def _finite_sounds(output: Any, num_rows: int) -> list[bool]:
-    """Which rows' sounds are finite; True without sounds."""
-    sounds = _sounds(output)
-    if sounds is None or num_rows not in (1, len(sounds)):
+def _finite_audios(output: Any, num_rows: int) -> list[bool]:
+    """Which rows have finite audio; True without audio."""
+    clips = _audio_field(output)
+    if clips is None or num_rows not in (1, len(clips)):
         return [True] * num_rows
-    finite = [bool(torch.as_tensor(sound).isfinite().all()) for sound in sounds]
+    finite = [bool(torch.as_tensor(clip).isfinite().all()) for clip in clips]
     return finite if num_rows == len(finite) else [all(finite)]
 
 
@@ -130,40 +132,40 @@ def _is_finite(item: Any) -> bool:
 
 
 def media_of(output: Any, num_rows: int) -> Sequence[Any]:
-    """The picture, frames or array of each row in a pipeline's output.
+    """The image, frames or array of each row in a pipeline's output.
 
-    The first of the output's fields that has an entry for each row; a single row may also be given as its frames
-    alone. Pixels from 0 to 1 become pictures: arrays with channels last, tensors with channels before height and width.
+    The first output field with one entry per row; for a single row, also the frames alone. Pixels from 0 to 1 become
+    images: arrays with channels last, tensors with channels before height and width.
 
     Args:
-        output: what the call returned.
-        num_rows: rows that it was called with.
+        output: the result of the call.
+        num_rows: rows of the call.
 
     Returns:
-        One entry a row.
+        One entry per row.
 
     Raises:
-        RowsError: another number of results than rows.
-        PolicyError: the output holds nothing that is known.
+        RowsError: the number of results is not that of rows.
+        PolicyError: the output has no media.
     """
     fields = list(_fields(output))
-    for found in fields:
-        if len(found) == num_rows:
-            return [_medium(item) for item in found]
+    for field in fields:
+        if len(field) == num_rows:
+            return [_medium(item) for item in field]
     if num_rows == 1 and fields:
-        return [_medium(fields[0])]  # its frames, or several arrays of it
-    what = f"{len(fields[0])} results" if fields else f"a {type(output).__name__} without pictures or arrays"
+        return [_medium(fields[0])]  # its frames, or several arrays
+    results = f"{len(fields[0])} results" if fields else f"a {type(output).__name__} without images or arrays"
     kind = RowsError if fields else PolicyError
     raise kind(
-        f"the pipeline gave {what} for {num_rows} prompts; mmgrpo needs one picture, list of frames or array a prompt: "
-        "leave output_type at its default and set rollout_batch: 1 if it takes one"
+        f"the pipeline returned {results} for {num_rows} prompts; mmgrpo needs one image, list of frames or array per "
+        "prompt: leave output_type at its default, and set rollout_batch: 1 if it takes a single prompt"
     )
 
 
 def _fields(output: Any) -> Iterator[Any]:
-    """Sequences and arrays among what a call returned; pictures and sound first."""
-    named = _named(output)
-    parts = [named.pop(name, None) for name in MEDIA] + list(named.values())
+    """Sequences and arrays in the result of a call; images and audio first."""
+    fields = _fields_by_name(output)
+    parts = [fields.pop(name, None) for name in MEDIA] + list(fields.values())
     if isinstance(output, (tuple, list, Tensor, np.ndarray)):
         parts = [output] if not isinstance(output, tuple) else list(output)
     for part in parts:
@@ -173,8 +175,8 @@ def _fields(output: Any) -> Iterator[Any]:
             yield part
 
 
-def _named(output: Any) -> dict[str, Any]:
-    """What a call returned, by name; nothing of what has no names."""
+def _fields_by_name(output: Any) -> dict[str, Any]:
+    """The fields of a call's result by name; empty if it has no names."""
     return dict(output) if isinstance(output, Mapping) else dict(vars(output)) if hasattr(output, "__dict__") else {}
 
 
@@ -189,29 +191,29 @@ def _medium(item: Any) -> Image.Image | list[Image.Image] | Tensor:
     if isinstance(item, Image.Image):
         return item
     if isinstance(item, (list, tuple)):
-        if _are_pictures(item):
+        if _are_images(item):
             return list(item)
         if len(item) == 1:
             return _medium(item[0])
         item = torch.stack([torch.as_tensor(part) for part in item])
     values = torch.as_tensor(item).detach().float().cpu()
-    if isinstance(item, Tensor) and values.ndim in (3, 4) and values.shape[-3] in COLOURS and _are_levels(values):
+    if isinstance(item, Tensor) and values.ndim in (3, 4) and values.shape[-3] in CHANNELS and _are_levels(values):
         values = values.movedim(-3, -1)  # output_type pt
-    if values.ndim == 3 and values.shape[-1] in COLOURS and _are_levels(values):
-        return _picture(values)
-    if values.ndim == 4 and values.shape[-1] in COLOURS and _are_levels(values):
-        return [_picture(frame) for frame in values]
+    if values.ndim == 3 and values.shape[-1] in CHANNELS and _are_levels(values):
+        return _image(values)
+    if values.ndim == 4 and values.shape[-1] in CHANNELS and _are_levels(values):
+        return [_image(frame) for frame in values]
     return values
 
 
-def _are_pictures(found: Any) -> bool:
-    return isinstance(found, (list, tuple)) and all(isinstance(item, Image.Image) for item in found)
+def _are_images(items: Any) -> bool:
+    return isinstance(items, (list, tuple)) and all(isinstance(item, Image.Image) for item in items)
 
 
 def _are_levels(values: Tensor) -> bool:
     return bool((values >= 0).all() and (values <= 1).all())
 
 
-def _picture(values: Tensor) -> Image.Image:
+def _image(values: Tensor) -> Image.Image:
     levels = (255 * values).round().to(torch.uint8).numpy()
     return Image.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels)

@@ -1,8 +1,8 @@
-"""One run of a stock pipeline under our eyes: record, ghost replay, or untouched.
+"""One run of a stock pipeline: a recorded rollout, a ghost replay, or an unmodified run.
 
-The pipeline is a loop around ``scheduler.step``. A ``Session`` counts its iterations and asks two questions at each:
-is the denoiser to run here (or to be passed through as a ghost), and what does ``step`` return. The answers make a
-rollout, a replay of one decision, a fork, or a supervised step; none of it knows which pipeline is running.
+A pipeline is a loop around ``scheduler.step``. A ``PipelineRun`` counts its iterations and decides two things at each:
+whether the denoiser runs (or the iteration is a ghost), and what ``step`` returns. With these two callbacks a run is a
+rollout, a replay of one decision, a fork, or a supervised step, independent of the pipeline class.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .call_form import RewoundError
 
 
 class Stop(BaseException):
-    """Ends a pipeline run from within, once what was wanted is known; nothing may catch it by accident."""
+    """Ends a pipeline run early. A BaseException, so that no ``except Exception`` of a pipeline catches it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +27,17 @@ class StepCall:
     """One call of ``scheduler.step``.
 
     Attributes:
-        iteration: which denoising iteration it closes; a decision.
+        iteration: index of the denoising iteration that the call ends; a decision.
         stream: 0 for the pipeline's own scheduler, 1.. for the copies it makes.
         ordinal: position among the step calls of the iteration.
-        scheduler: the scheduler that was asked.
-        model_output: what the pipeline made of the denoiser's output (guidance included).
-        timestep: as the pipeline passed it.
+        scheduler: the scheduler whose ``step`` is called.
+        model_output: the denoiser's output as the pipeline passes it, guidance included.
+        timestep: as the pipeline passes it.
         sample: the state x_t.
-        token_timesteps: (B, tokens) where the pipeline gives every token its own timestep.
-        clean: the clean sample, where the pipeline has it already.
-        takes_clean: whether ``step`` may be given it.
-        stock: runs the stock class's own step, on this scheduler or on a copy of it, with arguments changed by name.
+        token_timesteps: (B, tokens) if the pipeline gives every token its own timestep.
+        clean: the clean sample, if the pipeline already has it.
+        takes_clean: whether ``step`` has an argument for it.
+        stock: runs the stock class's step, on this scheduler or on a copy of it, with arguments replaced by name.
     """
 
     iteration: int
@@ -55,23 +55,23 @@ class StepCall:
 
 @dataclass
 class StepOutput(BaseOutput):
-    """What pipelines read off a step."""
+    """The fields that pipelines read from the result of ``step``."""
 
     prev_sample: Tensor
     pred_original_sample: Tensor | None = None
 
 
 class PipelineRun:
-    """Counts the iterations of one pipeline run and applies the caller's two answers.
+    """Counts the iterations of one pipeline run and applies the caller's two callbacks.
 
     Attributes:
-        iteration: the one at hand, counted from 0; -1 before the first denoiser call.
-        grad: whether the run carries a graph.
+        iteration: current iteration, from 0; -1 before the first denoiser call.
+        grad: whether the run builds a graph.
         num_forwards: denoiser rows computed.
         num_steps: steps taken.
-        calls_of: by component, how many steps had been taken at each of its calls.
-        last_state: what the last step of the stock sampler returned, where it was left alone.
-        decoded: of each call of a decoder, which entries of its output are finite.
+        calls_of: per component, the numbers of steps taken at each of its calls.
+        last_state: result of the last step of the stock sampler, if ``on_step`` is None.
+        decoded: per decoder call, which entries of its output are finite.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class PipelineRun:
         run_ghosts: bool = False,
         rewrite: Callable[[int, Any, Any, Any], tuple[Any, Any]] | None = None,
     ) -> None:
-        """A run that has not begun.
+        """A run before its first iteration.
 
         Args:
-            on_step: what ``step`` returns; None leaves the stock sampler alone.
-            ghost: whether an iteration's denoiser call is to be answered with zeros.
+            on_step: returns the result of ``step``; None runs the stock sampler.
+            ghost: whether an iteration's denoiser call returns zeros.
             stop_before: the run ends at the first denoiser call of this iteration.
-            run_ghosts: run the denoiser in ghost iterations after all, without grad ("full" replay).
-            rewrite: sees every call of a denoiser, ghost or not, and may edit it: (iteration, module, args, kwargs).
+            run_ghosts: run the denoiser in ghost iterations too, without grad ("full" replay).
+            rewrite: may edit the arguments of every denoiser call, ghost or not: (iteration, module, args, kwargs).
         """
         self.on_step = on_step
         self.ghost = ghost
@@ -115,25 +115,25 @@ class PipelineRun:
 
     @property
     def upcoming(self) -> int:
-        """The iteration that a module other than the denoiser is called for."""
+        """The iteration that a call of a module other than the denoiser belongs to."""
         return self.iteration + 1 if self._stepped else self.iteration
 
     @property
     def looped(self) -> set[str]:
-        """The components called again after a step: those the loop is made of."""
+        """The components that are called again after a step: those of the loop."""
         return {name for name, steps in self.calls_of.items() if len(steps) > 1}
 
     def note_call(self, name: str) -> None:
-        """Writes down when a component is called."""
+        """Records a component's call."""
         self.calls_of.setdefault(name, set()).add(self.num_steps)
 
     def new_stream(self) -> int:
-        """The number of a further scheduler."""
+        """The number of a copied scheduler."""
         self._streams += 1
         return self._streams - 1
 
     def enter_denoiser(self, name: str) -> None:
-        """Opens a new iteration if a step has been taken since the last denoiser call."""
+        """Starts a new iteration if a step was taken since the last denoiser call. Raises Stop at ``stop_before``."""
         if self._stepped:
             self.iteration += 1
             self._stepped, self._ordinal = False, 0
@@ -142,17 +142,17 @@ class PipelineRun:
         self.note_call(name)
 
     def leave_step(self) -> None:
-        """Notes that a step was taken: the next denoiser call opens a new iteration."""
+        """Records a step: the next denoiser call starts a new iteration."""
         self._stepped = True
         self.num_steps += 1
 
     def note_result(self, scheduler: Any, result: Any) -> None:
-        """Notes what a step of the stock sampler returned, of the pipeline's own scheduler."""
+        """Records the result of a stock step of the pipeline's own scheduler."""
         if scheduler._mmgrpo_stream == 0:
             self.last_state = result[0] if isinstance(result, tuple) else getattr(result, "prev_sample", None)
 
     def close_step(self, scheduler: Any, arguments: Mapping[str, Any], stock: Callable[..., Any]) -> Tensor:
-        """The next state, by ``on_step``."""
+        """The next state, from ``on_step``."""
         assert self.on_step is not None
         self.leave_step()
         call = StepCall(

@@ -87,12 +87,12 @@ class DenoisingPolicy(
 ):
     """A diffusers pipeline whose denoising steps are decisions.
 
-    The pipeline itself is run, with a scheduler of its own class that draws and records each transition; to score a
-    decision again it is run once more with the same arguments, passing through the other iterations as ghosts. No
-    part of it is per-model.
+    The policy runs the pipeline itself, with a scheduler of its class that samples and records each transition; to
+    score a decision it runs the pipeline again with the same arguments, with all other iterations as ghosts. No part of
+    it is per-model.
 
     Attributes:
-        pipeline: the wrapped pipeline, usable as ever between calls.
+        pipeline: the stock pipeline, unmodified between calls.
         settings: the sampling and training settings.
         weights: LoRA as diffusers' ``pytorch_lora_weights.safetensors``, full weights as ``save_pretrained`` folders.
     """
@@ -100,7 +100,7 @@ class DenoisingPolicy(
     settings_type = DenoisingSettings
 
     def __init__(self, pipeline: Any, settings: DenoisingSettings | Mapping[str, Any] | None = None) -> None:
-        """Wraps a live pipeline; everything but what is trained is frozen.
+        """Wraps a live pipeline and freezes all weights except the trained ones.
 
         Args:
             pipeline: any diffusers pipeline with a ``scheduler``, on its device.
@@ -120,25 +120,25 @@ class DenoisingPolicy(
         self.settings = settings
         scheduler = configured_scheduler(pipeline.scheduler, settings.scheduler)
         self._decisions = decision_scheduler(scheduler)
-        sampling = StepSampler(
+        step_sampler = StepSampler(
             sampler=settings.sampler or fitting_sampler(self._decisions),
             strength=settings.strength,
             last_std=settings.last_std,
             density=settings.density,
             reduction=settings.reduction,
         )
-        sampling.check_scheduler(self._decisions)
-        self._drawing = SamplingParams(sampling=sampling, call=settings.call)
+        step_sampler.check_scheduler(self._decisions)
+        self._params = SamplingParams(step_sampler=step_sampler, call=settings.call)
         self._choices = choices_of(scheduler, self._decisions, list(denoisers.values()))
         for choice in self._choices:
             logger.warning("%s: %s", type(pipeline).__name__, choice)
         if settings.sampler is None:
-            self._choices.append(f"sampler {sampling.sampler}, which fits {type(self._decisions).__name__}")
+            self._choices.append(f"sampler {step_sampler.sampler}, which fits {type(self._decisions).__name__}")
         targets = adapter_targets(denoisers) if settings.lora and not settings.lora.targets else ()
         weights = self.weights = Weights(denoisers, settings.lora, targets, DiffusersFiles(pipeline))
         if settings.adapter is not None:
             self.weights.load_initial(Path(settings.adapter))
-        self._stage = InstrumentedPipeline(
+        self._instrumented = InstrumentedPipeline(
             pipeline,
             scheduler,
             self._decisions,
@@ -150,27 +150,28 @@ class DenoisingPolicy(
             decode=settings.decode,
         )
         if settings.lora is None and dtype != torch.float32:
-            self._stage.autocast(dtype)  # the trained weights are float32 masters, the arithmetic stays as loaded
+            self._instrumented.autocast(dtype)  # trained weights are float32; computation stays in the loaded dtype
         if settings.compile:
             for module in denoisers.values():
                 compile_denoiser(module)
         self._buckets = Buckets(settings.buckets)
-        self._buckets.require_taken(self._stage.form)
-        own_rate = rate_of(pipeline)
-        if settings.sampling_rate and own_rate not in (None, settings.sampling_rate):
+        self._buckets.require_supported(self._instrumented.form)
+        pipeline_rate = rate_of(pipeline)
+        if settings.sampling_rate and pipeline_rate not in (None, settings.sampling_rate):
             raise ConfigError(
-                f"policy.sampling_rate: the pipeline's own parts make sound of {own_rate} Hz; leave it out"
+                f"policy.sampling_rate is {settings.sampling_rate}, but the pipeline generates audio at "
+                f"{pipeline_rate} Hz; remove the setting"
             )
-        sampling_rate = own_rate or settings.sampling_rate
-        self._targets = Targets(self._stage, sampling_rate)
-        alone = call_has_media({**settings.call, **settings.evaluation_call})
-        self._batches = Batches(1 if alone else settings.rollout_batch, 1 if alone else settings.update_batch)
+        sampling_rate = pipeline_rate or settings.sampling_rate
+        self._targets = Targets(self._instrumented, sampling_rate)
+        has_media = call_has_media({**settings.call, **settings.evaluation_call})
+        self._batches = Batches(1 if has_media else settings.rollout_batch, 1 if has_media else settings.update_batch)
         tolerance = EXACTNESS.get(dtype, max(EXACTNESS.values()))
         self._parity = BatchParity(
-            stage=self._stage, batches=self._batches, tolerance=BATCH_ROUNDING * tolerance, dtype=dtype
+            instrumented=self._instrumented, batches=self._batches, tolerance=BATCH_ROUNDING * tolerance, dtype=dtype
         )
-        self._reader = Renoiser(
-            stage=self._stage,
+        self._renoiser = Renoiser(
+            instrumented=self._instrumented,
             targets=self._targets,
             batches=self._batches,
             parity=self._parity,
@@ -179,15 +180,15 @@ class DenoisingPolicy(
             call=settings.call,
             buckets=self._buckets,
         )
-        self._scorer = DenoisingScorer(stage=self._stage, batches=self._batches, using=self.weights.using)
-        self._drafter = SamplerLoop(
-            stage=self._stage,
+        self._scorer = DenoisingScorer(instrumented=self._instrumented, batches=self._batches, using=self.weights.using)
+        self._sampler_loop = SamplerLoop(
+            instrumented=self._instrumented,
             batches=self._batches,
             exactness=Exactness(
                 name=type(pipeline).__name__,
                 replay=self._scorer.logprobs,
                 tolerance=tolerance,
-                unit=sampling.unit,
+                unit=step_sampler.unit,
             ),
             parity=self._parity,
             segments=settings.segments,
@@ -204,36 +205,36 @@ class DenoisingPolicy(
         if isinstance(settings, Mapping):
             settings = DenoisingSettings.of(settings)
         pipeline = load_pipeline(settings)
-        modules = [one for one in pipeline.components.values() if isinstance(one, nn.Module)]
-        move_modules(modules, lambda one: one.to(device), holder=pipeline)
+        modules = [part for part in pipeline.components.values() if isinstance(part, nn.Module)]
+        move_modules(modules, lambda module: module.to(device), holder=pipeline)
         return cls(pipeline, settings)
 
     @property
     def resolved_settings(self) -> tuple[str, ...]:
-        """The sampler, the scheduler of the decisions and the caches, where the settings leave them open."""
-        found = ["rows depend on what shares their batch, so each runs alone"] if self._batches.alone else []
-        form = self._stage.form
-        if form.is_proven:
-            found.append(f"what rows show is brought as {form.showing.value}")
-        excess_noise = self._drafter.exactness.excess_noise
+        """The sampler, the scheduler of the decisions, disabled caches and batching, where settings leave them open."""
+        choices = ["rows depend on their batch, so each runs alone"] if self._batches.alone else []
+        form = self._instrumented.form
+        if form.is_verified:
+            choices.append(f"media of rows are passed as {form.media_batching.value}")
+        excess_noise = self._sampler_loop.exactness.excess_noise
         if excess_noise > NOTICED_EXCESS:
-            found.append(
-                f"{self._drawing.sampling.sampler} takes steps so long that they leave up to {excess_noise:.2f} more "
-                "noise than the next level holds, in latent units; sampler cps leaves none"
+            choices.append(
+                f"steps of {self._params.step_sampler.sampler} leave up to {excess_noise:.2f} more "
+                "noise than the next noise level, in latent units; sampler cps leaves none"
             )
-        return (*self._choices, *found)
+        return (*self._choices, *choices)
 
     def disable_row_batching(self) -> None:
-        """A run of the pipeline for each row, in rollouts, updates and evaluations."""
+        """Runs each row alone in rollouts, updates and evaluations."""
         if not self._batches.alone:
             name = type(self.pipeline).__name__
             self._batches.run_alone(f"on another process a row of {name} depends on its batch")
 
     @property
     def num_decisions(self) -> int:
-        """Steps that can be stochastic: all, but without ``last_std`` the last, which ends on the clean sample.
+        """Steps that can be stochastic: all, or without ``last_std`` all but the last, which ends on the clean sample.
 
-        Raises ConfigError where that leaves none.
+        Raises ConfigError if there are none.
         """
         steps = self._num_steps
         if steps == 1 and not self.settings.last_std:
@@ -245,15 +246,17 @@ class DenoisingPolicy(
         default = inspect.signature(type(self.pipeline).__call__).parameters.get("num_inference_steps")
         steps = self.settings.call.get("num_inference_steps", default.default if default else None)
         if not isinstance(steps, int):
-            raise ConfigError("set policy.call.num_inference_steps: the pipeline has no default for it")
+            raise ConfigError(
+                "the pipeline has no default for num_inference_steps; set policy.call.num_inference_steps"
+            )
         return steps
 
     def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
         """Flow matching (or denoising score matching, by the scheduler's prediction type) on the examples' targets."""
         settings = self.settings
-        self._drafter.settle_showing([example.prompt for example in examples], self._drawing)
+        self._sampler_loop.settle_media_batching([example.prompt for example in examples], self._params)
         mean = supervised_loss(
-            self._stage,
+            self._instrumented,
             self._targets,
             examples,
             settings.call,
@@ -265,7 +268,7 @@ class DenoisingPolicy(
         return SupervisedLoss(mean=mean, num_terms=len(examples))
 
     def export(self, directory: Path, *, dtype: str | None = None) -> None:
-        """The whole pipeline by ``save_pretrained``; ``dtype`` is that of all its components."""
+        """Saves the pipeline with ``save_pretrained``, all components in ``dtype``."""
         merge_adapters(self.weights, dtype)
         if dtype is not None:
             for component in self.pipeline.components.values():
@@ -274,59 +277,59 @@ class DenoisingPolicy(
         self.pipeline.save_pretrained(directory)
 
     def shard(self, shard: ModuleSharder) -> None:
-        """Has the denoisers sharded; text encoders and the autoencoder stay whole."""
+        """Shards the denoisers; text encoders and the autoencoder are replicated."""
         if self.settings.compile:
-            raise ConfigError("policy.compile: sharded denoisers are not compiled; leave it out")
+            raise ConfigError("policy.compile does not support sharded denoisers; remove it")
         self.weights.shard(shard)
 
     def enable_context_parallel(self, mesh: DeviceMesh) -> None:
-        """Has the denoisers split their sequences; text encoders and the autoencoder run whole on each process."""
+        """Splits the denoisers' sequences over processes; text encoders and the autoencoder run on each process."""
         if self.settings.compile:
-            raise ConfigError("policy.compile: denoisers that split their sequence are not compiled; leave it out")
+            raise ConfigError("policy.compile does not support context-parallel denoisers; remove it")
         self.weights.shard(partial(split_sequence, mesh=mesh))
 
     def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
-        """Draws ``group_size`` images or videos per prompt; a decision is one denoising step.
+        """Samples ``group_size`` images or videos per prompt; a decision is one denoising step.
 
-        With ``plan.same_initial_noise`` the group starts from one noise, and the members shown one prompt have its
-        deterministic prefix and its first stochastic step run once. ``plan.settings`` may hold ``strength``,
-        ``sampler``, and ``call``, whose arguments are laid over the policy's.
+        With ``plan.same_initial_noise`` the group starts from one noise, and members with one prompt share its
+        deterministic prefix and its first stochastic step. ``plan.settings`` may have ``strength``, ``sampler``, and
+        ``call``, whose arguments override the policy's.
         """
         plan = plan or Plan()
         groups = make_groups(prompts, group_size, seed, plan)
-        drawing = with_settings(self._drawing, plan.settings, self._stage.form, self._decisions)
+        params = with_settings(self._params, plan.settings, self._instrumented.form, self._decisions)
         if self.settings.fast_remainder is not None and plan.stochastic:
-            num_steps = drawing.call.get("num_inference_steps", self._num_steps)
-            drawing = with_tail(
-                drawing,
+            num_steps = params.call.get("num_inference_steps", self._num_steps)
+            params = with_tail(
+                params,
                 self.settings.fast_remainder,
                 last=plan.stochastic[-1],
                 num_steps=num_steps,
-                form=self._stage.form,
+                form=self._instrumented.form,
                 scheduler=self._decisions,
             )
-        parts = self._buckets.parts(groups, drawing)
-        return self._drafter.deterministic(parts, plan) if plan.deterministic else self._drafter.stochastic(parts, plan)
+        row_sets = self._buckets.row_sets(groups, params)
+        sample = self._sampler_loop.deterministic if plan.deterministic else self._sampler_loop.stochastic
+        return sample(row_sets, plan)
 
     def read(self, samples: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
-        """Finished samples noised again at ``policy.reading.num_levels`` keyed levels, a decision each.
+        """Finished samples renoised at ``policy.reading.num_levels`` keyed levels, one decision each.
 
-        A decision's log-probability is minus the network's weighted matching error. What is read is the sample's
-        ``latent`` where it has one, else its picture or video, encoded. With ``plan.same_initial_noise`` levels and
-        noise are the group's. ``plan.settings`` may hold ``call`` and ``reading``, laid over the policy's. Of values
-        there are ``error``, ``level``, and of kept weights, or of ``old`` where the plan names it, ``logprob``,
-        ``velocity_mse``, k1 to k3, and, with its strength as a number, ``positive_error`` and ``negative_error`` of
-        ``maths.matching``.
+        A decision's log-probability is minus the network's weighted matching error. The clean data are the sample's
+        ``latent`` or, without one, its encoded image or video. With ``plan.same_initial_noise`` the group shares levels
+        and noise. ``plan.settings`` may have ``call`` and ``reading``, which override the policy's. Values are
+        ``error`` and ``level``; of stored weights, or of ``old`` if the plan has it, ``logprob``, ``velocity_mse``, k1
+        to k3; and, with a strength, ``positive_error`` and ``negative_error`` of ``maths.matching``.
         """
-        self._drafter.settle_showing([one.sample.prompt for one in samples], self._drawing)
-        return self._reader.read(samples, seed, plan or Plan())
+        self._sampler_loop.settle_media_batching([source.sample.prompt for source in samples], self._params)
+        return self._renoiser.read(samples, seed, plan or Plan())
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
-        """The same latents behind other prompts, of this policy or of one whose pipeline steps the same latents."""
-        shown = override_prompts(rollout, prompts)
-        for call, rows in rows_by_call(shown.trace):
+        """The same latents under other prompts, of this policy or of one whose pipeline has the same latents."""
+        overridden = override_prompts(rollout, prompts)
+        for call, rows in rows_by_call(overridden.trace):
             self._parity.settle(rows, call)
-        return shown
+        return overridden
 
     def evaluate(
         self,
@@ -335,17 +338,17 @@ class DenoisingPolicy(
         *,
         values: Collection[Value] = (),
     ) -> Iterator[Evaluation]:
-        """Streams one slice per decision and batch of distinct states.
+        """Yields one slice per decision and batch of distinct states.
 
-        Rows that share a state share its forward and its backward. Of values there are the log-probability of the
-        reference and of weights that were kept, and the divergences of ``maths.divergences`` from them; Gaussian ones
-        of ``old`` where the plan asked for them. The entropy of a Gaussian step is a constant of the schedule, so none
-        is given. Rows that were read have values of their own: see ``read``.
+        Rows that share a state share its forward and its backward. Values are the log-probability under stored weights,
+        such as the reference, and the divergences of ``maths.divergences`` from them; Gaussian ones of ``old`` if the
+        plan has them. The entropy of a Gaussian step is a constant of the schedule, so it is no value. Renoised rows
+        have the values of ``read``.
         """
-        chosen = list(range(len(rollout.samples))) if rows is None else [int(row) for row in rows]
+        selected = list(range(len(rollout.samples))) if rows is None else [int(row) for row in rows]
         if isinstance(rollout.trace, RenoisedTrace):
             require_read_values(values, self.weights.names)
-            yield from self._reader.evaluate(rollout, chosen, values)
+            yield from self._renoiser.evaluate(rollout, selected, values)
         else:
             require_denoising_values(values, self.weights.names)
-            yield from self._scorer.evaluate(rollout, chosen, values)
+            yield from self._scorer.evaluate(rollout, selected, values)

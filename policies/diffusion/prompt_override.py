@@ -1,4 +1,4 @@
-"""The same decisions behind other prompts."""
+"""The same decisions under other prompts."""
 
 from __future__ import annotations
 
@@ -22,39 +22,45 @@ def override_prompts(rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
 
     Rows share a state if they did before and get one prompt object.
     """
-    places: dict[tuple[int, int], int] = {}
+    entries: dict[tuple[int, int], int] = {}
     keys = [(group, id(prompt)) for group, prompt in zip(rollout.prompt_index_B.tolist(), prompts, strict=True)]
-    entry_B = torch.tensor([places.setdefault(key, len(places)) for key in keys])
+    entry_B = torch.tensor([entries.setdefault(key, len(entries)) for key in keys])
     trace = rollout.trace
 
-    def shown(row: DenoisingRow, number: int) -> DenoisingRow:
+    def with_prompt(row: DenoisingRow, number: int) -> DenoisingRow:
         return replace(row, prompt=prompts[number], entry=int(entry_B[number]))
 
     if isinstance(trace, RenoisedTrace):
-        cleans = enumerate(trace.cleans)
-        own = replace(
-            trace, cleans=tuple(tuple(replace(c, row=shown(c.row, number)) for c in many) for number, many in cleans)
+        clean_samples = enumerate(trace.clean_samples)
+        new_trace = replace(
+            trace,
+            clean_samples=tuple(
+                tuple(replace(clean, row=with_prompt(clean.row, number)) for clean in levels)
+                for number, levels in clean_samples
+            ),
         )
     elif isinstance(trace, DenoisingTrace):
-        own = replace(trace, rows=tuple(shown(row, number) for number, row in enumerate(trace.rows)))
+        new_trace = replace(trace, rows=tuple(with_prompt(row, number) for number, row in enumerate(trace.rows)))
     else:
-        raise ConfigError("a denoising policy looks at denoising steps: the view is of a policy of another kind")
-    return replace(rollout, trace=own, state_BT=_apart(rollout.state_BT, entry_B))
+        raise ConfigError(
+            "prompt overrides of a denoising policy need its own rollout; got one of another kind of policy"
+        )
+    return replace(rollout, trace=new_trace, state_BT=_distinct_states(rollout.state_BT, entry_B))
 
 
 def rows_by_call(trace: DenoisingTrace | RenoisedTrace) -> list[tuple[Mapping[str, Any], list[DenoisingRow]]]:
-    """The rows of a trace by the arguments that they share, in their order."""
+    """The rows of a trace grouped by the call arguments that they share, in their order."""
     if isinstance(trace, RenoisedTrace):
-        rows, calls = [cleans[0].row for cleans in trace.cleans], list(trace.calls)
+        rows, calls = [clean_samples[0].row for clean_samples in trace.clean_samples], list(trace.calls)
     else:
-        rows, calls = list(trace.rows), [drawing.call for drawing in trace.drawings]
+        rows, calls = list(trace.rows), [params.call for params in trace.row_params]
     by_call: dict[int, tuple[Mapping[str, Any], list[DenoisingRow]]] = {}
     for row, call in zip(rows, calls, strict=True):
         by_call.setdefault(id(call), (call, []))[1].append(row)
     return list(by_call.values())
 
 
-def _apart(state_BT: Tensor, entry_B: Tensor) -> Tensor:
-    """States of rows that are shown different prompts have different numbers."""
+def _distinct_states(state_BT: Tensor, entry_B: Tensor) -> Tensor:
+    """State numbers that differ between rows with different prompts."""
     pairs = torch.stack([state_BT.flatten(), entry_B[:, None].expand(state_BT.shape).flatten()])
     return pairs.unique(dim=1, return_inverse=True)[1].reshape(state_BT.shape)

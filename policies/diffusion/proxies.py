@@ -1,8 +1,7 @@
-"""Stand-ins for a pipeline's modules: they watch the calls of one pipeline run and decide what each one costs.
+"""Proxies of a pipeline's modules, which intercept the calls of one pipeline run.
 
-A proxy is a plain object that answers like the module it stands for (also to ``isinstance``), so no pipeline needs to
-know. The denoiser's proxy lets unwanted iterations pass with zeros; the proxies of frozen encoders remember what they
-have computed, once per unique input row.
+A proxy is a plain object that behaves like its module (also under ``isinstance``), so pipelines run unmodified. The
+denoiser's proxy returns zeros in ghost iterations; the proxies of frozen encoders cache outputs per unique input row.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class ModuleProxy:
-    """Stands for a module: calls go to ``on_call``, those of some methods to others, everything else to the module."""
+    """Wraps a module: calls go to ``on_call``, those of some methods to ``on_methods``, the rest to the module."""
 
     def __init__(self, module: Any, on_call: Call, on_methods: Mapping[str, Call] | None = None) -> None:
         object.__setattr__(self, "_module", module)
@@ -51,7 +50,7 @@ def leading_rows(args: Any, kwargs: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ZeroTemplate:
-    """An output tensor without its values: what each row of the call adds to it.
+    """The metadata of an output tensor, scaled by the number of rows.
 
     Attributes:
         shape: shape for one row.
@@ -64,39 +63,39 @@ class ZeroTemplate:
     listed: bool
 
     def zeros(self, rows: int) -> Tensor | list[Tensor]:
-        """The tensor, or the list of tensors, for a call of so many rows."""
+        """The zero tensor, or list of tensors, for a call of ``rows`` rows."""
         if self.listed:
             return [torch.zeros(self.shape, dtype=self.dtype, device=self.device) for _ in range(rows)]
         return torch.zeros((rows * self.shape[0], *self.shape[1:]), dtype=self.dtype, device=self.device)
 
 
 class OutputShapes:
-    """Remembers the shapes of a module's outputs, so that a ghost call can be answered with zeros.
+    """Records the shapes of a module's outputs, so that a ghost call can return zeros.
 
-    What a denoiser gives back has the shape of its first argument's rows, whatever their number and however long the
-    prompts are. An output that is not made of rows of tensors, or that breaks this rule once, is never answered for.
+    A denoiser's output has the shape of its first argument's rows, for any number of rows and any prompt length. An
+    output that is not made of rows of tensors, or that once violates this, is never replaced by zeros.
     """
 
     def __init__(self) -> None:
-        self._known: dict[Any, tuple[Any, Any] | None] = {}
+        self._templates: dict[Any, tuple[Any, Any] | None] = {}
 
-    def learn(self, name: str, args: Any, kwargs: Any, output: Any) -> None:
-        """Keeps the structure of the output of the component ``name``."""
-        key, blank = _call_key(name, args, kwargs), _blank_of(output, _first_tensors(args, kwargs))
-        self._known[key] = blank if self._known.get(key, blank) == blank else None
+    def record(self, name: str, args: Any, kwargs: Any, output: Any) -> None:
+        """Stores the structure of the output of the component ``name``."""
+        key, template = _call_key(name, args, kwargs), _templates_of(output, _first_tensors(args, kwargs))
+        self._templates[key] = template if self._templates.get(key, template) == template else None
 
     def zeros(self, name: str, args: Any, kwargs: Any) -> Any | None:
-        """An all-zero output, or None for a call that cannot be answered for."""
-        blank = self._known.get(_call_key(name, args, kwargs))
-        if blank is None:
+        """An all-zero output, or None for a call without a template."""
+        template = self._templates.get(_call_key(name, args, kwargs))
+        if template is None:
             return None
         rows = leading_rows(args, kwargs)
-        leaves, spec = blank
+        leaves, spec = template
         return tree_unflatten([None if leaf is None else leaf.zeros(rows) for leaf in leaves], spec)
 
 
 def _first_tensors(args: Any, kwargs: Any) -> Tensor | Sequence[Tensor] | None:
-    """The first tensor or list of tensors among a call's arguments: the states it denoises."""
+    """The first tensor or list of tensors among a call's arguments: the states that it denoises."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor) and value.ndim > 0:
             return value
@@ -106,7 +105,7 @@ def _first_tensors(args: Any, kwargs: Any) -> Tensor | Sequence[Tensor] | None:
 
 
 def _call_key(name: str, args: Any, kwargs: Any) -> Any:
-    """What the shape of a call's output depends on, but for the number of rows."""
+    """The inputs that determine the shape of a call's output, except for the number of rows."""
     first = _first_tensors(args, kwargs)
     if isinstance(first, Tensor):
         states = {(True, first.shape[1:], first.dtype, first.device)}
@@ -116,20 +115,20 @@ def _call_key(name: str, args: Any, kwargs: Any) -> Any:
     return name, frozenset(states), tuple(kwargs), tuple(flags)
 
 
-def _blank_of(
+def _templates_of(
     output: Any, first: Tensor | Sequence[Tensor] | None
 ) -> tuple[tuple[ZeroTemplate | None, ...], Any] | None:
-    """The output as blanks, with its structure; None if it holds more than rows of tensors."""
+    """The output as templates, with its structure; None if it holds more than rows of tensors."""
     if first is None:
         return None
     rows, listed = len(first), not isinstance(first, Tensor)
     leaves, spec = tree_flatten(output, is_leaf=lambda node: listed and isinstance(node, list) and len(node) == rows)
-    blanks = tuple(_blank(leaf, rows) for leaf in leaves)
-    answerable = all((blank is None) == (leaf is None) for blank, leaf in zip(blanks, leaves, strict=True))
-    return (blanks, spec) if answerable else None
+    templates = tuple(_template(leaf, rows) for leaf in leaves)
+    is_valid = all((template is None) == (leaf is None) for template, leaf in zip(templates, leaves, strict=True))
+    return (templates, spec) if is_valid else None
 
 
-def _blank(leaf: Any, rows: int) -> ZeroTemplate | None:
+def _template(leaf: Any, rows: int) -> ZeroTemplate | None:
     if isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] % rows == 0:
         return ZeroTemplate((leaf.shape[0] // rows, *leaf.shape[1:]), leaf.dtype, leaf.device, listed=False)
     if isinstance(leaf, list) and all(isinstance(row, Tensor) and row.shape == leaf[0].shape for row in leaf):

@@ -1,4 +1,4 @@
-"""Rows drawn: run after run of the pipeline, what a group shares once, and the first of each kind examined."""
+"""Sampling of rollouts: pipeline runs, shared prefixes of groups, and checks of the first rows of each kind."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ from .sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-INITIAL = 1e-2  # of a state's elements: a picture encoded in another batch rounds otherwise
+INITIAL = 1e-2  # tolerance of a state's elements: an image encoded in another batch rounds differently
 FRAME_RATE_ARGUMENTS = ("frame_rate", "fps", "target_fps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerLoop:
-    """Draws the rows of rollouts.
+    """Samples the rows of rollouts.
 
     Attributes:
-        stage: the pipeline.
-        batches: how many rows share a run.
-        exactness: what is measured of the first rows of a kind.
-        parity: compares rows alone with rows beside longer prompts.
-        segments: lengths of the segments of a rollout, in steps.
-        evaluation_call: laid over the call where samples are drawn without noise and nothing of them is kept.
-        frame_rate: of videos, in frames a second; None: what the call asks for.
-        sampling_rate: of the pipeline's sound, in Hz, where it is known.
+        instrumented: the pipeline.
+        batches: batch sizes.
+        exactness: replay measurements of the first rows of each kind.
+        parity: compares rows alone with rows in a batch with longer prompts.
+        segments: segment lengths of a rollout, in steps.
+        evaluation_call: overrides the call for deterministic samples that are not kept as latents.
+        frame_rate: frames per second of videos; None: from the call.
+        sampling_rate: of the pipeline's audio, in Hz, if known.
         warned: reasons of failed samples that were logged.
     """
 
-    stage: InstrumentedPipeline
+    instrumented: InstrumentedPipeline
     batches: Batches
     exactness: Exactness
     parity: BatchParity
@@ -64,36 +64,37 @@ class SamplerLoop:
     sampling_rate: int | None
     warned: set[str] = field(default_factory=set)
 
-    def stochastic(self, parts: Sequence[RowSet], plan: Plan) -> Rollout:
-        """The rows with their decisions on record."""
-        chunks = self._drawn(parts, plan)
+    def stochastic(self, row_sets: Sequence[RowSet], plan: Plan) -> Rollout:
+        """The rows with their recorded decisions."""
+        chunks = self._sample(row_sets, plan)
         rollout = assemble(chunks, plan, self.segments)
         needs_full = any(self.exactness.needs_full(chunk.kind, chunk.stochastic) for chunk in chunks)
         trace = replace(rollout.trace, run_ghosts=needs_full)
         return replace(rollout, trace=trace, num_unbatched=len(rollout.samples) if self.batches.alone else 0)
 
-    def deterministic(self, parts: Sequence[RowSet], plan: Plan) -> Rollout:
-        """The stock pipeline with its stock sampler; nothing is recorded."""
-        self._settle_batches(parts[0])
-        placed: list[tuple[DenoisingRow, Sample, SamplingParams]] = []
+    def deterministic(self, row_sets: Sequence[RowSet], plan: Plan) -> Rollout:
+        """The rows sampled by the stock pipeline with its stock sampler; nothing is recorded."""
+        self._settle_batches(row_sets[0])
+        outputs: list[tuple[DenoisingRow, Sample, SamplingParams]] = []
         num_forwards, T = 0, 1
-        judged = {} if plan.keep_latents else self.evaluation_call  # what is kept is read, and trained on
-        calls = [{**part.drawing.call, **judged, **part.drawing.changed_call} for part in parts]
-        for part, call in zip(parts, calls, strict=True):
-            self.parity.settle(part.rows, call)
-        for part, call in zip(parts, calls, strict=True):
-            for chunk in chunked(part.rows, part.drawing.batch(self.batches.rollout), self.stage.form.together):
-                session = PipelineRun(on_step=None)
-                output = self._run(session, chunk, call)
+        overrides = {} if plan.keep_latents else self.evaluation_call  # kept latents are renoised and trained on
+        calls = [{**row_set.params.call, **overrides, **row_set.params.changed_call} for row_set in row_sets]
+        for row_set, call in zip(row_sets, calls, strict=True):
+            self.parity.settle(row_set.rows, call)
+        for row_set, call in zip(row_sets, calls, strict=True):
+            size = row_set.params.batch(self.batches.rollout)
+            for chunk in chunked(row_set.rows, size, self.instrumented.form.can_share_run):
+                run = PipelineRun(on_step=None)
+                output = self._run(run, chunk, call)
                 latents = None
-                if plan.keep_latents and session.last_state is not None:
-                    latents = split_rows(session.last_state, len(chunk))
-                drawn = self._samples(chunk, output, latents, call, session, session.last_state)
-                plan.emit_samples(drawn)
-                placed += [(row, sample, part.drawing) for row, sample in zip(chunk, drawn, strict=True)]
-                num_forwards, T = num_forwards + session.num_forwards, max(T, session.iteration + 1)
-        placed.sort(key=lambda one: one[0].entry)
-        rows, samples, drawings = zip(*placed, strict=True)
+                if plan.keep_latents and run.last_state is not None:
+                    latents = split_rows(run.last_state, len(chunk))
+                samples = self._samples(chunk, output, latents, call, run, run.last_state)
+                plan.emit_samples(samples)
+                outputs += [(row, sample, row_set.params) for row, sample in zip(chunk, samples, strict=True)]
+                num_forwards, T = num_forwards + run.num_forwards, max(T, run.iteration + 1)
+        outputs.sort(key=lambda output: output[0].entry)
+        rows, samples, row_params = zip(*outputs, strict=True)
         B = len(rows)
         return Rollout(
             samples=samples,
@@ -102,64 +103,67 @@ class SamplerLoop:
             mask_BT=torch.zeros(B, T, dtype=torch.bool),
             state_BT=torch.arange(B * T).reshape(B, T),
             segment_BT=torch.arange(T).expand(B, T),
-            trace=DenoisingTrace(rows=rows, drawings=drawings, transitions=()),
+            trace=DenoisingTrace(rows=rows, row_params=row_params, transitions=()),
             num_forwards=num_forwards,
         )
 
-    def _drawn(self, parts: Sequence[RowSet], plan: Plan) -> list[RecordedChunk]:
-        """All rows, run after run; the first of each kind is examined before its samples are handed over."""
+    def _sample(self, row_sets: Sequence[RowSet], plan: Plan) -> list[RecordedChunk]:
+        """All rows, run by run; the first of each kind is checked before its samples are emitted."""
         chunks: list[RecordedChunk] = []
         try:
-            return self._drawn_as_called(parts, plan, chunks)
+            return self._sample_chunks(row_sets, plan, chunks)
         except RewoundError:
-            self.stage.asks_twice = True
-            return self._drawn(parts, plan)
+            self.instrumented.calls_step_twice = True
+            return self._sample(row_sets, plan)
         except RowsError as error:
-            if chunks or self.stage.form.single:
+            if chunks or self.instrumented.form.single:
                 raise
-            rows = [row for part in parts for row in part.rows]
-            asked = next((row for row in rows if self.stage.form.shows(row)), rows[0])
-            if not self._shown_otherwise(asked, str(error)):
-                self._require_first_step(rows[0], parts[0].drawing)
-                self._run_singly(f"{type(self.stage.pipeline).__name__} does not take rows as lists: {error}")
-            return self._drawn(parts, plan)
+            rows = [row for row_set in row_sets for row in row_set.rows]
+            first = next((row for row in rows if self.instrumented.form.has_media(row)), rows[0])
+            if not self._try_next_batching(first, str(error)):
+                self._require_first_step(rows[0], row_sets[0].params)
+                self._run_singly(f"{type(self.instrumented.pipeline).__name__} does not take rows as lists: {error}")
+            return self._sample(row_sets, plan)
 
-    def _drawn_as_called(self, parts: Sequence[RowSet], plan: Plan, chunks: list[RecordedChunk]) -> list[RecordedChunk]:
-        """All rows, put into ``chunks`` one by one."""
-        for stem, drawing in ((stem, part.drawing) for part in parts for stem in self._stems(part, plan)):
-            chunk = self._record(stem, plan, drawing)
+    def _sample_chunks(
+        self, row_sets: Sequence[RowSet], plan: Plan, chunks: list[RecordedChunk]
+    ) -> list[RecordedChunk]:
+        """All rows, appended to ``chunks`` run by run."""
+        for stem, params in ((stem, row_set.params) for row_set in row_sets for stem in self._stems(row_set, plan)):
+            chunk = self._record(stem, plan, params)
             if reason := self._batch_dependence(chunk, plan):
-                said = f"a row of {type(self.stage.pipeline).__name__} depends on its batch: {reason}"
+                message = f"a row of {type(self.instrumented.pipeline).__name__} depends on its batch: {reason}"
                 if chunks:
-                    raise PolicyError(f"{said}; set policy.rollout_batch and policy.update_batch to 1")
-                if not self._shown_otherwise(chunk.rows[0], reason):
-                    self.batches.run_alone(said)
-                return self._drawn_as_called(parts, plan, chunks)
-            if not chunks and any(self.parity.settle(part.rows, part.drawing.call) for part in parts):
-                return self._drawn_as_called(parts, plan, chunks)
+                    raise PolicyError(f"{message}; set policy.rollout_batch and policy.update_batch to 1")
+                if not self._try_next_batching(chunk.rows[0], reason):
+                    self.batches.run_alone(message)
+                return self._sample_chunks(row_sets, plan, chunks)
+            if not chunks and any(self.parity.settle(row_set.rows, row_set.params.call) for row_set in row_sets):
+                return self._sample_chunks(row_sets, plan, chunks)
             self.exactness.excess_noise = max(self.exactness.excess_noise, chunk.excess_noise)
             plan.emit_samples(chunk.samples)
             chunks.append(chunk)
         return chunks
 
-    def _shown_otherwise(self, row: DenoisingRow, why: str) -> bool:
-        """Whether rows can bring what they show in another way, which is taken from here on."""
-        form = self.stage.form
-        if not form.shows(row) or form.showing.following is form.showing:
+    def _try_next_batching(self, row: DenoisingRow, reason: str) -> bool:
+        """Switches to the next way of batching media; False if there is none."""
+        form = self.instrumented.form
+        if not form.has_media(row) or form.media_batching.following is form.media_batching:
             return False
-        self.stage.form = replace(form, showing=form.showing.following)
-        logger.info("pictures brought as %s: %s. Next: %s", form.showing.value, why, form.showing.following.value)
+        self.instrumented.form = replace(form, media_batching=form.media_batching.following)
+        following = form.media_batching.following.value
+        logger.info("images passed as %s: %s. Next: %s", form.media_batching.value, reason, following)
         return True
 
-    def _require_first_step(self, row: DenoisingRow, drawing: SamplingParams) -> None:
-        """Raises RowsError where a row fails by itself too: lists of rows are not the cause."""
+    def _require_first_step(self, row: DenoisingRow, params: SamplingParams) -> None:
+        """Raises RowsError if a single row fails too, so that lists of rows are not the cause."""
 
         def stop(call: StepCall) -> Tensor:
             raise Stop
 
-        arguments = replace(self.stage.form, single=True).arguments([row], drawing.call)
+        arguments = replace(self.instrumented.form, single=True).arguments([row], params.call)
         try:
-            self.stage.run(PipelineRun(on_step=stop), arguments, seed=row.seed)
+            self.instrumented.run(PipelineRun(on_step=stop), arguments, seed=row.seed)
         except MmgrpoError:
             return
         except CALL_ERRORS as error:
@@ -167,120 +171,123 @@ class SamplerLoop:
                 raise
             raise _failed_call(arguments, error) from error
 
-    def _run_singly(self, why: str) -> None:
-        """Every row runs alone, its prompt a string and its generator no list."""
-        self.batches.run_alone(why)
-        self.stage.form = replace(self.stage.form, single=True)
+    def _run_singly(self, reason: str) -> None:
+        """Runs every row alone, with its prompt as a string and its generator without a list."""
+        self.batches.run_alone(reason)
+        self.instrumented.form = replace(self.instrumented.form, single=True)
 
-    def _run(self, session: PipelineRun, rows: Sequence[DenoisingRow], call: Mapping[str, Any]) -> Any:
-        """What the pipeline gives for rows. Raises RowsError where the first call of it fails, however it does."""
-        arguments = self.stage.form.arguments(rows, call)
+    def _run(self, run: PipelineRun, rows: Sequence[DenoisingRow], call: Mapping[str, Any]) -> Any:
+        """The pipeline's output for rows. Raises RowsError if its first call fails with any of ``CALL_ERRORS``."""
+        arguments = self.instrumented.form.arguments(rows, call)
         try:
-            return self.stage.run(session, arguments, seed=rows[0].seed)
+            return self.instrumented.run(run, arguments, seed=rows[0].seed)
         except MmgrpoError:
             raise
         except CALL_ERRORS as error:
             if is_out_of_memory(error):
                 raise
-            if not self.exactness.is_new and (self.stage.form.is_proven or not self.stage.form.shows(rows[0])):
+            if not self.exactness.is_empty and (
+                self.instrumented.form.is_verified or not self.instrumented.form.has_media(rows[0])
+            ):
                 raise
             raise _failed_call(arguments, error) from error
 
     def _batch_dependence(self, chunk: RecordedChunk, plan: Plan) -> str:
-        """Why the rows of a run, if they are the first of their kind, have to run alone; empty where they need not."""
-        if self.exactness.knows(chunk.kind, chunk.stochastic):
+        """Why the rows of a run, if they are the first of their kind, have to run alone; empty if they do not."""
+        if self.exactness.has_measured(chunk.kind, chunk.stochastic):
             return ""
-        form, first = self.stage.form, chunk.rows[0]
-        sizes = [chunk.drawing.batch(size) for size in (self.batches.rollout, self.batches.update)]
-        alone = max(sizes) == 1 or not form.together(first, first)
-        if form.shows(first) and not alone and (gap := self._initial_gap(chunk)):
+        form, first = self.instrumented.form, chunk.rows[0]
+        sizes = [chunk.params.batch(size) for size in (self.batches.rollout, self.batches.update)]
+        alone = max(sizes) == 1 or not form.can_share_run(first, first)
+        if form.has_media(first) and not alone and (gap := self._initial_gap(chunk)):
             return gap
         rollout = assemble([chunk], plan, self.segments)
         if not bool(rollout.mask_BT.any()) and bool((rollout.noise.std_BT > 0).any() if rollout.noise else False):
             raise PolicyError(
-                f"{type(self.stage.pipeline).__name__} gives no sample whose latents are finite: {FIXES[STATES]}"
+                f"no sample of {type(self.instrumented.pipeline).__name__} has finite latents: {FIXES[STATES]}"
             )
         reason = self.exactness.measure(rollout, chunk.kind, chunk.stochastic, alone=alone, form=form)
-        if form.shows(first) and not reason:
-            self.stage.form = replace(form, is_proven=True)
+        if form.has_media(first) and not reason:
+            self.instrumented.form = replace(form, is_verified=True)
         return reason
 
     def _initial_gap(self, chunk: RecordedChunk) -> str:
-        """Whether rows that show something begin elsewhere alone than in their run; empty where they do not."""
-        began = chunk.recorder.initial
-        assert began is not None
+        """Why rows with media start from another state alone than in their run; empty if they do not."""
+        initial = chunk.recorder.initial
+        assert initial is not None
         for number in {0, len(chunk.rows) - 1}:
             row = chunk.rows[number]
-            found: list[Tensor] = []
+            states: list[Tensor] = []
 
-            def first_state(call: StepCall, found: list[Tensor] = found) -> Tensor:
-                found.append(call.sample)
+            def first_state(call: StepCall, states: list[Tensor] = states) -> Tensor:
+                states.append(call.sample)
                 raise Stop
 
-            session = PipelineRun(on_step=first_state, ghost=lambda iteration: True)
-            self._run(session, [row], chunk.drawing.call)
-            own = began[number : number + 1] if len(chunk.rows) > 1 else began
-            if found and not torch.allclose(found[0].float(), own.float(), rtol=INITIAL, atol=INITIAL):
-                return "it begins at another noise or picture alone"
+            run = PipelineRun(on_step=first_state, ghost=lambda iteration: True)
+            self._run(run, [row], chunk.params.call)
+            in_batch = initial[number : number + 1] if len(chunk.rows) > 1 else initial
+            if states and not torch.allclose(states[0].float(), in_batch.float(), rtol=INITIAL, atol=INITIAL):
+                return "alone it starts from another noise or image"
         return ""
 
-    def _stems(self, part: RowSet, plan: Plan) -> Iterator[Stem]:
-        """Runs of rows to record, with what each shares with others already drawn."""
-        for stem in self._run_together(branches(part.rows, INITIAL_NOISE), part.drawing):
-            yield from self._grown(stem, plan, part.drawing)
+    def _stems(self, row_set: RowSet, plan: Plan) -> Iterator[Stem]:
+        """Runs of rows to record, with the steps that each shares with rows already sampled."""
+        for stem in self._batch_branches(branches(row_set.rows, INITIAL_NOISE), row_set.params):
+            yield from self._split(stem, plan, row_set.params)
 
-    def _grown(self, stem: Stem, plan: Plan, drawing: SamplingParams) -> Iterator[Stem]:
-        """What a stem becomes once it has parted at every split: each state before one is run once, here."""
+    def _split(self, stem: Stem, plan: Plan, params: SamplingParams) -> Iterator[Stem]:
+        """The runs of a stem after all its splits; each state before a split is run once, here."""
         split = stem.next_split
         if split is None:
             yield stem
             return
-        parted = [branches(branch, split) for branch in stem.branches]
-        check = self.exactness.is_new and not stem.known
+        subbranches = [branches(branch, split) for branch in stem.branches]
+        check = self.exactness.is_empty and not stem.recorded
         recorder = Recorder(
             stem.rows,
             plan,
-            drawing.sampling,
-            known=stem.known,
-            branch=[[branch[0] for branch in some] for some in parted],
+            params.step_sampler,
+            recorded=stem.recorded,
+            branch=[[branch[0] for branch in group] for group in subbranches],
             branch_at=split,
             check=check,
         )
-        session = PipelineRun(
-            on_step=recorder, ghost=lambda iteration: iteration <= stem.last_known, stop_before=split + 1
+        run = PipelineRun(
+            on_step=recorder, ghost=lambda iteration: iteration <= stem.last_recorded, stop_before=split + 1
         )
-        self.stage.run(session, self.stage.form.arguments(stem.rows, drawing.call), seed=stem.rows[0].seed)
-        spent, offset, owner = stem.num_forwards + session.num_forwards, 0, owner_of(parted)
-        for part in self._run_together([branch for some in parted for branch in some], drawing):
-            index = torch.arange(offset, offset + len(part.branches))
-            known = tuple(d.rows(index if d.iteration == split else owner[index]) for d in recorder.drawn)
-            yield from self._grown(replace(part, parted_at=split, known=known, num_forwards=spent), plan, drawing)
-            spent, offset = 0, offset + len(part.branches)
+        self.instrumented.run(run, self.instrumented.form.arguments(stem.rows, params.call), seed=stem.rows[0].seed)
+        num_forwards, offset, owner = stem.num_forwards + run.num_forwards, 0, owner_of(subbranches)
+        for child in self._batch_branches([branch for group in subbranches for branch in group], params):
+            index = torch.arange(offset, offset + len(child.branches))
+            recorded = tuple(s.rows(index if s.iteration == split else owner[index]) for s in recorder.steps)
+            child = replace(child, split_at=split, recorded=recorded, num_forwards=num_forwards)
+            yield from self._split(child, plan, params)
+            num_forwards, offset = 0, offset + len(child.branches)
 
-    def _run_together(self, parts: Sequence[Branch], drawing: SamplingParams) -> Iterator[Stem]:
-        """Consecutive branches in runs of as many as share one."""
-        left = iter(parts)
-        heads = (branch[0] for branch in parts)
-        for chunk in chunked(heads, drawing.batch(self.batches.rollout), self.stage.form.together):
-            yield Stem([next(left) for _ in chunk])
+    def _batch_branches(self, items: Sequence[Branch], params: SamplingParams) -> Iterator[Stem]:
+        """Consecutive branches, batched into runs."""
+        remaining = iter(items)
+        heads = (branch[0] for branch in items)
+        for chunk in chunked(heads, params.batch(self.batches.rollout), self.instrumented.form.can_share_run):
+            yield Stem([next(remaining) for _ in chunk])
 
-    def _record(self, stem: Stem, plan: Plan, drawing: SamplingParams) -> RecordedChunk:
-        check = self.exactness.is_new and not stem.known  # what was predicted of a known step is a ghost's
-        recorder = Recorder(stem.rows, plan, drawing.sampling, known=stem.known, check=check)
-        session = PipelineRun(on_step=recorder, ghost=lambda iteration: iteration <= stem.last_known)
-        output = self._run(session, stem.rows, drawing.call)
-        require_denoisers(self.stage, session)
+    def _record(self, stem: Stem, plan: Plan, params: SamplingParams) -> RecordedChunk:
+        check = self.exactness.is_empty and not stem.recorded  # a recorded first step is a ghost
+        recorder = Recorder(stem.rows, plan, params.step_sampler, recorded=stem.recorded, check=check)
+        run = PipelineRun(on_step=recorder, ghost=lambda iteration: iteration <= stem.last_recorded)
+        output = self._run(run, stem.rows, params.call)
+        require_denoisers(self.instrumented, run)
         latents = recorder.latents() if plan.keep_latents else None
-        samples = self._samples(stem.rows, output, latents, drawing.call, session, recorder.last_state)
-        manner = self.stage.form.manner(stem.rows[0])
-        return RecordedChunk(stem.rows, drawing, recorder, samples, session.num_forwards + stem.num_forwards, manner)
+        samples = self._samples(stem.rows, output, latents, params.call, run, recorder.last_state)
+        input_kind = self.instrumented.form.input_kind(stem.rows[0])
+        return RecordedChunk(stem.rows, params, recorder, samples, run.num_forwards + stem.num_forwards, input_kind)
 
-    def settle_showing(self, prompts: Sequence[Prompt], drawing: SamplingParams) -> None:
-        """Finds out how rows bring what they show, before any is drawn, for whoever runs several at once."""
+    def settle_media_batching(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+        """Selects how the media of several rows are batched, before callers batch rows themselves."""
         rows = [DenoisingRow(prompt=prompt, seed=0, group=n, member=0) for n, prompt in enumerate(prompts)]
-        shown = [row for row in rows if self.stage.form.shows(row)]
-        if shown and not self.stage.form.is_proven:
-            self._examine(shown[:1], drawing)
+        media_rows = [row for row in rows if self.instrumented.form.has_media(row)]
+        if media_rows and not self.instrumented.form.is_verified:
+            self._probe(media_rows[:1], params)
 
     def _samples(
         self,
@@ -288,40 +295,40 @@ class SamplerLoop:
         output: Any,
         latents: Sequence[Tensor] | None,
         call: Mapping[str, Any],
-        session: PipelineRun,
+        run: PipelineRun,
         state: Tensor | None,
     ) -> list[Sample]:
-        """What rewards see of a run's output, and what of it is no result."""
-        found = finite_states(state, len(rows))
-        failures = failures_of(output, len(rows), finite_states=found, decoded=session.decoded)
+        """The samples of a run's output, with the failures among them."""
+        finite = finite_states(state, len(rows))
+        failures = failures_of(output, len(rows), finite_states=finite, decoded=run.decoded)
         frame_rate = self._frame_rate(call)
         samples = samples_of(rows, output, latents, rate=self.sampling_rate, frame_rate=frame_rate, failures=failures)
-        warn_of([sample.failure for sample in samples], type(self.stage.pipeline).__name__, self.warned)
+        warn_of([sample.failure for sample in samples], type(self.instrumented.pipeline).__name__, self.warned)
         return samples
 
     def _frame_rate(self, call: Mapping[str, Any]) -> float | None:
-        asked = next((call[name] for name in FRAME_RATE_ARGUMENTS if call.get(name) is not None), None)
-        return asked if self.frame_rate is None else self.frame_rate
+        from_call = next((call[name] for name in FRAME_RATE_ARGUMENTS if call.get(name) is not None), None)
+        return from_call if self.frame_rate is None else self.frame_rate
 
-    def _settle_batches(self, part: RowSet) -> None:
-        """Finds out before the first samples without noise whether rows may share a run; they have no densities."""
-        rows, drawing = part.rows, part.drawing
+    def _settle_batches(self, row_set: RowSet) -> None:
+        """Measures, before the first deterministic samples, if rows can share a run: they have no log-probabilities."""
+        rows, params = row_set.rows, row_set.params
         if self.batches.rollout == 1 or len(rows) == 1:
             return
-        if self.exactness.is_new:
+        if self.exactness.is_empty:
             alone = [replace(row, branching=NO_BRANCHING) for row in rows]
-            self._examine(list({row.prompt.text: row for row in alone}.values())[:2], drawing)
-        self.settle_showing([row.prompt for row in rows], drawing)
+            self._probe(list({row.prompt.text: row for row in alone}.values())[:2], params)
+        self.settle_media_batching([row.prompt for row in rows], params)
 
-    def _examine(self, rows: Sequence[DenoisingRow], drawing: SamplingParams) -> None:
-        """Draws rows, each a group of its own, for what is found out by it."""
+    def _probe(self, rows: Sequence[DenoisingRow], params: SamplingParams) -> None:
+        """Samples rows, each as a separate group, only to measure how they run."""
         try:
-            self._drawn([RowSet([[row] for row in rows], drawing)], Plan())
-        except MmgrpoError:  # what cannot be trained may still be sampled
-            if self.stage.form.shows(rows[0]) and not self.stage.form.is_proven:
-                self.stage.form = replace(self.stage.form, showing=MediaBatching.ALONE)
+            self._sample([RowSet([[row] for row in rows], params)], Plan())
+        except MmgrpoError:  # a pipeline that cannot be trained can still be sampled
+            if self.instrumented.form.has_media(rows[0]) and not self.instrumented.form.is_verified:
+                self.instrumented.form = replace(self.instrumented.form, media_batching=MediaBatching.ALONE)
 
 
 def _failed_call(arguments: Mapping[str, Any], error: Exception) -> RowsError:
     names = ", ".join(sorted(arguments))
-    return RowsError(f"called with {names} it fails with {type(error).__name__}: {error}")
+    return RowsError(f"the pipeline's call with {names} fails with {type(error).__name__}: {error}")

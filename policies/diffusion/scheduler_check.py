@@ -1,4 +1,4 @@
-"""What the stock ``step`` itself gives, run on the side: its own noise, and whether its schedule is read rightly."""
+"""Results of the stock ``step``: its noise, and a check that mmgrpo reads its schedule correctly."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from mmgrpo.maths.transitions import (
 from .pipeline_run import StepCall
 from .scheduler_families import Family, schedule_index
 
-UNIFORM_STD = 1e-2  # relative; rounding of a large state shows in the difference of two results
+UNIFORM_STD = 1e-2  # relative; the difference of two results has the rounding error of a large state
 LEARNED = ("learned", "learned_range")
 
 
 class _FixedNoise(TorchFunctionMode):
-    """Within it every Gaussian draw gives the same constant."""
+    """Makes every Gaussian sample a constant within the context."""
 
     def __init__(self, value: float) -> None:
         super().__init__()
@@ -38,16 +38,18 @@ class _FixedNoise(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in (torch.randn, torch.randn_like):
             return func(*args, **(kwargs or {}))
-        like = {key: value for key, value in (kwargs or {}).items() if key != "generator"}  # whose state stays put
+        options = {
+            key: value for key, value in (kwargs or {}).items() if key != "generator"
+        }  # its state does not advance
         empty = torch.empty if func is torch.randn else torch.empty_like
-        return empty(*args, **like).fill_(self.value)
+        return empty(*args, **options).fill_(self.value)
 
 
 def network_output(call: StepCall) -> Tensor:
-    """What the network says of the state, in the state's own shape and the sign of the schedule, float32.
+    """The network's prediction in the shape of the state and the sign of the schedule, float32.
 
-    A learned variance comes along as further channels. Given a timestep per token, the stock step takes steps of
-    positive length, so that pipelines hand it the velocity with its sign turned.
+    Channels of a learned variance are removed. With a timestep per token, the stock step takes steps of positive
+    length, and pipelines pass the velocity with its sign inverted.
     """
     output, channels = call.model_output.float(), call.sample.shape[1]
     if output.shape[1] == 2 * channels and call.scheduler.config.get("variance_type") in LEARNED:
@@ -56,7 +58,7 @@ def network_output(call: StepCall) -> Tensor:
 
 
 def prediction_of(family: Family, call: StepCall, step: Step) -> Prediction:
-    """The clean sample and the noise, by the family, by the stock step, or as the pipeline has them already."""
+    """The clean sample and the noise, from the family, from the stock step, or as the pipeline passes them."""
     if family.predict is None:
         sample = call.sample.float()
         return secant_to_prediction(sample, _on_copy(call, call.model_output.float(), sample, 0.0), step)
@@ -66,7 +68,7 @@ def prediction_of(family: Family, call: StepCall, step: Step) -> Prediction:
 
 
 def stepped_elements(call: StepCall) -> Tensor | None:
-    """The elements whose tokens stand at the level of the step, shaped as the state; None where all do."""
+    """The elements whose tokens are at the level of the step, in the shape of the state; None if all are."""
     if call.token_timesteps is None:
         return None
     stepped = (call.token_timesteps - float(call.timestep)).abs() <= 1e-3
@@ -74,7 +76,7 @@ def stepped_elements(call: StepCall) -> Tensor | None:
 
 
 def stock_result(call: StepCall) -> Tensor:
-    """The stock step's own next state without its noise, float32; the scheduler is left before the step."""
+    """The next state of the stock step without its noise, float32; the scheduler stays before the step."""
     with torch.no_grad():
         return _on_copy(call, call.model_output.float(), call.sample.float(), 0.0)
 
@@ -82,10 +84,10 @@ def stock_result(call: StepCall) -> Tensor:
 def native_mean_and_std(
     scheduler: Any, stock_step: Callable[..., Any], output: Tensor, sample: Tensor
 ) -> tuple[Tensor, float | Tensor]:
-    """Mean and standard deviation of a stock step that draws its own noise: its results with noise 0 and noise 1.
+    """Mean and standard deviation of a stock step with its own noise: its results with noise 0 and noise 1.
 
-    ``stock_step`` is run twice from the same scheduler state; the scheduler is left after the step. The deviation is
-    one number, unless the network sets it element by element (learned variance): then it carries a graph as the mean.
+    ``stock_step`` runs twice from the same scheduler state; the scheduler ends after the step. The deviation is one
+    number, unless the network predicts it per element (learned variance): then it has a graph, like the mean.
     """
     before = _state_of(scheduler)
     learned = scheduler.config.get("variance_type") in LEARNED
@@ -103,10 +105,10 @@ def native_mean_and_std(
 
 
 def first_step_gap(family: Family, call: StepCall) -> float:
-    """Largest relative difference between our first step and the stock one, where ours adds as much noise.
+    """Largest relative difference between our first step and the stock one with the same noise.
 
-    Multistep solvers begin with a first-order step, so the first step of a schedule tells for every family. The stock
-    step is given float32, so that a pipeline in half precision is read as well as any.
+    Multistep solvers start with a first-order step, so the first step of a schedule tests every family. The stock step
+    gets float32, so that the check does not depend on the pipeline's precision.
     """
     raw, sample = call.model_output.detach().float(), call.sample.detach().float()
     with torch.no_grad():
@@ -114,33 +116,33 @@ def first_step_gap(family: Family, call: StepCall) -> float:
     step = family.step(call.scheduler, schedule_index(call.scheduler, call.timestep), call.timestep)
     with torch.no_grad():
         prediction = prediction_of(family, call, step)
-    stepped = stepped_elements(call)
+    elements = stepped_elements(call)
     gaps = []
     for kernel in _kernels(step, float((shifted - mean).mean())):
         error = (kernel_mean(kernel, prediction) - mean).abs()
-        gaps.append(float((error if stepped is None else error[stepped]).max()))
+        gaps.append(float((error if elements is None else error[elements]).max()))
     return min(gaps) / float(mean.abs().max().clamp_min(1e-12))
 
 
 def _kernels(step: Step, std: float) -> list[Kernel]:
-    """Ours of the same noise; a scheduler that adds more than its posterior's keeps the posterior's mean."""
+    """Our kernels with the same noise; a scheduler with more noise than its posterior keeps the posterior's mean."""
     if std == 0.0:
         return [ddim(step, strength=0.0)]
-    left = math.sqrt(max(step.next_level.sigma**2 - std**2, 0.0))
-    return [Kernel(step.next_level.alpha, left, std), ddim(step, strength=1.0)]
+    remaining = math.sqrt(max(step.next_level.sigma**2 - std**2, 0.0))
+    return [Kernel(step.next_level.alpha, remaining, std), ddim(step, strength=1.0)]
 
 
 def _on_copy(call: StepCall, output: Tensor, sample: Tensor, noise: float) -> Tensor:
-    twin = copy.copy(call.scheduler)
-    twin.__dict__.update(_state_of(call.scheduler))
-    if "noise_sampler" in twin.__dict__:  # a Brownian tree, of the schedulers of stable-audio and k-diffusion
-        twin.noise_sampler = lambda *levels: torch.full_like(sample, noise)
+    copied = copy.copy(call.scheduler)
+    copied.__dict__.update(_state_of(call.scheduler))
+    if "noise_sampler" in copied.__dict__:  # a Brownian tree, in the schedulers of stable-audio and k-diffusion
+        copied.noise_sampler = lambda *levels: torch.full_like(sample, noise)
     with _FixedNoise(noise):
-        return _next_sample(call.stock(twin, model_output=output, sample=sample)).float()
+        return _next_sample(call.stock(copied, model_output=output, sample=sample)).float()
 
 
 def _state_of(scheduler: Any) -> dict[str, Any]:
-    """The scheduler's attributes, with the lists that multistep solvers write into copied."""
+    """The scheduler's attributes, with copies of the lists that multistep solvers modify."""
     return {key: list(value) if isinstance(value, list) else value for key, value in scheduler.__dict__.items()}
 
 

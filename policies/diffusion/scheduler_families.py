@@ -1,9 +1,9 @@
-"""What a diffusers scheduler says about a step: its noise levels, and the meaning of the network's output.
+"""Noise levels of diffusers schedulers, and the meaning of the network's output, by family.
 
-Every sampler of ours works on x = alpha * x0 + sigma * eps. This module reads (alpha, sigma) and (x0_hat, eps_hat) off
-the stock schedulers, family by family; where the step is not of first order but a function of the network's output
-alone (flow maps), off the step itself. With strength 0 the step built from them is the stock first-order step;
-``stock.first_step_gap`` measures that on the user's own scheduler, so a family read wrongly is refused, not trained on.
+All samplers of mmgrpo use x = alpha * x0 + sigma * eps. This module derives (alpha, sigma) and (x0_hat, eps_hat) from
+the stock schedulers, family by family; if the step is not of first order but a function of the network's output alone
+(flow maps), from the step itself. With strength 0 the resulting step is the stock first-order step;
+``scheduler_check.first_step_gap`` measures this on the user's scheduler, so a wrong family raises an error.
 """
 
 from __future__ import annotations
@@ -26,22 +26,21 @@ from mmgrpo.maths.transitions import (
     x0_to_prediction,
 )
 
-CLIPPING = ("DDIM", "DDPM", "LCM", "UnCLIP")  # whose step heeds clip_sample; others carry the key and leave it
-POSTERIOR = ("DDPM", "UnCLIP")  # whose mean is of the state and the clipped clean sample
+CLIPPING = ("DDIM", "DDPM", "LCM", "UnCLIP")  # their step uses clip_sample; others have the key and ignore it
+POSTERIOR = ("DDPM", "UnCLIP")  # their mean depends on the state and the clipped clean sample
 CONSISTENCY = ("LCM", "TCD", "SCM", "FlowMatchLCM", "CMStochastic")
-LEAPING = (*CONSISTENCY, "UnCLIP")  # from timestep to timestep of their own list
+LISTED_STEPS = (*CONSISTENCY, "UnCLIP")  # the next timestep is the next of ``timesteps``
 FLOW_MAPS = ("FlowMap", "Piflow")
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How one family of schedulers is read.
+    """A family of schedulers.
 
     Attributes:
         name: for messages.
         step: (scheduler, index, timestep) -> the noise levels at and after the step.
-        predict: (scheduler, model output, sample, level) -> clean sample and noise, float32; None: they are read off
-            the stock step itself.
+        predict: (scheduler, model output, sample, level) -> clean sample and noise, float32; None: from the stock step.
     """
 
     name: str
@@ -50,10 +49,7 @@ class Family:
 
 
 def family_of(scheduler: Any) -> Family:
-    """The family a scheduler belongs to.
-
-    Raises PolicyError if the class is not known.
-    """
+    """The family of a scheduler. Raises PolicyError for an unknown class."""
     name = type(scheduler).__name__
     config = scheduler.config
     if callable(getattr(scheduler, "precondition_outputs", None)):
@@ -73,17 +69,18 @@ def family_of(scheduler: Any) -> Family:
     if getattr(scheduler, "alphas_cumprod", None) is not None and "prediction_type" in config:
         return DISCRETE
     raise PolicyError(
-        f"scheduler {name} is of no family known here (flow, flow map, DDIM-like, Euler-like, DPM/UniPC-like, EDM); "
-        "use sampler 'native' if it draws its own noise, or replace it by a first-order scheduler"
+        f"scheduler {name} is not supported (flow, flow map, DDIM-like, Euler-like, DPM/UniPC-like and EDM are); use "
+        "sampler 'native' if it samples its own noise, or replace it by a first-order scheduler"
     )
 
 
 def fitting_sampler(scheduler: Any) -> str:
-    """The sampler for a scheduler where none is named: by what its noise levels are.
+    """The default sampler of a scheduler, by its noise levels.
 
-    Consistency samplers, and those told to, draw noise of their own, which the model was distilled for: "native"; so
-    do, as far as is known, schedulers of no known family. Flow levels take "flow_sde", and flow maps, whose network
-    says a mean velocity and no score, "cps"; all others, also flow models on levels above 1 (Cosmos 2), "ddim".
+    Consistency schedulers, and those with ``stochastic_sampling``, sample their own noise, for which the model was
+    distilled: "native", which is also the default of unknown families. Flow levels use "flow_sde"; flow maps, whose
+    network predicts a mean velocity and no score, "cps"; all others, also flow models on levels above 1 (Cosmos 2),
+    "ddim".
     """
     if type(scheduler).__name__.startswith(CONSISTENCY) or scheduler.config.get("stochastic_sampling"):
         return "native"
@@ -109,14 +106,14 @@ def schedule_index(scheduler: Any, timestep: Any) -> int:
 
 
 def num_steps(scheduler: Any) -> int:
-    """Steps of the schedule; some list where the last one ends as a further timestep (SCM, Wuerstchen)."""
+    """Steps of the schedule; some schedulers list the end of the last one as a further timestep (SCM, Wuerstchen)."""
     listed = len(scheduler.timesteps)
     lists_end = float(scheduler.timesteps[-1]) == 0.0 and getattr(scheduler, "num_inference_steps", None) != listed
     return listed - 1 if lists_end and listed > 1 else listed
 
 
 def advance(scheduler: Any) -> None:
-    """Moves the scheduler's own index past a step that its ``step`` did not take."""
+    """Advances the scheduler's index past a step that its ``step`` did not take."""
     if getattr(scheduler, "_step_index", None) is not None:
         scheduler._step_index += 1
 
@@ -160,17 +157,17 @@ def _solver_level(scheduler: Any, index: int) -> Level:
 
 
 def _discrete_step(scheduler: Any, index: int, timestep: Any) -> Step:
-    now = int(timestep)
-    if type(scheduler).__name__.startswith(LEAPING):
-        following = int(scheduler.timesteps[index + 1]) if index + 1 < len(scheduler.timesteps) else -1
+    current = int(timestep)
+    if type(scheduler).__name__.startswith(LISTED_STEPS):
+        next_timestep = int(scheduler.timesteps[index + 1]) if index + 1 < len(scheduler.timesteps) else -1
     elif callable(getattr(scheduler, "previous_timestep", None)):
-        following = int(scheduler.previous_timestep(now))
+        next_timestep = int(scheduler.previous_timestep(current))
     else:
-        following = now - scheduler.config.num_train_timesteps // scheduler.num_inference_steps
+        next_timestep = current - scheduler.config.num_train_timesteps // scheduler.num_inference_steps
     final = float(getattr(scheduler, "final_alpha_cumprod", 1.0))
-    after = float(scheduler.alphas_cumprod[following]) if following >= 0 else final
-    level = _from_alpha_cumprod(float(scheduler.alphas_cumprod[now]))
-    return Step(level=level, next_level=_from_alpha_cumprod(after), second_sigma=level.sigma)
+    next_alpha_cumprod = float(scheduler.alphas_cumprod[next_timestep]) if next_timestep >= 0 else final
+    level = _from_alpha_cumprod(float(scheduler.alphas_cumprod[current]))
+    return Step(level=level, next_level=_from_alpha_cumprod(next_alpha_cumprod), second_sigma=level.sigma)
 
 
 def _from_alpha_cumprod(value: float) -> Level:
@@ -191,7 +188,9 @@ def _exploding_velocity(scheduler: Any, output: Tensor, sample: Tensor, level: L
 
 def _trigonometric(scheduler: Any, output: Tensor, sample: Tensor, level: Level) -> Prediction:
     noise = v_to_prediction(sample, output, level).noise
-    return Prediction((sample - level.sigma * noise) / max(level.alpha, 1e-8), noise)  # of pure noise, as stock: zero
+    return Prediction(
+        (sample - level.sigma * noise) / max(level.alpha, 1e-8), noise
+    )  # zero for pure noise, like the stock scheduler
 
 
 def _preconditioned(scheduler: Any, output: Tensor, sample: Tensor, level: Level) -> Prediction:
@@ -217,14 +216,14 @@ def _solver(scheduler: Any, output: Tensor, sample: Tensor, level: Level) -> Pre
     x0 = {
         "epsilon": lambda: epsilon_to_prediction(sample, output, level).x0,
         "v_prediction": lambda: alpha * sample - sigma * output,
-        "flow_prediction": lambda: sample - sigma / alpha * output,  # of the level before it is scaled to keep variance
+        "flow_prediction": lambda: sample - sigma / alpha * output,  # at the level before variance-preserving scaling
         "sample": lambda: output,
     }[kind]()
     return x0_to_prediction(sample, _bounded(scheduler, x0), level)
 
 
 def _bounded(scheduler: Any, x0: Tensor) -> Tensor:
-    """The clean sample as the scheduler's configuration limits it."""
+    """The clean sample, limited by the scheduler's configuration."""
     if scheduler.config.get("thresholding"):
         return scheduler._threshold_sample(x0)
     if not scheduler.config.get("clip_sample"):
@@ -237,7 +236,7 @@ def _exploding(scheduler: Any, output: Tensor, sample: Tensor, level: Level) -> 
     kind = scheduler.config.prediction_type
     if kind == "epsilon":
         return epsilon_to_prediction(sample, output, level)
-    if kind == "v_prediction":  # the network's v lives on the variance-preserving sample, sample / sqrt(sigma^2 + 1)
+    if kind == "v_prediction":  # v is defined on the variance-preserving sample, sample / sqrt(sigma^2 + 1)
         scale = 1.0 / (level.sigma**2 + 1.0)
         return x0_to_prediction(sample, sample * scale - output * level.sigma * scale**0.5, level)
     return x0_to_prediction(sample, output, level)
@@ -246,7 +245,7 @@ def _exploding(scheduler: Any, output: Tensor, sample: Tensor, level: Level) -> 
 def _flow_match(scheduler: Any) -> Family:
     if scheduler.config.get("invert_sigmas"):
         return INVERTED_FLOW
-    # Cosmos 2 sets sigma_max in the configuration of a scheduler whose levels are made when it is called
+    # Cosmos 2 sets sigma_max in the configuration of a scheduler that computes its levels in the call
     if max(float(scheduler.sigmas.max()), float(scheduler.config.get("sigma_max") or 0.0)) > 1.0 + 1e-3:
         return EXPLODING_FLOW
     return FLOW

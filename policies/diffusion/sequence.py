@@ -1,4 +1,4 @@
-"""Denoisers that processes call together, each with its share of the sequence: diffusers' context parallelism."""
+"""Sequence parallelism: denoisers that several processes call together, by diffusers' context parallelism."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from mmgrpo.errors import ConfigError
 
 
 def split_sequence(name: str, module: nn.Module, *, mesh: DeviceMesh) -> None:
-    """Has a denoiser split its sequence, and its attention its heads, over the processes of a mesh (DeepSpeed-Ulysses,
-    arXiv:2309.14509); each gives all processes the whole prediction, and its own share of the gradient of each weight.
+    """Splits a denoiser's sequence, and its attention's heads, over the processes of a mesh (DeepSpeed-Ulysses,
+    arXiv:2309.14509); each process gets the complete prediction, and its share of the gradient of each weight.
 
     Args:
         name: of the denoiser, for messages.
-        module: a model of diffusers.
-        mesh: of all processes, whose axis ``ulysses`` has those that share a sequence.
+        module: a diffusers model.
+        mesh: of all processes; its axis ``ulysses`` has those that share a sequence.
 
     Raises:
-        ConfigError: diffusers has no plan by which to split it, its heads do not divide, or its attention back end
-            cannot do it.
+        ConfigError: diffusers has no plan to split it, its heads are not divisible, or its attention back end does not
+            support it.
     """
     num, model = mesh["ulysses"].size(), type(module).__name__
     if not getattr(module, "_cp_plan", None):
         raise ConfigError(
-            f"runtime.context_parallel: diffusers has no plan (_cp_plan) by which it splits the sequence of {model}, "
-            f"the {name}; leave it out"
+            f"runtime.context_parallel: diffusers has no plan (_cp_plan) to split the sequence of {model}, the {name}; "
+            "remove the setting"
         )
     heads = getattr(module, "config", {}).get("num_attention_heads")
     if heads is not None and heads % num:
@@ -49,12 +49,12 @@ def split_sequence(name: str, module: nn.Module, *, mesh: DeviceMesh) -> None:
     def forward(*args: Any, **kwargs: Any) -> Any:
         try:
             return split(*args, **kwargs)
-        except AssertionError as error:  # which is all that diffusers says of it
+        except AssertionError as error:  # diffusers raises no specific error
             if "divisible by mesh size" not in str(error):
                 raise
             raise ConfigError(
                 f"runtime.context_parallel: {num} does not divide the length of a sequence of {model}, the {name}: "
-                "give another height, width or number of frames in policy.call, or texts padded to one length"
+                "set another height, width or number of frames in policy.call, or pad texts to one length"
             ) from error
 
     denoiser.forward = forward
@@ -62,7 +62,7 @@ def split_sequence(name: str, module: nn.Module, *, mesh: DeviceMesh) -> None:
 
 @contextmanager
 def _some_device() -> Iterator[None]:
-    """Within it a machine without GPUs has a device: diffusers numbers this process's by how many there are."""
+    """Simulates one device on a machine without GPUs within the context: diffusers divides by the number of devices."""
     count = torch.accelerator.device_count
     torch.accelerator.device_count = lambda: max(count(), 1)
     try:

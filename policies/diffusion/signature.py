@@ -1,4 +1,4 @@
-"""The arguments that a pipeline's call reads, and a check of the settings that name arguments of it."""
+"""The argument names of a pipeline's call, and a check of the settings that name arguments."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from mmgrpo.errors import ConfigError
 from .settings import DenoisingSettings
 
 FROM_ROWS = {
-    "prompt": "each row brings its own: give prompts: a data file, or policy.columns for further arguments",
-    "generator": "each row brings its own, keyed by the seed of the run: set seed",
+    "prompt": "each row has its own; set prompts to a data file, or policy.columns for further arguments",
+    "generator": "each row has its own, keyed by the seed of the run; set seed",
 }
-"""Arguments that rows bring, with what to do instead."""
+"""Arguments that come from rows, with the setting to use instead."""
 
 
 @cache
 def arguments_of(call: Callable[..., Any]) -> frozenset[str] | None:
-    """Names of the arguments that a call reads; None where it passes on any others.
+    """Argument names that a call reads; None if it passes on any others.
 
-    Many pipelines of diffusers take ``**kwargs`` and read two names of it: what else is passed is lost.
+    Many diffusers pipelines take ``**kwargs`` and read only a few names of it: others are ignored.
     """
     parameters = inspect.signature(call).parameters
     rest = {name for name, parameter in parameters.items() if parameter.kind is inspect.Parameter.VAR_KEYWORD}
@@ -41,8 +41,8 @@ def arguments_of(call: Callable[..., Any]) -> frozenset[str] | None:
         return None
     (variable,) = rest
     uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == variable]
-    found = list(_names_read(tree, variable))
-    return names | set(found) if len(found) == len(uses) else None
+    read_names = list(_names_read(tree, variable))
+    return names | set(read_names) if len(read_names) == len(uses) else None
 
 
 def _names_read(tree: ast.AST, variable: str) -> Iterator[str]:
@@ -61,9 +61,9 @@ def _names_read(tree: ast.AST, variable: str) -> Iterator[str]:
             yield key.value
 
 
-def require_arguments(kind: type, settings: DenoisingSettings) -> None:
-    """Raises ConfigError for a setting that names an argument which a pipeline's class does not take."""
-    names = arguments_of(inspect.unwrap(kind.__call__))
+def require_arguments(pipeline_class: type, settings: DenoisingSettings) -> None:
+    """Raises ConfigError for a setting with an argument that the pipeline's class does not take."""
+    names = arguments_of(inspect.unwrap(pipeline_class.__call__))
     correction = settings.supervision.correction
     sections: dict[str, Iterable[str]] = {
         "policy.call": settings.call,
@@ -72,30 +72,30 @@ def require_arguments(kind: type, settings: DenoisingSettings) -> None:
         "policy.pictures": settings.pictures,
         "policy.supervision.correction.call": correction.call if correction else (),
     }
-    for section, chosen in sections.items():
-        if section != "policy.columns" and (taken := sorted(set(chosen) & FROM_ROWS.keys())):
-            raise ConfigError(f"{section}.{taken[0]}: {FROM_ROWS[taken[0]]}")
-        if names is not None and (unknown := sorted(set(chosen) - names)):
-            raise ConfigError(f"{section}: {unknown_arguments(kind.__name__, unknown, names)}")
+    for section, arguments in sections.items():
+        if section != "policy.columns" and (row_arguments := sorted(set(arguments) & FROM_ROWS.keys())):
+            raise ConfigError(f"{section}.{row_arguments[0]}: {FROM_ROWS[row_arguments[0]]}")
+        if names is not None and (unknown := sorted(set(arguments) - names)):
+            raise ConfigError(f"{section}: {unknown_arguments(pipeline_class.__name__, unknown, names)}")
 
 
 def unknown_arguments(pipeline: str, unknown: Iterable[str], names: Iterable[str]) -> str:
-    """What to say of arguments that a pipeline does not take: the nearest that it does, and all of them."""
+    """The message for arguments that a pipeline does not take, with the nearest valid names and all of them."""
     names = sorted(names)
-    near = {name: difflib.get_close_matches(name, names, n=1) for name in unknown}
-    meant = "".join(f"; {match[0]} for {name}?" for name, match in near.items() if match)
-    return f"the call of {pipeline} has no argument {', '.join(near)}{meant}; it has {', '.join(names)}"
+    matches = {name: difflib.get_close_matches(name, names, n=1) for name in unknown}
+    suggestions = "".join(f"; {match[0]} for {name}?" for name, match in matches.items() if match)
+    return f"the call of {pipeline} has no argument {', '.join(matches)}{suggestions}; it has {', '.join(names)}"
 
 
 def pipeline_class(source: str, revision: str | None) -> type | None:
-    """The class that a stored pipeline names, without its weights; None where that is none of diffusers."""
+    """The class of a stored pipeline, without its weights; None if it is not in diffusers."""
     index = pipeline_index(source, revision)
     kind = getattr(diffusers, str(index.get("_class_name")), None)
     return kind if inspect.isclass(kind) and issubclass(kind, DiffusionPipeline) else None
 
 
 def pipeline_index(source: str, revision: str | None) -> Mapping[str, Any]:
-    """``model_index.json`` of a stored pipeline: its class and its components; empty where it cannot be read."""
+    """``model_index.json`` of a stored pipeline: its class and its components; empty if it cannot be read."""
     try:
         index = DiffusionPipeline.load_config(source, revision=revision)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Widths and heights that a pipeline can make, checked before anything is sampled."""
+"""Check of widths and heights before sampling."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from mmgrpo.errors import ConfigError
 from .settings import DenoisingSettings
 
 FACTORS = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio")
-"""Attributes of pipelines that hold how many pixels a side of a latent's element has."""
+"""Pipeline attributes with the pixels per side of a latent element."""
 
 OTHER_PACKING = ("transformer_spatial_patch_size", "_pack_latents_no_patch")
-"""Attributes of pipelines that pack patches of another size than 2 by 2, or none."""
+"""Attributes of pipelines that pack patches of a size other than 2 by 2, or none."""
 
 
 def size_multiple(pipeline: Any, denoisers: Collection[str]) -> int:
-    """What widths and heights have to be a multiple of: pixels of a latent's element times elements of a patch.
+    """The number that divides valid widths and heights: pixels per latent element times elements per patch.
 
-    1 where the pipeline does not state the former: sizes are its own matter then.
+    1 if the pipeline does not state the former: then it checks sizes itself.
     """
     factor = next((getattr(pipeline, name) for name in FACTORS if isinstance(getattr(pipeline, name, None), int)), None)
     if factor is None:
@@ -33,7 +33,7 @@ def size_multiple(pipeline: Any, denoisers: Collection[str]) -> int:
 
 
 def require_sizes(pipeline: Any, denoisers: Collection[str], settings: DenoisingSettings) -> None:
-    """Raises ConfigError for a width or height that the pipeline cannot make."""
+    """Raises ConfigError for a width or height that the pipeline does not support."""
     multiple = size_multiple(pipeline, denoisers)
     sections: dict[str, Mapping[str, Any]] = {"policy.call": settings.call}
     sections["policy.evaluation_call"] = settings.evaluation_call
@@ -43,8 +43,12 @@ def require_sizes(pipeline: Any, denoisers: Collection[str], settings: Denoising
         for name in ("width", "height"):
             pixels = call.get(name)
             if isinstance(pixels, int) and pixels % multiple:
-                near = [at for at in (pixels // multiple * multiple, (pixels // multiple + 1) * multiple) if at]
+                nearest = [
+                    candidate
+                    for candidate in (pixels // multiple * multiple, (pixels // multiple + 1) * multiple)
+                    if candidate
+                ]
                 raise ConfigError(
-                    f"{section}.{name} is {pixels}, and {type(pipeline).__name__} makes multiples of {multiple} "
-                    f"pixels; the nearest {'is' if len(near) == 1 else 'are'} {' and '.join(map(str, near))}"
+                    f"{section}.{name} is {pixels}; {type(pipeline).__name__} needs a multiple of {multiple}, for "
+                    f"example {' or '.join(map(str, nearest))}"
                 )

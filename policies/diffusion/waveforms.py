@@ -1,4 +1,4 @@
-"""Target sounds as latents of a pipeline's autoencoder, where that encodes waveforms."""
+"""Target audio as input of a pipeline's autoencoder, if that encodes waveforms."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .layout import LatentLayout
 
 @torch.no_grad()
 def waveform_of(audio: Audio, layout: LatentLayout, rate: int | None) -> Tensor:
-    """The sound as what a pipeline's autoencoder would decode: at its rate, with its channels and of its length.
+    """The audio at the autoencoder's sampling rate, with its channels and length.
 
-    One channel is given to all; several become their mean and that is. Silence follows a shorter sound, a longer one
-    ends with the pipeline's.
+    A single channel is repeated for all; several are averaged first. Shorter audio is padded with silence, longer audio
+    is cut.
 
     Shapes: -> (1, C, N).
-    Raises: PolicyError for an autoencoder that decodes something else, and where nothing says the rate.
+    Raises: PolicyError if the autoencoder does not decode waveforms, or its sampling rate is unknown.
     """
     decoded = _decoded(layout)
     if decoded.ndim != 3 or rate is None:
-        what = f"its autoencoder decodes {tuple(decoded.shape)}" if rate is not None else "nothing says its rate"
+        reason = f"its autoencoder decodes {tuple(decoded.shape)}" if rate is not None else "its rate is unknown"
         raise PolicyError(
-            f"a sound cannot be encoded to this pipeline's states: {what}, and only waveforms (batch, channels, "
-            "samples) of a known rate are; set policy.sampling_rate, or train without sounds as targets"
+            f"audio cannot be encoded to this pipeline's states: {reason}; only waveforms (batch, channels, samples) "
+            "of a known rate can. Set policy.sampling_rate, or train without audio targets"
         )
     C, N = decoded.shape[1:]
     values = at_rate(audio, rate).values
@@ -41,5 +41,5 @@ def waveform_of(audio: Audio, layout: LatentLayout, rate: int | None) -> Tensor:
 
 def _decoded(layout: LatentLayout) -> Tensor:
     vae: Any = layout.decoder
-    found = vae.decode(torch.zeros(layout.latent_shape, device=vae.device, dtype=vae.dtype))
-    return found[0] if isinstance(found, tuple) else found.sample
+    output = vae.decode(torch.zeros(layout.latent_shape, device=vae.device, dtype=vae.dtype))
+    return output[0] if isinstance(output, tuple) else output.sample

@@ -1,4 +1,4 @@
-"""Masked discrete diffusion: models that fill in what is hidden, of texts or of the codes of pictures."""
+"""Masked discrete diffusion: models that predict masked tokens, of texts or of image codes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Pictures as codes of a VQModel of diffusers, and back.
+"""Images as codes of a diffusers VQModel, and back.
 
-Axes: N pictures, L codes of one, row by row.
+Axes: N images, L codes per image, row by row.
 """
 
 from __future__ import annotations
@@ -12,44 +12,44 @@ from diffusers.image_processor import VaeImageProcessor
 from PIL.Image import Image
 from torch import Tensor
 
-STEPS = 12  # of AmusedPipeline, whose noise begins at 2 and ends at 0
+STEPS = 12  # of AmusedPipeline, whose noise goes from 2 to 0
 NOISE = (2.0, 0.0)
 
 
 class Codebook:
-    """A ``VQModel`` that encodes and decodes pictures of one size in codes."""
+    """Encodes images of one size to codes of a ``VQModel``, and decodes them."""
 
     def __init__(self, model: Any, height: int, width: int) -> None:
-        """Takes the model as it is.
+        """Wraps the model.
 
         Args:
             model: a VQModel.
-            height: of a picture, in codes.
-            width: likewise.
+            height: of an image, in codes.
+            width: of an image, in codes.
         """
         self.model, self.height, self.width = model, height, width
         scale = 2 ** (len(model.config.block_out_channels) - 1)
         self.processor = VaeImageProcessor(vae_scale_factor=scale, do_normalize=False)
         self._size = height * scale, width * scale
-        self._known: dict[int, tuple[Image, Tensor]] = {}  # the picture is kept, so that its id stays its own
+        self._codes: dict[int, tuple[Image, Tensor]] = {}  # keeps images: ids stay unique
 
     @torch.no_grad()
-    def pictures(self, token_NL: Tensor) -> list[Image]:
-        """As ``AmusedPipeline`` decodes them."""
+    def decode(self, token_NL: Tensor) -> list[Image]:
+        """The images, decoded like in ``AmusedPipeline``."""
         shape = (len(token_NL), self.height, self.width, self.model.config.latent_channels)
         codes = token_NL.reshape(shape[:3]).to(self.model.device)
         pixels = self.model.decode(codes, force_not_quantize=True, shape=shape).sample.clip(0, 1)
         images: Any = self.processor.postprocess(pixels, output_type="pil")
         return images
 
-    def of(self, image: Image) -> Tensor:
-        """(L,) the nearest codes, found once for each picture."""
-        if id(image) not in self._known:
-            self._known[id(image)] = image, self._encoded(image)
-        return self._known[id(image)][1]
+    def encode(self, image: Image) -> Tensor:
+        """(L,) the nearest codes, computed once per image."""
+        if id(image) not in self._codes:
+            self._codes[id(image)] = image, self._encode(image)
+        return self._codes[id(image)][1]
 
     @torch.no_grad()
-    def _encoded(self, image: Image) -> Tensor:
+    def _encode(self, image: Image) -> Tensor:
         mode = "L" if self.model.config.in_channels == 1 else "RGB"
         height, width = self._size
         pixels = self.processor.preprocess([image.convert(mode)], height=height, width=width)

@@ -1,4 +1,4 @@
-"""Masked models from paths, hub ids and Python builders."""
+"""Masked models from paths, hub ids and Python functions."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from .text_predictor import TextPredictor
 
 
 def load(settings: MaskedSettings) -> Any:
-    """What a run's settings name: a pipeline, or a model with its tokenizer and, for pictures, a VQModel.
+    """The pipeline of the settings, or a model with its tokenizer and, for images, a VQModel.
 
-    ``model`` is a folder written by ``save_pretrained``, a hub id, or ``python:module:function`` for a function of no
+    ``model`` is a folder written by ``save_pretrained``, a hub id, or ``python:module:function`` for a function without
     arguments that returns either.
 
-    Raises: ConfigError if nothing is named or what is named cannot be loaded.
+    Raises: ConfigError if the model is missing or cannot be loaded.
     """
     source, dtype = require_model(settings.model), DTYPES[settings.dtype]
     if source.startswith("python:"):
-        found = call_builder(source)
-        parts = found if isinstance(found, tuple) else (found,)
+        result = call_builder(source)
+        parts = result if isinstance(result, tuple) else (result,)
         if settings.dtype == "float32":
             return parts
         return tuple(part.to(dtype) if isinstance(part, (nn.Module, DiffusionPipeline)) else part for part in parts)
-    where = {"pretrained_model_name_or_path": source, "revision": settings.revision or "main"}
+    source_options = {"pretrained_model_name_or_path": source, "revision": settings.revision or "main"}
     try:
-        config = _config(where, settings)
+        config = _config(source_options, settings)
         if config is None:
             return (DiffusionPipeline.from_pretrained(source, dtype=dtype, revision=settings.revision),)
-        own = {"trust_remote_code": settings.trust_remote_code}
-        chosen = {} if settings.attention is None else {"attn_implementation": settings.attention}
+        remote_code = {"trust_remote_code": settings.trust_remote_code}
+        attention = {} if settings.attention is None else {"attn_implementation": settings.attention}
         model_class = _class_of(config)
-        model = model_class.from_pretrained(**where, **own, **chosen, dtype=dtype)
-        tokenizer = AutoTokenizer.from_pretrained(**where, **own)
+        model = model_class.from_pretrained(**source_options, **remote_code, **attention, dtype=dtype)
+        tokenizer = AutoTokenizer.from_pretrained(**source_options, **remote_code)
         decoder = None if settings.codes is None else settings.codes.decoder
         return model, tokenizer, *([] if decoder is None else [VQModel.from_pretrained(decoder)])
     except (OSError, ValueError, ImportError) as error:
-        why = why_not(source, error, revision=settings.revision)
-        raise ConfigError(f"policy.model {source!r} cannot be loaded as a masked model: {why}") from error
+        reason = why_not(source, error, revision=settings.revision)
+        raise ConfigError(f"policy.model {source!r} cannot be loaded as a masked model: {reason}") from error
 
 
 def predictor_of(parts: tuple[Any, ...], settings: MaskedSettings) -> Predictor:
@@ -56,26 +56,26 @@ def predictor_of(parts: tuple[Any, ...], settings: MaskedSettings) -> Predictor:
     if isinstance(parts[0], DiffusionPipeline):
         if not isinstance(parts[0], AmusedPipeline):
             raise ConfigError(
-                f"{type(parts[0]).__name__} does not fill in hidden codes; use policy: {{name: denoising}} for "
-                "pipelines of continuous states, AmusedPipeline here"
+                f"masked policies support AmusedPipeline, got {type(parts[0]).__name__}; for pipelines with continuous "
+                "latents use policy: {name: denoising}"
             )
         return AmusedPredictor(parts[0], settings)
     if len(parts) not in (2, 3):
-        raise ConfigError("policy.model must return a pipeline, or a model, its tokenizer and, for pictures, a VQModel")
+        raise ConfigError("policy.model must return a pipeline, or a model, its tokenizer and, for images, a VQModel")
     return TextPredictor(parts[0], parts[1], settings, *parts[2:])
 
 
-def _config(where: dict[str, str], settings: MaskedSettings) -> Any:
-    """The configuration of a model of transformers; None of a folder of diffusers."""
+def _config(source_options: dict[str, str], settings: MaskedSettings) -> Any:
+    """The configuration of a transformers model; None for a diffusers folder."""
     try:
-        DiffusionPipeline.load_config(where["pretrained_model_name_or_path"], revision=settings.revision)
+        DiffusionPipeline.load_config(source_options["pretrained_model_name_or_path"], revision=settings.revision)
     except (OSError, ValueError):
-        return AutoConfig.from_pretrained(**where, trust_remote_code=settings.trust_remote_code)
+        return AutoConfig.from_pretrained(**source_options, trust_remote_code=settings.trust_remote_code)
     return None
 
 
 def _class_of(config: Any) -> Any:
-    """Models of transformers by what they are for; those with code of their own by the class that it names."""
+    """The transformers class of a model by its task; for custom code, by the class in its configuration."""
     if type(config) in MODEL_FOR_MASKED_LM_MAPPING:
         return AutoModelForMaskedLM
     named_classes = getattr(config, "auto_map", None) or {}

@@ -1,6 +1,6 @@
-"""How likely the tokens of masked rows are under the maskings that they are asked for.
+"""Log-probabilities of tokens under their maskings.
 
-Axes: N rows of one batch, n places of a look, V tokens, L places of an answer, M asked-for tokens.
+Axes: N rows of one batch, n positions of a pass, V tokens, L positions of an answer, M scored tokens.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from .predictor import Condition, Predictor
 
 @dataclass(frozen=True, slots=True)
 class ScoredPass:
-    """What a look says of some rows.
+    """The scores of some rows in one pass.
 
     Attributes:
-        logprob: float32, of each token, or of all of a row.
-        values: of the distributions, likewise; a mean where they are together.
+        logprob: float32, per token, or per row if pooled.
+        values: of the distributions, likewise; means if pooled.
     """
 
     logprob: Tensor
     values: Mapping[Value, Tensor]
 
 
-def tempered(logits: Tensor, drawing: TokenSampling, never: Tensor) -> Tensor:
-    """Float32 logits over the temperature, what is never drawn at minus infinity.
+def tempered(logits: Tensor, sampling: TokenSampling, suppressed_ids: Tensor) -> Tensor:
+    """Float32 logits divided by the temperature, suppressed ids at minus infinity.
 
     Shapes: (..., V) -> (..., V).
     """
-    scaled = logits.float() / drawing.temperature
-    return scaled.index_fill(-1, never.to(scaled.device), -torch.inf) if len(never) else scaled
+    scaled = logits.float() / sampling.temperature
+    return scaled.index_fill(-1, suppressed_ids.to(scaled.device), -torch.inf) if len(suppressed_ids) else scaled
 
 
 def logits_of(
@@ -47,59 +47,59 @@ def logits_of(
     modules: Mapping[str, nn.Module],
     conditions: Sequence[Condition],
     token_NL: Tensor,
-    hidden_NL: Tensor,
+    masked_NL: Tensor,
     guidance_scale: float,
 ) -> Tensor:
-    """(N, L, V), rows that see the same asked once."""
-    place: dict[tuple[int, bytes], int] = {}
-    seen_NL = token_NL.masked_fill(hidden_NL, -1)
-    owner = [
-        place.setdefault((id(condition), seen_L.numpy().tobytes()), len(place))
-        for condition, seen_L in zip(conditions, seen_NL, strict=True)
+    """(N, L, V); rows with identical inputs share one forward."""
+    index_of: dict[tuple[int, bytes], int] = {}
+    visible_NL = token_NL.masked_fill(masked_NL, -1)
+    owners = [
+        index_of.setdefault((id(condition), visible_L.numpy().tobytes()), len(index_of))
+        for condition, visible_L in zip(conditions, visible_NL, strict=True)
     ]
-    first = [owner.index(number) for number in range(len(place))]
+    unique_rows = [owners.index(number) for number in range(len(index_of))]
     logits_SLV = predictor.logits(
         modules,
-        [conditions[row] for row in first],
-        token_NL[first],
-        hidden_NL[first],
+        [conditions[row] for row in unique_rows],
+        token_NL[unique_rows],
+        masked_NL[unique_rows],
         guidance_scale=guidance_scale,
     )
-    return logits_SLV if len(first) == len(owner) else logits_SLV[owner]
+    return logits_SLV if len(unique_rows) == len(owners) else logits_SLV[owners]
 
 
 def score_pass(
     predictor: Predictor,
     modules: Mapping[str, nn.Module],
     trace: MaskedTrace,
-    look: MaskedPass,
+    masked_pass: MaskedPass,
     rows: Sequence[int],
     values: Sequence[Value] = (),
 ) -> ScoredPass:
-    """What one look says of rows of one kind, (N, n) or, pooled, (N, 1)."""
-    conditions = [trace.conditions[number] for number in look.condition_B[list(rows)].tolist()]
+    """The scores of rows of one kind in one pass, (N, n) or, pooled, (N, 1)."""
+    conditions = [trace.conditions[number] for number in masked_pass.condition_B[list(rows)].tolist()]
     logits_NLV = logits_of(
-        predictor, modules, conditions, trace.token_BL[rows], look.hidden_BL[rows], trace.drawing.guidance_scale
+        predictor, modules, conditions, trace.token_BL[rows], masked_pass.masked_BL[rows], trace.sampling.guidance_scale
     )
     device = logits_NLV.device
-    place_Nn, asked_Nn = look.place_Bn[rows].to(device), look.asked_Bn[rows].to(device)
-    row_M, at_M = asked_Nn.nonzero(as_tuple=True)
-    logits_MV = tempered(logits_NLV[row_M, place_Nn[row_M, at_M]], trace.drawing, predictor.facts.never)
-    token_M = trace.token_BL[rows].to(device).gather(1, place_Nn)[asked_Nn]
-    logprob_M = -look.weight * cross_entropy(logits_MV, token_M, reduction="none")
-    found = [LOGIT_VALUES[value.name](logits_MV, token_M, *value.numbers) for value in values]
-    logprob_Nn, *found_Nn = (scatter_to_mask(asked_Nn, each_M) for each_M in (logprob_M, *found))
+    position_Nn, scored_Nn = masked_pass.position_Bn[rows].to(device), masked_pass.scored_Bn[rows].to(device)
+    row_M, index_M = scored_Nn.nonzero(as_tuple=True)
+    logits_MV = tempered(logits_NLV[row_M, position_Nn[row_M, index_M]], trace.sampling, predictor.spec.suppressed_ids)
+    token_M = trace.token_BL[rows].to(device).gather(1, position_Nn)[scored_Nn]
+    logprob_M = -masked_pass.weight * cross_entropy(logits_MV, token_M, reduction="none")
+    values_M = [LOGIT_VALUES[value.name](logits_MV, token_M, *value.numbers) for value in values]
+    logprob_Nn, *values_Nn = (scatter_to_mask(scored_Nn, value_M) for value_M in (logprob_M, *values_M))
     if trace.pooled is not None:
-        num_N1 = asked_Nn.sum(1, keepdim=True).clamp(min=1)
+        num_N1 = scored_Nn.sum(1, keepdim=True).clamp(min=1)
         logprob_Nn = logprob_Nn.sum(1, keepdim=True) / (num_N1 if trace.pooled == "mean" else 1)
-        found_Nn = [each_Nn.sum(1, keepdim=True) / num_N1 for each_Nn in found_Nn]
-    return ScoredPass(logprob_Nn, dict(zip(values, found_Nn, strict=True)))
+        values_Nn = [value_Nn.sum(1, keepdim=True) / num_N1 for value_Nn in values_Nn]
+    return ScoredPass(logprob_Nn, dict(zip(values, values_Nn, strict=True)))
 
 
 def batches_of_kind(kinds: Sequence[Hashable], size: int) -> Iterator[list[int]]:
-    """Places of one kind, at most so many together."""
-    of_kind: dict[Hashable, list[int]] = {}
-    for place, kind in enumerate(kinds):
-        of_kind.setdefault(kind, []).append(place)
-    for places in of_kind.values():
-        yield from (places[start : start + size] for start in range(0, len(places), size))
+    """Indices of one kind, in batches of at most ``size``."""
+    indices_of: dict[Hashable, list[int]] = {}
+    for index, kind in enumerate(kinds):
+        indices_of.setdefault(kind, []).append(index)
+    for indices in indices_of.values():
+        yield from (indices[start : start + size] for start in range(0, len(indices), size))

@@ -1,4 +1,4 @@
-"""Any model that fills in hidden tokens as a policy: masked language models, and AmusedPipeline."""
+"""Masked models as policies: masked language models, and AmusedPipeline."""
 
 from __future__ import annotations
 
@@ -49,46 +49,47 @@ class MaskedPolicy(
     SupportsExport,
     SupportsPromptCheck,
 ):
-    """A model of hidden tokens, whose reveals are decisions.
+    """A masked model whose unmasking steps are decisions.
 
-    A sample begins hidden. At each reveal tokens are drawn at all hidden places and some of them are shown; what is
-    scored is how likely those were in that state, which is seen again in the update. No part of it is per-model.
+    A sample starts fully masked. Each step samples tokens at all masked positions and keeps some of them; their
+    log-probability in that state is the score, which the update computes again. No part of it is per-model.
 
     Attributes:
-        predictor: the model as it is asked.
-        settings: how it fills in and what is trained.
+        predictor: the model.
+        settings: the sampling and training settings.
+        weights: LoRA in the format of peft or diffusers, full weights as ``save_pretrained`` folders.
     """
 
     settings_type = MaskedSettings
 
     def __init__(self, *parts: Any, settings: MaskedSettings | Mapping[str, Any] | None = None) -> None:
-        """Wraps live parts; dropout is off from now on, and everything but what is trained is frozen.
+        """Wraps live parts; disables dropout and freezes all weights except the trained ones.
 
         Args:
-            *parts: an ``AmusedPipeline``; or a masked language model, its tokenizer and, for pictures, a ``VQModel``.
+            *parts: an ``AmusedPipeline``; or a masked language model, its tokenizer and, for images, a ``VQModel``.
             settings: ``MaskedSettings`` or a mapping of its fields.
         """
         if settings is None or isinstance(settings, Mapping):
             settings = MaskedSettings(**(settings or {}))
         self.settings = settings
         self.predictor = predictor_of(parts, settings)
-        for module in self.predictor.facts.frozen:
+        for module in self.predictor.spec.frozen:
             module.requires_grad_(False).eval()
-        dtype = next(next(iter(self.predictor.facts.modules.values())).parameters()).dtype
+        dtype = next(next(iter(self.predictor.spec.modules.values())).parameters()).dtype
         if dtype == torch.float16:
             raise ConfigError("float16 gradients underflow without a loss scaler; load it in bfloat16 or float32")
-        facts = self.predictor.facts
-        self.weights = Weights(facts.modules, settings.lora, facts.targets, facts.files)
+        spec = self.predictor.spec
+        self.weights = Weights(spec.modules, settings.lora, spec.targets, spec.files)
         if settings.adapter is not None:
             self.weights.load_initial(Path(settings.adapter))
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
-        self._reveals = self._reveals_of(settings)
+        self._steps = self._steps_of(settings)
 
     @classmethod
     def from_config(
         cls, settings: MaskedSettings | Mapping[str, Any], *, device: str | torch.device = "cpu"
     ) -> MaskedPolicy:
-        """Loads what the settings name from a path or hub id (or calls ``python:module:function``) and wraps it."""
+        """Loads the model from a path or hub id (or calls ``python:module:function``) and wraps it."""
         if isinstance(settings, Mapping):
             settings = MaskedSettings(**settings)
         parts = load(settings)
@@ -96,32 +97,32 @@ class MaskedPolicy(
 
     @property
     def num_decisions(self) -> int:
-        """The reveals of a sample. Raises ConfigError where single tokens are decisions."""
+        """The unmasking steps of a sample. Raises ConfigError if single tokens are decisions."""
         if self.settings.decision == "token":
-            raise ConfigError("windows are laid over reveals: set policy.decision: reveal")
-        return len(self._reveals)
+            raise ConfigError("windows need unmasking steps as decisions: set policy.decision: reveal")
+        return len(self._steps)
 
     def save(self, directory: Path) -> None:
-        """LoRA as peft or diffusers have it, full weights as ``save_pretrained`` folders, a tokenizer beside."""
+        """Saves LoRA in the format of peft or diffusers, full weights as save_pretrained folders, and the tokenizer."""
         self.weights.save(directory)
-        if self.predictor.facts.beside is not None:
-            (name,) = self.predictor.facts.modules
-            self.predictor.facts.beside.save_pretrained(directory if self.settings.lora else directory / name)
+        if self.predictor.spec.extra is not None:
+            (name,) = self.predictor.spec.modules
+            self.predictor.spec.extra.save_pretrained(directory if self.settings.lora else directory / name)
 
     def export(self, directory: Path, *, dtype: str | None = None) -> None:
-        """The model of transformers and its tokenizer by ``save_pretrained``."""
-        facts = self.predictor.facts
-        if facts.beside is None:
+        """Saves the transformers model and its tokenizer with ``save_pretrained``."""
+        spec = self.predictor.spec
+        if spec.extra is None:
             raise ConfigError(
-                "a masked pipeline is not written as a whole: its checkpoints hold adapters that diffusers loads, or "
-                "the transformer as save_pretrained has it"
+                "export does not support masked pipelines: their checkpoints have adapters that diffusers loads, or "
+                "the transformer in the format of save_pretrained"
             )
         (model,) = merge_adapters(self.weights, dtype).values()
         model.save_pretrained(directory)  # pyright: ignore[reportCallIssue] (the stub of a module hides it)
-        facts.beside.save_pretrained(directory)
+        spec.extra.save_pretrained(directory)
 
     def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
-        """Cross-entropy of a random number of hidden tokens; a mean over examples."""
+        """Cross-entropy of a random number of masked tokens, averaged over examples."""
         with self._computing():
             mean = supervised_loss(self.predictor, self._modules, examples, seeds)
         return SupervisedLoss(mean=mean, num_terms=len(examples))
@@ -131,72 +132,74 @@ class MaskedPolicy(
         self.predictor.condition(prompt)
 
     def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
-        """Fills in ``group_size`` samples per prompt; a decision is a token that is shown, in the order of the showing.
+        """Samples ``group_size`` answers per prompt; a decision is an unmasked token, in unmasking order.
 
-        With ``decision: reveal`` it is all that a reveal shows, and ``plan.stochastic`` says which of them draw. A plan
-        without any fills in the likeliest tokens, once per prompt, or draws at ``evaluation_temperature``.
+        With ``decision: reveal`` a decision is all tokens of a step, and ``plan.stochastic`` has the stochastic steps.
+        A deterministic plan takes the most likely tokens, once per prompt, or samples at ``evaluation_temperature``.
         """
         plan = plan or Plan()
-        _require_drawable(plan)
+        _require_supported(plan)
         settings = override_settings(self.settings, plan.settings, self.settings.of_a_rollout)
         ids = plan.prompt_ids or tuple(range(len(prompts)))
         rows = [(p, m) for p, members in enumerate(plan.members_of(len(prompts), group_size)) for m in members]
-        drawing, sampler = self._sampler(settings, plan)
-        carried = [[row] for row in range(len(rows))]  # the rows that carry what is filled in once
+        sampling, sampler = self._sampler(settings, plan)
+        row_groups = [[row] for row in range(len(rows))]  # rows with one common answer
         if sampler.stochastic == ():
-            carried = [[row for row, (q, _) in enumerate(rows) if q == p] for p in range(len(prompts))]
-        first = [rows[carriers[0]] for carriers in carried]
+            row_groups = [[row for row, (q, _) in enumerate(rows) if q == p] for p in range(len(prompts))]
+        first = [rows[group[0]] for group in row_groups]
         conditions = [self.predictor.condition(prompt) for prompt in prompts]
-        filled: dict[int, UnmaskedAnswers] = {}
+        answers: dict[int, UnmaskedAnswers] = {}
         samples: dict[int, Sample] = {}
         for batch in batches_of_kind([conditions[p].kind for p, _ in first], self.settings.rollout_batch):
-            own = [conditions[first[n][0]] for n in batch]
+            batch_conditions = [conditions[first[n][0]] for n in batch]
             seeds = [derive_seed(seed, ids[first[n][0]], first[n][1]) for n in batch]
             with self._computing():
-                found = unmask(self.predictor, self._modules, own, seeds, sampler)
-            carriers = [(place, row) for place, n in enumerate(batch) for row in carried[n]]
-            bare = [self._bare(prompts, ids, rows[row], found, place, plan) for place, row in carriers]
-            new = self.predictor.samples(bare, found.token_NL[[place for place, _ in carriers]])
-            for (place, row), sample in zip(carriers, new, strict=True):
-                filled[row], samples[row] = found.row(place), sample
-            plan.emit_samples(new)
-        whole = UnmaskedAnswers.joined([filled[row] for row in range(len(rows))])
+                unmasked = unmask(self.predictor, self._modules, batch_conditions, seeds, sampler)
+            batch_rows = [(index, row) for index, n in enumerate(batch) for row in row_groups[n]]
+            unanswered = [self._unanswered(prompts, ids, rows[row], unmasked, index, plan) for index, row in batch_rows]
+            batch_samples = self.predictor.samples(unanswered, unmasked.token_NL[[index for index, _ in batch_rows]])
+            for (index, row), sample in zip(batch_rows, batch_samples, strict=True):
+                answers[row], samples[row] = unmasked.row(index), sample
+            plan.emit_samples(batch_samples)
+        merged = UnmaskedAnswers.joined([answers[row] for row in range(len(rows))])
         condition_B = torch.tensor([p for p, _ in rows])
         trace = MaskedTrace(
             conditions=conditions,
-            token_BL=whole.token_NL,
-            looks=unmasking_passes(condition_B, whole.order_NL, [reveal.count for reveal in sampler.reveals]),
+            token_BL=merged.token_NL,
+            passes=unmasking_passes(condition_B, merged.order_NL, [step.count for step in sampler.steps]),
             pooled=settings.reduction if settings.decision == "reveal" else None,
-            drawing=drawing,
+            sampling=sampling,
         )
-        sampled_T = _drawn_columns(trace, plan)
+        sampled_T = _stochastic_columns(trace, plan)
         rollout = assembled(
             [(torch.arange(len(rows)), trace)],
             [samples[row] for row in range(len(rows))],
             [trace.mask_BT() & sampled_T],
-            sampled_records(trace, whole.order_NL, sampled_T),
+            sampled_records(trace, merged.order_NL, sampled_T),
         )
         return replace(
             rollout,
-            old_logprob_BT=_pooled(whole.logprob_NL, trace),
-            values={ENTROPY: _pooled(whole.entropy_NL, replace(trace, pooled=trace.pooled and "mean"))},
-            num_forwards=len(first) * len(sampler.reveals),
+            old_logprob_BT=_pooled(merged.logprob_NL, trace),
+            values={ENTROPY: _pooled(merged.entropy_NL, replace(trace, pooled=trace.pooled and "mean"))},
+            num_forwards=len(first) * len(sampler.steps),
         )
 
     def read(self, samples: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
-        """Answers hidden again as ``policy.reading`` says, by their tokens, or else by their text or picture.
+        """Answers masked again as configured by ``policy.reading``, by their tokens, or else by their text or image.
 
-        A decision is a token under a masking, or what a masking adds to a bound; of a sample with a record it is what
-        that says. Log-probabilities that are given are those of these decisions.
+        A decision is a token under a masking, or a masking's term of a bound; for a sample with a record it is the
+        recorded decision. ``old_logprob_T`` are log-probabilities of these decisions.
         """
         plan = plan or Plan()
-        if any(one.num_forced for one in samples):
-            raise DataError("an answer that is hidden again has no beginning that could be forced: num_forced is 0")
+        if any(source.num_forced for source in samples):
+            raise DataError("num_forced must be 0 for remasked answers: they have no forced prefix")
         settings = override_settings(self.settings, plan.settings, self.settings.of_a_rollout)
-        tokens = [self._tokens(one.sample) for one in samples]
+        tokens = [self._tokens(source.sample) for source in samples]
         samples = [
-            replace(one, sample=replace(one.sample, tokens=token_L.tolist())) if one.sample.tokens is None else one
-            for one, token_L in zip(samples, tokens, strict=True)
+            source
+            if source.sample.tokens is not None
+            else replace(source, sample=replace(source.sample, tokens=token_L.tolist()))
+            for source, token_L in zip(samples, tokens, strict=True)
         ]
         rollout = read_again(
             self.predictor,
@@ -206,37 +209,42 @@ class MaskedPolicy(
             TokenSampling(temperature=settings.temperature, guidance_scale=settings.guidance_scale),
             seed=seed,
         )
-        rollout = replace(rollout, origin_B=torch.tensor([int(one.origin) for one in samples]))
+        rollout = replace(rollout, origin_B=torch.tensor([int(source.origin) for source in samples]))
         num_forwards = sum(
             int(rollout.mask_BT[row_N][:, list(columns)].any(1).sum())
             for row_N, trace in parts_of(rollout.trace)
             for columns in trace.columns
         )
         rollout = replace(rescore(self, rollout, values=(ENTROPY,)), num_forwards=num_forwards)
-        for row, one in enumerate(samples):
-            if one.old_logprob_T is not None:
+        for row, source in enumerate(samples):
+            if source.old_logprob_T is not None:
                 num = rollout.num_decisions(row)
-                if one.old_logprob_T.shape != (num,):
-                    raise DataError(f"old_logprob_T must be {num} numbers, one of each decision")
-                rollout.old_logprob_BT[row, :num] = one.old_logprob_T
+                if source.old_logprob_T.shape != (num,):
+                    raise DataError(
+                        f"old_logprob_T must have {num} numbers, one per decision, got shape "
+                        f"{tuple(source.old_logprob_T.shape)}"
+                    )
+                rollout.old_logprob_BT[row, :num] = source.old_logprob_T
         plan.emit_samples(rollout.samples)
         return rollout
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
-        """The same maskings of the same answers behind other prompts, of which nothing is hidden."""
+        """The same maskings of the same answers under other prompts, without masked prompt tokens."""
         if not isinstance(rollout.trace, MaskedTrace | MaskedTraces):
-            raise ConfigError("a masked policy looks at what was hidden: the view is of a policy of another kind")
-        made = {id(prompt): self.predictor.condition(prompt) for prompt in prompts}
-        place = {key: number for number, key in enumerate(made)}
+            raise ConfigError(
+                "prompt overrides of a masked policy need its own rollout; got one of another kind of policy"
+            )
+        condition_of = {id(prompt): self.predictor.condition(prompt) for prompt in prompts}
+        index_of = {key: number for number, key in enumerate(condition_of)}
         parts = []
         for row_N, trace in parts_of(rollout.trace):
             if len(trace.conditions) > len(row_N):
                 raise ConfigError(
-                    "a prompt that is hidden in part has no view behind other prompts: set prompt_share to 0"
+                    "prompt overrides do not support partly masked prompts: set policy.reading.prompt_share to 0"
                 )
-            condition_N = torch.tensor([place[id(prompts[row])] for row in row_N.tolist()])
-            looks = [replace(look, condition_B=condition_N) for look in trace.looks]
-            parts.append((row_N, replace(trace, conditions=list(made.values()), looks=looks)))
+            condition_N = torch.tensor([index_of[id(prompts[row])] for row in row_N.tolist()])
+            passes = [replace(masked_pass, condition_B=condition_N) for masked_pass in trace.passes]
+            parts.append((row_N, replace(trace, conditions=list(condition_of.values()), passes=passes)))
         return replace(rollout, trace=parts[0][1] if len(parts) == 1 else MaskedTraces(parts))
 
     def evaluate(
@@ -246,113 +254,113 @@ class MaskedPolicy(
         *,
         values: Collection[Value] = (),
     ) -> Iterator[Evaluation]:
-        """Streams one slice per reveal or masking and batch of rows.
+        """Yields one slice per unmasking step or masking and batch of rows.
 
-        Of values there are those of ``distribution.OF_LOGITS``, means over what is one decision, and of the reference
-        and of kept weights the log-probability and the divergences k1, k2 and k3.
+        Values are those of ``distribution.LOGIT_VALUES``, averaged per decision, and of the reference and stored
+        weights the log-probability and the divergences k1, k2 and k3.
         """
-        chosen = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
+        selected = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
         for row_N, trace in parts_of(rollout.trace):
-            number = {row: n for n, row in enumerate(row_N.tolist())}
-            own = [number[row] for row in chosen if row in number]
-            for found in self._evaluated(trace, rollout.mask_BT[row_N], own, values):
-                assert found.rows is not None
-                yield replace(found, rows=row_N[found.rows])
+            index_of = {row: n for n, row in enumerate(row_N.tolist())}
+            trace_rows = [index_of[row] for row in selected if row in index_of]
+            for evaluation in self._evaluate_trace(trace, rollout.mask_BT[row_N], trace_rows, values):
+                assert evaluation.rows is not None
+                yield replace(evaluation, rows=row_N[evaluation.rows])
 
-    def _evaluated(
-        self, trace: MaskedTrace, mask_NT: Tensor, chosen: Sequence[int], values: Collection[Value]
+    def _evaluate_trace(
+        self, trace: MaskedTrace, mask_NT: Tensor, rows: Sequence[int], values: Collection[Value]
     ) -> Iterator[Evaluation]:
-        """The slices of the rows of one trace, by their numbers in it."""
+        """The slices of the rows of one trace, by their index in it."""
         views = required_views(values, self.weights.names, current_names=LOGIT_VALUES)
-        own = [value for value in values if value.view is None]
-        for look, columns in zip(trace.looks, trace.columns, strict=True):
-            kept_N = mask_NT[:, list(columns)].any(1)
-            kept = [row for row in chosen if bool(kept_N[row])]
-            kinds = [trace.conditions[int(look.condition_B[row])].kind for row in kept]
-            for places in batches_of_kind(kinds, self.settings.update_batch):
-                batch = [kept[place] for place in places]
-                others = {view: self._of_view(view, trace, look, batch) for view in views}
-                now = self._scored(trace, look, batch, own)
+        policy_values = [value for value in values if value.view is None]
+        for masked_pass, columns in zip(trace.passes, trace.columns, strict=True):
+            is_trained_N = mask_NT[:, list(columns)].any(1)
+            trained = [row for row in rows if bool(is_trained_N[row])]
+            kinds = [trace.conditions[int(masked_pass.condition_B[row])].kind for row in trained]
+            for indices in batches_of_kind(kinds, self.settings.update_batch):
+                batch = [trained[index] for index in indices]
+                others = {view: self._view_logprobs(view, trace, masked_pass, batch) for view in views}
+                current = self._score(trace, masked_pass, batch, policy_values)
                 yield Evaluation(
                     columns=columns,
-                    logprob_BT=now.logprob,
-                    values={**now.values, **view_values(values, now.logprob, others)},
+                    logprob_BT=current.logprob,
+                    values={**current.values, **view_values(values, current.logprob, others)},
                     rows=torch.tensor(batch),
                     num_forwards=len(batch) * (1 + len(views)),
                 )
 
     @property
     def _modules(self) -> Mapping[str, nn.Module]:
-        """What is asked now: the modules, or the frozen copies that stand in for them."""
-        return {**self.predictor.facts.modules, **self.weights.active_copies}
+        """The active modules, or the frozen copies that replace them."""
+        return {**self.predictor.spec.modules, **self.weights.active_copies}
 
-    def _reveals_of(self, settings: MaskedSettings) -> list[UnmaskingStep]:
-        facts = self.predictor.facts
+    def _steps_of(self, settings: MaskedSettings) -> list[UnmaskingStep]:
+        spec = self.predictor.spec
         return unmasking_steps(
-            facts.length,
-            num_steps=settings.num_steps or facts.num_steps,
+            spec.length,
+            num_steps=settings.num_steps or spec.num_steps,
             block_length=settings.block_length,
-            schedule=settings.schedule or facts.schedule,
-            noise=facts.order_noise if settings.order_noise is None else settings.order_noise,
+            schedule=settings.schedule or spec.schedule,
+            noise=spec.order_noise if settings.order_noise is None else settings.order_noise,
         )
 
     def _sampler(self, settings: MaskedSettings, plan: Plan) -> tuple[TokenSampling, UnmaskingSampler]:
-        """How a plan is drawn, and what its tokens are scored by."""
-        drawing = TokenSampling(temperature=settings.temperature, guidance_scale=settings.guidance_scale)
-        reveals = self._reveals_of(settings)
+        """A plan's unmasking parameters, and the token distribution that scores its tokens."""
+        sampling = TokenSampling(temperature=settings.temperature, guidance_scale=settings.guidance_scale)
+        steps = self._steps_of(settings)
         if plan.stochastic and settings.decision == "token":
-            raise ConfigError("windows are laid over reveals: set policy.decision: reveal")
+            raise ConfigError("windows need unmasking steps as decisions: set policy.decision: reveal")
         if not plan.deterministic or plan.for_rescoring:
             stochastic = None if plan.for_rescoring else plan.stochastic
-            return drawing, UnmaskingSampler(
-                reveals=reveals, order=settings.order, drawing=drawing, stochastic=stochastic
+            return sampling, UnmaskingSampler(
+                steps=steps, order=settings.order, sampling=sampling, stochastic=stochastic
             )
-        warm = settings.evaluation_temperature
-        shown = replace(drawing, temperature=warm or drawing.temperature)
-        return shown, UnmaskingSampler(
-            reveals=reveals, order=settings.order, drawing=shown, stochastic=None if warm else ()
+        temperature = settings.evaluation_temperature
+        evaluation = replace(sampling, temperature=temperature or sampling.temperature)
+        return evaluation, UnmaskingSampler(
+            steps=steps, order=settings.order, sampling=evaluation, stochastic=None if temperature else ()
         )
 
-    def _bare(
+    def _unanswered(
         self,
         prompts: Sequence[Prompt],
         ids: Sequence[int],
         row: tuple[int, int],
-        found: UnmaskedAnswers,
-        place: int,
+        unmasked: UnmaskedAnswers,
+        index: int,
         plan: Plan,
     ) -> Sample:
         """A sample without its answer."""
-        known = {"entropy": found.entropy_NL, "certainty": found.certainty_NL}
-        if unknown := sorted(set(plan.sample_values) - set(known)):
-            raise ConfigError(f"samples of hidden tokens have no {', '.join(unknown)}; they have {', '.join(known)}")
+        values_NL = {"entropy": unmasked.entropy_NL, "certainty": unmasked.certainty_NL}
+        if unknown := sorted(set(plan.sample_values) - set(values_NL)):
+            raise ConfigError(f"samples of masked policies have no {', '.join(unknown)}; use {', '.join(values_NL)}")
         return Sample(
             prompts[row[0]],
             group=ids[row[0]],
             member=row[1],
-            logprob=None if plan.deterministic else float(found.logprob_NL[place].mean()),
-            values={name: float(known[name][place].mean()) for name in plan.sample_values},
+            logprob=None if plan.deterministic else float(unmasked.logprob_NL[index].mean()),
+            values={name: float(values_NL[name][index].mean()) for name in plan.sample_values},
         )
 
     def _tokens(self, sample: Sample) -> Tensor:
         if sample.tokens is None:
             return self.predictor.target(Example(sample.prompt, text=sample.text, image=sample.image))
-        if len(sample.tokens) != self.predictor.facts.length:
+        if len(sample.tokens) != self.predictor.spec.length:
             raise DataError(
-                f"an answer has {self.predictor.facts.length} tokens, got a sample with {len(sample.tokens)}"
+                f"an answer has {self.predictor.spec.length} tokens; got a sample with {len(sample.tokens)}"
             )
         return torch.tensor(list(sample.tokens))
 
-    def _scored(
-        self, trace: MaskedTrace, look: MaskedPass, rows: Sequence[int], values: Sequence[Value] = ()
+    def _score(
+        self, trace: MaskedTrace, masked_pass: MaskedPass, rows: Sequence[int], values: Sequence[Value] = ()
     ) -> ScoredPass:
         with self._computing():
-            return score_pass(self.predictor, self._modules, trace, look, rows, values)
+            return score_pass(self.predictor, self._modules, trace, masked_pass, rows, values)
 
     @torch.no_grad()
-    def _of_view(self, view: str, trace: MaskedTrace, look: MaskedPass, rows: Sequence[int]) -> Tensor:
+    def _view_logprobs(self, view: str, trace: MaskedTrace, masked_pass: MaskedPass, rows: Sequence[int]) -> Tensor:
         with self.weights.using(view):
-            return self._scored(trace, look, rows).logprob
+            return self._score(trace, masked_pass, rows).logprob
 
     def _computing(self) -> AbstractContextManager[Any]:
         if self._autocast is None:
@@ -361,27 +369,29 @@ class MaskedPolicy(
         return torch.autocast(device.type, dtype=self._autocast)
 
 
-def _require_drawable(plan: Plan) -> None:
-    """Raises PolicyError for what hidden answers cannot be drawn with."""
+def _require_supported(plan: Plan) -> None:
+    """Raises PolicyError for plan features that masked policies do not support."""
     if plan.environment is not None or plan.continues is not None:
-        raise PolicyError("an answer is filled in as a whole, in one turn: leave out rollout.environment and branches")
+        raise PolicyError(
+            "masked policies support neither multi-turn rollouts nor branches: remove rollout.environment and branches"
+        )
     if plan.splits or plan.same_initial_noise:
         raise PolicyError(
-            "every answer begins hidden as a whole: leave out rollout.tree and rollout.same_initial_noise"
+            "masked policies do not support shared prefixes: remove rollout.tree and rollout.same_initial_noise"
         )
 
 
 def _pooled(value_BL: Tensor, trace: MaskedTrace) -> Tensor:
-    """Numbers of tokens, in the order of their showing, as numbers of decisions."""
+    """Values per token, in unmasking order, pooled per decision."""
     if trace.pooled is None:
         return value_BL
-    parts = value_BL.split([look.place_Bn.shape[1] for look in trace.looks], dim=1)
+    parts = value_BL.split([masked_pass.position_Bn.shape[1] for masked_pass in trace.passes], dim=1)
     pool = torch.sum if trace.pooled == "sum" else torch.mean
     return torch.cat([pool(part, dim=1, keepdim=True) for part in parts], dim=1)
 
 
-def _drawn_columns(trace: MaskedTrace, plan: Plan) -> Tensor:
-    """(T,) bool, the decisions that the plan draws at random."""
+def _stochastic_columns(trace: MaskedTrace, plan: Plan) -> Tensor:
+    """(T,) bool, the stochastic decisions of the plan."""
     if plan.stochastic is None or plan.deterministic:
         return torch.full((trace.num_decisions,), not plan.deterministic)
-    return torch.isin(torch.arange(len(trace.looks)), torch.tensor(plan.stochastic, dtype=torch.long))
+    return torch.isin(torch.arange(len(trace.passes)), torch.tensor(plan.stochastic, dtype=torch.long))

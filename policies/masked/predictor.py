@@ -1,6 +1,6 @@
-"""What a masked policy asks of a model: how likely every token is at every place, given a prompt and what is shown.
+"""The interface of masked models: logits of every token at every position, given a prompt and the unmasked tokens.
 
-Axes: N rows, L places of an answer, V tokens or codes that may stand there.
+Axes: N rows, L positions of an answer, V tokens or codes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..adapter_files import AdapterFiles
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Condition:
-    """A prompt as the model takes it.
+    """An encoded prompt.
 
     Attributes:
-        prompt: what was asked.
-        inputs: the model's own tensors, each with a leading dimension of 1.
-        kind: rows of one kind run together.
+        prompt: the prompt.
+        inputs: the model's tensors, each with a leading dimension of 1.
+        kind: batch key; rows of one kind can share a batch.
     """
 
     prompt: Prompt
@@ -34,28 +34,28 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PredictorSpec:
-    """What a model is, as far as the policy has to know.
+    """Properties of a model that the policy needs.
 
     Attributes:
-        modules: what can be trained, by component name.
-        targets: the linear layers that carry adapters where the settings do not say.
-        files: how adapters are kept on disk.
-        frozen: the components that are not trained.
-        beside: what a checkpoint holds beside the weights, by ``save_pretrained``; None: nothing.
+        modules: the trainable modules, by component name.
+        targets: default LoRA targets.
+        files: file format of adapters.
+        frozen: the frozen components.
+        extra: saved with checkpoints by ``save_pretrained`` (a tokenizer); None: nothing.
         length: L.
-        never: ids below V that are not drawn.
-        num_steps: reveals of a sample where the settings do not say.
-        schedule: how many places each shows, likewise.
-        order_noise: the noise of the choice, likewise.
+        suppressed_ids: ids below V that are never sampled.
+        num_steps: default number of unmasking steps of a sample.
+        schedule: default schedule of the number of positions per step.
+        order_noise: default noise of the selection.
     """
 
     modules: Mapping[str, nn.Module]
     targets: Sequence[str]
     files: AdapterFiles
     frozen: Sequence[nn.Module]
-    beside: Any
+    extra: Any
     length: int
-    never: Tensor
+    suppressed_ids: Tensor
     num_steps: int
     schedule: str
     order_noise: tuple[float, float]
@@ -65,17 +65,17 @@ class Predictor(Protocol):
     """A model of one library.
 
     Attributes:
-        facts: what it is.
+        spec: its properties.
     """
 
-    facts: PredictorSpec
+    spec: PredictorSpec
 
     def condition(self, prompt: Prompt) -> Condition:
-        """The prompt's tensors. Raises DataError for what the model cannot be shown."""
+        """The encoded prompt. Raises DataError for inputs that the model does not take."""
         ...
 
-    def hidden(self, condition: Condition, share: float, generator: torch.Generator) -> Condition:
-        """The condition with a share of its tokens hidden. Raises ConfigError for one that is never hidden in part."""
+    def mask_prompt(self, condition: Condition, share: float, generator: torch.Generator) -> Condition:
+        """The condition with a share of its tokens masked. Raises ConfigError if that is not supported."""
         ...
 
     def logits(
@@ -83,32 +83,32 @@ class Predictor(Protocol):
         modules: Mapping[str, nn.Module],
         conditions: Sequence[Condition],
         token_NL: Tensor,
-        hidden_NL: Tensor,
+        masked_NL: Tensor,
         *,
         guidance_scale: float,
     ) -> Tensor:
-        """What the model says of every place, in its own dtype, with grad where grad is enabled.
+        """The logits of every position, in the model's dtype, with grad if grad is enabled.
 
         Args:
-            modules: those to ask, by component name.
+            modules: the modules to call, by component name.
             conditions: N of one kind.
-            token_NL: the answers, on the CPU; what is hidden of them does not matter.
-            hidden_NL: bool, the places to predict.
-            guidance_scale: 1 asks the model once.
+            token_NL: the answers, on the CPU; masked tokens are ignored.
+            masked_NL: bool, the positions to predict.
+            guidance_scale: 1 disables guidance.
 
         Returns:
             (N, L, V), guidance included.
         """
         ...
 
-    def samples(self, bare: Sequence[Sample], token_NL: Tensor) -> list[Sample]:
-        """The bare samples with their answers, as tokens and as what they say or show."""
+    def samples(self, samples: Sequence[Sample], token_NL: Tensor) -> list[Sample]:
+        """The samples with their answers, as tokens and as text or image."""
         ...
 
-    def until_end(self, token_NL: Tensor) -> Tensor:
+    def is_answer(self, token_NL: Tensor) -> Tensor:
         """Bool (N, L), the tokens up to the end of each answer."""
         ...
 
     def target(self, example: Example) -> Tensor:
-        """(L,) the answer that an example teaches. Raises DataError for one of another kind."""
+        """(L,) the answer of an example. Raises DataError for an example of another kind."""
         ...

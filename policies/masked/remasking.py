@@ -1,6 +1,6 @@
-"""Finished answers under maskings of their own.
+"""Finished answers under new maskings.
 
-Axes: B rows, L places of an answer.
+Axes: B rows, L positions of an answer.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .settings import MaskingSettings
 from .unmasking_schedule import Masking, bound_maskings, share_maskings, whole_maskings
 
 READ = -2
-"""Keys the maskings, apart from the random numbers of drawing."""
+"""Seed key of the maskings, distinct from sampling."""
 
 
 def maskings_of(length: int, settings: MaskingSettings) -> list[Masking]:
-    """The maskings that the settings ask for."""
+    """The maskings of the settings."""
     num = settings.num_levels
     if settings.estimate == "whole":
         return whole_maskings(length, num)
@@ -38,51 +38,51 @@ def read_trace(
     samples: Sequence[Sample],
     token_BL: Tensor,
     settings: MaskingSettings,
-    drawing: TokenSampling,
+    sampling: TokenSampling,
     *,
     keys: Sequence[Sequence[int]],
 ) -> MaskedTrace:
-    """The trace of answers that are there, hidden again by numbers of (seed, group, member, masking).
+    """The trace of finished answers, masked by random numbers keyed by (seed, group, member, masking).
 
-    Tokens behind an answer's end are hidden with the others and not asked for.
+    Tokens after an answer's end are masked like others and not scored.
 
     Args:
         predictor: the model.
-        samples: whose prompts are the conditions.
+        samples: their prompts are the conditions.
         token_BL: their answers.
-        settings: how they are hidden.
-        drawing: the distribution that they are scored by.
+        settings: the maskings.
+        sampling: the token distribution that scores them.
         keys: seed, group and member of each.
 
     Returns:
-        A look for each masking.
+        One pass per masking.
     """
-    made = {id(sample.prompt): predictor.condition(sample.prompt) for sample in samples}
-    conditions: list[Condition] = list(made.values())
-    number_of = {key: number for number, key in enumerate(made)}
+    condition_of = {id(sample.prompt): predictor.condition(sample.prompt) for sample in samples}
+    conditions: list[Condition] = list(condition_of.values())
+    number_of = {key: number for number, key in enumerate(condition_of)}
     plain_B = torch.tensor([number_of[id(sample.prompt)] for sample in samples])
-    kept_BL = predictor.until_end(token_BL)
-    place_BL = torch.arange(token_BL.shape[1]).expand_as(token_BL)
-    looks = []
+    is_answer_BL = predictor.is_answer(token_BL)
+    position_BL = torch.arange(token_BL.shape[1]).expand_as(token_BL)
+    passes = []
     for number, masking in enumerate(maskings_of(token_BL.shape[1], settings)):
-        keyed = [derive_seed(seed, group, member, READ, number) for seed, group, member in keys]
-        generators = [torch.Generator().manual_seed(key) for key in keyed]
+        mask_seeds = [derive_seed(seed, group, member, READ, number) for seed, group, member in keys]
+        generators = [torch.Generator().manual_seed(key) for key in mask_seeds]
         uniform_BL = torch.stack([torch.rand(token_BL.shape[1], generator=generator) for generator in generators])
-        hidden_BL = uniform_BL < masking.probability_L
+        masked_BL = uniform_BL < masking.probability_L
         condition_B = plain_B
         if settings.prompt_share > 0:
             condition_B = torch.arange(len(samples)) + len(conditions)
             for condition, generator in zip([conditions[number] for number in plain_B], generators, strict=True):
-                conditions.append(predictor.hidden(condition, settings.prompt_share, generator))
-        asked_Bn = hidden_BL & kept_BL
-        looks.append(
+                conditions.append(predictor.mask_prompt(condition, settings.prompt_share, generator))
+        scored_Bn = masked_BL & is_answer_BL
+        passes.append(
             MaskedPass(
                 condition_B=condition_B,
-                hidden_BL=hidden_BL,
-                place_Bn=place_BL,
-                asked_Bn=asked_Bn,
+                masked_BL=masked_BL,
+                position_Bn=position_BL,
+                scored_Bn=scored_Bn,
                 weight=masking.weight,
             )
         )
     pooled = "sum" if settings.estimate == "bound" else None
-    return MaskedTrace(conditions=conditions, token_BL=token_BL, looks=looks, pooled=pooled, drawing=drawing)
+    return MaskedTrace(conditions=conditions, token_BL=token_BL, passes=passes, pooled=pooled, sampling=sampling)

@@ -29,7 +29,7 @@ GROUP_SIZE = 1
 SEED = 11
 EXACT = 1e-5
 EVERYWHERE = {"use_resolution_binning": False}  # arguments that keep a call as small as it asks to be
-FAILED_CALL = "it fails with"  # in the refusal of a pipeline whose call raised an error
+FAILED_CALL = " fails with "  # in the refusal of a pipeline whose call raised an error
 
 
 @dataclass(frozen=True, slots=True)

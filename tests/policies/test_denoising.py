@@ -217,7 +217,7 @@ def test_schedulers_without_decisions_draw_them_with_a_first_order_one(
     with caplog.at_level(logging.WARNING, logger="mmgrpo"):
         policy, expected = policy_of(name, own), policy_of(name, replaced)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert f"the steps of {kind} are no decisions, so they are drawn and scored with {stand_in}" in line
+    assert f"steps of {kind} cannot be decisions: they are sampled and scored with {stand_in}" in line
     assert any(kind in choice for choice in policy.resolved_settings)
     rollout = policy.rollout(prompts_of(name), group_size=1, seed=SEED)
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
@@ -275,7 +275,7 @@ def test_the_sampler_is_chosen_by_the_scheduler_where_none_is_named() -> None:
 def test_a_window_outside_the_schedule_is_refused() -> None:
     policy = policy_of("sd3")
     for same_initial_noise in (False, True):
-        with pytest.raises(ConfigError, match=r"window \(2, 3\) lies outside.*of its 4 steps 0 to 2 can be"):
+        with pytest.raises(ConfigError, match=r"window \(2, 3\) is outside.*of its 4 steps, 0 to 2 can be"):
             policy.rollout(
                 prompts_of("sd3"),
                 group_size=1,
@@ -287,7 +287,7 @@ def test_a_window_outside_the_schedule_is_refused() -> None:
 def test_samplers_that_do_not_fit_the_scheduler_are_refused() -> None:
     with pytest.raises(ConfigError, match="flow_sde needs a flow schedule"):
         policy_of("sd15", sampler="flow_sde").rollout(prompts_of("sd15"), group_size=1, seed=SEED)
-    with pytest.raises(ConfigError, match="DDIMScheduler draws none here"):
+    with pytest.raises(ConfigError, match="DDIMScheduler is deterministic here"):
         policy_of("sd15", sampler="native").rollout(prompts_of("sd15"), group_size=1, seed=SEED)
 
 
@@ -301,7 +301,7 @@ def test_denoisers_that_do_not_denoise_are_refused() -> None:
 def test_a_scheduler_replaced_behind_the_policys_back_is_refused() -> None:
     policy = policy_of("sd3")
     policy.pipeline.scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=1.0)
-    with pytest.raises(PolicyError, match="scheduler was replaced after the policy was made"):
+    with pytest.raises(PolicyError, match="scheduler was replaced after the policy was created"):
         policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
 
 
@@ -311,7 +311,7 @@ def test_prompts_and_their_ids_are_checked() -> None:
         policy.rollout([], group_size=1, seed=SEED)
     with pytest.raises(DataError, match="need as many prompt_ids"):
         policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED, plan=Plan(prompt_ids=(1,)))
-    with pytest.raises(DataError, match="a group draws it once"):
+    with pytest.raises(DataError, match="unique within a group"):
         policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED, plan=Plan(prompt_ids=(1, 1)))
 
 

@@ -68,7 +68,7 @@ def test_unusual_names_are_found_by_what_the_layers_are_part_of() -> None:
 def test_without_attention_all_linear_layers_carry_adapters_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert adapted(Net()) == {"inner", "outer"}
-    assert "transformer (Net) has no attention" in caplog.text
+    assert "transformer (Net) has no recognized attention" in caplog.text
 
 
 def test_torchs_own_attention_is_left_alone() -> None:

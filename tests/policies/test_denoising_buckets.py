@@ -108,8 +108,10 @@ def chosen(sizes: Sequence[dict[str, int]], rows: Sequence[DenoisingRow], choose
     """The bucket of each row."""
     sampling = StepSampler(sampler="flow_sde", strength=0.7, density="gaussian", reduction="mean")
     buckets = Buckets(BucketSettings.model_validate({"sizes": sizes, "choose": choose}))
-    parts = buckets.parts([[one] for one in rows], SamplingParams(sampling=sampling, call={"width": 1, "steps": 4}))
-    found = {id(one): dict(part.drawing.call) for part in parts for one in part.rows}
+    parts = buckets.row_sets(
+        [[one] for one in rows], SamplingParams(step_sampler=sampling, call={"width": 1, "steps": 4})
+    )
+    found = {id(one): dict(part.params.call) for part in parts for one in part.rows}
     return [{**found[id(one)]} for one in rows]
 
 
@@ -150,7 +152,7 @@ def test_lengths_tell_sizes_of_one_form_apart() -> None:
 
 @pytest.mark.parametrize("columns", [{}, {"width": 8}, {"width": 8, "height": "8"}, {"width": 8, "height": 0}])
 def test_rows_without_a_size_are_named(columns: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match=r"choose: nearest reads .* the row 'x' has .*or choose: random"):
+    with pytest.raises(DataError, match=r"choose: nearest needs .* the row 'x' has .*or set choose: random"):
         chosen([{"width": 8, "height": 8}], [row(0, **columns)], "nearest")
 
 
@@ -179,7 +181,7 @@ def test_a_call_is_for_something(call: dict[str, int]) -> None:
 
 
 def test_a_call_without_such_an_argument_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"policy.buckets.sizes: .* takes no num_frames"):
+    with pytest.raises(ConfigError, match=r"policy.buckets.sizes: .* has no argument num_frames"):
         policy_of("flux", buckets={"sizes": [{"width": 16, "height": 16, "num_frames": 5}]})
 
 

@@ -70,7 +70,7 @@ def test_decisions_are_drawn_scored_and_trained_as_if_there_were_no_cache(
     plain = policy_of("flux")
     with caplog.at_level(logging.WARNING, logger="mmgrpo"):
         policy = policy_of("flux", _cached(name))
-    assert "off where decisions are drawn or scored; samples without noise keep the cache" in caplog.text
+    assert "off while decisions are sampled or scored; deterministic samples use the cache" in caplog.text
     for plan in (Plan(), Plan(stochastic=(1, 2), same_initial_noise=True)):
         rollout = policy.rollout(prompts_of("flux"), group_size=2, seed=SEED, plan=plan)
         expected = plain.rollout(prompts_of("flux"), group_size=2, seed=SEED, plan=plan)

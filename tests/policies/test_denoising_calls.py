@@ -53,7 +53,7 @@ def test_an_argument_that_a_pipeline_does_not_take_is_an_error_with_the_nearest(
 
 @pytest.mark.parametrize("name", ["prompt", "generator"])
 def test_arguments_that_rows_bring_are_no_settings(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"policy\.call\.{name}: each row brings its own"):
+    with pytest.raises(ConfigError, match=rf"policy\.call\.{name}: each row has its own"):
         DenoisingPolicy(pipeline_of("sd15"), {"call": {name: "a cat"}})
 
 
@@ -101,8 +101,8 @@ def test_a_size_that_a_pipeline_cannot_make_is_an_error_with_the_multiple(name: 
         with pytest.raises(ConfigError) as error:
             DenoisingPolicy(pipeline, {section: {"width": 37, "height": 37}})
         assert str(error.value) == (
-            f"policy.{section}.width is 37, and {kind.__name__} makes multiples of {multiple} pixels; the nearest are "
-            f"{low} and {low + multiple}"
+            f"policy.{section}.width is 37; {kind.__name__} needs a multiple of {multiple}, for example "
+            f"{low} or {low + multiple}"
         )
     sizes = {"sizes": [{"width": low, "height": low}, {"width": low, "height": 37}]}
     with pytest.raises(ConfigError, match=r"policy\.buckets\.sizes\[1\]\.height is 37"):
@@ -131,7 +131,7 @@ def test_a_component_is_left_out_and_another_has_its_own_dtype(tmp_path: Path) -
 
 def test_components_are_of_stored_pipelines() -> None:
     settings = {"model": "python:tests.policies.tiny_policies:build_sd3", "components": {"text_encoder_3": None}}
-    with pytest.raises(ConfigError, match=r"policy\.components is for stored pipelines"):
+    with pytest.raises(ConfigError, match=r"policy\.components needs a stored pipeline"):
         load_pipeline(DenoisingSettings.of(settings))
     assert issubclass(ConfigError, ValueError)
     assert not issubclass(ConfigError, PolicyError)

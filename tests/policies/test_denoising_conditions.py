@@ -108,8 +108,8 @@ def test_guidance_that_depends_on_the_step_is_exact() -> None:
     rollout = skipping.rollout(prompts_of("sd3"), group_size=2, seed=SEED)
     assert not rollout.trace.run_ghosts
     assert torch.equal(values(skipping, rollout), rollout.old_logprob_BT)
-    drawings = plain.rollout(prompts_of("sd3"), group_size=2, seed=SEED).trace.drawings  # rows are scored as drawn
-    unskipped = replace(rollout, trace=replace(rollout.trace, drawings=drawings))
+    drawings = plain.rollout(prompts_of("sd3"), group_size=2, seed=SEED).trace.row_params  # rows are scored as drawn
+    unskipped = replace(rollout, trace=replace(rollout.trace, row_params=drawings))
     differs = (values(plain, unskipped) - rollout.old_logprob_BT).abs().amax(0) > 1e-6
     assert differs.tolist() == [False, False, True, False]  # the one step between .3 and .7 of four
 
@@ -153,11 +153,11 @@ def test_a_schedule_of_one_step_has_nothing_to_train() -> None:
 def test_media_that_a_pipeline_is_not_shown_are_an_error() -> None:
     policy = policy_of("flux-kontext")
     audio = {"array": np.zeros(80), "sampling_rate": 80}
-    with pytest.raises(DataError, match="'a red fox' has 1 audios, which pipelines are not shown"):
+    with pytest.raises(DataError, match="'a red fox' has 1 audios, which diffusion pipelines do not take"):
         policy.rollout([Prompt("a red fox", images=(_picture(),), audios=(audio,))], group_size=1, seed=SEED)
     part = {"type": "image", "max_pixels": 256}
     messages = [{"role": "user", "content": [part, {"type": "text", "text": "a red fox"}]}]
-    with pytest.raises(DataError, match="has max_pixels beside its media, which pipelines have no use for"):
+    with pytest.raises(DataError, match="options that diffusion pipelines do not support: max_pixels"):
         policy.rollout([Prompt("a red fox", images=(_picture(),), messages=messages)], group_size=1, seed=SEED)
 
 

@@ -108,7 +108,7 @@ def test_decoders_are_switched_for_a_run_alone() -> None:
     ("name", "decode", "said"),
     [
         ("sd3", {"frames": True}, r"policy.decode.frames: AutoencoderKL has no use_framewise_decoding"),
-        ("wan", {"tiles": {"tile_size": 3}}, r"policy.decode.tiles: AutoencoderKLWan takes other sizes: .*tile_size"),
+        ("wan", {"tiles": {"tile_size": 3}}, r"policy.decode.tiles: AutoencoderKLWan has other arguments: .*tile_size"),
     ],
 )
 def test_what_an_autoencoder_cannot_is_refused(name: str, decode: dict[str, Any], said: str) -> None:

@@ -94,7 +94,7 @@ def test_a_rollout_without_means_has_no_drift() -> None:
     policy = policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
     assert next(policy.evaluate(rollout)).values == {}
-    with pytest.raises(ConfigError, match=r"kept nothing that gaussian@old takes: name it in Plan\.values"):
+    with pytest.raises(ConfigError, match=r"stored no means for gaussian@old; add it to Plan\.values"):
         next(policy.evaluate(rollout, values=[DRIFT]))
 
 
@@ -107,8 +107,8 @@ def test_a_value_that_steps_do_not_have_is_refused_with_those_known(value: Value
     policy = policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
     known = (
-        f"denoising steps have no value {value}: leave out what asks for it; "
-        "known are of old: gaussian, gaussian_no_dt, velocity_mse; "
+        f"denoising steps have no value {value}; "
+        "supported are of old: gaussian, gaussian_no_dt, velocity_mse; "
         "of reference: gaussian, gaussian_no_dt, k1, k2, k3, logprob, velocity_mse"
     )
     with pytest.raises(ConfigError, match=f"^{known}$"):
@@ -151,7 +151,7 @@ def test_segments_partition_the_steps() -> None:
     policy = policy_of("sd3", segments=(1, 3))
     rollout = policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
     assert rollout.segment_BT.tolist() == [[0, 1, 1, 1]] * 2
-    with pytest.raises(ConfigError, match=r"segments \(1, 2\) add up to 3 steps, the schedule has 4"):
+    with pytest.raises(ConfigError, match=r"segments \(1, 2\) add up to 3 steps; the schedule has 4"):
         policy_of("sd3", segments=(1, 2)).rollout(prompts_of("sd3"), group_size=1, seed=SEED)
 
 

@@ -103,7 +103,7 @@ def test_failed_samples_are_warned_of_once_and_have_no_score(
         scores = Scorer([REWARD])(rollout.samples)
         assert not scores.valid_BR.any()
         assert not scores.failures.get("brightness")
-    (line,) = [record.getMessage() for record in caplog.records if "have no score" in record.getMessage()]
+    (line,) = [record.getMessage() for record in caplog.records if "have no reward" in record.getMessage()]
     assert fix in line
     assert reason in line
 
@@ -126,7 +126,7 @@ def test_a_pipeline_of_no_finite_latents_is_an_error() -> None:
     pipeline = pipeline_of("sd15")
     with torch.no_grad():
         pipeline.unet.conv_in.weight.fill_(float("nan"))
-    with pytest.raises(PolicyError, match=r"gives no sample whose latents are finite: .*policy\.dtype"):
+    with pytest.raises(PolicyError, match=r"has finite latents: .*policy\.dtype"):
         policy_of("sd15", pipeline).rollout([Prompt("a cat")], group_size=2, seed=SEED)
 
 

@@ -135,7 +135,7 @@ def test_a_pipeline_with_hidden_randomness_is_refused() -> None:
 def test_a_pipeline_that_denoises_without_grad_is_refused() -> None:
     policy = _policy(foreign_pipelines.build(foreign_pipelines.DetachedPipeline))
     rollout = policy.rollout(PROMPTS, group_size=2, seed=3)
-    with pytest.raises(PolicyError, match=r"step 0 of DetachedPipeline is computed without grad"):
+    with pytest.raises(PolicyError, match=r"step 0 of DetachedPipeline has no gradient"):
         next(policy.evaluate(rollout))
 
 

@@ -12,7 +12,7 @@ import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.diffusion.denoising_rows import DenoisingRow
 from mmgrpo.policies.diffusion.failures import DECODED
-from mmgrpo.policies.diffusion.outputs import media_of, samples_of, sounds_of
+from mmgrpo.policies.diffusion.outputs import audios_of, media_of, samples_of
 from PIL import Image
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError, ReplayError
@@ -77,7 +77,7 @@ def test_a_pipeline_that_takes_one_string_is_sampled_without_noise() -> None:
 
 def test_a_call_that_cannot_work_is_refused_with_what_it_was_given() -> None:
     policy = _policy(call={"num_inference_steps": "four"})
-    with pytest.raises(PolicyError, match=r"called with generator, num_inference_steps, prompt it fails with \w+Error"):
+    with pytest.raises(PolicyError, match=r"call with generator, num_inference_steps, prompt fails with \w+Error"):
         _drawn(policy)
 
 
@@ -90,14 +90,14 @@ def test_columns_that_the_call_or_the_data_lack_are_errors() -> None:
     with pytest.raises(ConfigError, match=r"no argument colours; it has generator, lengths, num_inference_steps"):
         _policy(foreign_pipelines.LabelledPipeline, columns=("colours",))
     policy = _policy(foreign_pipelines.LabelledPipeline, columns=("lengths",))
-    with pytest.raises(DataError, match=r"policy.columns asks for 'lengths', and the row 'short' has \[\]"):
+    with pytest.raises(DataError, match=r"policy.columns needs the column 'lengths'; the row 'short' has \[\]"):
         _drawn(policy)
 
 
 def test_what_a_prompt_brings_and_the_call_does_not_take_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"takes no image; it takes generator, num_inference_steps, prompt"):
+    with pytest.raises(ConfigError, match=r"has no argument image; it takes generator, num_inference_steps, prompt"):
         _drawn(_policy(), [Prompt("short", images=(Image.new("RGB", (2, 2)),))])
-    with pytest.raises(ConfigError, match=r"takes no negative_prompt"):
+    with pytest.raises(ConfigError, match=r"has no argument negative_prompt"):
         _drawn(_policy(), [Prompt("short", negative="blue")])
 
 
@@ -133,23 +133,23 @@ def test_sound_of_a_known_rate_is_an_audio(plan: Plan | None) -> None:
 def test_a_rate_that_the_pipeline_says_otherwise_is_refused() -> None:
     pipeline = assembly.build("AudioLDMPipeline")
     DenoisingPolicy(pipeline, {"call": {}, "sampling_rate": pipeline.vocoder.config.sampling_rate})
-    with pytest.raises(ConfigError, match=r"the pipeline's own parts make sound of \d+ Hz; leave it out"):
+    with pytest.raises(ConfigError, match=r"the pipeline generates audio at \d+ Hz; remove the setting"):
         DenoisingPolicy(pipeline, {"call": {}, "sampling_rate": 7})
 
 
 def test_sound_of_a_row_that_comes_without_a_batch_and_of_no_numbers() -> None:
     output = foreign_pipelines.Sounds(audios=torch.tensor([[0.5, -3.0, float("nan")]]))
-    found = sounds_of(output, 1, 8)
+    found = audios_of(output, 1, 8)
     assert found is not None
     assert found[0].values.tolist() == [[0.5, -1.0, 0.0]]
     (sample,) = samples_of([DenoisingRow(prompt=Prompt("rain"), seed=0, group=0, member=0)], output, rate=8)
     assert sample.failure == DECODED
-    flat = sounds_of({"frames": [[]], "audio": torch.zeros(3)}, 1, 8)
+    flat = audios_of({"frames": [[]], "audio": torch.zeros(3)}, 1, 8)
     assert flat is not None
     assert flat[0].values.shape == (1, 3)
-    assert sounds_of(output, 1, None) is None
-    with pytest.raises(ReplayError, match="gave 1 sounds for 2 prompts"):
-        sounds_of(output, 2, 8)
+    assert audios_of(output, 1, None) is None
+    with pytest.raises(ReplayError, match="returned 1 audio clips for 2 prompts"):
+        audios_of(output, 2, 8)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_scheduler_that_is_no_component_is_watched_too() -> None:
 
 
 def test_a_pipeline_that_steps_tokens_is_refused() -> None:
-    with pytest.raises(ReplayError, match=r"steps a state of torch.int64: tokens are no Gaussian decisions"):
+    with pytest.raises(ReplayError, match=r"a state of dtype torch.int64; denoising policies need floating-point"):
         _drawn(_policy(foreign_pipelines.TokensPipeline))
 
 
@@ -226,9 +226,9 @@ def test_pictures_and_films_are_found_in_any_output(output: Any, num_rows: int, 
 
 
 def test_another_number_of_results_than_rows_is_refused() -> None:
-    with pytest.raises(PolicyError, match="gave 3 results for 2 prompts"):
+    with pytest.raises(PolicyError, match="returned 3 results for 2 prompts"):
         media_of({"images": [RED] * 3}, 2)
-    with pytest.raises(PolicyError, match="gave a dict without pictures or arrays for 2 prompts"):
+    with pytest.raises(PolicyError, match="returned a dict without images or arrays for 2 prompts"):
         media_of({"nsfw": [False, False]}, 2)
 
 

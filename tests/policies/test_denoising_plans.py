@@ -84,7 +84,7 @@ def test_two_prompts_of_one_id_are_one_group_on_one_noise() -> None:
 
 def test_a_member_is_drawn_once() -> None:
     policy = policy_of("sd3")
-    with pytest.raises(DataError, match=r"a group draws it once; twice are \(id, member\): \[\(5, 1\)\]"):
+    with pytest.raises(DataError, match=r"unique within a group; duplicate \(id, member\): \[\(5, 1\)\]"):
         policy.rollout(prompts_of("sd3"), group_size=2, seed=0, plan=Plan(prompt_ids=(5, 5), members=((0, 1), (1, 2))))
     with pytest.raises(DataError, match=r"members is for 1 prompts"):
         policy.rollout(prompts_of("sd3"), group_size=2, seed=0, plan=Plan(members=((0, 1),)))
@@ -138,9 +138,9 @@ def test_a_sampler_of_the_rollouts_own() -> None:
     [
         ({"temperature": 1.0}, "are call, sampler, strength; got temperature"),
         ({"strength": -1}, "strength must be a number of at least 0, got -1"),
-        ({"sampler": "euler"}, "no sampler 'euler'; known are"),
-        ({"call": 3}, "call must hold arguments of the pipeline by name"),
-        ({"call": {"steps": 3}}, "the pipeline's call takes no steps"),
+        ({"sampler": "euler"}, "unknown sampler 'euler'; use one of"),
+        ({"call": 3}, "call must map argument names to values"),
+        ({"call": {"steps": 3}}, "the pipeline's call has no argument steps"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -173,9 +173,9 @@ def test_latents_are_kept_where_the_plan_asks(name: str, stochastic: tuple[int, 
 def test_what_only_texts_have_is_refused() -> None:
     policy, prompts = policy_of("sd3"), prompts_of("sd3")[:1]
     for plan in (Plan(environment=dict), Plan(continues=(Continuation([1]),))):
-        with pytest.raises(PolicyError, match="pictures are not written turn by turn"):
+        with pytest.raises(PolicyError, match="support neither multi-turn rollouts nor prefixes"):
             policy.rollout(prompts, group_size=2, seed=SEED, plan=plan)
-    with pytest.raises(PolicyError, match="and have no beginning that is given"):
+    with pytest.raises(PolicyError, match=r"remove rollout.environment, Plan.continues and Prompt.prefix"):
         policy.rollout([replace(prompts[0], prefix="a")], group_size=2, seed=SEED)
 
 

@@ -232,7 +232,7 @@ def test_settings_of_one_reading() -> None:
     for settings, message in (
         ({"strength": 0.3}, "are call and reading; got strength"),
         ({"reading": {"steps": 2}}, "reading takes num_levels, .*; got steps"),
-        ({"call": {"steps": 2}}, "takes no steps"),
+        ({"call": {"steps": 2}}, "has no argument steps"),
     ):
         with pytest.raises(ConfigError, match=message):
             policy.read(given, seed=SEED, plan=Plan(settings=settings))
@@ -256,19 +256,19 @@ def read_by(policy: DenoisingPolicy, given: Sequence[OffPolicySample]) -> Any:
 def test_what_cannot_be_read_is_refused_by_name() -> None:
     policy = policy_of("sd3", reading=READING)
     given = latents_of(policy)
-    with pytest.raises(DataError, match="nothing to read"):
+    with pytest.raises(DataError, match="needs at least one sample"):
         read_by(policy, [])
-    with pytest.raises(DataError, match="num_forced is 0"):
+    with pytest.raises(DataError, match="num_forced must be 0"):
         read_by(policy, [replace(given[0], num_forced=1)])
-    with pytest.raises(DataError, match=r"old_logprob_T must be 3 numbers, one of each level, got \(2,\)"):
+    with pytest.raises(DataError, match=r"old_logprob_T must have 3 numbers, one per level, got shape \(2,\)"):
         read_by(policy, [replace(given[0], old_logprob_T=torch.zeros(2))])
-    with pytest.raises(DataError, match="must come with an image or a video"):
+    with pytest.raises(DataError, match="need an image, a video or audio"):
         read_by(policy, [OffPolicySample(sample=Sample(Prompt("a cat"), 0, 0))])
-    with pytest.raises(PolicyError, match="states of one shape"):
+    with pytest.raises(PolicyError, match="needs one state shape"):
         read_by(policy, [OffPolicySample(sample=replace(given[0].sample, latent=torch.zeros(1, 4, 2, 2)))])
     rollout = policy.read(given, seed=SEED)
     for value in (Value("gaussian", "reference"), Value("k3", "teacher"), Value("positive_error", "reference")):
-        with pytest.raises(ConfigError, match="samples that are read have no value"):
+        with pytest.raises(ConfigError, match="renoised samples have no value"):
             value_of(policy, rollout, value)
 
 
@@ -282,10 +282,10 @@ def test_pipelines_whose_levels_are_not_a_rows_own_are_refused() -> None:
     inpainting = policy_of("sd15-inpaint", reading=READING)
     sample = Sample(Prompt("a cat"), 0, 0, latent=torch.randn(1, 4, 8, 8))
     shape = inpainting.rollout([Prompt("a cat")], group_size=1, seed=0).trace.transitions[0][-1].next_state.shape
-    with pytest.raises(PolicyError, match="changes its states between two steps"):
+    with pytest.raises(PolicyError, match="overwrites parts of its states between two steps"):
         read_by(inpainting, [OffPolicySample(sample=replace(sample, latent=torch.randn(shape)))])
     pipeline = pipeline_of("wan")
     parts = {**pipeline.components, "transformer_2": copy.deepcopy(pipeline.transformer)}
     experts = policy_of("wan", WanPipeline(**parts, boundary_ratio=0.9), reading=READING)
-    with pytest.raises(PolicyError, match="an expert for some noise levels"):
+    with pytest.raises(PolicyError, match="selects its denoiser by noise level"):
         read_by(experts, latents_of(experts))

@@ -117,5 +117,5 @@ def test_what_the_policy_said_when_it_read_is_kept_where_the_plan_asks() -> None
     assert bool((value_of(policy, rollout, Value("velocity_mse", OLD)) > 0).all())
     torch.testing.assert_close(value_of(policy, rollout, Value("logprob", OLD)), rollout.old_logprob_BT)
     plain = policy.read(given, seed=SEED)
-    with pytest.raises(ConfigError, match="nothing was kept of the policy that read"):
+    with pytest.raises(ConfigError, match="predictions of the old policy are not stored"):
         value_of(policy, plain, Value("velocity_mse", OLD))

@@ -95,7 +95,7 @@ def test_rows_share_runs_as_far_as_the_pipeline_keeps_them_apart(
     settings: dict[str, Any] = {"call": {"num_inference_steps": 3}}
     policy = policy_of(name, build(), **settings)
     first = policy.rollout(prompts, group_size=2, seed=SEED)
-    assert policy._stage.form.showing is showing
+    assert policy._instrumented.form.media_batching is showing
     assert any(showing.value in choice for choice in policy.resolved_settings)
     assert first.num_unbatched == 0
     runs = _runs(policy)
@@ -130,7 +130,7 @@ def test_examples_and_finished_samples_with_pictures_share_runs() -> None:
     prompts, targets = _prompts(), [_picture(5), _picture(6)]
     examples = [Example(prompt=prompt, image=target) for prompt, target in zip(prompts, targets, strict=True)]
     together = policy.supervised_loss(examples, seeds=[1, 2]).mean
-    assert policy._stage.form.is_proven
+    assert policy._instrumented.form.is_verified
     runs = _runs(policy)
     apart = [
         policy.supervised_loss([example], seeds=[seed]).mean for example, seed in zip(examples, (1, 2), strict=True)
@@ -164,7 +164,7 @@ def test_columns_are_pictures_of_further_arguments(tmp_path: Path, as_list: bool
     without = ("image", "mask_image")
     policy = policy_of("sd15-inpaint", without=without, pictures={"mask_image": "where"})
     rollout = policy.rollout(prompts, group_size=2, seed=SEED)
-    assert policy._stage.form.showing is MediaBatching.EACH
+    assert policy._instrumented.form.media_batching is MediaBatching.EACH
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
     for row, (name, mask) in enumerate(masks.items()):
         in_call = policy_of("sd15-inpaint", without=without, call={"image": _picture(row), "mask_image": mask})
@@ -187,7 +187,7 @@ def test_a_column_goes_to_an_ip_adapter(name: str, guided: bool) -> None:
     shown = policy(pictures={"ip_adapter_image": "style"})
     prompts = [Prompt(text, columns={"style": _picture(row)}) for row, text in enumerate(TEXTS)]
     rollout = shown.rollout(prompts, group_size=2, seed=SEED)
-    assert shown._stage.form.showing is MediaBatching.SHARED  # a list is one of adapters
+    assert shown._instrumented.form.media_batching is MediaBatching.SHARED  # a list is one of adapters
     assert torch.equal(values(shown, rollout), rollout.old_logprob_BT)
     for row in (0, 1):
         known = drawn(policy(call={"ip_adapter_image": _picture(row)}), row)
@@ -201,7 +201,7 @@ def test_a_column_goes_to_an_ip_adapter(name: str, guided: bool) -> None:
     ("pictures", "columns", "error", "said"),
     [
         ({"mask": "where"}, {}, ConfigError, "policy.pictures: the call of .* has no argument mask"),
-        ({"ip_adapter_image": "where"}, {"other": 1}, DataError, r"policy.pictures asks for 'where', .*\['other'"),
+        ({"ip_adapter_image": "where"}, {"other": 1}, DataError, r"needs the column 'where'; .*\['other'"),
         ({"image": "where"}, {"where": 1}, ConfigError, "go to the argument 'image', and policy.pictures"),
     ],
 )

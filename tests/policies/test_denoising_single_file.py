@@ -84,20 +84,20 @@ def test_a_trainer_takes_the_file_for_a_pipeline(folder: Path) -> None:
 def test_what_is_no_one_file_checkpoint_is_said(folder: Path, tmp_path: Path) -> None:
     policy_of("sd15").save(tmp_path)
     adapters = str(tmp_path / "pytorch_lora_weights.safetensors")
-    assert "holds adapters and no model: give it as policy.adapter" in refusal(folder, model=adapters)
+    assert "has adapters and no model: set policy.adapter to it" in refusal(folder, model=adapters)
     other = tmp_path / "other.safetensors"
     save_file({"x": torch.zeros(2)}, other)
     said = refusal(folder, model=str(other), single_file_config=None)
-    assert "under keys that diffusers knows of no one-file checkpoint (x): set policy.single_file_config" in said
+    assert "with keys of no one-file checkpoint that diffusers supports (x): set policy.single_file_config" in said
     (tmp_path / "model.ckpt").write_bytes(b"x")
     assert "one-file checkpoints are .safetensors files" in refusal(folder, model=str(tmp_path / "model.ckpt"))
     folder_is_no_file = refusal(folder, model=str(folder / "config"))
-    assert "policy.single_file_config is for a one-file checkpoint" in folder_is_no_file
+    assert "policy.single_file_config needs a one-file checkpoint" in folder_is_no_file
 
 
 def test_a_missing_configuration_or_component_is_named(folder: Path, tmp_path: Path) -> None:
     said = refusal(folder, single_file_config=str(tmp_path / "nowhere"))
-    assert "holds weights alone; the configuration of its pipeline is that of" in said
+    assert "has weights only; its pipeline's configuration, " in said
     assert "set policy.single_file_config to a folder with its model_index.json" in said
     tensors = load_file(folder / "model.safetensors")
     unet = {key: value for key, value in tensors.items() if key.startswith("model.diffusion_model.")}

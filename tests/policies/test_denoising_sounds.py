@@ -39,7 +39,7 @@ def test_a_target_is_what_the_autoencoder_makes_of_it() -> None:
     sound = Audio(torch.linspace(-1, 1, 400).reshape(2, 200).contiguous(), rate)
     call, row = two_step_call(policy.settings.call), DenoisingRow(prompt=PROMPT, seed=0, group=0, member=0)
     (state,) = targets_of(policy)([Example(PROMPT, audio=sound)], [row], call)
-    layout = read_layout(policy._stage, policy._stage.form.arguments([row], call))  # pyright: ignore[reportPrivateUsage]
+    layout = read_layout(policy._instrumented, policy._instrumented.form.arguments([row], call))  # pyright: ignore[reportPrivateUsage]
     waveform = waveform_of(sound, layout, rate)
     N = waveform.shape[-1]
     expected = torch.zeros(2, N)
@@ -52,15 +52,15 @@ def test_a_target_is_what_the_autoencoder_makes_of_it() -> None:
 def test_channels_and_rates_are_the_autoencoders() -> None:
     policy = policy_of()
     row = DenoisingRow(prompt=PROMPT, seed=0, group=0, member=0)
-    arguments = policy._stage.form.arguments([row], two_step_call(policy.settings.call))  # pyright: ignore[reportPrivateUsage]
-    layout = read_layout(policy._stage, arguments)  # pyright: ignore[reportPrivateUsage]
+    arguments = policy._instrumented.form.arguments([row], two_step_call(policy.settings.call))  # pyright: ignore[reportPrivateUsage]
+    layout = read_layout(policy._instrumented, arguments)  # pyright: ignore[reportPrivateUsage]
     mono = tone(1, rate=8, duration_s=2.0)
     found = waveform_of(mono, layout, 8)[0]
     assert len(found) == 2
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0, :16], mono.values[0, : found.shape[1]])
     assert torch.equal(waveform_of(Audio(mono.values.repeat(3, 1), 8), layout, 8)[0], found)
-    with pytest.raises(PolicyError, match="nothing says its rate"):
+    with pytest.raises(PolicyError, match="its rate is unknown"):
         waveform_of(mono, layout, None)
 
 
@@ -88,9 +88,9 @@ def test_a_finished_sound_is_read() -> None:
 
 
 def test_what_cannot_be_encoded_is_refused() -> None:
-    with pytest.raises(DataError, match="with an image or a video, or with a sound"):
+    with pytest.raises(DataError, match="need an image, a video or audio"):
         policy_of().supervised_loss([Example(PROMPT)], seeds=[0])
-    with pytest.raises(PolicyError, match=r"its autoencoder decodes .* and only waveforms"):
+    with pytest.raises(PolicyError, match=r"its autoencoder decodes .*; only waveforms"):
         policy_of("AudioLDMPipeline").supervised_loss([Example(PROMPT, audio=tone())], seeds=[0])
 
 

@@ -120,7 +120,7 @@ def uneven(name: str) -> Any:
 
 def one_row(policy: DenoisingPolicy, text: str) -> dict[str, Any]:
     row = DenoisingRow(prompt=Prompt(text), seed=0, group=0, member=0)
-    return policy._stage.form.arguments([row], {**policy.settings.call, "num_inference_steps": 2})
+    return policy._instrumented.form.arguments([row], {**policy.settings.call, "num_inference_steps": 2})
 
 
 @pytest.mark.parametrize("name", STATES)
@@ -136,7 +136,7 @@ def test_targets_are_the_states_that_decode_to_them(name: str) -> None:
 @pytest.mark.parametrize("name", ["flux", "qwen-image", "wan"])
 def test_layout_of_a_bfloat16_pipeline_is_read_in_float32(name: str) -> None:
     plain, half = (policy_of(name, pipeline_of(name).to(dtype)) for dtype in (torch.float32, torch.bfloat16))
-    one, other = (read_layout(policy._stage, one_row(policy, TEXTS[0])) for policy in (plain, half))
+    one, other = (read_layout(policy._instrumented, one_row(policy, TEXTS[0])) for policy in (plain, half))
     assert torch.equal(one.source_N, other.source_N)
     torch.testing.assert_close(one.scale_N, other.scale_N, rtol=2e-6, atol=0)
     assert {module.dtype for module in (half.pipeline.vae, half.pipeline.transformer)} == {torch.bfloat16}
@@ -229,7 +229,7 @@ def test_videos_teach_what_is_trained() -> None:
 
 def test_a_pipeline_that_blends_its_states_is_refused() -> None:
     policy = policy_of("sd15-inpaint")  # it lays the noised picture over what lies outside the mask
-    with pytest.raises(PolicyError, match="is not its last state with elements moved, scaled and shifted"):
+    with pytest.raises(PolicyError, match="is not its last state with elements permuted, scaled and shifted"):
         policy.supervised_loss(examples_of("sd15-inpaint"), seeds=SEEDS)
 
 

@@ -45,7 +45,7 @@ def test_a_tree_gives_the_samples_of_its_leaves_drawn_alone(name: str) -> None:
         with torch.no_grad():
             stage.run(PipelineRun(on_step=alone), stage.form.arguments([row], settings["call"]), seed=SEED)
         scale = float(final_latent(rollout, index).abs().max())
-        for drawn, transition in zip(alone.drawn, rollout.trace.transitions[index], strict=True):
+        for drawn, transition in zip(alone.steps, rollout.trace.transitions[index], strict=True):
             assert float((drawn.next_state - transition.next_state).abs().max()) < 1e-5 * scale
 
 

@@ -51,13 +51,13 @@ def test_a_text_is_shown_block_by_block_as_evenly_as_it_comes_out() -> None:
         (6, 12, 3, 1.0),
         (6, 12, 3, 0.0),
     ]
-    with pytest.raises(ConfigError, match="2 blocks of 6 places take as many steps each, from 1 to 6"):
+    with pytest.raises(ConfigError, match="2 blocks of 6 positions need the same number of steps each, from 1 to 6"):
         unmasking_steps(12, num_steps=5, block_length=6, schedule="even", noise=(0.0, 0.0))
 
 
 def by_hand(policy: MaskedPolicy, prompt: Prompt, answer: Sequence[int | None], guidance: float) -> torch.Tensor:
     """Log-probabilities at every place of an answer whose places without a token are hidden, by plain calls."""
-    model, words = policy.predictor.facts.modules["model"], tokenizer()
+    model, words = policy.predictor.spec.modules["model"], tokenizer()
     turns = [{"role": "user", "content": prompt.text}]
     turn: Any = words.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     asked = words(turn, add_special_tokens=False)["input_ids"]
@@ -87,7 +87,7 @@ def test_a_decision_is_how_likely_a_token_was_in_the_state_it_was_shown_in(setti
     policy = policy_of("eurobert", **settings)
     rollout = policy.rollout(prompts_of(), group_size=2, seed=SEED, plan=Plan(values=(ENTROPY,)))
     counts = COUNTS["even"](3, 2) * 2 if "block_length" in settings else COUNTS["even"](6, settings["num_steps"])
-    orders = torch.cat([look.place_Bn for look in rollout.trace.looks], dim=1)
+    orders = torch.cat([look.position_Bn for look in rollout.trace.passes], dim=1)
     assert rollout.segment_BT[0].tolist() == [step for step, count in enumerate(counts) for _ in range(count)]
     for row, sample in enumerate(rollout.samples):
         assert sample.tokens is not None
@@ -121,7 +121,7 @@ def test_without_noise_the_surest_tokens_are_shown_first() -> None:
     sample = rollout.samples[0]
     assert sample.tokens is not None
     best = by_hand(policy, sample.prompt, [None] * 6, 1.0).max(-1)
-    shown = rollout.trace.looks[0].place_Bn[0].tolist()
+    shown = rollout.trace.passes[0].position_Bn[0].tolist()
     assert shown == sorted(best.values.topk(2).indices.tolist())
     assert [sample.tokens[place] for place in shown] == best.indices[shown].tolist()
 
@@ -135,7 +135,7 @@ def test_frequencies_are_what_the_decisions_say() -> None:
     probability = torch.zeros(CODES)
     for code in range(CODES):
         rows = (drawn_B == code).nonzero().flatten()
-        column = int((rollout.trace.looks[0].place_Bn[0] == 0).nonzero())
+        column = int((rollout.trace.passes[0].position_Bn[0] == 0).nonzero())
         if len(rows):
             probability[code] = rollout.old_logprob_BT[rows[0], column].exp()
     counted = torch.bincount(drawn_B, minlength=CODES) / num
@@ -215,10 +215,10 @@ def test_the_same_decisions_behind_another_prompt() -> None:
     seen = policy.override_prompts(rollout, [second, first])
     found_BT = values(policy, seen)
     assert torch.allclose(found_BT[1], rollout.old_logprob_BT[1], atol=1e-6)
-    sample, look = rollout.samples[0], rollout.trace.looks[0]
+    sample, look = rollout.samples[0], rollout.trace.passes[0]
     assert sample.tokens is not None
     logprob = by_hand(policy, second, [None] * 6, 1.0)
-    expected = [logprob[place, sample.tokens[place]].item() for place in look.place_Bn[0].tolist()]
+    expected = [logprob[place, sample.tokens[place]].item() for place in look.position_Bn[0].tolist()]
     assert found_BT[0, :2].tolist() == pytest.approx(expected, rel=1e-4)
 
 
@@ -244,7 +244,7 @@ def test_a_text_ends_at_its_first_end_token() -> None:
     first, second = policy.predictor.samples(bare, token_NL)
     assert (first.text, first.finished) == ("red", True)
     assert (second.text, second.finished) == ("red" * (6 // len(red)), False)
-    with pytest.raises(DataError, match="raise the length"):
+    with pytest.raises(DataError, match="increase policy"):
         policy.predictor.target(replace(example, text="red " * 9))
 
 
@@ -294,7 +294,7 @@ def test_folders_and_builders_are_loaded(tmp_path: Path) -> None:
     built = MaskedPolicy.from_config(
         {"model": "python:tests.tiny.masked_models:eurobert", "dtype": "bfloat16", "length": 4}
     )
-    assert built.predictor.facts.modules["model"].dtype == torch.float32  # trained in full, over bfloat16 arithmetic
+    assert built.predictor.spec.modules["model"].dtype == torch.float32  # trained in full, over bfloat16 arithmetic
     rollout = built.rollout(prompts_of(), group_size=2, seed=SEED)
     assert torch.allclose(values(built, rollout), rollout.old_logprob_BT, atol=0.05)
     with pytest.raises(ConfigError, match="cannot be loaded as a masked model"):
@@ -306,7 +306,7 @@ def test_what_cannot_be_is_refused() -> None:
     config = LlamaConfig(
         vocab_size=len(words), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
     )
-    with pytest.raises(ConfigError, match="LlamaForCausalLM reads from left to right"):
+    with pytest.raises(ConfigError, match="LlamaForCausalLM is causal"):
         MaskedPolicy(LlamaForCausalLM(config), words)
     model, _ = parts_of("bert")
     del model.config.mask_token_id
@@ -314,13 +314,13 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"set policy\.mask_token to its id"):
         MaskedPolicy(model, words)
     policy = policy_of("eurobert")
-    with pytest.raises(PolicyError, match=r"leave out rollout\.tree and rollout\.same_initial_noise"):
+    with pytest.raises(PolicyError, match=r"remove rollout\.tree and rollout\.same_initial_noise"):
         policy.rollout(prompts_of(), group_size=2, seed=SEED, plan=Plan(same_initial_noise=True))
-    with pytest.raises(DataError, match="leave them out"):
+    with pytest.raises(DataError, match="remove them"):
         policy.rollout([Prompt("x", prefix="y")], group_size=2, seed=SEED)
-    with pytest.raises(DataError, match="has images, videos, audios or a beginning"):
+    with pytest.raises(DataError, match="has images, videos, audios or a prefix"):
         policy.rollout([Prompt("x", audios=["a.wav"])], group_size=2, seed=SEED)
-    with pytest.raises(DataError, match="an answer has 6 tokens, got a sample with 2"):
+    with pytest.raises(DataError, match="an answer has 6 tokens; got a sample with 2"):
         policy.read([OffPolicySample(sample=Sample(Prompt("x"), 0, 0, tokens=[1, 2]))], seed=SEED)
-    with pytest.raises(ConfigError, match=r"name one in policy\.codes\.decoder"):
+    with pytest.raises(ConfigError, match=r"set policy\.codes\.decoder"):
         MaskedPolicy(*parts_of("eurobert"), settings={"codes": {"offset": 1, "number": 2, "height": 1, "width": 1}})

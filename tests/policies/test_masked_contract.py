@@ -94,7 +94,7 @@ def test_tokens_are_in_the_order_of_the_decisions(name: str) -> None:
     policy = policy_of(name, num_steps=4, order="random")
     rollout = policy.rollout(prompts_of(), group_size=2, seed=5)
     assert rollout.token_BT is not None
-    order_BL = torch.cat([look.place_Bn for look in rollout.trace.looks], dim=1)
+    order_BL = torch.cat([look.position_Bn for look in rollout.trace.passes], dim=1)
     for row, sample in enumerate(rollout.samples):
         assert rollout.token_BT[row].tolist() == [list(sample.tokens or ())[place] for place in order_BL[row]]
         assert not rollout.tokens_match_sample(row)
@@ -105,7 +105,7 @@ def test_a_token_that_is_never_sampled_is_named() -> None:
     policy = policy_of("eurobert")
     sample = policy.rollout(prompts_of(), group_size=1, seed=5).samples[1]
     token = next(iter(sample.tokens or ()))
-    with pytest.raises(DataError, match=rf"group 1, member 0\) has the token {token} at place 0.*policy.suppress"):
+    with pytest.raises(DataError, match=rf"group 1, member 0\) has the token {token} at position 0.*policy.suppress"):
         policy_of("eurobert", suppress=(token,)).read([OffPolicySample(sample=sample)], seed=0)
 
 

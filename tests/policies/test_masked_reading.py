@@ -40,12 +40,12 @@ def test_now_and_then_are_asked_the_same(name: str, of: str) -> None:
     assert rollout.on_policy
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT * rollout.mask_BT)  # a ratio of exactly 1
     turned = again.read(given[::-1], seed=SEED)
-    for look, own in zip(turned.trace.looks, rollout.trace.looks, strict=True):
-        assert torch.equal(look.hidden_BL.flip(0), own.hidden_BL)
+    for look, own in zip(turned.trace.passes, rollout.trace.passes, strict=True):
+        assert torch.equal(look.masked_BL.flip(0), own.masked_BL)
     assert torch.allclose(turned.old_logprob_BT.flip(0), rollout.old_logprob_BT, atol=1e-5)
     if name != "whole":
-        hidden = [look.hidden_BL for look in rollout.trace.looks]
-        other = [look.hidden_BL for look in policy.read(given, seed=SEED + 1).trace.looks]
+        hidden = [look.masked_BL for look in rollout.trace.passes]
+        other = [look.masked_BL for look in policy.read(given, seed=SEED + 1).trace.passes]
         assert any(not torch.equal(one, two) for one, two in zip(hidden, other, strict=True))
         assert any(not torch.equal(one[0], one[1]) for one in hidden)
     move(policy.trainable)
@@ -60,7 +60,7 @@ def test_a_whole_answer_is_asked_for_at_once_behind_a_prompt_with_holes() -> Non
     policy = policy_of("eurobert", reading=READINGS["whole"])
     sample = Sample(Prompt(TEXTS[1]), 4, 1, text="a red circle")
     rollout = policy.read([OffPolicySample(sample=sample)], seed=SEED)
-    words, model = tokenizer(), policy.predictor.facts.modules["model"]
+    words, model = tokenizer(), policy.predictor.spec.modules["model"]
     mask = words.get_vocab()[MASK]
     answer = policy.predictor.target(Example(sample.prompt, text=sample.text))
     end = answer.tolist().index(words.eos_token_id)
@@ -68,7 +68,7 @@ def test_a_whole_answer_is_asked_for_at_once_behind_a_prompt_with_holes() -> Non
     assert rollout.segment_BT.tolist() == [[0] * 6 + [1] * 6]
     holes = []
     for number in (0, 1):
-        condition = rollout.trace.conditions[int(rollout.trace.looks[number].condition_B[0])]
+        condition = rollout.trace.conditions[int(rollout.trace.passes[number].condition_B[0])]
         ids = condition.inputs["input_ids"]
         holes.append((ids == mask).sum().item())
         logits = model(input_ids=torch.cat([ids, torch.full((1, 6), mask)], dim=1)).logits[0, -6:]
@@ -129,7 +129,7 @@ def _logprobs(policy: Any, sample: Sample, hidden_BL: torch.Tensor) -> torch.Ten
     trace: MaskedTrace = rollout.trace
     everywhere_BL = torch.arange(L).expand(B, L)
     look = MaskedPass(
-        condition_B=trace.looks[0].condition_B, hidden_BL=hidden_BL, place_Bn=everywhere_BL, asked_Bn=hidden_BL
+        condition_B=trace.passes[0].condition_B, masked_BL=hidden_BL, position_Bn=everywhere_BL, scored_Bn=hidden_BL
     )
     asked = Rollout(
         samples=rollout.samples,
@@ -138,7 +138,7 @@ def _logprobs(policy: Any, sample: Sample, hidden_BL: torch.Tensor) -> torch.Ten
         mask_BT=hidden_BL,
         state_BT=everywhere_BL,
         segment_BT=everywhere_BL,
-        trace=replace(trace, looks=[look], pooled=None),
+        trace=replace(trace, passes=[look], pooled=None),
     )
     return values(policy, asked)
 
@@ -153,12 +153,12 @@ def test_a_level_of_the_bound_is_one_decision() -> None:
     rollout = policy.read(given, seed=SEED)
     assert rollout.shape == (4, 3)
     for number, masking in enumerate(bound_maskings(6, 3)):
-        look = rollout.trace.looks[number]
+        look = rollout.trace.passes[number]
         for row, one in enumerate(given):
-            logprob_L = _logprobs(policy, one.sample, look.hidden_BL[row : row + 1])[0]
-            total = float(logprob_L[look.asked_Bn[row]].sum())
+            logprob_L = _logprobs(policy, one.sample, look.masked_BL[row : row + 1])[0]
+            total = float(logprob_L[look.scored_Bn[row]].sum())
             assert float(rollout.old_logprob_BT[row, number]) == pytest.approx(masking.weight * total, rel=1e-4)
-        assert rollout.mask_BT[:, number].tolist() == look.asked_Bn.any(1).tolist()
+        assert rollout.mask_BT[:, number].tolist() == look.scored_Bn.any(1).tolist()
 
 
 def test_given_log_probabilities_stay_and_captions_have_no_holes() -> None:
@@ -169,10 +169,10 @@ def test_given_log_probabilities_stay_and_captions_have_no_holes() -> None:
     assert torch.equal(rollout.old_logprob_BT[0], old_T)
     assert not rollout.on_policy
     pictures = policy_of("amused", reading=READINGS["whole"])
-    with pytest.raises(ConfigError, match=r"policy\.reading\.prompt_share: a caption is not hidden in part"):
+    with pytest.raises(ConfigError, match=r"policy\.reading\.prompt_share does not support captions"):
         pictures.read(given_of(pictures), seed=SEED)
     holes = policy_of("eurobert", reading=READINGS["whole"])
-    with pytest.raises(ConfigError, match="set prompt_share to 0"):
+    with pytest.raises(ConfigError, match=r"set policy.reading.prompt_share to 0"):
         holes.override_prompts(holes.read(given_of(holes), seed=SEED), prompts_of() * 2)
 
 

@@ -177,7 +177,7 @@ def test_a_step_of_its_own_is_taught_the_way_back_on_sd3() -> None:
 
 def test_what_it_cannot_teach_is_said() -> None:
     wrong, shown = make("sd15", supervision={"correction": {}})
-    with pytest.raises(PolicyError, match=r"correction is for flow matching, and \w+ is of another family"):
+    with pytest.raises(PolicyError, match=r"correction needs a flow-matching scheduler, got \w+; set it to null"):
         wrong.supervised_loss(shown, seeds=SEEDS)
     policy, _ = make("sd3")
     with pytest.raises(DataError, match="with an image"):

@@ -43,5 +43,5 @@ def prompts_of() -> list[Prompt]:
 def parameters_of(policy: Policy) -> list[nn.Parameter]:
     """Every parameter, trained or not."""
     assert isinstance(policy, MaskedPolicy)
-    modules = [*policy.predictor.facts.modules.values(), *policy.predictor.facts.frozen]
+    modules = [*policy.predictor.spec.modules.values(), *policy.predictor.spec.frozen]
     return [parameter for module in modules for parameter in module.parameters()]
