@@ -90,9 +90,9 @@ def test_the_calculator_is_taught_as_it_is_used() -> None:
     encoder = policy._encoder
     row = [
         *encoder(first.prompt).ids_P.tolist(),
-        *encoder.target(first.text or "").tolist(),
+        *encoder.encode_text(first.text or "").tolist(),
         encoder.end_id(policy._end_ids.tolist()),
-        *encoder.reply(reply.text, reply.role, end_ids=policy._end_ids.tolist()).tolist(),
+        *encoder.encode_reply(reply.text, reply.role, end_ids=policy._end_ids.tolist()).tolist(),
     ]
     assert encoder(second.prompt).ids_P.tolist() == row
 
@@ -118,4 +118,4 @@ def test_an_untrained_calculator_is_written_with_its_tool() -> None:
     call = calculator.examples(called=1.0)[0].text or ""
     plan = Plan(environment=lambda: ToolEnvironment([calculator.multiply], describe=False), max_turns=2)
     sample = policy.rollout([Prompt(prompt.text, prefix=call)], group_size=1, seed=0, plan=plan).samples[0]
-    assert sample.num_forced == len(policy._encoder.target(call)) == sample.turn_starts[0]
+    assert sample.num_forced == len(policy._encoder.encode_text(call)) == sample.turn_starts[0]

@@ -1,6 +1,6 @@
-"""Where the tokens of a row look, and how they are looked at: numbers of attention weights, of one row at a time.
+"""Attention values of the tokens of a row: statistics of attention weights, for one row at a time.
 
-Axes: H heads, h heads of all layers that are looked at, T tokens of the row, L those and its prompt.
+Axes: H heads, h heads of all inspected layers, T tokens of the row, L tokens of the row and its prompt.
 """
 
 from __future__ import annotations
@@ -28,31 +28,32 @@ SHARE = 0.3
 ATTENTION_VALUES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {"attention_distance": attention_distance, "attention_influence": attention_influence}
 )
-"""Numbers of each head's weights; of the first a mean over the heads that look the least far back is taken, of the
-second over those that look the furthest."""
+"""Functions of each head's weights. The first is averaged over the heads with the shortest mean distance, the second
+over those with the longest.
+"""
 
 
 @torch.no_grad()
 def attention_values(
     transformer: Transformer, prompt: EncodedPrompt, token_T: Tensor, values: Sequence[Value], *, fill: int = 0
 ) -> list[Tensor]:
-    """Numbers of the attention that each token of a row pays or is paid, from a forward with eager attention.
+    """Attention values of each token of a row, from a forward with eager attention.
 
-    Heads are those of five layers of the middle third. The three tenths of them whose tokens look the least far back,
-    on average, are the local ones, the three tenths that look the furthest the global ones.
+    The heads are those of five layers of the middle third. The 30 % with the shortest mean attention distance are
+    the local heads, the 30 % with the longest the global ones.
 
     Args:
         transformer: the model.
-        prompt: of the row.
-        token_T: what the row wrote.
-        values: names of ``ATTENTION_VALUES``, with their numbers.
-        fill: what the prompt's per-token tensors say of a completion's tokens.
+        prompt: prompt of the row.
+        token_T: tokens of the row.
+        values: values of ``ATTENTION_VALUES``, with their parameters.
+        fill: value of the prompt's per-token tensors at tokens of a completion.
 
     Returns:
         For each value (T,), float32.
 
     Raises:
-        ConfigError: no layer of the model hands out attention weights.
+        ConfigError: no layer of the model returns attention weights.
 
     Source: arXiv:2510.13554, sec. 4.1 and 5.1.
     """
@@ -62,7 +63,7 @@ def attention_values(
         numbers = [ATTENTION_VALUES[value.name](weight_HTL, *value.numbers) for value in values]
         layer_values.append([attention_distance(weight_HTL, inf).mean(1), *numbers])
 
-    with _looking(transformer.model, len(token_T), record_weights):
+    with _observed_attention(transformer.model, len(token_T), record_weights):
         transformer.whole([prompt], [token_T], fill=fill)
     if not layer_values:
         name = type(transformer.model).__name__
@@ -77,8 +78,10 @@ def attention_values(
 
 
 @contextmanager
-def _looking(model: PreTrainedModel, num_tokens: int, look: Callable[[Tensor], None]) -> Iterator[None]:
-    """Within it each layer's weights of a row's last tokens are looked at, first layer first, and none are kept."""
+def _observed_attention(model: PreTrainedModel, num_tokens: int, observe: Callable[[Tensor], None]) -> Iterator[None]:
+    """A context that passes each layer's weights at a row's last tokens to ``observe``, first layer first, and stores
+    none.
+    """
     text: Any = model.config.get_text_config(decoder=True)
     implementation, last_weight = text._attn_implementation, [torch.empty(0)]
 
@@ -86,7 +89,7 @@ def _looking(model: PreTrainedModel, num_tokens: int, look: Callable[[Tensor], N
         for weight in output[1:2] if isinstance(output, tuple) else ():
             if isinstance(weight, Tensor) and weight is not last_weight[0] and _is_attention(weight, num_tokens):
                 last_weight[0] = weight
-                look(weight[0, :, -num_tokens:].float())
+                observe(weight[0, :, -num_tokens:].float())
 
     text_modules = [
         module for module in model.modules() if getattr(module, "config", None) is text
@@ -102,5 +105,5 @@ def _looking(model: PreTrainedModel, num_tokens: int, look: Callable[[Tensor], N
 
 
 def _is_attention(weight: Tensor, num_tokens: int) -> bool:
-    """Whether it is (1, H, L, L), of places that hold these tokens and more."""
+    """Whether the tensor is (1, H, L, L) with more positions than these tokens."""
     return weight.ndim == 4 and weight.shape[-1] == weight.shape[-2] > num_tokens

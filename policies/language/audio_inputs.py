@@ -1,4 +1,4 @@
-"""Sounds as a processor takes them: one channel, at the rate of its feature extractor, under its name for them."""
+"""Audio as input of a processor: mono, at the rate of its feature extractor, under its argument name."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ FEATURES = ("feature", "audio")
 
 
 def is_audio_tensor(name: str) -> bool:
-    """Whether a tensor of this name, as processors call theirs, speaks of sounds and not of tokens."""
+    """Whether a processor's tensor of this name describes audio rather than tokens."""
     return any(word in name for word in FEATURES)
 
 
 def rate_of(processor: Any) -> int | None:
-    """The sampling rate, in Hz, that a processor's feature extractor works at; None for one that hears nothing."""
+    """The sampling rate, in Hz, of a processor's feature extractor; None for a processor without audio input."""
     rates = [getattr(getattr(processor, name, None), "sampling_rate", None) for name in EXTRACTORS]
     return next((rate for rate in rates if isinstance(rate, int)), None)
 
 
 def audio_arguments(processor: Any, sounds: Sequence[Any]) -> dict[str, Any]:
-    """The arguments of a processor's call for the sounds of one prompt, in any form that ``heard`` opens.
+    """Arguments of a processor's call for the audio of one prompt, in any form that ``heard`` opens.
 
-    Raises: DataError for a sound that cannot be opened, and for a processor that takes none.
+    Raises: DataError for audio that cannot be opened, and for a processor without audio input.
     """
     rate, parameters = rate_of(processor), signature(processor.__call__).parameters
     name = next((name for name in ARGUMENTS if name in parameters), None)

@@ -1,4 +1,4 @@
-"""Rows written over several turns: after each the environment answers, and the row goes on behind what it says."""
+"""Multi-turn rows: after each turn of the policy the environment answers, and the row continues after that answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .token_generation import GenerationParams, RowStart, generate_rows
 
 
 def with_opening_turn(prompt: Prompt, opening: Turn) -> Prompt:
-    """The prompt with what the environment says before the first turn."""
+    """The prompt with the environment's opening turn appended."""
     if opening.ends:
         return prompt
     images = [*prompt.images, *opening.images]
@@ -33,37 +33,38 @@ def generate_conversations(
     starts: Sequence[RowStart],
     owner_N: Sequence[int],
     seed_N: Sequence[int],
-    drawing: GenerationParams,
+    params: GenerationParams,
     *,
     environments: Sequence[GuardedEnvironment],
     openings: Sequence[Turn],
     encoder: PromptEncoder,
     max_turns: int,
 ) -> Iterator[dict[int, Completion]]:
-    """Writes N rows turn by turn; what an environment says is given, never trained.
+    """Generates N rows turn by turn; tokens of the environment are forced, never trained.
 
-    A row ends when its environment says so or says nothing, after ``max_turns``, or where its next turn has no room.
+    A row ends when its environment ends it or returns an empty turn, after ``max_turns``, or if its next turn does
+    not fit.
 
     Args:
-        way: how rows go through the model.
-        starts: what there is to go on from.
-        owner_N: which of them each row goes on from.
-        seed_N: of each row's random numbers.
-        drawing: how to write; its length is that of a row, what it is told included.
+        path: forward path of the rows.
+        starts: beginnings of rows.
+        owner_N: the beginning of each row.
+        seed_N: seed of each row's random numbers.
+        params: sampling parameters; its length limits the full row, including tokens of the environment.
         environments: one per row, after ``reset``.
-        openings: what each said then.
-        encoder: of what they say.
-        max_turns: turns that a row may write.
+        openings: the turn that each ``reset`` returned.
+        encoder: encoder of the environment's turns.
+        max_turns: maximum number of turns that the policy writes.
 
     Yields:
-        dict[int, Completion]: rows that are over, whole.
+        dict[int, Completion]: finished rows.
     """
     turns: list[tuple[CompletionTurn, ...]] = [()] * len(owner_N)
     keys = [opening.state for opening in openings]
     rows, owners = list(range(len(owner_N))), list(owner_N)
     for number in range(1, max_turns + 1):
         continued: dict[int, Completion] = {}
-        for batch in generate_rows(path, starts, owners, [seed_N[row] for row in rows], drawing):
+        for batch in generate_rows(path, starts, owners, [seed_N[row] for row in rows], params):
             finished_rows: dict[int, Completion] = {}
             for position, completion in batch.items():
                 row, start = rows[position], starts[owners[position]].num_initial
@@ -71,7 +72,7 @@ def generate_conversations(
                 reward = None if reply is None else reply.reward
                 turns[row] += (CompletionTurn(start, len(completion.token_T), reward, keys[row]),)
                 keys[row] = None if reply is None else reply.state
-                extended = _told(completion, reply, encoder, drawing) if number < max_turns else None
+                extended = _with_reply(completion, reply, encoder, params) if number < max_turns else None
                 if extended is None:
                     finished = reply is not None and reply.ends
                     error = environments[row].error
@@ -94,19 +95,19 @@ def generate_conversations(
 
 
 def _reply(environment: GuardedEnvironment, completion: Completion, start: int, encoder: PromptEncoder) -> Turn | None:
-    """What the environment says to a turn; None to one that was cut off."""
+    """The environment's answer to a turn; None for a turn that was cut off."""
     if not completion.finished:
         return None
     return environment.step(encoder.text(completion.token_T[start:].tolist()))
 
 
-def _told(
-    completion: Completion, reply: Turn | None, encoder: PromptEncoder, drawing: GenerationParams
+def _with_reply(
+    completion: Completion, reply: Turn | None, encoder: PromptEncoder, params: GenerationParams
 ) -> Completion | None:
-    """The row with the reply behind it, ready to go on; None if it does not."""
+    """The row with the reply appended, ready to continue; None if it ends."""
     if reply is None or reply.ends:
         return None
-    token_T = encoder.reply(reply.text, reply.role, end_ids=drawing.end_ids.tolist())
-    if len(completion.token_T) + len(token_T) >= drawing.length:
+    token_T = encoder.encode_reply(reply.text, reply.role, end_ids=params.end_ids.tolist())
+    if len(completion.token_T) + len(token_T) >= params.length:
         return None
-    return Completion.concat([completion, Completion.forced(token_T.to(torch.long), drawing.sampling)])
+    return Completion.concat([completion, Completion.forced(token_T.to(torch.long), params.sampling)])

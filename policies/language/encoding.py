@@ -1,7 +1,7 @@
-"""From a prompt to the tensors of a model: the processor runs once per prompt, alone.
+"""Prompt encoding: from a prompt to the input tensors of a model; the processor runs once per prompt.
 
-Because every prompt is processed by itself, its tensors are whole: visual features of whatever layout are never cut out
-of a batch by their names. Prompts are put together only where all of that is alike.
+Each prompt is processed alone, so its tensors are complete: visual features of any layout are never sliced out of a
+batch by name. Prompts share a batch only if their tensors match.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ ANSWER = "<<the answer>>"  # stands for one where only what follows it is wanted
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedPrompt:
-    """A prompt as the model takes it.
+    """Input tensors of a prompt.
 
     Attributes:
-        prompt: what was encoded; kept, so that its identity stays its own.
-        ids_P: its token ids, media placeholders expanded.
+        prompt: the prompt; stored so that its ``id`` stays unique.
+        ids_P: its token ids, with media placeholders expanded.
         per_token: further tensors of shape (1, P), one entry per token.
-        media: all other tensors, as the processor gave them for this prompt alone.
+        media: all other tensors of the processor, for this prompt alone.
         is_beyond_switch: whether it is longer than ``position_switch``; such rows share no batch with shorter ones.
     """
 
@@ -50,18 +50,20 @@ class EncodedPrompt:
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt, P."""
+        """Number of tokens of the prompt, P."""
         return len(self.ids_P)
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Prompts of one kind may run in one batch; without media their lengths may differ."""
+        """Key of prompts that may share a batch; without media their lengths may differ."""
         shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in sorted(self.media.items()))
         layout = (self.length, tuple(self.per_token), *shapes) if shapes else tuple(self.per_token)
         return (*layout, "beyond") if self.is_beyond_switch else layout
 
     def with_tokens(self, token_T: Tensor, fill: int) -> EncodedPrompt:
-        """The prompt with tokens behind it, of which its per-token tensors say ``fill`` (-1: as of the last)."""
+        """The prompt with tokens appended, at which its per-token tensors are ``fill`` (-1: that of the last prompt
+        token).
+        """
         if len(token_T) == 0:
             return self
         longer = {}
@@ -73,14 +75,14 @@ class EncodedPrompt:
 
     @property
     def num_bytes(self) -> int:
-        """What keeping it costs."""
+        """Memory of its tensors, in bytes."""
         return sum(
             tensor.numel() * tensor.element_size() for tensor in (*self.per_token.values(), *self.media.values())
         )
 
 
 class PromptEncoder:
-    """Renders prompts with the model's own chat template and processor."""
+    """Encodes prompts with the model's own chat template and processor."""
 
     def __init__(
         self,
@@ -91,13 +93,13 @@ class PromptEncoder:
         control_ids: Sequence[int] = (),
         switch: int | None = None,
     ) -> None:
-        """Reads what the processor can do.
+        """Inspects the processor.
 
         Args:
             processor: an ``AutoProcessor`` or ``AutoTokenizer`` of transformers.
-            settings: how prompts are rendered.
-            context: the longest sequence the model knows positions for; None if it names none.
-            control_ids: special tokens that are no part of a text: ends, and those of images, videos and audio.
+            settings: settings of the policy.
+            context: maximum number of positions of the model; None if unknown.
+            control_ids: special tokens that are not part of a text: end tokens, and those of images, videos and audio.
             switch: ``position_switch`` of the model.
         """
         self.processor = processor
@@ -126,8 +128,8 @@ class PromptEncoder:
     def __call__(self, prompt: Prompt) -> EncodedPrompt:
         """The prompt's tensors, on the CPU.
 
-        Raises: DataError for media that cannot be opened or have no place in the prompt, and for a prompt that leaves
-        no room for a completion; nothing is ever truncated.
+        Raises: DataError for media that cannot be opened or have no position in the prompt, and for a prompt too
+        long for a completion; nothing is ever truncated.
         """
         if id(prompt) in self._cache:
             self._cache.move_to_end(id(prompt))
@@ -139,19 +141,20 @@ class PromptEncoder:
             self._bytes -= self._cache.popitem(last=False)[1].num_bytes
         return encoded
 
-    def target(self, text: str) -> Tensor:
+    def encode_text(self, text: str) -> Tensor:
         """Token ids of an answer, or of its beginning, without an end token."""
         return torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
 
-    def reply(self, text: str, role: str, *, end_ids: Sequence[int]) -> Tensor:
-        """Token ids of another's turn after an answer that has ended, up to where the next answer begins.
+    def encode_reply(self, text: str, role: str, *, end_ids: Sequence[int]) -> Tensor:
+        """Token ids of a turn of the environment after a finished answer, up to the beginning of the next answer.
 
-        As the chat template writes it, but for the end token, which the answer has; without a template, as it is.
+        They follow the chat template, except for the end token, which the answer has already; without a template,
+        the text is tokenized as it is.
 
-        Raises: DataError if the template has no place for such a turn.
+        Raises: DataError if the template does not support such a turn.
         """
         if not self._uses_template:
-            return self.target(text)
+            return self.encode_text(text)
         messages = [("user", "x"), ("assistant", ANSWER), (role, text)]
         turns = [self._turn({"role": turn_role, "content": content}) for turn_role, content in messages]
         try:
@@ -163,11 +166,11 @@ class PromptEncoder:
         _, separator, tail = rendered.partition(ANSWER)
         if not separator:
             raise DataError("the chat template does not write answers as they are, so nothing can follow one")
-        token_T = self.target(tail)
+        token_T = self.encode_text(tail)
         return token_T[1:] if len(token_T) and int(token_T[0]) in end_ids else token_T
 
     def end_id(self, end_ids: Sequence[int]) -> int:
-        """The end token that the chat template writes after an answer; without a template, the tokenizer's own."""
+        """The end token that the chat template writes after an answer; without a template, the tokenizer's."""
         if self._uses_template:
             turns = [self._turn({"role": role, "content": "x"}) for role in ("user", "assistant")]
             tail = self.processor.apply_chat_template(turns, tokenize=False, **self.settings.template).rpartition("x")[
@@ -180,7 +183,7 @@ class PromptEncoder:
         return eos_id if eos_id in end_ids else end_ids[0]
 
     def _all_turns(self) -> str:
-        """A turn of each role as the chat template writes it; a template may reject a system turn."""
+        """One turn of each role in the chat template; a template may reject a system turn."""
         texts = []
         for roles in (("user", "assistant", "user"), ("system", "user", "assistant", "user")):
             turns = [self._turn({"role": role, "content": "x"}) for role in roles]
@@ -204,7 +207,7 @@ class PromptEncoder:
         return encoded
 
     def require_room(self, encoded: EncodedPrompt, length: int) -> None:
-        """Raises DataError if an answer of this many tokens has no place behind the prompt in the model's context."""
+        """Raises DataError if prompt and answer together exceed the model's context."""
         if self._context is not None and encoded.length + length > self._context:
             raise DataError(
                 f"the prompt {encoded.prompt.text!r:.60} takes {encoded.length} tokens, which with max_new_tokens="
@@ -264,7 +267,9 @@ class PromptEncoder:
     def _require_every_medium(
         self, prompt: Prompt, text: str, arguments: dict[str, Any], processed: Mapping[str, Any]
     ) -> None:
-        """Raises DataError if a medium of the prompt does not reach the tensors; tried once for each arrangement."""
+        """Raises DataError if a medium of the prompt does not reach the tensors; checked once per arrangement of
+        media.
+        """
         if not any(len(getattr(prompt, name)) for name in KINDS.values()):
             return
         key = media_arrangement(prompt, self.processor)
@@ -306,7 +311,7 @@ class PromptEncoder:
         return self._takes[kind]
 
     def _processed(self, text: str, arguments: dict[str, Any]) -> Mapping[str, Any]:
-        """What the processor makes of one prompt; a few take its pictures only as a list that is not nested."""
+        """The processor's output for one prompt; some processors take images only as a flat list."""
         try:
             return self.processor(text=[text], **arguments)
         except (ValueError, TypeError) as error:
@@ -318,7 +323,7 @@ class PromptEncoder:
                 raise error from None
 
     def _require_place(self, prompt: Prompt, ids: Tensor, medium: str) -> None:
-        """Without a chat template a processor puts media in by itself, or where the text has their mark."""
+        """Without a chat template a processor inserts media by itself, or at their mark in the text."""
         mark, shows = getattr(self.processor, f"{medium}_token_id", None), PLURALS[medium]
         if isinstance(mark, int) and not bool((ids == mark).any()):
             raise DataError(
@@ -355,7 +360,7 @@ class PromptEncoder:
         )
 
     def _turn(self, turn: Mapping[str, Any]) -> dict[str, Any]:
-        """A turn with its content as the template expects it: parts for processors, text for tokenizers."""
+        """A turn with its content in the form that the template expects: parts for processors, text for tokenizers."""
         content = turn["content"] or ""  # null beside tool calls, as OpenAI writes it
         if self._takes_media and isinstance(content, str):
             content = [{"type": "text", "text": content}]
@@ -365,17 +370,18 @@ class PromptEncoder:
 
 
 def _parts(prompt: Prompt) -> list[dict[str, Any]]:
-    """One user turn: all pictures, all videos, all sounds, the text."""
+    """One user turn: all images, all videos, all audio, the text."""
     media = [{"type": "image"}] * len(prompt.images) + [{"type": "video"}] * len(prompt.videos)
     media += [{"type": "audio"}] * len(prompt.audios)
     return [*media, {"type": "text", "text": prompt.text}]
 
 
 def position_switch(config: Any) -> int | None:
-    """The length from which on a model's rotary embeddings are scaled otherwise, for all tokens of a row; or None.
+    """The sequence length above which a model scales its rotary embeddings differently, for all tokens of a row; or
+    None.
 
     Args:
-        config: of the text model; its ``rope_parameters`` may be by type of layer.
+        config: of the text model; its ``rope_parameters`` may be per layer type.
 
     Returns:
         ``original_max_position_embeddings`` of LongRoPE (arXiv:2402.13753), as transformers' ``dynamic_rope_update``
@@ -388,7 +394,7 @@ def position_switch(config: Any) -> int | None:
 
 
 def prompt_batches(prompts: Sequence[EncodedPrompt], max_tokens: int) -> list[list[int]]:
-    """Positions of prompts that may run together, in order; at most ``max_tokens`` tokens a batch, padding included."""
+    """Batches of prompt indices, in order; at most ``max_tokens`` tokens per batch, including padding."""
     batches: list[list[int]] = []
     open_batch: dict[Any, list[int]] = {}
     for position in sorted(range(len(prompts)), key=lambda k: prompts[k].length):

@@ -1,4 +1,4 @@
-"""How prompts and completions go through a model: over a cache that a group shares, or as it is called plainly."""
+"""Forward paths: how prompts and completions run through a model, with a shared cache or by a plain call."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .transformer import Transformer
 
 
 class ForwardPath(ABC):
-    """How prompts and completions go through a model.
+    """One way to run prompts and completions through a model.
 
     Attributes:
-        vocabulary: how many logits a position has.
-        fill: what the prompts' per-token tensors say of a completion's tokens, where they are asked.
+        vocabulary: number of logits per position.
+        fill: value of the prompts' per-token tensors at tokens of a completion.
     """
 
     vocabulary: int
@@ -32,33 +32,33 @@ class ForwardPath(ABC):
 
     @abstractmethod
     def decode_batches(self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], size: int) -> list[list[int]]:
-        """Which of N rows are written together, of which row n completes ``prompts[owner_N[n]]``; at most ``size``."""
+        """Groups N rows into decoding batches of at most ``size``; row n completes ``prompts[owner_N[n]]``."""
 
     @abstractmethod
     def write(
         self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], buffer: TokenBuffer, end_ids: Tensor
     ) -> None:
-        """Writes N rows, of which row n completes ``prompts[owner_N[n]]``."""
+        """Decodes N rows into a buffer; row n completes ``prompts[owner_N[n]]``."""
 
     @abstractmethod
     def batches(self, trace: TextTrace, rows: Sequence[int]) -> list[list[int]]:
-        """Rows that are scored together."""
+        """Groups rows into scoring batches."""
 
     @abstractmethod
     def states(self, trace: TextTrace, rows: Sequence[int], tokens: Sequence[Tensor]) -> Tensor:
-        """What each token of N rows is predicted from, (N, T, D)."""
+        """The states that predict each token of N rows, (N, T, D)."""
 
     @abstractmethod
     def logits(self, states: Tensor) -> Tensor:
-        """What is predicted from them, (..., D) -> (..., V), float32."""
+        """The logits of states, (..., D) -> (..., V), float32."""
 
     @abstractmethod
     def with_model(self, model: PreTrainedModel) -> ForwardPath:
-        """The same way through another model of the same kind."""
+        """The same path through another model of the same class."""
 
 
 def rows_by_prompt(prompts: Sequence[EncodedPrompt], owner_N: Sequence[int]) -> list[list[int]]:
-    """The rows of each prompt that has any, shorter prompts first."""
+    """The rows of each prompt that has rows, shorter prompts first."""
     rows: dict[int, list[int]] = {}
     for row, owner in enumerate(owner_N):
         rows.setdefault(owner, []).append(row)
@@ -79,15 +79,15 @@ def _trees(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CachedPath(ForwardPath):
-    """Prompts go through the model once in the rollout, and their cache is expanded.
+    """Each prompt runs through the model once in the rollout, and its cache is expanded to the rows.
 
     Attributes:
         transformer: the model.
-        shared: whether an update, too, runs a prompt once for all rows that share it; else each row is run whole.
-        vocabulary: how many logits a position has.
-        max_tokens: of a forward in updates.
+        shared: whether updates, too, run a prompt once for all of its rows; else every row runs in full.
+        vocabulary: number of logits per position.
+        max_tokens: maximum number of tokens per forward in updates.
         compiled: whether to decode over a static cache with a compiled forward.
-        fill: what the prompts' per-token tensors say of a completion's tokens, where rows are run whole.
+        fill: value of the prompts' per-token tensors at tokens of a completion, for rows that run in full.
     """
 
     transformer: Transformer
@@ -101,7 +101,7 @@ class CachedPath(ForwardPath):
         return "prompts once per group" if self.shared else "prompts once per row"
 
     def decode_batches(self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], size: int) -> list[list[int]]:
-        """Prompts of like length together, whole groups where they fit."""
+        """Batches prompts of similar length, complete groups where they fit."""
         groups = rows_by_prompt(prompts, owner_N)
         parts = [
             [rows for rows in groups if prompts[owner_N[rows[0]]].is_beyond_switch == side] for side in (False, True)
@@ -125,13 +125,13 @@ class CachedPath(ForwardPath):
     def write(
         self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], buffer: TokenBuffer, end_ids: Tensor
     ) -> None:
-        """Each prompt is run once, then its rows token by token."""
+        """Runs each prompt once, then its rows token by token."""
         prefix = self.transformer.prefill(prompts, max_tokens=self.max_tokens)
         prefix = prefix.rows(torch.tensor(owner_N, device=self.transformer.device))
         decode_rows(self.transformer, prefix, buffer, end_ids=end_ids, compiled=self.compiled)
 
     def batches(self, trace: TextTrace, rows: Sequence[int]) -> list[list[int]]:
-        """Rows of a prompt side by side; a shared prompt's tokens are counted once."""
+        """Batches rows of one prompt together; the tokens of a shared prompt are counted once."""
         return trace.batches(rows, max_tokens=self.max_tokens, shared=self.shared)
 
     def states(self, trace: TextTrace, rows: Sequence[int], tokens: Sequence[Tensor]) -> Tensor:
@@ -154,9 +154,9 @@ class CachedPath(ForwardPath):
         return torch.cat([first_N1D, later_NTD], dim=1)
 
     def logits(self, states: Tensor) -> Tensor:
-        """The model's own head."""
+        """The logits of the model's own head."""
         return self.transformer.logits(states)
 
     def with_model(self, model: PreTrainedModel) -> CachedPath:
-        """The same, with a transformer of its own."""
+        """The same path with a ``Transformer`` of the other model."""
         return replace(self, transformer=Transformer(model, autocast=self.transformer.autocast))

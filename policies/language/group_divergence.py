@@ -1,4 +1,4 @@
-"""How far the distributions of a group's members are apart, place by place.
+"""Divergence of the distributions of a group's members, per token position.
 
 Axes: B rows of a rollout, G rows of a group, T tokens, c tokens of a chunk, V vocabulary, D model width.
 """
@@ -15,11 +15,11 @@ from .forward_paths import ForwardPath
 from .text_trace import TextTrace
 
 FARTHEST = 11.0
-"""Differences of log-probabilities are held within this, as exponentials would overflow."""
+"""Differences of log-probabilities are clipped to this, since their exponential would overflow."""
 
 
 def member_divergence(logprob_GcV: Tensor) -> Tensor:
-    """The mean over a group's members of how far their distributions are from the mean log-probabilities.
+    """Mean divergence of the members' distributions from the mean log-probabilities.
 
     D = mean_G sum_V (e^d - d - 1), d = clip(mean_G log p - log p, -11, 11).
 
@@ -32,18 +32,18 @@ def member_divergence(logprob_GcV: Tensor) -> Tensor:
 
 @torch.no_grad()
 def group_divergence(path: ForwardPath, trace: TextTrace, group_B: Tensor, *, head_bytes: int) -> Tensor:
-    """``member_divergence`` at each token of every row, of those of its group; a row that ended is uniform there.
+    """``member_divergence`` of each row's group at each token; the distribution of a row is uniform after its end.
 
-    It is at temperature 1 and over the whole vocabulary, and the same for all members.
+    It is computed at temperature 1 over the full vocabulary, and is the same for all members.
 
     Args:
-        way: how the rows go through the model.
-        trace: what was written.
-        group_B: of each row.
-        head_bytes: float32 logits held at a time.
+        path: forward path of the rows.
+        trace: the rows.
+        group_B: group of each row.
+        head_bytes: maximum size of float32 logits in memory.
 
     Returns:
-        (B, T), 0 behind the end of a row.
+        (B, T), 0 after the end of a row.
     """
     tokens = [completion.token_T for completion in trace.completions]
     found_BT = torch.zeros(len(tokens), max(map(len, tokens)))

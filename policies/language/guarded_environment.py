@@ -1,4 +1,4 @@
-"""Environments whose faults end an exchange, not the run."""
+"""Environments whose errors end a conversation, not the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mmgrpo.types import Prompt
 logger = logging.getLogger(__name__)
 
 MAX_CHARACTERS = 65_536
-"""What a turn may have; the rest of a longer text is cut off, with a note at its end."""
+"""Maximum length of a turn; the rest of a longer text is cut off, with a note at its end."""
 
 MAX_REWARD = torch.finfo(torch.float32).max
 """The largest absolute value of a turn's reward."""
@@ -28,23 +28,23 @@ _traceback_shown: set[str] = set()  # names of environments; one traceback each 
 
 @final
 class GuardedEnvironment:
-    """One exchange with an environment that may be faulty.
+    """One conversation with an environment that may fail.
 
-    What ``reset`` or ``step`` raises, and what they return that is no ``Turn``, ends this exchange: the sample is not
-    scored (``Sample.environment_error``) and counted in ``environment/failed_frac``. A text in place of a turn is taken
-    as one. Characters that are no Unicode are replaced, and texts are cut at ``MAX_CHARACTERS``. Settings of the
-    process that the environment changes are restored, as those of rewards are, and its changes to the row's columns
-    reach no reward. A ``ConfigError`` or ``PolicyError`` is a fault of the run and passes.
+    An exception in ``reset`` or ``step``, or a result that is no ``Turn``, ends this conversation: the sample is
+    not scored (``Sample.environment_error``) and counted in ``environment/failed_frac``. A text in place of a turn
+    is accepted. Characters that are not Unicode are replaced, and texts are cut at ``MAX_CHARACTERS``. Process
+    settings that the environment changes are restored, as for rewards, and its changes to the row's columns reach
+    no reward. A ``ConfigError`` or ``PolicyError`` is an error of the run and is raised.
 
     Attributes:
-        error: what went wrong, in one line; None while nothing did.
+        error: the error in one line; None if there was none.
     """
 
     def __init__(self, make: Callable[[], Environment]) -> None:
         """Makes the environment.
 
         Args:
-            make: returns a new one.
+            make: returns a new environment.
         """
         self.error: str | None = None
         self._name = "the environment"
@@ -53,10 +53,10 @@ class GuardedEnvironment:
         self._guarded("__init__", lambda: self._made(make))
 
     def reset(self, prompt: Prompt) -> Turn:
-        """The turn before the first of the policy; empty where the environment failed.
+        """The opening turn; empty if the environment failed.
 
         Args:
-            prompt: what the policy is asked.
+            prompt: the prompt of the sample.
 
         Returns:
             The turn.
@@ -66,15 +66,15 @@ class GuardedEnvironment:
         return Turn() if opening is None else opening
 
     def fail(self, error: Exception) -> None:
-        """Ends the exchange, because the policy cannot take the turn of ``reset``.
+        """Ends the conversation, because the policy cannot take the turn of ``reset``.
 
         Args:
-            error: why not.
+            error: the reason.
         """
         self._record("reset", error)
 
     def step(self, text: str) -> Turn:
-        """The answer to a turn of the policy; one that ends the exchange where the environment failed.
+        """The answer to a turn of the policy; a final turn if the environment failed.
 
         Args:
             text: the turn.
@@ -83,7 +83,7 @@ class GuardedEnvironment:
             The answer.
 
         Raises:
-            PolicyError: the answer shows images.
+            PolicyError: the answer contains images.
         """
         if self.error is not None or self._environment is None:
             return Turn(done=True)

@@ -1,4 +1,4 @@
-"""From last hidden states to logits by the model's own code, whatever it does after its output embeddings."""
+"""From last hidden states to logits by the model's own code, including anything after its output embeddings."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from transformers.utils import ModelOutput
 from mmgrpo.errors import PolicyError
 
 HEAD_TOLERANCE = 1e-2
-"""How far, relative to the largest logit, the head may lie from the model called as a whole: rounding in bfloat16."""
+"""Allowed difference between head and full model, relative to the largest logit: rounding in bfloat16."""
 
 
 class LogitsHead:
-    """What a model does to its last hidden states: scales, soft caps, tokens it never writes, all as it does them.
+    """The model's function from last hidden states to logits, with its scaling, soft caps and forbidden tokens.
 
-    Where its output embeddings alone give its logits, they alone are called. Elsewhere the model's own forward is,
-    while its base stands still and hands out the hidden states in question.
+    If the output embeddings alone give the logits, only they are called. Otherwise the model's own forward runs,
+    while its base returns the given hidden states without computing.
 
     Attributes:
-        vocabulary: how many logits a position has.
+        vocabulary: number of logits per position.
     """
 
     def __init__(self, model: PreTrainedModel, base: nn.Module, ids_1L: Tensor, output: ModelOutput) -> None:
         """Compares both with the model on a few tokens.
 
         Args:
-            model: the whole model.
-            base: the part of it below the head.
+            model: the full model.
+            base: the submodule below the head.
             ids_1L: a few tokens.
-            output: what the base makes of them.
+            output: the base's output for them.
 
         Raises:
             PolicyError: the logits are not a function of the base's last hidden states.
@@ -47,7 +47,7 @@ class LogitsHead:
         self.vocabulary = int(model_logits.shape[-1])
         self._bare = self._embedding is not None and torch.equal(self._embedding(hidden_1LD), model_logits)
         head_logits = self(hidden_1LD)
-        common = model_logits.float().clamp(min=torch.finfo(model_logits.dtype).min / 2)  # such a logit says: never
+        common = model_logits.float().clamp(min=torch.finfo(model_logits.dtype).min / 2)  # smaller: forbidden
         gap = float(
             (head_logits - model_logits.float()).abs().max()
             / common.where(common > -1e30, 0.0).abs().max().clamp(min=1e-6)
@@ -66,14 +66,14 @@ class LogitsHead:
         if self._bare:
             return self._embedding(hidden).float()
         output = self._kind(last_hidden_state=hidden.reshape(1, -1, hidden.shape[-1]))
-        with _standing_still(self._base, output):
+        with _fixed_output(self._base, output):
             logits_1MV = self._model(input_ids=self._ids_11, use_cache=False).logits
         return logits_1MV.reshape(*hidden.shape[:-1], -1).float()
 
 
 @contextmanager
-def _standing_still(base: nn.Module, output: ModelOutput) -> Iterator[None]:
-    """Within it the base gives one output, whatever it is called with."""
+def _fixed_output(base: nn.Module, output: ModelOutput) -> Iterator[None]:
+    """A context in which the base returns one output for any input."""
     forward = base.__dict__.get("forward")
     object.__setattr__(base, "forward", lambda *_, **__: output)
     try:

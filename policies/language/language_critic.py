@@ -1,4 +1,4 @@
-"""A language model as a critic: a number on its last hidden states in place of its logits."""
+"""A language model as a critic: a scalar head on its last hidden states in place of its logits."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class HiddenStates:
     """Last hidden states of some rows.
 
     Attributes:
-        rows: which, N of them.
-        states_NTD: what each of their first T tokens is predicted from.
+        rows: the N rows.
+        states_NTD: the states that predict each of their first T tokens.
     """
 
     rows: Sequence[int]
@@ -32,7 +32,7 @@ class HiddenStates:
 
 @final
 class LanguageCritic(Critic):
-    """What a model expects of the rewards: V = w h + b, of the hidden state that the next token is predicted from."""
+    """A value model: V = w h + b, of the hidden state h that predicts the next token."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class LanguageCritic(Critic):
         width: int,
         device: torch.device,
     ) -> None:
-        """Begins with w and b of 0.
+        """Starts with w = 0 and b = 0.
 
         Args:
             states: streams the model's last hidden states.
-            override_prompts: makes rows of a policy those of the model.
-            body: what is trained of the model.
+            override_prompts: makes rows of a policy into rows of the model.
+            body: trained parameters of the model.
             width: D.
-            device: of the model.
+            device: device of the model.
         """
         self._states, self._override_prompts, self._body = states, override_prompts, list(body)
         self._weight_D = nn.Parameter(torch.zeros(width, device=device))
@@ -58,7 +58,7 @@ class LanguageCritic(Critic):
 
     @property
     def trainable(self) -> list[nn.Parameter]:
-        """Of the model, then w and b; float32."""
+        """Parameters of the model, then w and b; float32."""
         return [*self._body, self._weight_D, self._bias_1]
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
@@ -66,7 +66,7 @@ class LanguageCritic(Critic):
         return self._override_prompts(rollout, prompts)
 
     def evaluate(self, rollout: Rollout, rows: Rows = None, *, values: Collection[Value] = ()) -> Iterator[Evaluation]:
-        """One slice per batch of rows. Raises ConfigError for another value than ``VALUE``."""
+        """One slice per batch of rows. Raises ConfigError for any value but ``VALUE``."""
         if wrong := [str(value) for value in values if value != VALUE]:
             raise ConfigError(f"a critic gives {VALUE} and no {', '.join(wrong)}")
         for part in self._states(rollout, rows):

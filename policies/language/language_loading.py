@@ -1,4 +1,6 @@
-"""Models and processors from paths, hub ids and Python builders, and what of a model's vocabulary is special."""
+"""Loading of models and processors from paths, hub ids and Python builders, and special tokens of a model's
+vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ MEDIA_WORDS = ("image", "video", "vision", "audio", "img")
 
 
 def load_model(settings: LanguageSettings) -> tuple[PreTrainedModel, Any]:
-    """The model and the processor (or tokenizer) a run's settings name.
+    """The model and the processor (or tokenizer) of the settings.
 
     ``model`` is a folder written by ``save_pretrained``, a hub id, or ``python:module:function`` for a function of no
     arguments that returns both.
 
-    Raises: ConfigError if nothing is named or what is named cannot be loaded.
+    Raises: ConfigError if no model is set or it cannot be loaded.
     """
     source = require_model(settings.model)
     if source.startswith("python:"):
@@ -54,7 +56,7 @@ def end_token_ids(model: PreTrainedModel, tokenizer: Any) -> list[int]:
 
 
 def media_token_ids(model: PreTrainedModel, processor: Any, tokenizer: Any) -> list[int]:
-    """Tokens that stand for pictures, videos and sounds: writing one would promise features that are not there."""
+    """Placeholder tokens of images, videos and audio, which must not be sampled: they have no features."""
     ids: set[int] = set()
     configs = (model.config, model.config.get_text_config(decoder=True), processor)
     for source in configs:
@@ -74,8 +76,8 @@ def suppressed_token_ids(
 ) -> torch.Tensor:
     """Token ids that are never sampled, on the model's device.
 
-    Those of images, videos and audio; ids of the model's vocabulary that are no token of the tokenizer, with which
-    embeddings are padded and which no text would show; and ``more``.
+    They are those of images, videos and audio, ids of the model's vocabulary that are no token of the tokenizer
+    (padding of the embeddings), and ``more``.
     """
     vocabulary = num_logits(model)
     unnamed = unnamed_ids(tokenizer, vocabulary)

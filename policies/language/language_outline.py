@@ -1,4 +1,4 @@
-"""A language model in outline: on the meta device, with what an update and a rollout call of its decoder."""
+"""The outline of a language model on the meta device, with the decoder calls of an update and a rollout."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from .settings import LanguageSettings
 
 
 def language_outline(settings: LanguageSettings, *, prompt_tokens: int, group_size: int, num_rows: int) -> Outline:
-    """The outline of the model that the settings name.
+    """The outline of the model of the settings.
 
     Args:
-        settings: of the policy.
-        prompt_tokens: of each prompt, those of its pictures included.
-        group_size: rows of a prompt.
-        num_rows: of a step, which no batch is larger than.
+        settings: settings of the policy.
+        prompt_tokens: tokens per prompt, including those of its images.
+        group_size: rows per prompt.
+        num_rows: rows per step, the maximum size of a batch.
 
     Returns:
         The outline.
 
     Raises:
-        ConfigError: its sizes are not known.
+        ConfigError: the model's sizes are unknown.
     """
     model, source = _model(settings)
     with torch.device("meta"):

@@ -1,7 +1,7 @@
-"""Whether every image, video and audio of a prompt reaches the tensors of a model: nothing is dropped silently.
+"""Checks that every image, video and audio of a prompt reaches the tensors of a model: nothing is dropped silently.
 
-The rendered text must change if a media part is left out of the messages, and the processor's tensors must change if
-the content of a medium changes. Both are tried once for each arrangement of media, on the first prompt that has it.
+The rendered text must change if a media part is removed from the messages, and the processor's tensors must change if
+the content of a medium changes. Both are checked once per arrangement of media, on the first prompt that has it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .audio_inputs import ARGUMENTS
 
 KINDS = {"image": "images", "video": "videos", "audio": "audios"}
 MARKS = ("image_token", "video_token", "audio_token", "boi_token")
-"""Attributes of processors with the text that stands for a medium."""
+"""Attributes of processors with the placeholder text of a medium."""
 
 Messages = Sequence[Mapping[str, Any]]
 
 
 def media_arrangement(prompt: Prompt, processor: Any) -> tuple[Any, ...]:
-    """What prompts have in common whose media are written and processed alike: the roles and types of their parts."""
+    """Key of prompts whose media are rendered and processed alike: the roles and types of their parts."""
     turns = [
         (turn["role"], *(part.get("type") for part in turn["content"]))
         for turn in prompt.messages or ()
@@ -38,10 +38,10 @@ def media_arrangement(prompt: Prompt, processor: Any) -> tuple[Any, ...]:
 
 
 def kinds_dropped_by_template(messages: Messages, render: Callable[[Messages], str]) -> list[str]:
-    """Kinds of media with a part that a chat template writes nothing for.
+    """Kinds of media with a part for which a chat template writes nothing.
 
     Args:
-        messages: with parts that stand for media.
+        messages: messages with media parts.
         render: the chat template.
 
     Returns:
@@ -66,11 +66,11 @@ def kinds_dropped_by_template(messages: Messages, render: Callable[[Messages], s
 def kinds_dropped_by_processor(
     arguments: Mapping[str, Any], tensors: Mapping[str, Any], process: Callable[[dict[str, Any]], Mapping[str, Any]]
 ) -> list[str]:
-    """Kinds of media of which the first or the last one has no effect on a processor's tensors.
+    """Kinds of media whose first or last item has no effect on a processor's tensors.
 
     Args:
         arguments: of the processor's call, with ``images``, ``videos`` and audio.
-        tensors: what it made of them.
+        tensors: the processor's output.
         process: calls it with other arguments.
 
     Returns:
@@ -93,7 +93,7 @@ def kinds_dropped_by_processor(
 
 
 def media_probe(kind: str, mark: str = "") -> Prompt:
-    """A prompt with one small medium and the text that stands for it, to try whether a model takes the kind."""
+    """A prompt with one small medium and its placeholder text, to test whether a model takes the kind."""
     pixels = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
     frames = [Image.fromarray(frame) for frame in pixels]
     audio = {"array": np.sin(np.arange(16000) * 0.05), "sampling_rate": 16000}
@@ -104,7 +104,7 @@ def media_probe(kind: str, mark: str = "") -> Prompt:
 
 
 def _rendered(messages: Messages, render: Callable[[Messages], str]) -> str | None:
-    """The text; None where the template does not take messages without that part, and so reads it."""
+    """The text; None if the template rejects messages without that part, and so reads it."""
     try:
         return render(messages)
     except Exception:  # of the template's own, jinja2's among them
@@ -112,7 +112,7 @@ def _rendered(messages: Messages, render: Callable[[Messages], str]) -> str | No
 
 
 def _changed(medium: Any) -> Any:
-    """Other content of the same size: inverted images and frames, another sound."""
+    """Other content of the same size: inverted images and frames, another waveform."""
     if isinstance(medium, Image.Image):
         return ImageOps.invert(medium)
     if isinstance(medium, Tensor):

@@ -1,7 +1,7 @@
-"""Whether a way through a model says what the model says when called plainly: values, gradients, and what it writes.
+"""Parity check: whether a forward path agrees with the model's plain call in values, gradients and decoded tokens.
 
-The plain call, one row at a time and nothing padded, is the truth. Every kind of row that a run holds is put to it
-before a first one is drawn: text alone, one picture, several, videos, prompts of one length and of several.
+The plain call, one row at a time and without padding, is the reference. Every kind of row of a run is checked before
+the first one is sampled: text only, one image, several, videos, prompts of one length and of several.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from .plain_path import FILLS, PlainPath
 from .text_trace import TextTrace
 from .token_scoring import score_rows
 
-LENGTHS = (3, 2)  # tokens of the two completions that each prompt is tried with
-ENTRIES = 65536  # of a parameter's gradient that are compared, evenly spaced
-SMALL = 0.03  # a parameter whose gradient is a smaller share of the whole is measured against that share
-NOISE = 4.0  # how much further than padding moves the plain call a way may lie
-NUM_ROUNDINGS = 2  # other roundings that the plain call is measured under
+LENGTHS = (3, 2)  # tokens of the two completions of each prompt
+ENTRIES = 65536  # compared entries of a gradient, evenly spaced
+SMALL = 0.03  # least norm of a gradient in its comparison, as a share of the full norm
+NOISE = 4.0  # allowed multiple of the difference that padding alone causes
+NUM_ROUNDINGS = 2  # number of perturbed roundings to measure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How far a way may lie from the plain call.
+    """Allowed difference of a path from the plain call.
 
     Attributes:
         value: of a log-probability, in nats.
         gradient: of a parameter's gradient, relative to its norm.
-        noisy: whether rounding may be larger than that and is measured on the model; then that is allowed, but never
-            more than ``most_value`` and ``most_gradient``.
-        most_value: see there.
-        most_gradient: see there.
+        noisy: whether rounding may exceed these limits and is measured on the model; the measured difference is then
+            allowed, up to ``most_value`` and ``most_gradient``.
+        most_value: largest limit on ``value``.
+        most_gradient: largest limit on ``gradient``.
     """
 
     value: float
@@ -63,16 +63,16 @@ TOLERANCES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParityCase:
-    """What the ways are compared on.
+    """The rows on which paths are compared.
 
     Attributes:
         trace: prompts of every kind, each with two completions of different lengths.
-        sampling: the distribution the tokens are scored under, nothing cut off.
-        parameters: gives what is trained; none: only values are compared.
-        head_bytes: float32 logits held at a time.
+        sampling: the distribution of the scores, without truncation.
+        parameters: returns the trained parameters; if there are none, only values are compared.
+        head_bytes: maximum size of float32 logits in memory.
         end_ids: tokens that end a completion; none is in the trace.
-        special: further tokens that are not put into it; some models count positions past their padding.
-        checkpointing: what gradients are taken within.
+        special: further tokens that are not in the trace; some models count positions after their padding token.
+        checkpointing: context for the computation of gradients.
     """
 
     trace: TextTrace
@@ -84,7 +84,9 @@ class ParityCase:
     checkpointing: Callable[[], AbstractContextManager[None]]
 
     def on(self, prompts: Sequence[EncodedPrompt], vocabulary: int) -> ParityCase:
-        """The same on other prompts: two completions each, of tokens drawn alike from all that end nothing."""
+        """The same case with other prompts: two completions each, sampled uniformly from all tokens that do not end a
+        text.
+        """
         sampling, end_ids = replace(self.sampling, top_k=None, top_p=None, min_p=None), self.end_ids
         weight_V = torch.ones(vocabulary)
         weight_V[[t for t in (*sampling.suppressed.tolist(), *end_ids.tolist(), *self.special) if t < vocabulary]] = 0
@@ -97,17 +99,17 @@ class ParityCase:
 
     @property
     def rows(self) -> range:
-        """Of the trace."""
+        """Rows of the trace."""
         return range(len(self.trace.completions))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathOutputs:
-    """What a way says of the trial's rows.
+    """Outputs of a path for the rows of a parity case.
 
     Attributes:
-        logprob_M: of their tokens, row by row.
-        gradients: entries of every trained parameter's gradient, of a fixed weighing of those.
+        logprob_M: log-probabilities of the tokens, row by row.
+        gradients: entries of every trained parameter's gradient, of a fixed weighted sum of the log-probabilities.
     """
 
     logprob_M: Tensor
@@ -129,7 +131,7 @@ class PathOutputs:
 
 
 def measure_path(path: ForwardPath, trial: ParityCase, *, alone: bool = False) -> PathOutputs:
-    """What a way says of the rows, in its own batches or each row by itself."""
+    """Outputs of a path for the rows, in its own batches or one row at a time."""
     weight_MT = _weights(trial)
     values: dict[int, Tensor] = {}
     parameters = trial.parameters()
@@ -153,7 +155,7 @@ def measure_path(path: ForwardPath, trial: ParityCase, *, alone: bool = False) -
 
 
 def decoded_logprobs(path: ForwardPath, trial: ParityCase) -> Tensor:
-    """The log-probabilities that writing the trial's tokens leaves, row by row."""
+    """Log-probabilities of the case's tokens from decoding, row by row."""
     prompts, completions = trial.trace.prompts, trial.trace.completions
     given_NT = pad_sequence([c.token_T for c in completions], batch_first=True)
     logprobs_by_row: dict[int, Tensor] = {}
@@ -176,7 +178,7 @@ def decoded_logprobs(path: ForwardPath, trial: ParityCase) -> Tensor:
 
 
 def parity_error(path: ForwardPath, trial: ParityCase, truth: PathOutputs, tolerance: Tolerance) -> str | None:
-    """What keeps a way from being exact on the trial's rows; None if nothing does."""
+    """Why a path is not exact on the rows of the case; None if it is exact."""
     try:
         gap = _largest(decoded_logprobs(path, trial) - truth.logprob_M)
         if not gap <= tolerance.value:
@@ -193,11 +195,11 @@ def parity_error(path: ForwardPath, trial: ParityCase, truth: PathOutputs, toler
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathChoice:
-    """Which way is exact.
+    """The selected path.
 
     Attributes:
-        way: the first that is; None if none is.
-        reasons: what was found against those before it, each once.
+        path: the first exact path; None if none is.
+        reasons: why the paths before it were rejected, without repeats.
     """
 
     path: CachedPath | PlainPath | None
@@ -207,10 +209,10 @@ class PathChoice:
 def first_exact_path(
     candidates: Sequence[CachedPath], plain: PlainPath, trial: ParityCase, tolerance: Tolerance
 ) -> PathChoice:
-    """The first of some ways that is exact on the trial's rows, the plain way last.
+    """The first path that is exact on the rows of the case; the plain path is the last candidate.
 
-    What a model's plain call says may depend on what it is told of the completion's tokens (whether they belong to the
-    prompt): every answer is tried, and that holds under which a way writes what the call says.
+    The plain call may depend on the value of per-token tensors at tokens of a completion (for example, whether they
+    belong to the prompt): every value is tried, and the one under which a path agrees with the call is kept.
     """
     reasons: list[str] = []
     tensors = [(p, t) for p in trial.trace.prompts for t in (*p.per_token.values(), *p.media.values())]
@@ -238,7 +240,7 @@ def first_exact_path(
 def require_plain_agreement(
     plain: PlainPath, trace: TextTrace, row: int, tolerance: Tolerance, *, head_bytes: int
 ) -> None:
-    """Raises PolicyError if the model, called plainly, does not give what a row has from sampling."""
+    """Raises PolicyError if the model's plain call does not give the log-probabilities that a row has from sampling."""
     completion = trace.completions[row]
     true_T, _ = score_rows(plain, trace, [row], head_bytes=head_bytes)
     gap = float((true_T.cpu() - completion.logprob_T)[completion.is_decision_T].abs().mean())
@@ -253,26 +255,26 @@ def require_plain_agreement(
 
 @dataclass(slots=True)
 class VerifiedRows:
-    """Which rows were compared with the plain call after they were sampled.
+    """Record of the rows that were compared with the plain call after sampling.
 
     Attributes:
-        length: tokens of the longest, its prompt included.
-        kinds: of their prompts.
+        length: number of tokens of the longest one, including its prompt.
+        kinds: kinds of their prompts.
     """
 
     length: int = 0
     kinds: set[Any] = field(default_factory=set)
 
     def rows_of(self, trace: TextTrace, *, only_first: bool) -> list[int]:
-        """The rows of a rollout to compare: its unlikeliest if none was yet, and the longest of each new kind.
+        """Rows of a rollout to compare: the unlikeliest of the first rollout, and the longest of each new kind.
 
-        A row is new if it is longer than all before or its prompt is of a kind that was not compared: what depends on
-        the length, such as rotary embeddings that are scaled from some length on, is not seen in shorter rows.
+        A row is new if it is longer than all before or its prompt is of a new kind: effects that depend on the
+        length, such as rotary embeddings that are scaled from some length on, do not appear in shorter rows.
 
         Args:
-            trace: of the rollout.
-            only_first: the unlikeliest row of the first rollout alone, for weights that are sharded: all processes must
-                run as many forwards.
+            trace: trace of the rollout.
+            only_first: compare the unlikeliest row of the first rollout only, for sharded weights: all processes
+                must run the same number of forwards.
 
         Returns:
             The rows.
@@ -300,7 +302,7 @@ RowKind = tuple[tuple[str, ...], int, int, int, bool]
 
 
 def row_kind(prompt: EncodedPrompt) -> RowKind:
-    """What rows are told apart by: the names of their tensors, how many media they show, how positions are scaled."""
+    """The kind of a prompt: names of its tensors, number of its media, how its positions are scaled."""
     names = tuple(sorted({*prompt.per_token, *prompt.media}))
     prompt_media = (prompt.prompt.images, prompt.prompt.videos, prompt.prompt.audios)
     images, videos, sounds = (min(len(media), 2) for media in prompt_media)
@@ -308,17 +310,17 @@ def row_kind(prompt: EncodedPrompt) -> RowKind:
 
 
 def error_summary(error: Exception) -> str:
-    """An error of someone else's code in one line; running out of memory is nobody's."""
+    """The first line of an error of another library; re-raises out-of-memory errors."""
     if is_out_of_memory(error):
         raise error
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.200}"
 
 
 def _allowed(plain: PlainPath, trial: ParityCase, truth: PathOutputs, tolerance: Tolerance) -> Tolerance:
-    """The tolerance, widened by what rounding alone does to the plain call where its arithmetic is coarse.
+    """The tolerance, widened by the effect of rounding on the plain call if its arithmetic is coarse.
 
-    Measured on the model itself: ``NOISE`` times the effect of padding, and the effect of one rounding step more or
-    less on every output of a matrix product, which is what another order of summation does.
+    Measured on the model: ``NOISE`` times the effect of padding, and the effect of one rounding step up or down on
+    every output of a matrix product, which another order of summation may cause.
     """
     if not tolerance.noisy:
         return tolerance
@@ -338,11 +340,11 @@ def _allowed(plain: PlainPath, trial: ParityCase, truth: PathOutputs, tolerance:
 
 @contextmanager
 def perturbed_rounding(model: nn.Module, seed: int) -> Iterator[None]:
-    """Within it every output of a matrix product in half precision is rounded one step up or down, at random.
+    """A context in which every half-precision output of a matrix product is rounded one step up or down, at random.
 
     Args:
-        model: whose matrix products.
-        seed: of the directions.
+        model: the model whose matrix products are perturbed.
+        seed: seed of the directions.
 
     Yields:
         None: nothing.

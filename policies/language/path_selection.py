@@ -1,4 +1,4 @@
-"""Which way rows go through a model, decided before a row of its kind is first drawn or taught."""
+"""Selection of the forward path, made before the first row of a new kind is sampled or trained on."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 class PathSelector:
-    """The first of some ways that is exact on every kind of row seen so far.
+    """Selects the first candidate path that is exact on every kind of row so far.
 
     Attributes:
-        way: the one that is taken now.
+        path: the selected path.
     """
 
     def __init__(
@@ -39,15 +39,15 @@ class PathSelector:
         within: Callable[[], AbstractContextManager[None]],
         against: Sequence[str] = (),
     ) -> None:
-        """Nothing is decided yet.
+        """Starts without a selection.
 
         Args:
-            candidates: the ways that are wanted more than the plain one, best first.
-            plain: the plain way.
-            trial: what they are compared on; its prompts are put in.
-            tolerance: how far they may lie from the plain call.
-            within: a context of the trained weights, whose gradients are compared, whatever view is looked through.
-            against: what is known to speak against ways that are no candidates.
+            candidates: paths that are preferred to the plain one, best first.
+            plain: the plain path.
+            trial: the parity case; its prompts are filled in.
+            tolerance: allowed difference from the plain call.
+            within: a context of the trained weights, whose gradients are compared, whatever view is active.
+            against: reasons why other paths are not candidates.
         """
         self.path: CachedPath | PlainPath = candidates[0] if candidates else plain
         self._candidates = candidates
@@ -59,9 +59,9 @@ class PathSelector:
         self._seen: dict[RowKind, list[EncodedPrompt]] = {}
 
     def see(self, prompts: Sequence[EncodedPrompt]) -> CachedPath | PlainPath:
-        """The way for rows of these prompts and of all before them.
+        """The path for rows of these prompts and of all earlier ones.
 
-        Raises: PolicyError if none is exact: nothing has been drawn of what made it so.
+        Raises: PolicyError if no path is exact; no row of the new kind has been sampled then.
         """
         prompts_by_kind = {kind: list(kind_prompts) for kind, kind_prompts in self._seen.items()}
         for prompt in sorted(prompts, key=lambda p: p.length):
@@ -90,13 +90,13 @@ class PathSelector:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathCandidates:
-    """The ways there are through a model, none of them tried yet.
+    """The forward paths of a model, before any is checked.
 
     Attributes:
-        shared: prompts once per group in updates, too, where the cache allows it.
-        whole: each row whole in updates.
-        plain: as the model is called.
-        against: what speaks against ways that are not here.
+        shared: paths that run a prompt once per group in updates too, if the cache allows it.
+        whole: paths that run each row in full in updates.
+        plain: the plain path.
+        against: reasons why other paths are missing.
     """
 
     shared: Sequence[CachedPath]
@@ -106,9 +106,9 @@ class PathCandidates:
 
 
 def path_candidates(model: PreTrainedModel, settings: LanguageSettings, autocast: torch.dtype | None) -> PathCandidates:
-    """The ways through a model that its make and the settings allow.
+    """The forward paths that the model's class and the settings allow.
 
-    Raises: PolicyError for a model that does not write, ConfigError for settings that its cache does not allow.
+    Raises: PolicyError for a model without ``generate``, ConfigError for settings that its cache does not support.
     """
     if not model.can_generate():
         raise PolicyError(
@@ -144,7 +144,7 @@ def _may_share(settings: LanguageSettings, transformer: Transformer | None) -> b
 
 
 def _take(prompts: list[EncodedPrompt], prompt: EncodedPrompt) -> None:
-    """Of each kind one prompt is kept, and one of another length."""
+    """Adds a prompt if it is the first of its kind, or the second with another length."""
     if not prompts or (len(prompts) == 1 and prompts[0].length != prompt.length):
         prompts.append(prompt)
 

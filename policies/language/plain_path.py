@@ -1,7 +1,7 @@
-"""The plain way: the model is called as a whole to score, and its own ``generate`` writes.
+"""The plain path: one call of the full model to score, and the model's own ``generate`` to decode.
 
-Slower than the others, for every row reads its prompt, and right wherever a model's plain call says of a completion
-what its ``generate`` would: encoder-decoders, caches of any kind, heads of any kind.
+It is slower than the others, because every row reads its prompt, and exact wherever a model's plain call agrees
+with its ``generate``: encoder-decoders, any kind of cache, any kind of head.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ from .text_trace import TextTrace
 
 LAST = -1
 FILLS = (0, 1, LAST)
-"""What a prompt's per-token tensors may say of a completion's tokens: a number, or what they say of the last one."""
+"""Possible values of a prompt's per-token tensors at tokens of a completion: a number, or that of the last prompt
+token.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlainPath(ForwardPath):
-    """Every row is run whole by the model itself.
+    """Every row runs in full through the model itself.
 
     Attributes:
         model: the model.
-        autocast: dtype of the arithmetic, if the weights are kept in another.
-        vocabulary: how many logits a position has.
-        max_tokens: of a forward in updates.
+        autocast: dtype of the arithmetic, if it differs from that of the weights.
+        vocabulary: number of logits per position.
+        max_tokens: maximum number of tokens per forward in updates.
         fill: one of ``FILLS``.
-        together: whether the rows of a prompt run together; else each runs alone.
+        batched: whether the rows of a prompt run in one batch; else one row at a time.
     """
 
     model: PreTrainedModel
@@ -63,7 +65,7 @@ class PlainPath(ForwardPath):
     def write(
         self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], buffer: TokenBuffer, end_ids: Tensor
     ) -> None:
-        """The model's own ``generate``, each of whose tokens the tape draws."""
+        """Runs the model's own ``generate``, with each token sampled by the buffer."""
         for rows in self._batches(owner_N, range(len(owner_N)), size=len(owner_N)):
             prompt = prompts[owner_N[rows[0]]]
             inputs = self._prompt_inputs(prompt, len(rows))
@@ -74,7 +76,7 @@ class PlainPath(ForwardPath):
                 generate(**inputs, generation_config=config, logits_processor=LogitsProcessorList([writer]))
 
     def batches(self, trace: TextTrace, rows: Sequence[int]) -> list[list[int]]:
-        """Rows of one prompt, the shorter completions first."""
+        """Rows of one prompt, shorter completions first."""
         batches = []
         order = sorted(rows, key=lambda r: (trace.prompt_of_B[r], len(trace.completions[r].token_T)))
         for batch in self._batches(trace.prompt_of_B, order, size=len(order)):
@@ -95,16 +97,16 @@ class PlainPath(ForwardPath):
         return torch.cat([pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts])
 
     def logits(self, states: Tensor) -> Tensor:
-        """They are."""
+        """The states, which are logits already."""
         return states.float()
 
     def with_model(self, model: PreTrainedModel) -> PlainPath:
-        """The same for another model."""
+        """The same path with another model."""
         return replace(self, model=model)
 
     @property
     def has_encoder(self) -> bool:
-        """Whether an encoder reads the prompt and a decoder writes."""
+        """Whether an encoder reads the prompt and a decoder writes the answer."""
         text = self.model.config.get_text_config(decoder=True)
         return bool(self.model.config.is_encoder_decoder or text.is_encoder_decoder)
 
@@ -141,7 +143,7 @@ class PlainPath(ForwardPath):
             return self.model(**inputs, use_cache=False).logits
 
     def _prompt_inputs(self, prompt: EncodedPrompt, rows: int, *, num_extra: int = 0) -> dict[str, Any]:
-        """A prompt as the model takes it, once per row, with room for ``num_extra`` further tokens."""
+        """The model inputs of a prompt, repeated per row, with ``num_extra`` further positions."""
         ids_1P = prompt.ids_P[None]
         inputs: dict[str, Any] = {"input_ids": ids_1P, MASK: torch.ones_like(ids_1P)}
         for name, tensor in (*prompt.per_token.items(), *prompt.media.items()):
@@ -168,7 +170,7 @@ class PlainPath(ForwardPath):
         raise ValueError(f"{type(self.model).__name__} names no decoder_start_token_id")
 
     def _generation(self, end_ids: list[int], length: int) -> GenerationConfig:
-        """Greedy, and nothing else: no beams, no penalties, no tokens forced or forbidden."""
+        """A greedy configuration: no beams, no penalties, no forced or forbidden tokens."""
         start = {"decoder_start_token_id": self._start_id()} if self.has_encoder else {}
         defaults = self.model.generation_config
         return GenerationConfig(
@@ -186,7 +188,7 @@ class PlainPath(ForwardPath):
 
 
 class _Writer(LogitsProcessor):
-    """Makes ``generate`` write what a tape draws."""
+    """Makes ``generate`` emit the tokens that a buffer samples."""
 
     def __init__(self, buffer: TokenBuffer, row_n: Tensor) -> None:
         self._buffer, self._row_n, self._t = buffer, row_n, 0
@@ -199,7 +201,7 @@ class _Writer(LogitsProcessor):
 
 @contextmanager
 def _generating_by(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
-    """Within it neither the model nor a model inside it has defaults of its own for what ``config`` leaves open."""
+    """A context in which neither the model nor its submodules have generation defaults besides ``config``."""
     writers: list[Any] = [m for m in model.modules() if getattr(m, "generation_config", None) is not None]
     previous = [(module, module.generation_config) for module in writers]
     for module in writers:

@@ -1,4 +1,4 @@
-"""Any transformers language or vision-language model as a policy."""
+"""A transformers language or vision-language model as a policy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ from .text_trace import TextTrace
 from .token_scoring import score_rows
 from .token_values import STATE_VALUES, TOKEN_VALUES
 
-WHOLE = TokenSampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.empty(0, dtype=torch.long))
+UNTRUNCATED = TokenSampling(
+    temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.empty(0, dtype=torch.long)
+)
 
 
 class LanguagePolicy(
@@ -68,16 +70,17 @@ class LanguagePolicy(
     SupportsExport,
     SupportsPromptCheck,
 ):
-    """A causal language model, a vision-language model or an encoder-decoder, whose tokens are decisions.
+    """A causal language model, a vision-language model or an encoder-decoder, whose decisions are tokens.
 
-    A prompt, with its pictures, goes through the model once per group in the rollout and once in the update; its
-    key-value cache is expanded to the members. Logits exist a chunk of tokens at a time. Where that is not what the
-    model says when it is called plainly, it is called plainly. No part of it is per-model.
+    A prompt, with its images, runs through the model once per group in the rollout and once in the update; its
+    key-value cache is expanded to the members. Logits are computed for one chunk of tokens at a time. If this does
+    not agree with the model's plain call, the plain call is used. No code is specific to one model.
 
     Attributes:
         model: the wrapped model.
         processor: its processor or tokenizer.
-        settings: how it writes and what is trained.
+        settings: the sampling and training settings.
+        weights: the trained weights; LoRA in peft's folder, full weights as ``save_pretrained`` folders.
     """
 
     settings_type = LanguageSettings
@@ -90,14 +93,13 @@ class LanguagePolicy(
         *,
         weights: Weights | None = None,
     ) -> None:
-        """Wraps a live model; dropout is off from now on, since rollout and update must see the same policy.
+        """Wraps a loaded model; turns dropout off, since rollout and update must use the same policy.
 
         Args:
             model: any causal language or image-text-to-text model of transformers, on its device.
             processor: its ``AutoProcessor`` or ``AutoTokenizer``.
             settings: ``LanguageSettings`` or a mapping of its fields.
-            weights: what is trained of the model, where another policy that has it too says so already; None: as the
-                settings say.
+            weights: the trained weights, if the policy shares them with another one; None: made from the settings.
         """
         if settings is None or isinstance(settings, Mapping):
             settings = LanguageSettings(**(settings or {}))
@@ -123,8 +125,8 @@ class LanguagePolicy(
             enable_checkpointing(model)
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
         self._tolerance = TOLERANCES[dtype]
-        self._in_parts = False
-        self._choice, self._teaching = self._choices()
+        self._is_sharded = False
+        self._selector, self._warmup_selector = self._selectors()
         self._rollouts = TextRollouts(
             encoder=self._encoder,
             settings=settings,
@@ -138,7 +140,7 @@ class LanguagePolicy(
         self._verified = VerifiedRows()
 
     def check_prompt(self, prompt: Prompt) -> None:
-        """Raises DataError for a prompt that the processor, the chat template or the model's context does not take."""
+        """Raises DataError for a prompt that processor, chat template or context length do not support."""
         self._encoder(prompt)
 
     @classmethod
@@ -154,16 +156,16 @@ class LanguagePolicy(
 
     @property
     def path(self) -> ForwardPath:
-        """How rows go through the model now; decided anew when a kind of prompt comes that was not seen before."""
-        return self._choice.path
+        """The selected forward path; selected again when a prompt of a new kind comes."""
+        return self._selector.path
 
     @property
     def shares_prefix(self) -> bool:
-        """Whether updates run a prompt once for all rows that share it."""
+        """Whether updates run a prompt once for all of its rows."""
         return isinstance(self.path, CachedPath) and self.path.shared
 
     def save(self, directory: Path) -> None:
-        """LoRA as peft's own folder, full weights as ``save_pretrained`` has them, the processor beside."""
+        """Writes the weights and the processor."""
         self.weights.save(directory)
         self.processor.save_pretrained(directory if self.weights.lora else directory / "model")
 
@@ -174,24 +176,24 @@ class LanguagePolicy(
         self.processor.save_pretrained(directory)
 
     def shard(self, shard: ModuleSharder) -> None:
-        """Has the blocks that read tokens sharded; embeddings, output head and what sees or hears stay whole."""
+        """Shards the decoder blocks; embeddings, output head and encoders of media stay unsharded."""
         self.weights.shard(lambda _, model: shard_decoder(model, shard, compiles=self.settings.compile))
-        self._in_parts = is_sharded_gradient(self.trainable)
+        self._is_sharded = is_sharded_gradient(self.trainable)
 
     def text_offsets(self, sample: Sample) -> Sequence[int]:
-        """What each token adds to the text, by decoding."""
+        """Text offsets of the tokens, by decoding."""
         return token_text_offsets(
             self._tokenizer, list(sample.tokens or ()), sample.text or "", decode=self._encoder.text
         )
 
     def concat_traces(self, traces: Sequence[Any]) -> TextTrace:
-        """Rows that were shown one prompt share it, and those that went on from others what they took over."""
+        """Rows with one prompt share it, and rows that continue others share their common tokens."""
         return TextTrace.joined(traces)
 
     def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
-        """Writes ``group_size`` completions per prompt; a decision is one token.
+        """Generates ``group_size`` completions per prompt; a decision is one token.
 
-        A greedy plan (``stochastic=()``) writes one completion per prompt, which all members carry.
+        A greedy plan (``stochastic=()``) generates one completion per prompt, copied to all members.
         """
         plan = plan or Plan()
         rollout = self._rollouts.generate(prompts, group_size=group_size, seed=seed, plan=plan)
@@ -202,10 +204,11 @@ class LanguagePolicy(
         return replace(rescore(self, rollout, values=again), num_forwards=2 * rollout.num_forwards)
 
     def read(self, samples: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
-        """Rows of given answers, by their tokens or else by their text and, where it is finished, the end token.
+        """Rows of off-policy answers: their tokens, or else the tokens of their text and, if it is finished, the end
+        token.
 
-        Log-probabilities that are not given are those of now, and with them the entropy if the plan asks for it. The
-        columns of a row are its tokens, so the same answers behind other prompts are rows of the same columns.
+        Missing log-probabilities are computed by the current policy, and with them the entropy if the plan requests
+        it. The columns of a row are its tokens, so one answer under two prompts has the same columns.
         """
         del seed  # reading takes no random numbers
         plan = plan or Plan()
@@ -218,11 +221,11 @@ class LanguagePolicy(
         return rollout
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
-        """The same tokens behind other prompts, of this policy or of one with the same tokenizer."""
+        """The same tokens under other prompts, of this policy or of one with the same tokenizer."""
         return self._rollouts.override_prompts(rollout, prompts)
 
     def critic(self) -> LanguageCritic:
-        """A number in place of the logits. Raises ConfigError for a model that has no hidden states to put it on."""
+        """A scalar head in place of the logits. Raises ConfigError for a model that does not return hidden states."""
         self._require_states("critic")
         head: Any = self.model.get_output_embeddings()
         if head is None:
@@ -237,14 +240,14 @@ class LanguagePolicy(
         *,
         values: Collection[Value] = (),
     ) -> Iterator[Evaluation]:
-        """Streams one slice per batch of rows, all their decisions in it; rows of one prompt stand together.
+        """Streams one slice per batch of rows, with all their decisions; rows of one prompt are adjacent.
 
-        Of values there are those of ``values.OF_LOGITS`` and ``values.OF_STATES``, and of another view its
-        log-probability and divergences k1, k2 and k3.
+        Supported values: those of ``LOGIT_VALUES`` and ``STATE_VALUES``, and of another view its log-probability
+        and the divergences k1, k2 and k3.
         """
         views, trace = required_views(values, self.weights.names, current_names=TOKEN_VALUES), rollout.trace
         own_values = [value for value in values if value.view is None and value != PEERS]
-        peers_BT = self._peers(rollout) if PEERS in values else None
+        peers_BT = self._group_divergence(rollout) if PEERS in values else None
         for batch, mask_NT in self._batches(rollout, rows):
             other = {view: self._of_view(view, trace, batch, mask_NT) for view in views}
             logprob_NT, values_NT = self._scored(trace, batch, mask_NT, own_values)
@@ -259,18 +262,20 @@ class LanguagePolicy(
                 num_forwards=len(batch) * (1 + len(views)),
             )
 
-    def _peers(self, rollout: Rollout) -> Tensor:
-        """How far members of a group are apart, whichever of them are asked for."""
+    def _group_divergence(self, rollout: Rollout) -> Tensor:
+        """Divergence of the members of each group, whichever rows are requested."""
         head_bytes = self.settings.head_bytes
-        self._choice.see(rollout.trace.prompts)
-        return group_divergence(self._now(self.path), rollout.trace, rollout.prompt_index_B, head_bytes=head_bytes)
+        self._selector.see(rollout.trace.prompts)
+        return group_divergence(
+            self._active_path(self.path), rollout.trace, rollout.prompt_index_B, head_bytes=head_bytes
+        )
 
     def _batches(self, rollout: Rollout, rows: Sequence[int] | Tensor | None) -> Iterator[tuple[list[int], Tensor]]:
-        """Rows that run together, and what is kept of their decisions, up to the last one."""
+        """Batches of rows, with the mask of their decisions up to the last unmasked one."""
         requested = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
         trained_rows = [row for row in requested if bool(rollout.mask_BT[row].any())]
         trace: TextTrace = rollout.trace
-        path = self._choice.see(
+        path = self._selector.see(
             [trace.prompts[owner] for owner in sorted({trace.prompt_of_B[row] for row in trained_rows})]
         )
         for batch in [batch for alike in trace.alike(trained_rows) for batch in path.batches(trace, alike)]:
@@ -278,7 +283,7 @@ class LanguagePolicy(
             yield batch, mask_NT[:, : int(mask_NT.any(0).nonzero().max()) + 1]
 
     def _states(self, rollout: Rollout, rows: Sequence[int] | Tensor | None) -> Iterator[HiddenStates]:
-        """Last hidden states, of the weights of now."""
+        """Last hidden states under the current policy."""
         trace: TextTrace = rollout.trace
         for batch, mask_NT in self._batches(rollout, rows):
             self._require_states("critic")
@@ -298,7 +303,7 @@ class LanguagePolicy(
             return self._scored(trace, rows, mask_NT)[0]
 
     def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
-        """Cross-entropy of the examples' texts and their end token, mean over tokens; no randomness is used."""
+        """Cross-entropy of the examples' texts and their end token, mean over tokens; deterministic."""
         if any(example.text is None for example in examples):
             raise DataError("the warm-up of a language policy needs examples with a text")
         encoded = [self._encoder(example.prompt) for example in examples]
@@ -307,9 +312,9 @@ class LanguagePolicy(
             for n, example in enumerate(examples)
         ]
         trace = TextTrace(
-            encoded, range(len(encoded)), [self._rollouts.completion(answer, WHOLE) for answer in answers]
+            encoded, range(len(encoded)), [self._rollouts.completion(answer, UNTRUNCATED) for answer in answers]
         )
-        path = self._teaching.see(encoded)
+        path = self._warmup_selector.see(encoded)
         with self._checkpointing():
             sums = [
                 score_rows(path, trace, batch, head_bytes=self.settings.head_bytes)[0].sum()
@@ -319,7 +324,7 @@ class LanguagePolicy(
         return SupervisedLoss(mean=-torch.stack(sums).sum() / num_tokens, num_terms=num_tokens)
 
     def _path_for(self, prompts: Sequence[EncodedPrompt]) -> ForwardPath:
-        return self._now(self._choice.see(prompts))
+        return self._active_path(self._selector.see(prompts))
 
     def _vectors(self) -> Tensor:
         table: Any = self.model.get_input_embeddings()
@@ -328,13 +333,13 @@ class LanguagePolicy(
     def _scored(
         self, trace: TextTrace, rows: Sequence[int], mask_NT: Tensor, values: Sequence[Value] = ()
     ) -> tuple[Tensor, dict[Value, Tensor]]:
-        """Log-probabilities and values of the distributions where the mask holds, 0 elsewhere, (N, T)."""
+        """Log-probabilities and values where the mask is True, 0 elsewhere, (N, T)."""
         for value in values:
             if value.name in STATE_VALUES:
                 self._require_states(str(value))
         with self._checkpointing():
             logprob_M, values_M = score_rows(
-                self._now(self.path),
+                self._active_path(self.path),
                 trace,
                 rows,
                 head_bytes=self.settings.head_bytes,
@@ -344,8 +349,8 @@ class LanguagePolicy(
         logprob_NT, *values_M = (scatter_to_mask(mask_NT, each_M) for each_M in (logprob_M, *values_M))
         return logprob_NT, dict(zip(values, values_M, strict=True))
 
-    def _now(self, path: ForwardPath) -> ForwardPath:
-        """A way through the model, or through the frozen copy of it that stands in."""
+    def _active_path(self, path: ForwardPath) -> ForwardPath:
+        """The path through the model, or through the frozen copy that replaces it."""
         model_copy: Any = self.weights.active_copies.get("model")
         if model_copy is not None and self._frozen.get(id(model_copy), (None, None))[0] is not path:
             self._frozen[id(model_copy)] = (path, path.with_model(model_copy))
@@ -354,8 +359,8 @@ class LanguagePolicy(
     def _checkpointing(self) -> AbstractContextManager[None]:
         return checkpointing(self.model, self.settings.gradient_checkpointing)
 
-    def _choices(self) -> tuple[PathSelector, PathSelector]:
-        """Between the ways that rollouts and updates may go, and those of the warm-up."""
+    def _selectors(self) -> tuple[PathSelector, PathSelector]:
+        """The path selectors of rollouts and updates, and of the warm-up."""
         candidates = path_candidates(self.model, self.settings, self._autocast)
         if not candidates.whole:
             # a model that reads its own masks off its tokens would skip the padding token
@@ -363,7 +368,7 @@ class LanguagePolicy(
         trial = ParityCase(
             trace=TextTrace([], [], []),
             sampling=self._sampling,
-            parameters=lambda: [] if self._in_parts else self.trainable,
+            parameters=lambda: [] if self._is_sharded else self.trainable,
             head_bytes=self.settings.head_bytes,
             end_ids=self._end_ids,
             special=self._tokenizer.all_special_ids,
@@ -378,7 +383,9 @@ class LanguagePolicy(
         return rollout_selector, warmup_selector
 
     def _verify(self, rollout: Rollout) -> None:
-        """Compares rows with the plain call: the unlikeliest of the first rollout, and each longer or of a new kind."""
+        """Compares rows with the plain call: the unlikeliest of the first rollout, and each that is longer or of a new
+        kind.
+        """
         if not bool(rollout.mask_BT.any()):
             return
         limits = {"vocabulary": self.path.vocabulary, "max_tokens": self.settings.update_tokens}

@@ -1,4 +1,4 @@
-"""A language model whose blocks lie in parts on the processes of a run."""
+"""Sharding of a language model's decoder blocks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from mmgrpo.policy import Arguments, ModuleSharder
 
 
 def shard_decoder(model: nn.Module, shard: ModuleSharder, *, compiles: bool) -> None:
-    """Has the blocks that read tokens sharded; embeddings, output head and what sees or hears stay whole.
+    """Shards the decoder blocks; embeddings, output head and encoders of media stay unsharded.
 
-    Raises: ConfigError for what has no such blocks alone, or is compiled.
+    Raises: ConfigError for a model that is not decoder-only, or is compiled.
     """
     assert isinstance(model, PreTrainedModel)
     if compiles or model.config.is_encoder_decoder:
@@ -51,5 +51,5 @@ def _is_fed_by_trained(model: PreTrainedModel, decoder: nn.Module) -> bool:
 
 
 def is_sharded_gradient(parameters: Sequence[nn.Parameter]) -> bool:
-    """Whether gradients of these are of all processes, and no process can ask for its own."""
+    """Whether gradients of these parameters are sharded and summed over all processes, so no process has its own."""
     return any(layout_of(parameter) is not None for parameter in parameters)

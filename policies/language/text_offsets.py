@@ -1,4 +1,4 @@
-"""Where the text of each token ends."""
+"""Offsets of tokens in their text."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any
 
 import numpy as np
 
-CONTEXT = 8  # tokens before one that its text may depend on
+CONTEXT = 8  # preceding tokens that the text of a token may depend on
 
 
 def token_text_offsets(
     tokenizer: Any, tokens: Sequence[int], text: str, *, decode: Callable[[Sequence[int]], str] | None = None
 ) -> list[int]:
-    """How many characters of a text there are after each of its tokens.
+    """The length of a text, in characters, after each of its tokens.
 
-    A token's text is what it adds to that of the tokens before it. Of tokens that make one character together the first
-    has it; special tokens have none.
+    A token's text is the difference that it makes to the text of the tokens before it. If several tokens make one
+    character together, it belongs to the first; special tokens have no text.
 
     Args:
-        tokenizer: turns ids into text.
-        tokens: all of the text's.
-        text: what they say.
-        decode: ids to text; None: by the tokenizer, special tokens left out.
+        tokenizer: the model's tokenizer.
+        tokens: all tokens of the text.
+        text: the text.
+        decode: ids to text; None: by the tokenizer, without special tokens.
 
     Returns:
-        A number for each token, never lower than the one before it.
+        One number per token, non-decreasing.
     """
     if not tokens:
         return []
@@ -35,7 +35,7 @@ def token_text_offsets(
         pieces = None
     added = [_added(decode, tokens, t) for t in range(len(tokens))] if pieces is None else list(map(len, pieces))
     ends_T = np.cumsum(added)
-    ends_T = np.minimum.accumulate(ends_T[::-1])[::-1]  # what a later token takes back was never there
+    ends_T = np.minimum.accumulate(ends_T[::-1])[::-1]  # text that a later token removes does not count
     return np.clip(ends_T, 0, len(text)).tolist()
 
 

@@ -1,4 +1,4 @@
-"""Rollouts of text: rows that the policy writes, and rows that are read."""
+"""Text rollouts: rows that the policy generates, and off-policy rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .token_generation import GenerationParams, RowStart, generate_rows, initial
 from .token_scoring import with_supports
 
 STORED_VALUES = (ENTROPY, SEMANTIC_ENTROPY)
-"""Values of the decisions that are kept as they are drawn, where the plan asks for them."""
+"""Values of the decisions that are stored at sampling, if the plan requests them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,13 +36,13 @@ class TextRollouts:
     """Makes the rows of rollouts.
 
     Attributes:
-        encoder: of prompts and answers.
-        settings: how the policy writes.
-        sampling: the distribution that they come to.
+        encoder: encoder of prompts and answers.
+        settings: settings of the policy.
+        sampling: the sampling distribution of these settings.
         end_ids: tokens that end an answer.
-        segment_end: what ends a segment.
-        way_for: how rows of some prompts go through the model.
-        vectors: gives what the model has for each token that goes in, (V, D).
+        segment_end: pattern of a token that ends a segment.
+        path_for: selects the forward path for rows of some prompts.
+        vectors: returns the input embeddings, (V, D).
     """
 
     encoder: PromptEncoder
@@ -54,7 +54,7 @@ class TextRollouts:
     vectors: Callable[[], Tensor]
 
     def generate(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan) -> Rollout:
-        """Rows that the policy writes now; of a greedy plan one per prompt, which all members carry."""
+        """Rows that the policy generates now; a greedy plan has one row per prompt, copied to all members."""
         ids = plan.prompt_ids or tuple(range(len(prompts)))
         rows = [(p, m) for p, numbers in enumerate(plan.members_of(len(prompts), group_size)) for m in numbers]
         carriers_of = [[row] for row in range(len(rows))]  # the rows that carry what is written once
@@ -94,8 +94,8 @@ class TextRollouts:
     def _batches(
         self, prompts: Sequence[Prompt], ids: Sequence[int], rows: Sequence[tuple[int, int]], seed: int, plan: Plan
     ) -> tuple[list[EncodedPrompt], Iterator[dict[int, Completion]]]:
-        """What is read of each (prompt, member) that is drawn, and what is written, batch by batch."""
-        drawing = self._drawing(plan)
+        """The encoded prompt of each (prompt, member) row, and an iterator over generated batches."""
+        params = self._params(plan)
         environments = [] if plan.environment is None else [GuardedEnvironment(plan.environment) for _ in rows]
         if environments and self.segment_end is not None:
             raise ConfigError("turns are the segments of an exchange: remove policy.segment_end")
@@ -109,12 +109,12 @@ class TextRollouts:
                 if opened.images
                 else shared.setdefault((rows[n][0], repr((opened.text, opened.messages))), opened)
             )
-        encoded = self._encoded(row_prompts, [prompts[p] for p, _ in rows], environments, drawing.length)
+        encoded = self._encoded(row_prompts, [prompts[p] for p, _ in rows], environments, params.length)
         path = self.path_for(encoded)
         if environments and isinstance(path, PlainPath) and path.has_encoder:
             raise PolicyError(f"{type(path.model).__name__} reads and writes apart: it cannot go on after an answer")
         of_entry = {p: n for n, (p, _) in reversed(list(enumerate(rows)))}
-        initial = self._initial(path, [encoded[of_entry[p]] for p in range(len(prompts))], plan, drawing)
+        initial = self._initial(path, [encoded[of_entry[p]] for p in range(len(prompts))], plan, params)
         starts = [RowStart(opened, initial[p]) for opened, (p, _) in zip(encoded, rows, strict=True)]
         first_of: dict[tuple[int, int, int | None], int] = {}  # rows of one beginning read it once
         keys = [
@@ -124,13 +124,13 @@ class TextRollouts:
         owners = [first_of.setdefault(key, n) for n, key in enumerate(keys)]
         seeds = [derive_seed(seed, ids[p], member) for p, member in rows]
         if not environments:
-            return encoded, generate_rows(path, starts, owners, seeds, drawing)
+            return encoded, generate_rows(path, starts, owners, seeds, params)
         return encoded, generate_conversations(
             path,
             starts,
             owners,
             seeds,
-            drawing,
+            params,
             environments=environments,
             openings=openings,
             encoder=self.encoder,
@@ -144,9 +144,9 @@ class TextRollouts:
         environments: Sequence[GuardedEnvironment],
         length: int,
     ) -> list[EncodedPrompt]:
-        """Prompts with the turns of ``reset``, or without them where the policy cannot take those.
+        """Prompts with the turn of ``reset``, or without it if the policy cannot take that turn.
 
-        Raises DataError for a prompt that it cannot take either way, and where it can take none of the turns.
+        Raises DataError for a prompt that it cannot take either way, and if it can take none of the turns.
         """
         encoded, errors = [], []
         for number, prompt in enumerate(opened):
@@ -166,9 +166,9 @@ class TextRollouts:
         return encoded
 
     def read(self, samples: Sequence[OffPolicySample], *, plan: Plan) -> Rollout:
-        """Rows of what others wrote; log-probabilities that nobody gave are 0."""
+        """Off-policy rows; missing log-probabilities are 0."""
         encoded = [self.encoder(_read_behind(sample.sample, plan)) for sample in samples]
-        samplings = recorded_samplings(samples, self._drawing(plan).sampling)
+        samplings = recorded_samplings(samples, self._params(plan).sampling)
         completions = [self.completion(sample, sampling) for sample, sampling in zip(samples, samplings, strict=True)]
         for sample, completion in zip(encoded, completions, strict=True):
             self.encoder.require_room(sample, len(completion.token_T))
@@ -197,7 +197,7 @@ class TextRollouts:
         return replace(rollout, trace=TextTrace.of(encoded, rollout.prompt_index_B.tolist(), trace.completions))
 
     def _require_tokens(self, rollout: Rollout) -> None:
-        """Raises ConfigError if the tokens of drawn rows say something else here."""
+        """Raises ConfigError if the tokens of sampled rows decode to another text here."""
         for row, sample in enumerate(rollout.samples):
             is_sampled = rollout.origin_B is None or int(rollout.origin_B[row]) == Origin.ON_POLICY
             decoded = self.encoder.text(sample.tokens or ())
@@ -208,7 +208,7 @@ class TextRollouts:
                 )
 
     def _sample(self, off_policy: OffPolicySample, completion: Completion) -> Sample:
-        """The sample, with what it did not say of itself."""
+        """The sample, with missing fields filled in from the completion."""
         sample, completed = off_policy.sample, with_completion(off_policy.sample, completion, self.encoder.text, ())
         logprob = sample.logprob if off_policy.old_logprob_T is None else completed.logprob
         return replace(
@@ -229,7 +229,7 @@ class TextRollouts:
             raise DataError(f"the answer to {sample.prompt.text!r:.60} is no text: a language policy cannot read it")
         if sample.tokens is None:
             end = [self.encoder.end_id(self.end_ids.tolist())] if sample.finished else []
-            token_T = torch.cat([self.encoder.target(sample.text or ""), torch.tensor(end, dtype=torch.long)])
+            token_T = torch.cat([self.encoder.encode_text(sample.text or ""), torch.tensor(end, dtype=torch.long)])
         else:
             token_T = torch.as_tensor(list(sample.tokens), dtype=torch.long)
         if len(token_T) == 0 or (old_T is not None and old_T.shape != token_T.shape):
@@ -264,7 +264,7 @@ class TextRollouts:
                 "policy.suppress, or from the answer"
             )
 
-    def _drawing(self, plan: Plan) -> GenerationParams:
+    def _params(self, plan: Plan) -> GenerationParams:
         if plan.stochastic or plan.same_initial_noise or plan.splits or any(value.view == OLD for value in plan.values):
             raise PolicyError(
                 "tokens have no windows, shared noise, trees of noise or means: leave out window, same_initial_noise, "
@@ -281,20 +281,20 @@ class TextRollouts:
             length=settings.max_new_tokens,
             greedy=plan.deterministic,
             numbers=tuple(sorted(statistics)),
-            batch=settings.rollout_batch,
+            batch_size=settings.rollout_batch,
             end_ids=self.end_ids,
             embedding_VD=self.vectors() if SEMANTIC_ENTROPY.name in statistics else None,
         )
 
     def _initial(
-        self, path: ForwardPath, encoded: Sequence[EncodedPrompt], plan: Plan, drawing: GenerationParams
+        self, path: ForwardPath, encoded: Sequence[EncodedPrompt], plan: Plan, params: GenerationParams
     ) -> Sequence[Completion | None]:
-        """What each prompt's rows go on from: what the plan continues, else the beginning that the prompt gives."""
+        """The beginning of each prompt's rows: the plan's continuation, else the prompt's prefix."""
         continues = plan.continues or (None,) * len(encoded)
         if len(continues) != len(encoded):
             raise DataError(f"Plan.continues is for {len(continues)} prompts, got {len(encoded)}")
         initial = [
-            initial_completion(self.encoder, encoded_prompt, continuation, drawing)
+            initial_completion(self.encoder, encoded_prompt, continuation, params)
             for encoded_prompt, continuation in zip(encoded, continues, strict=True)
         ]
         started = [p for p, completion in enumerate(initial) if completion is not None]
@@ -311,7 +311,7 @@ class TextRollouts:
 
 
 def _read_behind(sample: Sample, plan: Plan) -> Prompt:
-    """The prompt of a sample that is read, with what the environment said first where it was an exchange."""
+    """The prompt of an off-policy sample, with the environment's opening turn if the sample is a conversation."""
     if plan.environment is None or not sample.turn_ends:
         return sample.prompt
     return with_opening_turn(sample.prompt, GuardedEnvironment(plan.environment).reset(sample.prompt))

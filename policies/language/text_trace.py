@@ -1,4 +1,4 @@
-"""What a rollout of text remembers of itself, row by row, so that any rows can be scored in any batch."""
+"""The trace of a text rollout: per-row data from which any rows can be scored in any batch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class TextTrace:
     """Prompts and completions.
 
     Attributes:
-        prompts: what the rows continue.
-        prompt_of_B: which of them each row continues.
+        prompts: the prompts.
+        prompt_of_B: the prompt of each row.
         completions: one per row.
     """
 
@@ -37,7 +37,9 @@ class TextTrace:
     def of(
         cls, prompts: Sequence[EncodedPrompt], groups: Sequence[int], completions: Sequence[Completion]
     ) -> TextTrace:
-        """Rows with a prompt and a group each; those alike in both share the prompt."""
+        """The trace of rows with a prompt and a group each; rows with the same prompt object and group share the
+        prompt.
+        """
         keys = [(group, id(prompt)) for group, prompt in zip(groups, prompts, strict=True)]
         number = {key: n for n, key in enumerate(dict.fromkeys(keys))}
         first = dict(zip(reversed(keys), reversed(prompts), strict=True))
@@ -45,7 +47,7 @@ class TextTrace:
 
     @classmethod
     def joined(cls, traces: Sequence[TextTrace]) -> TextTrace:
-        """The rows of several, one after the other; those that were shown one prompt share it."""
+        """The rows of several traces, concatenated; rows with the same prompt object share the prompt."""
         row_prompts = [trace.prompts[owner] for trace in traces for owner in trace.prompt_of_B]
         number = {key: n for n, key in enumerate(dict.fromkeys(id(prompt.prompt) for prompt in row_prompts))}
         first = {id(prompt.prompt): prompt for prompt in reversed(row_prompts)}
@@ -56,14 +58,14 @@ class TextTrace:
         )
 
     def alike(self, rows: Sequence[int]) -> list[list[int]]:
-        """Rows of one distribution together, as they have to be to be scored together."""
+        """Groups rows by their distribution, since a scoring batch has one distribution."""
         groups: dict[int, list[int]] = {}
         for row in rows:
             groups.setdefault(id(self.completions[row].sampling), []).append(row)
         return list(groups.values())
 
     def batches(self, rows: Sequence[int], *, max_tokens: int, shared: bool) -> list[list[int]]:
-        """Rows that are scored together, those of a prompt side by side; a shared prompt's tokens are counted once."""
+        """Scoring batches, rows of one prompt together; the tokens of a shared prompt are counted once."""
         by_prompt: dict[int, list[int]] = {}
         for row in rows:
             by_prompt.setdefault(self.prompt_of_B[row], []).append(row)
@@ -86,7 +88,7 @@ class TextTrace:
         return batches
 
     def _ordered(self, rows: Sequence[int]) -> list[int]:
-        """Rows of one prompt, shorter ones first; where some went on from others, those that begin alike first."""
+        """Rows of one prompt, shorter ones first; if rows continue others, sorted by their tokens."""
         tokens = {row: self.completions[row].token_T for row in rows}
         if not any(self.completions[row].num_inherited for row in rows):
             return sorted(rows, key=lambda row: len(tokens[row]))
@@ -96,7 +98,7 @@ class TextTrace:
 def with_completion(
     sample: Sample, completion: Completion, decode: Callable[[Sequence[int]], str], names: Sequence[str]
 ) -> Sample:
-    """The sample as the rewards will see it: with a completion, and means of what they ask for of its decisions."""
+    """The sample with a completion and the requested means over its decisions, as rewards will see it."""
     return replace(
         sample,
         text=decode(completion.token_T.tolist()),
@@ -126,12 +128,12 @@ def build_rollout(
     """The rollout of a trace.
 
     Args:
-        trace: what was written.
-        samples: what the rewards see of each row.
-        tokenizer: turns ids into text.
-        segment_end: what ends a segment.
-        trained: whether the decisions were drawn at random, and so can be trained on.
-        stored_values: numbers that were kept of the tokens and are the rollout's values.
+        trace: the trace.
+        samples: the sample of each row.
+        tokenizer: the model's tokenizer.
+        segment_end: pattern of a token that ends a segment.
+        trained: whether the decisions were sampled at random, and so can be trained on.
+        stored_values: per-token statistics that are values of the rollout.
 
     Returns:
         B rows, padded to the longest completion.
@@ -165,7 +167,7 @@ def _padded(name: str, completions: Sequence[Completion]) -> Tensor:
 
 
 def _turns(completions: Sequence[Completion], T: int) -> Tensor:
-    """The number of each token's turn; what the policy was told belongs to the turn that follows."""
+    """The number of each token's turn; tokens of the environment belong to the turn that follows."""
     segment_BT = torch.zeros(len(completions), T, dtype=torch.long)
     for row, completion in enumerate(completions):
         for turn in completion.turns[:-1]:

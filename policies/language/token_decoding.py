@@ -1,4 +1,4 @@
-"""Draws completions token by token; finished rows leave the batch."""
+"""Token-by-token decoding; finished rows leave the batch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ..prefix import Prefix, with_growing_cache, with_static_cache
 from ..token_buffer import TokenBuffer
 from .transformer import Transformer
 
-COMPACT_BELOW = 0.75  # share of rows still writing at which the others are dropped from the batch
-LOOK_EVERY_ON_GPU = 8  # steps between looks at what has finished; each waits for the device
+COMPACT_BELOW = 0.75  # share of unfinished rows below which finished rows leave the batch
+LOOK_EVERY_ON_GPU = 8  # steps between checks for finished rows; each check waits for the device
 
 
 @torch.no_grad()
@@ -22,7 +22,7 @@ def decode_rows(
     Args:
         transformer: the model.
         prefix: N rows.
-        tape: what the N rows are written on.
+        buffer: the buffer that samples and stores the tokens of the N rows.
         end_ids: tokens that end a completion.
         compiled: whether to decode over a static cache with a compiled forward; no row then leaves the batch.
     """

@@ -1,4 +1,4 @@
-"""Writes rows: many from one beginning, each by random numbers of its own."""
+"""Generation of rows: many rows from one beginning, each with its own random numbers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .forward_paths import ForwardPath
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowStart:
-    """What rows go on from.
+    """The beginning of rows.
 
     Attributes:
-        prompt: what was asked.
-        begun: the answer so far; None if nothing is there.
+        prompt: the prompt.
+        initial: the beginning of the answer; None if it is empty.
     """
 
     prompt: EncodedPrompt
@@ -32,67 +32,67 @@ class RowStart:
 
     @property
     def num_initial(self) -> int:
-        """Tokens of the answer so far."""
+        """Number of tokens of the beginning of the answer."""
         return 0 if self.initial is None else len(self.initial.token_T)
 
     def read(self, fill: int) -> EncodedPrompt:
-        """Prompt and answer so far as one."""
+        """Prompt and beginning of the answer as one prompt."""
         return self.prompt if self.initial is None else self.prompt.with_tokens(self.initial.token_T, fill)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GenerationParams:
-    """How rows are written.
+    """Sampling parameters of a rollout.
 
     Attributes:
-        sampling: the distribution drawn from.
-        length: the most tokens of an answer, its beginning included.
-        greedy: whether the likeliest token is taken.
-        numbers: what is kept of each token beside its log-probability.
-        batch: rows written together.
+        sampling: the sampling distribution.
+        length: maximum number of tokens of an answer, including its beginning.
+        greedy: whether to take the likeliest token.
+        numbers: statistics to store per token besides its log-probability.
+        batch_size: rows per decoding batch.
         end_ids: tokens that end an answer.
-        embedding_VD: the vector that the model has for each token, if a number is made of them.
+        embedding_VD: the model's token embeddings, if a statistic needs them.
     """
 
     sampling: TokenSampling
     length: int
     greedy: bool
     numbers: tuple[str, ...]
-    batch: int
+    batch_size: int
     end_ids: Tensor
     embedding_VD: Tensor | None = None
 
 
 def initial_completion(
-    encoder: PromptEncoder, prompt: EncodedPrompt, continuation: Continuation | None, drawing: GenerationParams
+    encoder: PromptEncoder, prompt: EncodedPrompt, continuation: Continuation | None, params: GenerationParams
 ) -> Completion | None:
-    """What a continuation, or else the prompt, gives of the answer; None if nothing.
+    """The beginning of the answer from a continuation, else from the prompt's prefix; None if it is empty.
 
-    Raises: DataError for a continuation that has ended.
+    Raises: DataError for a continuation that contains an end token.
     """
-    initial = _taken_over(encoder, prompt, continuation, drawing)
+    initial = _inherited_completion(encoder, prompt, continuation, params)
     if initial is None or continuation is None or not continuation.then:
         return initial
-    return Completion.concat([initial, Completion.forced(encoder.target(continuation.then), drawing.sampling)])
+    return Completion.concat([initial, Completion.forced(encoder.encode_text(continuation.then), params.sampling)])
 
 
-def _taken_over(
-    encoder: PromptEncoder, prompt: EncodedPrompt, continuation: Continuation | None, drawing: GenerationParams
+def _inherited_completion(
+    encoder: PromptEncoder, prompt: EncodedPrompt, continuation: Continuation | None, params: GenerationParams
 ) -> Completion | None:
     if continuation is None:
-        token_T = encoder.target(prompt.prompt.prefix or "")
-        return Completion.forced(token_T, drawing.sampling) if len(token_T) else None
+        token_T = encoder.encode_text(prompt.prompt.prefix or "")
+        return Completion.forced(token_T, params.sampling) if len(token_T) else None
     token_T = torch.as_tensor(list(continuation.token_ids), dtype=torch.long)
-    if bool(torch.isin(token_T, drawing.end_ids.cpu()).any()):
+    if bool(torch.isin(token_T, params.end_ids.cpu()).any()):
         raise DataError(f"what is to be continued of {prompt.prompt.text!r:.60} holds an end token; cut it before that")
     if len(token_T) == 0:
         return None
     if continuation.trace is not None:
         return continuation.trace.completions[continuation.row].prefix(len(token_T))
     if continuation.old_logprob_T is None:
-        return Completion.forced(token_T, drawing.sampling)
+        return Completion.forced(token_T, params.sampling)
     return Completion.recorded(
-        token_T, drawing.sampling, logprob_T=continuation.old_logprob_T, num_forced=continuation.num_forced
+        token_T, params.sampling, logprob_T=continuation.old_logprob_T, num_forced=continuation.num_forced
     )
 
 
@@ -101,52 +101,52 @@ def generate_rows(
     starts: Sequence[RowStart],
     owner_N: Sequence[int],
     seed_N: Sequence[int],
-    drawing: GenerationParams,
+    params: GenerationParams,
 ) -> Iterator[dict[int, Completion]]:
-    """Writes N rows, batch by batch.
+    """Generates N rows, batch by batch.
 
-    Decision t of a row takes the t-th random number of its seed, wherever it goes on from.
+    Decision t of a row uses the t-th random number of its seed, wherever the row starts.
 
     Args:
-        way: how rows go through the model.
-        starts: what there is to go on from.
-        owner_N: which of them each row goes on from.
-        seed_N: of each row's random numbers.
-        drawing: how to write.
+        path: forward path of the rows.
+        starts: beginnings of rows.
+        owner_N: the beginning of each row.
+        seed_N: seed of each row's random numbers.
+        params: sampling parameters.
 
     Yields:
-        dict[int, Completion]: of a batch, by row: its whole answer, what it went on from included.
+        dict[int, Completion]: the full answers of a batch by row, including their beginnings.
 
     Raises:
-        DataError: a beginning leaves no room.
+        DataError: a beginning is as long as the limit.
     """
     for start in starts:
-        if start.num_initial >= drawing.length:
+        if start.num_initial >= params.length:
             raise DataError(
                 f"the answer to {start.prompt.prompt.text!r:.60} begins with {start.num_initial} given tokens, which "
-                f"leaves nothing of max_new_tokens={drawing.length} to write; raise it"
+                f"leaves nothing of max_new_tokens={params.length} to write; raise it"
             )
     texts = [start.read(path.fill) for start in starts]
-    for batch in path.decode_batches(texts, owner_N, drawing.batch):
+    for batch in path.decode_batches(texts, owner_N, params.batch_size):
         owners = sorted({owner_N[n] for n in batch})
         initial = [starts[owner_N[n]].num_initial for n in batch]
-        limit_n = torch.tensor([drawing.length - count for count in initial])
+        limit_n = torch.tensor([params.length - count for count in initial])
         uniform_nT = None
-        if not drawing.greedy:
+        if not params.greedy:
             uniform_nT = torch.zeros(len(batch), int(limit_n.max()))
             for position, (row, count) in enumerate(zip(batch, initial, strict=True)):
-                row_uniform_T = torch.rand(drawing.length, generator=torch.Generator().manual_seed(seed_N[row]))
-                uniform_nT[position, : drawing.length - count] = row_uniform_T[count:]
+                row_uniform_T = torch.rand(params.length, generator=torch.Generator().manual_seed(seed_N[row]))
+                uniform_nT[position, : params.length - count] = row_uniform_T[count:]
         buffer = TokenBuffer(
-            drawing.sampling,
+            params.sampling,
             limit_N=limit_n,
-            device=drawing.end_ids.device,
+            device=params.end_ids.device,
             uniform_NT=uniform_nT,
-            numbers=drawing.numbers,
-            embedding_VD=drawing.embedding_VD,
+            numbers=params.numbers,
+            embedding_VD=params.embedding_VD,
         )
-        path.write([texts[p] for p in owners], [owners.index(owner_N[n]) for n in batch], buffer, drawing.end_ids)
-        written = zip(batch, buffer.completions(drawing.end_ids), strict=True)
+        path.write([texts[p] for p in owners], [owners.index(owner_N[n]) for n in batch], buffer, params.end_ids)
+        written = zip(batch, buffer.completions(params.end_ids), strict=True)
         yield {row: _whole(starts[owner_N[row]].initial, completion) for row, completion in written}
 
 

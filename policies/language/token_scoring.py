@@ -1,4 +1,4 @@
-"""How likely the tokens of a rollout are, along whichever way they go through the model."""
+"""Log-probabilities of the tokens of a rollout, by any forward path."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def score_rows(
     mask_NT: Tensor | None = None,
     values: Sequence[Value] = (),
 ) -> tuple[Tensor, list[Tensor]]:
-    """Log-probability of every token of some rows, one after the other, under the distribution that they are of.
+    """Log-probability of every token of some rows, concatenated, under the rows' sampling distribution.
 
     Args:
-        way: how the rows go through the model.
-        trace: what was written.
-        rows: N of its rows, that may run together, all of one distribution.
-        head_bytes: float32 logits held at a time.
-        mask_NT: the tokens wanted; None wants all.
-        values: what is wanted of the distributions and of the hidden states too, as ``values`` has it.
+        path: forward path of the rows.
+        trace: the trace of the rollout.
+        rows: N of its rows, which may share a batch, all with one distribution.
+        head_bytes: maximum size of float32 logits in memory.
+        mask_NT: the requested tokens; None requests all.
+        values: further requested values of the distributions and of the hidden states, as in ``token_values``.
 
     Returns:
         logprob_M, and a vector for each of the values; float32.
@@ -53,7 +53,7 @@ def score_rows(
     ends = [value for value in values if value.name in END_VALUES]
     input_tokens = [torch.cat([token_T, token_T[-1:]]) for token_T in tokens] if ends else tokens
     states_NTD = path.states(trace, rows, input_tokens)
-    behind_NTD, states_NTD = states_NTD[:, 1:], states_NTD[:, :T]
+    after_NTD, states_NTD = states_NTD[:, 1:], states_NTD[:, :T]
     index = exists_NT.to(states_NTD.device)
     token_NT = pad_sequence(tokens, batch_first=True).to(states_NTD.device)
     support = None
@@ -70,36 +70,38 @@ def score_rows(
         support=support,
         extra_values=[partial(token_value, value) for value in by_token],
     )
-    value_M = dict(zip(by_token, of_tokens, strict=True)) | _attended(path, trace, rows, index, values)
+    value_M = dict(zip(by_token, of_tokens, strict=True)) | _attention_values(path, trace, rows, index, values)
     if ends:
-        value_M |= _of_ends(path, behind_NTD, completions, exists_NT, ends)
+        value_M |= _end_values(path, after_NTD, completions, exists_NT, ends)
     return logprob_M, [
         value_M[requested] if requested in value_M else row_value(requested, states_NTD, index) for requested in values
     ]
 
 
-def _of_ends(
-    path: ForwardPath, behind_NTD: Tensor, completions: Sequence[Completion], exists_NT: Tensor, ends: Sequence[Value]
+def _end_values(
+    path: ForwardPath, after_NTD: Tensor, completions: Sequence[Completion], exists_NT: Tensor, ends: Sequence[Value]
 ) -> dict[Value, Tensor]:
-    """Values behind the ends of texts, at their last tokens, of the (M,) that exist; 0 elsewhere."""
+    """Values at the position after the end of finished texts, at their last tokens, of the (M,) requested ones; 0
+    elsewhere.
+    """
     last_NT = torch.zeros_like(exists_NT)
     for row, completion in enumerate(completions):
         if completion.finished and len(completion.token_T) <= last_NT.shape[1]:
             last_NT[row, len(completion.token_T) - 1] = True
-    last_NT, device = last_NT & exists_NT, behind_NTD.device
+    last_NT, device = last_NT & exists_NT, after_NTD.device
     nothing_M = torch.zeros(int(exists_NT.sum()), device=device)
     if not bool(last_NT.any()):
         return dict.fromkeys(ends, nothing_M)
-    logits_EV, position_E = path.logits(behind_NTD[last_NT.to(device)]), last_NT[exists_NT].nonzero()[:, 0].to(device)
+    logits_EV, position_E = path.logits(after_NTD[last_NT.to(device)]), last_NT[exists_NT].nonzero()[:, 0].to(device)
     return {
         value: nothing_M.index_put((position_E,), END_VALUES[value.name](logits_EV, *value.numbers)) for value in ends
     }
 
 
-def _attended(
+def _attention_values(
     path: ForwardPath, trace: TextTrace, rows: Sequence[int], kept_NT: Tensor, values: Sequence[Value]
 ) -> dict[Value, Tensor]:
-    """The values of attention among these, (M,) each: every row is run by itself, to its end."""
+    """The attention values among these, (M,) each; every row runs separately, in full."""
     attention = [value for value in values if value.name in ATTENTION_VALUES]
     if not attention:
         return {}
@@ -114,9 +116,9 @@ def _attended(
 
 @torch.no_grad()
 def with_supports(path: ForwardPath, trace: TextTrace, *, head_bytes: int) -> TextTrace:
-    """The trace with what could be drawn at each token known, where sampling truncates and nobody kept it.
+    """The trace with the support of each token filled in, where sampling truncates and no support is stored.
 
-    It is what the weights of now allow; a token that was taken is always in it.
+    It is the support under the current policy; the sampled token is always included.
     """
     completions: list[Completion] = list(trace.completions)
     rows = [

@@ -1,4 +1,4 @@
-"""Rows that went on from others, run as the tree that they are: what they begin with alike goes through the model once.
+"""Rows that continue others, run as a tree: their common prefixes run through the model once.
 
 Axes: N rows, T tokens, D model width, K rows of a prefix.
 """
@@ -18,13 +18,13 @@ from .transformer import Transformer
 
 @dataclass(frozen=True, slots=True)
 class TokenSegment:
-    """Tokens that some rows have alike.
+    """Tokens that some rows have in common.
 
     Attributes:
-        rows: that have them.
-        start: the first of them.
-        end: the one after the last.
-        children: what follows in those rows; none where they end.
+        rows: the rows.
+        start: first token.
+        end: one past the last token.
+        children: the segments that follow in those rows; empty if the rows end.
     """
 
     rows: tuple[int, ...]
@@ -36,15 +36,15 @@ class TokenSegment:
 def segment_tree(
     rows: Sequence[int], tokens: Sequence[Sequence[int]], forks: Sequence[int]
 ) -> tuple[TokenSegment, ...]:
-    """The tree of rows of one prompt: they part at forks alone, wherever their tokens differ.
+    """The tree of rows of one prompt: rows branch only at forks, wherever their tokens differ.
 
     Args:
-        rows: numbers of rows.
-        tokens: of every row, by its number.
+        rows: row numbers.
+        tokens: tokens of every row, by its number.
         forks: numbers of tokens that rows took over from others.
 
     Returns:
-        What follows the prompt.
+        The segments that follow the prompt.
     """
     return _below(tuple(rows), tokens, 0, sorted(set(forks)))
 
@@ -74,16 +74,16 @@ def _below(
 def tree_states(
     transformer: Transformer, prefix: Prefix, trees: Sequence[Sequence[TokenSegment]], tokens: Sequence[Tensor]
 ) -> Tensor:
-    """What each token of N rows is predicted from; each of a segment's tokens runs once, the last of a row not at all.
+    """The states that predict each token of N rows; each token of a segment runs once, the last token of a row never.
 
     Args:
         transformer: the model.
-        prefix: a row for each tree, its prompt.
-        trees: of the prompts, over all rows.
-        tokens: of every row, none without any.
+        prefix: one row per tree: its prompt.
+        trees: trees of the prompts, over all rows.
+        tokens: tokens of every row, at least one each.
 
     Returns:
-        (N, T, D), anything behind a row's end.
+        (N, T, D), undefined after a row's end.
     """
     pieces: list[list[Tensor]] = [[] for _ in tokens]
     level = [(k, segment) for k, tree in enumerate(trees) for segment in tree]
@@ -111,12 +111,12 @@ def tree_states(
 
 
 def _run(segment: TokenSegment, tokens: Sequence[Tensor]) -> Tensor:
-    """The tokens of a segment that something is predicted from."""
+    """The input tokens of a segment."""
     return tokens[segment.rows[0]][segment.start : segment.end if segment.children else segment.end - 1]
 
 
 def _together(level: Sequence[tuple[int, TokenSegment]]) -> list[list[tuple[int, TokenSegment]]]:
-    """Segments that run together: those that end rows, and those of one length that others follow."""
+    """Batches of segments: those that end rows, and those of one length that others follow."""
     batches: dict[int, list[tuple[int, TokenSegment]]] = {}
     for item in level:
         batches.setdefault(item[1].end - item[1].start if item[1].children else 0, []).append(item)

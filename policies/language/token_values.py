@@ -1,4 +1,4 @@
-"""What a token can be asked beside its log-probability.
+"""Values of a token besides its log-probability.
 
 Axes: m tokens of a chunk, V vocabulary, D model width, N rows, T tokens of a row, M tokens of all rows.
 """
@@ -26,7 +26,7 @@ from .attention import ATTENTION_VALUES
 
 
 def end_logprob(logits_EV: Tensor, token: float) -> Tensor:
-    """Log-probability of a token by its number. Raises ConfigError for one that the vocabulary does not have.
+    """Log-probability of a token by its id. Raises ConfigError for an id outside the vocabulary.
 
     Shapes: (E, V) -> (E,).   Units: nats.
     """
@@ -38,23 +38,23 @@ def end_logprob(logits_EV: Tensor, token: float) -> Tensor:
 LAST_LAYER_VALUES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {"gradient_square": gradient_square, "gradient_curvature": gradient_curvature}
 )
-"""Values of the layer that makes the logits: of the states that it makes them of, those, and the token."""
+"""Values of the layer that makes the logits: functions of its input states, the logits, and the token."""
 
 
 END_VALUES: Mapping[str, Callable[..., Tensor]] = MappingProxyType({"end_logprob": end_logprob})
-"""Values of what would follow the end of a text: of its logits and the value's own numbers."""
+"""Values at the position after the end of a text: functions of its logits and the value's parameters."""
 
 ROW_VALUES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {"effective_rank": effective_rank, "rank_velocity": rank_velocity, "rank_acceleration": rank_acceleration}
 )
-"""Numbers of a row's hidden states, and of the value's own."""
+"""Values of a row: functions of its hidden states and the value's parameters."""
 
 STATE_VALUES = frozenset((*LAST_LAYER_VALUES, *ROW_VALUES, *ATTENTION_VALUES))
-"""Names of what the plain model does not say: of hidden states or attention."""
+"""Names of values that need hidden states or attention, which the plain model does not return."""
 
 
 def token_value(value: Value, state_mD: Tensor, logits_mV: Tensor, token_m: Tensor) -> Tensor:
-    """A value of the distribution, or of the layer that makes it; without grad by the states.
+    """A value of the distribution, or of the layer that makes it; without grad with respect to the states.
 
     Shapes: (m, D), (m, V), (m,) -> (m,).
     """
@@ -65,7 +65,7 @@ def token_value(value: Value, state_mD: Tensor, logits_mV: Tensor, token_m: Tens
 
 @torch.no_grad()
 def row_value(value: Value, state_NTD: Tensor, kept_NT: Tensor) -> Tensor:
-    """A number of each row's hidden states at its kept tokens, on each of these.
+    """A value of each row's hidden states at its unmasked tokens, repeated for each of them.
 
     Shapes: (N, T, D), bool (N, T) -> (M,).
     """
@@ -74,4 +74,4 @@ def row_value(value: Value, state_NTD: Tensor, kept_NT: Tensor) -> Tensor:
 
 
 TOKEN_VALUES = (PEERS.name, *END_VALUES, *sorted(STATE_VALUES), *LOGIT_VALUES)
-"""Names of what tokens have beside their log-probability."""
+"""Names of all values of tokens besides the log-probability."""

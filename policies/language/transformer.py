@@ -1,4 +1,4 @@
-"""A transformers model as the policy runs it: prompts into prefixes, prefixes into hidden states, those into logits."""
+"""A transformers model as the policy runs it: from prompts to prefixes, to hidden states, to logits."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ PROBE_TOKENS = 3
 
 
 class Transformer:
-    """Runs the model below its output embeddings, so that logits are only ever made where they are wanted.
+    """Runs the model below its output embeddings, so that logits are computed only where they are needed.
 
     Attributes:
         model: the wrapped model.
-        shares_prefix: whether its cache lets a prompt run once for all rows that share it.
-        compiles: whether it can also decode over a static cache: no layer forgets what lies behind a window.
+        shares_prefix: whether its cache lets a prompt run once for all of its rows.
+        compiles: whether it can decode over a static cache: no layer has a sliding window.
     """
 
     def __init__(self, model: PreTrainedModel, *, autocast: torch.dtype | None) -> None:
-        """Looks at how the model is made, by running it on a few tokens.
+        """Inspects the model by running it on a few tokens.
 
         Args:
             model: a causal language model, or an image-text-to-text model.
-            autocast: dtype of the arithmetic, if the weights are kept in another.
+            autocast: dtype of the arithmetic, if it differs from that of the weights.
 
         Raises:
-            PolicyError: its logits are not made from its last hidden states in a known way.
+            PolicyError: its logits are not a known function of its last hidden states.
         """
         if model.config.is_encoder_decoder:
             raise PolicyError(
@@ -64,11 +64,11 @@ class Transformer:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return self.model.device
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """What the model makes of last hidden states, float32.
+        """The model's logits of last hidden states, float32.
 
         Shapes: (..., D) -> (..., V).
         """
@@ -76,7 +76,7 @@ class Transformer:
             return self._head(hidden)
 
     def prefill(self, prompts: Sequence[EncodedPrompt], *, max_tokens: int) -> Prefix:
-        """Runs each prompt once, alike ones together; the rows are in the order given.
+        """Runs each prompt once, prompts of one kind in one batch; the rows are in the order of the prompts.
 
         Shapes: P prompts -> Prefix of P rows.
         """
@@ -101,15 +101,15 @@ class Transformer:
         return extend_prefix(prefix, token_NR.shape[1], run, takes_positions=self._takes_positions)
 
     def whole(self, prompts: Sequence[EncodedPrompt], tokens: Sequence[Tensor], *, fill: int = 0) -> Tensor:
-        """Runs prompts with their completions in one go, without a cache; all prompts must be of one kind.
+        """Runs prompts with their completions in one forward, without a cache; all prompts must be of one kind.
 
         Args:
             prompts: N prompts.
             tokens: N completions of up to R tokens.
-            fill: what the prompts' per-token tensors say of a completion's tokens.
+            fill: value of the prompts' per-token tensors at tokens of a completion.
 
         Returns:
-            (N, R, D), the states each token is predicted from.
+            (N, R, D), the states that predict each token.
         """
         lengths = torch.tensor([prompt.length for prompt in prompts])
         rows = [torch.cat([p.ids_P.to(self.device), t.to(self.device)]) for p, t in zip(prompts, tokens, strict=True)]
@@ -164,7 +164,7 @@ class Transformer:
         )
 
     def _media(self, prompts: Sequence[EncodedPrompt]) -> dict[str, Any]:
-        """Pictures and videos of prompts of one kind, in row order, in the dtype of the model."""
+        """Media tensors of prompts of one kind, in row order, in the dtype of the model."""
         media = {}
         for name in prompts[0].media:
             tensor = torch.cat([prompt.media[name] for prompt in prompts]).to(self.device)
@@ -181,7 +181,7 @@ class Transformer:
 
     @contextmanager
     def _decoder_positions(self) -> Iterator[list[Tensor]]:
-        """Collects the position ids that the text decoder is called with; nothing where it counts by itself."""
+        """Records the position ids that the text decoder receives; empty if it computes them."""
         recorded: list[Tensor] = []
 
         def note(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -196,7 +196,7 @@ class Transformer:
 
     @torch.no_grad()
     def _probed(self) -> tuple[Cache, LogitsHead]:
-        """The cache that a few tokens leave, and how their hidden states become logits."""
+        """The cache after a few tokens, and the function from their hidden states to logits."""
         ids_1L = torch.arange(PROBE_TOKENS, device=self.device)[None]
         cache = DynamicCache(config=self.model.config)
         output = self._run({"input_ids": ids_1L}, cache)
@@ -205,7 +205,7 @@ class Transformer:
 
 
 def _base_of(model: PreTrainedModel) -> nn.Module:
-    """What makes the last hidden states: the base model, or the child that reads the tokens where none is named so."""
+    """The module that makes the last hidden states: the base model, or else the child with the input embeddings."""
     if model.base_model is not model:
         return model.base_model
     embeddings = model.get_input_embeddings()

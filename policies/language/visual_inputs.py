@@ -1,4 +1,4 @@
-"""Images and videos of a prompt as a processor takes them: sizes and frames as the row's options ask for them.
+"""Images and videos of a prompt as input of a processor, with the sizes and frames of the row's options.
 
 Videos are sampled and resized as qwen-vl-utils does it, from files read by PyAV.
 """
@@ -22,11 +22,11 @@ from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt
 
 MERGED = 2
-"""Patches of a token on each side, as qwen-vl-utils has them."""
+"""Patches per side of a token, as in qwen-vl-utils."""
 PATCH = 14
-"""Pixels of a patch on each side, where a processor does not say."""
+"""Pixels per side of a patch, if the processor does not define it."""
 LIST_FPS = 2.0
-"""Frames a second of a list of frames, as qwen-vl-utils has it."""
+"""Frame rate of a list of frames, in frames per second, as in qwen-vl-utils."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +34,9 @@ class VisualInputs:
     """Images and videos of a prompt.
 
     Attributes:
-        images: each at the size that the processor gets.
-        videos: frames (F, C, H, W) of each.
-        metadata: of each video, as transformers' ``VideoMetadata``.
+        images: images at the size that the processor receives.
+        videos: frames (F, C, H, W) of each video.
+        metadata: metadata of each video, as transformers' ``VideoMetadata``.
         arguments: further arguments of the processor's call.
     """
 
@@ -50,15 +50,15 @@ def visual_inputs(prompt: Prompt, processor: Any, video_settings: Mapping[str, A
     """The images and videos of a prompt, opened, sampled and resized.
 
     Args:
-        prompt: whose.
-        processor: of the model.
+        prompt: the prompt.
+        processor: processor of the model.
         video_settings: ``policy.video``; options of a row override it.
 
     Returns:
-        What the processor gets. Where an option decides a size, the processor does not resize.
+        The processor's inputs. If an option sets a size, the processor does not resize.
 
     Raises:
-        DataError: for media that cannot be read, and options that do not apply to the model.
+        DataError: a medium cannot be read, or an option does not apply to the model.
     """
     image_options, video_options = options_of(prompt, "image"), options_of(prompt, "video")
     arguments: dict[str, Any] = {}
@@ -89,7 +89,7 @@ def _sizes(options: Mapping[str, Any]) -> list[str]:
 
 
 def _factor(processor: Any) -> int | None:
-    """What both edges of an image are a multiple of; None for a processor that does not resize as Qwen-VL's do."""
+    """The divisor of both edges of an image; None for a processor that does not resize as Qwen-VL's do."""
     patch, merged = getattr(processor, "patch_size", None), getattr(processor, "merge_size", None)
     return patch * MERGED if isinstance(patch, int) and merged == MERGED else None
 
@@ -102,7 +102,7 @@ def _patch(video_processor: Any) -> int:
 def _resized(
     images: Sequence[Image.Image], options: Sequence[Mapping[str, Any]], processor: Any, prompt: Prompt
 ) -> list[Image.Image]:
-    """Images at the sizes that their options ask for; without options, at that of the processor's own bounds."""
+    """Images at the sizes of their options; without options, within the processor's bounds."""
     factor, size = _factor(processor), getattr(processor, "size", None)
     if factor is None:
         raise DataError(_not_applicable(prompt, [name for each in options for name in each], processor))
@@ -128,7 +128,7 @@ def _not_applicable(prompt: Prompt, names: Sequence[str], processor: Any) -> str
 def _video(
     video: Any, options: Mapping[str, Any], settings: Mapping[str, Any], patch: int
 ) -> tuple[Tensor, Mapping[str, Any]]:
-    """A video's frames (F, C, H, W) as floats of 0 to 255, and what the processor wants to know of them."""
+    """A video's frames (F, C, H, W) as floats of 0 to 255, and their metadata for the processor."""
     from qwen_vl_utils.vision_process import fetch_video
 
     try:
@@ -158,7 +158,7 @@ def _name(video: Any) -> str:
 
 
 def _from_file(video: VideoFile, options: Mapping[str, Any], patch: int) -> tuple[Tensor, Mapping[str, Any]]:
-    """Frames of a file at even distances; of a variable rate, at even times."""
+    """Frames of a file at equal distances; of a file with variable rate, at equal times."""
     chosen, total = _chosen(options, video.num_frames, video.fps)
     frames_TCHW = _sized(video.frames_at([index / video.fps for index in chosen]), len(chosen), options, patch)
     metadata = {"fps": video.fps, "frames_indices": chosen, "total_num_frames": total, "video_backend": "pyav"}
@@ -168,7 +168,7 @@ def _from_file(video: VideoFile, options: Mapping[str, Any], patch: int) -> tupl
 def _from_list(
     frames: Sequence[Image.Image], options: Mapping[str, Any], patch: int
 ) -> tuple[Tensor, Mapping[str, Any]]:
-    """Frames of a list: all of them, or those that ``nframes``, ``video_start`` and ``video_end`` choose."""
+    """Frames of a list: all of them, or a selection by ``nframes``, ``video_start`` and ``video_end``."""
     from qwen_vl_utils.vision_process import FRAME_FACTOR
 
     unused = [name for name in ("fps", "min_frames", "max_frames") if name in options]
@@ -189,7 +189,7 @@ def _from_list(
 
 
 def _chosen(options: Mapping[str, Any], num_frames: int, fps: float) -> tuple[list[int], int]:
-    """The frames that are sampled, and among how many."""
+    """The sampled frame indices, and the number of frames they are sampled from."""
     from qwen_vl_utils.vision_process import calculate_video_frame_range, smart_nframes
 
     first, last, total = calculate_video_frame_range(dict(options), num_frames, fps)
@@ -198,7 +198,7 @@ def _chosen(options: Mapping[str, Any], num_frames: int, fps: float) -> tuple[li
 
 
 def _sized(frames: Any, count: int, options: Mapping[str, Any], patch: int) -> Tensor:
-    """Frames at the size of ``fetch_video`` of qwen-vl-utils, each resized as it comes, (F, C, H, W)."""
+    """Frames at the size of ``fetch_video`` of qwen-vl-utils, each resized when it is read, (F, C, H, W)."""
     from qwen_vl_utils import vision_process
     from torchvision.transforms import InterpolationMode, functional
 

@@ -117,7 +117,7 @@ def test_the_supervised_loss_is_that_of_transformers() -> None:
     sums, count = [], 0
     for example in examples:
         encoded = policy._encoder(example.prompt)
-        target = torch.cat([policy._encoder.target(example.text or ""), torch.tensor([end])])
+        target = torch.cat([policy._encoder.encode_text(example.text or ""), torch.tensor([end])])
         ids = torch.cat([encoded.ids_P, target])[None]
         types = torch.cat(
             [encoded.per_token["mm_token_type_ids"], torch.zeros(1, len(target), dtype=torch.long)], dim=1

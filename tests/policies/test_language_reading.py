@@ -69,7 +69,7 @@ def test_an_answer_of_a_data_set_is_its_text_and_the_end() -> None:
     answers = [Sample(prompt, 4, 0, text="one red"), Sample(prompt, 4, 1, text="one red", finished=False)]
     handed: list[Any] = []
     read = policy.read([OffPolicySample(sample=one) for one in answers], seed=0, plan=Plan(on_samples=handed.extend))
-    tokens = policy._encoder.target("one red").tolist()
+    tokens = policy._encoder.encode_text("one red").tolist()
     end = policy._encoder.end_id(policy._end_ids.tolist())
     assert [list(sample.tokens or ()) for sample in read.samples] == [[*tokens, end], tokens]
     assert read.mask_BT.tolist() == [[True] * (len(tokens) + 1), [True] * len(tokens) + [False]]

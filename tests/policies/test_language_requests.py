@@ -105,7 +105,7 @@ def test_a_given_beginning_is_never_drawn_and_never_trained(name: str, settings:
     policy = policy_of(name, **settings)
     prompts = [replace(prompt, prefix=PREFIX) for prompt in prompts_of(name)]
     rollout = policy.rollout(prompts, group_size=3, seed=SEED)
-    forced = policy._encoder.target(PREFIX).tolist()
+    forced = policy._encoder.encode_text(PREFIX).tolist()
     count = len(forced)
     assert count == 3
     assert not rollout.mask_BT[:, :count].any()

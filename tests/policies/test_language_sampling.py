@@ -249,7 +249,7 @@ def test_values_of_samples_are_there_where_they_are_asked_for() -> None:
     policy = policy_of("llama")
     sample = rollout_of(policy, "llama").samples[0]
     assert sample.values == {}
-    with pytest.raises(AttributeError, match=r'sample\.values\["certainty"\], there if Plan\.sample_values names it'):
+    with pytest.raises(AttributeError, match=r'sample\.values\["certainty"\], with "certainty" in Plan\.sample_values'):
         _ = sample.certainty
     with pytest.raises(ConfigError, match="tokens have no sample value value: known are certainty, entropy"):
         policy.rollout(prompts_of("llama"), group_size=1, seed=SEED, plan=Plan(sample_values=("value",)))
