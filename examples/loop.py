@@ -18,7 +18,7 @@ from mmgrpo.config import RunConfig
 from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Policy
 
-LEFT_OUT = ("critic", "schedules", "controllers", "stages", "runs")
+LEFT_OUT = ("critic", "schedules", "controllers", "phases", "runs")
 """Sections that change what is learned and are not in the loop."""
 
 
@@ -52,7 +52,7 @@ def train(name: str, overrides: Sequence[str] = ()) -> Policy:
         prompts = stream.at_step(step, memory)
         setting = algorithm.step_setting(step, memory, prompts.key)
         value = partial(mmgrpo.valued, rewards=rewards, advantages=algorithm.advantages, step=step)
-        plan, reads = mmgrpo.plan_at(algorithm, policy, step), config.rollout.decisions == "read"
+        plan, reads = mmgrpo.plan_at(algorithm, policy, step), config.rollout.training_states == "renoised"
         told = {"contexts": algorithm.prompt_templates, "plan": plan, "value": value, "reads": reads}
         experience = mmgrpo.gather(policy, algorithm.strategy, prompts.prompt, scorer, setting=setting, job=job, **told)
         verdict = mmgrpo.judge(experience, rewards, step=step, job=job)

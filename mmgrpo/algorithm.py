@@ -1,7 +1,7 @@
 """What a configuration trains: every function that it names, bound once to its numbers.
 
 ``Algorithm.of(config)`` binds the strategy, the prompt templates, the advantage chain, the objective and the schedules.
-``Algorithm.at(step, memory)`` is the algorithm at a step: schedules, stages and controllers applied, and only the parts
+``Algorithm.at(step, memory)`` is the algorithm at a step: schedules, phases and controllers applied, and only the parts
 bound again whose section changed. The trainer, ``mmgrpo explain`` and ``mmgrpo doctor`` ask the same object.
 
 This module imports no torch, so that ``mmgrpo explain`` reads what a run would do without it.
@@ -18,9 +18,9 @@ from pydantic import ValidationError
 from mmgrpo.config import (
     AdvantageConfig,
     AuxiliaryConfig,
-    ForeignConfig,
     Named,
     ObjectiveConfig,
+    OffPolicyConfig,
     RewardConfig,
     RolloutConfig,
     RunConfig,
@@ -162,7 +162,7 @@ class Algorithm:
     Attributes:
         config: of the run, or of the step; with the numbers that follow from other sections.
         strategy: what is sampled at a step.
-        prompt_templates: what a member is shown in place of the prompt, by name: ``rollout.contexts``.
+        prompt_templates: what a member is shown in place of the prompt, by name: ``rollout.prompt_templates``.
         view_templates: likewise in auxiliary forward passes, by the name of the view.
         task_template: how a task of a mixed run is shown a sample of the task before it; None: it is after no other.
         window: (num_decisions, seed or step) -> the stochastic decisions of a step; None: all.
@@ -172,7 +172,7 @@ class Algorithm:
         answer_weights: weights of supervised answers by the pass rate of their groups, by label of ``auxiliary``.
         reward_schedules: step -> factor of the weight, by label of the reward.
         prompt_sampler: which prompts a step takes; None: those of the shuffled order.
-        course: schedules, stages and controllers.
+        course: schedules, phases and controllers.
         moved: what they have changed by the step.
     """
 
@@ -354,7 +354,7 @@ class Algorithm:
             The stream.
 
         Raises:
-            ConfigError: ``rollout.planner.source`` names none of the sources.
+            ConfigError: ``rollout.strategy.source`` names none of the sources.
             DataError: rows lack a column that an estimator or a filter reads.
         """
         config, section = self.config, self.config.prompts
@@ -362,7 +362,7 @@ class Algorithm:
         for name, part in self.advantages.named():
             for column in part.columns:
                 require_numbers(prompts, column, f"{name}{method}")
-        require_source(config.rollout.planner.numbers.get("source"), section)
+        require_source(config.rollout.strategy.numbers.get("source"), section)
         parts = [*section.sources] if section else []
         skipping = [part.known_as for part in parts if part.on_error == "skip"]
         return PromptStream(
@@ -416,7 +416,7 @@ def objective_of(config: ObjectiveConfig) -> Objective:
         entropy_bonus=config.entropy_bonus,
         modulations=modulations,
         further=tuple(_term(term) for term in config.terms),
-        foreign=None if config.foreign is None else _foreign(config.foreign),
+        foreign=None if config.off_policy is None else _foreign(config.off_policy),
     )
 
 
@@ -432,12 +432,15 @@ def filters_of(config: AdvantageConfig) -> tuple[Filter, ...]:
 
 def strategy_of(config: RolloutConfig) -> Planner:
     """What is sampled at a step. Raises ConfigError as ``objective_of``."""
-    return _call("rollout.planner", PLANNERS, config.planner, Planner)
+    return _call("rollout.strategy", PLANNERS, config.strategy, Planner)
 
 
 def prompt_templates_of(config: RolloutConfig) -> dict[str, Context]:
     """What a strategy may show in place of the prompt, by name. Raises ConfigError as ``objective_of``."""
-    return {label: bound(f"rollout.contexts.{label}", CONTEXTS, named)() for label, named in config.contexts.items()}
+    return {
+        label: bound(f"rollout.prompt_templates.{label}", CONTEXTS, named)()
+        for label, named in config.prompt_templates.items()
+    }
 
 
 def answer_weight_of(config: AuxiliaryConfig) -> Callable[[Tensor], Tensor]:
@@ -484,14 +487,14 @@ def require_advantages(algorithm: Algorithm) -> None:
             members of a group at every step.
     """
     config = algorithm.config
-    size = config.rollout.group_size if config.rollout.planner.name in OF_GROUP_SIZE else None
+    size = config.rollout.group_size if config.rollout.strategy.name in OF_GROUP_SIZE else None
     environment = config.rollout.environment
     for name, part in algorithm.advantages.named():
         if isinstance(part, Estimator) and part.tokens and not _samples_tokens(config):
             raise ConfigError(
                 f"{name} reads the token of each decision, and a decision of this policy is not one token: set "
                 "policy.decision: token where the policy has it (and policy.reading.estimate: whole or shares with "
-                "rollout.decisions: read), or remove the estimator"
+                "rollout.training_states: renoised), or remove the estimator"
             )
         if isinstance(part, Estimator) and part.turns and environment is None:
             raise ConfigError(f"{name} reads turns of exchanges: set rollout.environment")
@@ -561,19 +564,19 @@ def _gives_rewards(environment: Named) -> bool:
 
 def _samples_tokens(config: RunConfig) -> bool:
     policy = config.policy
-    renoised = config.rollout.decisions == "read"
+    renoised = config.rollout.training_states == "renoised"
     return policy is None or samples_tokens(policy.name, policy.numbers, renoised=renoised)
 
 
 def _term(config: TermConfig) -> Term:
     term = _call("objective.terms", TERMS, config, Term)
-    if config.origins is not None:
-        term = of_origins(term, [ORIGINS[name] for name in config.origins])
+    if config.sources is not None:
+        term = of_origins(term, [ORIGINS[name] for name in config.sources])
     return weighted(term if config.label is None else replace(term, name=config.label), config.weight)
 
 
-def _foreign(config: ForeignConfig) -> Foreign:
-    surrogate = bound("objective.foreign.surrogate", SURROGATES, config.surrogate)
+def _foreign(config: OffPolicyConfig) -> Foreign:
+    surrogate = bound("objective.off_policy.surrogate", SURROGATES, config.surrogate)
     return Foreign(surrogate=surrogate, ratio_level=config.ratio_level, weight=config.weight)
 
 

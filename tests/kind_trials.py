@@ -93,7 +93,7 @@ def trees(output: Path, resume: Path | None, reward: Reward) -> Trainer:
     values = {
         **EVERY_STEP,
         "output": str(output),
-        "rollout": {"prompts_per_step": 2, "group_size": 2, "planner": planner},
+        "rollout": {"prompts_per_step": 2, "group_size": 2, "strategy": planner},
         "advantage": {"estimators": ["siblings", "along_segments"], "filters": ["each_decision_once"]},
         "update": {"lr": 1e-3},
     }

@@ -121,7 +121,7 @@ READ: dict[str, dict[str, Any]] = {
 
 def read_config(name: str, kl_beta: float = 0.1) -> RunConfig:
     objective = {"divergence": "velocity_mse", "kl_beta": kl_beta, **READ[name]}
-    return config_of(rollout={"decisions": "read"}, objective=objective)
+    return config_of(rollout={"training_states": "renoised"}, objective=objective)
 
 
 @pytest.mark.parametrize("name", READ)

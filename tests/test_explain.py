@@ -300,7 +300,7 @@ def test_what_moves_is_shown() -> None:
                 "sampler": {"name": "curriculum", "by": "level", "steps": 50},
             },
             "schedules": {"update.max_grad_norm": {"name": "linear", "start": 1, "end": 0.5, "steps": 200}},
-            "stages": [{"until": 20, "set": {"rollout.group_size": 4}}, {"set": {"rollout.group_size": 16}}],
+            "phases": [{"until": 20, "set": {"rollout.group_size": 4}}, {"set": {"rollout.group_size": 16}}],
             "controllers": {"objective.kl_beta": {"name": "adaptive_kl", "target": 0.01}},
         }
     )
@@ -311,20 +311,22 @@ def test_what_moves_is_shown() -> None:
         "max(step - begin, 0) / steps, 1), start = 1, end = 0.5, steps = 200; from 1 at the first step to 0.75 at"
         in said
     )
-    assert "stage from step 0 to 19: rollout.group_size = 4 stage from step 20 on: rollout.group_size = 16" in said
+    assert "phase from step 0 to 19: rollout.group_size = 4 phase from step 20 on: rollout.group_size = 16" in said
     assert "objective.kl_beta, adaptive_kl: value' = value (1 + rate clip(measured / target - 1, -clip, clip))" in said
     assert "metric = policy/kl_mean, target = 0.01" in said
     assert "objective.kl_beta moves: a pass at the steps at which it is above 0" in said
 
 
 def test_rows_that_are_read_and_what_is_learnt_beside_the_objective() -> None:
-    gold = {"name": "negative_logprob", "origins": ["given"], "weight": 0.1}
+    gold = {"name": "negative_logprob", "sources": ["demonstration"], "weight": 0.1}
     found = rows(
-        load_config("methods/luffy", {"policy": None, "advantage.foreign": "apart", "objective.terms": [gold]})
+        load_config(
+            "methods/luffy", {"policy": None, "advantage.off_policy_baseline": "separate", "objective.terms": [gold]}
+        )
     )
     formula = "shaped_probability: l = -A p / (p + gamma), p = exp(logprob), gamma = 0.1"
     assert found["read rows l"] == f"{formula}; r of the decision, times 1"
-    assert found["term"] == "0.1 times negative_logprob: L = sum v (-logprob); of rows that are given alone"
+    assert found["term"] == "0.1 times negative_logprob: L = sum v (-logprob); only rows of source demonstration"
     assert found["advantage A"].endswith("Rows that are read are compared among themselves")
     found = rows(load_config("methods/mm-helix", {"policy": None}))
     assert found["it sets"].startswith("auxiliary = [label expert, examples None, batch_size None, column solution")
@@ -340,8 +342,10 @@ def no_planner() -> int:
 
 
 def test_function_that_makes_something_else_is_refused() -> None:
-    config = RunConfig.model_validate({"rollout": {"planner": f"python:{__name__}:no_planner"}})
-    with pytest.raises(ConfigError, match=r"rollout\.planner: python:.*:no_planner gives int; let it return a Planner"):
+    config = RunConfig.model_validate({"rollout": {"strategy": f"python:{__name__}:no_planner"}})
+    with pytest.raises(
+        ConfigError, match=r"rollout\.strategy: python:.*:no_planner gives int; let it return a Planner"
+    ):
         explanation(config)
 
 

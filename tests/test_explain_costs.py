@@ -31,13 +31,13 @@ RUNS = {
     "reward-divergence": {"advantage": {"kl_beta": 0.1, "divergence": "gaussian"}},
     "near": {"objective": {"selections": [{"name": "near_policy", "limit": 1e9}]}, "update": {"epochs": 2}},
     "read": {
-        "rollout": {"decisions": "read"},
+        "rollout": {"training_states": "renoised"},
         "objective": {"divergence": "velocity_mse", "kl_beta": 0.1},
         "update": {"epochs": 2},
     },
-    "read-coupled": {"rollout": {"decisions": "read"}, "objective": {"ratio_level": "sequence"}},
+    "read-coupled": {"rollout": {"training_states": "renoised"}, "objective": {"ratio_level": "sequence"}},
     "read-nft": {
-        "rollout": {"decisions": "read"},
+        "rollout": {"training_states": "renoised"},
         "objective": {"surrogate": None, "terms": [{"name": "diffusion_nft"}]},
         "update": {"epochs": 2},
     },
@@ -112,7 +112,7 @@ PLANNED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", PLANNED)
 def test_planners_are_played(name: str) -> None:
     planner, expected = PLANNED[name]
-    assert expected in rows(changed(rollout={"planner": {"name": name, **planner}}))["planner"]
+    assert expected in rows(changed(rollout={"strategy": {"name": name, **planner}}))["planner"]
 
 
 def test_a_planner_that_never_ends_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_a_planner_that_never_ends_is_said_to(tmp_path: Path, monkeypatch: pytes
         "    return Planner(ask=ask, looks_back=True)\n"
     )
     monkeypatch.chdir(tmp_path)
-    said = rows(changed(rollout={"planner": {"name": "python:endless_planner:endless"}}))["planner"]
+    said = rows(changed(rollout={"strategy": {"name": "python:endless_planner:endless"}}))["planner"]
     assert "at least 16 and at most 400 samples generated a step" in said
     assert said.endswith("stopped after 25 rounds: the planner must return no requests at some time")
 
@@ -140,7 +140,7 @@ def test_a_method_of_tokens_is_counted_as_it_runs() -> None:
 
 
 def test_what_a_planner_draws_is_counted_in_all() -> None:
-    said = rows(changed(rollout={"planner": {"name": "refill", "rounds": 4}}))
+    said = rows(changed(rollout={"strategy": {"name": "refill", "rounds": 4}}))
     assert "at least 0 and at most 160 trained on" in said["planner"]
     assert said["in all"] == "60 steps, at least 9,600 and at most 38,400 samples, 120 updates"
     assert said["updates"] == "1 epoch x 2 minibatches = 2 updates a rollout"
@@ -148,13 +148,13 @@ def test_what_a_planner_draws_is_counted_in_all() -> None:
     assert "at least 2,880 and at most 7,680 a step" in said["forwards"]
     cheap = {"name": "scouts", "scouts": 24, "best": 4, "worst": 4, "settings": {"call": {"num_inference_steps": 3}}}
     # 240 of 3 forwards, 80 of 10 and of 4 + 4
-    assert "2,160 a step" in rows(changed(rollout={"planner": cheap}))["forwards"]
+    assert "2,160 a step" in rows(changed(rollout={"strategy": cheap}))["forwards"]
 
 
 def test_samples_that_are_read_are_counted() -> None:
     read = changed(
         policy={"reading": {"num_levels": 6}},
-        rollout={"decisions": "read", "window": None},
+        rollout={"training_states": "renoised", "window": None},
         objective={"divergence": "velocity_mse"},
     )
     assert rows(read)["forwards"].startswith(
@@ -162,7 +162,7 @@ def test_samples_that_are_read_are_counted() -> None:
     )
     unknown = changed(
         policy={"call": {}, "reading": {"num_levels": 6}},
-        rollout={"decisions": "read", "window": None},
+        rollout={"training_states": "renoised", "window": None},
         objective={"divergence": "velocity_mse"},
     )
     assert rows(unknown)["forwards"].startswith("per sample and step: rollout N + 6.0, reference 6.0, update 6.0, with")
@@ -174,7 +174,7 @@ def test_whose_passes_run() -> None:
     assert said["reference"] == "a pass with each pass of the policy, for preference"
     assert said["values"].endswith("preference couples decisions, and the rollout does not know its KL or entropy")
     average = {"name": "diffusion_nft", "view": "average"}
-    read = {"decisions": "read", "window": None}
+    read = {"training_states": "renoised", "window": None}
     said = rows(changed(rollout=read, objective={"surrogate": None, "kl_beta": 0, "terms": [average]}))
     assert said["view average"].endswith("; a pass with each pass of the policy")
     assert "rollout 14.0, average 4.0, update 4.0; in all 22.0" in said["forwards"]
@@ -195,7 +195,7 @@ def test_a_run_spends_what_its_planner_was_said_to_ask_for(tmp_path: Path) -> No
             "output": str(tmp_path),
             "steps": 1,
             "policy": {"name": "denoising", **settings},
-            "rollout": {"prompts_per_step": 2, "group_size": 2, "planner": planner},
+            "rollout": {"prompts_per_step": 2, "group_size": 2, "strategy": planner},
         }
     )
     policy = DenoisingPolicy(tiny.build(), settings)

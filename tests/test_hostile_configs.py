@@ -124,12 +124,12 @@ def test_anchors_in_moderation_are_read_as_ever() -> None:
         ),
         ("rollout.window={name: random, size: 2, high: 1.5}", "high of random must be int or null, got 1.5"),
         (
-            "rollout.planner={name: scouts, scouts: 3, best: 1, worst: 1, settings: 2}",
+            "rollout.strategy={name: scouts, scouts: 3, best: 1, worst: 1, settings: 2}",
             "settings of scouts must be a mapping",
         ),
-        ("rollout.planner={name: with_answer, column: 3}", "column of with_answer must be str, got 3"),
+        ("rollout.strategy={name: with_answer, column: 3}", "column of with_answer must be str, got 3"),
         (
-            "rollout.planner={name: on_failure, context: x, replace_failed: 1}",
+            "rollout.strategy={name: on_failure, context: x, replace_failed: 1}",
             "replace_failed of on_failure must be bool",
         ),
         ("rollout.tree={name: at, at: [1, x]}", "at of at must be a list of int, got"),

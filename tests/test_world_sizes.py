@@ -104,14 +104,14 @@ def uneven(samples: Sequence[Sample]) -> list[float | None]:
 
 def refilled(output: Path) -> Trainer:
     """Rounds of prompts that the two processes share unevenly, groups that are dropped, and rewards that are None."""
-    rollout = {"prompts_per_step": 2, "group_size": 3, "planner": {"name": "refill", "factor": 1.5, "rounds": 3}}
+    rollout = {"prompts_per_step": 2, "group_size": 3, "strategy": {"name": "refill", "factor": 1.5, "rounds": 3}}
     policy = policy_of("llama", batch=1)
     return finished(Trainer(policy, {"uneven": uneven}, prompts_of("llama"), base(output, rollout=rollout)))
 
 
 def joined_by_replay(output: Path) -> Trainer:
     """Ragged groups: remembered rows join those whose prompt has any; the loss compares the members of a group."""
-    rollout = {"prompts_per_step": 2, "group_size": 2, "planner": {"name": "with_replay", "num": 1}}
+    rollout = {"prompts_per_step": 2, "group_size": 2, "strategy": {"name": "with_replay", "num": 1}}
     objective = {"surrogate": None, "terms": [{"name": "gvpo"}]}
     values = base(output, rollout=rollout, objective=objective, steps=3)
     return finished(Trainer(policy_of("llama", batch=1), {"uneven": uneven}, prompts_of("llama"), values))
@@ -120,7 +120,7 @@ def joined_by_replay(output: Path) -> Trainer:
 def attempted_again(output: Path) -> Trainer:
     """Groups of two rounds, judged by a reward that compares their members, once they are whole."""
     planner = {"name": "on_failure", "members": 2, "settings": {"temperature": 1.5}}
-    rollout = {"prompts_per_step": 2, "group_size": 3, "planner": planner}
+    rollout = {"prompts_per_step": 2, "group_size": 3, "strategy": planner}
     policy = policy_of("llama", batch=1)
     return finished(Trainer(policy, {"shortest": shortest}, prompts_of("llama"), base(output, rollout=rollout)))
 
@@ -142,7 +142,7 @@ def a_tree_of_images(output: Path) -> Trainer:
         "group_size": 4,
         "tree": {"name": "at", "at": [0, 1], "spread": 2.0},
         "window": {"name": "fixed", "start": 0, "size": 3},
-        "planner": {"name": "refill", "factor": 1.5, "rounds": 2},
+        "strategy": {"name": "refill", "factor": 1.5, "rounds": 2},
     }
     advantage = {"estimators": [{"name": "by_depth"}, {"name": "shared_once"}]}
     values = base(output, rollout=rollout, advantage=advantage, update={"minibatches": 1})
@@ -160,7 +160,7 @@ def uneven_brightness(samples: Sequence[Sample]) -> list[float | None]:
 
 def moving(output: Path) -> Trainer:
     """Numbers that move from step to step, two of them by what all processes measured, and groups that grow."""
-    rollout = {"prompts_per_step": 2, "group_size": 3, "planner": {"name": "refill", "factor": 1.5, "rounds": 3}}
+    rollout = {"prompts_per_step": 2, "group_size": 3, "strategy": {"name": "refill", "factor": 1.5, "rounds": 3}}
     values = base(
         output,
         steps=3,
@@ -187,7 +187,7 @@ def exchanged(output: Path) -> Trainer:
         "group_size": 3,
         "environment": {"name": CORRIDOR, "named": True},
         "max_turns": 3,
-        "planner": {"name": "refill", "factor": 1.5, "rounds": 3},
+        "strategy": {"name": "refill", "factor": 1.5, "rounds": 3},
     }
     advantage = {"estimators": [{"name": "anchor_states"}]}
     values = base(output, rollout=rollout, advantage=advantage, update={"minibatches": 1})
@@ -200,7 +200,7 @@ def in_trees(output: Path) -> Trainer:
     rollout = {
         "prompts_per_step": 2,
         "group_size": 2,
-        "planner": {"name": "branch_at_uncertain", "num": 1, "levels": 2},
+        "strategy": {"name": "branch_at_uncertain", "num": 1, "levels": 2},
     }
     credit = [{"name": "temporal_difference", "mean_of": "children"}, {"name": "along_segments"}]
     advantage = {"estimators": credit, "filters": [{"name": "each_decision_once"}]}
@@ -215,12 +215,12 @@ def in_chains(output: Path) -> Trainer:
         "problem": {"name": "after_answers", "text": "Vary: {answer}"},
         "solution": {"name": "after_answers", "text": "{answer}"},
     }
-    rollout = {"prompts_per_step": 4, "group_size": 3, "planner": {"name": "stages", "then": then}}
+    rollout = {"prompts_per_step": 4, "group_size": 3, "strategy": {"name": "stages", "then": then}}
     rewards = {
         "own": InContext(uneven, contexts=[None, "solution"]),
         "later": OfLater(uneven, contexts=["problem"], later="solution"),
     }
-    values = base(output, rollout={**rollout, "contexts": contexts})
+    values = base(output, rollout={**rollout, "prompt_templates": contexts})
     return finished(Trainer(policy_of("llama", batch=1), rewards, prompts_of("llama"), values))
 
 
@@ -238,9 +238,9 @@ def warmed_on_images(output: Path) -> Trainer:
 
 def joined_by_answers(output: Path) -> Trainer:
     """Given members with a surrogate and a term of their own; beside it answers of groups that fail, and examples."""
-    rollout = {"prompts_per_step": 2, "group_size": 3, "planner": {"name": "with_answer"}}
+    rollout = {"prompts_per_step": 2, "group_size": 3, "strategy": {"name": "with_answer"}}
     foreign = {"surrogate": {"name": "shaped", "gamma": 0.1}, "ratio_level": "sequence", "weight": 0.5}
-    terms = [{"name": "negative_logprob", "origins": ["given"], "weight": 0.1}]
+    terms = [{"name": "negative_logprob", "sources": ["demonstration"], "weight": 0.1}]
     failed = {"label": "failed", "column": "solution", "weight_by_success": {"name": "below", "rate": 0.7}}
     read = {
         "label": "aloud",
@@ -248,7 +248,7 @@ def joined_by_answers(output: Path) -> Trainer:
         "batch_size": 4 * TIMES,
         "weight": 0.3,
     }
-    values = base(output, rollout=rollout, objective={"foreign": foreign, "terms": terms})
+    values = base(output, rollout=rollout, objective={"off_policy": foreign, "terms": terms})
     values["auxiliary"] = [failed, read]
     prompts = [replace(one, columns={"solution": text}) for one, text in zip(prompts_of("llama"), TEXTS, strict=False)]
     return finished(Trainer(policy_of("llama", batch=1), {"uneven": uneven}, prompts, values))

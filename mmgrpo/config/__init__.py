@@ -11,7 +11,8 @@ from mmgrpo.config.critic import CriticConfig
 from mmgrpo.config.method_rewards import with_method_rewards
 from mmgrpo.config.methods import POLICIES, MethodConfig, MethodKind, RecipeConfig, takes
 from mmgrpo.config.numbers import bound
-from mmgrpo.config.objective import ForeignConfig, ObjectiveConfig, TermConfig
+from mmgrpo.config.objective import ObjectiveConfig, OffPolicyConfig, TermConfig
+from mmgrpo.config.phases import PhaseConfig, faults, moving_keys
 from mmgrpo.config.prompts import PromptsConfig, ReadingConfig, SourceConfig
 from mmgrpo.config.references import ReferenceConfig
 from mmgrpo.config.registry import decides
@@ -19,7 +20,6 @@ from mmgrpo.config.rewards import GateConfig, Otherwise, RewardConfig, RewardLis
 from mmgrpo.config.runtime import RuntimeConfig
 from mmgrpo.config.sections import Named, Section, unknown_keys
 from mmgrpo.config.series import SeriesRun
-from mmgrpo.config.stages import StageConfig, faults, moving_keys
 from mmgrpo.config.tasks import TaskConfig
 from mmgrpo.config.update import EmaConfig, UpdateConfig
 from mmgrpo.config.views import RESERVED, ViewConfig
@@ -33,12 +33,12 @@ __all__ = [
     "AuxiliaryConfig",
     "CriticConfig",
     "EmaConfig",
-    "ForeignConfig",
     "GateConfig",
     "MethodConfig",
     "MethodKind",
     "Named",
     "ObjectiveConfig",
+    "OffPolicyConfig",
     "Otherwise",
     "PromptsConfig",
     "ReadingConfig",
@@ -59,7 +59,7 @@ __all__ = [
 
 
 class RolloutConfig(Section):
-    """What is drawn at a step, over the whole job."""
+    """The samples of a step, over all processes."""
 
     prompts_per_step: int = Field(default=8, ge=1, description="groups; a multiple of the number of processes")
     group_size: int = Field(
@@ -70,8 +70,8 @@ class RolloutConfig(Section):
     same_initial_noise: bool = Field(
         default=False, description="a group starts from one initial noise; shared states are computed once"
     )
-    planner: Named = Field(
-        default_factory=lambda: Named(name="fixed"), description="what is drawn at a step, round by round"
+    strategy: Named = Field(
+        default_factory=lambda: Named(name="fixed"), description="which samples a step generates, round by round"
     )
     environment: Named | None = Field(
         default=None,
@@ -79,14 +79,14 @@ class RolloutConfig(Section):
         "[python:module:function, ...]}, or python:module:Class with its arguments; null: one turn",
     )
     max_turns: int = Field(default=8, ge=1, description="of an exchange, the most turns that a sample writes")
-    decisions: Literal["drawn", "read"] = Field(
-        default="drawn",
-        description="what a denoiser is trained on: drawn, the steps of its sampling; read, its samples, drawn without "
-        "noise and noised again at levels of their own (policy.reading)",
+    training_states: Literal["sampled", "renoised"] = Field(
+        default="sampled",
+        description="states that a denoiser is trained on: sampled, the steps of its own sampling; renoised, its "
+        "samples, generated without noise and noised again at the levels of policy.reading (forward-process methods)",
     )
-    contexts: dict[str, Named] = Field(
+    prompt_templates: dict[str, Named] = Field(
         default_factory=dict,
-        description="what a planner may show in place of the prompt, by names of your own",
+        description="prompts that a strategy may use in place of the data's, by names of your own",
     )
     window: Named | None = Field(
         default=None, description="which denoising steps are stochastic; null: all but the last"
@@ -100,12 +100,14 @@ class RolloutConfig(Section):
     @model_validator(mode="after")
     def _begins_once(self) -> RolloutConfig:
         if self.tree is not None and self.same_initial_noise:
-            raise ValueError("a tree begins with one noise as it is: leave out same_initial_noise, or tree")
-        if self.decisions == "read" and (self.window is not None or self.tree is not None):
-            raise ValueError("decisions: read draws without noise, so there is no window and no tree: leave them out")
-        if self.decisions == "read" and self.same_initial_noise and not self.contexts:
+            raise ValueError("the members of a tree share their initial noise: leave out same_initial_noise, or tree")
+        if self.training_states == "renoised" and (self.window is not None or self.tree is not None):
             raise ValueError(
-                "decisions: read draws without noise, so that a group of one noise is one picture: leave out "
+                "training_states: renoised samples without noise, so there is no window and no tree: leave them out"
+            )
+        if self.training_states == "renoised" and self.same_initial_noise and not self.prompt_templates:
+            raise ValueError(
+                "training_states: renoised samples without noise, so that a group of one noise is one image: leave out "
                 "same_initial_noise"
             )
         return self
@@ -133,10 +135,10 @@ class AdvantageConfig(Section):
         default="keep",
         description="groups of equal rewards: keep counts their samples in the loss's means, drop nowhere",
     )
-    foreign: Literal["together", "apart"] = Field(
-        default="together",
-        description="rows that are read, not drawn: together are compared with the group that they join, apart among "
-        "themselves",
+    off_policy_baseline: Literal["shared", "separate"] = Field(
+        default="shared",
+        description="baseline of rows that were not sampled at this step: shared with the group that they join, or "
+        "separate, among themselves",
     )
     estimators: tuple[Named, ...] = Field(
         default=(), description="what becomes of each decision's advantage, in order; none: its sample's"
@@ -290,8 +292,8 @@ class RunConfig(Section):
     controllers: dict[str, Named] = Field(
         default_factory=dict, description="dotted key -> controller of its value by the metrics of the step before"
     )
-    stages: tuple[StageConfig, ...] = Field(
-        default=(), description="values of several keys at a time, one after another"
+    phases: tuple[PhaseConfig, ...] = Field(
+        default=(), description="values of several keys in consecutive parts of the run"
     )
     runs: tuple[SeriesRun, ...] = Field(
         default=(),
@@ -349,8 +351,8 @@ class RunConfig(Section):
             )
         if taken := [name for name in self.views if name in RESERVED]:
             raise ValueError(f"views are named otherwise than the weights of a run, got {', '.join(taken)}")
-        moving = moving_keys(self.schedules, self.controllers, self.stages)
-        if wrong := list(faults(moving, self.stages)):
+        moving = moving_keys(self.schedules, self.controllers, self.phases)
+        if wrong := list(faults(moving, self.phases)):
             raise ValueError("; ".join(wrong))
         if self.advantage.divergence is not None and not (self.advantage.kl_beta or "advantage.kl_beta" in moving):
             raise ValueError("advantage.kl_beta and divergence go together: leave out the divergence, or give a weight")

@@ -22,10 +22,10 @@ CHAINS = (
 SCALE_NUMBERS = ("eps", "correction")
 """Numbers that may be written beside ``advantage.scale``, and are of the method's own."""
 
-PLANNER = "rollout.planner"
+PLANNER = "rollout.strategy"
 
-DRAWING = ("reading", "rounds", "sampling")
-"""Kinds of methods whose planner, where they have one, is what they are about."""
+DRAWING = ("off_policy", "strategies", "sampling")
+"""Kinds of methods that are about their strategy, where they have one."""
 
 Values = Mapping[str, Any]
 Lay = Callable[[Values, Values], dict[str, Any]]

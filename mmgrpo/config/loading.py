@@ -34,7 +34,7 @@ MAX_INCLUDED = 20
 """How deep files may include each other."""
 
 NAMED_FUNCTIONS = (
-    "rollout.planner",
+    "rollout.strategy",
     "rollout.window",
     "rollout.tree",
     "advantage.scale",

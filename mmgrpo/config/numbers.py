@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mmgrpo.config.registry import suggestion
+from mmgrpo.config.renamed import renamed_key
 from mmgrpo.config.sections import Named
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.system.targets import is_own, own_attribute
@@ -49,8 +50,10 @@ def bound(
     }
     for key in named.numbers:
         if key not in allowed:
-            known = suggestion(key, allowed) if allowed else "; it takes no numbers"
-            raise ConfigError(f"{where}: {named.name} takes no {key!r}{known}")
+            fix = suggestion(key, allowed) if allowed else "; it takes no numbers"
+            if (new := renamed_key(f"{where}.{key}")) is not None:
+                fix = f"; it is now {new}"
+            raise ConfigError(f"{where}: {named.name} takes no {key!r}{fix}")
     for key, value in named.numbers.items():
         kind = _kind(allowed[key])
         if not _fits(value, kind):

@@ -11,23 +11,24 @@ from mmgrpo.config.sections import Named, Section
 Level = Literal["decision", "segment", "sequence", "trajectory"]
 
 
-OriginName = Literal["drawn", "replayed", "given"]
+Source = Literal["on_policy", "replay", "demonstration"]
 
 
 class TermConfig(Named):
     """A further term of the loss."""
 
-    origins: tuple[OriginName, ...] | None = Field(
+    sources: tuple[Source, ...] | None = Field(
         default=None,
         min_length=1,
-        description="the rows that it sees: drawn at this step, replayed, given by others; null: all",
+        description="rows that the term applies to: on_policy, sampled at this step; replay, of earlier steps; "
+        "demonstration, from the data; null: all",
     )
     weight: float = Field(default=1.0, description="what the term is multiplied by; 0: it costs nothing")
     label: str | None = Field(default=None, description="what its loss is logged under; null: its name")
 
 
-class ForeignConfig(Section):
-    """The surrogate of rows that were not drawn at this step: replayed, or given by others."""
+class OffPolicyConfig(Section):
+    """The surrogate of off-policy rows: replay and demonstrations."""
 
     surrogate: Named = Field(description="as objective.surrogate")
     ratio_level: Level = Field(default="decision", description="as objective.ratio_level")
@@ -41,8 +42,8 @@ class ObjectiveConfig(Section):
         default_factory=lambda: Named.model_validate({"name": "clipped", "low": 0.2, "high": 0.2}),
         description="loss of a decision, as a function of its ratio and advantage; null: only the terms",
     )
-    foreign: ForeignConfig | None = Field(
-        default=None, description="rows that are read take this surrogate; null: that of the rows that are drawn"
+    off_policy: OffPolicyConfig | None = Field(
+        default=None, description="surrogate of off-policy rows; null: that of on-policy rows"
     )
     terms: tuple[TermConfig, ...] = Field(
         default=(), description="further terms of the loss, beside or in place of the surrogate"

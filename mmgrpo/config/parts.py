@@ -159,7 +159,7 @@ def _sharing(task: TaskConfig, own: Mapping[str, Any], before: Mapping[str, RunC
 
 
 def _require_still(config: RunConfig, owner: str) -> None:
-    moving = moving_keys(config.schedules, config.controllers, config.stages)
+    moving = moving_keys(config.schedules, config.controllers, config.phases)
     if wrong := [key for key in moving if key.startswith(("update.", "reference."))]:
         raise ConfigError(f"{', '.join(wrong)}: that follows from {owner}, whose policy it trains; let it move there")
 

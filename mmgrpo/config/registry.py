@@ -253,7 +253,7 @@ def samples_tokens(policy: str, numbers: Mapping[str, Any], *, renoised: bool) -
     Args:
         policy: its name.
         numbers: its settings; wrong ones are reported where the policy is built.
-        renoised: whether its decisions are made of finished samples (``rollout.decisions: read``).
+        renoised: whether its decisions are made of finished samples (``rollout.training_states: renoised``).
 
     Returns:
         Whether they are.

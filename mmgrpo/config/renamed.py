@@ -7,30 +7,40 @@ from collections.abc import Mapping
 RENAMED: Mapping[str, str] = {
     "advantage.equal_groups": "advantage.zero_variance_groups",
     "advantage.filtered": "advantage.filtered_samples",
+    "advantage.foreign": "advantage.off_policy_baseline",
     "auxiliary.begun": "auxiliary.from_prefix",
     "auxiliary.by_success": "auxiliary.weight_by_success",
     "auxiliary.in_parts": "auxiliary.per_context",
     "critic.alone": "critic.warmup_steps",
     "critic.until": "critic.freeze_after",
+    "objective.foreign": "objective.off_policy",
     "objective.recentre": "objective.normalise_ratio",
+    "objective.terms.origins": "objective.terms.sources",
     "policy.cooling": "policy.temperature_schedule",
     "policy.tail": "policy.fast_remainder",
     "prompts.sources.when_unreadable": "prompts.sources.on_error",
     "prompts.when_unreadable": "prompts.on_error",
     "rewards.gate.closed": "rewards.gate.otherwise",
+    "rollout.contexts": "rollout.prompt_templates",
+    "rollout.decisions": "rollout.training_states",
+    "rollout.planner": "rollout.strategy",
     "rollout.share_noise": "rollout.same_initial_noise",
     "runtime.silent_s": "runtime.heartbeat_timeout_s",
     "runtime.wait_s": "runtime.collective_timeout_s",
+    "stages": "phases",
     "update.in_turn": "update.cycle_masks",
 }
 """Earlier key -> its new name, dotted, without the numbers of list items."""
 
 RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "advantage.filtered_samples": {"zero": "mask"},
+    "advantage.off_policy_baseline": {"together": "shared", "apart": "separate"},
     "advantage.zero_variance_groups": {"zero": "keep"},
+    "objective.terms.sources": {"drawn": "on_policy", "replayed": "replay", "given": "demonstration"},
     "prompts.on_error": {"stop": "raise"},
     "prompts.sources.on_error": {"stop": "raise"},
     "rewards.gate.otherwise": {"none": "skip"},
+    "rollout.training_states": {"drawn": "sampled", "read": "renoised"},
 }
 """Key -> earlier value -> its new name."""
 
@@ -39,6 +49,8 @@ def renamed_key(key: str) -> str | None:
     """The new name of a dotted key, which may be inside another section (``evaluation.prompts...``); None: none."""
     parts = [part for part in key.split(".") if not part.isdigit()]
     for number in range(len(parts)):
+        if number and number == len(parts) - 1:
+            return None  # a key of the first level inside another section is another key
         if (new := RENAMED.get(".".join(parts[number:]))) is not None:
             return ".".join([*parts[:number], new])
     return None

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from mmgrpo.config import Named, RunConfig
 from mmgrpo.config.numbers import bound
+from mmgrpo.config.phases import moving_keys
 from mmgrpo.config.registry import settings_type
-from mmgrpo.config.stages import moving_keys
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.controllers import CONTROLLERS, METRICS, SERIES
@@ -93,7 +93,7 @@ class Moved:
 
 @final
 class Course:
-    """Schedules, stages and controllers of a run, bound to their numbers.
+    """Schedules, phases and controllers of a run, bound to their numbers.
 
     Attributes:
         schedules: step -> value, by key.
@@ -102,7 +102,7 @@ class Course:
     """
 
     def __init__(self, config: RunConfig) -> None:
-        """Binds them, and looks at the configuration of the first step, of the last and of each stage.
+        """Binds them, and looks at the configuration of the first step, of the last and of each phase.
 
         Args:
             config: the run's.
@@ -115,10 +115,10 @@ class Course:
             key: bound(f"schedules.{key}", VALUE_SCHEDULES, named) for key, named in config.schedules.items()
         }
         self.controllers = {key: _controller(key, named, config) for key, named in config.controllers.items()}
-        self.keys = frozenset(moving_keys(config.schedules, config.controllers, config.stages))
+        self.keys = frozenset(moving_keys(config.schedules, config.controllers, config.phases))
         self._known: Moved | None = None
         _require_drawing(config)
-        ends = [stage.until for stage in config.stages if stage.until is not None]
+        ends = [phase.until for phase in config.phases if phase.until is not None]
         for step in sorted({0, max(config.steps - 1, 0), *ends}):
             self.at(step, Memory())
 
@@ -129,8 +129,8 @@ class Course:
         """
         values = {key: schedule(step) for key, schedule in self.schedules.items()}
         values |= {key: one.value(memory, key) for key, one in self.controllers.items()}
-        stage = next((one for one in self._config.stages if one.until is None or step < one.until), None)
-        values |= dict(stage.set) if stage else {}
+        phase = next((one for one in self._config.phases if one.until is None or step < one.until), None)
+        values |= dict(phase.set) if phase else {}
         values = {key: _as_whole(self._config, key, value) for key, value in values.items()}
         if self._known is None or self._known.values != values:
             self._known = Moved(_applied(self._config, values) if values else self._config, values)
@@ -159,7 +159,7 @@ class Course:
 
 
 def config_at(config: RunConfig, step: int, memory: Memory) -> RunConfig:
-    """The configuration of a run at a step, counted from 0: itself where it has no schedule, stage or controller.
+    """The configuration of a run at a step, counted from 0: itself where it has no schedule, phase or controller.
 
     Raises ConfigError as ``Course``.
     """
@@ -200,7 +200,7 @@ def _measured_by(key: str, config: RunConfig) -> str | None:
 
 def _require_drawing(config: RunConfig) -> None:
     """Raises ConfigError for settings of a policy that a rollout cannot have of its own."""
-    keys = moving_keys(config.schedules, config.controllers, config.stages)
+    keys = moving_keys(config.schedules, config.controllers, config.phases)
     wanted = [key for key in keys if key.startswith("policy.")]
     if not wanted or config.policy is None:
         return

@@ -15,7 +15,7 @@ SHARED = ("seed", "steps", "output", "checkpoint", "tracking", "runtime")
 OF_RUN = (*SHARED, "name", "runs", "tasks")
 """Keys that a task has none of itself."""
 
-OF_LEADER = ("prompts", "rollout.prompts_per_step", "rollout.planner")
+OF_LEADER = ("prompts", "rollout.prompts_per_step", "rollout.strategy")
 """Keys that follow for a task from the one that it is ``after``."""
 
 OF_OWNER = ("policy", "warmup", "reference", "update")
@@ -42,7 +42,7 @@ class TaskConfig(Section):
     )
     context: Named = Field(
         default_factory=lambda: Named.model_validate({"name": "after_answers", "text": "{answer}"}),
-        description="of a task after another: what it is shown of a sample, a context of rollout.contexts",
+        description="of a task after another: what it is shown of a sample, a context of rollout.prompt_templates",
     )
     compare: Literal["sample", "prompt"] = Field(
         default="sample",

@@ -27,8 +27,8 @@ class ViewConfig(Section):
     )
     context: Named | None = Field(
         default=None,
-        description="what each member is shown in place of the prompt (rollout.contexts); null: what it was drawn "
-        "behind, and to another policy the prompt itself",
+        description="what each member is shown in place of the prompt (rollout.prompt_templates); null: what it was "
+        "drawn behind, and to another policy the prompt itself",
     )
 
     @model_validator(mode="after")

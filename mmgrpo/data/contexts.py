@@ -126,7 +126,7 @@ CONTEXTS: Registry[Callable[..., Context]] = Registry(
     IMAGE_CONTEXTS,
     SYSTEM_CONTEXTS,
 )
-"""Contexts by the name that ``rollout.contexts`` and ``views`` use; called with their settings."""
+"""Contexts by the name that ``rollout.prompt_templates`` and ``views`` use; called with their settings."""
 
 
 def require_places(what: str, text: str, *places: str) -> None:

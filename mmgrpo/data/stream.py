@@ -28,7 +28,7 @@ def require_source(source: object, section: PromptsConfig | None) -> None:
     labels = [part.known_as for part in section.sources] if section else []
     if source is not None and source not in labels:
         raise ConfigError(
-            f"rollout.planner.source: {source!r} is the label of none of prompts.sources, which are "
+            f"rollout.strategy.source: {source!r} is the label of none of prompts.sources, which are "
             f"{', '.join(labels) or 'not there'}; label the source that it takes"
         )
 

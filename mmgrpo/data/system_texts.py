@@ -8,4 +8,5 @@ from types import MappingProxyType
 from mmgrpo.data.history import Context
 
 SYSTEM_CONTEXTS: Mapping[str, Callable[..., Context]] = MappingProxyType({})
-"""Contexts of system texts by the name that ``rollout.contexts`` and ``views`` use; called with their settings."""
+"""Contexts of system texts by the name that ``rollout.prompt_templates`` and ``views`` use; called with their
+settings."""

@@ -47,8 +47,8 @@ def formulas(config: RunConfig) -> Iterator[str]:
     yield formula_of(named_in("advantage.scale", SCALES, config.advantage.scale.name))
     if config.objective.surrogate is not None:
         yield formula_of(named_in("objective.surrogate", SURROGATES, config.objective.surrogate.name))
-    if config.objective.foreign is not None:
-        yield formula_of(named_in("objective.surrogate", SURROGATES, config.objective.foreign.surrogate.name))
+    if config.objective.off_policy is not None:
+        yield formula_of(named_in("objective.surrogate", SURROGATES, config.objective.off_policy.surrogate.name))
     yield from (
         formula_of(named_in("advantage.estimators", ESTIMATORS, named.name)) for named in config.advantage.estimators
     )
@@ -74,8 +74,8 @@ def _rollout(rollout: RolloutConfig) -> Iterator[str]:
         yield "shared noise"
     if rollout.tree is not None:
         yield f"tree {_function(rollout.tree)}"
-    if rollout.planner.name != "fixed":
-        yield _function(rollout.planner)
+    if rollout.strategy.name != "fixed":
+        yield _function(rollout.strategy)
 
 
 def _reward(reward: RewardConfig) -> str:
@@ -90,7 +90,7 @@ def _advantage(advantage: AdvantageConfig) -> str:
         line += f" of {_function(advantage.combine)}"
     if advantage.clamp:
         line += f" within {advantage.clamp:g}"
-    if advantage.foreign == "apart":
+    if advantage.off_policy_baseline == "apart":
         line += ", rows that are read apart"
     if advantage.kl_beta:
         line += f" of the reward less {advantage.kl_beta:g} {advantage.divergence} KL"
@@ -103,10 +103,10 @@ def _objective(objective: ObjectiveConfig) -> Iterator[str]:
     bounded = "" if objective.bound is None else f" of {_function(objective.bound)} log-ratios"
     if objective.surrogate is not None:
         yield f"{_function(objective.surrogate)}{normalised}{bounded}{level}"
-    if objective.foreign is not None:
-        level = "" if objective.foreign.ratio_level == "decision" else f" by {objective.foreign.ratio_level}"
-        times = "" if objective.foreign.weight == 1 else f"{objective.foreign.weight:g} "
-        yield f"{times}{_function(objective.foreign.surrogate)}{level} of rows that are read"
+    if objective.off_policy is not None:
+        level = "" if objective.off_policy.ratio_level == "decision" else f" by {objective.off_policy.ratio_level}"
+        times = "" if objective.off_policy.weight == 1 else f"{objective.off_policy.weight:g} "
+        yield f"{times}{_function(objective.off_policy.surrogate)}{level} of rows that are read"
     for term in objective.terms:
         yield _function(term) if term.weight == 1 else f"{term.weight:g} {_function(term)}"
     yield from (_function(modulation) for modulation in objective.modulations)

@@ -149,7 +149,7 @@ def _draw_rollout(
         contexts={},
         plan=plan,
         seed=seed,
-        reads=algorithm.config.rollout.decisions == "read",
+        reads=algorithm.config.rollout.training_states == "renoised",
     )
     (rollout,) = sampled.rollouts
     return rollout, time.perf_counter() - clock
@@ -174,7 +174,7 @@ def _window(subject: CheckedPolicy, algorithm: Algorithm) -> CheckResult:
     """Checks that the trained decisions are those of the window; lists the next windows."""
     mask_BT = subject.rollout.mask_BT
     trained = tuple(mask_BT.any(0).nonzero().flatten().tolist())
-    if subject.config.rollout.decisions == "read":
+    if subject.config.rollout.training_states == "renoised":
         return CheckResult("levels", True, f"each sample scored at {len(trained)} noise levels, all trained on")
     measured = f"{len(trained)} of {mask_BT.shape[1]} decisions of a sample trained on"
     if not trained:

@@ -16,15 +16,15 @@ from mmgrpo.maths.second_chances import PLANNERS
 
 def simulated_cases(algorithm: Algorithm) -> list[SimulatedRounds]:
     """Simulated steps of the run's planner; empty if every step is the same."""
-    return [] if algorithm.config.rollout.planner.name == "fixed" else simulate_rounds(algorithm)
+    return [] if algorithm.config.rollout.strategy.name == "fixed" else simulate_rounds(algorithm)
 
 
 def planner_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Iterator[tuple[str, str]]:
     """Rows on the samples that a step generates, scores and trains on, if steps differ."""
     if not cases:
         return
-    named = config.rollout.planner
-    function = named_in("rollout.planner", PLANNERS, named.name)
+    named = config.rollout.strategy
+    function = named_in("rollout.strategy", PLANNERS, named.name)
     yield "planner", f"{named.name}: {summary(function)}{numbers_text(with_defaults(function, named.numbers))}"
     rounds = _range_text(case.num_rounds for case in cases)
     counts = [
@@ -59,7 +59,7 @@ def cost_rows(
     if num_steps is None and config.rollout.tree is not None:
         yield "forwards", "the states of a tree are counted once policy.call.num_inference_steps is known"
         return
-    if config.rollout.decisions == "read" and num_levels is None:
+    if config.rollout.training_states == "renoised" and num_levels is None:
         yield "forwards", "one a step of the rollout, one a level of what is read; one a level, with grad, in an update"
         return
     counted = forwards_per_sample(algorithm, num_steps, num_levels)

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from mmgrpo.algorithm import Algorithm, require_advantages
-from mmgrpo.config import AdvantageConfig, AlarmKind, ForeignConfig, Named, ObjectiveConfig, RewardConfig, RunConfig
+from mmgrpo.config import AdvantageConfig, AlarmKind, Named, ObjectiveConfig, OffPolicyConfig, RewardConfig, RunConfig
 from mmgrpo.config.needs import require_needs
 from mmgrpo.config.numbers import named_in
 from mmgrpo.config.registry import is_scheduled, names, policy_class, settings_type
@@ -167,7 +167,7 @@ def _formula_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield from _function_rows("samples", config.advantage.filters, FILTERS)
     surrogate, aggregate = objective.surrogate, objective.aggregate
     yield from _function_rows("surrogate l", () if surrogate is None else (surrogate,), SURROGATES)
-    yield from _foreign_row(objective.foreign)
+    yield from _foreign_row(objective.off_policy)
     yield from _function_rows("weight v", (aggregate,), AGGREGATES)
     if objective.step_weight is None:
         yield "weight w", "v: no step weight"
@@ -179,7 +179,7 @@ def _formula_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield from _function_rows("modulation", objective.modulations, MODULATIONS)
     for (label, line), term in zip(_function_rows("term", objective.terms, TERMS), objective.terms, strict=True):
         line = line if term.weight == 1 else f"{term.weight:g} times {line}"
-        yield label, line if term.origins is None else f"{line}; of rows that are {' or '.join(term.origins)} alone"
+        yield label, line if term.sources is None else f"{line}; only rows of source {' or '.join(term.sources)}"
     if objective.truncated != "keep":
         yield "truncated", TRUNCATED[objective.truncated]
     yield "KL", _kl_line(objective)
@@ -231,7 +231,7 @@ def _advantage_line(config: AdvantageConfig) -> str:
     line = f"{scaling.name}: {formula_of(function)}{_numbers(with_defaults(function, scaling.numbers))}"
     if config.clamp is not None:
         line += f". {_summary(clamp_advantage)}, limit = {config.clamp:g}"
-    if config.foreign == "apart":
+    if config.off_policy_baseline == "separate":
         line += ". Rows that are read are compared among themselves"
     return line if config.zero_variance_groups == "keep" else f"{line}. Groups without an advantage count nowhere"
 
@@ -255,7 +255,7 @@ def _kl_line(objective: ObjectiveConfig) -> str:
     return f"kl_beta = {objective.kl_beta:g}{times}, {_divergence_line(objective.divergence)}"
 
 
-def _foreign_row(foreign: ForeignConfig | None) -> Iterator[tuple[str, str]]:
+def _foreign_row(foreign: OffPolicyConfig | None) -> Iterator[tuple[str, str]]:
     """The surrogate of off-policy rows, if they have a separate one."""
     if foreign is not None:
         ((label, line),) = _function_rows("read rows l", (foreign.surrogate,), SURROGATES)

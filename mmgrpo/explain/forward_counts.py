@@ -72,13 +72,13 @@ def forwards_per_sample(algorithm: Algorithm, num_steps: int | None, num_levels:
     rollout = N, less (f + 1) (1 - 1 / G) if the group shares its noise: the steps up to the first stochastic one, f,
     run once for its G members. A pass over the sample costs one forward per trained step; with shared noise the first
     of them costs 1 / G. In a tree a step costs 1 / w, w the leaves of a branch before it. With
-    ``rollout.decisions: read``, rollout = N + K for K levels of noise, and a pass costs K. ``policy.fast_remainder``
-    reduces the steps of the rollout.
+    ``rollout.training_states: renoised``, rollout = N + K for K levels of noise, and a pass costs K.
+    ``policy.fast_remainder`` reduces the steps of the rollout.
 
     Args:
         algorithm: the algorithm of the run.
         num_steps: N, or None if it is unknown.
-        num_levels: K, for ``rollout.decisions: read``.
+        num_levels: K, for ``rollout.training_states: renoised``.
 
     Returns:
         The counts over all updates of a rollout.
@@ -89,9 +89,9 @@ def forwards_per_sample(algorithm: Algorithm, num_steps: int | None, num_levels:
     """
     config, objective = algorithm.config, algorithm.objective
     update, rollout = config.update, config.rollout
-    if rollout.decisions == "read":
+    if rollout.training_states == "renoised":
         if num_levels is None:
-            raise ConfigError("rollout.decisions: read needs the number of noise levels: set policy.reading")
+            raise ConfigError("rollout.training_states: renoised needs the number of noise levels: set policy.reading")
         sampling, one_pass = StepForwards(1, num_levels), StepForwards(0, num_levels)
     elif rollout.tree is not None:
         sampling, one_pass = _tree(algorithm, num_steps)

@@ -23,17 +23,17 @@ def idle_mechanisms(algorithm: Algorithm) -> tuple[str, ...]:
 
 def _idle(algorithm: Algorithm) -> Iterator[str]:
     config = algorithm.config
-    moving_keys = (*config.schedules, *config.controllers, *(key for stage in config.stages for key in stage.set))
-    starts = [("rollout.planner", algorithm.strategy.start)]
+    moving_keys = (*config.schedules, *config.controllers, *(key for phase in config.phases for key in phase.set))
+    starts = [("rollout.strategy", algorithm.strategy.start)]
     estimators = zip(config.advantage.estimators, algorithm.advantages.estimators, strict=True)
     starts += [(f"advantage.estimators.{named.name}", one.start) for named, one in estimators]
     for key, start in starts:
         if start >= config.steps and not any(moving.startswith(f"{key}.") for moving in moving_keys):
             yield _sentence(config, f"{key} starts at step {start}, from 0", "a lower start")
     yield from _idle_schedules(algorithm)
-    for later, stage in zip(config.stages[1:], config.stages, strict=False):
-        if stage.until is not None and stage.until >= config.steps:
-            yield _sentence(config, f"stages: {', '.join(later.set)} changes at step {stage.until}", "a lower until")
+    for later, phase in zip(config.phases[1:], config.phases, strict=False):
+        if phase.until is not None and phase.until >= config.steps:
+            yield _sentence(config, f"phases: {', '.join(later.set)} changes at step {phase.until}", "a lower until")
     yield from _idle_sections(config)
 
 

@@ -49,11 +49,11 @@ def course_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
         )
         yield "schedule", f"{key}, {named.name}: {formula_of(function)}{numbers_text(named.numbers)}; {ends}"
     begin = 0
-    for stage in config.stages:
-        until = "on" if stage.until is None else f"to {stage.until - 1}"
-        values = ", ".join(f"{key} = {_value(value)}" for key, value in stage.set.items())
-        yield "stage", f"from step {begin} {until}: {values or 'as it stands'}"
-        begin = stage.until or begin
+    for phase in config.phases:
+        until = "on" if phase.until is None else f"to {phase.until - 1}"
+        values = ", ".join(f"{key} = {_value(value)}" for key, value in phase.set.items())
+        yield "phase", f"from step {begin} {until}: {values or 'as it stands'}"
+        begin = phase.until or begin
     for key, named in config.controllers.items():
         function = named_in(f"controllers.{key}", CONTROLLERS, named.name)
         numbers = {"metric": METRICS.get(named.name), **named.numbers}

@@ -32,7 +32,7 @@ class Stage:
     """What is drawn after the rows of another stage.
 
     Attributes:
-        context: name of the one of ``rollout.contexts`` that shows them; no two stages have the same.
+        context: name of the one of ``rollout.prompt_templates`` that shows them; no two stages have the same.
         of: context of the stage whose rows these are; None: of the stage before.
         rows: which of them: all, those whose reward reaches ``right``, those under it, or those cut off by their
             length.
@@ -105,7 +105,7 @@ def _made(kind: type[Any], values: Mapping[str, Any]) -> Any:
     if wrong := sorted(values.keys() - known):
         raise ConfigError(f"stages: a stage takes {', '.join(sorted(known))}; got {', '.join(wrong)}")
     if kind is Stage and not isinstance(values.get("context"), str):
-        raise ConfigError("stages: each stage after the first names its context, one of rollout.contexts")
+        raise ConfigError("phases: each stage after the first names its context, one of rollout.prompt_templates")
     ordered: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items()}
     return kind(**ordered)
 

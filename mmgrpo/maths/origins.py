@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DRAWN, REPLAYED, GIVEN = 0, 1, 2
 
-ORIGINS: Mapping[str, int] = MappingProxyType({"drawn": DRAWN, "replayed": REPLAYED, "given": GIVEN})
+ORIGINS: Mapping[str, int] = MappingProxyType({"on_policy": DRAWN, "replay": REPLAYED, "demonstration": GIVEN})
 """Origins by the names that a configuration uses."""
 
 READ = (REPLAYED, GIVEN)

@@ -46,9 +46,9 @@ def on_failure(
     """A second attempt at prompts whose every member failed: further members, shown a hint or drawn otherwise.
 
     A group fails where all rewards are under ``below``. Its further members are shown the prompt in ``context`` (one of
-    ``rollout.contexts``), or drawn with other ``settings``; they take the place of as many failed ones, or join them.
-    What was drawn with a hint is trained on behind the bare prompt, its ratio to the policy that saw the hint, or with
-    the hint in place.
+    ``rollout.prompt_templates``), or drawn with other ``settings``; they take the place of as many failed ones, or join
+    them. What was drawn with a hint is trained on behind the bare prompt, its ratio to the policy that saw the hint, or
+    with the hint in place.
 
     Units: members a group; below in those of the reward.
     Raises: ConfigError for numbers that change nothing.
@@ -290,4 +290,4 @@ PLANNERS: Registry[Callable[..., Planner]] = Registry(
         "stages": stages,
     }
 )
-"""Planners by the name that ``rollout.planner`` uses; called with their numbers."""
+"""Planners by the name that ``rollout.strategy`` uses; called with their numbers."""

@@ -66,11 +66,13 @@ def require_images(prompts: Sequence[Prompt], algorithm: Algorithm) -> None:
         algorithm: of the run.
 
     Raises:
-        ConfigError: a view or ``rollout.contexts`` changes the images of prompts, and no prompt has one.
+        ConfigError: a view or ``rollout.prompt_templates`` changes the images of prompts, and no prompt has one.
     """
     config = algorithm.config
     named = {f"views.{name}": view.context for name, view in config.views.items()}
-    named |= {f"rollout.contexts.{label}": context for label, context in config.rollout.contexts.items()}
+    named |= {
+        f"rollout.prompt_templates.{label}": context for label, context in config.rollout.prompt_templates.items()
+    }
     of_images = {key: context.name for key, context in named.items() if context and context.name in IMAGE_CONTEXTS}
     if not of_images or any(len(prompt.images) for prompt in prompts):
         return

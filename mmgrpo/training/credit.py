@@ -297,7 +297,7 @@ def estimate(
 
 def compared_groups(verdict: Verdict, rollout: Rollout, advantages: AdvantageChain, job: Job) -> Tensor:
     """(N,) integers, the samples of the job that are compared with each other. A collective."""
-    if advantages.config.foreign != "apart":
+    if advantages.config.off_policy_baseline != "separate":
         return verdict.group_N
     return apart(verdict.group_N, torch.cat(job.gather(_is_read(rollout))))
 

@@ -212,8 +212,8 @@ def _entries(
         return [_Entry(number, request.prompt, prompt, request.members, _continued(request, known))]
     if request.context not in contexts:
         raise ConfigError(
-            f"the planner shows prompts in the context {request.context!r}, which rollout.contexts does not have; it "
-            f"has {sorted(contexts)}"
+            f"the planner shows prompts in the context {request.context!r}, which rollout.prompt_templates does not "
+            f"have; it has {sorted(contexts)}"
         )
     show, history, entries = contexts[request.context], history_of(request), []
     alike = [request.members] if request.after else [(member,) for member in request.members]
@@ -321,8 +321,8 @@ def _read_again(policy: Policy, rollout: Rollout, plan: Plan, seed: int) -> Roll
     """The samples of a rollout as the rows that reading makes of them: noised again, or hidden again."""
     if isinstance(policy, SupportsTextOffsets):
         raise ConfigError(
-            "rollout.decisions: read is for denoisers and masked policies; what is written is trained on as it was "
-            "drawn"
+            "rollout.training_states: renoised is for denoisers and masked policies; what is written is trained on as "
+            "it was drawn"
         )
     given = [OffPolicySample(sample=sample, origin=Origin.ON_POLICY) for sample in rollout.samples]
     read = reader(policy).read(given, seed=seed, plan=replace(plan, stochastic=None))

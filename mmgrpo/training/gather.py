@@ -117,7 +117,8 @@ def gather(
         value: what scores of a whole round, with the group of each row, combine to, and where any applied; for planners
             that look back.
         contexts: what a member is shown in place of the prompt, by name.
-        reads: whether samples are drawn without noise and what is trained on is read of them (``rollout.decisions``).
+        reads: whether samples are drawn without noise and what is trained on is read of them
+            (``rollout.training_states``).
         on_samples: takes samples as they are drawn.
         behind: what another policy has drawn, after which this one draws; None: nothing.
 

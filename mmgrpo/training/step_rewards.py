@@ -1,4 +1,4 @@
-"""The rewards at a step: schedules, stages and controllers change their weights, clips and settings."""
+"""The rewards at a step: schedules, phases and controllers change their weights, clips and settings."""
 
 from __future__ import annotations
 

@@ -290,7 +290,7 @@ class Trainer:
             job=self.job,
             contexts={**self.now.prompt_templates, **(self.behind.contexts if self.behind else {})},
             behind=behind,
-            reads=rollout.decisions == "read",
+            reads=rollout.training_states == "renoised",
             value=partial(valued, rewards=self.scoring.rewards, advantages=self.now.advantages, step=step),
             on_samples=self._seat.progress.doing("rollout", num_drawn, self._seat.stopping.give_up_alone),
         )

@@ -170,7 +170,7 @@ class MaskedSettings(BaseModel):
         """Whether a decision is one token.
 
         Args:
-            renoised: whether decisions are those of ``reading`` (``rollout.decisions: read``).
+            renoised: whether decisions are those of ``reading`` (``rollout.training_states: renoised``).
 
         Returns:
             Whether it is.

@@ -19,11 +19,12 @@ class InContext:
     """Reward: another reward, of the samples that were shown their prompt in some contexts alone; None for the others.
 
     Example: ``{name: in_context, of: exact_match, contexts: [null, posed]}``.
-    Settings: ``of``, the reward with its settings, or its bare name; ``contexts``, names of ``rollout.contexts``, null
+    Settings: ``of``, the reward with its settings, or its bare name; ``contexts``, names of
+        ``rollout.prompt_templates``, null
     for
     the prompt as it is.
     Range: that of the reward.
-    Source: ours; of use with ``rollout.planner: stages``, where a solution and a proposed problem are judged apart.
+    Source: ours; of use with ``rollout.strategy: stages``, where a solution and a proposed problem are judged apart.
     Traps: it sees the data row's own prompt, whatever the context showed.
     """
 

@@ -29,7 +29,7 @@ from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample, Scope, Score
 
 SECTIONS = ("prompts", "policy", "rollout", "advantage", "objective", "auxiliary", "update")
-"""Sections whose keys are mechanisms, beside ``reference``, ``schedules``, ``controllers`` and ``stages``."""
+"""Sections whose keys are mechanisms, beside ``reference``, ``schedules``, ``controllers`` and ``phases``."""
 
 LISTS = (
     "advantage.estimators",
@@ -46,7 +46,7 @@ TOGETHER = {
     "advantage.scale": ("advantage.correction",),
     "objective.kl_beta": ("objective.divergence",),
     "advantage.kl_beta": ("advantage.divergence",),
-    "rollout.planner": ("rollout.contexts", "rollout.group_size"),
+    "rollout.strategy": ("rollout.prompt_templates", "rollout.group_size"),
     "policy.sampler": ("policy.strength", "policy.density", "policy.reduction"),
 }
 """Keys that are removed with another one: its numbers, or what has nothing to act on without it."""
@@ -181,7 +181,7 @@ def _keys(values: Mapping[str, Any]) -> Iterator[str]:
                 yield key
     for section in ("schedules", "controllers"):
         yield from (f"{section}:{key}" for key in values.get(section, {}))
-    yield from (section for section in ("reference", "stages") if section in values)
+    yield from (section for section in ("reference", "phases") if section in values)
     if any(values["method"].get("rewards", {}).get(part) for part in ("added", "substitutes")):
         yield REWARDS
 

@@ -83,10 +83,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     **{name: {"rollout.group_size": 2, **test_smoke_reading.SMALL.get(name, {})} for name in READING},
     **{name: dict(changes) for name, changes in PARTING_ONCE.items()},
     **{name: dict(changes) for name, changes in test_imitation.SMALL.items()},
-    "anytimereasoner": {**PARTING_ONCE["anytimereasoner"], "rollout.planner.num": 2},
-    **{name: {"rollout.group_size": 2, "rollout.planner.every": 2, "rollout.planner.factor": 2} for name in PARTING},
+    "anytimereasoner": {**PARTING_ONCE["anytimereasoner"], "rollout.strategy.num": 2},
+    **{name: {"rollout.group_size": 2, "rollout.strategy.every": 2, "rollout.strategy.factor": 2} for name in PARTING},
     **{name: {"rollout.group_size": 4} for name in ("ampo", "gcpo")},  # some members that failed are not replaced
-    "clpo": {"rollout.contexts.of_simpler.pattern": None, "rollout.contexts.of_other.pattern": None},
+    "clpo": {"rollout.prompt_templates.of_simpler.pattern": None, "rollout.prompt_templates.of_other.pattern": None},
     "dcpo-clip": {"objective.surrogate.bound": 1.05},  # the modulation sets the other bounds
     "delethink": {"update.epochs": 2},
     "pass-k-training": {**test_smoke_language.SMALL["pass-k-training"], "update.epochs": 2},
@@ -106,7 +106,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         }
     },
     "depo": {"steps": 4, "prompts.sampler.falls": 0.5},
-    "canoe": {"rollout.contexts.proxy.pattern": None},
+    "canoe": {"rollout.prompt_templates.proxy.pattern": None},
     "capo": {"advantage.filters": [{"name": "within_curvature", "shift": 0.3, "divergence": 1.0}]},
     "critique-rl": {"advantage.kl_beta": 1.0},
     "p3o": {"advantage.kl_beta": 1.0},
@@ -120,7 +120,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         }
     },
     "rlvr-linearity": {"update.hooks": [{"name": "slow_fast", "inner": 2, "alpha": 2.0, "slow": 0}]},
-    "scaf-grpo": {"rollout.planner.start": 0, "rollout.group_size": 2},
+    "scaf-grpo": {"rollout.strategy.start": 0, "rollout.group_size": 2},
     "ppl-position": {"advantage.estimators": [{"name": "late_decisions", "start": 0}]},
     "d3s": {
         "rollout.group_size": 6,
@@ -136,15 +136,17 @@ CHANGES: dict[str, dict[str, Any]] = {
         "schedules": {"policy.temperature_schedule.pace": {"name": "linear", "start": 5.0, "end": 50.0, "steps": 1}},
     },
     "evocot": {
-        "schedules": {"rollout.contexts.thought.share": {"name": "linear", "start": 1.0, "end": 0.0, "steps": 1}},
+        "schedules": {
+            "rollout.prompt_templates.thought.share": {"name": "linear", "start": 1.0, "end": 0.0, "steps": 1}
+        },
         "rollout.group_size": 2,
     },
     "g2rpo-a": {
         **test_smoke_reading.SMALL["g2rpo-a"],
-        "rollout.contexts.guided.share": 0.5,
+        "rollout.prompt_templates.guided.share": 0.5,
         "steps": 4,
         "controllers": {
-            "rollout.contexts.guided.share": {
+            "rollout.prompt_templates.guided.share": {
                 "name": "against_trend",
                 "metric": "reward/mean",
                 "every": 2,
@@ -157,8 +159,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "srpo--cross-domain": {"steps": 3, "rollout.prompts_per_step": 3},
     "spo--segment-policy": {
         "rollout.group_size": 2,
-        "rollout.planner.every": 2,
-        "rollout.planner.factor": 2,
+        "rollout.strategy.every": 2,
+        "rollout.strategy.factor": 2,
         "advantage.filters": [{"name": "each_decision_once"}, {"name": "unlikely", "below": 0.08}],
     },
     "verl": {
@@ -167,7 +169,9 @@ CHANGES: dict[str, dict[str, Any]] = {
         ]
     },
     "vogue": {
-        "schedules": {"rollout.contexts.noised.chance": {"name": "linear", "start": 1.0, "end": 0.0, "steps": 1}}
+        "schedules": {
+            "rollout.prompt_templates.noised.chance": {"name": "linear", "start": 1.0, "end": 0.0, "steps": 1}
+        }
     },
     "laser": {
         "advantage.estimators": [{"name": "self_judged", "token": 61, "anchor": -4.0, "start": 1, "least": 0.0}],
@@ -320,13 +324,13 @@ def _language(name: str) -> TinyRun:
 def _chain(name: str) -> dict[str, Any]:
     changes: dict[str, Any] = {"rollout.prompts_per_step": 2, "rollout.group_size": 4 if name == "grpo-care" else 2}
     if name == "svs":
-        changes["rollout.contexts.solution.pattern"] = None
+        changes["rollout.prompt_templates.solution.pattern"] = None
     if name == "delethink":
-        changes |= {"rollout.contexts.chunk.head": 1, "rollout.contexts.chunk.tail": 1}
-    then = read_layers(find_config(f"methods/{name}")).get("rollout", {}).get("planner", {}).get("then")
+        changes |= {"rollout.prompt_templates.chunk.head": 1, "rollout.prompt_templates.chunk.tail": 1}
+    then = read_layers(find_config(f"methods/{name}")).get("rollout", {}).get("strategy", {}).get("then")
     if then:  # settings of drawing are of models with room for long answers
         short = [{key: value for key, value in stage.items() if key != "settings"} for stage in then]
-        changes["rollout.planner.then"] = short
+        changes["rollout.strategy.then"] = short
     return changes
 
 

@@ -58,20 +58,20 @@ PARTING = ["spo--segment-policy", "treerpo"]
 PARTING_ONCE: dict[str, dict[str, Any]] = {
     "anytimereasoner": {
         "rollout.group_size": 2,
-        "rollout.planner.at": [2],
-        "rollout.planner.num": 1,
-        "rollout.planner.then": "!",
-        "rollout.planner.room": 3,
+        "rollout.strategy.at": [2],
+        "rollout.strategy.num": 1,
+        "rollout.strategy.then": "!",
+        "rollout.strategy.room": 3,
         "advantage.estimators": [{"name": "over_budgets", "at": [2]}],
     },
-    "cure": {"rollout.group_size": 2, "rollout.planner.among": 3, "rollout.planner.factor": 2},
-    "grpo-ma": {"rollout.group_size": 2, "rollout.planner.pattern": ".", "rollout.planner.factor": 2},
-    "rose": {"rollout.group_size": 2, "rollout.planner.from_root": 0.0},
+    "cure": {"rollout.group_size": 2, "rollout.strategy.among": 3, "rollout.strategy.factor": 2},
+    "grpo-ma": {"rollout.group_size": 2, "rollout.strategy.pattern": ".", "rollout.strategy.factor": 2},
+    "rose": {"rollout.group_size": 2, "rollout.strategy.from_root": 0.0},
     "s-grpo--early-reinforcement": {
         "rollout.group_size": 2,
-        "rollout.planner.num": 1,
-        "rollout.planner.then": "!",
-        "rollout.planner.room": 3,
+        "rollout.strategy.num": 1,
+        "rollout.strategy.then": "!",
+        "rollout.strategy.room": 3,
     },
 }
 """Likewise, in one round; and what of each is made small."""

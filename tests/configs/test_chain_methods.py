@@ -316,13 +316,17 @@ EVERYDAY = ("svs", "delethink", "grpo-care")
     "name", [name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.nightly) for name in CHAINS]
 )
 def test_method_trains(name: str, tmp_path: Path) -> None:
-    pattern = {"rollout.contexts.solution.pattern": None} if name == "svs" else {}
-    tail = {"rollout.contexts.chunk.head": 1, "rollout.contexts.chunk.tail": 1} if name == "delethink" else {}
+    pattern = {"rollout.prompt_templates.solution.pattern": None} if name == "svs" else {}
+    tail = (
+        {"rollout.prompt_templates.chunk.head": 1, "rollout.prompt_templates.chunk.tail": 1}
+        if name == "delethink"
+        else {}
+    )
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.lr": 1e-3}
-    then = config_of(name).rollout.planner.numbers.get("then", ())
+    then = config_of(name).rollout.strategy.numbers.get("then", ())
     if then:  # settings of drawing are of models with room for long answers
         short = [{key: value for key, value in stage.items() if key != "settings"} for stage in then]
-        small = {**small, "rollout.planner.then": short}
+        small = {**small, "rollout.strategy.then": short}
     config = load_config(f"methods/{name}", {**small, **pattern, **tail, "output": str(tmp_path), "rewards": []})
     replacing = {"grpo-care": ("answer", second_half), "critique-rl": ("discrimination", half_are_right)}
     rewards = [NamedReward("right", by_text if name == "motif" else half_are_right)]

@@ -35,8 +35,8 @@ DENOISING = [
 TRAINED = [name for name in TOKENS if name not in ("treerpo", "luffy", "on-policy-distillation", "mm-helix")]
 
 NO_EFFECT = "would have no effect under"
-DRAWS = "is what its rollout.planner"
-READ = "decisions: read draws without noise"
+DRAWS = "is what its rollout.strategy"
+READ = "training_states: renoised samples without noise"
 # (task, lower method) -> the uppers that it does not go under, and why
 REFUSED: dict[tuple[str, str], dict[str, str]] = {
     ("arithmetic-text", "mapo"): dict.fromkeys(["prorl", "unlikeliness-reward", "archer"], NO_EFFECT),
@@ -136,14 +136,14 @@ def test_what_is_replaced_is_said(tmp_path: Path) -> None:
     (dapo,) = config.method.over
     assert (config.method.name, dapo.name) == ("gspo", "dapo")
     assert dapo.replaced["objective.surrogate"] == {"name": "clipped", "low": 0.2, "high": 0.28}
-    assert "rollout.planner" not in dapo.replaced
+    assert "rollout.strategy" not in dapo.replaced
     assert config.method.replaced == {}
     of_dapo = list(method_rows(config))
     of_dapo = of_dapo[of_dapo.index(("laid over", "DAPO (2503.14476)")) :]
     said = dict(of_dapo)
     assert said["replaced"].startswith("methods included later override ")
     assert "objective.surrogate = clipped (low 0.2, high 0.28)" in said["replaced"]
-    assert said["it sets"].startswith("rollout.planner = refill (rounds 10), ")
+    assert said["it sets"].startswith("rollout.strategy = refill (rounds 10), ")
     assert [text for label, text in of_dapo if label == "deviation"] == list(dapo.deviations)
     assert load_config(tmp_path / "run.yaml", {"seed": 1}).method == config.method
     fragment = tmp_path / "fragment.yaml"
@@ -170,7 +170,7 @@ def test_what_is_drawn_is_not_another_methods(tmp_path: Path) -> None:
         laid(tmp_path, "methods/luffy", "methods/dapo")
     below = laid(tmp_path, "methods/dapo", "methods/luffy", "methods/gspo").method
     assert below is not None
-    assert [(one.name, one.replaced.get("rollout.planner")) for one in below.over] == [
+    assert [(one.name, one.replaced.get("rollout.strategy")) for one in below.over] == [
         ("dapo", {"name": "refill", "rounds": 10}),
         ("luffy", None),
     ]
@@ -245,7 +245,7 @@ def test_nothing_that_a_method_sets_is_lost(name: str, tmp_path: Path) -> None:
     method, chains = values["method"], [key for key in CHAINS if at(values, key, None)]
     base = BASES[method.get("applies_to", "both")]
     size: dict[str, Any] = {"rollout": {"group_size": at(values, "rollout.group_size", 24)}}
-    if at(values, "rollout.decisions", None) == "read":  # an error with the window of the base
+    if at(values, "rollout.training_states", None) == "renoised":  # an error with the window of the base
         size["rollout"]["window"] = None
     config = laid(tmp_path, base, name, own=size)
     assert config == laid(tmp_path, name, base, own=size)

@@ -76,11 +76,11 @@ def test_guidance_grows_by_as_much_as_success_falls() -> None:
     assert [(one.context, len(one.members)) for one in asked] == [("guided", 2), (None, 10)]
     course, memory, shares = Course(config), Memory(), []
     for step, rate in enumerate((0.4, 0.6, 0.8, 0.5, 0.5, 0.4, 0.1, 0.1, 0.9)):
-        shares.append(course.at(step, memory).values["rollout.contexts.guided.share"])
+        shares.append(course.at(step, memory).values["rollout.prompt_templates.guided.share"])
         memory = course.controlled(memory, {"reward/mean": rate})
     # 0.5 / 0.8 = 0.625 of all; 0.5 / 0.4 = 1.25 of that
     assert shares == pytest.approx([1.0] * 3 + [0.625] * 3 + [0.78125] * 3)
-    assert course.at(9, memory).values["rollout.contexts.guided.share"] == pytest.approx(0.78125 / 9)
+    assert course.at(9, memory).values["rollout.prompt_templates.guided.share"] == pytest.approx(0.78125 / 9)
 
 
 def test_each_part_states_a_length() -> None:

@@ -71,7 +71,7 @@ def test_the_temperature_follows_the_entropy() -> None:
     course, found = Course(config), []
     for logprob in (-0.6, -0.5, -0.4):
         memory = course.controlled(memory, {"rollout/logprob_mean": logprob})
-        found.append(course.at(1, memory).values["rollout.planner.temperature"])
+        found.append(course.at(1, memory).values["rollout.strategy.temperature"])
     assert found == [0.8, 1.2, 1.2]
     planner = strategy_of(course.at(0, Memory()).config.rollout)
     requests = planner.ask([answered(planner.ask((), FOUR), [0] * 8)], FOUR)

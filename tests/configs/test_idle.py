@@ -30,7 +30,7 @@ LATE = {
     "re-schedule": ("schedules.advantage.estimators.column_weight.at_zero: the value is 2.0 at every step", 171),
     "rlvr-linearity": ("update.hooks: slow_fast first acts after 100 updates, of which the run has 30", 100),
     "curriculum-grpo": ("schedules.rewards.length_peak.max_length: the value is 512 at every step", 151),
-    "scaf-grpo": ("rollout.planner starts at step 50", 51),
+    "scaf-grpo": ("rollout.strategy starts at step 50", 51),
     "dvpo": ("critic.warmup_steps: the policy does not train before step 100", 101),
     "direct-advantage-policy-optimization": ("critic.warmup_steps: the policy does not train before step 100", 101),
     "diver": ("rewards (unique_formulas).schedule: the factor is 1 at every step", 100),
@@ -60,7 +60,7 @@ def test_no_other_method_starts_later_than_30_steps() -> None:
 
 def test_stages_and_weights_that_move_after_the_last_step_are_warnings() -> None:
     stages = [{"until": 30, "set": {"objective.kl_beta": 0.1}}, {"set": {"objective.kl_beta": 0.0}}]
-    values = {"objective.divergence": "k3", "stages": stages}
+    values = {"objective.divergence": "k3", "phases": stages}
     (sentence,) = idle_mechanisms(Algorithm.of(load_config("methods/grpo", {**values, "steps": 30})))
     assert sentence.startswith("no effect in 30 steps: stages: objective.kl_beta changes at step 30")
     assert idle_mechanisms(Algorithm.of(load_config("methods/grpo", {**values, "steps": 31}))) == ()
@@ -73,7 +73,7 @@ def test_stages_and_weights_that_move_after_the_last_step_are_warnings() -> None
 
 def test_warning_is_shown_before_the_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "output": str(tmp_path)}
-    config = load_config("methods/ppl-position", {**small, "rollout.planner": {"name": "fixed"}})
+    config = load_config("methods/ppl-position", {**small, "rollout.strategy": {"name": "fixed"}})
     Trainer(policy_of("llama", max_new_tokens=2), by_member, prompts_of("llama"), config).train()
     shown = capsys.readouterr()
     assert "late_decisions starts at step 200" in " ".join((shown.out + shown.err).split())

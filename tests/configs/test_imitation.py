@@ -109,7 +109,7 @@ def test_what_there_is_to_explore_is_remembered_and_sought() -> None:
 
 
 SMALL: dict[str, dict[str, Any]] = {
-    "expo": {"rollout.group_size": 3, "rollout.planner.sizes": [2, 1]},
+    "expo": {"rollout.group_size": 3, "rollout.strategy.sizes": [2, 1]},
     "meml-grpo": {"rollout.group_size": 6},
 }
 COLUMNS = dict.fromkeys(("answer", "solution", *ANSWERS), "two red squares")
@@ -167,5 +167,5 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
 def test_a_source_that_is_not_there_is_refused(tmp_path: Path) -> None:
     small = {"rewards": [], "output": str(tmp_path), "policy": None, "rollout.prompts_per_step": 2}
     config = load_config("methods/oorl", {**small, "update.minibatches": 1})
-    with pytest.raises(ConfigError, match=r"rollout.planner.source: 'equivalents' is the label of none"):
+    with pytest.raises(ConfigError, match=r"rollout.strategy.source: 'equivalents' is the label of none"):
         Trainer(policy_of("llama"), [NamedReward("right", first_is_right)], prompts_of("llama")[:2], config)

@@ -10,16 +10,19 @@ import yaml
 from pydantic import ValidationError
 
 from mmgrpo.config.loading import load_config, validated
+from mmgrpo.config.numbers import bound
 from mmgrpo.config.registry import settings_type
 from mmgrpo.config.renamed import RENAMED, RENAMED_VALUES
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
+from mmgrpo.maths.losses import TERMS
 
-LISTS = ("rewards", "prompts.sources", "auxiliary")
+LISTS = ("rewards", "prompts.sources", "auxiliary", "objective.terms", "objective.terms.sources")
 BESIDE: dict[str, dict[str, Any]] = {
     "rewards": {"name": "exact_match"},
     "rewards.gate": {"reward": "other", "at_least": 1.0},
     "prompts.sources": {"source": "rows.jsonl"},
+    "objective.terms": {"name": "negative_logprob"},
 }
 """Required keys of the same mapping."""
 
@@ -32,12 +35,12 @@ def at_key(key: str, value: Any) -> dict[str, Any]:
     parts = key.split(".")
     for number in reversed(range(len(parts))):
         section = ".".join(parts[:number])
+        value = [value] if ".".join(parts[: number + 1]) in LISTS else value
         value = {**BESIDE.get(section, {}), parts[number]: value}
-        value = [value] if section in LISTS else value
     return value
 
 
-@pytest.mark.parametrize("old", [key for key in RENAMED if not key.startswith("policy.")])
+@pytest.mark.parametrize("old", [key for key in RENAMED if not key.startswith(("policy.", "objective.terms."))])
 def test_an_earlier_key_names_the_new_one(old: str, tmp_path: Path) -> None:
     message = rf"it is now .*{RENAMED[old]}"
     file = tmp_path / "run.yaml"
@@ -56,6 +59,12 @@ def test_an_earlier_setting_of_a_policy_names_the_new_one(old: str) -> None:
     with pytest.raises(ValidationError) as error:
         settings(**{setting: {}})
     assert explain_validation(error.value, settings) == f"unknown key '{setting}'; it is now {RENAMED[old]}"
+
+
+def test_an_earlier_key_of_a_term_names_the_new_one() -> None:
+    config = validated({"objective": {"terms": [{"name": "negative_logprob", "origins": ["given"]}]}})
+    with pytest.raises(ConfigError, match=r"negative_logprob takes no 'origins'; it is now objective\.terms\.sources"):
+        bound("objective.terms", TERMS, config.objective.terms[0])
 
 
 @pytest.mark.parametrize(("key", "old"), [(key, old) for key, values in RENAMED_VALUES.items() for old in values])

@@ -181,7 +181,7 @@ def test_thoughts_are_worth_what_they_are_over_the_budgets() -> None:
     expected = [[0.0, 0.125, 0.125], [0.5] * 3, [-0.5] * 3]  # what a row took over trains elsewhere
     torch.testing.assert_close(found_BT, torch.tensor(expected))
     (shipped,) = config_of("anytimereasoner").advantage.estimators
-    assert shipped.numbers == {"at": config_of("anytimereasoner").rollout.planner.numbers["at"]}
+    assert shipped.numbers == {"at": config_of("anytimereasoner").rollout.strategy.numbers["at"]}
 
 
 def test_thoughts_are_left_at_their_budgets_and_answered_at_their_end() -> None:

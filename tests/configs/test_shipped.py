@@ -208,7 +208,7 @@ def test_every_key_of_a_method_has_a_source(name: str) -> None:
     assert "rewards" not in values  # a run's would replace them
     assert method["name"] == name.removeprefix("methods/")
     assert method["kind"] in get_args(MethodKind)
-    reads = values.get("rollout", {}).get("decisions") == "read"
+    reads = values.get("rollout", {}).get("training_states") == "renoised"
     assert (method["applies_to"] in ("denoising", "masked")) == (reads or "sampler" in values.get("policy", {}))
 
 

@@ -131,7 +131,7 @@ def test_method_trains_a_language_policy(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", PARTING)
 def test_method_of_trees_trains_a_language_policy(name: str, tmp_path: Path) -> None:
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "objective.kl_beta": 0.0}
-    tree = {"rollout.planner.every": 2, "rollout.planner.factor": 2}
+    tree = {"rollout.strategy.every": 2, "rollout.strategy.factor": 2}
     config = load_config(f"methods/{name}", {**small, **tree, "update.lr": 1e-3, "output": str(tmp_path)})
 
     def right(samples: Sequence[Sample]) -> list[float]:

@@ -27,9 +27,9 @@ BESIDE = {
     "reward_without_thought": 0,
 }
 SMALL: dict[str, dict[str, Any]] = {
-    "aepo": {"rollout.planner.share": 0.5},
-    "eepo": {"rollout.planner.below": 99.0},
-    "g2rpo-a": {"rollout.group_size": 4, "rollout.planner.sizes": [1, 3]},
+    "aepo": {"rollout.strategy.share": 0.5},
+    "eepo": {"rollout.strategy.below": 99.0},
+    "g2rpo-a": {"rollout.group_size": 4, "rollout.strategy.sizes": [1, 3]},
     "dph-rl": {
         "auxiliary": [
             {
@@ -44,14 +44,14 @@ SMALL: dict[str, dict[str, Any]] = {
             }
         ]
     },
-    "eframe": {"rollout.planner.members": 4, "advantage.filters": [{"name": "beyond", "size": 1.0, "members": 4}]},
-    "repo": {"rollout.planner.num": 2, "rollout.planner.per_prompt": 4, "rollout.planner.least": 2},
+    "eframe": {"rollout.strategy.members": 4, "advantage.filters": [{"name": "beyond", "size": 1.0, "members": 4}]},
+    "repo": {"rollout.strategy.num": 2, "rollout.strategy.per_prompt": 4, "rollout.strategy.least": 2},
     "raif": {
-        "rollout.contexts.without_thought.text": "!",
-        "rollout.planner.sizes": [2, 2],
+        "rollout.prompt_templates.without_thought.text": "!",
+        "rollout.strategy.sizes": [2, 2],
         "rollout.group_size": 4,
     },
-    "scaf-grpo": {"rollout.planner.start": 0},
+    "scaf-grpo": {"rollout.strategy.start": 0},
     "seele": {"rollout.group_size": 4},
     "hbpo": {"rollout.group_size": 4},
     "tree-opo": {"rollout.group_size": 4},
@@ -154,7 +154,7 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
     if name == "aepo":  # one of two drawn otherwise takes the place of another, and is worth 1
         assert all(line["policy/on_policy_gap"] < 1e-5 for line in lines)
         assert all(line["rollout/logprob_mean"] < -1 for line in lines)
-        assert lines[1]["config/rollout.planner.temperature"] == 0.8
+        assert lines[1]["config/rollout.strategy.temperature"] == 0.8
     if name in (
         "trimpi",
         "spec-rl",

@@ -81,7 +81,7 @@ def texts(output: Path, resume: Path | None, reward: Reward) -> Trainer:
         **ALL,
         "output": str(output),
         "checkpoint": {**ALL["checkpoint"], "best": "length"},
-        "rollout": {"prompts_per_step": 2, "group_size": 3, "planner": {"name": "with_replay", "num": 1}},
+        "rollout": {"prompts_per_step": 2, "group_size": 3, "strategy": {"name": "with_replay", "num": 1}},
         "objective": {"divergence": "k3", "kl_beta": 0.1},
         "update": {"minibatches": 2, "lr": 1e-3, "ema": {"decay": 0.5}},
         "warmup": {"examples": "python:tests.test_world_sizes:read_aloud", "steps": 4, "batch_size": 4},

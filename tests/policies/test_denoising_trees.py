@@ -146,7 +146,7 @@ def test_trees_that_do_not_fit_are_refused(plan: Plan, error: type[Exception], m
     ("changes", "message"),
     [
         ({"splits": (Split(decision=2, factor=2), Split(decision=0, factor=2))}, r"increasing decisions, got \[2, 0\]"),
-        ({"same_initial_noise": True}, "leave out same_initial_noise beside splits"),
+        ({"same_initial_noise": True}, "leave out same_initial_noise"),
         ({"stochastic": (0, 1)}, r"none is drawn at \[2\]: .* \[0, 1\]"),
         ({"members": ((0, 1, 2, 3), (0, 3))}, r"members 0 to 3 of each prompt; asked were \[0, 3\]"),
     ],

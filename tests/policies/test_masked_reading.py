@@ -183,7 +183,7 @@ def test_a_run_trains_on_its_samples_hidden_again(name: str) -> None:
     before = [parameter.detach().clone() for parameter in policy.trainable]
     config = {
         "steps": 2,
-        "rollout": {"decisions": "read", "prompts_per_step": 2, "group_size": 3},
+        "rollout": {"training_states": "renoised", "prompts_per_step": 2, "group_size": 3},
         "update": {"epochs": READINGS[name]["num_levels"], "cycle_masks": True, "lr": 1e-3},
     }
     seen: list[str] = []

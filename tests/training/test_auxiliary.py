@@ -140,7 +140,11 @@ def test_an_answer_is_taught_to_the_part_that_fails(tmp_path: Path) -> None:
         prompts=answered(),
         reward=lambda samples: [float(sample.context == "long") for sample in samples],
         objective=STILL,
-        rollout={"group_size": 4, "contexts": contexts, "planner": {"name": "in_contexts", "contexts": list(contexts)}},
+        rollout={
+            "group_size": 4,
+            "prompt_templates": contexts,
+            "strategy": {"name": "in_contexts", "contexts": list(contexts)},
+        },
         auxiliary=[{"column": "solution", "per_context": True, "weight_by_success": {"name": "below", "rate": 0.25}}],
         update={"lr": 1e-9},
     )

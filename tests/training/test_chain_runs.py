@@ -174,8 +174,8 @@ def test_chunks_of_an_answer_go_on_from_their_tails() -> None:
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "proposed": {
         "rollout": {
-            "planner": {"name": "stages", "then": [{**VARIANT, "right": 0.5}, POSED]},
-            "contexts": {
+            "strategy": {"name": "stages", "then": [{**VARIANT, "right": 0.5}, POSED]},
+            "prompt_templates": {
                 "variant": {"name": "after_answers", "text": "Vary: {answer}"},
                 "posed": {"name": "after_answers", "text": "{answer}"},
             },
@@ -183,8 +183,8 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     },
     "chunks": {
         "rollout": {
-            "planner": {"name": "stages", "then": [CHUNK]},
-            "contexts": {"tail": {"name": "carried_over", "tail": 2}},
+            "strategy": {"name": "stages", "then": [CHUNK]},
+            "prompt_templates": {"tail": {"name": "carried_over", "tail": 2}},
         },
         "advantage": {"estimators": [{"name": "along_chain", "shared": True}]},
         "objective": {"aggregate": {"name": "group_sum"}},

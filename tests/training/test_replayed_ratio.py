@@ -19,11 +19,11 @@ from mmgrpo.training.reading import read
 from mmgrpo.types import Origin, Plan
 from tests.policies import tiny_image_tokens, tiny_language, tiny_masked
 
-REPLAY: dict[str, Any] = {"planner": {"name": "with_replay", "num": 2, "per_prompt": 4}}
+REPLAY: dict[str, Any] = {"strategy": {"name": "with_replay", "num": 2, "per_prompt": 4}}
 SAME_PROMPT = {"same": {"name": "template", "text": "{prompt}"}}
 SECOND_ROUND: dict[str, Any] = {
-    "planner": {"name": "on_failure", "members": 2, "context": "same", "below": 1e9, "replace_failed": False},
-    "contexts": SAME_PROMPT,
+    "strategy": {"name": "on_failure", "members": 2, "context": "same", "below": 1e9, "replace_failed": False},
+    "prompt_templates": SAME_PROMPT,
 }
 REVEAL: dict[str, Any] = {"num_steps": 3, "decision": "reveal"}
 WINDOW: dict[str, Any] = {"window": {"name": "random_subset", "size": 2}}
@@ -35,7 +35,7 @@ POLICIES: dict[str, tuple[Any, str, dict[str, Any], dict[str, Any]]] = {
         tiny_masked,
         "eurobert",
         {"reading": {"estimate": "bound", "num_levels": 2}},
-        {"decisions": "read"},
+        {"training_states": "renoised"},
     ),
     "masked pictures, window": (tiny_masked, "amused", REVEAL, WINDOW),
     "image tokens, window": (tiny_image_tokens, "janus", {}, WINDOW),
@@ -65,7 +65,7 @@ def metrics_of(policy: Policy, prompts: Any, folder: Path, **config: Any) -> lis
 @pytest.mark.parametrize("name", POLICIES)
 def test_rows_without_an_update_have_a_ratio_of_one(name: str, rows: str, tmp_path: Path) -> None:
     module, family, settings, own = POLICIES[name]
-    if rows != "replayed" and own.get("decisions") == "read":
+    if rows != "replayed" and own.get("training_states") == "renoised":
         pytest.skip("renoised rows are of the prompt that they are read behind")
     prompts = module.prompts_of(family) if module is tiny_language else module.prompts_of()
     rollout = {**own, **(REPLAY if rows == "replayed" else SECOND_ROUND)}
@@ -85,13 +85,13 @@ def test_replayed_rows_are_scored_at_the_temperature_that_they_were_sampled_at(t
 
 def test_filters_and_estimators_take_the_decisions_of_reveals(tmp_path: Path) -> None:
     bound: dict[str, Any] = {"reading": {"estimate": "bound"}}
-    for number, (settings, decisions) in enumerate(((REVEAL, "drawn"), (bound, "read"))):
+    for number, (settings, decisions) in enumerate(((REVEAL, "sampled"), (bound, "renoised"))):
         policy = tiny_masked.policy_of("eurobert", **settings)
         advantage = {
             "filters": [{"name": "unlikely", "below": 1.0}],
             "estimators": [{"name": "both_ends", "weight": 0.5}],
         }
-        config: dict[str, Any] = {"rollout": {"decisions": decisions}, "advantage": advantage}
+        config: dict[str, Any] = {"rollout": {"training_states": decisions}, "advantage": advantage}
         folder = tmp_path / str(number)
         assert len(metrics_of(policy, tiny_masked.prompts_of(), folder, **config)) == 3
 
@@ -100,7 +100,7 @@ def test_filters_and_estimators_take_the_decisions_of_reveals(tmp_path: Path) ->
     ("policy", "rollout"),
     [
         ({"name": "masked", "decision": "reveal", "num_steps": 3}, {}),
-        ({"name": "masked", "reading": {"estimate": "bound"}}, {"decisions": "read"}),
+        ({"name": "masked", "reading": {"estimate": "bound"}}, {"training_states": "renoised"}),
         ({"name": "denoising"}, {}),
     ],
 )

@@ -85,7 +85,7 @@ def test_refilled_groups_are_those_of_their_numbers() -> None:
 
 
 def test_minibatches_share_the_groups_that_are_kept(tmp_path: Path) -> None:
-    rollout = {"prompts_per_step": 2, "group_size": 2, "planner": "refill"}
+    rollout = {"prompts_per_step": 2, "group_size": 2, "strategy": "refill"}
     values = {"output": str(tmp_path), "steps": 1, "rollout": rollout, "update": {"minibatches": 2}}
     policy = policy_of("llama", max_new_tokens=4)
     trainer = Trainer(policy, {"even": even_prompts_differ}, PROMPTS, values | {"runtime": {"device": "cpu"}})
@@ -176,7 +176,7 @@ def test_an_answer_of_the_row_is_a_member() -> None:
 
 def test_scouts_of_fewer_steps_choose_whom_to_draw_exactly(tmp_path: Path) -> None:
     planner = {"name": "scouts", "scouts": 3, "best": 1, "worst": 1, "settings": {"call": {"num_inference_steps": 3}}}
-    rollout = {"prompts_per_step": 2, "group_size": 2, "planner": planner}
+    rollout = {"prompts_per_step": 2, "group_size": 2, "strategy": planner}
     values = {"output": str(tmp_path), "steps": 1, "rollout": rollout, "runtime": {"device": "cpu"}}
     trainer = Trainer(make_policy(), {"brightness": brightness}, digit_prompts(), values)
     trainer.train()

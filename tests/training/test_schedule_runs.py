@@ -48,7 +48,7 @@ class TestConfigAt:
 
     def test_stages(self) -> None:
         first = {"rollout.group_size": 4, "objective.surrogate.low": 0.1}
-        config = config_of(stages=[{"until": 20, "set": first}, {"set": {"rollout.group_size": 16}}])
+        config = config_of(phases=[{"until": 20, "set": first}, {"set": {"rollout.group_size": 16}}])
         early, late = (config_at(config, step, Memory()) for step in (19, 20))
         assert (early.rollout.group_size, late.rollout.group_size) == (4, 16)
         assert early.objective.surrogate is not None
@@ -81,7 +81,7 @@ class TestConfigAt:
         assert live.drawing == {"call": {"num_inference_steps": 8}}
 
     def test_survives_its_file(self) -> None:
-        config = config_of(schedules=KL, stages=[{"until": 3, "set": {"update.max_grad_norm": 0.5}}])
+        config = config_of(schedules=KL, phases=[{"until": 3, "set": {"update.max_grad_norm": 0.5}}])
         assert validated(parsed_yaml(dump_config(config))) == config
 
     @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ class TestConfigAt:
             ({"schedules": {"seed": {"name": "linear"}}}, "seed cannot change"),
             ({"schedules": {"rollout.prompts_per_step": {"name": "linear"}}}, "the order of prompts"),
             ({"schedules": {"rewards.a.timeout_s": {"name": "linear"}}}, "rewards.LABEL.NUMBER"),
-            ({"schedules": KL, "stages": [{"set": {"objective.kl_beta": 1}}]}, "moved by schedules and by stages"),
-            ({"stages": [{"set": {}}, {"until": 4, "set": {}}]}, "stages follow each other"),
-            ({"stages": [{"until": 4, "set": {}}, {"until": 4, "set": {}}]}, "until must rise"),
+            ({"schedules": KL, "phases": [{"set": {"objective.kl_beta": 1}}]}, "moved by schedules and by phases"),
+            ({"phases": [{"set": {}}, {"until": 4, "set": {}}]}, "phases follow each other"),
+            ({"phases": [{"until": 4, "set": {}}, {"until": 4, "set": {}}]}, "until must rise"),
         ],
     )
     def test_what_cannot_move_is_said_when_it_is_loaded(self, sections: dict[str, Any], said: str) -> None:
@@ -110,15 +110,15 @@ class TestConfigAt:
             ({"schedules": {"objective.beta": {**KL["objective.kl_beta"]}}}, "did you mean kl_beta"),
             ({"schedules": {"objective.bound.low": {**KL["objective.kl_beta"]}}}, "has no bound"),
             ({"schedules": {"objective.kl_beta": {**KL["objective.kl_beta"], "end": -1}}}, "with objective.kl_beta"),
-            ({"stages": [{"set": {"rollout.group_size": 1}}]}, "rollout.group_size"),
-            ({"stages": [{"set": {"policy.rollout_batch": 1, "policy.chat": True}}]}, "policy.chat cannot change"),
+            ({"phases": [{"set": {"rollout.group_size": 1}}]}, "rollout.group_size"),
+            ({"phases": [{"set": {"policy.rollout_batch": 1, "policy.chat": True}}]}, "policy.chat cannot change"),
             ({"schedules": {"policy.update_tokens": {**KL["objective.kl_beta"]}}}, "can: temperature, top_k, top_p"),
-            ({"stages": [{"set": {"rewards.x.weight": 1}}]}, "no reward of that label, known are overlong"),
+            ({"phases": [{"set": {"rewards.x.weight": 1}}]}, "no reward of that label, known are overlong"),
             ({"controllers": {"objective.kl_beta": {"name": "adaptive_kl", "target": 1}}}, "must begin above 0"),
             ({"controllers": {"objective.kl_beta": {"name": "dual_ascent", "target": 1, "rate": 1}}}, "needs metric"),
             ({"controllers": {"objective.kl_beta": {**KL_ASCENT}}}, "rest for ever at 0: begin above 0"),
-            ({"stages": [{"set": {"objective.terms.near.weight": 1}}]}, "has no near"),
-            ({"stages": [{"set": {"auxiliary.supervised.weight": 1}}]}, "has no supervised"),
+            ({"phases": [{"set": {"objective.terms.near.weight": 1}}]}, "has no near"),
+            ({"phases": [{"set": {"auxiliary.supervised.weight": 1}}]}, "has no supervised"),
             (
                 {"controllers": {"advantage.clamp": {"name": "dual_ascent", "metric": "x", "target": 1, "rate": 1}}},
                 "set it",
@@ -175,7 +175,7 @@ class TestControllers:
         with pytest.raises(ConfigError, match="give dual_ascent a low above 0"):
             Course(config_of(objective={"terms": terms}, controllers={"objective.terms.near.weight": without_low}))
         with pytest.raises(ConfigError, match="say which number of it"):
-            Course(config_of(objective={"terms": terms}, stages=[{"set": {"objective.terms.near": 1}}]))
+            Course(config_of(objective={"terms": terms}, phases=[{"set": {"objective.terms.near": 1}}]))
 
     def test_what_is_learnt_beside_the_objective_fades(self) -> None:
         fades = {"name": "linear", "start": 1, "end": 0, "steps": 4}
@@ -221,8 +221,8 @@ class TestStepRewards:
 
     def test_a_contexts_own_numbers(self) -> None:
         begun = {"name": "solution_prefix", "share": 1.0}
-        moves = {"rollout.contexts.begun.share": {"name": "linear", "start": 1, "end": 0, "steps": 2}}
-        config = config_of(rollout={"contexts": {"begun": begun}}, rewards=[SHORT], schedules=moves)
+        moves = {"rollout.prompt_templates.begun.share": {"name": "linear", "start": 1, "end": 0, "steps": 2}}
+        config = config_of(rollout={"prompt_templates": {"begun": begun}}, rewards=[SHORT], schedules=moves)
         algorithm = Algorithm.of(config)
         prompt, found = Prompt("a", columns={"solution": "b c"}), []
         for step in range(3):
@@ -232,7 +232,7 @@ class TestStepRewards:
         assert found == ["b c ", "b ", None]
 
     def test_labels_that_are_no_rewards(self) -> None:
-        config = config_of(stages=[{"set": {"rewards.other.weight": 1}}])
+        config = config_of(phases=[{"set": {"rewards.other.weight": 1}}])
         with pytest.raises(ConfigError, match="no reward 'other', known are short"):
             StepRewards(build_rewards(config_of(rewards=[SHORT]).rewards), Algorithm.of(config))
 
@@ -244,7 +244,7 @@ def test_a_run_trains_with_the_numbers_of_the_step_and_resumes(tmp_path: Path) -
             "objective.kl_beta": {"name": "linear", "start": 0, "end": 0.4, "steps": 4},
             "update.max_grad_norm": {"name": "step", "values": [1.0, 1e-3], "at": [2]},
         },
-        "stages": [{"until": 2, "set": {"rollout.group_size": 3}}],
+        "phases": [{"until": 2, "set": {"rollout.group_size": 3}}],
         "controllers": {
             "advantage.clamp": {"name": "dual_ascent", "metric": "reward/mean", "target": 0, "rate": 1e-3, "low": 0.5}
         },

@@ -251,7 +251,7 @@ def test_a_task_may_draw_by_settings_of_its_own(tmp_path: Path) -> None:
     """Two tokens where the owner has seven, in updates of both."""
     size = {"rollout": {"prompts_per_step": 2, "group_size": 2}}
     named = {"name": "language", "model": "python:tests.training.test_shared_policy:tiny"}
-    short = {"task": {"policy_of": "one"}, "stages": [{"set": {"policy.max_new_tokens": 2}}]}
+    short = {"task": {"policy_of": "one"}, "phases": [{"set": {"policy.max_new_tokens": 2}}]}
     tasks = {"one": {**size, "policy": {**named, "max_new_tokens": 7}}, "other": {**size, **short}}
     trainer = MixedTrainer(
         {"steps": 1, "runtime": {"device": "cpu"}, "output": str(tmp_path), "tasks": tasks},

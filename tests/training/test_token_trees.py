@@ -251,7 +251,7 @@ def run(output: Path, **given: Any) -> Trainer:
     values = {
         "output": str(output),
         "steps": 4,
-        "rollout": {"prompts_per_step": 2, "group_size": 2, "planner": planner},
+        "rollout": {"prompts_per_step": 2, "group_size": 2, "strategy": planner},
         "advantage": advantage,
         "update": {"lr": 1e-3},
         "checkpoint": {"every": 2},

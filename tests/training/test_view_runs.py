@@ -103,7 +103,7 @@ def test_what_is_drawn_behind_noise_is_read_without_it(tmp_path: Path) -> None:
     """At the first step all see noise, at the last of the two none would."""
     prompts = [Prompt("what is it", images=[picture(56, 56)]), Prompt("how many", images=[picture(56, 56, seed=1)])]
     schedule = {"name": "linear", "start": 1.0, "end": 0.0, "steps": 1}
-    changes = {"schedules": {"rollout.contexts.noised.chance": schedule}}
+    changes = {"schedules": {"rollout.prompt_templates.noised.chance": schedule}}
     assert len(trained(policy_of("qwen2.5-vl", max_new_tokens=4), "vogue", prompts, tmp_path, **changes)) == 2
 
 

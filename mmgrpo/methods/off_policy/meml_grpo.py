@@ -29,8 +29,9 @@ def weakest_system(*, texts: Sequence[str], right: float = 1.0) -> Context:
     """The prompt as it was shown to the part of the group that is right least often; for a view alone.
 
     Right answers of the part that is right most often are seen so, and nothing else is. A part are the members that
-    were drawn in one of ``rollout.contexts``; ``texts`` are the system texts of these, in the order of the members. Of
-    equals the first is the most and the least often right one; where all are as often right there is nothing to show.
+    were drawn in one of ``rollout.prompt_templates``; ``texts`` are the system texts of these, in the order of the
+    members. Of equals the first is the most and the least often right one; where all are as often right there is
+    nothing to show.
 
     Units: right in those of the reward.
     Raises: ConfigError for fewer than two texts, or another number of them than the group has parts.

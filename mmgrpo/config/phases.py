@@ -29,40 +29,40 @@ FIXED = {
 REWARD_TRAITS = ("name", "label", "gate", "schedule", "timeout_s", "concurrent", "deterministic")
 
 
-class StageConfig(Section):
+class PhaseConfig(Section):
     """Values of several keys up to a step."""
 
     until: int | None = Field(
-        default=None, ge=1, description="the first step, counted from 0, that is no longer in it; null: the last stage"
+        default=None, ge=1, description="the first step, counted from 0, that is no longer in it; null: the last phase"
     )
     set: dict[str, Any] = Field(description="dotted key -> value, for example {policy.max_new_tokens: 4096}")
 
 
 def moving_keys(
-    schedules: dict[str, Any], controllers: dict[str, Any], stages: tuple[StageConfig, ...]
+    schedules: dict[str, Any], controllers: dict[str, Any], phases: tuple[PhaseConfig, ...]
 ) -> dict[str, list[str]]:
     """Every key that moves -> the sections that move it."""
     found: dict[str, list[str]] = {}
     for section, keys in (("schedules", [*schedules]), ("controllers", [*controllers])):
         for key in keys:
             found.setdefault(key, []).append(section)
-    for key in dict.fromkeys(key for stage in stages for key in stage.set):
-        found.setdefault(key, []).append("stages")
+    for key in dict.fromkeys(key for phase in phases for key in phase.set):
+        found.setdefault(key, []).append("phases")
     return found
 
 
-def faults(keys: dict[str, list[str]], stages: tuple[StageConfig, ...]) -> Iterator[str]:
-    """What is wrong with the keys that move and with the order of the stages, a sentence each."""
+def faults(keys: dict[str, list[str]], phases: tuple[PhaseConfig, ...]) -> Iterator[str]:
+    """What is wrong with the keys that move and with the order of the phases, a sentence each."""
     for key, sections in keys.items():
         if len(sections) > 1:
             yield f"{key} is moved by {' and by '.join(sections)}; leave one of them"
         if (reason := why_fixed(key)) is not None:
             yield f"{key} cannot change while a run goes on: {reason}"
-    ends = [stage.until for stage in stages]
+    ends = [phase.until for phase in phases]
     if None in ends[:-1] or any(
         end is not None and after is not None and end >= after for end, after in pairwise(ends)
     ):
-        yield f"stages follow each other: until must rise, and only the last may have none, got {ends}"
+        yield f"phases follow each other: until must rise, and only the last may have none, got {ends}"
 
 
 def why_fixed(key: str) -> str | None:
