@@ -62,7 +62,7 @@ def test_stages_and_weights_that_move_after_the_last_step_are_warnings() -> None
     stages = [{"until": 30, "set": {"objective.kl_beta": 0.1}}, {"set": {"objective.kl_beta": 0.0}}]
     values = {"objective.divergence": "k3", "phases": stages}
     (sentence,) = idle_mechanisms(Algorithm.of(load_config("methods/grpo", {**values, "steps": 30})))
-    assert sentence.startswith("no effect in 30 steps: stages: objective.kl_beta changes at step 30")
+    assert sentence.startswith("no effect in 30 steps: phases: objective.kl_beta changes at step 30")
     assert idle_mechanisms(Algorithm.of(load_config("methods/grpo", {**values, "steps": 31}))) == ()
     weight = {"name": "linear", "initial": 1.0, "final": 0.0, "start": 29, "end": 40}
     rewards = [{"name": "brightness", "schedule": weight}]
