@@ -90,7 +90,7 @@ def _advantage(advantage: AdvantageConfig) -> str:
         line += f" of {_function(advantage.combine)}"
     if advantage.clamp:
         line += f" within {advantage.clamp:g}"
-    if advantage.off_policy_baseline == "apart":
+    if advantage.off_policy_baseline == "separate":
         line += ", rows that are read apart"
     if advantage.kl_beta:
         line += f" of the reward less {advantage.kl_beta:g} {advantage.divergence} KL"

@@ -39,7 +39,7 @@ def task_rows(task: TaskConfig | None) -> Iterator[tuple[str, str]]:
 
 
 def course_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
-    """Rows on schedules, stages and controllers with their values."""
+    """Rows on schedules, phases and controllers with their values."""
     config = algorithm.config
     for key, named in config.schedules.items():
         function = named_in(f"schedules.{key}", VALUE_SCHEDULES, named.name)

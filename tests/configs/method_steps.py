@@ -166,7 +166,7 @@ def taught(config: RunConfig, step: Step) -> Taught:
         mask_BT = torch.arange(T) < torch.tensor(step.lengths)[:, None]
     value_B1 = torch.tensor(step.reward)[:, None]
     scores = Scores(names=("reward",), weight_R=torch.ones(1), value_BR=value_B1, valid_BR=torch.ones(B, 1).bool())
-    is_apart = config.advantage.off_policy_baseline == "apart"
+    is_apart = config.advantage.off_policy_baseline == "separate"
     compared_B = apart(step.group_B, step.origin_B != 0) if is_apart else step.group_B
     credit = form_credit(scores, compared_B, Algorithm.of(config).advantages)
     mask_BT = mask_BT & credit.keep_B[:, None]
