@@ -41,21 +41,18 @@ from mmgrpo.maths.combinations import COMBINATIONS, weighted_sum
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Estimator
 from mmgrpo.maths.filters import FILTERS, Filter
-from mmgrpo.maths.losses import TERMS
-from mmgrpo.maths.modulation import Modulation
-from mmgrpo.maths.modulations import MODULATIONS
+from mmgrpo.maths.modulations import MODULATIONS, Modulation
 from mmgrpo.maths.objectives import Foreign, Objective
 from mmgrpo.maths.origins import ORIGINS
-from mmgrpo.maths.planners import OF_GROUP_SIZE, Planner, Setting
 from mmgrpo.maths.prompt_weights import ANSWER_WEIGHTS
 from mmgrpo.maths.ratios import BOUNDS
 from mmgrpo.maths.schedules import WEIGHT_SCHEDULES
-from mmgrpo.maths.second_chances import PLANNERS
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.selections import SELECTIONS, Selection
 from mmgrpo.maths.steps import STEP_WEIGHTS
+from mmgrpo.maths.strategies import OF_GROUP_SIZE, PLANNERS, Planner, Setting
 from mmgrpo.maths.surrogates import SURROGATES
-from mmgrpo.maths.terms import Term, of_origins, weighted
+from mmgrpo.maths.terms import TERMS, Term, of_origins, weighted
 from mmgrpo.maths.trees import TREES
 from mmgrpo.maths.windows import WINDOWS
 from mmgrpo.memory import Memory

@@ -117,7 +117,7 @@ def test_planners_are_played(name: str) -> None:
 
 def test_a_planner_that_never_ends_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "endless_planner.py").write_text(
-        "from mmgrpo.maths.planners import Planner\n"
+        "from mmgrpo.maths.strategies import Planner\n"
         "def endless():\n"
         '    """Asks on while nobody is right."""\n'
         "    def ask(rounds, setting):\n"

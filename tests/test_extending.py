@@ -21,13 +21,13 @@ from mmgrpo.maths import (
     controllers,
     estimators,
     filters,
-    losses,
     modulations,
     schedules,
-    second_chances,
+    strategies,
     surrogates,
+    terms,
 )
-from mmgrpo.maths.planners import Round, Setting
+from mmgrpo.maths.strategies import Round, Setting
 from mmgrpo.memory import Outcomes
 from mmgrpo.types import Prompt
 
@@ -38,9 +38,9 @@ HOMES = {
     "ESTIMATORS": estimators,
     "FILTERS": filters,
     "SURROGATES": surrogates,
-    "TERMS": losses,
+    "TERMS": terms,
     "MODULATIONS": modulations,
-    "PLANNERS": second_chances,
+    "PLANNERS": strategies,
     "SAMPLERS": samplers,
     "VALUE_SCHEDULES": schedules,
     "CONTROLLERS": controllers,

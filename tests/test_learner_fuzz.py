@@ -14,12 +14,12 @@ from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor
 
-from mmgrpo.maths import losses, surrogates
+from mmgrpo.maths import surrogates
 from mmgrpo.maths.aggregates import AGGREGATES, count
 from mmgrpo.maths.objectives import Foreign, Objective
 from mmgrpo.maths.selections import SELECTIONS
-from mmgrpo.maths.terms import weighted
-from mmgrpo.maths.view_terms import negative_logprob
+from mmgrpo.maths.terms import divergence_terms, weighted
+from mmgrpo.maths.terms.view_terms import negative_logprob
 from mmgrpo.methods.ratios.gmpo import pessimistic_bound
 from mmgrpo.methods.selection.kl_cov import departure, kl_covariance
 from mmgrpo.training.learner import accumulate_gradient
@@ -170,7 +170,7 @@ def _objective(loss: Loss) -> Objective:
     terms = {
         "departure": departure,
         "negative_logprob": negative_logprob,
-        "k3_old": lambda: losses.divergence(form="k3", view=OLD),
+        "k3_old": lambda: divergence_terms.divergence(form="k3", view=OLD),
     }
     form, beta, level = loss.divergence or (None, 0.0, None)
     foreign = None

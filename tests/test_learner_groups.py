@@ -7,11 +7,10 @@ import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from torch import Tensor
 
-from mmgrpo.maths import group_losses, preference_losses
 from mmgrpo.maths.aggregates import count, sample_mean
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.losses import TERMS
 from mmgrpo.maths.objectives import Objective
+from mmgrpo.maths.terms import TERMS, group_losses
 from mmgrpo.training.learner import accumulate_gradient
 from mmgrpo.types import Rollout
 from tests.test_learner import disturb, draw, gradient, make_policy, relative
@@ -19,7 +18,7 @@ from tests.test_learner import disturb, draw, gradient, make_policy, relative
 REWARD_B = torch.tensor([1.0, 0.0, 0.25, 1.0], dtype=torch.float64)
 GROUP_OBJECTIVES = {
     "gvpo": (TERMS["gvpo"](beta=0.5),),
-    "preference": (preference_losses.preference(beta=2.0, score_by="mean_log_ratio", against="old"),),
+    "preference": (group_losses.preference(beta=2.0, score_by="mean_log_ratio", against="old"),),
     "disco": (TERMS["disco"](tau=0.5), group_losses.kl_hinge(delta=0.0, beta=10.0)),
     "real": (TERMS["real"](),),
     "pacs": (TERMS["pacs"](beta=3.0, balanced=True),),

@@ -8,10 +8,10 @@ from mmgrpo.policies.diffusion import DenoisingPolicy
 from torch import Tensor
 
 from mmgrpo.maths.aggregates import count, sample_mean
-from mmgrpo.maths.losses import divergence
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.surrogates import policy_gradient
 from mmgrpo.maths.terms import Term, weighted
+from mmgrpo.maths.terms.divergence_terms import divergence
 from mmgrpo.methods.group_losses.dgpo import dgpo
 from mmgrpo.methods.sampling.diffusion_nft import diffusion_nft
 from mmgrpo.training.learner import accumulate_gradient

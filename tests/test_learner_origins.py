@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from mmgrpo.maths.aggregates import count, sample_mean
-from mmgrpo.maths.foreign_surrogates import shaped
 from mmgrpo.maths.objectives import Foreign, Objective
 from mmgrpo.maths.origins import GIVEN, REPLAYED
+from mmgrpo.maths.surrogates import shaped
 from mmgrpo.maths.terms import of_origins
-from mmgrpo.maths.view_terms import negative_logprob
+from mmgrpo.maths.terms.view_terms import negative_logprob
 from mmgrpo.methods.off_policy.rl_plus import mixture
 from mmgrpo.training.learner import accumulate_gradient
 from mmgrpo.types import Origin, Rollout

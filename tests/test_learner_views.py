@@ -17,11 +17,11 @@ from mmgrpo.data.contexts import template
 from mmgrpo.data.history import Context
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.aggregates import count, decision_mean
-from mmgrpo.maths.losses import divergence
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.surrogates import clipped
 from mmgrpo.maths.terms import Term, weighted
-from mmgrpo.maths.view_terms import distillation, negative_logprob
+from mmgrpo.maths.terms.divergence_terms import divergence
+from mmgrpo.maths.terms.view_terms import distillation, negative_logprob
 from mmgrpo.training.learner import accumulate_gradient, measured
 from mmgrpo.training.views import Seen, Sights, View
 from mmgrpo.types import Prompt, Rollout

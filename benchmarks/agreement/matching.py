@@ -16,7 +16,7 @@ from benchmarks.agreement.authors import Settings, Source
 from benchmarks.agreement.comparing import Case, G, Given, Numbers, P, Rows, T, loss
 from mmgrpo.config.loading import find_config, read_layers
 from mmgrpo.maths.matching import matching_errors
-from mmgrpo.maths.matching_terms import optimality
+from mmgrpo.maths.terms.group_losses import optimality
 from mmgrpo.values import DRIFT, of_view
 from tests.configs.method_steps import Step
 

@@ -21,12 +21,16 @@ from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.registry import Registry
 from mmgrpo.types import Prompt, Sample
 
+CONTEXTS: Registry[Callable[..., Context]] = Registry(IMAGE_CONTEXTS, SYSTEM_CONTEXTS)
+"""Contexts by the name that ``rollout.contexts`` and ``views`` use; called with their settings."""
+
 PLACE = re.compile(r"{([^{}]+)}")
 """What a text names in braces."""
 
 PEER = "{prompt}\n\nAnother answer, which is right:\n\n{answer}\n\nNow answer the question."
 
 
+@CONTEXTS.register
 def template(*, text: str) -> Context:
     """The prompt within a text, or what its row has in its place: ``{prompt}`` and ``{COLUMN}`` stand for the two.
 
@@ -37,6 +41,7 @@ def template(*, text: str) -> Context:
     return partial(in_template, text=text)
 
 
+@CONTEXTS.register
 def solution_prefix(*, column: str = "solution", share: float | None = None, between: str = " ") -> Context:
     """The prompt, and the beginning of its row's solution as the beginning of the answer: never trained.
 
@@ -51,6 +56,7 @@ def solution_prefix(*, column: str = "solution", share: float | None = None, bet
     return partial(_begun, column=column, share=None if share is None else require_share(share), between=between)
 
 
+@CONTEXTS.register
 def opening(*, text: str) -> Context:
     """The prompt, and a text as the beginning of the answer, such as an empty thought: never trained.
 
@@ -61,6 +67,7 @@ def opening(*, text: str) -> Context:
     return lambda prompt, member, history=NOTHING: replace(prompt, prefix=text)
 
 
+@CONTEXTS.register
 def peer_answer(
     *, text: str = PEER, at_least: float = 1.0, without: str | None = None, wrong_alone: bool = False
 ) -> Context:
@@ -79,6 +86,7 @@ def peer_answer(
     return partial(_after_peer, text=text, at_least=at_least, omitted=omitted, wrong_alone=wrong_alone)
 
 
+@CONTEXTS.register
 def after_answers(*, text: str, pattern: str | None = None, each: str = "{number}. {answer}") -> Context:
     """A text with what was written in an earlier round of the step: the planner ``stages`` says what is shown to whom.
 
@@ -96,6 +104,7 @@ def after_answers(*, text: str, pattern: str | None = None, each: str = "{number
     )
 
 
+@CONTEXTS.register
 def draft(*, of: str, text: str, right: str = "", wrong: str = "", at_least: float = 1.0) -> Context:
     """The prompt with an answer that its group has by now: the ``best`` one, or the member's ``own``.
 

@@ -17,12 +17,11 @@ from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.types import Prompt
 
+IMAGE_CONTEXTS: Registry[Callable[..., Context]] = Registry()
+"""Contexts that spoil images, by name; called with their settings."""
+
 Spoil = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 """Pixels (H, W, 3) of 0 to 255 and random numbers -> pixels."""
-
-
-IMAGE_CONTEXTS: Registry[Callable[..., Context]] = Registry({})
-"""Contexts that spoil images, by name; called with their settings."""
 
 
 def corrupt_images(

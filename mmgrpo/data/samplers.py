@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from mmgrpo.types import Prompt
 
+SAMPLERS: Registry[Callable[..., PromptSampler]] = Registry()
+"""Ways to choose prompts by the name that ``prompts.sampler`` uses."""
+
 DRAW = 1  # keeps a sampler's random numbers apart from the permutations
 
 
@@ -72,16 +75,19 @@ class PromptSampler:
     learn: Callable[[Memory, Outcomes], Memory] | None = None
 
 
+@SAMPLERS.register
 def shuffled() -> PromptSampler:
     """A new permutation every epoch, each prompt at least once in it."""
     return PromptSampler(_next_of_permutation)
 
 
+@SAMPLERS.register
 def in_order() -> PromptSampler:
     """The prompts as they stand in the source, round and round."""
     return PromptSampler(lambda memory, step, pool, num, seed: [(step * num + i) % len(pool.keys) for i in range(num)])
 
 
+@SAMPLERS.register
 def weighted(
     *,
     formula: str = "variance",
@@ -114,6 +120,7 @@ def _mean_reward(memory: Memory, pool: Pool, unseen: float) -> Tensor:
     return (memory.read("reward_sum", pool.keys) / num_N.clamp(min=1)).where(num_N > 0, unseen)
 
 
+@SAMPLERS.register
 def drop_solved(*, times: int = 1, right: float = 0.98) -> PromptSampler:
     """Leaves out prompts whose last ``times`` visits were all right; if that is all of them, they all come back.
 
@@ -128,6 +135,7 @@ def drop_solved(*, times: int = 1, right: float = 0.98) -> PromptSampler:
     return PromptSampler(draw, (column_of("right_streak", {"right": right}), COLUMNS["last_step"]))
 
 
+@SAMPLERS.register
 def mixed(*, share: float, first: PromptSampler, second: PromptSampler) -> PromptSampler:
     """A share of each step by one sampler, the rest by another.
 
@@ -147,18 +155,6 @@ def mixed(*, share: float, first: PromptSampler, second: PromptSampler) -> Promp
 
     learners = [one.learn for one in (first, second) if one.learn is not None]
     return PromptSampler(draw, (*first.columns, *second.columns), partial(_learn_all, learners) if learners else None)
-
-
-SAMPLERS: Registry[Callable[..., PromptSampler]] = Registry(
-    {
-        "shuffled": shuffled,
-        "in_order": in_order,
-        "weighted": weighted,
-        "drop_solved": drop_solved,
-        "mixed": mixed,
-    }
-)
-"""Ways to choose prompts by the name that ``prompts.sampler`` uses."""
 
 
 def _learn_all(learners: Sequence[Callable[[Memory, Outcomes], Memory]], memory: Memory, outcomes: Outcomes) -> Memory:

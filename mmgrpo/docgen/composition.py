@@ -20,10 +20,10 @@ from mmgrpo.explain.explanation import formula_of
 from mmgrpo.explain.method_settings import shown_value
 from mmgrpo.maths.advantages import SCALES
 from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.losses import TERMS
 from mmgrpo.maths.modulations import MODULATIONS
 from mmgrpo.maths.ratios import RATIO_LEVELS
 from mmgrpo.maths.surrogates import SURROGATES
+from mmgrpo.maths.terms import TERMS
 
 
 def composition(policy: Mapping[str, Any], config: RunConfig) -> Iterator[str]:

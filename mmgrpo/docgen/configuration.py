@@ -28,14 +28,14 @@ from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.filters import FILTERS
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
-from mmgrpo.maths.losses import TERMS
 from mmgrpo.maths.modulations import MODULATIONS
 from mmgrpo.maths.ratios import BOUNDS
 from mmgrpo.maths.schedules import VALUE_SCHEDULES, WEIGHT_SCHEDULES
-from mmgrpo.maths.second_chances import PLANNERS
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
+from mmgrpo.maths.strategies import PLANNERS
 from mmgrpo.maths.surrogates import SURROGATES
+from mmgrpo.maths.terms import TERMS
 from mmgrpo.maths.transitions import SAMPLERS
 from mmgrpo.maths.trees import TREES
 from mmgrpo.maths.windows import WINDOWS

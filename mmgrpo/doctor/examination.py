@@ -27,7 +27,7 @@ from mmgrpo.doctor.checks import (
     stored_drift,
 )
 from mmgrpo.errors import ConfigError, DataError, MmgrpoError, ReplayError
-from mmgrpo.maths.planners import Request
+from mmgrpo.maths.strategies import Request
 from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy, SupportsResolvedSettings
 from mmgrpo.reward import CrossTaskReward

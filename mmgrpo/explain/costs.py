@@ -11,7 +11,7 @@ from mmgrpo.config.numbers import named_in
 from mmgrpo.explain.formulas import numbers_text, summary, with_defaults
 from mmgrpo.explain.forward_counts import SampleForwards, StepForwards, forwards_per_sample
 from mmgrpo.explain.simulated_rounds import MAX_ROUNDS, SimulatedRounds, simulate_rounds
-from mmgrpo.maths.second_chances import PLANNERS
+from mmgrpo.maths.strategies import PLANNERS
 
 
 def simulated_cases(algorithm: Algorithm) -> list[SimulatedRounds]:

@@ -36,7 +36,6 @@ from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.filters import FILTERS
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
-from mmgrpo.maths.losses import TERMS
 from mmgrpo.maths.modulations import MODULATIONS
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.ratios import BOUNDS, RATIO_LEVELS, normalised_log_ratio
@@ -44,7 +43,7 @@ from mmgrpo.maths.schedules import WEIGHT_SCHEDULES
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.surrogates import SURROGATES
-from mmgrpo.maths.terms import DECISION
+from mmgrpo.maths.terms import DECISION, TERMS
 from mmgrpo.maths.transitions import SAMPLERS
 from mmgrpo.maths.trees import TREES
 from mmgrpo.maths.windows import WINDOWS

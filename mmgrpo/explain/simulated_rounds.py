@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.maths.columns import COLUMNS
-from mmgrpo.maths.planners import Planner, Request, Round, Setting, trained
+from mmgrpo.maths.strategies import Planner, Request, Round, Setting, trained
 from mmgrpo.memory import Memory, ReplayRow
 from mmgrpo.system.lazy import torch
 

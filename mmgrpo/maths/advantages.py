@@ -18,15 +18,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.centring import centred, checked_rewards, divided, spread, standardised
-from mmgrpo.maths.parted import part_advantage
+from mmgrpo.maths.group_stats import centred, checked_rewards, divided, spread, standardised
 from mmgrpo.maths.registry import Registry
-from mmgrpo.maths.success import verdict_advantage
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+COMBINING: Registry[Callable[..., Tensor]] = Registry()
+"""Advantages of several rewards, which they combine; called with (reward_RPG, weight_R, valid_RPG, penalty_PG)."""
 
+ADVANTAGES: Registry[Callable[..., Tensor]] = Registry()
+"""Advantages of a single reward by the name that a method's configuration uses; called with (reward_PG, valid_PG)."""
+
+
+@ADVANTAGES.register("group")
 def group_advantage(
     reward_PG: Tensor, valid_PG: Tensor | None = None, *, eps: float = 1e-4, correction: int = 1
 ) -> Tensor:
@@ -43,6 +48,7 @@ def group_advantage(
     return standardised(reward_PG, valid_PG, eps=eps, correction=correction)
 
 
+@ADVANTAGES.register("batch")
 def batch_scaled_advantage(
     reward_PG: Tensor, valid_PG: Tensor | None = None, *, eps: float = 1e-4, correction: int = 1
 ) -> Tensor:
@@ -63,6 +69,7 @@ def batch_scaled_advantage(
     return divided(centred(reward_PG, valid_PG), std + eps)
 
 
+@ADVANTAGES.register("none")
 def unscaled_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
     """Reward centred on its group, in the reward's own units.
 
@@ -75,6 +82,7 @@ def unscaled_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -> Ten
     return centred(reward_PG, checked_rewards(reward_PG, valid_PG))
 
 
+@ADVANTAGES.register("raw")
 def raw_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
     """The reward itself: what a sample is worth does not depend on its group.
 
@@ -87,6 +95,7 @@ def raw_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
     return reward_PG.where(checked_rewards(reward_PG, valid_PG, least=1), 0.0)
 
 
+@ADVANTAGES.register("leave_one_out")
 def leave_one_out_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
     """Reward less the mean of the other members' rewards: an unbiased baseline.
 
@@ -112,21 +121,34 @@ def clamp_advantage(advantage: Tensor, *, limit: float) -> Tensor:
     return advantage.clamp(-limit, limit)
 
 
-ADVANTAGES: Registry[Callable[..., Tensor]] = Registry(
-    {
-        "group": group_advantage,
-        "batch": batch_scaled_advantage,
-        "none": unscaled_advantage,
-        "leave_one_out": leave_one_out_advantage,
-        "raw": raw_advantage,
-        "verdict": verdict_advantage,
-        "part": part_advantage,
-    }
-)
-"""Advantages of a single reward by the name that a method's configuration uses; called with (reward_PG, valid_PG)."""
+@ADVANTAGES.register("part")
+def part_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None, *, parts: int, eps: float = 1e-6) -> Tensor:
+    """Reward standardised within its part of the group alone.
 
-COMBINING: Registry[Callable[..., Tensor]] = Registry({})
-"""Advantages of several rewards, which they combine; called with (reward_RPG, weight_R, valid_RPG, penalty_PG)."""
+    A = (r - mean_M r) / (std_M r + eps), M the members of the sample's part.
+
+    Shapes: (P, G) -> (P, G), G a multiple of parts.   Units: any reward scale -> dimensionless; eps in the reward's.
+    Raises: ShapeError as the other advantages; ConfigError for parts that do not divide the group.
+    Source: each expert's samples compared among themselves: MEML-GRPO, arXiv:2508.09670; each paraphrase's: PS-GRPO,
+        arXiv:2510.04392.
+    """
+    valid_PG = checked_rewards(reward_PG, valid_PG)
+    return standardise(split_groups(reward_PG, parts), split_groups(valid_PG, parts), eps).flatten(1)
+
+
+def split_groups(value_PG: Tensor, parts: int) -> Tensor:
+    """(P, K, M), the members of each part side by side."""
+    G = value_PG.shape[1]
+    if parts < 1 or G % parts:
+        raise ConfigError(f"a group of {G} has no {parts} equal parts: choose rollout.group_size as a multiple of them")
+    return value_PG.unflatten(1, (parts, G // parts))
+
+
+def standardise(reward: Tensor, valid: Tensor, eps: float) -> Tensor:
+    """Rewards over the last axis, centred and divided by their spread."""
+    deviation = centred(reward, valid)
+    return divided(deviation, spread(deviation, valid, dim=(-1,), correction=1) + eps)
+
 
 SCALES: Registry[Callable[..., Tensor]] = Registry(ADVANTAGES, COMBINING)
 """All that ``advantage.scale`` may name."""

@@ -21,6 +21,9 @@ from mmgrpo.maths.registry import Registry
 if TYPE_CHECKING:
     from torch import Tensor
 
+AGGREGATES: Registry[Callable[..., Tensor]] = Registry()
+"""Aggregates by the name that a method's configuration uses."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
@@ -57,6 +60,7 @@ def count(mask_BT: Tensor, zero_B: Tensor | None = None, group_B: Tensor | None 
     return Totals(num_samples=int(counts_B.sum()), num_decisions=int(mask_BT.sum()), num_groups=num_groups)
 
 
+@AGGREGATES.register
 def decision_mean(mask_BT: Tensor, totals: Totals) -> Tensor:
     """Every kept decision of the job weighs the same: the mean over decisions.
 
@@ -68,6 +72,7 @@ def decision_mean(mask_BT: Tensor, totals: Totals) -> Tensor:
     return mask_BT / max(totals.num_decisions, 1)
 
 
+@AGGREGATES.register
 def sample_mean(mask_BT: Tensor, totals: Totals) -> Tensor:
     """Every sample weighs the same, shared equally among its kept decisions: the mean over samples of their means.
 
@@ -80,6 +85,7 @@ def sample_mean(mask_BT: Tensor, totals: Totals) -> Tensor:
     return mask_BT / (mask_BT.sum(1, keepdim=True).clamp(min=1) * max(totals.num_samples, 1))
 
 
+@AGGREGATES.register
 def sample_sum(mask_BT: Tensor, totals: Totals) -> Tensor:
     """The mean over samples of the sum over their decisions.
 
@@ -91,6 +97,7 @@ def sample_sum(mask_BT: Tensor, totals: Totals) -> Tensor:
     return mask_BT / max(totals.num_samples, 1)
 
 
+@AGGREGATES.register
 def constant_length(mask_BT: Tensor, totals: Totals, *, length: float) -> Tensor:
     """The sum over decisions divided by a constant, so that a sample's length does not change a decision's weight.
 
@@ -100,14 +107,3 @@ def constant_length(mask_BT: Tensor, totals: Totals, *, length: float) -> Tensor
     Source: Dr. GRPO, arXiv:2503.20783, sec. 3.2.
     """
     return mask_BT / (max(totals.num_samples, 1) * length)
-
-
-AGGREGATES: Registry[Callable[..., Tensor]] = Registry(
-    {
-        "decision_mean": decision_mean,
-        "sample_mean": sample_mean,
-        "sample_sum": sample_sum,
-        "constant_length": constant_length,
-    }
-)
-"""Aggregates by the name that a method's configuration uses."""

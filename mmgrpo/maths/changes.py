@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import ValueSum, total
-from mmgrpo.maths.modulation import Modulated
+from mmgrpo.maths.modulations import Modulated
 from mmgrpo.maths.terms import Term
 from mmgrpo.system.lazy import torch
 

@@ -19,7 +19,11 @@ from mmgrpo.system.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+COMBINATIONS: Registry[Callable[..., Tensor]] = Registry()
+"""Combinations by the name that ``advantage.combine`` uses; called with (reward_RPG, weight_R, valid_RPG)."""
 
+
+@COMBINATIONS.register("sum")
 def weighted_sum(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
     """The sum of the rewards by their weights; where one does not apply, its mean over the group stands in.
 
@@ -36,6 +40,7 @@ def weighted_sum(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Ten
     return _summed(reward_RPG.where(valid_RPG, mean_RP1), weight_R)
 
 
+@COMBINATIONS.register
 def normalised_sum(
     reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor, *, eps: float = 1e-4, correction: int = 0
 ) -> Tensor:
@@ -56,6 +61,7 @@ def normalised_sum(
     return _summed(torch.stack(scores), weight_R)
 
 
+@COMBINATIONS.register("min")
 def minimum(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
     """The least of the weighted rewards that apply to a sample.
 
@@ -70,6 +76,7 @@ def minimum(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
     return least_PG.where(part_RPG.any(0), 0.0)
 
 
+@COMBINATIONS.register
 def geometric_mean(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
     """The geometric mean of the weighted rewards that apply to a sample: all have to be high.
 
@@ -85,6 +92,7 @@ def geometric_mean(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> T
     return x_RPG.prod(0).pow(1 / count_PG.clamp(min=1)).where(count_PG > 0, 0.0)
 
 
+@COMBINATIONS.register
 def mean_minus_variance(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor, *, factor: float) -> Tensor:
     """The mean of an ensemble's weighted rewards less their disagreement, over those that apply to a sample.
 
@@ -100,18 +108,6 @@ def mean_minus_variance(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor,
     mean_PG = x_RPG.sum(0) / count_PG
     deviation_RPG = (x_RPG - mean_PG).where(part_RPG, 0.0)
     return mean_PG - factor * deviation_RPG.square().sum(0) / count_PG
-
-
-COMBINATIONS: Registry[Callable[..., Tensor]] = Registry(
-    {
-        "sum": weighted_sum,
-        "normalised_sum": normalised_sum,
-        "min": minimum,
-        "geometric_mean": geometric_mean,
-        "mean_minus_variance": mean_minus_variance,
-    }
-)
-"""Combinations by the name that ``advantage.combine`` uses; called with (reward_RPG, weight_R, valid_RPG)."""
 
 
 def _checked(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Tensor:

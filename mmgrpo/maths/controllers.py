@@ -13,7 +13,12 @@ from types import MappingProxyType
 
 from mmgrpo.maths.registry import Registry
 
+CONTROLLERS: Registry[Callable[..., float]] = Registry()
+"""Controllers by the name that ``controllers`` uses; beside its numbers each is given the ``metric`` it follows, and
+``every`` how many steps it moves."""
 
+
+@CONTROLLERS.register
 def dual_ascent(
     value: float, measured: float, *, target: float, rate: float, low: float = 0.0, high: float = math.inf
 ) -> float:
@@ -28,6 +33,7 @@ def dual_ascent(
     return min(max(value + rate * (target - measured), low), high)
 
 
+@CONTROLLERS.register
 def adaptive_kl(
     value: float,
     measured: float,
@@ -48,15 +54,6 @@ def adaptive_kl(
     error = min(max(measured / target - 1, -clip), clip)
     return min(max(value * (1 + rate * error), low), high)
 
-
-CONTROLLERS: Registry[Callable[..., float]] = Registry(
-    {
-        "dual_ascent": dual_ascent,
-        "adaptive_kl": adaptive_kl,
-    }
-)
-"""Controllers by the name that ``controllers`` uses; beside its numbers each is given the ``metric`` it follows, and
-``every`` how many steps it moves."""
 
 SERIES = frozenset({"against_trend"})
 """Those that are given a metric step by step, so that they need an ``every`` of 2 or more."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from mmgrpo.errors import ConfigError, ShapeError
-from mmgrpo.maths.groups import Groups, grouped
+from mmgrpo.maths.group_stats import Groups, grouped
 from mmgrpo.memory import Column as MemoryColumn
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import Value, seen_in

@@ -15,15 +15,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError, UnknownNameError
+from mmgrpo.maths.estimators.tree_credit import forest_of
 from mmgrpo.maths.feedback import Feedback
-from mmgrpo.maths.forest_credit import forest_of
-from mmgrpo.maths.groups import grouped
+from mmgrpo.maths.group_stats import grouped
 from mmgrpo.maths.registry import Registry
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import Value
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+FILTERS: Registry[Callable[..., Filter]] = Registry()
+"""Filters by the name that a method's configuration uses; called with their numbers, applied in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,7 @@ class Filter:
     keeps: int | None = None
 
 
+@FILTERS.register
 def best_and_worst(*, best: int, worst: int) -> Filter:
     """The members of the highest and of the lowest rewards.
 
@@ -64,6 +68,7 @@ def _best_and_worst(feedback: Feedback, advantage_BT: Tensor, *, best: int, wors
     return keep_B
 
 
+@FILTERS.register
 def most_efficient(*, count: int, by: str = "length") -> Filter:
     """The ``count`` shortest members, or those of the most reward per decision.
 
@@ -76,6 +81,7 @@ def most_efficient(*, count: int, by: str = "length") -> Filter:
     return Filter(keep=partial(most_efficient_B, count=require_positive(count), measure=measure_of(by)), keeps=count)
 
 
+@FILTERS.register
 def each_decision_once() -> Filter:
     """Of the samples that share a decision the first trains it: means over decisions count it once.
 
@@ -115,16 +121,6 @@ MEASURES: Mapping[str, Callable[[Feedback], Tensor]] = MappingProxyType(
     }
 )
 """What ``most_efficient`` goes by, the highest first."""
-
-
-FILTERS: Registry[Callable[..., Filter]] = Registry(
-    {
-        "best_and_worst": best_and_worst,
-        "most_efficient": most_efficient,
-        "each_decision_once": each_decision_once,
-    }
-)
-"""Filters by the name that a method's configuration uses; called with their numbers, applied in order."""
 
 
 def standardised_among(

@@ -10,23 +10,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.modulation import ADVANTAGE as ADVANTAGE
-from mmgrpo.maths.modulation import LOGPROB as LOGPROB
-from mmgrpo.maths.modulation import OLD_LOGPROB, JobValues, Modulated, Modulation, detached
 from mmgrpo.maths.registry import Registry
 from mmgrpo.system.lazy import torch
-from mmgrpo.values import DRIFT
+from mmgrpo.values import DRIFT, OLD, Value
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+MODULATIONS: Registry[Callable[..., Modulation]] = Registry()
+"""Modulations by the name that a method's configuration uses; called with their numbers, applied in order."""
+
+
+@MODULATIONS.register
 def constant(
     *, low: float | None = None, high: float | None = None, divergence: float | None = None, loss: float | None = None
 ) -> Modulation:
@@ -59,6 +62,7 @@ def _constant(
     )
 
 
+@MODULATIONS.register
 def growing_bounds(
     *, first: float, last: float, rate: float = 3.0, each: Literal["sample", "segment"] = "sample"
 ) -> Modulation:
@@ -87,6 +91,7 @@ def _growing(
     return Modulated(low_BT=bound_BT, high_BT=bound_BT)
 
 
+@MODULATIONS.register
 def discounted_steps(*, gamma: float, each: Literal["sample", "segment"] = "sample") -> Modulation:
     """Earlier decisions of each sample, or of each segment of it, count less.
 
@@ -106,6 +111,7 @@ def _discounted(decisions: Decisions, job_values: JobValues, *, gamma: float, pl
     return Modulated(loss_BT=factor_BT.to(decisions.logprob_BT.detach()))
 
 
+@MODULATIONS.register
 def within_divergence(*, limit: float) -> Modulation:
     """No loss for decisions whose policy is far from the one that sampled and would move on: those return freely.
 
@@ -124,17 +130,6 @@ def _within_divergence(decisions: Decisions, job_values: JobValues, *, limit: fl
     is_gain_BT = change_BT.sign() * decisions.advantage_BT > 0
     far_BT = decisions.mask_BT & (detached(decisions, DRIFT) >= limit) & is_gain_BT
     return Modulated(loss_BT=torch.ones_like(change_BT).masked_fill(far_BT, 0.0))
-
-
-MODULATIONS: Registry[Callable[..., Modulation]] = Registry(
-    {
-        "constant": constant,
-        "growing_bounds": growing_bounds,
-        "discounted_steps": discounted_steps,
-        "within_divergence": within_divergence,
-    }
-)
-"""Modulations by the name that a method's configuration uses; called with their numbers, applied in order."""
 
 
 def require_quantile(quantile: float) -> None:
@@ -190,3 +185,70 @@ def _places(each: str) -> Places:
     if each not in PLACES:
         raise ConfigError(f"places are counted in each of {' or '.join(PLACES)}, got {each!r}")
     return PLACES[each]
+
+
+JobValues = Mapping[Value, "Tensor"]
+"""Values of the kept decisions of the whole job's update, a vector each, in one order."""
+
+LOGPROB, OLD_LOGPROB, ADVANTAGE = Value("logprob"), Value("logprob", OLD), Value("advantage")
+"""What a modulation may ask for that the decisions hold by themselves: ``known`` finds it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modulated:
+    """What a modulation says of each decision; None: nothing.
+
+    Attributes:
+        low_BT: float64, the surrogate's ``low`` in place of its own.
+        high_BT: float64, the surrogate's ``high`` in place of its own.
+        divergence_BT: factor of the divergence.
+        loss_BT: factor of the surrogate's weight.
+    """
+
+    low_BT: Tensor | None = None
+    high_BT: Tensor | None = None
+    divergence_BT: Tensor | None = None
+    loss_BT: Tensor | None = None
+
+    def after(self, earlier: Modulated) -> Modulated:
+        """This one on top of an earlier one: its bounds count, factors multiply."""
+        return Modulated(
+            low_BT=earlier.low_BT if self.low_BT is None else self.low_BT,
+            high_BT=earlier.high_BT if self.high_BT is None else self.high_BT,
+            divergence_BT=_product(earlier.divergence_BT, self.divergence_BT),
+            loss_BT=_product(earlier.loss_BT, self.loss_BT),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modulation:
+    """One modulation, its numbers bound.
+
+    Attributes:
+        of: (decisions, job_values) -> Modulated, over whole rows; job_values hold what ``job`` names.
+        values: what the decisions must carry beside the log-probability.
+        job: what it must know of the whole job's update.
+        bounds: whether it says the surrogate's ``low`` or ``high``, which that must then have.
+        name: what the share of the decisions that it changes is logged under.
+    """
+
+    of: Callable[[Decisions, JobValues], Modulated]
+    values: tuple[Value, ...] = ()
+    job: tuple[Value, ...] = ()
+    bounds: bool = False
+    name: str = "modulation"
+
+
+def detached(decisions: Decisions, value: Value) -> Tensor:
+    """A value that the decisions carry or hold by themselves, without grad.
+
+    Shapes: -> (B, T).   Raises: ConfigError if they do neither.
+    """
+    own = {LOGPROB: decisions.logprob_BT, OLD_LOGPROB: decisions.old_logprob_BT, ADVANTAGE: decisions.advantage_BT}
+    return (own[value] if value in own else decisions[value]).detach()
+
+
+def _product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return one * other

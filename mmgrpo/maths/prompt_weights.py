@@ -19,6 +19,9 @@ from mmgrpo.maths.seeds import derive_seed
 if TYPE_CHECKING:
     from torch import Tensor
 
+ANSWER_WEIGHTS: Registry[Callable[..., Tensor]] = Registry()
+"""What an answer is worth beside its group's success rate, by the name that ``auxiliary.weight_by_success`` uses."""
+
 
 def variance(rate_N: Tensor) -> Tensor:
     """The variance of a reward of 0 or 1: prompts solved half of the time teach most.
@@ -40,6 +43,7 @@ def deviation(rate_N: Tensor) -> Tensor:
     return variance(rate_N).sqrt()
 
 
+@ANSWER_WEIGHTS.register
 def failure(rate_N: Tensor) -> Tensor:
     """How often the prompt fails.
 
@@ -56,6 +60,7 @@ FORMULAS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 """What a prompt is worth by its success rate, by the name that ``prompts.sampler: {name: weighted}`` uses."""
 
 
+@ANSWER_WEIGHTS.register
 def below(rate_N: Tensor, *, rate: float) -> Tensor:
     """All or nothing: an answer is taught where its group fails.
 
@@ -65,10 +70,6 @@ def below(rate_N: Tensor, *, rate: float) -> Tensor:
     Source: the switch of the expert's loss of AHPO (MM-HELIX), arXiv:2510.08540, xi.
     """
     return (rate_N < rate).to(rate_N)
-
-
-ANSWER_WEIGHTS: Registry[Callable[..., Tensor]] = Registry({"below": below, "failure": failure})
-"""What an answer is worth beside its group's success rate, by the name that ``auxiliary.weight_by_success`` uses."""
 
 
 def kept_probability(p: float, streak_N: Tensor, *, floor: float) -> Tensor:

@@ -19,6 +19,9 @@ from mmgrpo.system.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+BOUNDS: Registry[Callable[..., Bounded]] = Registry()
+"""Bounds of single log-ratios by the name that a method's configuration uses; bind their numbers."""
+
 
 def decision_log_ratio_BT(log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor) -> Tensor:
     """Each decision's own log-ratio, unchanged.
@@ -117,10 +120,6 @@ class Bounded:
     log_ratio_BT: Tensor
     low_BT: Tensor
     high_BT: Tensor
-
-
-BOUNDS: Registry[Callable[..., Bounded]] = Registry({})
-"""Bounds of single log-ratios by the name that a method's configuration uses; bind their numbers."""
 
 
 def _rank_in_row_BT(segment_BT: Tensor) -> Tensor:

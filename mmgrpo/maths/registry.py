@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, Generic, TypeVar, final, overload
 
-METHODS = "mmgrpo.methods"
-"""The package of functions that one method uses, whose modules register them when they are imported."""
+PACKAGES = ("mmgrpo.maths", "mmgrpo.methods")
+"""What methods share, and what one method uses: their modules register functions when they are imported."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Value = TypeVar("Value")
@@ -17,9 +17,10 @@ Value = TypeVar("Value")
 
 @final
 class Registry(Mapping[str, Value], Generic[Value]):
-    """Functions by name: those stated here, those of other registries, and those that modules of methods register.
+    """Functions by name, those of other registries among them.
 
-    A method's module is imported the first time a name is looked up that is not stated here, or all names are listed.
+    The modules that register functions are imported the first time a name is looked up that is not registered yet, or
+    all names are listed.
     """
 
     def __init__(self, *stated: Mapping[str, Value]) -> None:
@@ -67,11 +68,11 @@ class Registry(Mapping[str, Value], Generic[Value]):
                 if name in functions:
                     return functions[name]
             if not attempt:
-                import_methods()
+                import_functions()
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        import_methods()
+        import_functions()
         return iter(dict.fromkeys(name for functions in self._loaded() for name in functions))
 
     def __len__(self) -> int:
@@ -79,8 +80,9 @@ class Registry(Mapping[str, Value], Generic[Value]):
 
 
 @cache
-def import_methods() -> None:
-    """Imports every module of the shipped methods, once."""
-    package = importlib.import_module(METHODS)
-    for module in pkgutil.walk_packages(package.__path__, f"{METHODS}."):
-        importlib.import_module(module.name)
+def import_functions() -> None:
+    """Imports every module that registers functions, once."""
+    for name in PACKAGES:
+        package = importlib.import_module(name)
+        for module in pkgutil.walk_packages(package.__path__, f"{name}."):
+            importlib.import_module(module.name)

@@ -10,6 +10,9 @@ from typing import Any
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.registry import Registry
 
+VALUE_SCHEDULES: Registry[Callable[..., Any]] = Registry()
+"""Schedules of a number of the configuration by the name that ``schedules`` uses; called with the step, from 0."""
+
 
 def constant(update: int, *, num_updates: int, num_warmup: int, floor: float) -> float:
     """1 after a linear ramp over ``num_warmup`` updates.
@@ -91,6 +94,7 @@ WEIGHT_SCHEDULES: Mapping[str, Callable[..., float]] = MappingProxyType(
 """Schedules of a reward's weight by the name that ``rewards[].schedule`` uses; called with the step, from 0."""
 
 
+@VALUE_SCHEDULES.register("linear")
 def linear_value(step: int, *, start: float, end: float, steps: int, begin: int = 0) -> float:
     """A line from one number to another over so many steps; level before and after.
 
@@ -101,6 +105,7 @@ def linear_value(step: int, *, start: float, end: float, steps: int, begin: int 
     return start + (end - start) * _share(step - begin, steps)
 
 
+@VALUE_SCHEDULES.register("cosine")
 def cosine_value(step: int, *, start: float, end: float, steps: int, begin: int = 0) -> float:
     """Half a cosine from one number to another over so many steps; level before and after.
 
@@ -111,6 +116,7 @@ def cosine_value(step: int, *, start: float, end: float, steps: int, begin: int 
     return end + (start - end) * 0.5 * (1 + math.cos(math.pi * _share(step - begin, steps)))
 
 
+@VALUE_SCHEDULES.register("step")
 def step_value(step: int, *, values: Sequence[Any], at: Sequence[int]) -> Any:
     """One number after another, each from its step on.
 
@@ -121,16 +127,6 @@ def step_value(step: int, *, values: Sequence[Any], at: Sequence[int]) -> Any:
     if len(values) != len(at) + 1 or list(at) != sorted(set(at)):
         raise ConfigError(f"a step schedule has one value more than steps, which rise, got {values} at {at}")
     return values[sum(change <= step for change in at)]
-
-
-VALUE_SCHEDULES: Registry[Callable[..., Any]] = Registry(
-    {
-        "linear": linear_value,
-        "cosine": cosine_value,
-        "step": step_value,
-    }
-)
-"""Schedules of a number of the configuration by the name that ``schedules`` uses; called with the step, from 0."""
 
 
 def _share(step: int, steps: int) -> float:

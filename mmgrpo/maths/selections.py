@@ -23,6 +23,9 @@ from mmgrpo.values import ENTROPY
 if TYPE_CHECKING:
     from torch import Tensor
 
+SELECTIONS: Registry[Callable[..., Selection]] = Registry()
+"""Selections by the name that a method's configuration uses; called with their numbers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
@@ -41,6 +44,7 @@ class Selection:
     name: str = "selection"
 
 
+@SELECTIONS.register
 def top_entropy(*, share: float) -> Selection:
     """The decisions of the highest entropy: of an update's decisions, this share, and any that tie with its last.
 
@@ -53,6 +57,7 @@ def top_entropy(*, share: float) -> Selection:
     return Selection(keep=partial(_high_entropy_BT, share=require_share(share)), needs_entropy=True)
 
 
+@SELECTIONS.register
 def ratio_top_entropy(*, share: float) -> Selection:
     """The ratio of a sample or segment over those of its decisions that ``top_entropy`` keeps.
 
@@ -66,6 +71,7 @@ def ratio_top_entropy(*, share: float) -> Selection:
     return Selection(keep=partial(_high_entropy_BT, share=require_share(share)), needs_entropy=True, of_ratio=True)
 
 
+@SELECTIONS.register
 def near_policy(*, limit: float) -> Selection:
     """Whole samples that did no worse than their group, or that are still likely: bad and unlikely ones are left out.
 
@@ -87,16 +93,6 @@ def quantile(value_N: Tensor, fraction: float) -> Tensor:
     sorted_N = value_N.sort().values
     position = round(fraction * (len(value_N) - 1), 6)  # torch.quantile stops at 2^24 values and rounds in their dtype
     return sorted_N[math.floor(position)].lerp(sorted_N[math.ceil(position)], position % 1)
-
-
-SELECTIONS: Registry[Callable[..., Selection]] = Registry(
-    {
-        "top_entropy": top_entropy,
-        "ratio_top_entropy": ratio_top_entropy,
-        "near_policy": near_policy,
-    }
-)
-"""Selections by the name that a method's configuration uses; called with their numbers."""
 
 
 def require_share(share: float) -> float:

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
     from mmgrpo.types import Noise
 
+STEP_WEIGHTS: Registry[Callable[..., Tensor]] = Registry()
 
+
+@STEP_WEIGHTS.register("noise_std")
 def noise_std_weight(noise: Noise, mask_BT: Tensor) -> Tensor:
     """std of each masked decision over its mean in the sample, 0 elsewhere: steps that explore more weigh more.
 
@@ -31,13 +34,6 @@ def noise_std_weight(noise: Noise, mask_BT: Tensor) -> Tensor:
     std_BT = noise.std_BT * mask_BT
     mean_B1 = std_BT.sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True).clamp(min=1)
     return std_BT / mean_B1.where(mean_B1 > 0, torch.ones_like(mean_B1))
-
-
-STEP_WEIGHTS: Registry[Callable[..., Tensor]] = Registry(
-    {
-        "noise_std": noise_std_weight,
-    }
-)
 
 
 def require_mask(noise: Noise, mask_BT: Tensor) -> None:

@@ -3,7 +3,7 @@
 All are called as (ratio_BT, logprob_BT, advantage_BT, *, numbers) and work elementwise, so any matching shapes do. They
 are minimised: a positive advantage with a lower loss makes the decision likelier. At ratio 1, inside every bound, each
 has the gradient -A * grad logprob, the policy gradient (``sapo`` included); those for samples of others
-(``mmgrpo.maths.foreign_surrogates``) need not. Where a bound is a number, a tensor of one for each decision does too,
+(``mmgrpo.maths.surrogates``) need not. Where a bound is a number, a tensor of one for each decision does too,
 which is what modulations give.
 
 Axes: B samples, T decisions (tokens or denoising steps).
@@ -12,17 +12,21 @@ Axes: B samples, T decisions (tokens or denoising steps).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.foreign_surrogates import shaped, shaped_probability
 from mmgrpo.maths.registry import Registry
-from mmgrpo.maths.surrogate import Surrogate as Surrogate
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+SURROGATES: Registry[Callable[..., Surrogate]] = Registry()
+"""Surrogates by the name that a method's configuration uses; bind their numbers with functools.partial."""
+
+
+@SURROGATES.register
 def clipped(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, low: float, high: float) -> Surrogate:
     """The pessimistic one of the ratio and the clipped ratio (PPO, GRPO).
 
@@ -46,6 +50,7 @@ def clipped(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, low: 
     )
 
 
+@SURROGATES.register
 def dual_clipped(
     ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, low: float, high: float, bound: float
 ) -> Surrogate:
@@ -64,6 +69,7 @@ def dual_clipped(
     )
 
 
+@SURROGATES.register
 def two_sided_clipped(
     ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, low: float, high: float, delta: float
 ) -> Surrogate:
@@ -87,6 +93,7 @@ def two_sided_clipped(
     )
 
 
+@SURROGATES.register
 def policy_gradient(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor) -> Surrogate:
     """Advantage-weighted log-likelihood, without a ratio.
 
@@ -99,6 +106,7 @@ def policy_gradient(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor) 
     return Surrogate(-advantage_BT * logprob_BT, never_BT, never_BT)
 
 
+@SURROGATES.register
 def unclipped(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor) -> Surrogate:
     """Importance-weighted advantage, without a bound.
 
@@ -126,15 +134,51 @@ def clamped_ratio(ratio_BT: Tensor, floor: float | Tensor | None, ceiling: float
     return torch.where(bounded_BT >= ceiling, ceiling, bounded_BT)
 
 
-SURROGATES: Registry[Callable[..., Surrogate]] = Registry(
-    {
-        "clipped": clipped,
-        "dual_clipped": dual_clipped,
-        "two_sided_clipped": two_sided_clipped,
-        "policy_gradient": policy_gradient,
-        "unclipped": unclipped,
-        "shaped": shaped,
-        "shaped_probability": shaped_probability,
-    }
-)
-"""Surrogates by the name that a method's configuration uses; bind their numbers with functools.partial."""
+@dataclass(frozen=True, slots=True)
+class Surrogate:
+    """Loss of each decision and where a bound acted on it.
+
+    Attributes:
+        loss_BT: loss, with grad.
+        low_BT: bool, decisions whose gradient the lower bound removed (in ``cispo``: whose weight it raised).
+        high_BT: bool, decisions whose gradient an upper bound removed (in ``cispo``: whose weight it lowered).
+    """
+
+    loss_BT: Tensor
+    low_BT: Tensor
+    high_BT: Tensor
+
+
+@SURROGATES.register
+def shaped(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, gamma: float) -> Surrogate:
+    """The ratio, saturating: unlikely decisions move most.
+
+    l = -A r / (r + gamma), whose slope in r is -A gamma / (r + gamma)^2.
+
+    Shapes: (B, T) x 3 -> (B, T).   Units: those of the advantage; gamma is a ratio (0.1).
+    Source: policy shaping of LUFFY, arXiv:2504.14945, on the ratio to the policy that stored the sample: ExGRPO,
+        arXiv:2510.02245, and its code (ElliottYan/LUFFY, ``mix_core_alg.py``).
+    """
+    del logprob_BT
+    return without_bounds(-advantage_BT * ratio_BT / (ratio_BT + gamma))
+
+
+@SURROGATES.register
+def shaped_probability(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, gamma: float) -> Surrogate:
+    """``shaped`` of the probability itself, for samples whose author's probabilities are not known.
+
+    l = -A p / (p + gamma), p = exp(logprob). For decisions that have a probability: a density above 1 counts as 1.
+
+    Shapes: (B, T) x 3 -> (B, T).   Units: those of the advantage; gamma is a probability (0.1).
+    Source: LUFFY, arXiv:2504.14945; Critique-GRPO, arXiv:2506.03106, and its code (zhangxy-2019/critique-GRPO).
+    """
+    return shaped(probability_of(logprob_BT), ratio_BT, advantage_BT, gamma=gamma)
+
+
+def probability_of(logprob_BT: Tensor) -> Tensor:
+    return logprob_BT.clamp(max=0).exp()
+
+
+def without_bounds(loss_BT: Tensor) -> Surrogate:
+    never_BT = torch.zeros_like(loss_BT, dtype=torch.bool)
+    return Surrogate(loss_BT, never_BT, never_BT)

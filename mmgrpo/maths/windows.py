@@ -15,7 +15,11 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.seeds import derive_seed
 
+WINDOWS: Registry[Callable[..., tuple[int, ...]]] = Registry()
+"""Windows by the name that a method's configuration uses; the first argument is num_decisions."""
 
+
+@WINDOWS.register("all")
 def all_window(num_decisions: int) -> tuple[int, ...]:
     """Every decision.
 
@@ -26,6 +30,7 @@ def all_window(num_decisions: int) -> tuple[int, ...]:
     return tuple(range(num_decisions))
 
 
+@WINDOWS.register("fixed")
 def fixed_window(num_decisions: int, *, start: int, size: int) -> tuple[int, ...]:
     """The same ``size`` neighbouring decisions at every iteration, from ``start``.
 
@@ -36,6 +41,7 @@ def fixed_window(num_decisions: int, *, start: int, size: int) -> tuple[int, ...
     return tuple(range(start, start + size))
 
 
+@WINDOWS.register("random")
 def random_window(
     num_decisions: int, *, size: int, low: int = 0, high: int | None = None, seed: int
 ) -> tuple[int, ...]:
@@ -50,6 +56,7 @@ def random_window(
     return tuple(range(start, start + size))
 
 
+@WINDOWS.register
 def random_subset(
     num_decisions: int, *, size: float, low: int = 0, high: int | None = None, seed: int
 ) -> tuple[int, ...]:
@@ -97,6 +104,7 @@ def shortened(num_steps: int, last: int, frac: float) -> tuple[float, ...]:
     return (*(1 - i / num_steps for i in range(last + 1)), *after)
 
 
+@WINDOWS.register("progressive")
 def progressive_window(
     num_decisions: int,
     *,
@@ -124,18 +132,6 @@ def progressive_window(
     num_starts = (end - low - size) // stride + 1
     start = low + stride * (step // interval % num_starts)
     return tuple(range(start, start + size))
-
-
-WINDOWS: Registry[Callable[..., tuple[int, ...]]] = Registry(
-    {
-        "all": all_window,
-        "fixed": fixed_window,
-        "random": random_window,
-        "random_subset": random_subset,
-        "progressive": progressive_window,
-    }
-)
-"""Windows by the name that a method's configuration uses; the first argument is num_decisions."""
 
 
 def _checked_end(num_decisions: int, *, size: int, low: int, high: int | None) -> int:

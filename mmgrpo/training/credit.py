@@ -11,7 +11,7 @@ from torch import Tensor
 from mmgrpo.algorithm import AdvantageChain
 from mmgrpo.distributed.job import Job
 from mmgrpo.maths.advantages import clamp_advantage
-from mmgrpo.maths.groups import Groups, grouped
+from mmgrpo.maths.group_stats import Groups, grouped
 from mmgrpo.policy import Policy
 from mmgrpo.scoring import NamedReward
 from mmgrpo.scoring.shaping import shaped

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from mmgrpo.data.history import Context, History
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.planners import Request
 from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.maths.strategies import Request
 from mmgrpo.policy import Policy, SupportsNamedWeights, SupportsTextOffsets
 from mmgrpo.training.reading import PromptOf, given_of, read, reader, verified
 from mmgrpo.types import Continuation, OffPolicySample, Origin, Plan, Prompt, Rollout, Sample

@@ -14,7 +14,7 @@ from mmgrpo.data.history import Context, History
 from mmgrpo.data.stream import StepPrompts
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.followers import FOLLOWED, following
+from mmgrpo.maths.strategies.downstream import FOLLOWED, following
 from mmgrpo.policy import Policy
 from mmgrpo.reward import CrossTaskReward
 from mmgrpo.scoring import NamedReward

@@ -14,8 +14,8 @@ from torch import Tensor
 from mmgrpo.data.history import Context
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.places import Places, Row, height
-from mmgrpo.maths.planners import Planner, Request, Round, Setting
+from mmgrpo.maths.strategies import Planner, Request, Round, Setting
+from mmgrpo.maths.strategies.branch_points import Places, Row, height
 from mmgrpo.policy import Policy, SupportsTextOffsets
 from mmgrpo.scoring import PendingScores, Scorer
 from mmgrpo.training.drawing import Drawn, PromptOf, draw

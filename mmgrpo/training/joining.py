@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmgrpo.maths.planners import Branch
 from mmgrpo.maths.prefixes import prefix_states
+from mmgrpo.maths.strategies import Branch
 from mmgrpo.policy import Policy, SupportsTraceConcat
 from mmgrpo.types import Noise, Rollout
 

@@ -32,7 +32,7 @@ from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.changes import term_key, terms_changed
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, ValueSum
-from mmgrpo.maths.modulation import detached
+from mmgrpo.maths.modulations import detached
 from mmgrpo.maths.objectives import ZERO_ON_POLICY, Objective
 from mmgrpo.policy import Policy
 from mmgrpo.training.shared_states import shared

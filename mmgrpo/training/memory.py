@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ShapeError
-from mmgrpo.maths.planners import Replay, Request
+from mmgrpo.maths.strategies import Replay, Request
 from mmgrpo.memory import Memory, Outcomes, ReplayRow
 from mmgrpo.training.credit import Batch
 from mmgrpo.training.judge import Verdict

@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.maths.drafts import accepted
-from mmgrpo.maths.planners import Answer, Request
 from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.maths.strategies import Answer, Request
+from mmgrpo.maths.strategies.draft_prefix import accepted
 from mmgrpo.memory import ReplayRow
 from mmgrpo.policy import Policy, SupportsOffPolicyScoring
 from mmgrpo.types import OffPolicySample, Origin, Plan, Prompt, Rollout, Sample

@@ -18,7 +18,7 @@ from mmgrpo.config.loading import load_config
 from mmgrpo.maths.aggregates import count
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.feedback import Scoped, Turns
-from mmgrpo.maths.modulation import detached
+from mmgrpo.maths.modulations import detached
 from mmgrpo.training.credit import apart, form_credit
 from mmgrpo.types import Scores
 from mmgrpo.values import ENTROPY, Value

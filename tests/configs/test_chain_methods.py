@@ -17,7 +17,7 @@ from mmgrpo.config.loading import load_config
 from mmgrpo.data.history import History
 from mmgrpo.maths.aggregates import count
 from mmgrpo.maths.feedback import Column, Scoped
-from mmgrpo.maths.planners import Round, Setting
+from mmgrpo.maths.strategies import Round, Setting
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.build import build_rewards
 from mmgrpo.training.credit import valued

@@ -10,7 +10,7 @@ import torch
 from mmgrpo.algorithm import Algorithm, prompt_sampler
 from mmgrpo.config.schedules import Course, config_at
 from mmgrpo.data.history import History
-from mmgrpo.maths.planners import Answer, Planner, Request, Setting
+from mmgrpo.maths.strategies import Answer, Planner, Request, Setting
 from mmgrpo.memory import Memory, ReplayRow
 from mmgrpo.types import Prompt
 from tests.configs.method_steps import config_of

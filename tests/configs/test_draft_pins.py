@@ -14,8 +14,8 @@ from mmgrpo.data.contexts import solution_prefix
 from mmgrpo.data.history import History
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.columns import column_of
-from mmgrpo.maths.places import Row, height, meanings_part
-from mmgrpo.maths.planners import Branch, Setting
+from mmgrpo.maths.strategies import Branch, Setting
+from mmgrpo.maths.strategies.branch_points import Row, height, meanings_part
 from mmgrpo.memory import Memory
 from mmgrpo.methods.credit.rose import branch_one_by_one, shorter_branches
 from mmgrpo.methods.strategies.aepo import with_tempered

@@ -19,7 +19,7 @@ from mmgrpo.algorithm import Algorithm, prompt_sampler
 from mmgrpo.config.loading import load_config
 from mmgrpo.data.history import History
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.planners import Answer, Request, Setting
+from mmgrpo.maths.strategies import Answer, Request, Setting
 from mmgrpo.memory import Memory
 from mmgrpo.methods.off_policy.meml_grpo import weakest_system
 from mmgrpo.scoring import NamedReward

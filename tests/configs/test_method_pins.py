@@ -8,7 +8,7 @@ import torch
 from mmgrpo.algorithm import Algorithm, answer_weight_of, prompt_sampler
 from mmgrpo.config.loading import find_config, read_layers, shipped
 from mmgrpo.data.samplers import Pool
-from mmgrpo.maths.planners import Request, Round, Setting
+from mmgrpo.maths.strategies import Request, Round, Setting
 from mmgrpo.memory import Memory
 from mmgrpo.types import Prompt
 from tests.configs import pins, test_method_numbers, test_reward_pins

@@ -15,7 +15,7 @@ from mmgrpo.config.registry import settings_type
 from mmgrpo.config.renamed import RENAMED, RENAMED_VALUES
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.losses import TERMS
+from mmgrpo.maths.terms import TERMS
 
 LISTS = ("rewards", "prompts.sources", "auxiliary", "objective.terms", "objective.terms.sources")
 BESIDE: dict[str, dict[str, Any]] = {

@@ -12,8 +12,8 @@ import torch
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.data.history import History
 from mmgrpo.maths.columns import COLUMNS
-from mmgrpo.maths.places import Row
-from mmgrpo.maths.planners import Request, Round, Setting
+from mmgrpo.maths.strategies import Request, Round, Setting
+from mmgrpo.maths.strategies.branch_points import Row
 from mmgrpo.memory import Memory, ReplayRow
 from mmgrpo.methods.credit.anytimereasoner import budget_advantages, over_budgets
 from mmgrpo.methods.strategies.dars import further_members

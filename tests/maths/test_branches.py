@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.branches import branch_at, branch_evenly
-from mmgrpo.maths.places import Row, at_decisions, at_text, evenly, uncertain
-from mmgrpo.maths.planners import Branch, Planner, Request, Round, Setting
+from mmgrpo.maths.strategies import Branch, Planner, Request, Round, Setting
+from mmgrpo.maths.strategies.branch_points import Row, at_decisions, at_text, evenly, uncertain
+from mmgrpo.maths.strategies.branching import branch_at, branch_evenly
 from mmgrpo.methods.credit.grpo_ma import branch_at_text
 from mmgrpo.methods.sampling.cure import branch_at_uncertain
 

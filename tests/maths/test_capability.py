@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.planners import Setting
+from mmgrpo.maths.strategies import Setting
 from mmgrpo.memory import Memory
 from mmgrpo.methods.strategies.coba_rl import beta_of, by_capability, explored, training_value
 

@@ -11,9 +11,9 @@ import torch
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.aggregates import count
-from mmgrpo.maths.chains import stages
 from mmgrpo.maths.feedback import Column, Scoped
-from mmgrpo.maths.planners import Planner, Request, Round, Setting
+from mmgrpo.maths.strategies import Planner, Request, Round, Setting
+from mmgrpo.maths.strategies.chain_stages import stages
 from mmgrpo.methods.credit.grpo_care import likely_answers
 from mmgrpo.methods.strategies.delethink import along_chain, begun_by, group_sum
 from mmgrpo.values import of_view

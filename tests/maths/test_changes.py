@@ -13,7 +13,7 @@ from mmgrpo.maths.aggregates import count, sample_mean
 from mmgrpo.maths.changes import advantages_changed, changed_fracs, mechanism_labels, modulation_changed, moved_by
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, ValueSum
-from mmgrpo.maths.modulation import Modulated, Modulation
+from mmgrpo.maths.modulations import Modulated, Modulation
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.surrogates import clipped
 from mmgrpo.maths.terms import divergence_term

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmgrpo.maths.critics import generalised_advantage, value_loss
-from mmgrpo.maths.value_credit import whitened
+from mmgrpo.maths.estimators.value_credit import whitened
 from tests.maths.feedback_rows import feedback_of
 
 

@@ -13,11 +13,8 @@ import torch
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Column, Feedback, Scoped, Turns
 from mmgrpo.maths.filters import FILTERS
-from mmgrpo.maths.group_losses import GROUP_LOSSES
-from mmgrpo.maths.matching_terms import MATCHING_TERMS
 from mmgrpo.maths.modulations import MODULATIONS
-from mmgrpo.maths.preference_losses import PREFERENCES
-from mmgrpo.maths.view_terms import VIEW_TERMS
+from mmgrpo.maths.terms import TERMS
 from tests.maths.feedback_rows import feedback_of
 
 NUMBERS: dict[str, dict[str, Any]] = {
@@ -104,9 +101,7 @@ def test_what_is_not_there_is_not_read(name: str):
         assert torch.equal(found[junk][trained][MASK[trained]], found[0.0][trained][MASK[trained]])
 
 
-@pytest.mark.parametrize(
-    "registry", [ESTIMATORS, FILTERS, MODULATIONS, GROUP_LOSSES, PREFERENCES, VIEW_TERMS, MATCHING_TERMS], ids=len
-)
+@pytest.mark.parametrize("registry", [ESTIMATORS, FILTERS, MODULATIONS, TERMS], ids=len)
 def test_docstrings_say_the_source_and_the_units(registry):
     for name, make in registry.items():
         said = inspect.getdoc(make) or ""

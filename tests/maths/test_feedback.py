@@ -11,7 +11,7 @@ from mmgrpo.errors import ConfigError, ShapeError
 from mmgrpo.maths.advantages import group_advantage
 from mmgrpo.maths.aggregates import Totals, count
 from mmgrpo.maths.feedback import Column, Scoped, job_feedback, joined
-from mmgrpo.maths.groups import grouped
+from mmgrpo.maths.group_stats import grouped
 from mmgrpo.values import ENTROPY
 from tests.maths.feedback_rows import feedback_of
 

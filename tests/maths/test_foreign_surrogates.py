@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.foreign_surrogates import shaped, shaped_probability
-from mmgrpo.maths.surrogate import Surrogate
+from mmgrpo.maths.surrogates import Surrogate, shaped, shaped_probability
 from mmgrpo.methods.off_policy.rl_plus import mixture
 from mmgrpo.methods.surrogates.nft import nft
 

@@ -9,10 +9,10 @@ import torch
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.advantages import group_advantage
+from mmgrpo.maths.estimators.tree_credit import along_segments, temporal_difference
 from mmgrpo.maths.filters import each_decision_once
 from mmgrpo.maths.forest import drawn_states, forest
-from mmgrpo.maths.forest_credit import along_segments, temporal_difference
-from mmgrpo.maths.kin import standardised_among
+from mmgrpo.maths.group_stats import standardised_among
 from mmgrpo.methods.sampling.branch_grpo import by_depth, shared_once
 from mmgrpo.methods.sampling.s_grpo_early_reinforcement import trunk_and_exits
 from mmgrpo.methods.sampling.treerpo import siblings

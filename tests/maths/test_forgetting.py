@@ -9,7 +9,7 @@ import torch
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.forgetting import FORGETTING, forgetting_loss
-from mmgrpo.maths.planners import Round, Setting
+from mmgrpo.maths.strategies import Round, Setting
 from mmgrpo.methods.strategies.eepo import sample_then_forget
 from tests.maths.test_planners import answered
 

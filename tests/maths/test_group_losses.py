@@ -11,31 +11,20 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, UnknownNameError
-from mmgrpo.maths import group_losses, preference_losses
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.group_losses import GROUP_LOSSES
-from mmgrpo.maths.losses import TERMS
 from mmgrpo.maths.objectives import Objective
-from mmgrpo.maths.preference_losses import PREFERENCES
 from mmgrpo.maths.sequence_scores import SCORES, score
-from mmgrpo.maths.terms import Term
+from mmgrpo.maths.terms import TERMS, Term, group_losses
 from mmgrpo.values import Value
 
-OF_METHODS = ("gvpo", "real", "disco", "pacs", "equivalents")
-"""Losses of a group that one method uses."""
+OF_GROUPS = ("centred_regression", "preference", "gvpo", "real", "disco", "pacs", "equivalents")
 
 BUILT: dict[str, Callable[[], Term]] = {
-    **{
-        name: make
-        for name, make in {
-            name: TERMS[name] for name in (*GROUP_LOSSES, *PREFERENCES, "gvpo", "real", "disco", "pacs", "equivalents")
-        }.items()
-        if name != "kl_hinge"
-    },
+    **{name: make for name, make in {name: TERMS[name] for name in OF_GROUPS}.items() if name != "kl_hinge"},
     "kl_hinge": lambda: group_losses.kl_hinge(delta=0.001, beta=10.0),
     "balanced_pacs": lambda: TERMS["pacs"](balanced=True),
     "plain_disco": lambda: TERMS["disco"](tau=None),
-    "all_preferences": lambda: preference_losses.preference(pairs="all", score_by="mean_log_ratio", against="old"),
+    "all_preferences": lambda: group_losses.preference(pairs="all", score_by="mean_log_ratio", against="old"),
 }
 
 
@@ -156,22 +145,22 @@ def test_preferences_of_extremes_and_of_all_pairs():
     # against the reference every score is 0.5 nats a decision higher, which no difference sees
     changes = [[0.2, 0.1], [0.0, 0.0], [-0.1, -0.3]]
     decisions = decisions_of(changes, [2, 1, 0])
-    value, grad_BT = loss_and_gradient(preference_losses.preference(beta=0.5), decisions)
+    value, grad_BT = loss_and_gradient(group_losses.preference(beta=0.5), decisions)
     # margin 0.5 * (0.3 + 0.4)
     pull = 1 / (1 + math.exp(0.35))
     assert value == pytest.approx(math.log(1 + math.exp(-0.35)))
     torch.testing.assert_close(grad_BT[:, 0], torch.tensor([-0.5 * pull, 0.0, 0.5 * pull]).double())
     # pairs (0, 1), (0, 2), (1, 2) of mean log-ratios 0.15, 0, -0.2
-    term = preference_losses.preference(beta=2.0, pairs="all", score_by="mean_log_ratio", against="old")
+    term = group_losses.preference(beta=2.0, pairs="all", score_by="mean_log_ratio", against="old")
     value, _ = loss_and_gradient(term, decisions)
     assert value == pytest.approx(sum(math.log(1 + math.exp(-2 * m)) for m in (0.15, 0.35, 0.2)) / 3)
     # of equal best and worst the first: pair (0, 2) alone
     tied = decisions_of(changes, [1, 1, 0])
-    value, grad_BT = loss_and_gradient(preference_losses.preference(beta=0.5), tied)
+    value, grad_BT = loss_and_gradient(group_losses.preference(beta=0.5), tied)
     assert value == pytest.approx(math.log(1 + math.exp(-0.35)))
     assert not grad_BT[1].any()
     with pytest.raises(ConfigError, match="extremes or all"):
-        preference_losses.preference(pairs="some")
+        group_losses.preference(pairs="some")
 
 
 def test_equivalents_stand_together_above_the_others():

@@ -9,7 +9,7 @@ from torch import Tensor
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.matching import matching_errors
-from mmgrpo.maths.matching_terms import optimality
+from mmgrpo.maths.terms.group_losses import optimality
 from mmgrpo.methods.group_losses.dgpo import dgpo, group_weight
 from mmgrpo.methods.sampling.diffusion_nft import diffusion_nft, negative_error, positive_error
 from mmgrpo.values import Value

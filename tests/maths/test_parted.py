@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.advantages import group_advantage
-from mmgrpo.maths.parted import part_advantage
+from mmgrpo.maths.advantages import group_advantage, part_advantage
 from mmgrpo.methods.advantages.riskpo import risk_advantage
 from mmgrpo.methods.off_policy.hbpo import part_baseline_advantage
 from mmgrpo.methods.off_policy.r1_sharevl import group_and_part_advantage

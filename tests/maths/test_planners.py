@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.planners import Answer, Planner, Request, Round, Setting, fixed, refill
-from mmgrpo.maths.second_chances import in_contexts, on_failure, scouts, with_answer, with_replay
+from mmgrpo.maths.strategies import Answer, Planner, Request, Round, Setting, fixed, refill
+from mmgrpo.maths.strategies.resample import in_contexts, on_failure, scouts, with_answer, with_replay
 from mmgrpo.memory import Memory, ReplayRow
 from mmgrpo.methods.strategies.scaf_grpo import scaffold
 

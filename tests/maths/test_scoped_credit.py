@@ -10,8 +10,8 @@ import torch
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.advantages import group_advantage
+from mmgrpo.maths.estimators.scoped_credit import process_returns, scoped, segment_differences
 from mmgrpo.maths.feedback import Feedback, Scoped
-from mmgrpo.maths.scoped_credit import process_returns, scoped, segment_differences
 from mmgrpo.methods.credit.clip_delta_prm_shaping import clipped_differences
 from mmgrpo.methods.credit.process_supervision import process_supervision
 from mmgrpo.methods.credit.rank_grpo import ranks

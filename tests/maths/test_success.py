@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmgrpo.errors import ConfigError, ShapeError
 from mmgrpo.maths.advantages import group_advantage
-from mmgrpo.maths.success import verdict_advantage
+from mmgrpo.maths.pass_rate import verdict_advantage
 from mmgrpo.methods.advantages.bnpo import beta_advantage
 from mmgrpo.methods.advantages.f_grpo import f_grpo_advantage
 from mmgrpo.methods.advantages.grpo_lead import difficulty_weighted_advantage

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from mmgrpo.maths.value_credit import VALUE, column_weight, drawn_baseline, gae, log_ratio
+from mmgrpo.maths.estimators.value_credit import VALUE, column_weight, drawn_baseline, gae, log_ratio
 from mmgrpo.methods.advantages.aapo import column_margin
 from mmgrpo.methods.advantages.pvpo import column_baseline
 from mmgrpo.methods.off_policy.visurf import answer_while_needed

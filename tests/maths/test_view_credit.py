@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.view_credit import within_divergence
+from mmgrpo.maths.estimators.value_credit import within_divergence
 from mmgrpo.methods.credit.prl import divergence_to_come
 from mmgrpo.methods.views.gtr_turbo import excess_likelihood
 from mmgrpo.methods.views.rto import returns_in_view

@@ -13,9 +13,9 @@ from torch import Tensor
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
-from mmgrpo.maths.losses import TERMS, divergence
-from mmgrpo.maths.terms import Term, divergence_term, weighted
-from mmgrpo.maths.view_terms import distillation, negative_logprob
+from mmgrpo.maths.terms import TERMS, Term, divergence_term, weighted
+from mmgrpo.maths.terms.divergence_terms import divergence
+from mmgrpo.maths.terms.view_terms import distillation, negative_logprob
 from mmgrpo.methods.selection.kl_cov import departure
 from mmgrpo.values import Value, from_reference, seen_in
 

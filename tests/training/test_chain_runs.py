@@ -16,8 +16,8 @@ from mmgrpo import Plan, Sample, Trainer
 from mmgrpo.data.contexts import after_answers
 from mmgrpo.data.history import History
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.chains import stages
-from mmgrpo.maths.planners import Request, fixed
+from mmgrpo.maths.strategies import Request, fixed
+from mmgrpo.maths.strategies.chain_stages import stages
 from mmgrpo.methods.strategies.delethink import carried_over
 from mmgrpo.training.gather import Experience, _assign, _roots
 from mmgrpo.types import Prompt, Scores

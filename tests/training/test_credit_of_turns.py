@@ -16,7 +16,7 @@ from mmgrpo import Trainer
 from mmgrpo.config.loading import load_config
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.planners import Request
+from mmgrpo.maths.strategies import Request
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.drawing import draw
 from mmgrpo.training.memory import replay_rows

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.drafts import accepted
-from mmgrpo.maths.planners import Setting, fixed
+from mmgrpo.maths.strategies import Setting, fixed
+from mmgrpo.maths.strategies.draft_prefix import accepted
 from mmgrpo.memory import Memory, ReplayRow
 from mmgrpo.methods.strategies.spec_rl import with_drafts
 from mmgrpo.types import Rollout

@@ -27,8 +27,8 @@ from mmgrpo.config import EvaluationConfig
 from mmgrpo.config.loading import CONFIGS, load_config, validated
 from mmgrpo.config.parts import tasks_of
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.followers import following
-from mmgrpo.maths.planners import Setting
+from mmgrpo.maths.strategies import Setting
+from mmgrpo.maths.strategies.downstream import following
 from mmgrpo.memory import Memory
 from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.training.evaluation import evaluate

@@ -7,7 +7,7 @@ import torch
 
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.maths.columns import COLUMNS, column_of
-from mmgrpo.maths.replays import replayed
+from mmgrpo.maths.strategies.replay_order import replayed
 from mmgrpo.memory import Column, Memory, ReplayRow
 from mmgrpo.training.memory import Facts, outcomes_of, remember
 

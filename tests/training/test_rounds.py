@@ -21,8 +21,8 @@ from mmgrpo.config import AdvantageConfig
 from mmgrpo.data.contexts import solution_prefix, template
 from mmgrpo.data.history import NOTHING, Context
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.maths.planners import Answer, Planner, Request, Round, Setting, fixed, refill
-from mmgrpo.maths.second_chances import on_failure, scouts, with_answer, with_replay
+from mmgrpo.maths.strategies import Answer, Planner, Request, Round, Setting, fixed, refill
+from mmgrpo.maths.strategies.resample import on_failure, scouts, with_answer, with_replay
 from mmgrpo.memory import Memory, ReplayRow
 from mmgrpo.methods.off_policy.meml_grpo import systems
 from mmgrpo.methods.strategies.guide_grpo import column_hint

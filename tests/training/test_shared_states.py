@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.modulation import ADVANTAGE, LOGPROB
+from mmgrpo.maths.modulations import ADVANTAGE, LOGPROB
 from mmgrpo.maths.selections import top_entropy
 from mmgrpo.methods.selection.kl_cov import kl_covariance
 from mmgrpo.training.shared_states import shared

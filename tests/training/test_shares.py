@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmgrpo.maths.planners import Request
+from mmgrpo.maths.strategies import Request
 from mmgrpo.training.gather import _assign
 
 

@@ -15,8 +15,8 @@ from mmgrpo.policies.language.token_trees import TokenSegment, segment_tree
 
 from mmgrpo import Trainer
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.branches import branch_evenly
-from mmgrpo.maths.planners import Branch, Planner, Request, Round, Setting, fixed, refill
+from mmgrpo.maths.strategies import Branch, Planner, Request, Round, Setting, fixed, refill
+from mmgrpo.maths.strategies.branching import branch_evenly
 from mmgrpo.methods.credit.grpo_ma import branch_at_text
 from mmgrpo.methods.sampling.cure import branch_at_uncertain
 from mmgrpo.methods.sampling.s_grpo_early_reinforcement import exits

@@ -11,9 +11,8 @@ from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Estimator, Feedback
 from mmgrpo.maths.filters import members
-from mmgrpo.maths.groups import grouped
-from mmgrpo.maths.modulation import ADVANTAGE, JobValues, Modulated, Modulation, detached
-from mmgrpo.maths.modulations import MODULATIONS
+from mmgrpo.maths.group_stats import grouped
+from mmgrpo.maths.modulations import ADVANTAGE, MODULATIONS, JobValues, Modulated, Modulation, detached
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:

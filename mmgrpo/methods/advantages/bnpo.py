@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.advantages import ADVANTAGES
-from mmgrpo.maths.centring import centred, checked_rewards
-from mmgrpo.maths.success import require_within
+from mmgrpo.maths.group_stats import centred, checked_rewards
+from mmgrpo.maths.pass_rate import require_within
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.consensus_credit import agreement
 from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators.group_rows import agreement
 from mmgrpo.maths.feedback import Estimator, Feedback
 from mmgrpo.system.lazy import torch
 

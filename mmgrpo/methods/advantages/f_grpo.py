@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.advantages import ADVANTAGES
-from mmgrpo.maths.centring import checked_rewards, standardised
-from mmgrpo.maths.success import right_share
+from mmgrpo.maths.group_stats import checked_rewards, standardised
+from mmgrpo.maths.pass_rate import right_share
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ShapeError
 from mmgrpo.maths.advantages import COMBINING
-from mmgrpo.maths.centring import centred, checked_rewards, divided, spread, standardised
+from mmgrpo.maths.group_stats import centred, checked_rewards, divided, spread, standardised
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.advantages import ADVANTAGES
-from mmgrpo.maths.centring import checked_rewards, standardised
+from mmgrpo.maths.group_stats import checked_rewards, standardised
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.advantages import ADVANTAGES
-from mmgrpo.maths.centring import centred, checked_rewards, divided, standardised
-from mmgrpo.maths.success import require_within, right_share
+from mmgrpo.maths.group_stats import centred, checked_rewards, divided, standardised
+from mmgrpo.maths.pass_rate import require_within, right_share
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:

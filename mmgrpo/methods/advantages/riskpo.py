@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.advantages import ADVANTAGES
-from mmgrpo.maths.centring import centred, checked_rewards, spread
+from mmgrpo.maths.group_stats import centred, checked_rewards, spread
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.advantages import ADVANTAGES
-from mmgrpo.maths.centring import checked_rewards, divided, standardised
-from mmgrpo.maths.success import right_share
+from mmgrpo.maths.group_stats import checked_rewards, divided, standardised
+from mmgrpo.maths.pass_rate import right_share
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,12 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.branches import branching, require_text
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Estimator, Feedback
-from mmgrpo.maths.places import budgets
-from mmgrpo.maths.planners import Planner
-from mmgrpo.maths.second_chances import PLANNERS
+from mmgrpo.maths.strategies import PLANNERS, Planner
+from mmgrpo.maths.strategies.branch_points import budgets
+from mmgrpo.maths.strategies.branching import branching, require_text
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:

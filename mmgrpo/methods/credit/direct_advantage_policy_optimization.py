@@ -5,9 +5,8 @@ from __future__ import annotations
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, total
-from mmgrpo.maths.losses import TERMS
 from mmgrpo.maths.ratios import segment_sum_BT
-from mmgrpo.maths.terms import ROW, Loss, Term, log_ratio
+from mmgrpo.maths.terms import ROW, TERMS, Loss, Term, log_ratio
 from mmgrpo.system.lazy import torch
 
 

@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators.value_credit import gae_BT
 from mmgrpo.maths.feedback import Estimator, Feedback
-from mmgrpo.maths.value_credit import gae_BT
 from mmgrpo.values import VALUE
 
 if TYPE_CHECKING:

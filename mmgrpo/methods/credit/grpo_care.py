@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Estimator, Feedback, row_mean
-from mmgrpo.maths.kin import centred_among, standardised_among
+from mmgrpo.maths.group_stats import centred_among, standardised_among
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import of_view
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Estimator, Feedback, JobFeedback
-from mmgrpo.maths.kin import standardised_among
+from mmgrpo.maths.group_stats import standardised_among
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.branches import branching
 from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators.tree_credit import forest_of, node_pairs
 from mmgrpo.maths.feedback import Estimator, Feedback
-from mmgrpo.maths.forest_credit import forest_of, node_pairs
-from mmgrpo.maths.kin import standardised_among
-from mmgrpo.maths.places import at_text
-from mmgrpo.maths.planners import Planner
-from mmgrpo.maths.second_chances import PLANNERS
+from mmgrpo.maths.group_stats import standardised_among
+from mmgrpo.maths.strategies import PLANNERS, Planner
+from mmgrpo.maths.strategies.branch_points import at_text
+from mmgrpo.maths.strategies.branching import branching
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators.group_rows import group_rows
 from mmgrpo.maths.feedback import Estimator, Feedback
-from mmgrpo.maths.token_credit import members
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import ENTROPY
 
@@ -40,7 +40,7 @@ def _conflict(
     mask_BT = feedback.mask_BT
     sign_B = advantage_BT.where(mask_BT, 0.0).sum(1).sign()
     times_BT, count_BT = torch.ones_like(advantage_BT), torch.zeros_like(mask_BT)
-    for rows in members(feedback):
+    for rows in group_rows(feedback):
         token_GT, mask_GT, sign_G = feedback.tokens[rows], mask_BT[rows], sign_B[rows]
         for from_end in (False, True):
             conflict_GT = conflicts(token_GT, mask_GT, sign_G, from_end=from_end)

@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators.value_credit import is_sampled_B, standardise
 from mmgrpo.maths.feedback import Estimator, Feedback
-from mmgrpo.maths.value_credit import is_sampled_B, standardise
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import ENTROPY
 

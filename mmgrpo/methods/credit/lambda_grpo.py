@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators.group_rows import group_rows, shared_prefix
 from mmgrpo.maths.feedback import Estimator, Feedback
-from mmgrpo.maths.token_credit import members, shared_prefix
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def prefix_count() -> Estimator:
 
 def _prefix_count(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     count_BT = torch.ones_like(advantage_BT)
-    for rows in members(feedback):
+    for rows in group_rows(feedback):
         token_GT, mask_GT = feedback.tokens[rows], feedback.mask_BT[rows]
         for member, row in enumerate(rows.tolist()):
             count_BT[row] = shared_prefix(token_GT, mask_GT, member).sum(0).clamp(min=1).to(count_BT)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.maths.advantages import group_advantage
 from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators.scoped_credit import by_group, from_parts, to_end
 from mmgrpo.maths.feedback import Estimator, Scoped
-from mmgrpo.maths.groups import Groups
-from mmgrpo.maths.scoped_credit import by_group, from_parts, to_end
+from mmgrpo.maths.group_stats import Groups
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Estimator, Feedback
 from mmgrpo.maths.filters import members
-from mmgrpo.maths.places import meanings_part
-from mmgrpo.maths.planners import Branch, Planner, Request, Round, Setting
-from mmgrpo.maths.second_chances import PLANNERS
 from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.maths.strategies import PLANNERS, Branch, Planner, Request, Round, Setting
+from mmgrpo.maths.strategies.branch_points import meanings_part
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators.group_rows import group_rows, shared_prefix
 from mmgrpo.maths.feedback import Estimator, Feedback
-from mmgrpo.maths.token_credit import members, shared_prefix
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def prefix_tree(*, weight: float = 1.0, normalise: bool = True, eps: float = 1e-
 
 def _prefix_tree(feedback: Feedback, advantage_BT: Tensor, *, weight: float, normalise: bool, eps: float) -> Tensor:
     change_BT = torch.zeros_like(advantage_BT)
-    for rows in members(feedback):
+    for rows in group_rows(feedback):
         token_GT, mask_GT = feedback.tokens[rows], feedback.mask_BT[rows]
         valid_G, reward_G = feedback.valid_B[rows], feedback.reward_B[rows]
         if not bool(valid_G.any()):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Column, Estimator, Feedback, Scoped
-from mmgrpo.maths.kin import centred_among, standardised_among
+from mmgrpo.maths.group_stats import centred_among, standardised_among
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:

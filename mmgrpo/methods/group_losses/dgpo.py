@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, total
-from mmgrpo.maths.groups import grouped
-from mmgrpo.maths.losses import TERMS
-from mmgrpo.maths.terms import GROUP, Loss, Term, log_ratio, ratio_of
-from mmgrpo.maths.view_terms import mean_of
+from mmgrpo.maths.group_stats import grouped
+from mmgrpo.maths.terms import GROUP, TERMS, Loss, Term, log_ratio, ratio_of
+from mmgrpo.maths.terms.view_terms import mean_of
 from mmgrpo.values import Value
 
 if TYPE_CHECKING:

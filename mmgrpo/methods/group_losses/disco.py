@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from mmgrpo.maths.group_losses import disco_P, group_term
-from mmgrpo.maths.losses import TERMS
 from mmgrpo.maths.sequence_scores import score
-from mmgrpo.maths.terms import Term
+from mmgrpo.maths.terms import TERMS, Term
+from mmgrpo.maths.terms.group_losses import disco_P, group_term
 
 
 @TERMS.register

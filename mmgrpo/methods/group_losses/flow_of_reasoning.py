@@ -6,10 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.group_losses import Members, group_term
-from mmgrpo.maths.losses import TERMS
 from mmgrpo.maths.sequence_scores import score
-from mmgrpo.maths.terms import Term
+from mmgrpo.maths.terms import TERMS, Term
+from mmgrpo.maths.terms.group_losses import Members, group_term
 
 if TYPE_CHECKING:
     from torch import Tensor

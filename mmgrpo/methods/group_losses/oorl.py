@@ -7,12 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.group_losses import Members, group_term
-from mmgrpo.maths.losses import TERMS
-from mmgrpo.maths.planners import Answer, Planner, Request, Round, Setting, fixed
-from mmgrpo.maths.second_chances import PLANNERS
 from mmgrpo.maths.sequence_scores import score
-from mmgrpo.maths.terms import Term
+from mmgrpo.maths.strategies import PLANNERS, Answer, Planner, Request, Round, Setting, fixed
+from mmgrpo.maths.terms import TERMS, Term
+from mmgrpo.maths.terms.group_losses import Members, group_term
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.group_losses import Members, group_term
-from mmgrpo.maths.losses import TERMS
 from mmgrpo.maths.sequence_scores import score
-from mmgrpo.maths.terms import Term
+from mmgrpo.maths.terms import TERMS, Term
+from mmgrpo.maths.terms.group_losses import Members, group_term
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.advantages import ADVANTAGES
-from mmgrpo.maths.centring import checked_rewards
-from mmgrpo.maths.parted import split_groups, standardise
+from mmgrpo.maths.advantages import ADVANTAGES, split_groups, standardise
+from mmgrpo.maths.group_stats import checked_rewards
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.foreign_surrogates import probability_of, unclipped
-from mmgrpo.maths.surrogate import Surrogate
-from mmgrpo.maths.surrogates import SURROGATES
+from mmgrpo.maths.surrogates import SURROGATES, Surrogate, probability_of, without_bounds
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,4 +24,4 @@ def mixture(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, power
     old_BT = (probability_BT / ratio_BT).detach()
     weight_BT = 2 * probability_BT / (old_BT + (old_BT + 1) / 2)
     unlikely_BT = (1 - probability_BT.detach()).clamp(min=0) ** power
-    return unclipped(-advantage_BT * unlikely_BT * weight_BT)
+    return without_bounds(-advantage_BT * unlikely_BT * weight_BT)

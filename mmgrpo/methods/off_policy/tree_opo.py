@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.advantages import ADVANTAGES
-from mmgrpo.maths.centring import centred, checked_rewards
-from mmgrpo.maths.parted import split_groups
+from mmgrpo.maths.advantages import ADVANTAGES, split_groups
+from mmgrpo.maths.group_stats import centred, checked_rewards
 
 if TYPE_CHECKING:
     from torch import Tensor

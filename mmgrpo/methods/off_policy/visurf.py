@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.maths.advantages import group_advantage
 from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators.value_credit import is_sampled_B
 from mmgrpo.maths.feedback import Estimator, Feedback
 from mmgrpo.maths.origins import GIVEN
-from mmgrpo.maths.value_credit import is_sampled_B
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:

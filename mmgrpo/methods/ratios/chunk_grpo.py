@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.modulation import JobValues, Modulated, Modulation
-from mmgrpo.maths.modulations import MODULATIONS
+from mmgrpo.maths.modulations import MODULATIONS, JobValues, Modulated, Modulation
 from mmgrpo.system.lazy import torch
 
 

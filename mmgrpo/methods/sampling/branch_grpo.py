@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators.tree_credit import forest_of, node_pairs
 from mmgrpo.maths.feedback import Estimator, Feedback
-from mmgrpo.maths.forest_credit import forest_of, node_pairs
-from mmgrpo.maths.kin import standardised_among
+from mmgrpo.maths.group_stats import standardised_among
 from mmgrpo.maths.trees import TREES
 from mmgrpo.splits import Split
 

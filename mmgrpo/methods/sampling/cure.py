@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from mmgrpo.maths.branches import branching
-from mmgrpo.maths.places import uncertain
-from mmgrpo.maths.planners import Planner
-from mmgrpo.maths.second_chances import PLANNERS
+from mmgrpo.maths.strategies import PLANNERS, Planner
+from mmgrpo.maths.strategies.branch_points import uncertain
+from mmgrpo.maths.strategies.branching import branching
 
 
 @PLANNERS.register

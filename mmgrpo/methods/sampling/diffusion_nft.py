@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.losses import TERMS
-from mmgrpo.maths.matching_terms import optimality
-from mmgrpo.maths.terms import Loss, Term
-from mmgrpo.maths.view_terms import mean_of
+from mmgrpo.maths.terms import TERMS, Loss, Term
+from mmgrpo.maths.terms.group_losses import optimality
+from mmgrpo.maths.terms.view_terms import mean_of
 from mmgrpo.values import OLD, Value
 
 

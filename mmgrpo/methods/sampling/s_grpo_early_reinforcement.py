@@ -5,14 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.branches import branching, require_text
 from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators.tree_credit import forest_of
 from mmgrpo.maths.feedback import Estimator, Feedback
-from mmgrpo.maths.forest_credit import forest_of
-from mmgrpo.maths.groups import grouped
-from mmgrpo.maths.places import before_text
-from mmgrpo.maths.planners import Planner
-from mmgrpo.maths.second_chances import PLANNERS
+from mmgrpo.maths.group_stats import grouped
+from mmgrpo.maths.strategies import PLANNERS, Planner
+from mmgrpo.maths.strategies.branch_points import before_text
+from mmgrpo.maths.strategies.branching import branching, require_text
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:

@@ -6,15 +6,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators.tree_credit import forest_of, node_value
 from mmgrpo.maths.feedback import Estimator, Feedback
-from mmgrpo.maths.forest_credit import forest_of, node_value
-from mmgrpo.maths.kin import standardised_among
+from mmgrpo.maths.group_stats import standardised_among
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mmgrpo.maths.forest_credit import NodeValue
+    from mmgrpo.maths.estimators.tree_credit import NodeValue
 
 
 @ESTIMATORS.register

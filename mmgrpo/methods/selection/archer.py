@@ -5,8 +5,15 @@ from __future__ import annotations
 from functools import partial
 
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.modulation import JobValues, Modulated, Modulation, detached
-from mmgrpo.maths.modulations import MODULATIONS, above_row_quantile, require_quantile
+from mmgrpo.maths.modulations import (
+    MODULATIONS,
+    JobValues,
+    Modulated,
+    Modulation,
+    above_row_quantile,
+    detached,
+    require_quantile,
+)
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import ENTROPY
 

@@ -7,8 +7,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.modulation import ADVANTAGE, LOGPROB, OLD_LOGPROB, JobValues, Modulated, Modulation, detached
-from mmgrpo.maths.modulations import MODULATIONS
+from mmgrpo.maths.modulations import (
+    ADVANTAGE,
+    LOGPROB,
+    MODULATIONS,
+    OLD_LOGPROB,
+    JobValues,
+    Modulated,
+    Modulation,
+    detached,
+)
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.filters import FILTERS, Filter, highest_and_lowest, members
-from mmgrpo.maths.modulation import ADVANTAGE, JobValues, Modulated, Modulation, detached
-from mmgrpo.maths.modulations import MODULATIONS
+from mmgrpo.maths.modulations import ADVANTAGE, MODULATIONS, JobValues, Modulated, Modulation, detached
 from mmgrpo.maths.selections import quantile
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import ENTROPY

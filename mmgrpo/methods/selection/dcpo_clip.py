@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.modulation import OLD_LOGPROB, JobValues, Modulated, Modulation, detached
-from mmgrpo.maths.modulations import MODULATIONS
+from mmgrpo.maths.modulations import MODULATIONS, OLD_LOGPROB, JobValues, Modulated, Modulation, detached
 
 
 @MODULATIONS.register

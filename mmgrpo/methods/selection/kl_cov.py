@@ -6,11 +6,9 @@ from functools import partial
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.losses import TERMS
-from mmgrpo.maths.modulation import ADVANTAGE, LOGPROB, JobValues, Modulated, Modulation, detached
-from mmgrpo.maths.modulations import MODULATIONS
-from mmgrpo.maths.terms import Loss, Term, log_ratio, scaled
-from mmgrpo.maths.view_terms import mean_of
+from mmgrpo.maths.modulations import ADVANTAGE, LOGPROB, MODULATIONS, JobValues, Modulated, Modulation, detached
+from mmgrpo.maths.terms import TERMS, Loss, Term, log_ratio, scaled
+from mmgrpo.maths.terms.view_terms import mean_of
 
 
 @TERMS.register

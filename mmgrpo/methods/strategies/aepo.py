@@ -12,8 +12,7 @@ from mmgrpo.maths.controllers import CONTROLLERS
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Estimator, Feedback
 from mmgrpo.maths.origins import DRAWN
-from mmgrpo.maths.planners import Planner, Request, Round, Setting, ask_then, trained
-from mmgrpo.maths.second_chances import PLANNERS
+from mmgrpo.maths.strategies import PLANNERS, Planner, Request, Round, Setting, ask_then, trained
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:

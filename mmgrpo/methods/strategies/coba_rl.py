@@ -8,10 +8,9 @@ from functools import partial
 from statistics import pvariance
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.budgets import largest_gains, rates_seen, sized
 from mmgrpo.maths.columns import column_of
-from mmgrpo.maths.planners import Planner, Request, Round, Setting
-from mmgrpo.maths.second_chances import PLANNERS
+from mmgrpo.maths.pass_rate import largest_gains, rates_seen, sized
+from mmgrpo.maths.strategies import PLANNERS, Planner, Request, Round, Setting
 from mmgrpo.memory import Memory
 
 HARD, EASY = 0.05, 0.99

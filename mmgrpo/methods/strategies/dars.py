@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.planners import Planner, Request, Round, Setting, ask_then
-from mmgrpo.maths.second_chances import PLANNERS
+from mmgrpo.maths.strategies import PLANNERS, Planner, Request, Round, Setting, ask_then
 
 
 @PLANNERS.register

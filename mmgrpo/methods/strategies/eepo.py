@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.forgetting import FORGETTING, Forgetting
-from mmgrpo.maths.planners import Planner, Request, Round, Setting
-from mmgrpo.maths.second_chances import PLANNERS
+from mmgrpo.maths.strategies import PLANNERS, Planner, Request, Round, Setting
 
 
 @PLANNERS.register

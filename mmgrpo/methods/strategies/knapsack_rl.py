@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.budgets import largest_gains, rates_seen, sized
 from mmgrpo.maths.columns import column_of
-from mmgrpo.maths.planners import Planner, Request, Round, Setting
-from mmgrpo.maths.second_chances import PLANNERS
+from mmgrpo.maths.pass_rate import largest_gains, rates_seen, sized
+from mmgrpo.maths.strategies import PLANNERS, Planner, Request, Round, Setting
 
 
 @PLANNERS.register

@@ -7,8 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.planners import Planner, Request, Round, Setting, ask_then, failed, trained
-from mmgrpo.maths.second_chances import PLANNERS
+from mmgrpo.maths.strategies import PLANNERS, Planner, Request, Round, Setting, ask_then, failed, trained
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from functools import lru_cache, partial
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.columns import column_of
-from mmgrpo.maths.planners import Planner, Request, Round, Setting
-from mmgrpo.maths.second_chances import PLANNERS
+from mmgrpo.maths.strategies import PLANNERS, Planner, Request, Round, Setting
 from mmgrpo.system.lazy import torch
 
 STEEPEST = 50.0

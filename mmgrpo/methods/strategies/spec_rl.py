@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.planners import Planner, Replay, Request, Round, Setting
-from mmgrpo.maths.second_chances import PLANNERS
+from mmgrpo.maths.strategies import PLANNERS, Planner, Replay, Request, Round, Setting
 
 
 @PLANNERS.register

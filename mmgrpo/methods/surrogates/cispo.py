@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.surrogate import Surrogate
-from mmgrpo.maths.surrogates import SURROGATES, bound_like, clamped_ratio
+from mmgrpo.maths.surrogates import SURROGATES, Surrogate, bound_like, clamped_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor

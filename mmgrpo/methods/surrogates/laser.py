@@ -10,9 +10,8 @@ from mmgrpo.maths.diagnostics import Diagnostics, ValueSum, total
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Estimator, Feedback
 from mmgrpo.maths.filters import members
-from mmgrpo.maths.groups import grouped
-from mmgrpo.maths.losses import TERMS
-from mmgrpo.maths.terms import GROUP, Loss, Term
+from mmgrpo.maths.group_stats import grouped
+from mmgrpo.maths.terms import GROUP, TERMS, Loss, Term
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import end_logprob
 

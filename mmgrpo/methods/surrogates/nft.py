@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.foreign_surrogates import unclipped
-from mmgrpo.maths.surrogate import Surrogate
-from mmgrpo.maths.surrogates import SURROGATES
+from mmgrpo.maths.surrogates import SURROGATES, Surrogate, without_bounds
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -48,7 +46,7 @@ def nft(
         loss_BT = loss_BT * (1 - rate_BT)
     if weight == "odds_root":
         loss_BT = loss_BT * ((1 - rate_BT) / rate_BT).sqrt()
-    return unclipped(loss_BT.where(advantage_BT != 0, 0.0))
+    return without_bounds(loss_BT.where(advantage_BT != 0, 0.0))
 
 
 def _at_least(value_BT: Tensor, floor: float) -> Tensor:

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import total
-from mmgrpo.maths.losses import TERMS
-from mmgrpo.maths.terms import ROW, Loss, Term, log_ratio
-from mmgrpo.maths.view_terms import mean_of
+from mmgrpo.maths.terms import ROW, TERMS, Loss, Term, log_ratio
+from mmgrpo.maths.terms.view_terms import mean_of
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import LOGPROB_MEAN
 

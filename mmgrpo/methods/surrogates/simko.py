@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.losses import TERMS
-from mmgrpo.maths.modulation import JobValues, Modulated, Modulation, detached
-from mmgrpo.maths.modulations import MODULATIONS, above_row_quantile, require_quantile
+from mmgrpo.maths.modulations import (
+    MODULATIONS,
+    JobValues,
+    Modulated,
+    Modulation,
+    above_row_quantile,
+    detached,
+    require_quantile,
+)
 from mmgrpo.maths.surrogates import clipped
-from mmgrpo.maths.terms import ROW, Loss, SurrogateTerm, Term
+from mmgrpo.maths.terms import ROW, TERMS, Loss, SurrogateTerm, Term
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import ENTROPY, RANK, top_logprob
 

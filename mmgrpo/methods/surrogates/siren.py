@@ -6,10 +6,9 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.controllers import CONTROLLERS
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, ValueSum, total
-from mmgrpo.maths.groups import grouped
-from mmgrpo.maths.losses import TERMS
+from mmgrpo.maths.group_stats import grouped
 from mmgrpo.maths.modulations import above_row_quantile, require_quantile
-from mmgrpo.maths.terms import GROUP, Loss, Term
+from mmgrpo.maths.terms import GROUP, TERMS, Loss, Term
 from mmgrpo.values import nucleus_entropy
 
 

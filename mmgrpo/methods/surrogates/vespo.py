@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.surrogate import Surrogate
-from mmgrpo.maths.surrogates import SURROGATES
+from mmgrpo.maths.surrogates import SURROGATES, Surrogate
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:

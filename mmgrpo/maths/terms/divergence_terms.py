@@ -1,22 +1,15 @@
-"""Terms of the loss by name: what an objective may add to the surrogate, or take in its place."""
+"""Terms of most objectives: a divergence from another policy, and the entropy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
-from mmgrpo.maths.group_losses import GROUP_LOSSES
-from mmgrpo.maths.matching_terms import MATCHING_TERMS
-from mmgrpo.maths.preference_losses import PREFERENCES
-from mmgrpo.maths.registry import Registry
-from mmgrpo.maths.regression_terms import REGRESSION_TERMS
-from mmgrpo.maths.terms import Term, divergence_term, entropy_term
-from mmgrpo.maths.view_terms import VIEW_TERMS, estimated_divergence
-from mmgrpo.maths.vocabulary_terms import VOCABULARY_TERMS
+from mmgrpo.maths.terms import TERMS, Term, divergence_term, entropy_term
+from mmgrpo.maths.terms.view_terms import estimated_divergence
 from mmgrpo.values import REFERENCE, Value
 
 
+@TERMS.register
 def divergence(*, form: str = "k3", view: str = REFERENCE, grad: bool = False) -> Term:
     """The mean divergence of the policy of now from a view of it.
 
@@ -34,6 +27,7 @@ def divergence(*, form: str = "k3", view: str = REFERENCE, grad: bool = False) -
     return divergence_term(Value(form, view), beta=1.0, name=f"{form}_{view}")
 
 
+@TERMS.register
 def entropy() -> Term:
     """The mean entropy, rewarded.
 
@@ -42,18 +36,3 @@ def entropy() -> Term:
     Units: nats.   Source: A3C, arXiv:1602.01783, sec. 4.
     """
     return entropy_term(bonus=1.0)
-
-
-TERMS: Registry[Callable[..., Term]] = Registry(
-    {
-        "divergence": divergence,
-        "entropy": entropy,
-        **VIEW_TERMS,
-        **VOCABULARY_TERMS,
-        **GROUP_LOSSES,
-        **PREFERENCES,
-        **REGRESSION_TERMS,
-        **MATCHING_TERMS,
-    }
-)
-"""Terms by the name that ``objective.terms`` uses; called with their numbers."""

@@ -14,14 +14,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.advantages import group_advantage
+from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Estimator, Feedback, Scoped
-from mmgrpo.maths.groups import Groups
+from mmgrpo.maths.group_stats import Groups
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+@ESTIMATORS.register
 def scoped(*, reward: str, weight: float = 1.0, eps: float = 1e-4) -> Estimator:
     """Each part against the same part of the group's other samples.
 
@@ -34,6 +36,7 @@ def scoped(*, reward: str, weight: float = 1.0, eps: float = 1e-4) -> Estimator:
     return from_parts(reward, weight, partial(by_scope, eps=eps))
 
 
+@ESTIMATORS.register
 def process_returns(*, reward: str, weight: float = 1.0) -> Estimator:
     """Step rewards summed from each step to the end, as they are.
 
@@ -44,6 +47,7 @@ def process_returns(*, reward: str, weight: float = 1.0) -> Estimator:
     return from_parts(reward, weight, _returns)
 
 
+@ESTIMATORS.register
 def segment_differences(*, reward: str, weight: float = 1.0, below: float = 1.0) -> Estimator:
     """What each segment changed in the value of where it begins, the sample's reward being the value of its end.
 

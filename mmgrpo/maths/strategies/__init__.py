@@ -17,12 +17,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.forgetting import Forgetting
-from mmgrpo.maths.places import Places
+from mmgrpo.maths.registry import Registry
+from mmgrpo.maths.strategies.branch_points import Places
 from mmgrpo.memory import Column, Memory, ReplayRow
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+PLANNERS: Registry[Callable[..., Planner]] = Registry()
+"""Planners by the name that ``rollout.planner`` uses; called with their numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +260,7 @@ OF_GROUP_SIZE = ("fixed", "refill")
 """Planners whose every group has ``rollout.group_size`` members."""
 
 
+@PLANNERS.register
 def fixed() -> Planner:
     """One round: ``prompts_per_step`` groups of ``group_size`` members each."""
     return Planner(ask=_ask_once)
@@ -264,6 +270,7 @@ def _ask_once(rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
     return () if rounds else setting.groups(0, setting.num_prompts)
 
 
+@PLANNERS.register
 def refill(
     *, rounds: int = 10, target: int | None = None, factor: float = 1.0, variance: float | None = None
 ) -> Planner:

@@ -8,18 +8,17 @@ Axes: B samples, T decisions, P groups, G size of the largest group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, total
-from mmgrpo.maths.groups import Groups, grouped
+from mmgrpo.maths.group_stats import Groups, grouped
 from mmgrpo.maths.sequence_scores import Score, score
-from mmgrpo.maths.terms import GROUP, Loss, Term, log_ratio, ratio_of
+from mmgrpo.maths.terms import GROUP, TERMS, Loss, Term, log_ratio, ratio_of
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -65,6 +64,7 @@ class Members:
         return (value_PG - self.mean(value_PG)).where(self.present_PG, 0.0)
 
 
+@TERMS.register
 def centred_regression(
     *, beta: float = 1.0, eps: float | None = None, score_by: str = "mean_log_ratio", against: str = "old"
 ) -> Term:
@@ -114,6 +114,7 @@ def _shares(logit_PG: Tensor, among_PG: Tensor) -> Tensor:
     return logit_PG.masked_fill(~among_PG, -torch.inf).softmax(1)
 
 
+@TERMS.register
 def kl_hinge(*, delta: float, beta: float) -> Term:
     """Nothing while a group stays near the policy that sampled; beyond delta, a pull that grows with the distance.
 
@@ -138,15 +139,6 @@ def kl_hinge(*, delta: float, beta: float) -> Term:
         return Loss(value, Diagnostics(loss_sums={"kl_hinge": total(value)}))
 
     return Term(name="kl_hinge", loss=loss, couples=GROUP)
-
-
-GROUP_LOSSES: Mapping[str, Callable[..., Term]] = MappingProxyType(
-    {
-        "centred_regression": centred_regression,
-        "kl_hinge": kl_hinge,
-    }
-)
-"""Losses of groups by the name that a method's configuration uses; called with their numbers."""
 
 
 def group_term(name: str, loss_P: Callable[[Members], Tensor], scored: Score) -> Term:
@@ -213,3 +205,56 @@ def _found(name: str, decisions: Decisions, value: Tensor) -> Diagnostics:
         log_ratio_abs_max=log_ratio_BT.abs().amax().double(),
         loss_sums={name: total(value)},
     )
+
+
+@TERMS.register
+def preference(
+    *,
+    beta: float = 0.1,
+    pairs: str = "extremes",
+    top: float | None = None,
+    sharper: float = 1.0,
+    score_by: str = "sum_log_ratio",
+    against: str = "reference",
+) -> Term:
+    """Better members' scores above worse ones', pair by pair.
+
+    L = -mean over pairs of log sigmoid(c (s_better - s_worse)), c = beta sharper where r_better >= top, else beta.
+    The pairs are a group's best and worst member, the first of equals (``extremes``), or every two of different rewards
+    (``all``); it is 0 in groups of equal rewards.
+
+    Units: beta is logits per nat (0.1); top is in the reward's units, null: no reward is the top.
+    Raises: ConfigError for other pairs.
+    Source: DPO, arXiv:2305.18290, eq. 7, on pairs drawn by the policy itself (online DPO, arXiv:2402.04792); with all
+        pairs, the mean log-ratio and a larger beta at the top, TRPA, arXiv:2504.04524, and its code
+        (XueruiSu/Trust-Region-Preference-Approximation, ``compute_pairwise_policy_loss``), but for its fallback for
+        batches without a pair.
+    """
+    if pairs not in ("extremes", "all"):
+        raise ConfigError(f"pairs must be extremes or all, got {pairs!r}")
+    loss_P = partial(_preference_P, beta=beta, pairs=pairs, top=top, sharper=sharper)
+    return group_term("preference", loss_P, score(score_by, against=against))
+
+
+def _preference_P(members: Members, *, beta: float, pairs: str, top: float | None, sharper: float) -> Tensor:
+    reward_PG, present_PG = members.reward_PG, members.present_PG
+    better_PGG = reward_PG[:, :, None] > reward_PG[:, None, :]
+    better_PGG = better_PGG & present_PG[:, :, None] & present_PG[:, None, :]
+    if pairs == "extremes":
+        best_P = reward_PG.where(present_PG, -torch.inf).argmax(1)
+        worst_P = reward_PG.where(present_PG, torch.inf).argmin(1)
+        best_PG, worst_PG = (torch.nn.functional.one_hot(each_P, reward_PG.shape[1]) for each_P in (best_P, worst_P))
+        better_PGG = better_PGG & (best_PG[:, :, None] & worst_PG[:, None, :]).bool()
+    margin_PGG = beta * (members.score_PG[:, :, None] - members.score_PG[:, None, :])
+    if top is not None:
+        margin_PGG = margin_PGG * torch.where(reward_PG >= top, sharper, 1.0)[:, :, None].to(margin_PGG)
+    loss_PGG = -torch.nn.functional.logsigmoid(margin_PGG).where(better_PGG, 0.0)
+    return loss_PGG.sum((1, 2)) / better_PGG.sum((1, 2)).clamp(min=1)
+
+
+def optimality(advantage_BT: Tensor, *, limit: float) -> Tensor:
+    """The advantage as a share of optimality: clip(A / (2 c) + 1 / 2, 0, 1).
+
+    Shapes: (B, T) -> (B, T).   Source: DiffusionNFT, arXiv:2509.16117.
+    """
+    return (advantage_BT / (2 * limit) + 0.5).clamp(0, 1)

@@ -7,21 +7,21 @@ Axes: B samples, T decisions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, of_value, total
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
-from mmgrpo.maths.terms import Loss, Term, log_ratio, ratio_of, scaled
+from mmgrpo.maths.terms import TERMS, Loss, Term, log_ratio, ratio_of, scaled
 from mmgrpo.values import OLD, of_view
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+@TERMS.register
 def negative_logprob(*, view: str | None = None, grad: bool = False) -> Term:
     """The mean of minus the log-probability, of the policy of now or of a view: an estimate of its entropy.
 
@@ -65,6 +65,7 @@ def estimated_divergence(form: str, *, view: str, grad: bool = False) -> Term:
     return _of_view(name, view, loss, grad=grad)
 
 
+@TERMS.register
 def distillation(*, view: str, most: float | None = None) -> Term:
     """The reverse divergence from a teacher, on the policy's own samples, by its gradient.
 
@@ -87,15 +88,6 @@ def distillation(*, view: str, most: float | None = None) -> Term:
         return mean_of(name, decisions, apart_BT * logprob_BT, read_BT=apart_BT, view=view)
 
     return _of_view(name, view, loss)
-
-
-VIEW_TERMS: Mapping[str, Callable[..., Term]] = MappingProxyType(
-    {
-        "negative_logprob": negative_logprob,
-        "distillation": distillation,
-    }
-)
-"""Terms of views by the name that a method's configuration uses; called with their numbers."""
 
 
 def mean_of(

@@ -17,11 +17,12 @@ from itertools import islice
 from random import Random
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.places import Places, at_decisions, evenly
-from mmgrpo.maths.planners import Branch, Planner, Request, Round, Setting
 from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.maths.strategies import PLANNERS, Branch, Planner, Request, Round, Setting
+from mmgrpo.maths.strategies.branch_points import Places, at_decisions, evenly
 
 
+@PLANNERS.register
 def branch_at(*, at: Sequence[int], factor: int = 2) -> Planner:
     """Trees whose branches part into ``factor`` after each of the given numbers of decisions.
 
@@ -33,6 +34,7 @@ def branch_at(*, at: Sequence[int], factor: int = 2) -> Planner:
     return branching(at_decisions(at=at), factor=factor, rounds=len(at), most=1)
 
 
+@PLANNERS.register
 def branch_evenly(*, every: int, factor: int = 2, levels: int = 1) -> Planner:
     """Trees whose branches part into ``factor`` after every so many decisions, ``levels`` times.
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.attempts import second_draft, until_solved
-from mmgrpo.maths.branches import branch_at, branch_evenly
-from mmgrpo.maths.chains import stages
-from mmgrpo.maths.planners import (
+from mmgrpo.maths.strategies import (
+    PLANNERS,
     Answer,
     Planner,
     Replay,
@@ -22,11 +20,9 @@ from mmgrpo.maths.planners import (
     ask_then,
     failed,
     fixed,
-    refill,
     trained,
 )
-from mmgrpo.maths.registry import Registry
-from mmgrpo.maths.replays import STRATEGIES, replayed
+from mmgrpo.maths.strategies.replay_order import STRATEGIES, replayed
 from mmgrpo.memory import ReplayRow
 from mmgrpo.system.lazy import torch
 
@@ -34,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@PLANNERS.register
 def on_failure(
     *,
     members: int = 4,
@@ -98,6 +95,7 @@ def _without_replaced(rounds: Sequence[Round], setting: Setting, *, members: int
     return [keep[0] & ~replaced_B, *keep[1:]]
 
 
+@PLANNERS.register
 def scouts(*, scouts: int, best: int, worst: int, settings: Mapping[str, Any]) -> Planner:
     """Many members drawn cheaply, the best and the worst of them drawn again exactly, and those alone trained on.
 
@@ -135,6 +133,7 @@ def _extremes(one: Round, prompt: int, best: int, worst: int) -> tuple[int, ...]
     return tuple(sorted(int(one.member_B[rows[place]]) for place in chosen))
 
 
+@PLANNERS.register
 def with_replay(
     *,
     num: int = 4,
@@ -192,6 +191,7 @@ def _beside(group: Request, given: Sequence[ReplayRow | Answer]) -> Request:
     return Request(prompt=group.prompt, members=tuple(range(first, first + len(given))), given=tuple(given))
 
 
+@PLANNERS.register
 def with_answer(
     *,
     column: str = "solution",
@@ -231,6 +231,7 @@ def _answer_failed(first: Round, setting: Setting, *, answers: Sequence[Answer],
     return tuple(_beside(group, answers) for prompt in prompts for group in setting.groups(prompt, 1))
 
 
+@PLANNERS.register
 def in_contexts(
     *,
     contexts: Sequence[str | None],

@@ -19,6 +19,7 @@ from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, of_value, total
 from mmgrpo.maths.origins import of_origin
 from mmgrpo.maths.ratios import RATIO_LEVELS, Bounded, normalised_log_ratio
+from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.surrogates import Surrogate
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import DRIFT, ENTROPY, Value
@@ -31,6 +32,10 @@ LOG_RATIO_LIMIT = 20.0
 
 DECISION, ROW, GROUP = "decision", "row", "group"
 """What a loss couples: nothing, the decisions of a sample, or the samples of a group."""
+
+
+TERMS: Registry[Callable[..., Term]] = Registry()
+"""Terms by the name that ``objective.terms`` uses; called with their numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.planners import Planner, Replay, Request, Round, Setting, all_trained, failed, trained
-from mmgrpo.maths.replays import replayed
+from mmgrpo.maths.strategies import PLANNERS, Planner, Replay, Request, Round, Setting, all_trained, failed, trained
+from mmgrpo.maths.strategies.replay_order import replayed
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+@PLANNERS.register
 def until_solved(
     *,
     attempts: Sequence[str | None],
@@ -109,6 +110,7 @@ def _last_attempts(rounds: Sequence[Round], setting: Setting) -> Sequence[Tensor
     return keep
 
 
+@PLANNERS.register
 def second_draft(
     *,
     context: str,

@@ -1,8 +1,6 @@
-"""Credit by which tokens the members of a group have in common: estimators that read the tokens.
+"""The rows of each group, and which of their tokens they have in common.
 
-Tokens of different members are compared position by position, over kept decisions alone.
-
-Axes: B samples, T decisions, G members of a group.
+Axes: B samples, G rows of a group, T decisions.
 """
 
 from __future__ import annotations
@@ -11,9 +9,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.feedback import Feedback
+from mmgrpo.maths.filters import members
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def agreement(feedback: Feedback, shares: str) -> list[tuple[Tensor, Tensor]]:
+    """The members of each group of which the reward says a share above 0, and their shares."""
+    said = feedback.reward(shares)
+    known_B = said.valid_B & (said.value_B > 0)
+    of_members = (rows[known_B[rows]] for rows in members(feedback))
+    return [(rows, said.value_B[rows]) for rows in of_members if len(rows)]
 
 
 def shared_prefix(token_GT: Tensor, mask_GT: Tensor, member: int) -> Tensor:
@@ -26,7 +33,7 @@ def shared_prefix(token_GT: Tensor, mask_GT: Tensor, member: int) -> Tensor:
     return (same_GT | neither_GT).int().cumprod(1).bool()
 
 
-def members(feedback: Feedback) -> Iterator[Tensor]:
+def group_rows(feedback: Feedback) -> Iterator[Tensor]:
     """The rows of each group."""
     groups = feedback.groups
     for index_G, present_G in zip(groups.index_PG, groups.present_PG, strict=True):

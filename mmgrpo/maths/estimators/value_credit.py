@@ -8,7 +8,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mmgrpo.errors import ConfigError
 from mmgrpo.maths.critics import generalised_advantage
+from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Estimator, Feedback
 from mmgrpo.maths.origins import DRAWN
 from mmgrpo.system.lazy import torch
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@ESTIMATORS.register
 def gae(*, gamma: float = 1.0, decay: float = 0.95, value: str = VALUE.name, view: str | None = None) -> Estimator:
     """Generalised advantages of a learned value, the sample's reward coming with its last decision.
 
@@ -37,6 +40,7 @@ def gae_BT(feedback: Feedback, advantage_BT: Tensor, *, gamma: float, decay: flo
     return found_BT.where(feedback.valid_B[:, None], 0.0).to(advantage_BT)
 
 
+@ESTIMATORS.register
 def whitened(*, eps: float = 1e-8) -> Estimator:
     """Advantages standardised over all decisions of the job's drawn samples that a reward applied to.
 
@@ -62,6 +66,7 @@ def standardise(feedback: Feedback, advantage_BT: Tensor, keep_BT: Tensor, eps: 
     return (centred_BT / (variance + eps).sqrt()).where(keep_BT & (count > 1), 0.0).to(advantage_BT)
 
 
+@ESTIMATORS.register
 def log_ratio(
     *, view: str, base: str = REFERENCE, scale: float = 1.0, weight: float = 1.0, keep: float = 1.0
 ) -> Estimator:
@@ -87,6 +92,7 @@ def log_ratio(
     return Estimator(assign=assign, values=values, unscored=True)
 
 
+@ESTIMATORS.register
 def column_weight(*, column: str, at_zero: float = 0.0, at_one: float = 1.0) -> Estimator:
     """The advantage by a number of the data row: what its prompt weighs in the run.
 
@@ -104,6 +110,7 @@ def column_weight(*, column: str, at_zero: float = 0.0, at_one: float = 1.0) -> 
     return Estimator(assign=assign, columns=(column,))
 
 
+@ESTIMATORS.register
 def drawn_baseline() -> Estimator:
     """Every member of a group against those that the policy drew at this step.
 
@@ -134,3 +141,53 @@ def _drawn_baseline(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
 def is_sampled_B(feedback: Feedback) -> Tensor:
     """(B,) bool, the samples that were drawn at this step and that a reward applied to."""
     return feedback.valid_B if feedback.origin_B is None else feedback.valid_B & (feedback.origin_B == DRAWN)
+
+
+@ESTIMATORS.register
+def within_divergence(*, view: str = REFERENCE, limit: float) -> Estimator:
+    """Less of the advantage the further a sample has gone from a view, none from a limit on; less the step's mean.
+
+    x_i = A_i max(1 - d_i / limit, 0), d_i = sum_t (old_logprob - logprob_view) over the kept decisions that have the
+    view;   A_i <- x_i - mean_N x, the mean over the job's samples that a reward applied to.
+
+    Units: limit in nats per sample.   Raises: ConfigError for a limit that is not above 0.
+    Source: CGPO, arXiv:2409.20370, eq. 11 and 12, with the reward as the advantage.
+    """
+    if not limit > 0:
+        raise ConfigError(f"within_divergence needs a limit above 0, got {limit}")
+    return Estimator(assign=partial(_within, view=view, limit=limit), values=(of_view(view),))
+
+
+def _within(feedback: Feedback, advantage_BT: Tensor, *, view: str, limit: float) -> Tensor:
+    apart_BT = (feedback.old_logprob_BT - feedback[of_view(view)]).where(feedback.seen(view), 0.0)
+    held_BT = advantage_BT.double() * (1 - apart_BT.double().sum(1, keepdim=True) / limit).clamp(min=0)
+    counts_B = feedback.valid_B & (feedback.length_B > 0)
+    mean_B = feedback.mean(held_BT).where(counts_B, 0.0)
+    count, total = feedback.summed(torch.stack([counts_B.sum().double(), mean_B.sum()]))
+    keep_BT = feedback.mask_BT & counts_B[:, None]
+    return (held_BT - total / count.clamp(min=1)).where(keep_BT, 0.0).to(advantage_BT)
+
+
+@ESTIMATORS.register
+def imitated(*, reward: str, weight: float = 1.0) -> Estimator:
+    """Rows that a single reward applies to are a mean of their own beside the others, weighed by what it says of them.
+
+    A = weight v n / sum v on these rows, v what the reward says of each and n how many others the job trains; the
+    others keep theirs. Under ``sample_mean``, with the surrogate ``policy_gradient`` or at a ratio of 1, the gradient
+    is that of n / N (L + weight M): N all rows, L the loss of the others alone, M the mean over these rows, by v, of
+    minus the mean log-probability of their decisions.
+
+    Units: weight is that of M beside L; v is 0 or more.
+    Source: what the policy wrote and what proved of use is learnt by its likelihood beside GRPO: MEL, arXiv:2602.10224,
+        eq. 9 and 10; ExPO, arXiv:2507.02834.
+    """
+    return Estimator(assign=partial(_imitated, reward=reward, weight=weight))
+
+
+def _imitated(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float) -> Tensor:
+    said, trains_B = feedback.reward(reward), feedback.length_B > 0
+    own_B = said.valid_B & trains_B
+    value_B = said.value_B.where(own_B, 0.0)
+    others, total = feedback.summed(torch.stack([(trains_B & ~own_B).sum().double(), value_B.sum().double()]))
+    share_B1 = (weight * value_B * others / total if total > 0 else value_B)[:, None].to(advantage_BT)
+    return share_B1.expand_as(advantage_BT).where(own_B[:, None], advantage_BT)

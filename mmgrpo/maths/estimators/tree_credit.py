@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Estimator, Feedback
 from mmgrpo.maths.forest import Forest, drawn_states, forest
 from mmgrpo.system.lazy import torch
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     NodeValue = Callable[[Forest, Tensor, Tensor], Tensor]
 
 
+@ESTIMATORS.register
 def temporal_difference(*, mean_of: str = "leaves") -> Estimator:
     """What a decision changed in the mean reward of the leaves below, or of the ``children``, as ``siblings`` has it.
 
@@ -44,6 +46,7 @@ def _temporal_difference(feedback: Feedback, advantage_BT: Tensor, *, value: Nod
     return tree.laid(change_M.nan_to_num(nan=0.0)).to(advantage_BT)
 
 
+@ESTIMATORS.register
 def along_segments() -> Estimator:
     """Decisions between two places where branches part take the advantage of the first of them.
 
@@ -63,6 +66,7 @@ def _along_segments(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     return advantage_BT.gather(1, first_BT).where(tree.mask_BT, 0.0)
 
 
+@ESTIMATORS.register
 def prune_depths(*, depths: Sequence[int]) -> Estimator:
     """Decisions that lead to nodes of these depths earn nothing, and take no forward in the update.
 
@@ -83,6 +87,7 @@ def _prune_depths(feedback: Feedback, advantage_BT: Tensor, *, depths: tuple[int
     return advantage_BT.where(~pruned_BT, 0.0)
 
 
+@ESTIMATORS.register
 def prune_width(*, share: float = 0.5) -> Estimator:
     """Below the last split of a sample, the best and the worst samples of its group alone earn anything.
 

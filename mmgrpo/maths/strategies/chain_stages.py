@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.planners import Planner, Request, Round, Setting
+from mmgrpo.maths.strategies import PLANNERS, Planner, Request, Round, Setting
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class First:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
+@PLANNERS.register
 def stages(*, then: Sequence[Mapping[str, Any]], first: Mapping[str, Any] | None = None) -> Planner:
     """Rounds that follow each other: what is drawn in one is shown, by a context, to what is drawn in the next.
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Literal
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.planners import Planner, Request, Round, Setting
+from mmgrpo.maths.strategies import Planner, Request, Round, Setting
 
 FOLLOWED = "after"
 """The context that shows a sample of the task before."""
