@@ -19,7 +19,7 @@ from typing import Any
 from mmgrpo import Trainer, load_config
 from mmgrpo.config import RunConfig
 from mmgrpo.data.prompts import load_prompts_of
-from mmgrpo.runs.checkpoint import weights_of
+from mmgrpo.runs.checkpoint import weights_folder
 from mmgrpo.training.build import build_policy, build_rewards
 
 HACKED: Mapping[str, Any] = {
@@ -81,7 +81,7 @@ def _train(changes: Mapping[str, Any], output: Path, warm: Path | None) -> Path:
     assert config.prompts is not None
     policy = build_policy(config, "cpu")
     if warm is not None:
-        policy.load(weights_of(warm))
+        policy.load(weights_folder(warm))
     return Trainer(policy, build_rewards(config.rewards), load_prompts_of(config.prompts), config).train()
 
 

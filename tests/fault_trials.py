@@ -29,14 +29,14 @@ from pathlib import Path
 import torch
 
 from mmgrpo import Trainer
-from mmgrpo.runs.folder import status_of
+from mmgrpo.runs.folder import run_status
 from mmgrpo.types import Sample
 from tests.faults.disturbed import FAULTS, IN_PARTS, OF_TWO, Whole, settled
 from tests.faults.runs import CASES, Case, differing, left_behind
 from tests.faults.sittings import CLEAR, DONE, INTERRUPTED, Place, placed, sit, sit_both, watched
 
 MEMORY = "/dev/shm"  # a killed process loses nothing that it wrote, and syncing a disk takes most of the time
-SAYS_WHAT_TO_DO = ("start the run again", "beginning again")
+SAYS_WHAT_TO_DO = ("start the run again", "starting again")
 """Of a run whose only checkpoint is damaged."""
 
 
@@ -81,7 +81,7 @@ def wrongs(case: Case, kind: str, place: Place, whole: Whole, draw: random.Rando
     """
     goes_on = sit if kind in FAULTS else partial(sit_both, in_parts=kind == IN_PARTS)
     found = (FAULTS | OF_TWO)[kind](case, place, whole, draw)
-    yield "", _named(found.sitting.code, status_of(place.run))
+    yield "", _named(found.sitting.code, run_status(place.run))
     if not found.sitting.is_clear:
         yield found.what, f"ended with {found.sitting.code}: {found.sitting.said}"
     if not (place.run / "config.yaml").is_file():  # before there was a run

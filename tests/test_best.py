@@ -121,12 +121,12 @@ def test_a_damaged_best_is_passed_over_for_the_next_and_said(tmp_path: Path, cap
     assert weights_for(str(folder), None, best=True) == folder / "checkpoints/step-000002"
     (folder / "checkpoints/step-000002/training.pt").write_bytes(b"")
     assert best_checkpoint(folder).name == "step-000001"
-    assert "step-000002 is damaged (training.pt is not what was written)" in caplog.text
+    assert "step-000002 is damaged (training.pt has changed since it was written)" in caplog.text
     for step in (1, 3):
         (folder / f"checkpoints/step-{step:06d}/training.pt").unlink()
-    with pytest.raises(CheckpointError, match="has no checkpoint that was judged by held_out"):
+    with pytest.raises(CheckpointError, match="has no checkpoint that held_out evaluated"):
         best_checkpoint(folder)
-    with pytest.raises(CheckpointError, match="is one checkpoint: the best is one of a run's"):
+    with pytest.raises(CheckpointError, match="is a checkpoint; give the run folder"):
         best_checkpoint(folder / "checkpoints/step-000001")
 
 

@@ -12,14 +12,14 @@ from torch import nn
 
 from mmgrpo.errors import CheckpointError, OutputError
 from mmgrpo.runs.checkpoint import (
-    Place,
-    clear_unfinished,
+    RunPosition,
+    delete_unfinished,
+    find_intact_checkpoint,
     list_checkpoints,
     load_checkpoint,
     save_checkpoint,
     set_aside,
-    sound_checkpoint,
-    weights_of,
+    weights_folder,
 )
 from tests.test_docs import shown
 from tests.tiny.language_models import make
@@ -35,12 +35,12 @@ def policy() -> object:
 @pytest.fixture
 def folder(policy: object, tmp_path: Path) -> Path:
     """A run with a warm-up and three steps; the weights of each are its step."""
-    for place in (Place(0, 9), Place(1, 9), Place(2, 9), Place(3, 9)):
+    for place in (RunPosition(0, 9), RunPosition(1, 9), RunPosition(2, 9), RunPosition(3, 9)):
         save(policy, tmp_path, place)
     return tmp_path
 
 
-def save(policy: object, folder: Path, place: Place, keep: int | None = None) -> Path:
+def save(policy: object, folder: Path, place: RunPosition, keep: int | None = None) -> Path:
     parameter: nn.Parameter = policy.logits  # pyright: ignore[reportAttributeAccessIssue]
     parameter.data.fill_(place.step)
     return save_checkpoint(folder, place, policy, STATE, keep=keep)  # pyright: ignore[reportArgumentType]
@@ -57,19 +57,19 @@ def flip(file: Path) -> None:
 
 
 def test_the_newest_sound_one_is_used_and_the_others_are_named(folder: Path, policy: object) -> None:
-    assert sound_checkpoint(folder).path.name == "step-000003"
+    assert find_intact_checkpoint(folder).path.name == "step-000003"
     flip(folder / "checkpoints/step-000003/policy/letters.safetensors")  # one bit of a weight: still a tensor
     assert load_file(folder / "checkpoints/step-000003/policy/letters.safetensors")["logits"].shape == (4, 26)
     (folder / "checkpoints/step-000002/training.pt").write_bytes(b"")
-    found = sound_checkpoint(folder)
+    found = find_intact_checkpoint(folder)
     assert found.path.name == "step-000001"
     assert found.damaged == (
-        "step-000003 is damaged (policy/letters.safetensors is not what was written)",
-        "step-000002 is damaged (training.pt is not what was written)",
+        "step-000003 is damaged (policy/letters.safetensors has changed since it was written)",
+        "step-000002 is damaged (training.pt has changed since it was written)",
     )
-    assert weights_of(folder) == folder / "checkpoints/step-000001/policy"
+    assert weights_folder(folder) == folder / "checkpoints/step-000001/policy"
     place, state = load_checkpoint(found.path, policy, "cpu")  # pyright: ignore[reportArgumentType]
-    assert (place, state) == (Place(1, 9), STATE)
+    assert (place, state) == (RunPosition(1, 9), STATE)
     assert float(policy.logits.data.mean()) == 1.0  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -81,7 +81,7 @@ def test_a_damaged_one_that_is_named_is_refused_and_the_one_before_offered(folde
         CheckpointError,
         match=r"step-000003 is damaged: policy/letters.safetensors is missing; give the one before it: .*step-000001$",
     ):
-        sound_checkpoint(chosen)
+        find_intact_checkpoint(chosen)
 
 
 def test_no_sound_one_is_an_error_that_says_what_is_wrong(folder: Path) -> None:
@@ -90,38 +90,38 @@ def test_no_sound_one_is_an_error_that_says_what_is_wrong(folder: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"no checkpoint of .* can be used: step-000003 is damaged \(it cannot be"
     ):
-        sound_checkpoint(folder)
+        find_intact_checkpoint(folder)
 
 
 def test_unfinished_ones_are_neither_read_nor_left(folder: Path, policy: object) -> None:
     half = folder / "checkpoints" / ".step-000004"
     (folder / "checkpoints" / "step-000003").rename(half)  # as far as a save can come before it is done
-    assert sound_checkpoint(folder).path.name == "step-000002"
-    with pytest.raises(CheckpointError, match="it was never finished"):
-        sound_checkpoint(half)
-    save(policy, folder, Place(5, 9))
+    assert find_intact_checkpoint(folder).path.name == "step-000002"
+    with pytest.raises(CheckpointError, match="it is incomplete"):
+        find_intact_checkpoint(half)
+    save(policy, folder, RunPosition(5, 9))
     assert names(folder) == ["warmup-000009", "step-000001", "step-000002", "step-000005"]
     assert not half.exists()
     (folder / "checkpoints" / ".step-000001.gone").mkdir()
-    clear_unfinished(folder)
+    delete_unfinished(folder)
     assert not list((folder / "checkpoints").glob(".*"))
 
 
 def test_the_newest_are_kept_and_a_place_is_saved_over(folder: Path, policy: object) -> None:
-    save(policy, folder, Place(4, 9), keep=2)
+    save(policy, folder, RunPosition(4, 9), keep=2)
     assert names(folder) == ["step-000003", "step-000004"]
     policy.logits.data.fill_(7.0)  # pyright: ignore[reportAttributeAccessIssue]
-    again = save_checkpoint(folder, Place(4, 9), policy, STATE, keep=2)  # pyright: ignore[reportArgumentType]
+    again = save_checkpoint(folder, RunPosition(4, 9), policy, STATE, keep=2)  # pyright: ignore[reportArgumentType]
     assert float(load_file(again / "policy/letters.safetensors")["logits"].mean()) == 7.0
     assert names(folder) == ["step-000003", "step-000004"]
 
 
 def test_those_ahead_of_where_a_run_goes_on_are_set_aside(folder: Path) -> None:
-    assert [path.name for path in set_aside(folder, Place(1, 9))] == ["step-000002", "step-000003"]
+    assert [path.name for path in set_aside(folder, RunPosition(1, 9))] == ["step-000002", "step-000003"]
     assert names(folder) == ["warmup-000009", "step-000001"]
-    assert sound_checkpoint(folder).path.name == "step-000001"
-    assert sound_checkpoint(folder / "checkpoints/aside/step-000003").path.name == "step-000003"
-    assert set_aside(folder, Place(0, 9))[0].name == "step-000001"
+    assert find_intact_checkpoint(folder).path.name == "step-000001"
+    assert find_intact_checkpoint(folder / "checkpoints/aside/step-000003").path.name == "step-000003"
+    assert set_aside(folder, RunPosition(0, 9))[0].name == "step-000001"
     assert names(folder) == ["warmup-000009"]
 
 
@@ -131,8 +131,8 @@ def test_a_save_that_fails_leaves_those_before(folder: Path, policy: object, mon
         raise RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")  # as torch has it
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OutputError, match=r"step-000004 cannot be written: .*those there are stay as they are"):
-        save(policy, folder, Place(4, 9), keep=1)
+    with pytest.raises(OutputError, match=r"step-000004 cannot be written: .*existing checkpoints stay"):
+        save(policy, folder, RunPosition(4, 9), keep=1)
     assert names(folder) == ["warmup-000009", "step-000001", "step-000002", "step-000003"]
     assert not list((folder / "checkpoints").glob(".*"))
 
@@ -144,7 +144,7 @@ def test_a_full_disk_is_known_in_the_words_of_tokenizers_too(folder: Path, polic
             tokenizer.backend_tokenizer.save("/dev/full")  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
 
     with pytest.raises(OutputError, match=r"step-000004 cannot be written: No space left on device"):
-        save_checkpoint(folder, Place(4, 9), Writing(), STATE, keep=None)  # pyright: ignore[reportArgumentType]
+        save_checkpoint(folder, RunPosition(4, 9), Writing(), STATE, keep=None)  # pyright: ignore[reportArgumentType]
     assert names(folder)[-1] == "step-000003"
 
     class Wrong:
@@ -152,19 +152,19 @@ def test_a_full_disk_is_known_in_the_words_of_tokenizers_too(folder: Path, polic
             raise TypeError("a mistake of its own")
 
     with pytest.raises(TypeError, match="a mistake of its own"):
-        save_checkpoint(folder, Place(4, 9), Wrong(), STATE, keep=None)  # pyright: ignore[reportArgumentType]
+        save_checkpoint(folder, RunPosition(4, 9), Wrong(), STATE, keep=None)  # pyright: ignore[reportArgumentType]
 
 
 def test_one_without_a_manifest_is_read_with_a_warning(
     folder: Path, policy: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     older = folder / "checkpoints" / "step-000003"
-    assert sound_checkpoint(folder).unchecked == ()
+    assert find_intact_checkpoint(folder).unverified == ()
     (older / "manifest.json").unlink()
-    assert sound_checkpoint(folder).path == older
-    warning = "step-000003 has no manifest.json, so its files cannot be checked: it is read as it is"
-    assert sound_checkpoint(folder).unchecked == sound_checkpoint(older).unchecked == (warning,)
-    weights_of(folder)
+    assert find_intact_checkpoint(folder).path == older
+    warning = "step-000003 has no manifest.json, so its files cannot be checked: it is used unverified"
+    assert find_intact_checkpoint(folder).unverified == find_intact_checkpoint(older).unverified == (warning,)
+    weights_folder(folder)
     assert [record.message for record in caplog.records] == [warning]
     (older / "training.pt").write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match=r"step-000003 cannot be read: "):

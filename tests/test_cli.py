@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from mmgrpo.cli import app
 from mmgrpo.cli.launch import launch
 from mmgrpo.config.loading import LAUNCHED, LAUNCHES, load_config
-from mmgrpo.runs.resuming import how_to_resume
+from mmgrpo.runs.resuming import resume_command
 from tests.tiny.language_models import make
 
 SMALL = [
@@ -180,7 +180,7 @@ class TestResume:
         before = (run / "config.yaml").read_text()
         refused = call("train", DIGITS, *SMALL, "seed=3", f"output={run.parent}", "--resume", str(run))
         assert refused.exit_code == 2
-        assert "cannot go on with seed: 0 -> 3 (every random number follows from it)" in refused.stderr
+        assert "cannot resume with seed: 0 -> 3 (every random number follows from it)" in refused.stderr
         same = call("train", DIGITS, *SMALL, "--resume", str(run))
         assert "nothing to do" in same.output
         assert (run / "config.yaml").read_text() == before
@@ -191,7 +191,7 @@ class TestResume:
         assert "train needs a configuration (a YAML file or a shipped name), or --resume RUN" in nothing.stderr
         missing = call("train", "--resume", str(tmp_path))
         assert missing.exit_code == 2
-        assert "is no run folder and no checkpoint of one" in missing.stderr
+        assert "is neither a run folder nor a checkpoint of one" in missing.stderr
 
 
 def steps(folder: Path) -> list[int]:
@@ -265,7 +265,7 @@ def test_the_launcher_passes_on_what_slurm_warns_by(monkeypatch: pytest.MonkeyPa
     became: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda path, command: became.append(command))
     launch("gpus", [DIGITS], processes=2)
-    assert how_to_resume(Path("run"), load_config(DIGITS), 2) == (
+    assert resume_command(Path("run"), load_config(DIGITS), 2) == (
         "mmgrpo train --resume run --accelerate gpus --processes 2"
     )
     assert became == [

@@ -48,7 +48,7 @@ def test_a_replaced_file_is_the_old_one_until_it_is_the_new_one(
     replace_text(file, "old")
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-        with pytest.raises(OutputError, match=r"run\.json cannot be written: No space left on device; make room"):
+        with pytest.raises(OutputError, match=r"run\.json cannot be written: No space left on device; free disk space"):
             replace_text(file, "new")
     assert file.read_text() == "old"
     replace_text(file, "new")
@@ -80,7 +80,7 @@ def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_an_error_with_a_cure() -> None:
-    with pytest.raises(OutputError, match="No space left on device; make room"):
+    with pytest.raises(OutputError, match="No space left on device; free disk space"):
         append_line(Path("/dev/full"), "{}")
 
 
@@ -127,7 +127,7 @@ def test_runs_that_start_at_once_get_a_folder_each(tmp_path: Path) -> None:
 def test_an_output_that_takes_no_folders_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     inside = validated({"output": str(tmp_path / "file" / "runs")})
-    with pytest.raises(OutputError, match=r"cannot take run folders, as .*file is no folder; set output=FOLDER"):
+    with pytest.raises(OutputError, match=r"cannot hold run folders: .*file is no folder; set output=FOLDER"):
         require_output(inside)
     with pytest.raises(OutputError, match=r"cannot be written: Not a directory"):
         claim_folder(inside)
@@ -138,7 +138,7 @@ def test_an_output_that_takes_no_folders_is_said_before_anything_is_loaded(tmp_p
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_an_output_without_leave_to_write(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(OutputError, match="gives no leave to write"):
+    with pytest.raises(OutputError, match="is not writable"):
         require_output(validated({"output": str(tmp_path / "runs")}))
     with pytest.raises(OutputError, match="Permission denied"):
         claim_folder(validated({"output": str(tmp_path / "runs")}))

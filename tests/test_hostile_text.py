@@ -20,9 +20,17 @@ from typer.testing import CliRunner, Result
 from mmgrpo import Sample
 from mmgrpo.cli import app
 from mmgrpo.config.loading import validated
-from mmgrpo.runs.progress import Progress
-from mmgrpo.runs.watchdog import Alarm
-from mmgrpo.system.console import MAX_SHOWN, PlainConsole, PlainFormatter, brief, page, shown, styled
+from mmgrpo.runs.alerts import Alert
+from mmgrpo.runs.progress import RunProgress
+from mmgrpo.system.console import (
+    MAX_MESSAGE_CHARS,
+    PlainConsole,
+    PlainFormatter,
+    escape_controls,
+    markdown_page,
+    shorten,
+    styled,
+)
 from mmgrpo.types import Prompt
 from tests.policies.letters import letters
 
@@ -89,32 +97,32 @@ def call(*arguments: str, code: int = 0) -> str:
     result: Result = CliRunner().invoke(app, list(arguments))
     assert result.exit_code == code, (result.output, result.exception)
     printed = result.stdout + result.stderr
-    assert shown(printed) == printed
+    assert escape_controls(printed) == printed
     return " ".join(printed.split())
 
 
 class TestConsole:
     def test_controls_are_written_out_and_other_characters_stay(self) -> None:
-        assert shown(HOSTILE) == SAID
-        assert shown("tab\tline\nümlaut 漢字 🙂 \ud800") == "tab\tline\nümlaut 漢字 🙂 \\ud800"
+        assert escape_controls(HOSTILE) == SAID
+        assert escape_controls("tab\tline\nümlaut 漢字 🙂 \ud800") == "tab\tline\nümlaut 漢字 🙂 \\ud800"
 
     def test_a_long_text_loses_its_middle(self) -> None:
-        text = "a" * MAX_SHOWN + "b"
-        half = MAX_SHOWN // 2
-        assert brief(text) == f"{'a' * half} ... (1 characters left out) ... {'a' * (half - 1)}b"
-        assert brief("a" * MAX_SHOWN) == "a" * MAX_SHOWN
+        text = "a" * MAX_MESSAGE_CHARS + "b"
+        half = MAX_MESSAGE_CHARS // 2
+        assert shorten(text) == f"{'a' * half} ... (1 characters left out) ... {'a' * (half - 1)}b"
+        assert shorten("a" * MAX_MESSAGE_CHARS) == "a" * MAX_MESSAGE_CHARS
 
     def test_strings_are_text_wherever_they_are_printed(self, capsys: pytest.CaptureFixture[str]) -> None:
         console = PlainConsole()
-        console.say(HOSTILE, styled(HOSTILE, "bold red"))
+        console.print_line(HOSTILE, styled(HOSTILE, "bold red"))
         assert capsys.readouterr().out == f"{SAID} {SAID}\n"
         table = Table(HOSTILE, title=HOSTILE, width=400, box=None)
         table.add_row(HOSTILE)
         console.width = 400
         console.print(table)
         assert [line.strip() for line in capsys.readouterr().out.splitlines()] == [SAID] * 3
-        console.print(page("a [link](http://x) " + ESCAPES))
-        assert capsys.readouterr().out.strip() == "a link (http://x) " + shown(ESCAPES)
+        console.print(markdown_page("a [link](http://x) " + ESCAPES))
+        assert capsys.readouterr().out.strip() == "a link (http://x) " + escape_controls(ESCAPES)
 
     def test_warnings_are_text(self) -> None:
         record = logging.LogRecord("mmgrpo.x", logging.WARNING, __file__, 1, "said %s", (HOSTILE,), None)
@@ -122,11 +130,11 @@ class TestConsole:
 
 
 def test_progress_shows_labels_and_alarms_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(validated({}), quiet=False)
-    progress.judged({"step": 3, f"eval/{HOSTILE.replace('/', '|')}/mean": 0.5})
-    progress.alarmed(Alarm(step=4, kind="length", measured=HOSTILE, cure="lower it [/bold]"))
+    progress = RunProgress(validated({}), quiet=False)
+    progress.log_evaluation({"step": 3, f"eval/{HOSTILE.replace('/', '|')}/mean": 0.5})
+    progress.log_alert(Alert(step=4, kind="length", measured=HOSTILE, suggested_fix="lower it [/bold]"))
     printed = " ".join(capsys.readouterr().out.split())
-    assert printed == f"step 3 {SAID.replace('/', '|')} 0.500 alarm step 4 length: {SAID}; lower it [/bold]"
+    assert printed == f"step 3 {SAID.replace('/', '|')} 0.500 alert step 4 length: {SAID}; lower it [/bold]"
 
 
 class TestCommands:
@@ -216,7 +224,7 @@ def test_what_other_packages_say_of_themselves(tmp_path: Path) -> None:
     printed = {}
     for command, (code, text) in zip(commands, json.loads(done.stdout), strict=True):
         assert code == 0, text
-        assert shown(text) == text
+        assert escape_controls(text) == text
         printed[command[-1]] = " ".join(text.split())
     assert r"boom [/x] acc[/easy] \x1b[2J here." in printed["rewards"]
     assert "'no_such[/y]:score' cannot be imported" in printed["rewards"]
@@ -234,6 +242,6 @@ def test_a_bug_keeps_its_traceback_as_text(tmp_path: Path) -> None:
     call = [sys.executable, "-m", "mmgrpo.cli", "train", "buggy.yaml"]
     done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    assert shown(done.stderr) == done.stderr
+    assert escape_controls(done.stderr) == done.stderr
     assert "Traceback" in done.stderr
     assert r"KeyError: 'boom [/x] \x1b[2J'" in done.stderr

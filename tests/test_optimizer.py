@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmgrpo import Trainer
 from mmgrpo.errors import NonFiniteError
-from mmgrpo.runs.checkpoint import weights_of
+from mmgrpo.runs.checkpoint import weights_folder
 from mmgrpo.types import Sample
 from tests.test_trainer import BASE, brightness, lines, make_policy, weights
 
@@ -44,7 +44,7 @@ def test_the_first_update_is_that_of_a_run_that_starts_from_the_warmed_weights(t
     warmed = trainer_of(tmp_path / "warmed", steps=0, warmup=WARMUP)
     warmed.train()
     policy = make_policy()
-    policy.load(weights_of(warmed.folder.path))
+    policy.load(weights_folder(warmed.folder.path))
     after = trainer_of(tmp_path / "after", policy, steps=1)
     after.train()
     assert lines(whole)[0]["optimizer/grad_norm"] == lines(after)[0]["optimizer/grad_norm"]
@@ -81,7 +81,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_counted_and_named(tmp_path: Pa
     assert [(one["group"], one["member"]) for one in first["samples"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert first["samples"][0]["advantage"] == pytest.approx(-3e38, rel=1e-6)
     assert first["samples"][0]["prompt"].startswith("a ")
-    state = torch.load(weights_of(tmp_path / "run").parent / "training.pt", weights_only=True)
+    state = torch.load(weights_folder(tmp_path / "run").parent / "training.pt", weights_only=True)
     assert state["recently_skipped"] == [False, True, True]
 
 
@@ -109,7 +109,7 @@ def test_a_run_that_mostly_skips_ends_with_its_good_weights(tmp_path: Path) -> N
     assert len(lines(trainer)) == 7
     assert json.loads((trainer.folder.path / "run.json").read_text())["status"] == "failed"
     kept = make_policy()
-    kept.load(weights_of(trainer.folder.path))
+    kept.load(weights_folder(trainer.folder.path))
     assert torch.equal(torch.cat([p.detach().flatten() for p in kept.trainable]), weights(trainer))
     assert all(bool(p.isfinite().all()) for p in kept.trainable)
 

@@ -169,7 +169,7 @@ def test_a_policy_section_beside_a_path_needs_no_name(tmp_path: Path) -> None:
 
 
 def test_a_console_of_any_encoding_takes_any_text() -> None:
-    code = "from mmgrpo.system.console import PlainConsole; PlainConsole().say('reward 0.5 ± 0.1'); print('日')"
+    code = "from mmgrpo.system.console import PlainConsole; PlainConsole().print_line('reward 0.5 ± 0.1'); print('日')"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -193,7 +193,7 @@ def test_a_stream_that_is_not_pythons_own_takes_any_text() -> None:
     tee = Tee()
     console = PlainConsole()
     console.file = tee
-    console.say("0.5 ± 0.1")
+    console.print_line("0.5 ± 0.1")
     assert tee.text == "0.5 \\xb1 0.1\n"
     assert EncodableStream(tee).encoding == "ascii"
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from mmgrpo.config.loading import validated
-from mmgrpo.runs.checkpoint import Place
-from mmgrpo.runs.progress import Progress, WarmupStep
+from mmgrpo.runs.checkpoint import RunPosition
+from mmgrpo.runs.progress import RunProgress, WarmupStep
 from mmgrpo.system.console import PlainConsole
-from mmgrpo.system.display import Bars
+from mmgrpo.system.display import BarDisplay
 from mmgrpo.system.pace import Pace, clock_text
 from mmgrpo.types import Prompt, Sample
 
@@ -66,10 +66,10 @@ def all_of(reader: int) -> str:
     return drawn.decode()
 
 
-def viewed(progress: Progress) -> list[str]:
+def viewed(progress: RunProgress) -> list[str]:
     """The bars as they are drawn now."""
     bars: Any = progress._display
-    assert isinstance(bars, Bars)
+    assert isinstance(bars, BarDisplay)
     console = PlainConsole()
     console.width = 80
     with console.capture() as printed:
@@ -87,31 +87,31 @@ def test_an_evaluation_is_a_line_of_means_and_failures(capsys: pytest.CaptureFix
         "eval/judge/failed_frac": 0.25,
         "time/evaluation_s": 3.0,
     }
-    Progress(validated({}), quiet=False).judged(line)
+    RunProgress(validated({}), quiet=False).log_evaluation(line)
     assert capsys.readouterr().out == "step   10  right 0.938   judge 21.500   judge failed 25%\n"
-    Progress(validated({}), quiet=True).judged(line)
+    RunProgress(validated({}), quiet=True).log_evaluation(line)
     assert capsys.readouterr().out == ""
 
 
 class TestPace:
     def test_time_left_is_the_mean_of_the_last_steps_less_what_has_passed(self) -> None:
         pace = Pace(100, 10)
-        assert pace.left_s(5.0) is None
-        pace.begin(0.0)
-        assert pace.left_s(5.0) is None
-        pace.reached(11, 40.0)
-        assert pace.left_s(40.0) == 40 * 89  # one step of 40 s, 89 to go
-        assert pace.left_s(50.0) == 40 * 89 - 10
-        pace.reached(12, 60.0)
-        assert pace.left_s(60.0) == 30 * 88  # two steps of 30 s on average
-        assert (pace.gone_s(70.0), pace.last_s()) == (70.0, 20.0)
+        assert pace.remaining_s(5.0) is None
+        pace.start(0.0)
+        assert pace.remaining_s(5.0) is None
+        pace.record(11, 40.0)
+        assert pace.remaining_s(40.0) == 40 * 89  # one step of 40 s, 89 to go
+        assert pace.remaining_s(50.0) == 40 * 89 - 10
+        pace.record(12, 60.0)
+        assert pace.remaining_s(60.0) == 30 * 88  # two steps of 30 s on average
+        assert (pace.elapsed_s(70.0), pace.last_s()) == (70.0, 20.0)
 
     def test_what_was_slow_long_ago_is_forgotten(self) -> None:
         pace = Pace(100)
-        pace.begin(0.0)
+        pace.start(0.0)
         for step in range(1, 31):
-            pace.reached(step, 1000.0 + step)  # the first, of 1001 s, is not among the last 20
-        assert pace.left_s(1030.0) == 70.0
+            pace.record(step, 1000.0 + step)  # the first, of 1001 s, is not among the last 20
+        assert pace.remaining_s(1030.0) == 70.0
 
     @pytest.mark.parametrize(
         ("seconds", "said"), [(None, "-:--:--"), (59.6, "0:01:00"), (3725, "1:02:05"), (90000, "1 d 1:00:00")]
@@ -123,20 +123,20 @@ class TestPace:
 class TestLines:
     """Not a terminal: one plain line a step, and within long ones a line every half minute."""
 
-    def progress(self, clock: Clock, **options: Any) -> Progress:
-        return Progress(
-            validated({"steps": 60}), quiet=False, start=Place(step=3, warmup_step=0), clock=clock, **options
+    def progress(self, clock: Clock, **options: Any) -> RunProgress:
+        return RunProgress(
+            validated({"steps": 60}), quiet=False, start=RunPosition(step=3, warmup_step=0), clock=clock, **options
         )
 
     def test_a_line_a_step_with_the_time_left(self, capsys: pytest.CaptureFixture[str]) -> None:
         clock = Clock()
         with self.progress(clock) as progress:
-            progress.doing("rollout", 1152)
+            progress.track("rollout", 1152)
             clock.now_s += 12.5
-            progress.stepped(LINE)
-            progress.doing("rollout", 1152)
+            progress.log_step(LINE)
+            progress.track("rollout", 1152)
             clock.now_s += 10.5
-            progress.stepped(LINE | {"step": 5})
+            progress.log_step(LINE | {"step": 5})
         assert capsys.readouterr().out.splitlines() == [
             f"train 4 of 60  {SAYS}  12.5 s  left 0:11:40",  # 56 * 12.5 s
             f"train 5 of 60  {SAYS}  10.5 s  left 0:10:32",  # 55 * 11.5 s
@@ -145,16 +145,16 @@ class TestLines:
     def test_within_a_long_step_it_is_said_what_goes_on(self, capsys: pytest.CaptureFixture[str]) -> None:
         clock, passed_on = Clock(), []
         progress = self.progress(clock)
-        taken = progress.doing("rollout", 1152, passed_on.extend)
+        taken = progress.track("rollout", 1152, passed_on.extend)
         clock.now_s += 20
         taken(SAMPLES[:100])
         clock.now_s += 15
         taken(SAMPLES[100:])
         clock.now_s += 30
-        progress.doing("reward")
-        progress.doing("update 1 of 2")
+        progress.track("reward")
+        progress.track("update 1 of 2")
         clock.now_s += 31
-        progress.doing("update 2 of 2")
+        progress.track("update 2 of 2")
         assert passed_on == SAMPLES
         assert capsys.readouterr().out.splitlines() == [
             "train 3 of 60 done: rollout 320 of 1,152, 0:00:35",
@@ -164,7 +164,7 @@ class TestLines:
 
     def test_each_process_counts_its_share(self, capsys: pytest.CaptureFixture[str]) -> None:
         clock = Clock()
-        taken = self.progress(clock, num_processes=4).doing("evaluation", 90)
+        taken = self.progress(clock, num_processes=4).track("evaluation", 90)
         clock.now_s += 30
         taken(SAMPLES[:7])
         assert capsys.readouterr().out == ("train 3 of 60 done: evaluation (1 of 4 processes) 7 of 90, 0:00:30\n")
@@ -172,11 +172,11 @@ class TestLines:
     def test_a_warm_up_of_short_steps_takes_ten_lines(self, capsys: pytest.CaptureFixture[str]) -> None:
         clock = Clock()
         config = {"steps": 2, "warmup": {"examples": "careless_sums", "steps": 1500}}
-        progress = Progress(validated(config), quiet=False, clock=clock)
-        progress.warming()
+        progress = RunProgress(validated(config), quiet=False, clock=clock)
+        progress.start_warmup()
         for step in range(1, 1501):
             clock.now_s += 0.1 if step != 1000 else 60
-            progress.warmed(WarmupStep(step, 1 / step, 0.1))
+            progress.log_warmup_step(WarmupStep(step, 1 / step, 0.1))
         said = capsys.readouterr().out.splitlines()
         assert said[:2] == [
             "warm-up 1 of 1,500  loss 1.0000  left 0:02:30",
@@ -192,9 +192,9 @@ class TestLines:
         monkeypatch.setenv("FORCE_COLOR", "1")
         clock = Clock()
         with self.progress(clock) as progress:
-            progress.doing("rollout")
+            progress.track("rollout")
             clock.now_s += 2
-            progress.stepped(LINE)
+            progress.log_step(LINE)
         assert capsys.readouterr().out == f"train 4 of 60  {SAYS}  2.0 s  left 0:01:52\n"
 
 
@@ -204,14 +204,14 @@ class TestBars:
     def test_the_numbers_of_texts_stand_whole_under_the_bar(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with terminal(monkeypatch):
             clock = Clock()
-            progress = Progress(
-                validated({"steps": 50_000}), quiet=False, start=Place(step=3, warmup_step=0), clock=clock
+            progress = RunProgress(
+                validated({"steps": 50_000}), quiet=False, start=RunPosition(step=3, warmup_step=0), clock=clock
             )
-            taken = progress.doing("rollout", 1152)
+            taken = progress.track("rollout", 1152)
             clock.now_s += 45
             assert viewed(progress)[0].split()[2:] == ["3/50,000", "0:00:45", "left", "-:--:--"]
-            progress.stepped(LINE)
-            taken = progress.doing("rollout", 1152)
+            progress.log_step(LINE)
+            taken = progress.track("rollout", 1152)
             taken(SAMPLES)
             clock.now_s += 5
             lines = viewed(progress)
@@ -225,10 +225,10 @@ class TestBars:
         with terminal(monkeypatch):
             clock = Clock()
             config = {"steps": 10, "warmup": {"examples": "careless_sums", "steps": 4}}
-            progress = Progress(validated(config), quiet=False, clock=clock)
-            progress.warming()
+            progress = RunProgress(validated(config), quiet=False, clock=clock)
+            progress.start_warmup()
             clock.now_s += 8
-            progress.warmed(WarmupStep(1, 0.5, 0.1))
+            progress.log_warmup_step(WarmupStep(1, 0.5, 0.1))
             clock.now_s += 4
             lines = viewed(progress)
             assert [line.split()[-4:] for line in lines[:2]] == [
@@ -240,7 +240,7 @@ class TestBars:
     def test_no_number_of_an_evaluation_is_broken(self, monkeypatch: pytest.MonkeyPatch) -> None:
         line = {"step": 10.0} | {f"eval/{name}_accuracy/mean": 0.5 for name in ("held_out", "first", "second", "third")}
         with terminal(monkeypatch) as reader:
-            Progress(validated({"steps": 60}), quiet=False).judged(line)
+            RunProgress(validated({"steps": 60}), quiet=False).log_evaluation(line)
             drawn = all_of(reader).splitlines()
         # 11 columns before, 23 + 3 + 20 + 3 + 21 of them: 81 are more than 80
         assert drawn == [
@@ -250,11 +250,11 @@ class TestBars:
 
     def test_what_is_drawn_on_the_terminal_is_the_view(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with terminal(monkeypatch) as reader:
-            with Progress(
-                validated({"steps": 60}), quiet=False, start=Place(step=3, warmup_step=0), clock=Clock()
+            with RunProgress(
+                validated({"steps": 60}), quiet=False, start=RunPosition(step=3, warmup_step=0), clock=Clock()
             ) as progress:
-                progress.stepped(LINE)
-                progress.noted("a line of its own")
+                progress.log_step(LINE)
+                progress.print_line("a line of its own")
             drawn = all_of(reader)
             assert "a line of its own" in drawn
             assert "4/60" in drawn

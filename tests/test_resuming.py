@@ -17,7 +17,7 @@ from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import CheckpointError, ConfigError, OutOfMemoryError, RewardError
 from mmgrpo.runs.checkpoint import list_checkpoints
-from mmgrpo.runs.resuming import allowed_config, changed
+from mmgrpo.runs.resuming import allowed_config, config_changes
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample
 from tests.test_trainer import BASE, brightness, lines, make_policy, run, weights
@@ -235,7 +235,7 @@ def test_more_updates_a_step_keep_the_place_in_the_schedule(tmp_path: Path) -> N
 def test_what_a_run_must_keep_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     first = run(tmp_path, steps=1)
     before = (first.folder.path / "config.yaml").read_text()
-    with pytest.raises(ConfigError, match=f"cannot go on with {said}.*start a new run"):
+    with pytest.raises(ConfigError, match=f"cannot resume with {said}.*start a new run"):
         run(tmp_path, resume=first.folder.path, **change)
     assert (first.folder.path / "config.yaml").read_text() == before
     assert about(first)["status"] == "finished"
@@ -270,7 +270,7 @@ def test_notes_are_no_changes() -> None:
         validated({"note": "a"}),
         validated({"note": "b", "method": {"name": "m", "title": "t", "paper": "p"}}),
     )
-    assert list(changed(before, after)) == []
+    assert list(config_changes(before, after)) == []
 
 
 def test_a_finished_run_has_nothing_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,7 +317,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path: Path, capsys: py
     resumed = run(tmp_path / "whole", resume=whole.folder.path)
     said = capsys.readouterr().out
     assert "going on from step 3" in said
-    assert "step-000004 is damaged (training.pt is not what was written)" in said
+    assert "step-000004 is damaged (training.pt has changed since it was written)" in said
     assert torch.equal(weights(resumed), weights(whole))
 
 
@@ -357,7 +357,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(
     shutil.rmtree(folder / "checkpoints")
     metrics = (folder / "metrics.jsonl").read_bytes()
     with pytest.raises(
-        CheckpointError, match=r"copy has trained 5 step\(s\), and its checkpoints are gone: .* mmgrpo train"
+        CheckpointError, match=r"copy has trained 5 step\(s\), and its checkpoints are missing: .* mmgrpo train"
     ):
         run(tmp_path, resume=folder)
     assert (folder / "metrics.jsonl").read_bytes() == metrics
@@ -396,7 +396,7 @@ def test_a_full_disk_says_so_and_leaves_the_run_to_go_on_with(tmp_path: Path, wh
         return log()
 
     trainer.optimizer.apply = fill
-    with pytest.raises(OSError, match=r"metrics.jsonl cannot be written: No space left on device; make room"):
+    with pytest.raises(OSError, match=r"metrics.jsonl cannot be written: No space left on device; free disk space"):
         trainer.train()
     assert about(trainer)["error"].startswith("OutputError: ")
     full.unlink()

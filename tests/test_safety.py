@@ -17,7 +17,7 @@ from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.rewards.models.checkpoints import load_state_dict
 
 from mmgrpo.errors import CheckpointError, ConfigError
-from mmgrpo.runs.checkpoint import MANIFEST, TRAINING, Place, load_checkpoint, save_checkpoint
+from mmgrpo.runs.checkpoint import MANIFEST, TRAINING, RunPosition, load_checkpoint, save_checkpoint
 from tests.test_architecture import modules
 from tests.test_docs import shown
 
@@ -96,7 +96,7 @@ class Planted:
 
 def test_a_checkpoint_that_holds_a_pickle_is_an_error_and_runs_nothing(tmp_path: Path) -> None:
     policy: Any = shown("design.md")["LetterPolicy"]()
-    checkpoint = save_checkpoint(tmp_path, Place(1, 0), policy, {"optimizer": {}}, keep=None)
+    checkpoint = save_checkpoint(tmp_path, RunPosition(1, 0), policy, {"optimizer": {}}, keep=None)
     planted = pickle.dumps(Planted(tmp_path / "ran"))
     (checkpoint / TRAINING).write_bytes(planted)
     (checkpoint / MANIFEST).unlink()  # as if a stranger had written it

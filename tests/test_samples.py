@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from mmgrpo.data.clips import decoded
-from mmgrpo.runs.samples import completion_metrics, write_samples
+from mmgrpo.runs.sample_files import completion_metrics, write_samples
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Plan, Prompt, Rollout, Sample, Scores
 from tests.test_docs import shown

@@ -13,7 +13,7 @@ import torch
 from mmgrpo.rewards.judges.remote_reward import RemoteReward
 
 from mmgrpo.errors import DataError, RewardError
-from mmgrpo.runs.samples import write_samples
+from mmgrpo.runs.sample_files import write_samples
 from mmgrpo.scoring import Gate, NamedReward, Scorer, score
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.types import Prompt, Sample, Scope, Score, Scores

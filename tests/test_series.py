@@ -16,7 +16,7 @@ from mmgrpo.cli import app
 from mmgrpo.config.loading import load_config
 from mmgrpo.config.parts import runs_of
 from mmgrpo.errors import ConfigError
-from mmgrpo.runs.checkpoint import weights_of
+from mmgrpo.runs.checkpoint import weights_folder
 from mmgrpo.training.trainer import Trainer
 
 SHORT = {
@@ -46,7 +46,9 @@ def train(*arguments: str) -> str:
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    return {name: tensor for file in weights_of(run).rglob("*.safetensors") for name, tensor in load_file(file).items()}
+    return {
+        name: tensor for file in weights_folder(run).rglob("*.safetensors") for name, tensor in load_file(file).items()
+    }
 
 
 def test_each_run_begins_where_the_one_before_ended(tmp_path: Path) -> None:

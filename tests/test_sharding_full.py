@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mmgrpo import Sample, Trainer
 from mmgrpo.errors import OutputError, RewardError
-from mmgrpo.runs.checkpoint import fault_of, list_checkpoints, load_checkpoint
+from mmgrpo.runs.checkpoint import checkpoint_fault, list_checkpoints, load_checkpoint
 from mmgrpo.shards import Stored, read_shards, shard_name
 from tests import test_world_sizes as scenarios
 from tests.policies import tiny_policies
@@ -105,7 +105,7 @@ def without_room(output: Path) -> Trainer:
     values = scenarios.base(output, rollout=rollout, checkpoint={"every": 1})
     policy = scenarios.make_policy(rollout_batch=1, update_batch=1)
     trainer = Trainer(policy, {"filling": filling}, scenarios.digit_prompts(), values)
-    with pytest.raises(OutputError, match=r"step-000002.* cannot be written: process 1: .*those there are stay"):
+    with pytest.raises(OutputError, match=r"step-000002.* cannot be written: process 1: .*existing checkpoints stay"):
         trainer.train()
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     return trainer
@@ -303,7 +303,7 @@ def blocks_that_waited_are_trained_as_others(runs: Any) -> None:
 def no_part_is_left_of_what_one_could_not_write(runs: Any) -> None:
     folder = Path(runs[1]["full"][0])
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-000001"]
-    assert fault_of(folder / "checkpoints" / "step-000001") is None
+    assert checkpoint_fault(folder / "checkpoints" / "step-000001") is None
     assert json.loads((folder / "run.json").read_text())["status"] == "failed"
 
 

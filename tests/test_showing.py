@@ -16,7 +16,7 @@ from PIL import Image
 
 from mmgrpo.config import RunConfig
 from mmgrpo.distributed.trackers import Trackers
-from mmgrpo.runs.showing import show
+from mmgrpo.runs.sample_logging import log_samples
 from mmgrpo.types import Prompt, Sample, Scores
 
 SCORES = Scores(
@@ -35,9 +35,9 @@ def shown(tracker: str, folder: Path) -> None:
     accelerator = Accelerator(cpu=True, log_with=[tracker], project_dir=str(folder))
     trackers = Trackers(accelerator)
     trackers.start(RunConfig.model_validate({"name": "shown"}), folder)
-    show(trackers, 0, PICTURES, SCORES)
+    log_samples(trackers, 0, PICTURES, SCORES)
     trackers.log({"eval/right/mean": 1.0}, step=3)
-    show(trackers, 3, TEXTS, SCORES)
+    log_samples(trackers, 3, TEXTS, SCORES)
     assert trackers.finish() == []
 
 

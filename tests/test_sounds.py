@@ -22,8 +22,8 @@ from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.sounds import at_rate, from_array, heard, wav
 from mmgrpo.data.spectrograms import SPECTRUM, WAVE, WIDTH, spectrogram
 from mmgrpo.errors import DataError
-from mmgrpo.runs.drawing import Drawn, write
-from mmgrpo.runs.samples import write_samples
+from mmgrpo.runs.prompt_samples import PromptSamples, write_prompt_samples
+from mmgrpo.runs.sample_files import write_samples
 from mmgrpo.serving.wire import JSON, MIN_PIXELS, Form, packed, unpacked
 from mmgrpo.types import Audio, Prompt, Sample, Scores
 from tests.heard import silence, tone
@@ -260,7 +260,7 @@ class TestFiles:
 
     def test_samples_of_a_prompt_have_a_sheet_of_spectrograms(self, tmp_path: Path) -> None:
         samples = [Sample(Prompt("hum"), 0, n, audio=tone(220 * (n + 1))) for n in range(2)]
-        write(Drawn(samples, scores(2), {}), tmp_path)
+        write_prompt_samples(PromptSamples(samples, scores(2), {}), tmp_path)
         assert {"0000.wav", "0001.wav", "sheet.png", "samples.jsonl"} == set(os.listdir(tmp_path))
 
 

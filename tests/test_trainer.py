@@ -19,7 +19,7 @@ from torch import Tensor
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config
 from mmgrpo.errors import ConfigError, DataError, RewardError
-from mmgrpo.runs.checkpoint import weights_of
+from mmgrpo.runs.checkpoint import weights_folder
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample
 
@@ -155,7 +155,7 @@ def test_trackers_get_the_same_numbers(tmp_path: Path) -> None:
 
 def test_averaged_weights_are_saved_and_used(whole: Trainer) -> None:
     checkpoint = whole.folder.path / "checkpoints" / "step-000004"
-    assert weights_of(whole.folder.path) == checkpoint / "average"
+    assert weights_folder(whole.folder.path) == checkpoint / "average"
     trained, averaged = make_policy(), make_policy()
     trained.load(checkpoint / "policy")
     averaged.load(checkpoint / "average")

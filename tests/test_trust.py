@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from mmgrpo.cli import app
 from mmgrpo.config.loading import read_layers
-from mmgrpo.runs.checkpoint import Place, save_checkpoint
-from mmgrpo.runs.trust import is_ours, note_written, suspects
+from mmgrpo.runs.checkpoint import RunPosition, save_checkpoint
+from mmgrpo.runs.trust import is_own_config, record_own_config, untrusted_settings
 from tests.test_docs import shown
 
 DIGITS = "quickstart/digits-image"
@@ -39,7 +39,7 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that came from elsewhere, entered by whoever looks at it: a run, and a module that its rewards name."""
     folder = tmp_path / "run"
     policy: Any = shown("design.md")["LetterPolicy"]()
-    save_checkpoint(folder, Place(1, 0), policy, {}, keep=None)
+    save_checkpoint(folder, RunPosition(1, 0), policy, {}, keep=None)
     (folder / "run.json").write_text(json.dumps({"name": "letters", "status": "finished"}))
     (tmp_path / "planted_module.py").write_text(PLANTED)
     say(folder, rewards=[{"name": "python:planted_module:reward"}])
@@ -78,7 +78,7 @@ def test_no_command_runs_what_a_strangers_run_names(command: str, stranger: Path
     done = call(*COMMANDS[command](str(stranger)))
     assert done.exit_code == 2, done.output
     said = " ".join(done.stderr.split())
-    assert "would run code or ask servers, and was not written there by a run of yours" in said
+    assert "would run code or call servers, and no run of yours wrote it there" in said
     assert "rewards[0].name: 'python:planted_module:reward'" in said
     assert "give --trust" in said
     assert not (stranger.parent / "ran.txt").exists()
@@ -89,7 +89,7 @@ def test_a_folder_with_nothing_but_a_configuration_is_a_strangers_too(stranger: 
     shutil.rmtree(stranger / "checkpoints")
     (stranger / "run.json").unlink()
     done = call("sample", str(stranger), "a digit")
-    assert "would run code or ask servers" in " ".join(done.stderr.split())
+    assert "would run code or call servers" in " ".join(done.stderr.split())
     assert not (stranger.parent / "ran.txt").exists()
 
 
@@ -134,7 +134,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_whatever_names_code_or_a_server_is_named(case: str) -> None:
     values, where = CASES[case]
-    assert [said for said in suspects(values) if where in said]
+    assert [said for said in untrusted_settings(values) if where in said]
 
 
 def test_an_included_file_hides_nothing(stranger: Path) -> None:
@@ -149,7 +149,7 @@ def test_ordinary_configurations_are_not_suspect() -> None:
     for name in (DIGITS, "quickstart/arithmetic-text", "quickstart/digits-vlm", "recipes/sd3.5-flow-grpo-fast"):
         from mmgrpo.config.loading import find_config
 
-        assert list(suspects(read_layers(find_config(name)))) == []
+        assert list(untrusted_settings(read_layers(find_config(name)))) == []
 
 
 def test_ones_own_runs_are_known_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,13 +175,13 @@ def test_what_is_ours_is_its_text_at_its_place(tmp_path: Path, monkeypatch: pyte
     for file in (config, other):
         file.parent.mkdir()
         file.write_text("name: x\n")
-    assert not is_ours(config)
-    note_written(config)
-    note_written(config)
-    assert (is_ours(config), is_ours(other)) == (True, False)
+    assert not is_own_config(config)
+    record_own_config(config)
+    record_own_config(config)
+    assert (is_own_config(config), is_own_config(other)) == (True, False)
     assert len((tmp_path / "state/mmgrpo/runs").read_text().splitlines()) == 1
     config.write_text("name: y\n")
-    assert not is_ours(config)
+    assert not is_own_config(config)
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/nowhere")
-    note_written(config)  # without a home, nothing is known, and nothing fails
-    assert not is_ours(config)
+    record_own_config(config)  # without a home, nothing is known, and nothing fails
+    assert not is_own_config(config)

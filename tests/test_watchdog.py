@@ -16,8 +16,8 @@ from mmgrpo.config import RewardConfig, RunConfig
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
-from mmgrpo.runs.samples import box_metrics, diversity_metrics
-from mmgrpo.runs.watchdog import Alarm, Watchdog, watched
+from mmgrpo.runs.alerts import Alert, Watchdog, watchdog_inputs
+from mmgrpo.runs.sample_files import box_metrics, diversity_metrics
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.types import Prompt, Sample, Score
 from tests.policies.letters import letters
@@ -29,29 +29,29 @@ def run_of(**limits: Any) -> RunConfig:
 
 
 def dog_of(**limits: Any) -> Watchdog:
-    subject = watched(run_of(**limits), ["easy"], ["easy", "judge", "grid_artifacts"])
+    subject = watchdog_inputs(run_of(**limits), ["easy"], ["easy", "judge", "grid_artifacts"])
     assert subject is not None
     return Watchdog(subject)
 
 
-def steps(dog: Watchdog, key: str, values: Sequence[float], start: int = 1) -> list[Alarm]:
-    return [alarm for i, value in enumerate(values) for alarm in dog.stepped({"step": start + i, key: value})]
+def steps(dog: Watchdog, key: str, values: Sequence[float], start: int = 1) -> list[Alert]:
+    return [alarm for i, value in enumerate(values) for alarm in dog.after_step({"step": start + i, key: value})]
 
 
 def rewarded(
     dog: Watchdog, trained: Sequence[float], judged: Sequence[float], std: float = 0.5, key: str = "judge"
-) -> list[Alarm]:
+) -> list[Alert]:
     """Evaluations at 0, 2, 4: the first goes with the first step's reward, later ones with the mean of two steps."""
-    alarms = dog.judged({"step": 0, f"eval/{key}/mean": judged[0], f"eval/{key}/std": std})
+    alarms = dog.after_evaluation({"step": 0, f"eval/{key}/mean": judged[0], f"eval/{key}/std": std})
     for i, (reward, judge) in enumerate(zip(trained[1:], judged[1:], strict=True)):
         first = trained[0] if i == 0 else reward - 0.5
         for step, value in ((2 * i + 1, first), (2 * i + 2, 2 * reward - first)):
-            alarms += dog.stepped({"step": step, "reward/mean": value, "reward/std": 1.0})
-        alarms += dog.judged({"step": 2 * i + 2, f"eval/{key}/mean": judge, f"eval/{key}/std": std})
+            alarms += dog.after_step({"step": step, "reward/mean": value, "reward/std": 1.0})
+        alarms += dog.after_evaluation({"step": 2 * i + 2, f"eval/{key}/mean": judge, f"eval/{key}/std": std})
     return alarms
 
 
-def kinds(alarms: Sequence[Alarm]) -> list[tuple[str, int]]:
+def kinds(alarms: Sequence[Alert]) -> list[tuple[str, int]]:
     return [(alarm.kind, alarm.step) for alarm in alarms]
 
 
@@ -63,8 +63,10 @@ class TestHacking:
         assert alarms[0].measured == (
             "the reward rose from 1 to 2, and 'judge', which is not trained on, fell from 0.8 to 0.7"
         )
-        assert "objective.kl_beta" in alarms[0].cure
-        assert alarms[0].cure.endswith("train on what 'judge' sees as well; keep checkpoints: set checkpoint.every")
+        assert "objective.kl_beta" in alarms[0].suggested_fix
+        assert alarms[0].suggested_fix.endswith(
+            "train on what 'judge' measures too; keep checkpoints: set checkpoint.every"
+        )
 
     def test_the_checkpoint_to_go_back_to_is_one_that_there_is(self):
         # the older half of the window ends at step 2, and later checkpoints saw the fall
@@ -73,10 +75,12 @@ class TestHacking:
             ((1, 6), "go back to the checkpoint of step 1"),
             ((4, 6), "keep checkpoints: set checkpoint.every"),
         ):
-            subject = watched(run_of(window=4), ["easy"], ["judge"], checkpoints=lambda saved=steps_saved: saved)
+            subject = watchdog_inputs(
+                run_of(window=4), ["easy"], ["judge"], checkpoints=lambda saved=steps_saved: saved
+            )
             assert subject is not None
             (alarm,) = rewarded(Watchdog(subject), [1, 1, 2, 2], [0.8, 0.8, 0.7, 0.7])
-            assert alarm.cure.endswith(said)
+            assert alarm.suggested_fix.endswith(said)
 
     @pytest.mark.parametrize(
         ("trained", "judged"),
@@ -101,8 +105,8 @@ class TestHacking:
         lines = [{"eval/judge/mean": mean, "eval/judge/std": std} for mean, std in [(1, 0)] * 3 + [(359 / 360, 0.0526)]]
         dog, alarms = dog_of(window=4), []
         for step, line in enumerate(lines, 1):
-            dog.stepped({"step": step, "reward/mean": step, "reward/std": 0.1})
-            alarms += dog.judged({"step": step, **line})
+            dog.after_step({"step": step, "reward/mean": step, "reward/std": 0.1})
+            alarms += dog.after_evaluation({"step": step, **line})
         assert alarms == []
 
     def test_what_is_trained_on_is_not_held_out(self):
@@ -118,7 +122,7 @@ class TestNoEffect:
         alarms = steps(dog_of(window=3), self.KEY, [0.0, 0.0, 0.0])
         assert kinds(alarms) == [("no_effect", 3)]
         assert alarms[0].measured == "in 3 steps no decision is changed by credit/anchor_states/changed_frac"
-        assert "mmgrpo explain" in alarms[0].cure
+        assert "mmgrpo explain" in alarms[0].suggested_fix
 
     def test_one_changed_decision_in_a_window_is_enough(self):
         assert steps(dog_of(window=3), self.KEY, [0.0, 0.0, 1e-4, 0.0, 0.0]) == []
@@ -130,15 +134,15 @@ class TestNoEffect:
 
     def test_all_idle_mechanisms_are_in_one_alarm(self):
         dog, line = dog_of(), {self.KEY: 0.0, "terms/perception/changed_frac": 0.0, "terms/kl/changed_frac": 1.0}
-        alarms = [alarm for step in (1, 2) for alarm in dog.stepped({"step": step, **line})]
+        alarms = [alarm for step in (1, 2) for alarm in dog.after_step({"step": step, **line})]
         assert [alarm.measured for alarm in alarms] == [
             "in 2 steps no decision is changed by credit/anchor_states/changed_frac, terms/perception/changed_frac"
         ]
 
     def test_resumed_run_takes_the_largest_share_of_the_updates_of_a_step(self):
         lines = [{"step": step, "update": n, self.KEY: float(n == 0)} for step in (1, 2) for n in (0, 1)]
-        assert dog_of().recall(lines, []) == []
-        assert kinds(dog_of().recall([{**line, self.KEY: 0.0} for line in lines], [])) == [("no_effect", 2)]
+        assert dog_of().replay(lines, []) == []
+        assert kinds(dog_of().replay([{**line, self.KEY: 0.0} for line in lines], [])) == [("no_effect", 2)]
 
 
 class TestOtherAlarms:
@@ -159,7 +163,9 @@ class TestOtherAlarms:
     def test_grid(self):
         assert kinds(steps(dog_of(), "reward/grid_artifacts/mean", [0.1, 0.1, 0.2, 0.21])) == [("grid", 4)]
         dog = dog_of()
-        alarms = [dog.judged({"step": 5 * i, "eval/grid_artifacts/mean": v}) for i, v in enumerate([0, 0, 0.3, 0.3])]
+        alarms = [
+            dog.after_evaluation({"step": 5 * i, "eval/grid_artifacts/mean": v}) for i, v in enumerate([0, 0, 0.3, 0.3])
+        ]
         assert [kinds(one) for one in alarms] == [[], [], [], [("grid", 15)]]
 
     def test_dead_groups(self):
@@ -179,25 +185,25 @@ class TestOtherAlarms:
         dog = dog_of(interval=4)
         logged = {"groups/zero_std_frac": 1.0, "reward/mean": 0.0, "reward/std": 0.0}
         lines = [{"step": step, "update": u, **logged} for step in (1, 2, 3) for u in (0, 1)]
-        dog.recall(lines, [{"step": 0}, {"step": 3, "eval/judge/mean": 1.0}])
+        dog.replay(lines, [{"step": 0}, {"step": 3, "eval/judge/mean": 1.0}])
         assert kinds(steps(dog, "groups/zero_std_frac", values[:4], start=4)) == [("dead_groups", 6)]
 
 
 def test_what_cannot_be_watched() -> None:
     with pytest.raises(ConfigError, match=r"names easy; .* not trained on: judge"):
-        watched(run_of(held_out=["easy"]), ["easy"], ["easy", "judge"])
+        watchdog_inputs(run_of(held_out=["easy"]), ["easy"], ["easy", "judge"])
     with pytest.raises(ConfigError, match=r"needs a reward in evaluation.rewards that is not trained on"):
-        watched(run_of(stop=["hacking"]), ["easy"], ["easy"])
+        watchdog_inputs(run_of(stop=["hacking"]), ["easy"], ["easy"])
     with pytest.raises(ConfigError, match=r"watchdog\.stop"):
         run_of(stop=["hack"])
-    assert watched(validated({}), ["easy"], ["easy"]) is None
+    assert watchdog_inputs(validated({}), ["easy"], ["easy"]) is None
 
 
 def held_out_of(rewards: list[dict[str, Any]], judges: list[dict[str, Any]], **limits: Any) -> tuple[str, ...]:
     evaluation = {"prompts": {"source": "x.txt"}, "rewards": judges}
     config = validated({"rewards": rewards, "evaluation": evaluation, "watchdog": limits})
     names = [[reward.known_as for reward in found] for found in (config.rewards, judges_of(config))]
-    subject = watched(config, *names)
+    subject = watchdog_inputs(config, *names)
     assert subject is not None
     return subject.held_out
 
@@ -247,7 +253,7 @@ class TestWhatIsTrainedOn:
     def test_shipped_runs(self, name: str, held_out: tuple[str, ...]):
         config = load_config(name)
         names = [[reward.known_as for reward in found] for found in (config.rewards, judges_of(config))]
-        subject = watched(config, *names)
+        subject = watchdog_inputs(config, *names)
         assert subject is not None
         assert subject.held_out == held_out
 

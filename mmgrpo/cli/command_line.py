@@ -31,7 +31,7 @@ from mmgrpo.cli.run_inputs import (
 )
 from mmgrpo.errors import ConfigError
 from mmgrpo.system import interrupts
-from mmgrpo.system.console import PlainConsole, brief, log_plainly, raised_plainly, shown, styled
+from mmgrpo.system.console import PlainConsole, escape_controls, plain_excepthook, shorten, styled, use_plain_logging
 
 if TYPE_CHECKING:
     from mmgrpo.types import Sample
@@ -67,8 +67,8 @@ def _root(
     ] = False,
 ) -> None:
     """GRPO for anything that generates."""
-    log_plainly()
-    sys.excepthook = raised_plainly
+    use_plain_logging()
+    sys.excepthook = plain_excepthook
 
 
 @app.command()
@@ -106,16 +106,16 @@ def train(
         from mmgrpo.cli.train import resume_series, train_one, train_series
 
         if resume is not None and is_series(resume):
-            run_end = resume_series(resume, [*([config] if config else []), *(overrides or [])], console.say)
+            run_end = resume_series(resume, [*([config] if config else []), *(overrides or [])], console.print_line)
         elif resume is not None:
             run_end = train_one(resumed_settings(resume, config, overrides or []), resume)
         elif config is None:
             raise ConfigError("train needs a configuration (a YAML file or a shipped name), or --resume RUN")
         else:
             settings = settings_of(config, overrides, trust=trust, trains=True)
-            run_end = train_series(settings, console.say) if settings.runs else train_one(settings)
+            run_end = train_series(settings, console.print_line) if settings.runs else train_one(settings)
         if run_end.main:
-            console.say(f"report: {run_end.run / 'report.html'}")
+            console.print_line(f"report: {run_end.run / 'report.html'}")
         raise typer.Exit(EXIT_CODES.get(run_end.status, 0))
 
 
@@ -145,7 +145,7 @@ def sample(
     """Generate samples for one prompt from the base model or a checkpoint; print texts too."""
     with plain_errors():
         from mmgrpo.config.loading import parsed_pairs
-        from mmgrpo.runs.drawing import captions_of, draw, write
+        from mmgrpo.runs.prompt_samples import captions_of, sample_prompt, write_prompt_samples
         from mmgrpo.training.build import build_rewards, exchange_plan
 
         settings = single_settings_of(config, overrides, task, trust=trust)
@@ -160,9 +160,9 @@ def sample(
         for text, times in Counter(texts).items():
             scores = "  ".join(captions_of(results.scores, texts.index(text)))
             typer.echo(f"{shown(text)}\n{f'({times} times) ' if times > 1 else ''}{shown(scores) or '-' * 40}")
-        for name, reason in results.unasked.items():
-            console.say(f"not scored by {name}: {brief(reason)}")
-        console.say(f"{count} samples in {folder}")
+        for name, reason in results.unscored.items():
+            console.print_line(f"not scored by {name}: {brief(reason)}")
+        console.print_line(f"{count} samples in {folder}")
 
 
 @app.command()
@@ -222,9 +222,9 @@ def export(
         if public and push is None:
             raise ConfigError("--public needs --push OWNER/NAME, the repository to create")
         folder = export_run(run, ExportRequest(to=to, merged=merged, dtype=dtype, best=best, task=task, trust=trust))
-        console.say(f"exported to {folder}")
+        console.print_line(f"exported to {folder}")
         if push is not None:
-            console.say(f"pushed: {push_export(folder, push, public=public)}")
+            console.print_line(f"pushed: {push_export(folder, push, public=public)}")
 
 
 @app.command()
@@ -240,7 +240,7 @@ def report(
 
         if len(runs) == 1 and out is not None:
             raise ConfigError("--out is for several runs; the report of one is report.html in its folder")
-        console.say(str(write_report(runs[0]) if len(runs) == 1 else write_comparison(runs, out)))
+        console.print_line(str(write_report(runs[0]) if len(runs) == 1 else write_comparison(runs, out)))
 
 
 @app.command()
@@ -262,10 +262,10 @@ def compare(
         from mmgrpo.trials.run_trials import ComparisonInterrupted
 
         try:
-            page, has_failures = compare_methods(methods, on, num_seeds=seeds, num_jobs=jobs, out=out, say=console.say)
+            page, has_failures = compare_methods(methods, on, num_seeds=seeds, num_jobs=jobs, out=out, say=console.print_line)
         except ComparisonInterrupted as interruption:
             raise typer.Exit(interruption.exit_code) from None
-        console.say(f"page: {page}" if page else "no run has ended, so there is no page")
+        console.print_line(f"page: {page}" if page else "no run has ended, so there is no page")
         raise typer.Exit(1 if has_failures else 0)
 
 
@@ -333,12 +333,12 @@ def explain(
         width = min(WIDTH, console.width) if sys.stdout.isatty() else WIDTH
         for settings in singles_of(settings_of(config, overrides, computes=False, trust=trust)):
             require_rewards(settings)
-            typer.echo(shown(explanation(settings, width)))
+            typer.echo(escape_controls(explanation(settings, width)))
             if processes is not None:
                 from mmgrpo.explain.operator_times import MachineSpeed, measured_speed
                 from mmgrpo.explain.process_scale import ShardingEngine, plan_processes, scale_rows
 
-                say = PlainConsole(stderr=True).say
+                say = PlainConsole(stderr=True).print_line
                 plan = plan_processes(settings, num_processes=processes, prompt_tokens=prompt_tokens, say=say)
                 numbers: dict[str, Any] = {
                     "tflops": tflops,
@@ -390,17 +390,17 @@ def serve_rewards(
         app = make_app(rewards, limits=limits, token=token_of(token_variable))
         served = ", ".join(reward.name for reward in rewards)
         if token_variable is None and host not in ("127.0.0.1", "localhost", "::1"):
-            console.say(
+            console.print_line(
                 styled("warning:", "bold yellow"),
                 "any client that reaches this machine can send requests; set --token-variable to require a token",
             )
         if ignored := ", ".join(ignored_settings(settings)):
-            console.say(
+            console.print_line(
                 styled("warning:", "bold yellow"),
                 "a server only scores; weights and schedules belong in the configuration of the training run. "
                 f"These settings have no effect here: {ignored}",
             )
-        console.say(f"serving {served} at http://{host}:{port}/score")
+        console.print_line(f"serving {served} at http://{host}:{port}/score")
         serve(app, host=host, port=port)
 
 
@@ -411,8 +411,8 @@ def init(folder: Annotated[Path, typer.Argument(help="Output folder; created if 
         from mmgrpo.cli.init import write_starter_files
 
         for path in write_starter_files(folder):
-            console.say(f"wrote {path}")
-        console.say(f"{'' if folder == Path() else f'cd {shlex.quote(str(folder))} && '}mmgrpo train run.yaml")
+            console.print_line(f"wrote {path}")
+        console.print_line(f"{'' if folder == Path() else f'cd {shlex.quote(str(folder))} && '}mmgrpo train run.yaml")
 
 
 def _sample_text(sample: Sample) -> str:

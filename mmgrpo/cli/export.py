@@ -57,12 +57,12 @@ def export_run(run: str, request: ExportRequest) -> Path:
     if not is_run(run):
         raise ConfigError(f"{run} is no run folder and no checkpoint: pass one that mmgrpo train wrote")
     print_importing()
-    from mmgrpo.runs.exporting import copy_adapters, has_adapters
+    from mmgrpo.runs.adapter_files import copy_adapters, has_adapters
     from mmgrpo.runs.folder import CONFIG as RUN_CONFIG
-    from mmgrpo.runs.folder import claimed
-    from mmgrpo.runs.resuming import config_of, run_of, weights_at
-    from mmgrpo.runs.trust import require_within
-    from mmgrpo.system.files import sync_tree, writing
+    from mmgrpo.runs.folder import create_numbered_folder
+    from mmgrpo.runs.resuming import config_file_of, policy_weights_folder, run_folder_of
+    from mmgrpo.runs.trust import require_inside_run
+    from mmgrpo.system.files import output_errors, sync_tree
 
     checkpoint = weights_for(run, None, request.task, best=request.best)
     assert checkpoint is not None
@@ -79,7 +79,7 @@ def export_run(run: str, request: ExportRequest) -> Path:
     target = claimed(request.to or Path("exports") / folder.name)
     partial = target.with_name(f".{target.name}.part")
     try:
-        with writing(target):
+        with output_errors(target):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
             if adapters and not request.merged:

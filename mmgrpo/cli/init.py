@@ -9,7 +9,7 @@ from typing import Any
 
 from mmgrpo.config.loading import find_config, read_layers, shipped
 from mmgrpo.errors import OutputError, UnknownNameError
-from mmgrpo.system.files import writing
+from mmgrpo.system.files import output_errors
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -74,7 +74,7 @@ def write_starter_files(folder: Path) -> list[Path]:
     }
     if existing := [path.name for path in texts if path.exists()]:
         raise OutputError(f"{folder} has {' and '.join(existing)} already; use another folder: mmgrpo init FOLDER")
-    with writing(folder):
+    with output_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in texts.items():
             path.write_text(text, encoding="utf-8")

@@ -52,7 +52,7 @@ def launch(accelerate: str, arguments: Sequence[str], *, processes: int | None) 
     os.environ.setdefault("PET_SIGNALS_TO_HANDLE", SIGNALS)
     os.environ[LAUNCHED] = shlex.join(options)
     number = "the processes" if processes is None else f"{processes} processes"
-    PlainConsole(stderr=True).say(f"starting {number} with accelerate launch ({accelerate}) ...")
+    PlainConsole(stderr=True).print_line(f"starting {number} with accelerate launch ({accelerate}) ...")
     os.execv(sys.executable, command)
 
 

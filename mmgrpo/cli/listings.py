@@ -11,7 +11,7 @@ from rich.table import Table
 
 from mmgrpo.cli.plain_errors import console, plain_errors
 from mmgrpo.errors import MmgrpoError
-from mmgrpo.system.console import page, styled
+from mmgrpo.system.console import markdown_page, styled
 
 
 def recipes(
@@ -40,7 +40,7 @@ def rewards(name: Annotated[str | None, typer.Argument(help="A reward; its page 
 
     with plain_errors():
         if name is not None:
-            console.print(page(page_of(name)))
+            console.print(markdown_page(page_of(name)))
             return
         width = max(len(member) for members in by_kind().values() for member in members)
         for kind, members in by_kind().items():
@@ -48,7 +48,7 @@ def rewards(name: Annotated[str | None, typer.Argument(help="A reward; its page 
             table.add_column(no_wrap=True, min_width=width)
             table.add_column()
             for member in members:
-                table.add_row(member, page(summary_of(member)))
+                table.add_row(member, markdown_page(summary_of(member)))
             console.print(table, "")
         console.print("mmgrpo rewards NAME shows a reward's settings, range, source and traps.")
 
@@ -67,7 +67,7 @@ def methods(
 
     with plain_errors():
         if name is not None or paper is not None:
-            console.print(page(method_text(name, paper)))
+            console.print(markdown_page(method_text(name, paper)))
             return
         for line in (paper_lines if papers else method_lines)(applies_to, kind):
             console.print(line)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import typer
 
 from mmgrpo.errors import MmgrpoError
-from mmgrpo.system.console import PlainConsole, brief, styled
+from mmgrpo.system.console import PlainConsole, shorten, styled
 
 console = PlainConsole()
 
@@ -19,9 +19,9 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except MmgrpoError as error:
-        PlainConsole(stderr=True).say(styled("error:", "bold red"), brief(error))
+        PlainConsole(stderr=True).print_line(styled("error:", "bold red"), shorten(error))
         raise typer.Exit(2) from None
     except SystemExit as error:  # from code that the run called: click raises another class
         message = f"code that the run called ended the program with sys.exit({error.code!r})"
-        PlainConsole(stderr=True).say(styled("error:", "bold red"), message)
+        PlainConsole(stderr=True).print_line(styled("error:", "bold red"), message)
         raise typer.Exit(1) from None

@@ -122,7 +122,7 @@ def _single_task(settings: RunConfig, task: str | None) -> RunConfig:
 def print_importing() -> None:
     """Prints a line before a command imports torch and the model libraries, which takes seconds to minutes."""
     if "torch" not in sys.modules and os.environ.get("RANK", "0") == "0":
-        PlainConsole(stderr=True).say("loading the libraries ...")
+        PlainConsole(stderr=True).print_line("loading the libraries ...")
 
 
 def _print_loading(settings: RunConfig) -> None:
@@ -133,7 +133,7 @@ def _print_loading(settings: RunConfig) -> None:
     if settings.policy is not None:
         names += f" and {settings.policy.numbers.get('model', settings.policy.name)}"
     console = PlainConsole(stderr=True)
-    console.say(console.folded(f"loading {names} ...".split(" "), " ", indent=0))
+    console.print_line(console.wrap(f"loading {names} ...".split(" "), " ", indent=0))
 
 
 def _silence_libraries() -> None:
@@ -175,9 +175,9 @@ def _config_file(config: str) -> str | Path:
     if not is_run(config):
         return config
     print_importing()
-    from mmgrpo.runs.resuming import config_of
+    from mmgrpo.runs.resuming import config_file_of
 
-    return config_of(Path(config))
+    return config_file_of(Path(config))
 
 
 def _set_threads(threads: int | None) -> None:
@@ -203,11 +203,11 @@ def prompts_of(settings: RunConfig) -> list[Prompt]:
 def resumed_settings(resume: Path, config: str | None, overrides: list[str], *, computes: bool = True) -> RunConfig:
     """The configuration to resume a run under: the run's or another, with overrides; raises as ``settings_of``."""
     print_importing()
-    from mmgrpo.runs.resuming import allowed_config, config_of
+    from mmgrpo.runs.resuming import allowed_config, config_file_of
 
     if config is not None and "=" in config and not Path(config).is_file():
         config, overrides = None, [config, *overrides]
-    source = config or str(config_of(resume))
+    source = config or str(config_file_of(resume))
     settings = settings_of(source, overrides, computes=computes, trust=True, trains=True)  # training runs its code
     return allowed_config(resume, settings).config  # reports invalid changes before a model is loaded
 
@@ -216,12 +216,12 @@ def policy_of(settings: RunConfig, checkpoint: Path | None) -> Policy:
     """The policy on the device of the machine, with the weights of a run or checkpoint if given."""
     import torch
 
-    from mmgrpo.runs.resuming import weights_at
+    from mmgrpo.runs.resuming import policy_weights_folder
     from mmgrpo.training.build import build_policy
 
     policy = build_policy(settings, settings.runtime.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if checkpoint is not None:
-        policy.load(weights_at(checkpoint))
+        policy.load(policy_weights_folder(checkpoint))
     return policy
 
 
@@ -254,16 +254,16 @@ def _prompts_from_leader(
     """Maps prompts through the policy of the leading task; None for a task without ``after``."""
     from mmgrpo.config.loading import load_config
     from mmgrpo.runs.checkpoint import is_checkpoint
-    from mmgrpo.runs.resuming import config_of, run_of
+    from mmgrpo.runs.resuming import config_file_of, run_folder_of
     from mmgrpo.runs.trust import require_trusted
     from mmgrpo.training.following import Behind
 
     if settings.task is None or settings.task.after is None or checkpoint is None:
         return None
-    leader = run_of(checkpoint).parent / settings.task.after
+    leader = run_folder_of(checkpoint).parent / settings.task.after
     at = leader / "checkpoints" / checkpoint.name if is_checkpoint(checkpoint) else leader
-    require_trusted(config_of(leader), trust=trust)
-    return Behind(policy_of(load_config(config_of(leader)), at), settings.task).show
+    require_trusted(config_file_of(leader), trust=trust)
+    return Behind(policy_of(load_config(config_file_of(leader)), at), settings.task).show
 
 
 def weights_for(config: str, checkpoint: Path | None, task: str | None = None, *, best: bool = False) -> Path | None:
@@ -286,7 +286,7 @@ def weights_for(config: str, checkpoint: Path | None, task: str | None = None, *
     if path is None:
         if best:
             raise ConfigError(f"--best needs a run, but {config} is no run folder: pass one, or --checkpoint RUN")
-        PlainConsole(stderr=True).say("note: the weights are those of the base model, neither warmed up nor trained")
+        PlainConsole(stderr=True).print_line("note: the weights are those of the base model, neither warmed up nor trained")
         return None
     path = path / task if task and (path / task / "config.yaml").is_file() else path
     if best:

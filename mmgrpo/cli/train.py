@@ -92,7 +92,7 @@ def resume_series(folder: Path, overrides: list[str], say: Callable[[str], None]
 
 def _train_in_turn(settings: RunConfig, folder: Path, accelerator: Accelerator, say: Callable[[str], None]) -> RunEnd:
     from mmgrpo.distributed.job import Job
-    from mmgrpo.runs.folder import clear_unbegun, has_ended
+    from mmgrpo.runs.folder import has_ended, remove_unstarted
 
     run_end = RunEnd(folder, "finished", accelerator.is_main_process)
     runs = runs_of(settings)

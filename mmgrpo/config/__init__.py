@@ -24,12 +24,12 @@ from mmgrpo.config.tasks import TaskConfig
 from mmgrpo.config.update import EmaConfig, UpdateConfig
 from mmgrpo.config.views import RESERVED, ViewConfig
 from mmgrpo.config.warmup import WarmupConfig
-from mmgrpo.config.watchdog import AlarmKind, WatchdogConfig
+from mmgrpo.config.watchdog import AlertKind, WatchdogConfig
 from mmgrpo.maths.advantages import COMBINING, SCALES
 
 __all__ = [
     "POLICIES",
-    "AlarmKind",
+    "AlertKind",
     "AuxiliaryConfig",
     "CriticConfig",
     "EmaConfig",

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from mmgrpo.config.sections import Section
 
-AlarmKind = Literal["hacking", "diversity", "length", "grid", "dead_groups", "on_policy_gap", "no_effect"]
+AlertKind = Literal["hacking", "diversity", "length", "grid", "dead_groups", "on_policy_gap", "no_effect"]
 
 
 class WatchdogConfig(Section):
@@ -18,7 +18,7 @@ class WatchdogConfig(Section):
     and grid artefacts, steps for the rest.
     """
 
-    stop: tuple[AlarmKind, ...] = Field(default=(), description="alarms that end the run, with a checkpoint")
+    stop: tuple[AlertKind, ...] = Field(default=(), description="alarms that end the run, with a checkpoint")
     window: int = Field(
         default=6, ge=2, description="points that a mean is taken over; hacking compares its two halves"
     )

@@ -33,7 +33,7 @@ from mmgrpo.policy import Policy, SupportsResolvedSettings
 from mmgrpo.reward import CrossTaskReward
 from mmgrpo.scoring import NamedReward, named_rewards, score
 from mmgrpo.splits import num_leaves
-from mmgrpo.system.console import shown
+from mmgrpo.system.console import escape_controls
 from mmgrpo.training.build import plan_at
 from mmgrpo.training.build_views import build_views
 from mmgrpo.training.critic import build_critic, seen_by

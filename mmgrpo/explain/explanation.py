@@ -11,7 +11,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from mmgrpo.algorithm import Algorithm, require_advantages
-from mmgrpo.config import AdvantageConfig, AlarmKind, Named, ObjectiveConfig, OffPolicyConfig, RewardConfig, RunConfig
+from mmgrpo.config import AdvantageConfig, AlertKind, Named, ObjectiveConfig, OffPolicyConfig, RewardConfig, RunConfig
 from mmgrpo.config.needs import require_needs
 from mmgrpo.config.numbers import named_in
 from mmgrpo.config.registry import is_scheduled, names, policy_class, settings_type
@@ -315,7 +315,7 @@ def _pass_rows(algorithm: Algorithm, settings: Mapping[str, Any] | None) -> Iter
     yield "evaluation", _evaluation_line(config, settings)
     watchdog = config.watchdog
     if watchdog is not None:
-        kinds = [kind for kind in get_args(AlarmKind) if getattr(watchdog, kind) is not None]
+        kinds = [kind for kind in get_args(AlertKind) if getattr(watchdog, kind) is not None]
         yield "watchdog", f"alarms for {', '.join(kinds)}; stops at {', '.join(watchdog.stop) or 'none'}"
 
 

@@ -18,8 +18,8 @@ from mmgrpo.report.run_charts import measures, total_rewards
 from mmgrpo.report.run_files import RunFiles
 from mmgrpo.report.run_info import overview_rows
 from mmgrpo.report.usage_code import BaseModelSource, ExportedModel, exported_in, usage
-from mmgrpo.runs.exporting import is_hub_id
-from mmgrpo.system.console import shown
+from mmgrpo.runs.adapter_files import is_hub_id
+from mmgrpo.system.console import escape_controls
 from mmgrpo.system.targets import is_own
 from mmgrpo.system.yamls import YamlError, parsed_yaml
 
@@ -105,7 +105,7 @@ def code(text: object) -> str:
 
 
 def _fenced(text: str, language: str = "") -> str:
-    plain = "\n".join(shown(line) for line in clip(text, MAX_TEXT).splitlines())
+    plain = "\n".join(escape_controls(line) for line in clip(text, MAX_TEXT).splitlines())
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", plain)), default=0))
     return f"{fence}{language}\n{plain}\n{fence}"
 

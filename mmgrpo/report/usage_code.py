@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.runs.exporting import ADAPTERS, PEFT_CONFIG
+from mmgrpo.runs.adapter_files import ADAPTERS, PEFT_CONFIG
 from mmgrpo.system.targets import is_own
 
 FOLDER = '"THIS_FOLDER_OR_REPOSITORY"'

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on."""
+"""The console output of a run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from mmgrpo.config import RunConfig
-from mmgrpo.runs.checkpoint import Place
+from mmgrpo.runs.alerts import Alert
+from mmgrpo.runs.checkpoint import RunPosition
 from mmgrpo.runs.resuming import START
-from mmgrpo.runs.watchdog import Alarm
 from mmgrpo.system.console import PlainConsole, styled
-from mmgrpo.system.display import Activity, Stage, display_of
+from mmgrpo.system.display import Activity, ProgressStage, make_display
 from mmgrpo.system.pace import Pace
 from mmgrpo.types import Sample
 
@@ -24,9 +24,9 @@ class WarmupStep:
     """One supervised update.
 
     Attributes:
-        step: counted from 1.
-        loss: mean over the whole job's batch.
-        lr: learning rate used.
+        step: step from 1.
+        loss: mean over the job's batch.
+        lr: learning rate of the update.
     """
 
     step: int
@@ -34,43 +34,43 @@ class WarmupStep:
     lr: float
 
 
-class Progress:
-    """How far the run is, with the numbers that matter and the time left; silent on all but one process."""
+class RunProgress:
+    """Progress bars, main metrics and remaining time of a run; prints on one process only."""
 
     def __init__(
         self,
         config: RunConfig,
         *,
         quiet: bool,
-        start: Place = START,
+        start: RunPosition = START,
         num_processes: int = 1,
         clock: Callable[[], float] = time.monotonic,
         name: str = "",
-        beside: Progress | None = None,
+        parent: RunProgress | None = None,
     ) -> None:
-        """Sets it up.
+        """Prints nothing yet.
 
         Args:
-            config: the run.
-            quiet: says nothing.
-            start: what was done before.
-            num_processes: of the run; what is counted within a step is this one's share.
-            clock: seconds.
-            name: of the task, where the run has several.
-            beside: that of another task, whose console this one shares; it is not entered itself.
+            config: the run's configuration.
+            quiet: prints nothing at all.
+            start: position at which the run starts.
+            num_processes: number of processes; counts within a step are this process's share.
+            clock: returns seconds.
+            name: name of the task, if the run has several.
+            parent: progress of another task, whose console this one shares; then this one is not entered.
         """
-        self._console = beside._console if beside else PlainConsole(quiet=quiet)
-        self._clock = beside._clock if beside else clock
+        self._console = parent._console if parent else PlainConsole(quiet=quiet)
+        self._clock = parent._clock if parent else clock
         self._share = "" if num_processes == 1 else f" (1 of {num_processes} processes)"
-        self._of_task = f"{name}: " if name else ""
+        self._task_prefix = f"{name}: " if name else ""
         self._warmup, self._train = f"{name} {WARMUP}".strip(), name or TRAIN
-        self._stages: dict[str, Stage] = beside._stages if beside else {}
+        self._stages: dict[str, ProgressStage] = parent._stages if parent else {}
         if config.warmup and not start.step:
-            self._stages[self._warmup] = Stage(self._warmup, Pace(config.warmup.steps, start.warmup_step))
-        self._stages[self._train] = Stage(self._train, Pace(config.steps, start.step))
-        self._display = beside._display if beside else display_of(self._console, self._stages, self._clock)
+            self._stages[self._warmup] = ProgressStage(self._warmup, Pace(config.warmup.steps, start.warmup_step))
+        self._stages[self._train] = ProgressStage(self._train, Pace(config.steps, start.step))
+        self._display = parent._display if parent else make_display(self._console, self._stages, self._clock)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> RunProgress:
         self._display.start()
         return self
 
@@ -79,89 +79,89 @@ class Progress:
     ) -> None:
         self._display.stop()
 
-    def warming(self) -> None:
-        """Before the first supervised update."""
-        self._stages[self._warmup].pace.begin(self._clock())
+    def start_warmup(self) -> None:
+        """Starts the clock of the warm-up, before the first supervised update."""
+        self._stages[self._warmup].pace.start(self._clock())
 
-    def warmed(self, done: WarmupStep) -> None:
-        """After a supervised update."""
+    def log_warmup_step(self, step: WarmupStep) -> None:
+        """Shows a supervised update."""
         stage = self._stages[self._warmup]
-        stage.pace.reached(done.step, self._clock())
-        stage.says = f"loss {done.loss:.4f}"
-        self._display.stepped(stage, every_step=False)
+        stage.pace.record(step.step, self._clock())
+        stage.text = f"loss {step.loss:.4f}"
+        self._display.show_step(stage, every_step=False)
 
-    def doing(
-        self, what: str, total: int | None = None, *takers: Callable[[Sequence[Sample]], None]
+    def track(
+        self, phase: str, total: int | None = None, *callbacks: Callable[[Sequence[Sample]], None]
     ) -> Callable[[Sequence[Sample]], None]:
-        """Within a step, or between two.
+        """Shows a phase within a step, or between two.
 
         Args:
-            what: rollout, reward, update or evaluation.
-            total: how many samples it is about.
-            *takers: what else takes those that are done.
+            phase: rollout, reward, update or evaluation.
+            total: number of samples of the phase.
+            *callbacks: further functions to call with finished samples.
 
         Returns:
-            What takes them: it counts them, and passes them on.
+            A function to call with finished samples; it counts them and calls the callbacks.
         """
         now = self._clock()
-        if what != "evaluation":  # the one before the first step would count as a part of each
-            self._stages[self._train].pace.begin(now)
-        activity = Activity(self._train, what + (self._share if total else ""), total, now)
-        self._display.goes_on(activity)
+        if phase != "evaluation":  # the evaluation before the first step would count towards every step
+            self._stages[self._train].pace.start(now)
+        activity = Activity(self._train, phase + (self._share if total else ""), total, now)
+        self._display.show_activity(activity)
 
-        def taken(samples: Sequence[Sample]) -> None:
+        def on_samples(samples: Sequence[Sample]) -> None:
             activity.done += len(samples)
-            self._display.goes_on(activity)
-            for taker in takers:
-                taker(samples)
+            self._display.show_activity(activity)
+            for callback in callbacks:
+                callback(samples)
 
-        return taken
+        return on_samples
 
-    def stepped(self, line: Mapping[str, float]) -> None:
-        """After a step, with the line of its last update."""
-        says = (
+    def log_step(self, line: Mapping[str, float]) -> None:
+        """Shows a step, from the line of its last update."""
+        text = (
             f"reward {line['reward/mean']:.3f} ± {line['reward/std']:.3f}  "
             f"clip {line['policy/clip_low_frac']:.2f}/{line['policy/clip_high_frac']:.2f}"
         )
         if "completions/mean_length" in line:
-            says += f"  tokens {line['completions/mean_length']:.0f}"
-            says += f" ({line['completions/clipped_frac']:.0%} cut off)" if line["completions/clipped_frac"] else ""
+            text += f"  tokens {line['completions/mean_length']:.0f}"
+            text += f" ({line['completions/clipped_frac']:.0%} cut off)" if line["completions/clipped_frac"] else ""
         if "policy/kl_mean" in line:
-            says += f"  kl {line['policy/kl_mean']:.2e}"
+            text += f"  kl {line['policy/kl_mean']:.2e}"
         stage = self._stages[self._train]
-        stage.pace.reached(int(line["step"]), self._clock())
-        stage.says = says
-        self._display.stepped(stage, every_step=True)
+        stage.pace.record(int(line["step"]), self._clock())
+        stage.text = text
+        self._display.show_step(stage, every_step=True)
 
-    def noted(self, text: str) -> None:
-        """A line of its own, as it stands."""
-        self._console.say(text)
+    def print_line(self, text: str) -> None:
+        """Prints a line."""
+        self._console.print_line(text)
 
-    def judged(self, line: Mapping[str, float]) -> None:
-        """After an evaluation."""
+    def log_evaluation(self, line: Mapping[str, float]) -> None:
+        """Prints the means of an evaluation."""
         means = _values(line, "/mean").items()
         failures = _values(line, "/failed_frac").items()
         parts = [f"{name} {mean:.3f}" for name, mean in means] + [
             f"{name} failed {frac:.0%}" for name, frac in failures
         ]
-        head = f"step {int(line['step']):>4}  {self._of_task}"
-        self._console.say(head + self._console.folded(parts, "   ", indent=len(head)))
+        head = f"step {int(line['step']):>4}  {self._task_prefix}"
+        self._console.print_line(head + self._console.wrap(parts, "   ", indent=len(head)))
 
-    def skipped(self, step: int, samples: Sequence[str]) -> None:
-        """When an update was left out, with the samples, as GROUP.MEMBER, whose own gradient is not finite."""
+    def log_skipped_update(self, step: int, samples: Sequence[str]) -> None:
+        """Prints that an update was skipped, with the samples (GROUP.MEMBER) whose gradient is not finite."""
         of = f"of {', '.join(samples[:8])}{', ...' if len(samples) > 8 else ''} " if samples else ""
-        said = f"step {step:>4}  {self._of_task}update skipped: the gradient {of}is not finite (skipped.jsonl)"
-        self._console.say(styled(said, "yellow"))
+        text = f"step {step:>4}  {self._task_prefix}update skipped: the gradient {of}is not finite (skipped.jsonl)"
+        self._console.print_line(styled(text, "yellow"))
 
-    def alarmed(self, alarm: Alarm) -> None:
-        """When the watchdog gives an alarm."""
-        head = f"step {alarm.step:>4}  {self._of_task}"
-        words = f"{alarm.kind}: {alarm.measured}; {alarm.cure}".split(" ")
-        said = head + self._console.folded(words, " ", indent=len("alarm ") + len(head))
-        self._console.say(styled("alarm", "bold red"), said)
+    def log_alert(self, alert: Alert) -> None:
+        """Prints an alert of the watchdog."""
+        head = f"step {alert.step:>4}  {self._task_prefix}"
+        words = f"{alert.kind}: {alert.measured}; {alert.suggested_fix}".split(" ")
+        text = head + self._console.wrap(words, " ", indent=len("alert ") + len(head))
+        self._console.print_line(styled("alert", "bold red"), text)
 
 
 def _values(line: Mapping[str, float], kind: str) -> dict[str, float]:
-    """One kind of value of every evaluation reward, by its name."""
-    found = {key.removeprefix("eval/"): value for key, value in line.items() if key.startswith("eval/")}
-    return {key.removesuffix(kind): value for key, value in found.items() if key.endswith(kind)}
+    """Returns one kind of value of every evaluation reward, by reward name."""
+    values = {key.removeprefix("eval/"): value for key, value in line.items() if key.startswith("eval/")}
+    return {key.removesuffix(kind): value for key, value in values.items() if key.endswith(kind)}

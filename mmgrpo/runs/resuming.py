@@ -1,4 +1,4 @@
-"""Going on with a run: from which checkpoint, under which configuration, and what of it is said and recorded."""
+"""Resuming a run: the checkpoint, the configuration, and the record of changes."""
 
 from __future__ import annotations
 
@@ -17,41 +17,48 @@ from mmgrpo.config.registry import settings_type
 from mmgrpo.config.tasks import TASK_NAME
 from mmgrpo.distributed.sharding import launch_flags
 from mmgrpo.errors import CheckpointError, ConfigError
-from mmgrpo.runs.checkpoint import FOLDER, Place, is_checkpoint, list_checkpoints, sound_checkpoint, weights_of
+from mmgrpo.runs.checkpoint import (
+    FOLDER,
+    RunPosition,
+    find_intact_checkpoint,
+    is_checkpoint,
+    list_checkpoints,
+    weights_folder,
+)
 from mmgrpo.runs.folder import CONFIG, has_ended
 from mmgrpo.system.files import read_lines
 
-START = Place(step=0, warmup_step=0)
-OWN = ("name", "output")
-"""What says where the folder is; it is there already."""
+START = RunPosition(step=0, warmup_step=0)
+LOCATION_KEYS = ("name", "output")
+"""Keys that set the run folder, which exists already."""
 
-SILENT = ("note", "method", "recipe", "published")
-"""What is read by people only."""
+UNRECORDED_KEYS = ("note", "method", "recipe", "published")
+"""Keys without effect on the run; their changes are not recorded."""
 
 FIXED = {
     "seed": "every random number follows from it",
-    "policy": "the weights and the samples so far are of the one before",
+    "policy": "the weights and samples so far belong to the previous one",
     "warmup": "it belongs to the start of a run",
-    "update.ema": "an average goes through the whole run or through none of it",
-    "task": "its steps so far were taken beside those of the others",
+    "update.ema": "an average needs every step of the run",
+    "task": "its steps so far alternate with those of the other tasks",
 }
-"""Sections that a run keeps, and why."""
+"""Keys that cannot change when a run resumes, with the reason."""
 
-UNRECORDED = ("policy", "policy.model")
-"""Values that runs of a Trainer with a path did not record once; where there are none, they may be set."""
+OPTIONAL_IN_OLD_RUNS = ("policy", "policy.model")
+"""Keys that earlier versions did not record for a Trainer with a path; they may be set if they are null."""
 
-FREE = ("warmup.log_every", "update.ema.")
-"""What of them may change, by how its key begins."""
+CHANGEABLE = ("warmup.log_every", "update.ema.")
+"""Prefixes of keys in those sections that may change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """A value that a resumed run has otherwise than before.
+class ConfigChange:
+    """A value that changes when a run resumes.
 
     Attributes:
-        key: its dotted key.
-        before: the value so far; None also where there was none.
-        after: the value from here on.
+        key: dotted key.
+        before: previous value; None also for an absent key.
+        after: new value.
     """
 
     key: str
@@ -64,113 +71,115 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """How a run goes on.
+    """How a run resumes.
 
     Attributes:
         folder: the run folder.
-        checkpoint: what it goes on from; None: it has none yet, and begins again.
-        config: the configuration from here on.
-        changes: where that differs from before.
-        notes: what a person should be told of the checkpoints.
+        checkpoint: the checkpoint to resume from; None: the run has none yet, and restarts.
+        config: the new configuration.
+        changes: its differences from the previous one.
+        notes: messages for the user about the checkpoints.
     """
 
     folder: Path
     checkpoint: Path | None
     config: RunConfig
-    changes: tuple[Change, ...]
+    changes: tuple[ConfigChange, ...]
     notes: tuple[str, ...]
 
-    def as_record(self, place: Place) -> dict[str, Any]:
-        """What ``run.json`` keeps of it."""
+    def as_record(self, position: RunPosition) -> dict[str, Any]:
+        """Returns its entry in ``run.json``."""
         return {
-            "step": place.step,
-            "warmup_step": place.warmup_step,
+            "step": position.step,
+            "warmup_step": position.warmup_step,
             "changes": {change.key: [change.before, change.after] for change in self.changes},
         }
 
 
-def run_of(path: Path) -> Path:
-    """The run folder of a run folder or checkpoint."""
+def run_folder_of(path: Path) -> Path:
+    """Returns the run folder of a checkpoint, or the run folder itself."""
     path = path.absolute()
     if not is_checkpoint(path):
         return path
-    above = path.parents[1:3]  # a checkpoint that was set aside lies one folder deeper
-    return next((folder for folder in above if (folder / CONFIG).is_file()), path.parent.parent)
+    parents = path.parents[1:3]  # a checkpoint that was set aside is one folder deeper
+    return next((folder for folder in parents if (folder / CONFIG).is_file()), path.parent.parent)
 
 
-def config_of(path: Path) -> Path:
-    """The configuration file of the run that a path belongs to. Raises CheckpointError if there is no such run."""
-    file = run_of(path) / CONFIG
+def config_file_of(path: Path) -> Path:
+    """Returns the configuration file of a run or checkpoint. Raises CheckpointError if there is no such run."""
+    file = run_folder_of(path) / CONFIG
     if not file.is_file():
-        raise CheckpointError(f"{path} is no run folder and no checkpoint of one: {file} is missing")
+        raise CheckpointError(f"{path} is neither a run folder nor a checkpoint of one: {file} is missing")
     return file
 
 
-def weights_at(path: Path) -> Path:
-    """The weights to use of a run folder or checkpoint, as ``weights_of``; of a task without any those that it trains.
+def policy_weights_folder(path: Path) -> Path:
+    """Returns the folder of the weights to use of a run or checkpoint, as ``weights_folder``; for a task that trains
+    another task's policy, the weights of that task's run.
 
-    Raises CheckpointError if there are none, or a checkpoint without any is named.
+    Raises CheckpointError if there are none, or if the path is a checkpoint without weights.
     """
-    found = sound_checkpoint(path).path
-    if (found / "policy").is_dir():
-        return weights_of(path)
-    task = read_layers(config_of(found)).get("task")  # read, so that nothing of a stranger's is imported
+    checkpoint = find_intact_checkpoint(path).path
+    if (checkpoint / "policy").is_dir():
+        return weights_folder(path)
+    task = read_layers(config_file_of(checkpoint)).get("task")  # not load_config, which imports untrusted code
     policy_of = task.get("policy_of") if isinstance(task, dict) else None
     if not isinstance(policy_of, str) or not re.match(TASK_NAME, policy_of):
-        raise CheckpointError(f"{found} holds no weights; give another checkpoint, or start the run again")
-    owner = run_of(found).parent / policy_of
+        raise CheckpointError(f"{checkpoint} has no weights; give another checkpoint, or start the run again")
+    owner = run_folder_of(checkpoint).parent / policy_of
     if is_checkpoint(path):
-        raise CheckpointError(f"{path} holds no weights: they are those of {policy_of}; give a checkpoint of {owner}")
-    return weights_of(owner)
+        raise CheckpointError(
+            f"{path} has no weights: it trains the policy of {policy_of}; give a checkpoint of {owner}"
+        )
+    return weights_folder(owner)
 
 
-def config_given(config: RunConfig | Mapping[str, Any] | None, resume: Path | str | None) -> RunConfig:
-    """The configuration that is meant: a typed one, its values, or for none that of the run which goes on."""
+def resolve_config(config: RunConfig | Mapping[str, Any] | None, resume: Path | str | None) -> RunConfig:
+    """Returns a typed configuration: from a configuration, its values, or for None that of the run to resume."""
     if isinstance(config, RunConfig):
         return config
-    return load_config(config_of(Path(resume))) if config is None and resume else validated(config or {})
+    return load_config(config_file_of(Path(resume))) if config is None and resume else validated(config or {})
 
 
 def plan_resumption(path: Path, config: RunConfig) -> Resumption:
-    """Finds the checkpoint to go on from, and what its run would have otherwise.
+    """Finds the checkpoint to resume from, and the changes of the configuration.
 
     Args:
         path: a run folder or a checkpoint.
-        config: the configuration to go on under; its ``name`` and ``output`` are not looked at.
+        config: the new configuration; its ``name`` and ``output`` are ignored.
 
     Returns:
-        How the run goes on.
+        How the run resumes.
 
     Raises:
-        CheckpointError: there is no run or no sound checkpoint, or those that the run wrote are gone.
-        ConfigError: the configuration changes what a run must keep.
+        CheckpointError: there is no run or no intact checkpoint, or the checkpoints that the run wrote are missing.
+        ConfigError: the configuration changes a value that must stay.
     """
-    folder = run_of(path)
-    wanted = allowed_config(path, config)
+    folder = run_folder_of(path)
+    allowed = allowed_config(path, config)
     notes: list[str] = []
-    begun = list_checkpoints(folder)
-    if not begun and path.absolute() == folder and (folder / CONFIG).is_file():
+    if not list_checkpoints(folder) and path.absolute() == folder and (folder / CONFIG).is_file():
         checkpoint = None
-        num_steps = _require_nothing_lost(folder)
-        again = f"; the {num_steps} logged step(s) are taken again" if num_steps else ""
-        notes.append(f"there is no checkpoint yet: beginning again{again}")
+        num_steps = _require_no_lost_checkpoints(folder)
+        repeated = f"; the {num_steps} logged step(s) are repeated" if num_steps else ""
+        notes.append(f"there is no checkpoint yet: starting again{repeated}")
     else:
-        found = sound_checkpoint(path.absolute())
-        checkpoint = found.path
-        notes += [*found.damaged, *found.unchecked]
+        intact = find_intact_checkpoint(path.absolute())
+        checkpoint = intact.path
+        notes += [*intact.damaged, *intact.unverified]
     return Resumption(
         folder=folder,
         checkpoint=checkpoint,
-        config=wanted.config,
-        changes=wanted.changes,
+        config=allowed.config,
+        changes=allowed.changes,
         notes=tuple(notes),
     )
 
 
-def _require_nothing_lost(folder: Path) -> int:
-    """Steps that a run without a checkpoint has logged.
+def _require_no_lost_checkpoints(folder: Path) -> int:
+    """Returns the number of steps that a run without a checkpoint has logged.
 
-    Raises CheckpointError if it trained past the first place where it writes one, so that its checkpoints are gone.
+    Raises CheckpointError if it trained past the step of its first checkpoint, so that its checkpoints are missing.
     """
     config = load_config(folder / CONFIG)
     steps, warmup_steps = (_last_step(folder / name) for name in ("metrics.jsonl", "warmup.jsonl"))
@@ -180,8 +189,8 @@ def _require_nothing_lost(folder: Path) -> int:
     if past_step or past_warmup:
         trained = f"{steps} step(s)" if steps else f"{warmup_steps} warm-up step(s)"
         raise CheckpointError(
-            f"{folder} has trained {trained}, and its checkpoints are gone: there is nothing to resume from. Put them "
-            f"back into {folder / FOLDER}, or start a new run: mmgrpo train {shlex.quote(str(folder / CONFIG))}"
+            f"{folder} has trained {trained}, and its checkpoints are missing: there is nothing to resume from. Put "
+            f"them back into {folder / FOLDER}, or start a new run: mmgrpo train {shlex.quote(str(folder / CONFIG))}"
         )
     return steps
 
@@ -191,70 +200,71 @@ def _last_step(file: Path) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A configuration that a run may go on under, and where it differs from before."""
+class AllowedConfig:
+    """A configuration under which a run can resume, and its differences from the previous one."""
 
     config: RunConfig
-    changes: tuple[Change, ...]
+    changes: tuple[ConfigChange, ...]
 
 
-def allowed_config(path: Path, config: RunConfig) -> Wanted:
-    """The configuration that a run goes on under if this one is asked for. Raises ConfigError if it cannot."""
-    if not (run_of(path) / CONFIG).is_file():
-        return Wanted(config, ())
-    before = load_config(config_of(path))
-    wanted = config.model_copy(update={key: getattr(before, key) for key in OWN})
-    changes = tuple(changed(before, wanted))
-    refused = [f"{change} ({reason})" for change in changes if (reason := _refusal(change, before)) is not None]
-    if refused:
+def allowed_config(path: Path, config: RunConfig) -> AllowedConfig:
+    """Returns a resumed run's configuration. Raises ConfigError if it changes a value that must stay."""
+    run = run_folder_of(path)
+    if not (run / CONFIG).is_file():
+        return AllowedConfig(config, ())
+    before = load_config(config_file_of(path))
+    after = config.model_copy(update={key: getattr(before, key) for key in LOCATION_KEYS})
+    changes = tuple(config_changes(before, after))
+    invalid = [f"{change} ({reason})" for change in changes if (reason := _rejection(change, before)) is not None]
+    if invalid:
         raise ConfigError(
-            f"{run_of(path)} cannot go on with {'; '.join(refused)}. Leave that as the run's config.yaml has it, as "
-            f"mmgrpo train --resume {run_of(path)} alone does, or start a new run"
+            f"{run} cannot resume with {'; '.join(invalid)}. Keep the values of the run's config.yaml, as "
+            f"mmgrpo train --resume {run} alone does, or start a new run"
         )
-    return Wanted(wanted, changes)
+    return AllowedConfig(after, changes)
 
 
-def changed(before: RunConfig, after: RunConfig) -> Iterator[Change]:
-    """Every value in which two configurations differ, but for what people read only."""
+def config_changes(before: RunConfig, after: RunConfig) -> Iterator[ConfigChange]:
+    """Yields every value in which two configurations differ, except ``UNRECORDED_KEYS``."""
     for change in _differences("", before.model_dump(mode="json"), after.model_dump(mode="json")):
-        if change.key.partition(".")[0] not in SILENT:
+        if change.key.partition(".")[0] not in UNRECORDED_KEYS:
             yield change
 
 
-def _differences(where: str, before: Any, after: Any) -> Iterator[Change]:
+def _differences(path: str, before: Any, after: Any) -> Iterator[ConfigChange]:
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in dict.fromkeys((*before, *after)):
-            yield from _differences(f"{where}.{key}" if where else key, before.get(key), after.get(key))
+            yield from _differences(f"{path}.{key}" if path else key, before.get(key), after.get(key))
     elif before != after:
-        yield Change(key=where, before=before, after=after)
+        yield ConfigChange(key=path, before=before, after=after)
 
 
-def _refusal(change: Change, before: RunConfig) -> str | None:
-    """Why a run cannot go on with a change; None if it can."""
-    if change.key in UNRECORDED and change.before is None:
+def _rejection(change: ConfigChange, before: RunConfig) -> str | None:
+    """Returns why a change is not allowed; None if it is."""
+    if change.key in OPTIONAL_IN_OLD_RUNS and change.before is None:
         return None
     for key, reason in FIXED.items():
-        if (change.key == key or change.key.startswith(f"{key}.")) and not _is_free(change.key, before):
+        if (change.key == key or change.key.startswith(f"{key}.")) and not _is_changeable(change.key, before):
             return reason
     return None
 
 
-def _is_free(key: str, before: RunConfig) -> bool:
+def _is_changeable(key: str, before: RunConfig) -> bool:
     section, _, setting = key.partition(".")
     if section != "policy" or before.policy is None:
-        return key.startswith(FREE)
+        return key.startswith(CHANGEABLE)
     return setting.partition(".")[0] in getattr(settings_type(before.policy.name), "resumable", ())
 
 
-def evaluated_steps(folder: Path, place: Place) -> set[int]:
-    """The steps up to a place that were evaluated."""
+def evaluated_steps(folder: Path, position: RunPosition) -> set[int]:
+    """Returns the evaluated steps up to a position."""
     rows = read_lines(folder / "evaluation.jsonl").rows
-    return {row["step"] for row in rows if isinstance(row.get("step"), int) and row["step"] <= place.step}
+    return {row["step"] for row in rows if isinstance(row.get("step"), int) and row["step"] <= position.step}
 
 
-def how_to_resume(folder: Path, config: RunConfig, num_processes: int) -> str:
-    """What to type, or to write, to go on with a run."""
-    if any(one.policy is None or one.prompts is None or not one.rewards for one in singles_of(config)):
+def resume_command(folder: Path, config: RunConfig, num_processes: int) -> str:
+    """Returns the command, or the Python call, that resumes a run."""
+    if any(run.policy is None or run.prompts is None or not run.rewards for run in singles_of(config)):
         return f'{"MixedTrainer" if config.tasks else "Trainer"}(..., resume="{folder}")'
     command = f"mmgrpo train --resume {shlex.quote(str(folder))}"
     if num_processes > 1 and LAUNCHED in os.environ:

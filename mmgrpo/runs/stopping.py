@@ -1,4 +1,4 @@
-"""How a run is told to end: Ctrl-C, and SIGTERM, SIGUSR1 or SIGUSR2 of whoever runs the machine."""
+"""Requests to end a run: Ctrl-C, and SIGTERM, SIGUSR1 or SIGUSR2 from a scheduler."""
 
 from __future__ import annotations
 
@@ -13,82 +13,82 @@ from mmgrpo.system import interrupts
 from mmgrpo.types import Sample
 
 TERMINATING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name))
-"""Slurm pre-empts by the first, and warns by the one that ``--signal`` names; submitit takes the last."""
+"""Slurm pre-empts with the first, and warns with the one that ``--signal`` names; submitit uses the last."""
 
-BOUNCE_S = 1.0  # a launcher passes on the Ctrl-C that the terminal sent to its processes as well
+BOUNCE_S = 1.0  # a launcher forwards the Ctrl-C that the terminal has sent to its processes already
 
 
 class Terminated(BaseException):
-    """The step at hand is given up: the weights are still those of the step before."""
+    """The current step is abandoned: the weights are still those of the previous step."""
 
 
 @final
-class Stopping:
-    """What was asked for so far; the run looks here where it can end.
+class StopRequests:
+    """The stop requests received so far; the run checks them where it can end.
 
     Attributes:
-        after_step: the run is to end once the step at hand is done.
-        at_once: the step at hand is to be given up as soon as the weights are those of a whole step.
-        alarm: what a run is called that ended for an alarm; empty: none asked for it.
+        after_step: the run ends after the current step.
+        at_once: the run abandons the current step as soon as the weights are those of a complete step.
+        alert_status: status of a run that an alert ends; empty without such an alert.
     """
 
     def __init__(self, job: Job) -> None:
-        """Nothing was asked for yet, of any process of the job."""
+        """No request yet, on any process of the job."""
         self._job = job
         self.after_step = False
         self.at_once = False
-        self.alarm = ""
+        self.alert_status = ""
         self._interrupted_s: float | None = None
         self._must_end = False
 
     @property
     def status(self) -> str:
-        """What a run that ended for it is called."""
+        """Status of a run that a signal ended."""
         return "terminated" if self.at_once else "interrupted"
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Within it the first Ctrl-C asks for the end of the step, the second ends it there; the others give it up.
+    def handle_signals(self) -> Iterator[None]:
+        """Context in which the first Ctrl-C requests the end of the step, the second raises, and the others abandon it.
 
-        Raises KeyboardInterrupt for a Ctrl-C that came before and was swallowed.
+        Raises KeyboardInterrupt if a Ctrl-C was swallowed before it.
         """
         interrupts.require_none()
-        before: dict[int, Any] = {}
+        previous_handlers: dict[int, Any] = {}
         try:
             for number in (signal.SIGINT, *TERMINATING):
-                answer = self._on_interrupt if number == signal.SIGINT else self._on_terminate
-                before[number] = signal.signal(number, answer)
-        except ValueError:  # not in the main thread: whoever owns it owns the signals
+                handler = self._on_interrupt if number == signal.SIGINT else self._on_terminate
+                previous_handlers[number] = signal.signal(number, handler)
+        except ValueError:  # not in the main thread, which alone may set handlers
             pass
         try:
             yield
         finally:
-            for number, answer in before.items():
-                signal.signal(number, signal.SIG_DFL if answer is None else answer)
+            for number, handler in previous_handlers.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def stop_for(self, alarm: str) -> None:
-        """Asks for the end of the step at hand, for an alarm of that kind."""
-        self.after_step, self.alarm = True, f"stopped by the alarm {alarm}"
+    def stop_after_alert(self, kind: str) -> None:
+        """Requests the end of the current step because of an alert of this kind."""
+        self.after_step, self.alert_status = True, f"stopped by the alarm {kind}"
 
-    def is_told(self) -> bool:
-        """Whether any process was told to end."""
+    def is_stopping(self) -> bool:
+        """Whether any process received a request; a collective."""
         self._raise_swallowed()
         return any(self._job.gather_processes(self.after_step))
 
-    def give_up(self) -> None:
-        """Ends the step at hand before it changes the weights, on all processes, if one of them was told to."""
+    def raise_if_terminated(self) -> None:
+        """Raises Terminated on all processes if one has to abandon the step; called before the weights change."""
         self._raise_swallowed()
         if any(self._job.gather_processes(self.at_once)):
             self.at_once = True
             raise Terminated
 
-    def give_up_alone(self, samples: Sequence[Sample]) -> None:
-        """The same between the portions of a rollout, which several processes do not reach together."""
+    def raise_if_terminated_alone(self, samples: Sequence[Sample]) -> None:
+        """Does the same between the batches of a rollout, if the job has one process."""
         if self._job.num_processes == 1 and self.at_once:
             raise Terminated
 
     def _raise_swallowed(self) -> None:
-        """Raises the second Ctrl-C again where a reward that was running swallowed it."""
+        """Raises the second Ctrl-C again if a running reward swallowed it."""
         if self._must_end:
             raise KeyboardInterrupt
 

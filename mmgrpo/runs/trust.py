@@ -1,8 +1,8 @@
-"""Whose a run folder is: what a stranger's configuration names is neither imported nor asked, unless a person says so.
+"""Trust in run folders: code and servers in the configuration of another user's run are not used without ``--trust``.
 
-A configuration names code (``python:module:function``, tools, commands, a model's own code) and servers that samples
-and keys would go to. Where the run folder was written by this user, as a file in their home tells, that is theirs; in
-any other it takes ``--trust``. The examples that come with the package are code that is known.
+A configuration names code (``python:module:function``, tools, commands, a model's remote code) and servers that would
+receive samples and keys. A run folder that this user's program wrote, according to a file in their home, is trusted;
+any other needs ``--trust``. The examples in the package are always trusted.
 """
 
 from __future__ import annotations
@@ -20,105 +20,105 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.system.files import append_line
 from mmgrpo.system.targets import PYTHON, is_own
 
-KNOWN = "mmgrpo.examples."
-"""Modules whose functions any configuration may name."""
+TRUSTED_MODULES = "mmgrpo.examples."
+"""Prefix of modules whose functions any configuration may name."""
 
 SERVERS = ("url", "key_variable", "token_variable")
-"""Settings that send samples, and secrets of the environment, to somebody."""
+"""Settings that send samples, and secrets of the environment, to a server."""
 
 SWITCHES = ("trust_remote_code", "allow_fetch")
-"""Settings that have code or data fetched."""
+"""Settings that download code or data."""
 
 FUNCTIONS = "functions"
-"""The setting of an environment that names functions, with or without ``python:``."""
+"""Setting of an environment that names functions, with or without ``python:``."""
 
 RUNNING = "mmgrpo.rewards.code."
-"""Rewards that run programs: those of samples and of data, or the configuration's own command."""
+"""Prefix of rewards that run programs: those in samples and data, or a command in the configuration."""
 
-MAX_SAID = 5
-MAX_KNOWN = 2**24
-"""Bytes that are read of the file of this user's runs; a run has 65."""
+MAX_LISTED = 5
+MAX_RECORD_BYTES = 2**24
+"""Bytes that are read of the record of this user's runs; a run has 65."""
 
 
-def note_written(config: Path) -> None:
-    """Takes down that this user's program has written a run's configuration; where it cannot, ``--trust`` is needed."""
-    with suppress(OSError, RuntimeError):  # the latter of a user without a home
-        path = _known_file()
+def record_own_config(config: Path) -> None:
+    """Records that this user's program wrote a run's configuration; if that fails, the run will need ``--trust``."""
+    with suppress(OSError, RuntimeError):  # a RuntimeError for a user without a home
+        path = _record_file()
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not is_ours(config):
+        if not is_own_config(config):
             append_line(path, _identity(config))
 
 
-def is_ours(config: Path) -> bool:
-    """Whether this user's program has written a run's configuration as it is, where it is."""
+def is_own_config(config: Path) -> bool:
+    """Whether this user's program wrote this configuration at this path, unchanged since."""
     try:
-        with _known_file().open("rb") as file:
-            return _identity(config).encode() in file.read(MAX_KNOWN).split(b"\n")
+        with _record_file().open("rb") as file:
+            return _identity(config).encode() in file.read(MAX_RECORD_BYTES).split(b"\n")
     except (OSError, RuntimeError):
         return False
 
 
 def require_trusted(config: Path, *, trust: bool) -> None:
-    """Refuses the configuration of a run folder that would run code or ask servers and is not this user's own.
+    """Requires ``--trust`` for another user's configuration that would run code or call servers.
 
     Args:
-        config: the file, of which nothing is imported.
-        trust: whether a person has looked at it.
+        config: the file; nothing in it is imported.
+        trust: whether the user gave ``--trust``.
 
     Raises:
-        ConfigError: it would; the message names what.
+        ConfigError: the configuration is not trusted; the message names its code and servers.
     """
-    if trust or is_ours(config):
+    if trust or is_own_config(config):
         return
-    found = list(suspects(read_layers(config)))
-    if found:
-        more = f" and {len(found) - MAX_SAID} more" if len(found) > MAX_SAID else ""
+    settings = list(untrusted_settings(read_layers(config)))
+    if settings:
+        more = f" and {len(settings) - MAX_LISTED} more" if len(settings) > MAX_LISTED else ""
         raise ConfigError(
-            f"{config} would run code or ask servers, and was not written there by a run of yours: "
-            f"{'; '.join(found[:MAX_SAID])}{more}. Look at it, and give --trust if that is what you want"
+            f"{config} would run code or call servers, and no run of yours wrote it there: "
+            f"{'; '.join(settings[:MAX_LISTED])}{more}. Read the file, and give --trust if you want that"
         )
 
 
-def require_within(run: Path, path: Path, *, trust: bool) -> None:
-    """Refuses (ConfigError) what leads out of a run folder by links, unless the run is this user's own or trusted."""
-    if not (trust or is_ours(run / "config.yaml") or path.resolve().is_relative_to(run.resolve())):
-        raise ConfigError(f"{path} leads out of {run}, to {path.resolve()}: give --trust if that is what you want")
+def require_inside_run(run: Path, path: Path, *, trust: bool) -> None:
+    """Raises ConfigError if links lead a path out of a run folder, unless the run is the user's or trusted."""
+    if not (trust or is_own_config(run / "config.yaml") or path.resolve().is_relative_to(run.resolve())):
+        raise ConfigError(f"{path} leads out of {run}, to {path.resolve()}: give --trust if you want that")
 
 
-def suspects(values: Any, where: str = "") -> Iterator[str]:
-    """What of a configuration's values runs code or asks servers, as ``key: value``, in its order."""
+def untrusted_settings(values: Any, path: str = "") -> Iterator[str]:
+    """Yields the settings of a configuration that run code or call servers, as ``key: value``, in order."""
     if isinstance(values, Mapping):
         for key, value in values.items():
-            inner = f"{where}.{key}" if where else str(key)
-            if _is_suspect(str(key), value):
-                yield f"{inner}: {value!r:.80}"
+            child_path = f"{path}.{key}" if path else str(key)
+            if _needs_trust(str(key), value):
+                yield f"{child_path}: {value!r:.80}"
             else:
-                yield from suspects(value, inner)
+                yield from untrusted_settings(value, child_path)
     elif isinstance(values, list | tuple):
         for number, value in enumerate(values):
-            yield from suspects(value, f"{where}[{number}]")
-    elif isinstance(values, str) and is_own(values) and not _is_known(values):
-        yield f"{where}: {values!r:.80}"
+            yield from untrusted_settings(value, f"{path}[{number}]")
+    elif isinstance(values, str) and is_own(values) and not _is_trusted(values):
+        yield f"{path}: {values!r:.80}"
 
 
-def _is_suspect(key: str, value: Any) -> bool:
+def _needs_trust(key: str, value: Any) -> bool:
     if key in SERVERS or key in SWITCHES:
         return bool(value)
     if key == FUNCTIONS:
-        named = value if isinstance(value, list | tuple) else [value]
-        return not all(isinstance(one, str) and _is_known(one) for one in named)
+        targets = value if isinstance(value, list | tuple) else [value]
+        return not all(isinstance(target, str) and _is_trusted(target) for target in targets)
     return key == "name" and isinstance(value, str) and REWARDS.get(value, "").startswith(RUNNING)
 
 
-def _is_known(target: str) -> bool:
-    return target.removeprefix(PYTHON).startswith(KNOWN)
+def _is_trusted(target: str) -> bool:
+    return target.removeprefix(PYTHON).startswith(TRUSTED_MODULES)
 
 
 def _identity(config: Path) -> str:
-    place = str(config.parent.resolve()).encode(errors="surrogateescape")
-    return hashlib.sha256(place + b"\0" + config.read_bytes()).hexdigest()
+    folder = str(config.parent.resolve()).encode(errors="surrogateescape")
+    return hashlib.sha256(folder + b"\0" + config.read_bytes()).hexdigest()
 
 
-def _known_file() -> Path:
+def _record_file() -> Path:
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(state) / "mmgrpo" / "runs"

@@ -1,8 +1,8 @@
-"""The one way to the terminal: what is printed is text, whoever wrote it.
+"""Terminal output: strings are printed literally, wherever they come from.
 
-Messages carry names, labels, values and errors of others: of data, of rewards, of files. On a ``PlainConsole`` a string
-is shown as it stands, without markup, emoji codes or colours of its own, and control characters, which a terminal would
-obey, are written out. Our own words are styled by ``styled``.
+Messages contain names, labels, values and errors from data, rewards and files. A ``PlainConsole`` prints a string
+literally, without interpreting markup, emoji codes or colors, and escapes control characters, which a terminal would
+execute. ``styled`` adds styles to mmgrpo's own texts.
 """
 
 from __future__ import annotations
@@ -24,57 +24,57 @@ if TYPE_CHECKING:
     from rich.console import ConsoleOptions, RenderResult
     from rich.markdown import Markdown
 
-MAX_SHOWN = 4000
-"""Characters of an error or a warning; of a longer one the middle is left out."""
+MAX_MESSAGE_CHARS = 4000
+"""Maximal length of an error or a warning; the middle of a longer one is omitted."""
 
-_OBEYED = re.compile(
+_CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 and C1 but tab and newline: escape sequences, the bell, a return to overwrite
-    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # what turns or breaks lines of text
-    "\ud800-\udfff]"  # halves of characters, which no terminal can be sent
+    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # change the direction of text, or break lines
+    "\ud800-\udfff]"  # surrogates, which cannot be encoded
 )
 
 
-def shown(text: object) -> str:
-    r"""A text as it may go to a terminal: control characters as their codes, such as ``\x1b``."""
-    return _OBEYED.sub(lambda found: _code(ord(found[0])), str(text))
+def escape_controls(text: object) -> str:
+    r"""Returns a text with control characters replaced by their codes, such as ``\x1b``."""
+    return _CONTROL.sub(lambda match: _code(ord(match[0])), str(text))
 
 
-def brief(text: object) -> str:
-    """A text as ``shown``, without its middle where it is longer than a person reads."""
-    whole = shown(text)
-    if len(whole) <= MAX_SHOWN:
-        return whole
-    half = MAX_SHOWN // 2
-    return f"{whole[:half]} ... ({len(whole) - 2 * half} characters left out) ... {whole[-half:]}"
+def shorten(text: object) -> str:
+    """Returns ``escape_controls`` of a text, without the middle of a long one."""
+    escaped = escape_controls(text)
+    if len(escaped) <= MAX_MESSAGE_CHARS:
+        return escaped
+    half = MAX_MESSAGE_CHARS // 2
+    return f"{escaped[:half]} ... ({len(escaped) - 2 * half} characters left out) ... {escaped[-half:]}"
 
 
 def styled(text: object, style: str) -> Text:
-    """A text in a style of rich, itself no markup."""
-    return Text(shown(text), style)
+    """Returns a literal text in a style of rich."""
+    return Text(escape_controls(text), style)
 
 
-def page(markdown: str) -> Markdown:
-    """A page of Markdown, whole however narrow it is; links are written out, so that they lead nowhere unseen."""
+def markdown_page(markdown: str) -> Markdown:
+    """Renders a page of Markdown; folds wide table cells, and writes out the addresses of links."""
     from rich.markdown import Markdown, TableElement
     from rich.table import Table
 
-    class Folded(TableElement):
+    class FoldedTable(TableElement):
         def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
             for table in super().__rich_console__(console, options):
                 for column in table.columns if isinstance(table, Table) else ():
                     column.overflow = "fold"
                 yield table
 
-    found = Markdown(shown(markdown), hyperlinks=False)
-    found.elements = {**Markdown.elements, "table_open": Folded}  # type: ignore[misc]
-    return found
+    page = Markdown(escape_controls(markdown), hyperlinks=False)
+    page.elements = {**Markdown.elements, "table_open": FoldedTable}  # type: ignore[misc]
+    return page
 
 
 def make_encodable(*streams: Any) -> None:
-    r"""Lets a text stream write a character that its encoding lacks as its code, such as ``\xb1``, not raise.
+    r"""Makes text streams write characters that their encoding lacks as codes, such as ``\xb1``, instead of raising.
 
     Args:
-        *streams: such as ``sys.stdout``; those that are not open, or do not let that be set, stay as they are.
+        *streams: such as ``sys.stdout``; closed streams, and those without this option, are unchanged.
     """
     for stream in streams:
         if getattr(stream, "errors", None) == "strict" and callable(getattr(stream, "reconfigure", None)):
@@ -83,22 +83,22 @@ def make_encodable(*streams: Any) -> None:
 
 @final
 class EncodableStream:
-    """A stream of another class than Python's own, whose characters that cannot be encoded are written as codes."""
+    """Wrapper of a custom stream class that writes characters which cannot be encoded as codes."""
 
     def __init__(self, stream: Any) -> None:
-        """Wraps it.
+        """Wraps a stream.
 
         Args:
-            stream: has ``write`` and ``flush``.
+            stream: an object with ``write`` and ``flush``.
         """
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
-        """Anything else is the stream's."""
+        """Delegates every other attribute to the stream."""
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes a text; returns the number of characters that the stream took."""
+        """Writes a text; returns the number of characters written."""
         try:
             return self._stream.write(text)
         except UnicodeEncodeError:
@@ -107,20 +107,20 @@ class EncodableStream:
 
 @final
 class PlainConsole(Console):
-    """A console to which a string is text, in tables and titles too; no encoding of its stream raises an error."""
+    """A console that prints strings literally, also in tables and titles, and never raises an encoding error."""
 
     def __init__(self, *, stderr: bool = False, quiet: bool = False) -> None:
-        """Opens it.
+        """Opens the console.
 
         Args:
-            stderr: writes there, not to stdout.
-            quiet: writes nothing.
+            stderr: whether to write to stderr instead of stdout.
+            quiet: whether to write nothing.
         """
         super().__init__(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
 
     @property
     def file(self) -> Any:
-        """The stream to write to, which is looked up anew for each text."""
+        """The stream to write to; looked up again for each text."""
         stream = super().file
         make_encodable(stream)
         return stream if hasattr(stream, "reconfigure") else EncodableStream(stream)
@@ -130,60 +130,60 @@ class PlainConsole(Console):
         self._file = new_file
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """The string as text without control characters; rich asks for it wherever a string is printed."""
-        return super().render_str(shown(text), **options)
+        """Converts a string to literal text without control characters; rich calls it for every printed string."""
+        return super().render_str(escape_controls(text), **options)
 
     def on_broken_pipe(self) -> None:
-        """Whoever read has gone, as ``head`` does: nothing more is written, and what was asked for goes on."""
+        """Stops writing after the reader has closed the pipe, as ``head`` does; the command continues."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
-    def say(self, *parts: str | Text) -> None:
-        """Prints a line, or several, that are never wrapped, so that paths in them can be copied."""
+    def print_line(self, *parts: str | Text) -> None:
+        """Prints a line without wrapping it, so that paths in it can be copied."""
         self.print(*parts, soft_wrap=True)
 
-    def folded(self, parts: Sequence[str], between: str, *, indent: int) -> str:
-        """What no terminal is to break within: one line in a file, on a terminal as many as its width asks.
+    def wrap(self, parts: Sequence[str], separator: str, *, indent: int) -> str:
+        """Joins parts to one line in a file, and to lines of at most its width on a terminal.
 
         Args:
-            parts: what stays whole.
-            between: them, on a line.
-            indent: columns that stand before the first line and are left free before the others.
+            parts: texts that are not broken.
+            separator: separator of the parts on a line.
+            indent: columns before the first line, and indentation of the others.
 
         Returns:
             The lines.
         """
         if not self.file.isatty():
-            return between.join(parts)
+            return separator.join(parts)
         lines = [""]
         for part in parts:
-            longer = f"{lines[-1]}{between}{part}" if lines[-1] else part
-            if lines[-1] and indent + cell_len(longer) > self.width:
+            line = f"{lines[-1]}{separator}{part}" if lines[-1] else part
+            if lines[-1] and indent + cell_len(line) > self.width:
                 lines.append(part)
             else:
-                lines[-1] = longer
+                lines[-1] = line
         return f"\n{' ' * indent}".join(lines)
 
 
 @final
 class PlainFormatter(logging.Formatter):
-    """Warnings as text: they carry errors of rewards and of servers."""
+    """Formats log records as literal text: they contain errors of rewards and servers."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record, without control characters."""
-        return brief(super().format(record))
+        """Returns the record's text without control characters."""
+        return shorten(super().format(record))
 
 
-def log_plainly() -> None:
-    """Makes warnings that no other handler takes go to the terminal as text, in whatever encoding it has."""
+def use_plain_logging() -> None:
+    """Prints warnings that no other handler takes as literal text, in any terminal encoding."""
     make_encodable(sys.stdout, sys.stderr)
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(PlainFormatter())
 
 
-def raised_plainly(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """A ``sys.excepthook`` whose traceback is text: the error's message may be of others."""
-    sys.stderr.write(shown("".join(traceback.format_exception(kind, error, trace))))
+def plain_excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A ``sys.excepthook`` that prints the traceback literally: the message may come from data."""
+    sys.stderr.write(escape_controls("".join(traceback.format_exception(kind, error, trace))))
 
 
 def _code(point: int) -> str:

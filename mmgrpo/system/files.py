@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written aside, synced, and put in place in one move; lines appended whole."""
+"""Atomic file operations: files are written under another name, synced and renamed; lines are appended completely."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mmgrpo.errors import OutputError
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
-    """What could be read of a ``.jsonl`` file.
+class JsonLines:
+    """The readable lines of a ``.jsonl`` file.
 
     Attributes:
-        rows: its objects, in order.
-        num_dropped: lines that hold none: blank, torn off, or something else.
+        rows: the objects, in order.
+        num_dropped: number of lines without an object: blank, truncated or of another type.
     """
 
     rows: tuple[dict[str, Any], ...] = ()
@@ -28,13 +28,13 @@ class Lines:
 
 
 FULL_BYTES = 16 * 2**20
-"""A disk with less than this is full: what could not be written was more."""
+"""A disk with less free space counts as full."""
 
 
 def full_disk(path: Path) -> str:
-    """What to add to an error of writing a path: that its disk is full and what to do; empty where it is not.
+    """Returns a text that adds to a write error that the disk is full, with a fix; empty if the disk is not full.
 
-    torch and safetensors do not say so themselves ("file write failed").
+    The errors of torch and safetensors do not mention it ("file write failed").
     """
     folder = next(parent for parent in (path, *path.parents) if parent.is_dir())
     free = shutil.disk_usage(folder).free
@@ -44,40 +44,40 @@ def full_disk(path: Path) -> str:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """What the system refuses within is an OutputError that names the path and a cure."""
+def output_errors(path: Path) -> Iterator[None]:
+    """Context that converts an OSError to an OutputError with the path and a fix."""
     try:
         yield
     except OutputError:
         raise
     except OSError as error:
         raise OutputError(
-            f"{path} cannot be written: {error.strerror or error}; make room or give leave to write there, or name "
+            f"{path} cannot be written: {error.strerror or error}; free disk space, grant write permission, or set "
             f"another folder (output=FOLDER)"
         ) from error
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Puts a text in the place of a file, which at every moment is the old one or the new one."""
-    aside = path.with_name(f".{path.name}.new")
-    with writing(path):
+    """Replaces a file atomically: it always has the old or the new text."""
+    temporary = path.with_name(f".{path.name}.new")
+    with output_errors(path):
         try:
-            aside.unlink(missing_ok=True)  # a link of that name would lead elsewhere
-            with aside.open("x", encoding="utf-8") as file:
+            temporary.unlink(missing_ok=True)  # a link of that name would lead elsewhere
+            with temporary.open("x", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(aside, path)
+            os.replace(temporary, path)
         except BaseException:
             with suppress(OSError):
-                aside.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
             raise
         sync(path.parent)
 
 
 def append_line(path: Path, text: str) -> None:
-    """Appends a line, or nothing: what a full disk took of it is taken back."""
-    with writing(path), path.open("ab", buffering=0) as file:
+    """Appends a complete line, or nothing: truncates a partial line if the disk is full."""
+    with output_errors(path), path.open("ab", buffering=0) as file:
         before = file.seek(0, os.SEEK_END)
         try:
             rest = memoryview(f"{text}\n".encode())
@@ -89,33 +89,33 @@ def append_line(path: Path, text: str) -> None:
             raise
 
 
-def read_lines(path: Path) -> Lines:
-    """The objects of a ``.jsonl`` file, as far as it can be read; none if there is no file."""
+def read_lines(path: Path) -> JsonLines:
+    """Reads the objects of a ``.jsonl`` file; skips unreadable lines; empty without a file."""
     if not path.is_file():
-        return Lines()
+        return JsonLines()
     texts = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    found = [_object(text) for text in (texts[:-1] if texts[-1] == "" else texts)]
-    rows = tuple(row for row in found if row is not None)
-    return Lines(rows, len(found) - len(rows))
+    objects = [_object(text) for text in (texts[:-1] if texts[-1] == "" else texts)]
+    rows = tuple(row for row in objects if row is not None)
+    return JsonLines(rows, len(objects) - len(rows))
 
 
-def replace_folder(aside: Path, path: Path) -> None:
-    """Puts a finished folder in the place of another, which goes out of sight before it is deleted."""
+def replace_folder(source: Path, path: Path) -> None:
+    """Renames a complete folder to a path; removes an existing folder there first (``remove_folder``)."""
     if path.exists():
         remove_folder(path)
-    os.rename(aside, path)
+    os.rename(source, path)
 
 
 def remove_folder(path: Path) -> None:
-    """Deletes a folder; one that is deleted by half is never seen under its name."""
-    gone = path.with_name(f".{path.name}.gone")
-    shutil.rmtree(gone, ignore_errors=True)
-    os.rename(path, gone)
-    shutil.rmtree(gone)
+    """Renames a folder, then deletes it, so that a partly deleted folder never has its name."""
+    renamed = path.with_name(f".{path.name}.gone")
+    shutil.rmtree(renamed, ignore_errors=True)
+    os.rename(path, renamed)
+    shutil.rmtree(renamed)
 
 
 def sync_tree(folder: Path, wanted: Callable[[Path], bool] = lambda _: True) -> None:
-    """Waits until everything that is wanted in a folder is on the disk."""
+    """Syncs the wanted files and folders of a folder to disk."""
     for parent, _, names in os.walk(folder):
         for path in (*(Path(parent) / name for name in names), Path(parent)):
             if wanted(path):
@@ -123,7 +123,7 @@ def sync_tree(folder: Path, wanted: Callable[[Path], bool] = lambda _: True) -> 
 
 
 def sync(path: Path) -> None:
-    """Waits until a file, or the entries of a folder, are on the disk, where the file system can say so."""
+    """Syncs a file, or the entries of a folder, to disk, if the file system supports it."""
     if path.is_dir():
         with suppress(OSError):  # Windows opens no folder, and some file systems sync none
             _sync(path, os.O_RDONLY)

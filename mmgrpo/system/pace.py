@@ -1,4 +1,4 @@
-"""How fast something goes on, and how long what is left of it takes at that."""
+"""Speed and remaining time of a number of steps."""
 
 from __future__ import annotations
 
@@ -6,54 +6,55 @@ from collections import deque
 from typing import final
 
 WINDOW = 20
-"""Steps whose mean tells the time left; evaluations between them count in, as they will come again."""
+"""Steps over which the speed is averaged; evaluations between them count, because they recur."""
 
 
 @final
 class Pace:
-    """Steps of a whole, and when each was done.
+    """A number of steps, and the time at which each was finished.
 
     Attributes:
-        total: how many there are.
-        done: how many are done, those of an earlier process included.
+        total: number of steps.
+        done: number of finished steps, including those of an earlier process.
     """
 
     def __init__(self, total: int, done: int = 0) -> None:
-        """Stands still until ``begin``."""
+        """Starts no clock yet."""
         self.total = total
         self.done = done
-        self._began_s: float | None = None
+        self._started_s: float | None = None
         self._marks: deque[tuple[float, int]] = deque(maxlen=WINDOW + 1)
 
     @property
-    def is_begun(self) -> bool:
-        """Whether its clock runs."""
-        return self._began_s is not None
+    def is_started(self) -> bool:
+        """Whether the clock runs."""
+        return self._started_s is not None
 
-    def begin(self, now_s: float) -> None:
-        """Starts the clock, unless it runs."""
-        if self._began_s is None:
-            self._began_s = now_s
+    def start(self, now_s: float) -> None:
+        """Starts the clock, unless it runs already."""
+        if self._started_s is None:
+            self._started_s = now_s
             self._marks.append((now_s, self.done))
 
-    def reached(self, done: int, now_s: float) -> None:
-        """That many are done now."""
-        self.begin(now_s)
+    def record(self, done: int, now_s: float) -> None:
+        """Records the number of finished steps."""
+        self.start(now_s)
         self.done = done
         self._marks.append((now_s, done))
 
-    def gone_s(self, now_s: float) -> float:
-        """Seconds since it began in this process."""
-        return 0.0 if self._began_s is None else now_s - self._began_s
+    def elapsed_s(self, now_s: float) -> float:
+        """Returns the seconds since its start in this process."""
+        return 0.0 if self._started_s is None else now_s - self._started_s
 
     def last_s(self) -> float | None:
-        """Seconds from the last mark but one to the last; None before there are two."""
+        """Returns the seconds between the last two records; None before there are two."""
         return self._marks[-1][0] - self._marks[-2][0] if len(self._marks) > 1 else None
 
-    def left_s(self, now_s: float) -> float | None:
-        """Seconds until all are done, at the mean of the last steps; None before the first of this process is done.
+    def remaining_s(self, now_s: float) -> float | None:
+        """Returns the seconds until all steps are finished, at the mean speed of the last steps; None before the first
+        step of this process.
 
-        left = (mark_n - mark_0) / (done_n - done_0) * (total - done_n) - (now - mark_n), at least 0
+        remaining = (mark_n - mark_0) / (done_n - done_0) * (total - done_n) - (now - mark_n), at least 0
         """
         if len(self._marks) < 2 or self._marks[-1][1] == self._marks[0][1]:
             return None
@@ -62,7 +63,7 @@ class Pace:
 
 
 def clock_text(seconds: float | None) -> str:
-    """``H:MM:SS``, with days before it where it takes them; dashes for what is not known."""
+    """Formats seconds as ``H:MM:SS``, with days if there are any; dashes for None."""
     if seconds is None:
         return "-:--:--"
     minutes, second = divmod(round(seconds), 60)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from mmgrpo.distributed.job import Job
-from mmgrpo.runs.watchdog import step_summary
+from mmgrpo.runs.alerts import step_summary
 from mmgrpo.training.learn import Update
 from mmgrpo.training.phases import Judged
 

@@ -26,7 +26,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.policy import Policy
 from mmgrpo.runs.checkpoint import FOLDER, is_checkpoint
-from mmgrpo.runs.resuming import weights_at
+from mmgrpo.runs.resuming import policy_weights_folder
 from mmgrpo.scoring import Gate, NamedReward, as_reward
 from mmgrpo.system.process_settings import restored_settings
 from mmgrpo.system.targets import is_own
@@ -71,7 +71,7 @@ def _begun(settings: Mapping[str, Any]) -> dict[str, Any]:
     if not path.exists():
         raise ConfigError(f"policy.adapter: there is no {path}")
     is_run = (path / FOLDER).is_dir() or is_checkpoint(path)
-    return {**settings, "adapter": str(weights_at(path) if is_run else path)}
+    return {**settings, "adapter": str(policy_weights_folder(path) if is_run else path)}
 
 
 def build_rewards(configs: Sequence[RewardConfig], *, live: Functions | None = None) -> list[NamedReward]:

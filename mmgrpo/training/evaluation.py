@@ -9,7 +9,7 @@ from mmgrpo.config import EvaluationConfig
 from mmgrpo.distributed.job import Job
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy
-from mmgrpo.runs.drawing import shown_by
+from mmgrpo.runs.prompt_samples import with_preview
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Plan, Prompt, Sample, Scores
 
@@ -55,7 +55,7 @@ class Judged:
         """At most ``limit`` samples with their scores, members taken in turn so that every prompt has its share."""
         in_turn = sorted(range(len(self.samples)), key=lambda row: (self.samples[row].member, self.samples[row].group))
         rows = sorted(in_turn[:limit], key=lambda row: (self.samples[row].group, self.samples[row].member))
-        return [shown_by(self.policy, self.samples[row]) for row in rows], self.scores.rows(rows)
+        return [with_preview(self.policy, self.samples[row]) for row in rows], self.scores.rows(rows)
 
 
 def evaluate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mmgrpo.config import AdvantageConfig
 from mmgrpo.distributed.job import Job
 from mmgrpo.maths.changes import changed_fracs
-from mmgrpo.runs.samples import facts_of, sample_metrics
+from mmgrpo.runs.sample_files import sample_metrics, sample_stats
 from mmgrpo.training.credit import Batch, penalised, reward_metrics
 from mmgrpo.training.gather import Experience
 from mmgrpo.training.judge import Verdict
@@ -27,7 +27,7 @@ def step_metrics(
     if batch.divergence_N is not None:
         scores = penalised(scores, batch.divergence_N, config.kl_beta)
     metrics = reward_metrics(scores, batch.credit) | dict(verdict.metrics)
-    metrics |= sample_metrics(job.gather(facts_of(experience.samples)), scores)
+    metrics |= sample_metrics(job.gather(sample_stats(experience.samples)), scores)
     metrics |= {"groups/zero_std_frac": batch.credit.zero_std_frac, **batch.metrics}
     num_asked = sum(len(request.members) for request in experience.requests)
     if experience.num_rounds > 1 or not bool(verdict.keep_N.all()):

@@ -19,10 +19,17 @@ from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.policy import Policy
 from mmgrpo.report import write_report
-from mmgrpo.runs.checkpoint import Place, fault_of, is_checkpoint, list_checkpoints, place_named, set_aside
+from mmgrpo.runs.checkpoint import (
+    RunPosition,
+    checkpoint_fault,
+    is_checkpoint,
+    list_checkpoints,
+    position_from_name,
+    set_aside,
+)
 from mmgrpo.runs.folder import CONFIG, RunFolder, claim_folder
-from mmgrpo.runs.resuming import allowed_config, changed, config_given, how_to_resume
-from mmgrpo.runs.showing import show
+from mmgrpo.runs.resuming import allowed_config, config_changes, resolve_config, resume_command
+from mmgrpo.runs.sample_logging import log_samples
 from mmgrpo.system.files import replace_text
 from mmgrpo.system.machine import machine
 from mmgrpo.training.build import build_rewards
@@ -34,7 +41,7 @@ from mmgrpo.types import Sample, Scores
 LOGS = ("metrics.jsonl", "evaluation.jsonl", "alarms.jsonl")
 """Files of the tasks whose lines stand together in the run's own."""
 
-WARMED_UP = Place(step=0, warmup_step=sys.maxsize)
+WARMED_UP = RunPosition(step=0, warmup_step=sys.maxsize)
 """As far as a run can be before its first step."""
 
 NO_LIVE: Mapping[str, Any] = {}
@@ -73,7 +80,7 @@ class MixedTrainer:
             ConfigError: there are no tasks, one of them cannot be, or what is resumed had other ones.
             CheckpointError: what is resumed is no folder of a mixed run.
         """
-        self.config = config_given(config, resume)
+        self.config = resolve_config(config, resume)
         tasks = tasks_of(self.config)
         if not tasks:
             raise ConfigError("a mixed run has tasks: give tasks: {NAME: {...}, ...}, or train one run by a Trainer")
@@ -147,17 +154,17 @@ def _resumed(folder: Path, config: RunConfig, tasks: Mapping[str, RunConfig]) ->
         raise CheckpointError(
             f"{folder} is a checkpoint of one task; a mixed run goes on from its folder, that above it"
         )
-    before = config_given(None, folder)
+    before = resolve_config(None, folder)
     if list(before.tasks) != list(config.tasks):
         raise ConfigError(
             f"{folder} has the tasks {', '.join(before.tasks) or 'of a single run'}, and cannot go on with "
             f"{', '.join(config.tasks)}"
         )
-    held = {name: {place_named(one).step: one for one in list_checkpoints(folder / name)} for name in tasks}
+    held = {name: {position_from_name(one).step: one for one in list_checkpoints(folder / name)} for name in tasks}
     last = max(step for name, task in tasks.items() for step in [*(s * _every(task) for s in held[name]), 0])
     for step in range(last, 0, -1):
         paths = {name: held[name].get(own_step(step, task)) for name, task in tasks.items()}
-        whole = {name: path for name, path in paths.items() if path and fault_of(path) is None}
+        whole = {name: path for name, path in paths.items() if path and checkpoint_fault(path) is None}
         if len(whole) == len(tasks):
             return _Resumed(step, whole)
     for name in tasks:
@@ -242,9 +249,9 @@ class MixedFolder:
             self.folder.log(file, told)
         self._job.trackers.log({key: value for key, value in told.items() if "/" in key}, told["step"])
 
-    def show(self, name: str, step: int, samples: Sequence[Sample], scores: Scores) -> None:
+    def log_samples(self, name: str, step: int, samples: Sequence[Sample], scores: Scores) -> None:
         """What a task's evaluation drew, in the trackers under the task's name."""
-        show(self._job.trackers, self._step(name, step), samples, scores, task=name)
+        log_samples(self._job.trackers, self._step(name, step), samples, scores, task=name)
 
     def saved(self) -> None:
         """The page is made anew."""
@@ -257,7 +264,7 @@ class MixedFolder:
             return []
         if self._resumed is not None and not self._has_begun:  # killed after its tasks had finished
             self.begun()
-            self.folder.settle()
+            self.folder.mark_finished()
             self.saved()
             return []
         if status == "failed" and self._resumed is None and self.folder.discard():
@@ -266,7 +273,7 @@ class MixedFolder:
         self.saved()
         if status == "finished":
             return []
-        return [f"{status}; to go on: {how_to_resume(self.folder.path, self._config, self._job.num_processes)}"]
+        return [f"{status}; to go on: {resume_command(self.folder.path, self._config, self._job.num_processes)}"]
 
     def _prepared(self) -> None:
         told = "\n\n".join(explanation(task.config) for task in self._tasks.values())
@@ -274,8 +281,8 @@ class MixedFolder:
         if self._resumed is None:
             self.folder.open(self._config, explanation=told, machine=about["machine"])
             return
-        before = config_given(None, self._resumed)
-        changes = {change.key: [change.before, change.after] for change in changed(before, self._config)}
+        before = resolve_config(None, self._resumed)
+        changes = {change.key: [change.before, change.after] for change in config_changes(before, self._config)}
         self.folder.reopen(self._config, {"changes": changes, **about}, explanation=told)
 
     def _step(self, name: str, own: int) -> int:

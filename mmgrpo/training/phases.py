@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from mmgrpo.config import RunConfig
 from mmgrpo.data.stream import StepPrompts
-from mmgrpo.runs.progress import Progress
-from mmgrpo.runs.stopping import Stopping
+from mmgrpo.runs.progress import RunProgress
+from mmgrpo.runs.stopping import StopRequests
 from mmgrpo.training.credit import Batch
 from mmgrpo.training.gather import Experience
 from mmgrpo.training.judge import Verdict
@@ -33,8 +33,8 @@ class Seat:
         within: the folder that the task's own lies in; None: where its configuration says.
     """
 
-    progress: Progress
-    stopping: Stopping
+    progress: RunProgress
+    stopping: StopRequests
     log: Callable[[str, Mapping[str, Any]], None]
     show: Callable[[int, Sequence[Sample], Scores], None]
     within: Path | None = None

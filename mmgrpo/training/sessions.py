@@ -15,9 +15,16 @@ from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy
 from mmgrpo.report import write_report
 from mmgrpo.runs.best import best_step
-from mmgrpo.runs.checkpoint import Place, clear_unfinished, drop_old, load_checkpoint, save_checkpoint, set_aside
+from mmgrpo.runs.checkpoint import (
+    RunPosition,
+    delete_old_checkpoints,
+    delete_unfinished,
+    load_checkpoint,
+    save_checkpoint,
+    set_aside,
+)
 from mmgrpo.runs.folder import RunFolder, claim_folder
-from mmgrpo.runs.resuming import START, Resumption, evaluated_steps, how_to_resume
+from mmgrpo.runs.resuming import START, Resumption, evaluated_steps, resume_command
 from mmgrpo.system.machine import machine
 from mmgrpo.training.critic import Learnt
 from mmgrpo.training.ema import Average
@@ -48,7 +55,7 @@ class Trained:
     owns: bool = True
 
     def save(
-        self, folder: Path, place: Place, keep: int | None, memory: Memory, job: Job, *, best: int | None = None
+        self, folder: Path, place: RunPosition, keep: int | None, memory: Memory, job: Job, *, best: int | None = None
     ) -> None:
         """Writes a checkpoint of weights that are those of the place.
 
@@ -70,7 +77,7 @@ class Trained:
         policy, together = self.policy if self.owns else None, job if job.is_sharded else None
         save_checkpoint(folder, place, policy, state, keep=keep, best=best, averaged=averaged, job=together)
 
-    def restore(self, checkpoint: Path, *, updates_per_step: int | None, memory: Memory) -> tuple[Place, Memory]:
+    def restore(self, checkpoint: Path, *, updates_per_step: int | None, memory: Memory) -> tuple[RunPosition, Memory]:
         """Becomes what a checkpoint holds.
 
         Args:
@@ -130,7 +137,7 @@ class Session:
         self._config = config
         self._job = job
         self._folder = None if resumption is None else RunFolder(resumption.folder)
-        self._saved: Place | None = None
+        self._saved: RunPosition | None = None
         self.resumption = resumption
         self.start = START
         self.evaluated: set[int] = set()
@@ -158,12 +165,12 @@ class Session:
         return self._folder
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> RunPosition | None:
         """Where the weights are; None in the midst of updates."""
         warmup_step = self._trained.warmup.whole_step if self._trained.warmup else 0
         if self.whole_step is None or warmup_step is None:
             return None
-        return Place(step=self.whole_step, warmup_step=warmup_step)
+        return RunPosition(step=self.whole_step, warmup_step=warmup_step)
 
     def is_over(self) -> bool:
         """Whether a run that goes on has nothing left to do; its folder says so then."""
@@ -173,11 +180,11 @@ class Session:
             self._tidy()
             for said in self._rewound():
                 logger.warning("%s", said)
-            self.folder.settle()
+            self.folder.mark_finished()
             self.report()
         return True
 
-    def is_done(self, place: Place | None) -> bool:
+    def is_done(self, place: RunPosition | None) -> bool:
         """Whether all there is to do was done at a place, its evaluation included."""
         if place is None or place.step < self._config.steps or not (place.step or self._warmed(place)):
             return False
@@ -201,22 +208,22 @@ class Session:
             self._job.trackers.start(self._config, self.folder.path)
         return said
 
-    def save(self, place: Place, *, drops: bool = True) -> None:
+    def save(self, place: RunPosition, *, drops: bool = True) -> None:
         """Writes a checkpoint, if this place has none yet; the other processes wait.
 
         Args:
             place: where the weights are.
-            drops: whether old ones go then; otherwise they stay until ``drop_old``.
+            drops: whether old ones go then; otherwise they stay until ``delete_old_checkpoints``.
         """
         if place != self._saved and self._writes:
             self._write(place, self._config.checkpoint.keep if drops else None)
         self._saved = place
         self._job.barrier()
 
-    def drop_old(self) -> None:
+    def delete_old_checkpoints(self) -> None:
         """Deletes all checkpoints but the newest that are kept."""
         if self._job.is_main:
-            drop_old(self.folder.path, self._config.checkpoint.keep, self._best())
+            delete_old_checkpoints(self.folder.path, self._config.checkpoint.keep, self._best())
 
     def keep_best(self, *, drops: bool = True) -> None:
         """Writes a checkpoint after an evaluation, if it is the best so far by ``checkpoint.best``.
@@ -230,9 +237,9 @@ class Session:
         if self._job.run_on_main(lambda: best_step(self.folder.path, reward, now=place.step)) == place.step:
             self.save(place, drops=False)
             if drops:
-                self.drop_old()
+                self.delete_old_checkpoints()
 
-    def rescue(self, place: Place | None, *, drops: bool = True, together: bool = False) -> None:
+    def rescue(self, place: RunPosition | None, *, drops: bool = True, together: bool = False) -> None:
         """Saves what is whole before an early end, on the main process alone: the others may be gone.
 
         Weights that lie in parts are saved if all processes end for the same reason, and so are all here.
@@ -277,14 +284,14 @@ class Session:
         if status == "finished":
             return []
         where = _named(self._saved or START)
-        how = how_to_resume(self._folder.path, self._config, self._job.num_processes)
+        how = resume_command(self._folder.path, self._config, self._job.num_processes)
         return [f"{status}; to go on from {where}: {how}"]
 
     def _machine(self) -> dict[str, Any]:
         sharded = {"sharding": self._job.sharding.engine} if self._job.sharding else {}
         return machine(self._job.accelerator.device, self._job.num_processes) | sharded
 
-    def _write(self, place: Place, keep: int | None) -> None:
+    def _write(self, place: RunPosition, keep: int | None) -> None:
         if self._job.is_main:
             self.folder.sync()
         best = self._best() if self._job.is_main else None
@@ -301,8 +308,8 @@ class Session:
 
     def _tidy(self) -> None:
         """Ends what a process that was killed had begun to delete."""
-        clear_unfinished(self.folder.path)
-        drop_old(self.folder.path, self._config.checkpoint.keep, self._best())
+        delete_unfinished(self.folder.path)
+        delete_old_checkpoints(self.folder.path, self._config.checkpoint.keep, self._best())
 
     def _rewound(self) -> list[str]:
         """Drops the lines after where it goes on, and those that cannot be read, which is what it gives."""
@@ -323,11 +330,11 @@ class Session:
         self.folder.reopen(self._config, record, explanation=explanation)
         return said + [f"changed from here on: {change}" for change in self.resumption.changes]
 
-    def _warmed(self, place: Place) -> bool:
+    def _warmed(self, place: RunPosition) -> bool:
         return self._config.warmup is None or place.warmup_step >= self._config.warmup.steps
 
 
-def _named(place: Place) -> str:
+def _named(place: RunPosition) -> str:
     if place == START:
         return "the beginning"
     return f"step {place.step}" if place.step else f"step {place.warmup_step} of the warm-up"

@@ -12,9 +12,9 @@ from mmgrpo.distributed.heartbeat import Heartbeat
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ProcessLostError
 from mmgrpo.runs.folder import RunFolder
-from mmgrpo.runs.progress import Progress
-from mmgrpo.runs.showing import show
-from mmgrpo.runs.stopping import Stopping, Terminated
+from mmgrpo.runs.progress import RunProgress
+from mmgrpo.runs.sample_logging import log_samples
+from mmgrpo.runs.stopping import StopRequests, Terminated
 from mmgrpo.training.exhaustion import naming_phase
 from mmgrpo.training.phases import Gathered, Judged, Seat, Task, take_updates
 from mmgrpo.types import Sample, Scores
@@ -36,7 +36,7 @@ class Whole(Protocol):
     def log(self, name: str, file: str, line: Mapping[str, Any]) -> None:
         """Takes what a task writes down."""
 
-    def show(self, name: str, step: int, samples: Sequence[Sample], scores: Scores) -> None:
+    def log_samples(self, name: str, step: int, samples: Sequence[Sample], scores: Scores) -> None:
         """Takes what an evaluation of a task drew."""
 
     def saved(self) -> None:
@@ -77,7 +77,7 @@ class Together:
         self._config = config
         self._job = job
         self._whole = whole
-        self._stopping = Stopping(job)
+        self._stopping = StopRequests(job)
         self._heartbeat = Heartbeat(job, timeout_s=config.runtime.heartbeat_timeout_s)
         self._progress = self._made_progress()
 
@@ -89,12 +89,14 @@ class Together:
         """
         sessions = [task.session for task in self._tasks.values()]
         status, failure = "failed", None
-        listening = self._stopping.listening(), self._heartbeat.running(self._abandon)
+        listening = self._stopping.handle_signals(), self._heartbeat.running(self._abandon)
         with listening[0], listening[1], next(iter(self._progress.values())) as progress:
             if all(session.is_over() for session in sessions):
                 if self._whole:
                     self._whole.end("finished", None)
-                progress.noted(f"nothing to do: {self._where()} stands at step {self.step} of {self._config.steps}")
+                progress.print_line(
+                    f"nothing to do: {self._where()} stands at step {self.step} of {self._config.steps}"
+                )
                 self._end("finished")
                 return "finished"
             try:
@@ -102,11 +104,11 @@ class Together:
                 with naming_phase("the warm-up", self.step):
                     for task in self._tasks.values():
                         task.warm_up()
-                while self.step < self._config.steps and not self._stopping.is_told():
+                while self.step < self._config.steps and not self._stopping.is_stopping():
                     self._train_step()
                 self._save()
                 done = all(task.session.is_done(task.session.place) for task in self._tasks.values())
-                status = self._stopping.alarm or ("finished" if done else self._stopping.status)
+                status = self._stopping.alert_status or ("finished" if done else self._stopping.status)
             except (Terminated, KeyboardInterrupt) as told:
                 status = self._stopping.status
                 if isinstance(told, KeyboardInterrupt):
@@ -121,14 +123,14 @@ class Together:
                 raise failure from error
             finally:
                 for said in [*self._job.trackers.finish(), *self._closed(status, failure)]:
-                    progress.noted(said)
+                    progress.print_line(said)
         return status
 
     def _begin(self) -> None:
         within = self._whole.begin() if self._whole else None
         for name, task in self._tasks.items():
             log = partial(self._whole.log, name) if self._whole else self._log
-            shown = partial(self._whole.show, name) if self._whole else partial(show, self._job.trackers)
+            shown = partial(self._whole.log_samples, name) if self._whole else partial(log_samples, self._job.trackers)
             task.begin(Seat(progress=self._progress[name], stopping=self._stopping, log=log, show=shown, within=within))
         if self._whole:
             self._whole.begun()
@@ -167,7 +169,7 @@ class Together:
             task.session.save(task.session.place, drops=self._whole is None)
         if self._whole:
             for task in self._tasks.values():
-                task.session.drop_old()
+                task.session.delete_old_checkpoints()
             self._whole.saved()
 
     def _rescue(self, *, together: bool) -> None:
@@ -207,17 +209,17 @@ class Together:
     def _log(self, file: str, line: Mapping[str, Any]) -> None:
         self._job.trackers.log({key: value for key, value in line.items() if "/" in key}, line["step"])
 
-    def _made_progress(self) -> dict[str, Progress]:
+    def _made_progress(self) -> dict[str, RunProgress]:
         """What tells how far each task is: one console, whose bars or lines name them."""
-        made: dict[str, Progress] = {}
+        made: dict[str, RunProgress] = {}
         for name, task in self._tasks.items():
-            made[name] = Progress(
+            made[name] = RunProgress(
                 task.config,
                 quiet=not self._job.is_main,
                 start=task.session.start,
                 num_processes=self._job.size,
                 name=name,
-                beside=next(iter(made.values()), None),
+                parent=next(iter(made.values()), None),
             )
         return made
 

@@ -23,14 +23,14 @@ from mmgrpo.explain.explanation import explanation
 from mmgrpo.explain.idle import idle_mechanisms
 from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy, SupportsUnbatchedRows
+from mmgrpo.runs.alerts import Alert, Watchdog, first_step_note, watchdog_inputs
 from mmgrpo.runs.best import require_best
-from mmgrpo.runs.checkpoint import Place, checkpoint_steps
-from mmgrpo.runs.drawing import shown_by
+from mmgrpo.runs.checkpoint import RunPosition, checkpoint_steps
 from mmgrpo.runs.folder import RunFolder
-from mmgrpo.runs.resuming import config_given, plan_resumption
-from mmgrpo.runs.samples import identity
-from mmgrpo.runs.showing import MAX_SHOWN
-from mmgrpo.runs.watchdog import Alarm, Watchdog, first_step_note, watched
+from mmgrpo.runs.prompt_samples import with_preview
+from mmgrpo.runs.resuming import plan_resumption, resolve_config
+from mmgrpo.runs.sample_files import identity
+from mmgrpo.runs.sample_logging import MAX_LOGGED_SAMPLES
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.required_columns import require_rows
 from mmgrpo.training.account import Account
@@ -97,7 +97,7 @@ class Trainer:
             resume: a run folder or a checkpoint to go on from.
             before: of a task of a mixed run, whose steps somebody else takes, the tasks before it.
         """
-        self.config = with_policy(policy, config_given(with_policy_name(config, policy), resume))
+        self.config = with_policy(policy, resolve_config(with_policy_name(config, policy), resume))
         asked = prompts_of(prompts, self.config)
         self.job = Job.of(self.config, accelerator)
         resumption = self.job.run_on_main(lambda: plan_resumption(Path(resume), self.config)) if resume else None
@@ -143,7 +143,7 @@ class Trainer:
         self.judges = Scorer(judges, max_failure_frac=1.0, cache_mb=self.config.reward_cache_mb)
         require_best(self.config, self.judges.names)
         names = self.scoring.scorer.names, self.judges.names
-        subject = watched(self.config, *names, checkpoints=lambda: checkpoint_steps(self.folder.path))
+        subject = watchdog_inputs(self.config, *names, checkpoints=lambda: checkpoint_steps(self.folder.path))
         self.watchdog = Watchdog(subject) if subject and self.job.is_main else None
         held_out = partial(load_prompts_of, key="evaluation.prompts", note=self.config.note)
         self.held_out = held_out(evaluation.prompts) if evaluation else []
@@ -180,9 +180,9 @@ class Trainer:
         self._seat = seat
         self.job.broadcast_weights([*self.parameters, *(self.critic.parameters if self.critic else ())])
         for note in (*idle_mechanisms(self.algorithm), *self.session.begin(self._explanation, self._seat.within)):
-            self._seat.progress.noted(note)
+            self._seat.progress.print_line(note)
         if self.watchdog and self.session.resumption:
-            told = self.watchdog.recall(self.folder.lines("metrics.jsonl"), self.folder.lines("evaluation.jsonl"))
+            told = self.watchdog.replay(self.folder.lines("metrics.jsonl"), self.folder.lines("evaluation.jsonl"))
             known = {(row["step"], row["kind"]) for row in self.folder.lines("alarms.jsonl")}
             given = [one for one in told if one.step == self.step and (one.step, one.kind) not in known]
             self._heed(given)  # a process may have been killed before it gave them
@@ -224,8 +224,8 @@ class Trainer:
         """Waits for the rewards, and says what each sample earned."""
         clock, config = time.perf_counter(), self.now.config
         prompts, experience = gathered.prompts, gathered.experience
-        self._seat.progress.doing("reward")
-        self._seat.stopping.give_up()
+        self._seat.progress.track("reward")
+        self._seat.stopping.raise_if_terminated()
         with told(self.scoring.rewards, after):
             verdict = judge(experience, self.scoring.rewards, step=self.step, job=self.job)
         batch = estimate(
@@ -249,7 +249,7 @@ class Trainer:
         replay, requests = self.now.strategy.replay, experience.requests
         facts = step_facts(verdict, batch, prompts.key, step=self.step, replay=replay, job=self.job, requests=requests)
         metrics |= {"time/rollout_s": gathered.took_s, "time/reward_s": time.perf_counter() - clock}
-        self._seat.stopping.give_up()
+        self._seat.stopping.raise_if_terminated()
         shown = self.job.gather([sample.after for sample in experience.samples]) if self.behind else []
         return Judged(experience, verdict, batch, facts, metrics, [one for part in shown for one in part])
 
@@ -259,7 +259,7 @@ class Trainer:
         self._keep(judged.experience.samples, judged.verdict.scores, judged.batch.credit)
         batch, update = judged.batch, self.config.update
         account = Account(judged, num_updates=update.epochs * update.minibatches)
-        self._seat.progress.doing(f"update 1 of {account.num_updates}")
+        self._seat.progress.track(f"update 1 of {account.num_updates}")
         beside = self.auxiliaries.beside(self.now, batch, (self.step - 1) * account.num_updates)
         lesson = Lesson(
             self.policy,
@@ -292,7 +292,7 @@ class Trainer:
             behind=behind,
             reads=rollout.training_states == "renoised",
             value=partial(valued, rewards=self.scoring.rewards, advantages=self.now.advantages, step=step),
-            on_samples=self._seat.progress.doing("rollout", num_drawn, self._seat.stopping.give_up_alone),
+            on_samples=self._seat.progress.track("rollout", num_drawn, self._seat.stopping.raise_if_terminated_alone),
         )
 
     def _updated(self, account: Account, update: Update) -> None:
@@ -303,13 +303,13 @@ class Trainer:
         told = {**measured, **of_critic, **self.now.course.resting({**account.metrics, **measured})}
         self._log("metrics.jsonl", account.line(self.step, update, told, self.job))
         if update.number + 1 < account.num_updates:
-            self._seat.progress.doing(f"update {update.number + 2} of {account.num_updates}")
+            self._seat.progress.track(f"update {update.number + 2} of {account.num_updates}")
 
     def _learnt(self, account: Account, facts: Facts) -> None:
-        self._seat.progress.stepped(account.last)
+        self._seat.progress.log_step(account.last)
         if self.step == 1 and (note := first_step_note(account.last)):
-            self._seat.progress.noted(note)
-        self._heed(self.watchdog.stepped(account.summary) if self.watchdog else [])
+            self._seat.progress.print_line(note)
+        self._heed(self.watchdog.after_step(account.summary) if self.watchdog else [])
         if self._owns:
             move_reference(self.policy, self.config.reference, self.step, self.optimizer)
         memory = remember(self.session.memory, facts, self.stream.learners, replay=self.now.strategy.replay)
@@ -321,13 +321,13 @@ class Trainer:
         if self.critic:
             self.critic.apply()
 
-    def _heed(self, alarms: Sequence[Alarm]) -> None:
+    def _heed(self, alarms: Sequence[Alert]) -> None:
         """Passes alarms on; one that the configuration names ends the run after this step, with a checkpoint."""
         for alarm in alarms:
             self._log("alarms.jsonl", alarm.as_line())
-            self._seat.progress.alarmed(alarm)
+            self._seat.progress.log_alert(alarm)
             if self.config.watchdog and alarm.kind in self.config.watchdog.stop:
-                self._seat.stopping.stop_for(alarm.kind)
+                self._seat.stopping.stop_after_alert(alarm.kind)
 
     def _name_skipped(self, update: Update, account: Account) -> None:
         """Says which samples, of all processes, gave a gradient that is not finite, and keeps them."""
@@ -342,9 +342,9 @@ class Trainer:
             ]
             self.folder.log("skipped.jsonl", {"step": self.step, "update": update.number, "samples": named})
             if samples:
-                shown = [shown_by(self.policy, one) for one in samples]
+                shown = [with_preview(self.policy, one) for one in samples]
                 self.folder.save_skipped(self.step, update.number, shown, account.scores.rows(rows), advantage_B)
-        self._seat.progress.skipped(self.step, [f"{one.group}.{one.member}" for one in samples])
+        self._seat.progress.log_skipped_update(self.step, [f"{one.group}.{one.member}" for one in samples])
 
     def _keep(self, samples: Sequence[Sample], scores: Scores, credit: Credit) -> None:
         """Keeps the step's first groups of texts, at the first step and whenever an evaluation is due."""
@@ -362,14 +362,14 @@ class Trainer:
             return
         clock, saves = time.perf_counter(), self.config.checkpoint.warmup_every
         every, progress = self.warmup.config.log_every, self._seat.progress
-        progress.warming()
-        for done in self.warmup.run(self.session.start.warmup_step, self._seat.stopping.is_told):
-            progress.warmed(done)
+        progress.start_warmup()
+        for done in self.warmup.run(self.session.start.warmup_step, self._seat.stopping.is_stopping):
+            progress.log_warmup_step(done)
             if done.step % every == 0 or done.step in (1, self.warmup.config.steps):
                 took = time.perf_counter() - clock
                 self._log("warmup.jsonl", {"step": done.step, "loss": done.loss, "lr": done.lr, "time_s": took})
             if (saves and done.step % saves == 0) or done.step == self.warmup.config.steps:
-                self.session.save(Place(step=0, warmup_step=done.step))
+                self.session.save(RunPosition(step=0, warmup_step=done.step))
 
     def _warms_up(self) -> bool:
         return self.warmup is not None and not self.step and self.session.start.warmup_step < self.warmup.config.steps
@@ -378,12 +378,12 @@ class Trainer:
         """Judges the averaged weights if there are any, the trained ones otherwise, where that is due."""
         config = self.config.evaluation
         is_due = self._evaluation_is_due() and self.step not in self.session.evaluated
-        if config is None or not is_due or self._seat.stopping.is_told():
+        if config is None or not is_due or self._seat.stopping.is_stopping():
             return
         clock = time.perf_counter()
         share = len(self.held_out[self.job.rank :: self.job.size])
-        progress, give_up = self._seat.progress, self._seat.stopping.give_up_alone
-        taken = progress.doing("evaluation", share * config.samples_per_prompt, give_up)
+        progress, give_up = self._seat.progress, self._seat.stopping.raise_if_terminated_alone
+        taken = progress.track("evaluation", share * config.samples_per_prompt, give_up)
         averaged = self.average.applied() if self.average else nullcontext()
         with averaged, self.job.gathered_for_rollout(self.config.runtime):
             judged = evaluate(
@@ -400,11 +400,11 @@ class Trainer:
         if judged is not None:
             line = {"step": self.step, **judged.metrics(), "time/evaluation_s": time.perf_counter() - clock}
             self.folder.save_samples(self.step, *judged.shown(config.pictures))
-            self._seat.show(self.step, *judged.shown(MAX_SHOWN))
+            self._seat.show(self.step, *judged.shown(MAX_LOGGED_SAMPLES))
             self._log("evaluation.jsonl", line)
-            progress.judged(line)
+            progress.log_evaluation(line)
             self.session.report()
-            self._heed(self.watchdog.judged(line) if self.watchdog else [])
+            self._heed(self.watchdog.after_evaluation(line) if self.watchdog else [])
         self.session.keep_best(drops=self._seat.within is None)  # of tasks, old ones go once all have theirs
 
     def _log(self, file: str, line: dict[str, Any]) -> None:

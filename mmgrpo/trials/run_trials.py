@@ -15,9 +15,9 @@ from types import FrameType
 from typing import final
 
 from mmgrpo.report.number_format import duration
-from mmgrpo.runs.folder import clear_unbegun, has_ended
+from mmgrpo.runs.folder import has_ended, remove_unstarted
 from mmgrpo.runs.stopping import TERMINATING
-from mmgrpo.system.console import brief
+from mmgrpo.system.console import shorten
 from mmgrpo.trials.trial_plan import Comparison, ComparisonTrial
 
 LOG_TAIL = 20_000
@@ -140,7 +140,7 @@ def failure_reason(log: Path) -> str:
     except OSError as error:
         return f"its log cannot be read ({error.strerror or error})"
     errors = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
-    return brief((errors or lines or ["it wrote nothing"])[-1])
+    return shorten((errors or lines or ["it wrote nothing"])[-1])
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from mmgrpo.config.loading import dump_config, load_config, shipped
 from mmgrpo.config.parts import require_single
 from mmgrpo.config.registry import suggestion
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.system.files import replace_text, writing
+from mmgrpo.system.files import output_errors, replace_text
 
 RUNS, CONFIGURATIONS, LOGS = "runs", "configs", "logs"
 
@@ -144,7 +144,7 @@ def write_configurations(comparison: Comparison) -> None:
                 f"{comparison.root} has a comparison with other settings ({path.name} differs); use its settings to "
                 "resume it, or another folder: --out FOLDER"
             )
-    with writing(comparison.root):
+    with output_errors(comparison.root):
         for folder in (RUNS, CONFIGURATIONS, LOGS):
             (comparison.root / folder).mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():

@@ -16,7 +16,7 @@ from mmgrpo.config.loading import dump_config, find_config, load_config, read_la
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.explain.method_settings import method_rows
-from mmgrpo.runs.resuming import changed
+from mmgrpo.runs.resuming import config_changes
 
 Write = Callable[[str, dict[str, Any]], Path]
 
@@ -158,7 +158,7 @@ def test_the_resolved_file_reads_back_to_the_same(write: Write, tmp_path: Path) 
 
 def test_what_is_published_is_no_change_to_a_run_that_goes_on(write: Write) -> None:
     before = load_config(write("run", {"include": ["model", "ours"]}))
-    assert list(changed(before, before.model_copy(update={"published": {}}))) == []
+    assert list(config_changes(before, before.model_copy(update={"published": {}}))) == []
 
 
 @pytest.mark.parametrize("values", [{"include": ["model"], "published": True}, {"published": True}])

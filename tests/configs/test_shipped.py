@@ -26,7 +26,7 @@ from mmgrpo.config.sections import at, has
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.policy import SupportsWindows
-from mmgrpo.runs.watchdog import watched
+from mmgrpo.runs.alerts import watchdog_inputs
 from mmgrpo.training.build import build_rewards, plan_at
 from tests.breadth.assembly import build
 from tests.configs.written import plain, written
@@ -347,7 +347,7 @@ def test_a_recipe_is_trained_on_rewards_that_exist_and_watched_by_others(name: s
     trained = [reward.name for reward in build_rewards(config.rewards)]
     judges = [reward.name for reward in build_rewards(config.evaluation.rewards)]
     assert not {"jpeg_size", "brightness"} & set(trained)
-    subject = watched(config, trained, judges)
+    subject = watchdog_inputs(config, trained, judges)
     assert subject is not None
     assert subject.held_out
     assert not set(subject.held_out) & set(trained)

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from mmgrpo.config.loading import validated
 from mmgrpo.errors import CheckpointError, ConfigError
-from mmgrpo.runs.exporting import copy_adapters
+from mmgrpo.runs.adapter_files import copy_adapters
 from mmgrpo.training.build import build_policy
 from mmgrpo.training.trainer import Trainer
 from tests.breadth import adapters, assembly

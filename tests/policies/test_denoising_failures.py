@@ -23,7 +23,7 @@ from PIL import Image
 from transformers import CLIPConfig, CLIPImageProcessor
 
 from mmgrpo.errors import PolicyError
-from mmgrpo.runs.drawing import draw, write
+from mmgrpo.runs.prompt_samples import sample_prompt, write_prompt_samples
 from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Plan, Prompt, Sample
@@ -146,9 +146,11 @@ def test_a_run_counts_failed_samples_and_trains_on_the_others(tmp_path: Path) ->
 
 
 def test_a_preview_says_why_it_has_no_score(tmp_path: Path) -> None:
-    drawn = draw(policy_of("sd15", _not_a_number("sd15")), Prompt("a cat"), [REWARD], count=2, seed=0, noise=False)
-    assert drawn.unasked == {"brightness": DECODED}
-    lines = (write(drawn, tmp_path / "preview") / "samples.jsonl").read_text().splitlines()
+    drawn = sample_prompt(
+        policy_of("sd15", _not_a_number("sd15")), Prompt("a cat"), [REWARD], count=2, seed=0, noise=False
+    )
+    assert drawn.unscored == {"brightness": DECODED}
+    lines = (write_prompt_samples(drawn, tmp_path / "preview") / "samples.jsonl").read_text().splitlines()
     assert [json.loads(line)["failure"] for line in lines] == [DECODED] * 2
 
 

@@ -16,7 +16,7 @@ from mmgrpo.policies.diffusion.outputs import audios_of, media_of, samples_of
 from PIL import Image
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError, ReplayError
-from mmgrpo.runs.samples import write_samples
+from mmgrpo.runs.sample_files import write_samples
 from mmgrpo.serving.wire import packed, unpacked
 from mmgrpo.types import Plan, Prompt, Rollout, Sample, Scores
 from tests.breadth import assembly

@@ -9,7 +9,7 @@ from PIL import Image
 
 from mmgrpo.report.image_marks import ImageMark, marks_of
 from mmgrpo.report.reward_notes import RewardNote, TimelineSpan, note_of, timeline_of
-from mmgrpo.runs.samples import write_samples
+from mmgrpo.runs.sample_files import write_samples
 from mmgrpo.types import Prompt, Sample, Scores
 from tests.report.folder import write_lines
 from tests.report.page import Page, render

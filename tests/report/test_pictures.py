@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from mmgrpo.runs.samples import write_samples
+from mmgrpo.runs.sample_files import write_samples
 from mmgrpo.types import Prompt, Sample, Scores
 from tests.report.folder import MEMBERS, PROMPTS, STEPS, pixels, sample, write_lines
 from tests.report.page import Page, decoded, render

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mmgrpo.runs.samples import write_samples
+from mmgrpo.runs.sample_files import write_samples
 from mmgrpo.types import Prompt, Sample, Scores
 from tests.report.folder import sample, write_lines
 from tests.report.page import Page, decoded, render

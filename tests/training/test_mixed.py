@@ -20,7 +20,7 @@ from mmgrpo.config.loading import dump_config, load_config, validated
 from mmgrpo.config.parts import tasks_of
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.report.run_info import parse_tasks
-from mmgrpo.runs.checkpoint import Place, list_checkpoints
+from mmgrpo.runs.checkpoint import RunPosition, list_checkpoints
 from mmgrpo.training.mixed import MixedTrainer
 from mmgrpo.types import Prompt, Sample
 from tests.forked import fork
@@ -127,7 +127,7 @@ def killed_before_a_step_is_saved(trainer: Trainer) -> None:
     """The checkpoints of its warm-up are written, that of its first step is not."""
     save = trainer.session.save
 
-    def saving(place: Place, *, drops: bool = True) -> None:
+    def saving(place: RunPosition, *, drops: bool = True) -> None:
         if place.step:
             os.kill(os.getpid(), signal.SIGKILL)
         save(place, drops=drops)

@@ -22,7 +22,7 @@ from mmgrpo.config.parts import tasks_of
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.memory import Memory
 from mmgrpo.runs.checkpoint import list_checkpoints
-from mmgrpo.runs.resuming import weights_at
+from mmgrpo.runs.resuming import policy_weights_folder
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.build import plan_at
 from mmgrpo.training.credit import Batch
@@ -165,9 +165,11 @@ def test_the_weights_are_saved_once_and_the_run_goes_on_exactly(tmp_path: Path) 
 def test_a_folder_without_weights_stands_for_those_that_it_trains(tmp_path: Path) -> None:
     run = shared(tmp_path, steps=1).folder.path
     newest = list_checkpoints(run / "one")[-1] / "average"
-    assert weights_at(run / "one") == weights_at(run / "other") == newest
-    with pytest.raises(CheckpointError, match=r"holds no weights: they are those of one; give a checkpoint of .*/one"):
-        weights_at(list_checkpoints(run / "other")[-1])
+    assert policy_weights_folder(run / "one") == policy_weights_folder(run / "other") == newest
+    with pytest.raises(
+        CheckpointError, match=r"has no weights: it trains the policy of one; give a checkpoint of .*/one"
+    ):
+        policy_weights_folder(list_checkpoints(run / "other")[-1])
     assert load_config(run / "other" / "config.yaml").update.lr == UPDATE["lr"]
 
 

@@ -15,7 +15,7 @@ import torch
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config
 from mmgrpo.data.prompts import load_prompts_of
-from mmgrpo.runs.folder import has_ended, status_of
+from mmgrpo.runs.folder import has_ended, run_status
 from mmgrpo.training.build import build_policy, build_rewards
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.trials.run_trials import ComparisonRunner
@@ -38,7 +38,7 @@ def test_a_run_after_the_shared_warm_up_is_the_run_with_its_own(tmp_path: Path) 
     shared = trained(found.trials[0].config)
     alone = trained(load_config(TEXT, [*SHORT, f"output={tmp_path}"], laid_over=["methods/grpo"]))
     assert all(map(torch.equal, shared, alone))
-    assert status_of(found.trials[0].folder) == "finished"
+    assert run_status(found.trials[0].folder) == "finished"
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""A run's adapters as other libraries take them: copied as they lie in a checkpoint, so that no model is loaded."""
+"""A run's adapters in the format of other libraries, copied from a checkpoint without loading a model."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from mmgrpo.errors import CheckpointError
 from mmgrpo.system.targets import is_own
 
 ADAPTERS = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
-"""The files in which peft and diffusers keep them."""
+"""File names of peft and diffusers."""
 
 PEFT_CONFIG = "adapter_config.json"
 DIFFUSERS_SETTINGS = "lora_adapter_metadata"
-"""In the header of diffusers' file: the settings of each component's adapters, as JSON."""
+"""Key in the header of diffusers' file; its value has the settings of each component's adapters, as JSON."""
 
 
 def has_adapters(weights: Path) -> bool:
-    """Whether the weights of a checkpoint are adapters in the form of a library."""
+    """Whether the weights of a checkpoint are adapters in the format of peft or diffusers."""
     return any((weights / name).is_file() for name in ADAPTERS)
 
 
 def copy_adapters(weights: Path, directory: Path, *, base: str | None, revision: str | None) -> None:
-    """Copies adapters with what lies beside them, such as a tokenizer; weights that are kept for training stay behind.
+    """Copies adapters and the files next to them, such as a tokenizer, without the weights that only training needs.
 
-    In diffusers' file the scale alpha / rank becomes part of the second factors, which is rounded where it is no power
-    of two, so that libraries that do not read the header apply it too.
+    In diffusers' file the scale alpha / rank is multiplied into the second factors (rounded if it is no power of two),
+    so that it also applies in libraries that do not read the header.
 
     Args:
-        weights: of a checkpoint.
+        weights: weights folder of a checkpoint.
         directory: an existing folder.
-        base: what the adapters are for, which peft is told where it is a path or a hub id.
-        revision: of it.
+        base: the base model; written to peft's configuration if it is a path or a hub id.
+        revision: revision of the base model.
 
     Raises:
         CheckpointError: the adapters or peft's configuration cannot be read.
@@ -46,7 +46,7 @@ def copy_adapters(weights: Path, directory: Path, *, base: str | None, revision:
             for name in (ADAPTERS[0], PEFT_CONFIG):
                 shutil.copyfile(entry / name, directory / entry.name / name)
     if (directory / ADAPTERS[1]).is_file():
-        _put_scale_in_factors(directory / ADAPTERS[1])
+        _multiply_scale_into_factors(directory / ADAPTERS[1])
     config = directory / PEFT_CONFIG
     if config.is_file() and base is not None and not is_own(base):
         try:
@@ -58,12 +58,12 @@ def copy_adapters(weights: Path, directory: Path, *, base: str | None, revision:
 
 
 def _is_component(entry: Path) -> bool:
-    """Whether it is peft's folder of one component of a pipeline, and nothing in it a link."""
+    """Whether a folder holds peft's files of a pipeline component, none of them a link."""
     files = [entry / name for name in (ADAPTERS[0], PEFT_CONFIG)]
     return not entry.is_symlink() and all(file.is_file() and not file.is_symlink() for file in files)
 
 
-def _put_scale_in_factors(file: Path) -> None:
+def _multiply_scale_into_factors(file: Path) -> None:
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import save_file
 
@@ -80,7 +80,9 @@ def _put_scale_in_factors(file: Path) -> None:
                 return
             tensors = {key: opened.get_tensor(key).clone() for key in opened.keys()}  # noqa: SIM118 (no mapping)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{file.name} of the checkpoint cannot be read: {error}; take another one") from error
+        raise CheckpointError(
+            f"{file.name} of the checkpoint cannot be read: {error}; use another checkpoint"
+        ) from error
     for component, scale in scales.items():
         settings[f"{component}lora_alpha"] = settings[f"{component}r"]
         for key in tensors:
@@ -90,5 +92,5 @@ def _put_scale_in_factors(file: Path) -> None:
 
 
 def is_hub_id(model: str | None) -> bool:
-    """Whether a model is named as the hub names it and is no folder here."""
+    """Whether a model name is a hub id and no local folder."""
     return model is not None and bool(re.fullmatch(r"[\w.-]+/[\w.-]+", model)) and not Path(model).exists()

@@ -1,0 +1,363 @@
+"""Watches the log of a run, and raises alerts that name the setting to change."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, final
+
+from mmgrpo.config import AlertKind, RewardConfig, RunConfig, WatchdogConfig
+from mmgrpo.config.registry import resolve
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.changes import CHANGED_FRAC
+
+GRID = "grid_artifacts"
+GAP_WITHOUT_CLIP = 1e-2  # a ratio wrong by 1 % scales its gradient by 1 %
+DIVERSITY = ("samples/distinct_frac", "samples/pixel_spread", "policy/entropy_mean")
+LENGTHS = {"completions/mean_length": "length", "samples/mean_boxes": "number of boxes"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """A problem that the user should look at.
+
+    Attributes:
+        step: step of the alert.
+        kind: kind of the alert.
+        measured: the observation, with numbers.
+        suggested_fix: the setting to change.
+    """
+
+    step: int
+    kind: AlertKind
+    measured: str
+    suggested_fix: str
+
+    def as_line(self) -> dict[str, Any]:
+        """Returns its line in ``alarms.jsonl``."""
+        return {"step": self.step, "kind": self.kind, "measured": self.measured, "cure": self.suggested_fix}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchdogInputs:
+    """The limits of the watchdog, and the facts about the run that its rules need.
+
+    Attributes:
+        config: the limits.
+        held_out: evaluation rewards that must not fall.
+        clip_bound: the smallest bound on |ratio - 1|; None without a bound.
+        checkpoints: returns the steps that have a checkpoint.
+    """
+
+    config: WatchdogConfig
+    held_out: tuple[str, ...]
+    clip_bound: float | None
+    checkpoints: Callable[[], Iterable[int]]
+
+
+def watchdog_inputs(
+    config: RunConfig,
+    trained: Sequence[str],
+    evaluated: Sequence[str],
+    *,
+    checkpoints: Callable[[], Iterable[int]] = tuple,
+) -> WatchdogInputs | None:
+    """Returns the inputs of a run's watchdog; None if its configuration has no watchdog.
+
+    An evaluation reward counts as trained on if a training reward is the same with the same settings, under any name.
+    Rewards that the configuration does not describe are compared by name.
+
+    Args:
+        config: the run's configuration.
+        trained: names of the training rewards.
+        evaluated: names of the evaluation rewards.
+        checkpoints: returns the steps that have a checkpoint.
+
+    Returns:
+        The inputs.
+
+    Raises:
+        ConfigError: a held-out reward is no evaluation reward, or is trained on; or watchdog.stop has hacking, and
+            there is no held-out reward.
+    """
+    watchdog = config.watchdog
+    if watchdog is None:
+        return None
+    evaluation = () if config.evaluation is None else config.evaluation.rewards or config.rewards
+    only_reported = {reward.known_as for reward in config.rewards if reward.weight == 0}
+    trained_identities = set(_identities(config.rewards, [n for n in trained if n not in only_reported]).values())
+    identities = _identities(evaluation, evaluated) if config.evaluation is not None else {}
+    untrained = [name for name, identity in identities.items() if identity not in trained_identities]
+    invalid = [name for name in watchdog.held_out if name not in untrained]
+    if invalid:
+        valid_names = f"evaluation rewards that are not trained on: {', '.join(untrained) or 'none'}"
+        no_evaluation = "there is no evaluation: remove the watchdog too (watchdog=null), or set watchdog.held_out=[]"
+        reason = valid_names if config.evaluation else no_evaluation
+        raise ConfigError(f"watchdog.held_out names {', '.join(invalid)}; {reason}")
+    held_out = watchdog.held_out or tuple(name for name in untrained if name != GRID)
+    if "hacking" in watchdog.stop and not held_out:
+        raise ConfigError("watchdog.stop: hacking needs a reward in evaluation.rewards that is not trained on")
+    bound = config.objective.clip_bound
+    return WatchdogInputs(config=watchdog, held_out=held_out, clip_bound=bound, checkpoints=checkpoints)
+
+
+def _identities(rewards: Sequence[RewardConfig], names: Sequence[str]) -> dict[str, str]:
+    """Maps names to the identities of rewards."""
+    described = {reward.known_as: reward for reward in rewards}
+    return {name: _identity(described[name]) if name in described else name for name in names}
+
+
+def _identity(reward: RewardConfig) -> str:
+    """Returns a text that identifies a reward function with its settings, defaults included."""
+    target = resolve("rewards", reward.name)
+    try:
+        settings = inspect.signature(target).bind_partial(**reward.numbers)
+        settings.apply_defaults()
+        numbers: Mapping[str, Any] = settings.arguments
+    except TypeError:  # invalid settings; building the reward raises the better error
+        numbers = reward.numbers
+    return f"{target.__module__}:{target.__qualname__} {json.dumps(numbers, sort_keys=True, default=repr)}"
+
+
+@final
+class Watchdog:
+    """Reads the log lines of a run, and raises alerts.
+
+    Attributes:
+        inputs: limits and facts about the run.
+    """
+
+    def __init__(self, inputs: WatchdogInputs) -> None:
+        """Has read no line yet.
+
+        Args:
+            inputs: limits and facts about the run.
+        """
+        self.inputs = inputs
+        self._steps: list[Mapping[str, Any]] = []
+        self._evaluations: list[dict[str, Any]] = []
+        self._steps_since_evaluation: list[Mapping[str, Any]] = []
+        self._last_step_of: dict[AlertKind, int] = {}
+
+    def after_step(self, line: Mapping[str, Any]) -> list[Alert]:
+        """Reads the line of a step's last update; returns the new alerts."""
+        if self._evaluations and not self._steps:  # sampled by the weights that the first evaluation used
+            self._evaluations[-1] |= _training_reward([line])
+        self._steps.append(line)
+        self._steps_since_evaluation.append(line)
+        return self._new_alerts(STEP_RULES, self._steps)
+
+    def after_evaluation(self, line: Mapping[str, Any]) -> list[Alert]:
+        """Reads the line of an evaluation; returns the new alerts."""
+        self._evaluations.append({**line, **_training_reward(self._steps_since_evaluation)})
+        self._steps_since_evaluation = []
+        return self._new_alerts(EVALUATION_RULES, self._evaluations)
+
+    def replay(self, metrics: Sequence[Mapping[str, Any]], evaluation: Sequence[Mapping[str, Any]]) -> list[Alert]:
+        """Reads the log of a resumed run; returns its earlier alerts, so that they are not raised again."""
+        last_of_step: dict[int, Mapping[str, Any]] = {}
+        for line in metrics:
+            last_of_step[line["step"]] = step_summary(last_of_step.get(line["step"], {}), line)
+        events = [(step, 0, line) for step, line in last_of_step.items()]
+        events += [(line["step"], 1, line) for line in evaluation]
+        ordered = sorted(events, key=lambda event: event[:2])
+        return [
+            alert
+            for _, is_evaluation, line in ordered
+            for alert in (self.after_evaluation(line) if is_evaluation else self.after_step(line))
+        ]
+
+    def _new_alerts(self, rules: Mapping[AlertKind, Rule], lines: Sequence[Mapping[str, Any]]) -> list[Alert]:
+        step, alerts = int(lines[-1]["step"]), []
+        for kind, rule in rules.items():
+            last_step = self._last_step_of.get(kind)
+            is_recent = last_step is not None and step < last_step + self.inputs.config.interval
+            finding = None if is_recent else next(rule(lines, self.inputs), None)
+            if finding is not None:
+                self._last_step_of[kind] = step
+                alerts.append(Alert(step=step, kind=kind, measured=finding[0], suggested_fix=finding[1]))
+        return alerts
+
+
+def step_summary(earlier: Mapping[str, Any], line: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the line of an update, with the largest changed fractions of it and the step's earlier updates."""
+    largest = {
+        key: max(value, line[key]) for key, value in earlier.items() if key.endswith(f"/{CHANGED_FRAC}") and key in line
+    }
+    return {**line, **largest}
+
+
+def first_step_note(line: Mapping[str, Any]) -> str | None:
+    """Returns a note that lists the estimators, filters and method rewards without effect in the first step; or None.
+
+    It leaves out terms, selections and modulations: several of them, such as a divergence from the reference, are 0
+    until the weights have changed.
+    """
+    keys = [
+        key
+        for key, value in line.items()
+        if key.startswith(("credit/", "reward/")) and key.endswith(CHANGED_FRAC) and not value
+    ]
+    names = ", ".join(key.removesuffix(f"/{CHANGED_FRAC}") for key in keys)
+    return f"no decision is changed by {names} in the first step: docs/watchdog.md" if keys else None
+
+
+def _training_reward(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns the mean of the training reward over some steps; empty for no steps."""
+    return {f"trained/{part}": fmean(step[f"reward/{part}"] for step in steps) for part in ("mean", "std") if steps}
+
+
+Rule = Callable[[Sequence[Mapping[str, Any]], WatchdogInputs], Iterator[tuple[str, str]]]
+"""Reads the lines so far; yields (measured, suggested fix) if there is a problem."""
+
+
+def hacking(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator[tuple[str, str]]:
+    """The training reward rises while a held-out reward falls, from the older half of the window to the newer.
+
+    Each changes by more than ``hacking`` times the largest standard deviation of its samples (times its mean, if all
+    samples have the same value).
+    """
+    margin, window = inputs.config.hacking, inputs.config.window
+    recent = [line for line in lines if "trained/mean" in line][-window:]
+    if margin is None or len(recent) < window:
+        return
+    rise = _change(recent, "trained")
+    if rise is None or rise.in_stds <= margin:
+        return
+    earlier = int(recent[window // 2 - 1]["step"])
+    saved = [step for step in inputs.checkpoints() if step <= earlier]
+    rollback = f"go back to the checkpoint of step {max(saved)}" if saved else "keep checkpoints: set checkpoint.every"
+    for name in inputs.held_out:
+        fall = _change([line for line in recent if f"eval/{name}/mean" in line], f"eval/{name}")
+        if fall is not None and fall.in_stds < -margin:
+            yield (
+                f"the reward rose from {rise.before:.3g} to {rise.after:.3g}, and '{name}', which is not trained on, "
+                f"fell from {fall.before:.3g} to {fall.after:.3g}",
+                f"raise objective.kl_beta, lower update.lr, or train on what '{name}' measures too; {rollback}",
+            )
+
+
+def diversity(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator[tuple[str, str]]:
+    """The members of a group become similar, or the entropy of the policy falls."""
+    share = inputs.config.diversity
+    for key in DIVERSITY:
+        ends = _ends(lines, key, inputs.config.window)
+        if share is not None and ends is not None and ends[1] < share * ends[0]:
+            yield (
+                f"{key} fell from {ends[0]:.3g} to {ends[1]:.3g}",
+                "raise objective.kl_beta, objective.entropy_bonus or the sampling's temperature or strength, lower "
+                "update.lr, or reward what differs (diversity_adjusted)",
+            )
+
+
+def length(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator[tuple[str, str]]:
+    """Answers become much longer or shorter, or have many more or fewer boxes."""
+    factor = inputs.config.length
+    for key, quantity in LENGTHS.items():
+        ends = _ends(lines, key, inputs.config.window)
+        if factor is not None and ends is not None and not ends[0] / factor <= ends[1] <= ends[0] * factor:
+            yield (
+                f"the {quantity} of an answer went from {ends[0]:.3g} to {ends[1]:.3g}",
+                "see what the reward gives for length alone; for boxes, length_power and max_boxes of detection; for "
+                "texts, the rewards overlong and cosine_length, and objective.aggregate",
+            )
+
+
+def grid(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator[tuple[str, str]]:
+    """Images develop a regular pattern, measured by ``grid_artifacts``."""
+    limit = inputs.config.grid
+    for key in (f"eval/{GRID}/mean", f"reward/{GRID}/mean"):
+        ends = _ends(lines, key, inputs.config.window)
+        if limit is not None and ends is not None and ends[1] - ends[0] > limit:
+            yield (
+                f"{GRID} rose from {ends[0]:.3g} to {ends[1]:.3g}",
+                f"give {GRID} a negative weight, raise objective.kl_beta or lower update.lr",
+            )
+
+
+def dead_groups(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator[tuple[str, str]]:
+    """Most groups have equal rewards, so that they give no gradient."""
+    limit, window = inputs.config.dead_groups, inputs.config.window
+    values = _values(lines, "groups/zero_std_frac")[-window:]
+    if limit is not None and len(values) == window and fmean(values) > limit:
+        yield (
+            f"{fmean(values):.0%} of the groups of {window} steps have no advantage",
+            "raise rollout.group_size or the sampling's temperature or strength, use prompts that are neither solved "
+            "nor out of reach, or a reward with more than two values",
+        )
+
+
+def on_policy_gap(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator[tuple[str, str]]:
+    """The log-probabilities of the update differ from those of the rollout by more than the clip bound."""
+    factor, gap = inputs.config.on_policy_gap, lines[-1].get("policy/on_policy_gap")
+    bound = GAP_WITHOUT_CLIP if inputs.clip_bound is None else inputs.clip_bound
+    if factor is not None and gap is not None and not gap <= factor * bound:
+        yield (
+            f"log-probabilities differ by up to {gap:.2g} before any update, where {factor * bound:.2g} is allowed",
+            "run mmgrpo doctor; compute in float32, switch off dropout, or raise the bounds of objective.surrogate",
+        )
+
+
+def no_effect(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator[tuple[str, str]]:
+    """A mechanism changes no decision in any step of the newest window."""
+    limit, window = inputs.config.no_effect, inputs.config.window
+    if limit is None:
+        return
+    series = {key: _values(lines, key)[-window:] for key in lines[-1] if key.endswith(f"/{CHANGED_FRAC}")}
+    idle_keys = [key for key, values in series.items() if len(values) == window and max(values) <= limit]
+    if idle_keys:
+        share = "no decision is" if limit == 0 else f"at most {limit:.3g} of the decisions are"
+        yield (
+            f"in {window} steps {share} changed by {', '.join(idle_keys)}",
+            "check that the run has what the method needs (mmgrpo explain), that it starts before the last step, and "
+            "its thresholds; or remove it: the run is the same without it",
+        )
+
+
+STEP_RULES: Mapping[AlertKind, Rule] = {
+    "diversity": diversity,
+    "length": length,
+    "grid": grid,
+    "dead_groups": dead_groups,
+    "on_policy_gap": on_policy_gap,
+    "no_effect": no_effect,
+}
+"""Rules that are checked after every step."""
+
+EVALUATION_RULES: Mapping[AlertKind, Rule] = {"hacking": hacking, "grid": grid}
+"""Rules that are checked after every evaluation."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Means of the older and the newer half of a window, and their difference in standard deviations."""
+
+    before: float
+    after: float
+    in_stds: float
+
+
+def _change(lines: Sequence[Mapping[str, Any]], key: str) -> _Change | None:
+    values, half = _values(lines, f"{key}/mean"), len(lines) // 2
+    if len(values) < len(lines) or half == 0:
+        return None
+    before, after = fmean(values[:half]), fmean(values[-half:])
+    spread = max(_values(lines, f"{key}/std"), default=0.0)
+    unit = spread if spread > 0 else abs(before)
+    if unit == 0:
+        return _Change(before, after, math.copysign(math.inf, after - before) if after != before else 0.0)
+    return _Change(before, after, (after - before) / unit)
+
+
+def _ends(lines: Sequence[Mapping[str, Any]], key: str, window: int) -> tuple[float, float] | None:
+    """Returns the means of the first and the newest ``window`` values; None while they overlap."""
+    values = _values(lines, key)
+    return (fmean(values[:window]), fmean(values[-window:])) if len(values) >= 2 * window else None
+
+
+def _values(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    return [line[key] for line in lines if isinstance(line.get(key), int | float) and math.isfinite(line[key])]
