@@ -154,14 +154,17 @@ def sample(
         columns = parsed_pairs(column or [], "--column", "label=3")
         command_prompt = prompt_of_command(settings, prompt, columns, images=image or (), audios=audio or ())
         plan = exchange_plan(settings)
-        results = draw(policy, command_prompt, build_rewards(judges), count=count, seed=seed, noise=noise, plan=plan)
-        folder = write(results, out)
+        results = sample_prompt(
+            policy, command_prompt, build_rewards(judges), count=count, seed=seed, noise=noise, plan=plan
+        )
+        folder = write_prompt_samples(results, out)
         texts = [_sample_text(sample) for sample in results.samples if sample.text is not None]
         for text, times in Counter(texts).items():
             scores = "  ".join(captions_of(results.scores, texts.index(text)))
-            typer.echo(f"{shown(text)}\n{f'({times} times) ' if times > 1 else ''}{shown(scores) or '-' * 40}")
+            repeated = f"({times} times) " if times > 1 else ""
+            typer.echo(f"{escape_controls(text)}\n{repeated}{escape_controls(scores) or '-' * 40}")
         for name, reason in results.unscored.items():
-            console.print_line(f"not scored by {name}: {brief(reason)}")
+            console.print_line(f"not scored by {name}: {shorten(reason)}")
         console.print_line(f"{count} samples in {folder}")
 
 
@@ -262,7 +265,9 @@ def compare(
         from mmgrpo.trials.run_trials import ComparisonInterrupted
 
         try:
-            page, has_failures = compare_methods(methods, on, num_seeds=seeds, num_jobs=jobs, out=out, say=console.print_line)
+            page, has_failures = compare_methods(
+                methods, on, num_seeds=seeds, num_jobs=jobs, out=out, say=console.print_line
+            )
         except ComparisonInterrupted as interruption:
             raise typer.Exit(interruption.exit_code) from None
         console.print_line(f"page: {page}" if page else "no run has ended, so there is no page")

@@ -66,17 +66,17 @@ def export_run(run: str, request: ExportRequest) -> Path:
 
     checkpoint = weights_for(run, None, request.task, best=request.best)
     assert checkpoint is not None
-    weights, folder = weights_at(checkpoint), run_of(checkpoint)
-    require_within(folder, folder / RUN_CONFIG, trust=request.trust)
-    require_within(run_of(weights.parent), weights, trust=request.trust)
+    weights, folder = policy_weights_folder(checkpoint), run_folder_of(checkpoint)
+    require_inside_run(folder, folder / RUN_CONFIG, trust=request.trust)
+    require_inside_run(run_folder_of(weights.parent), weights, trust=request.trust)
     adapters = has_adapters(weights)
     if request.merged and not adapters:
         raise ConfigError(f"--merged: {weights} holds full weights, not adapters; remove --merged")
     if request.dtype and adapters and not request.merged:
         raise ConfigError("--dtype needs --merged, which writes a full model; adapters stay in float32")
-    policy_values = _policy_values(config_of(checkpoint))
+    policy_values = _policy_values(config_file_of(checkpoint))
     name = f"{folder.name}-{weights.parent.name}"
-    target = claimed(request.to or Path("exports") / folder.name)
+    target = create_numbered_folder(request.to or Path("exports") / folder.name)
     partial = target.with_name(f".{target.name}.part")
     try:
         with output_errors(target):

@@ -286,7 +286,9 @@ def weights_for(config: str, checkpoint: Path | None, task: str | None = None, *
     if path is None:
         if best:
             raise ConfigError(f"--best needs a run, but {config} is no run folder: pass one, or --checkpoint RUN")
-        PlainConsole(stderr=True).print_line("note: the weights are those of the base model, neither warmed up nor trained")
+        PlainConsole(stderr=True).print_line(
+            "note: the weights are those of the base model, neither warmed up nor trained"
+        )
         return None
     path = path / task if task and (path / task / "config.yaml").is_file() else path
     if best:

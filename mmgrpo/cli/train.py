@@ -103,7 +103,7 @@ def _train_in_turn(settings: RunConfig, folder: Path, accelerator: Accelerator, 
         if accelerator.is_main_process:
             say(f"run {number + 1} of {len(runs)}: {run}")
         started = config.model_copy(update={"output": str(folder), **_policy_from(folder, runs[:number], config)})
-        can_resume = Job(accelerator).run_on_main(partial(clear_unbegun, run))
+        can_resume = Job(accelerator).run_on_main(partial(remove_unstarted, run))
         run_end = _train_single(started, accelerator, run if can_resume else None)
         if not has_ended(run):
             if accelerator.is_main_process:

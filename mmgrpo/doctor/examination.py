@@ -124,10 +124,10 @@ def render(results: Sequence[CheckResult]) -> Table:
     for result in results:
         status = Text("warn", "yellow") if result.fix else Text("ok", "green")
         # texts, not markup: messages contain brackets, and texts of data and rewards
-        measured = Text(shown(result.measured))
+        measured = Text(escape_controls(result.measured))
         if result.fix:
-            measured.append(f"\n-> {shown(result.fix)}", "bold")
-        table.add_row(status if result.ok else Text("FAIL", "bold red"), Text(shown(result.check)), measured)
+            measured.append(f"\n-> {escape_controls(result.fix)}", "bold")
+        table.add_row(status if result.ok else Text("FAIL", "bold red"), Text(escape_controls(result.check)), measured)
     return table
 
 

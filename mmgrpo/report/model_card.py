@@ -98,7 +98,7 @@ def card_of(run: Path, folder: Path, *, name: str, weights: str) -> str:
 
 def code(text: object) -> str:
     """Any text as inline code on one line, also within a table."""
-    plain = clip(" ".join(shown(str(text)).split()), MAX_CELL).replace("|", "\\|") or "-"
+    plain = clip(" ".join(escape_controls(str(text)).split()), MAX_CELL).replace("|", "\\|") or "-"
     longest = max((len(run) for run in re.findall("`+", plain)), default=0)
     edge = " " if plain.startswith("`") or plain.endswith("`") else ""
     return f"{'`' * (longest + 1)}{edge}{plain}{edge}{'`' * (longest + 1)}"

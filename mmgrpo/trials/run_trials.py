@@ -110,7 +110,7 @@ class ComparisonRunner:
 
     def _one(self, trial: ComparisonTrial) -> float:
         start = time.perf_counter()
-        arguments = ["--resume", str(trial.folder)] if clear_unbegun(trial.folder) else [str(trial.file)]
+        arguments = ["--resume", str(trial.folder)] if remove_unstarted(trial.folder) else [str(trial.file)]
         with trial.log.open("ab") as log:
             with self._lock:
                 if self._is_told:

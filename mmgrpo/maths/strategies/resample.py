@@ -273,22 +273,3 @@ def _shown(
             yield Request(
                 prompt=prompt, members=members, context=context, behind_prompt=behind, as_own=behind and as_own
             )
-
-
-PLANNERS: Registry[Callable[..., Planner]] = Registry(
-    {
-        "fixed": fixed,
-        "refill": refill,
-        "on_failure": on_failure,
-        "until_solved": until_solved,
-        "second_draft": second_draft,
-        "scouts": scouts,
-        "with_replay": with_replay,
-        "with_answer": with_answer,
-        "in_contexts": in_contexts,
-        "branch_at": branch_at,
-        "branch_evenly": branch_evenly,
-        "stages": stages,
-    }
-)
-"""Planners by the name that ``rollout.strategy`` uses; called with their numbers."""
