@@ -1,4 +1,4 @@
-"""The files in which diffusers and peft keep adapters, and how a stock pipeline loads them."""
+"""Adapter files of diffusers and peft, and the calls by which a stock pipeline loads them."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from .adapters import (
 from .lora import LoraSettings
 
 LOADERS, PIPELINE_CLASS = "mmgrpo_loaders", "mmgrpo_pipeline"
-"""In the header of a diffusers file: by which call each component loads its adapters; the class of the pipeline."""
+"""Keys of a diffusers file's header: the call by which each component loads its adapters; the pipeline class."""
 
 PIPELINE, COMPONENT, PEFT = "pipeline", "component", "peft"
 POWER_OF_TWO = 0.5
-"""The fraction that frexp gives of one."""
+"""The mantissa of a power of two from ``math.frexp``."""
 
 
 class AdapterFiles(Protocol):
-    """The form in which a library keeps adapters on disk.
+    """The adapter file format of a library.
 
     Attributes:
-        merge: the library's own code to make adapters part of the weights.
+        merge: the library's code that merges adapters into the weights.
     """
 
     merge: str
@@ -49,20 +49,20 @@ class AdapterFiles(Protocol):
         ...
 
     def load(self, modules: Mapping[str, nn.Module], lora: LoraSettings, directory: Path, adapter: str) -> None:
-        """Restores it. Raises CheckpointError for files that are missing, torn or of other adapters."""
+        """Restores it. Raises CheckpointError for files that are missing, truncated or of other adapters."""
         ...
 
     def convert(self, tensors: dict[str, Tensor]) -> Converted:
-        """Adapters of another form that the library reads, under diffusers' keys."""
+        """Adapters in another format that the library reads, under diffusers' keys."""
         ...
 
 
 def lora_loaders(pipeline: Any, modules: Mapping[str, nn.Module]) -> dict[str, str]:
-    """The call by which a stock pipeline loads each component's adapters from the file that is saved.
+    """The call by which a stock pipeline loads each component's adapters from the saved file.
 
     ``pipeline``: ``load_lora_weights`` of the pipeline, which loads the one component that its mixin names and drops
     the keys of others; ``component``: ``load_lora_adapter`` of the component; ``peft``: ``PeftModel.from_pretrained``,
-    for components that diffusers gives no loader.
+    for components without a loader in diffusers.
     """
     kind = pipeline if isinstance(pipeline, type) else type(pipeline)
     by_pipeline = ()
@@ -78,26 +78,27 @@ def lora_loaders(pipeline: Any, modules: Mapping[str, nn.Module]) -> dict[str, s
 class DiffusersFiles:
     """One LoRA file for all components, under the keys of ``load_lora_weights`` and ``load_lora_adapter``.
 
-    A component that diffusers cannot load adapters into has peft's folder besides, named as the component.
+    A component whose adapters diffusers cannot load also has a folder in peft's format, named as the component.
     """
 
     merge = "pipe.fuse_lora(); pipe.unload_lora_weights()"
 
     def __init__(self, pipeline: Any = None) -> None:
-        """Takes note of how stock pipelines of the class load adapters.
+        """Records how stock pipelines of the class load adapters.
 
         Args:
-            pipeline: the live pipeline that the modules are of; None: not known, and nothing is converted.
+            pipeline: the loaded pipeline of the modules; None: unknown, and nothing is converted.
         """
         self._kind: Any = type(pipeline)
         self._call = {"unet_config": pipeline.unet.config} if hasattr(pipeline, "unet") else {}
 
     def save(self, modules: Mapping[str, nn.Module], lora: LoraSettings, directory: Path, adapter: str) -> None:
-        """Writes the file, the adapters' settings in its header.
+        """Writes the file, with the adapters' settings in its header.
 
-        A scale alpha / rank that is a power of two becomes part of the second factors, without rounding, and the header
-        has alpha = rank, which is what readers without the header assume. Any other stays in the header alone, so that
-        what is restored is bitwise what was saved; ``mmgrpo export`` puts it into the factors as well.
+        A scale alpha / rank that is a power of two is multiplied into the second factors, without rounding, and the
+        header has alpha = rank, the default of readers that ignore the header. Any other scale is only in the
+        header, so that restored tensors are bitwise the saved ones; ``mmgrpo export`` multiplies it into the
+        factors as well.
         """
         tensors: dict[str, Tensor] = {}
         metadata: dict[str, Any] = {}
@@ -137,7 +138,9 @@ class DiffusersFiles:
             _set_adapter_state(module, tensors_of_module, path, adapter)
 
     def convert(self, tensors: dict[str, Tensor]) -> Converted:
-        """By the conversions of ``load_lora_weights`` and ``load_lora_adapter``: kohya, SD scripts, original keys."""
+        """Adapters of ``load_lora_weights`` and ``load_lora_adapter``, by their conversions: kohya, SD scripts,
+        original keys.
+        """
         from diffusers.utils import convert_unet_state_dict_to_peft
 
         alphas: Mapping[str, Any] = {}
@@ -156,12 +159,12 @@ class DiffusersFiles:
 
 
 class PeftFiles:
-    """The folder of one model's adapters, as ``PeftModel.from_pretrained`` reads it."""
+    """The adapter folder of one model, as ``PeftModel.from_pretrained`` reads it."""
 
     merge = "model = model.merge_and_unload()"
 
     def save(self, modules: Mapping[str, nn.Module], lora: LoraSettings, directory: Path, adapter: str) -> None:
-        """Writes weights and settings, the class of the model among them."""
+        """Writes weights and settings, with the class of the model."""
         (module,) = modules.values()
         tensors = {f"{PEFT_PREFIX}{key}": value for key, value in _adapter_state(module, adapter).items()}
         save_file(tensors, directory / PEFT_FILE, {"format": "pt"})
@@ -178,7 +181,7 @@ class PeftFiles:
         _set_adapter_state(module, tensors_of_module, path, adapter)
 
     def convert(self, tensors: dict[str, Tensor]) -> Converted:
-        """As they are: peft reads no other form."""
+        """The tensors unchanged: peft reads no other format."""
         return Converted(tensors=tensors, alphas={})
 
 
@@ -195,20 +198,20 @@ def lora_config(lora: LoraSettings) -> LoraConfig:
 
 
 def targets_of(lora: LoraSettings) -> str | list[str] | None:
-    """The targets as peft takes them."""
+    """The targets in peft's form."""
     targets = lora.targets
     return list(targets) if isinstance(targets, Sequence) and not isinstance(targets, str) else targets
 
 
 def require_same_shapes(expected: Mapping[str, Any], loaded: Mapping[str, Any], path: Path) -> None:
-    """Raises CheckpointError where names or shapes differ."""
+    """Raises CheckpointError if names or shapes differ."""
     if dict(expected) != dict(loaded):
         differences = sorted(set(expected.items()) ^ set(loaded.items()))[:3]
         raise CheckpointError(f"{path} is of another model or other LoRA settings; it differs at {differences}")
 
 
 def _scaled_exactly(state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor] | None:
-    """The adapters with a scale in their second factors; None where dividing by it would not restore them bitwise."""
+    """The adapters with a scale in their second factors; None if dividing by it would not restore them bitwise."""
     if math.frexp(scale)[0] != POWER_OF_TWO:
         return None
     scaled = {key: value * scale if is_second(key) else value for key, value in state.items()}
@@ -217,7 +220,7 @@ def _scaled_exactly(state: Mapping[str, Tensor], scale: float) -> dict[str, Tens
 
 
 def _save_peft(module: nn.Module, state: Mapping[str, Tensor], lora: LoraSettings, directory: Path) -> None:
-    """peft's folder of one component, which names the adapted layers in full."""
+    """peft's folder of one component, with the full paths of the adapted layers."""
     directory.mkdir(exist_ok=True)
     save_file({f"{PEFT_PREFIX}{key}": value for key, value in state.items()}, directory / PEFT_FILE, {"format": "pt"})
     config = lora_config(lora)

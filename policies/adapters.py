@@ -1,4 +1,4 @@
-"""Adapters that another run or another library has saved, read as the trained modules of a policy have them."""
+"""Adapters saved by another run or another library, converted to the trained modules of a policy."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ METADATA = "lora_adapter_metadata"
 LFS_HEAD = b"version https://git-lfs"
 MAX_NAMED = 3
 PEFT_ALPHA = 8
-"""Of a configuration that states none."""
+"""Default of ``lora_alpha`` in peft."""
 
 FACTORS = (".lora_A.", ".lora_B.", ".lora_embedding_A", ".lora_embedding_B", ".lora_magnitude_vector")
 SECOND = (".lora_B.", ".lora_embedding_B")
 OTHER_KINDS = {".lokr_": "LoKr", ".hada_": "LoHa", "dora_scale": "LyCORIS DoRA", ".oft_": "OFT", ".vera_": "VeRA"}
 
 Convert = Callable[[dict[str, Tensor]], "Converted"]
-"""A library's own conversion of the forms that it reads besides the one that it writes."""
+"""A library's own conversion of other adapter formats that it reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Converted:
 
     Attributes:
         tensors: by component, layer and factor, such as ``unet.mid_block.to_q.lora_A.weight``.
-        alphas: of the layers whose file states them, under the keys that diffusers makes of theirs.
+        alphas: of the layers whose file has them, under the keys that diffusers makes from theirs.
     """
 
     tensors: dict[str, Tensor]
@@ -58,18 +58,18 @@ class Converted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """The adapters of one component as a file has them.
+    """The adapters of one component in a file.
 
     Attributes:
-        tensors: as peft names them in the module.
-        config: peft's configuration of them, as far as the file states it.
+        tensors: by peft's names in the module.
+        config: peft's configuration of them, if the file has it.
     """
 
     tensors: Mapping[str, Tensor]
     config: Mapping[str, Any]
 
     def scale(self, layer: str, rank: int) -> float:
-        """What a layer's second factor is multiplied by, as peft computes it of the configuration."""
+        """The scale of a layer's second factor, as peft computes it from the configuration."""
         patterns = self.config.get("alpha_pattern") or {}
         common = self.config.get("lora_alpha", PEFT_ALPHA) if self.config else rank
         alpha = patterns.get(get_pattern_key(list(patterns), layer), common)
@@ -77,21 +77,21 @@ class _Source:
 
 
 def is_second(key: str) -> bool:
-    """Whether a tensor is the second factor of an adapter, which is what scales are put into."""
+    """Whether a tensor is the second factor of an adapter, into which scales are multiplied."""
     return any(mark in key for mark in SECOND)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
-    """The tensors of a safetensors file, and the texts of its header. Raises as ``opened_tensors``."""
+    """The tensors of a safetensors file, and its header. Raises the errors of ``opened_tensors``."""
     with opened_tensors(path) as opened:
         return {key: opened.get_tensor(key) for key in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
 
 
 @contextmanager
 def opened_tensors(path: Path) -> Iterator[Any]:
-    """A safetensors file as ``safe_open`` has it, of which nothing is read before it is asked for.
+    """A safetensors file opened by ``safe_open``; tensors are read on demand.
 
-    Raises CheckpointError for a file that is cut short, a git-lfs pointer, or of another format.
+    Raises CheckpointError for a file that is truncated, a git-lfs pointer, or of another format.
     """
     try:
         with safe_open(path, framework="pt") as opened:
@@ -114,26 +114,26 @@ def opened_tensors(path: Path) -> Iterator[Any]:
 def read_adapter(
     path: Path, modules: Mapping[str, nn.Module], lora: LoraSettings, *, adapter: str, convert: Convert
 ) -> dict[str, dict[str, Tensor]]:
-    """The tensors of each trained component, in any form that diffusers or peft reads, ready to be set.
+    """The tensors of each trained component, in any format that diffusers or peft reads, ready to be set.
 
-    What they add is what the file's library adds: the second factors are multiplied by the file's own scale (alpha by
-    layer, or alpha = rank where none is stated, as in diffusers) over that of ``policy.lora``. Layers of a lower rank
-    than ``policy.lora.rank`` keep the first factor of the fresh adapters in the rows that they lack, and zeros in the
-    second, so that they add the same.
+    Their effect is the same as in the file's library: the second factors are multiplied by the file's own scale
+    (alpha per layer, or alpha = rank if the file has none, as in diffusers) divided by that of ``policy.lora``. A
+    layer with a lower rank than ``policy.lora.rank`` keeps the fresh first factor in the missing rows, and zeros in
+    the second factor.
 
     Args:
-        path: a folder that holds a file of adapters, or the file.
+        path: a folder with an adapter file, or the file.
         modules: the trained components, with fresh adapters.
         lora: the adapters' settings.
         adapter: the name of the fresh adapters in the modules.
         convert: diffusers' own conversion for the pipeline.
 
     Returns:
-        By component, as peft names them in the module.
+        By component, under peft's names in the module.
 
     Raises:
         CheckpointError: there is no such file, it cannot be read, is not finite, or is of other layers.
-        ConfigError: ``policy.lora`` cannot hold it: its rank is too low, or one of both is DoRA.
+        ConfigError: it does not fit ``policy.lora``: its rank is higher, or only one of both is DoRA.
     """
     file = _file_at(path)
     tensors, header = read_tensors(file)
@@ -173,19 +173,21 @@ def _require_lora(file: Path, tensors: Mapping[str, Tensor]) -> None:
 def _by_component(
     file: Path, tensors: dict[str, Tensor], header: Mapping[str, str], names: Collection[str], convert: Convert
 ) -> dict[str, _Source]:
-    """The file taken apart by trained component, each with its configuration."""
-    alone = next(iter(names)) if len(names) == 1 else None
-    if alone is not None and (file.name == PEFT_FILE or all(key.startswith(PEFT_PREFIX) for key in tensors)):
+    """The adapters of each trained component, with its configuration."""
+    only_component = next(iter(names)) if len(names) == 1 else None
+    if only_component is not None and (file.name == PEFT_FILE or all(key.startswith(PEFT_PREFIX) for key in tensors)):
         config = _json(file.parent / CONFIG_FILE) or {}
         if config.get("peft_type", "LORA") != "LORA":
             raise CheckpointError(f"policy.adapter: {file} holds {config['peft_type']} adapters; LoRA is read alone")
-        own = {key.removeprefix(f"{alone}.").removeprefix(PEFT_PREFIX): value for key, value in tensors.items()}
-        return {alone: _Source(tensors=own, config=config)}
-    stated = _parsed(header[METADATA], file) if header.get(METADATA) else {}
+        component_tensors = {
+            key.removeprefix(f"{only_component}.").removeprefix(PEFT_PREFIX): value for key, value in tensors.items()
+        }
+        return {only_component: _Source(tensors=component_tensors, config=config)}
+    header_config = _parsed(header[METADATA], file) if header.get(METADATA) else {}
     converted = Converted(tensors=tensors, alphas={}) if _is_plain(tensors, names) else convert(tensors)
-    is_bare = all(any(mark in key for mark in FACTORS) and not key.startswith(f"{alone}.") for key in tensors)
-    if alone is not None and is_bare:  # as save_lora_adapter of the component writes it
-        return {alone: _Source(tensors=tensors, config=stated)}
+    is_bare = all(any(mark in key for mark in FACTORS) and not key.startswith(f"{only_component}.") for key in tensors)
+    if only_component is not None and is_bare:  # as save_lora_adapter of the component writes it
+        return {only_component: _Source(tensors=tensors, config=header_config)}
     for key in converted.tensors:
         if not any(key.startswith(f"{name}.") for name in names):
             raise CheckpointError(
@@ -193,7 +195,7 @@ def _by_component(
                 "adapters of other components, as of text encoders, would be lost: merge them into policy.model first"
             )
     return {
-        name: _source(_below(name, converted.tensors), _below(name, converted.alphas), _below(name, stated))
+        name: _source(_below(name, converted.tensors), _below(name, converted.alphas), _below(name, header_config))
         for name in names
     }
 
@@ -214,7 +216,7 @@ def _source(tensors: dict[str, Tensor], alphas: dict[str, float], stated: Mappin
 
 
 def _is_plain(tensors: Mapping[str, Tensor], names: Collection[str]) -> bool:
-    """Whether keys are as this package writes them."""
+    """Whether keys have the format that this package writes."""
     starts = tuple(f"{name}." for name in names)
     return all(key.startswith(starts) and any(mark in key for mark in FACTORS) for key in tensors)
 
@@ -251,7 +253,7 @@ def _fitted(
 
 
 def _require_layers(file: Path, name: str, source: _Source, fresh: Mapping[str, Tensor], lora: LoraSettings) -> None:
-    """Raises unless the file adapts the layers that ``policy.lora`` adapts."""
+    """Raises an error unless the file adapts the same layers as ``policy.lora``."""
     is_dora = any("lora_magnitude_vector" in key for key in source.tensors)
     if is_dora != lora.dora:
         raise ConfigError(
@@ -262,14 +264,14 @@ def _require_layers(file: Path, name: str, source: _Source, fresh: Mapping[str, 
         key for key in source.tensors if key not in fresh and not any(mark in f".{key}" for mark in FACTORS)
     ]:
         raise CheckpointError(f"policy.adapter: {file} holds more than adapters: {_named(unexpected)}")
-    layers, own = {_layer(key) for key in source.tensors}, {_layer(key) for key in fresh}
-    if layers != own or fresh.keys() != source.tensors.keys():
-        missing, further = sorted(own - layers), sorted(layers - own)
+    layers, expected_layers = {_layer(key) for key in source.tensors}, {_layer(key) for key in fresh}
+    if layers != expected_layers or fresh.keys() != source.tensors.keys():
+        missing, extra = sorted(expected_layers - layers), sorted(layers - expected_layers)
         endings = sorted({_ending(layer) for layer in layers})
         raise CheckpointError(
             f"{file} is of another model or other LoRA settings: it adapts {len(layers)} layers of {name} and "
-            f"policy.lora {len(own)}{f'; it lacks {_named(missing)}' if missing else ''}"
-            f"{f'; further ones are {_named(further)}' if further else ''}; for the same model set "
+            f"policy.lora {len(expected_layers)}{f'; it lacks {_named(missing)}' if missing else ''}"
+            f"{f'; further ones are {_named(extra)}' if extra else ''}; for the same model set "
             f"policy.lora.targets: [{', '.join(endings)}]"
         )
 
@@ -281,7 +283,7 @@ def _layer(key: str) -> str:
 def _ending(layer: str) -> str:
     """The last name of a path with the numbers after it: to_q, to_out.0."""
     parts = layer.split(".")
-    first = max((place for place, part in enumerate(parts) if not part.isdigit()), default=0)
+    first = max((index for index, part in enumerate(parts) if not part.isdigit()), default=0)
     return ".".join(parts[first:])
 
 
@@ -290,8 +292,8 @@ def _below(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named(names: Collection[str]) -> str:
-    shown = list(names)[:MAX_NAMED]
-    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
+    listed = list(names)[:MAX_NAMED]
+    return ", ".join(listed) + (f" and {len(names) - len(listed)} more" if len(names) > len(listed) else "")
 
 
 def _json(path: Path) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Prompts as text by the chat template of a model, with the arguments that a row brings for it."""
+"""Rendering of prompts by a model's chat template, with the template arguments of a row."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from mmgrpo.types import Prompt
 
 
 def render(processor: Any, messages: Sequence[Mapping[str, Any]], prompt: Prompt, **arguments: Any) -> str:
-    """The messages as the chat template writes them.
+    """The messages as text of the chat template.
 
     Args:
         processor: a processor or tokenizer of transformers with a chat template.
-        messages: what to write.
-        prompt: where they are from; its ``chat_template_kwargs`` go to the template.
+        messages: the messages.
+        prompt: their prompt; its ``chat_template_kwargs`` are passed to the template.
         **arguments: further arguments of ``apply_chat_template``.
 
     Returns:
         The text.
 
     Raises:
-        DataError: the template rejects the messages, or has no use for one of the prompt's arguments; the message
-            names the prompt and says what to change.
+        DataError: the template rejects the messages, or does not use one of the prompt's arguments; the message
+            contains the prompt and a suggested fix.
     """
     row_arguments = prompt.chat_template_kwargs
     if row_arguments:
@@ -45,16 +45,16 @@ def render(processor: Any, messages: Sequence[Mapping[str, Any]], prompt: Prompt
 
 
 def require_room(model: Any, prompt: Prompt, num_tokens: int, *, length: int) -> None:
-    """Checks that a prompt and what follows it have positions in the model's context.
+    """Checks that a prompt and its completion fit into the model's context.
 
     Args:
-        model: what reads the prompt; one whose configuration names no ``max_position_embeddings`` has no bound.
-        prompt: what is asked.
-        num_tokens: of the prompt.
-        length: tokens that follow it.
+        model: the model; without ``max_position_embeddings`` in its configuration there is no limit.
+        prompt: the prompt, for the message.
+        num_tokens: number of tokens of the prompt.
+        length: number of tokens that follow it.
 
     Raises:
-        DataError: they have none; the message names the prompt.
+        DataError: they do not fit.
     """
     config = getattr(model, "config", None)
     text = config if config is None or not hasattr(config, "get_text_config") else config.get_text_config(decoder=True)
@@ -67,7 +67,7 @@ def require_room(model: Any, prompt: Prompt, num_tokens: int, *, length: int) ->
 
 
 def require_no_arguments(prompt: Prompt) -> None:
-    """Raises DataError for a prompt that brings arguments for a chat template, where none is used."""
+    """Raises DataError for a prompt with template arguments, if no chat template is used."""
     if prompt.chat_template_kwargs:
         raise DataError(
             f"the prompt {prompt.text!r:.60} brings {', '.join(prompt.chat_template_kwargs)} for a chat template, and "

@@ -1,4 +1,4 @@
-"""What a row of text holds: tokens that were decided, and tokens that were given."""
+"""Completions: the tokens of a row, sampled or forced."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class CompletionTurn:
     """A turn that the policy wrote.
 
     Attributes:
-        start: its first token.
-        end: the one after its last.
-        reward: what the environment gave for it.
-        key: of the state that it was written in; None: not known.
+        start: first token.
+        end: one past the last token.
+        reward: the environment's reward for it.
+        key: key of the state before it; None: unknown.
     """
 
     start: int
@@ -36,16 +36,16 @@ class Completion:
     """The tokens of one row after its prompt.
 
     Attributes:
-        token_T: token ids, the end token included.
-        logprob_T: log-probability of each under the distribution it was drawn from, float32; 0 where it was given.
-        decided_T: bool, False where a token was given: it is no decision, and never trained.
-        sampling: the distribution that the decisions are of.
-        support: the tokens that could be drawn, where sampling truncates.
-        finished: whether it ended by an end token.
-        numbers: what else was kept of each token, by name, float32; 0 where it was given.
-        turns: those of an exchange that the policy wrote; empty: there was none.
-        num_taken: how many of the first were taken over from another row.
-        environment_error: what went wrong in the environment of its exchange; None: nothing did.
+        token_T: token ids, including the end token.
+        logprob_T: log-probability of each under its sampling distribution, float32; 0 for forced tokens.
+        is_decision_T: bool, False for forced tokens, which are never trained.
+        sampling: the sampling distribution.
+        support: the possible tokens, if sampling truncates.
+        finished: whether it ends with an end token.
+        numbers: statistics of each token, by name, float32; 0 for forced tokens.
+        turns: the policy's turns of a conversation; empty: no conversation.
+        num_inherited: number of leading tokens taken over from another row.
+        environment_error: error of the environment of its conversation; None: no error.
     """
 
     token_T: Tensor
@@ -61,7 +61,7 @@ class Completion:
 
     @classmethod
     def forced(cls, token_T: Tensor, sampling: TokenSampling, *, finished: bool = True) -> Completion:
-        """Tokens of which none was decided."""
+        """Tokens without any decision."""
         return cls(
             token_T=token_T,
             logprob_T=torch.zeros(len(token_T)),
@@ -81,14 +81,14 @@ class Completion:
         num_forced: int = 0,
         finished: bool = True,
     ) -> Completion:
-        """Tokens that were decided elsewhere, but for the first ones; what could be drawn in their place is not known.
+        """Tokens that another policy or an earlier step sampled, apart from the first ones; their support is unknown.
 
         Args:
             token_T: the tokens.
-            sampling: the distribution that they are to be scored under.
-            logprob_T: their log-probabilities; None where not known yet.
-            num_forced: how many of the first were given.
-            finished: whether they ended by an end token.
+            sampling: the distribution to score them under.
+            logprob_T: their log-probabilities; None if unknown.
+            num_forced: number of leading forced tokens.
+            finished: whether they end with an end token.
 
         Returns:
             The row.
@@ -104,7 +104,7 @@ class Completion:
         )
 
     def with_turns(self, sample: Sample) -> Completion:
-        """The same where a sample's turns alone were decided, and what it was told between them was given."""
+        """The same tokens with decisions only in a sample's turns; the tokens between them are forced."""
         keys = sample.turn_keys or [None] * len(sample.turn_ends)
         spans = zip(sample.turn_starts, sample.turn_ends, sample.turn_rewards, keys, strict=True)
         turns = tuple(CompletionTurn(*span) for span in spans)
@@ -116,7 +116,7 @@ class Completion:
         )
 
     def prefix(self, count: int) -> Completion:
-        """Its first tokens as another row takes them over, with what is known of them."""
+        """Its first tokens, with their data, as another row continues them."""
         return replace(
             self,
             token_T=self.token_T[:count],
@@ -135,16 +135,16 @@ class Completion:
 
     @property
     def num_forced(self) -> int:
-        """How many tokens stand before the first decision."""
+        """Number of tokens before the first decision."""
         return int((~self.is_decision_T).int().cumprod(0).sum())
 
     def mean(self, number_T: Tensor) -> float | None:
-        """A number's mean over what was decided; None if nothing was."""
+        """Mean of a statistic over the decisions; None if there is none."""
         return float(number_T[self.is_decision_T].mean()) if bool(self.is_decision_T.any()) else None
 
     @classmethod
     def concat(cls, parts: Sequence[Completion]) -> Completion:
-        """The tokens of several, in order; whether they are finished is what the last one says."""
+        """The tokens of several completions, concatenated; finished if the last one is."""
         last = parts[-1]
         parts = [part for part in parts if len(part.token_T)] or [last]
         if len(parts) == 1 and parts[0] is last:
@@ -167,11 +167,11 @@ class Completion:
 
 
 def recorded_samplings(samples: Sequence[OffPolicySample], sampling: TokenSampling) -> list[TokenSampling]:
-    """The distribution that each sample is scored under: that of its record, else this one; equal ones are one object.
+    """The distribution of each sample: that of its record, else this one; equal ones are one object.
 
     Args:
-        samples: samples to be read.
-        sampling: of those without a record.
+        samples: off-policy samples.
+        sampling: distribution of samples without a record.
 
     Returns:
         One per sample.

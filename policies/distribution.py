@@ -1,4 +1,4 @@
-"""Numbers of the distribution that a token is drawn from.
+"""Values of the sampling distribution of a token.
 
 Axes: m tokens of a chunk, V vocabulary, N rows, T decisions.
 """
@@ -19,9 +19,10 @@ from .sampling import entropy, mean_logprob
 
 
 def nucleus_entropy(logits_mV: Tensor, mass: float) -> Tensor:
-    """Entropy of each distribution within its nucleus: the likeliest tokens that hold at most ``mass`` together.
+    """Entropy of each distribution within its nucleus: the likeliest tokens with a total probability of at most
+    ``mass``.
 
-    The likeliest token is always in it; what is outside has no probability, and none of the gradient.
+    The likeliest token is always included; tokens outside have probability 0 and no gradient.
 
     Shapes: (m, V) -> (m,).   Units: mass is a probability; nats.
     """
@@ -36,7 +37,7 @@ def nucleus_entropy(logits_mV: Tensor, mass: float) -> Tensor:
 
 
 def top_logprob(logits_mV: Tensor, num: float) -> Tensor:
-    """Mean log-probability of the ``num`` likeliest tokens, of as many as there are.
+    """Mean log-probability of the ``num`` likeliest possible tokens.
 
     Shapes: (m, V) -> (m,).   Units: nats.
     """
@@ -46,7 +47,7 @@ def top_logprob(logits_mV: Tensor, num: float) -> Tensor:
 
 
 def token_rank(logits_mV: Tensor, token_m: Tensor) -> Tensor:
-    """How many tokens are likelier than the one that was taken.
+    """Number of tokens that are likelier than the sampled one.
 
     Shapes: (m, V), (m,) -> (m,).
     """
@@ -62,24 +63,24 @@ LOGIT_VALUES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "top_logprob": lambda logits_mV, token_m, num: top_logprob(logits_mV, num),
     }
 )
-"""Values of the distribution that a token is drawn from: of its logits, the token, and the value's own numbers."""
+"""Values of the sampling distribution: functions of its logits, the token, and the value's parameters."""
 
 
 def required_views(
     values: Collection[Value], weight_names: Collection[str], *, current_names: Collection[str]
 ) -> list[str]:
-    """The other views that are asked.
+    """The other views that the values need.
 
     Args:
-        values: what is asked.
-        weight_names: names of the weights that there are.
-        current_names: names of the values of now.
+        values: the requested values.
+        weight_names: names of stored weights.
+        current_names: names of the values of the current policy.
 
     Returns:
         Names of weights.
 
     Raises:
-        ConfigError: a value that tokens do not have, or not of that view.
+        ConfigError: tokens do not have a value, or not of that view.
     """
     view_names = ("logprob", *LOGPROB_DIVERGENCES)
     for value in values:
@@ -97,7 +98,7 @@ def required_views(
 
 
 def view_values(values: Collection[Value], logprob_NT: Tensor, other: Mapping[str, Tensor]) -> dict[Value, Tensor]:
-    """The values that are of other views, from the log-probabilities of each: those themselves, or the divergence.
+    """Values of other views, from their log-probabilities: these themselves, or the divergence.
 
     Shapes: all (N, T).
     """

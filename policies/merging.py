@@ -1,4 +1,4 @@
-"""Adapters made part of the weights, for good, so that the model's own library writes and reads it as any other."""
+"""Merging of adapters into the weights, so that the model's own library can write and read the model."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from .weights import Weights
 
 @torch.no_grad()
 def merge_adapters(weights: Weights, dtype: str | None) -> Mapping[str, nn.Module]:
-    """Makes the trained adapters part of the modules' weights, in float32, and leaves no others; full weights stay.
+    """Merges the trained adapters into the modules' weights, in float32, and removes all adapters; full weights do not
+    change.
 
     Args:
-        weights: of a policy, which is of no use after that.
-        dtype: that the modules have then, by name; None: that in which they were given.
+        weights: weights of a policy, which cannot be used afterwards.
+        dtype: dtype of the merged modules, by name; None: their original dtype.
 
     Returns:
         The modules by component name.

@@ -1,4 +1,4 @@
-"""What every adapter loads models by: dtypes, and builders in place of a path."""
+"""Model sources of policy adapters: dtypes, and builder functions in place of a path."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def require_model(model: str | None) -> str:
 
 
 def call_builder(source: str) -> Any:
-    """What the function that ``python:module:function`` names returns. Raises ConfigError if there is none."""
+    """The result of the function ``python:module:function``. Raises ConfigError if there is no such function."""
     try:
         builder = own_attribute(source)
     except (ConfigError, ImportError) as error:

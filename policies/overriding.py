@@ -1,4 +1,4 @@
-"""Settings of a policy that a plan sets otherwise for one rollout."""
+"""Overrides of a policy's settings for one rollout."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Settings = TypeVar("Settings", bound=BaseModel)
 
 
 def override_settings(settings: Settings, changed: Mapping[str, Any], allowed: Collection[str]) -> Settings:
-    """The settings with some of those that are allowed to change changed; of one with parts the others stay.
+    """The settings with some of the allowed ones changed; unnamed keys of a nested setting keep their values.
 
-    Raises: ConfigError for others, and for values out of range.
+    Raises: ConfigError for settings that are not allowed, and for values out of range.
     """
     if not changed:
         return settings
@@ -35,5 +35,5 @@ def override_settings(settings: Settings, changed: Mapping[str, Any], allowed: C
 
 
 def _merged(current: Any, change: Any) -> Any:
-    """A setting changed; one that has parts keeps those that are not named."""
+    """A changed setting; a mapping keeps the keys that the change does not name."""
     return {**current, **change} if isinstance(current, Mapping) and isinstance(change, Mapping) else change

@@ -1,7 +1,8 @@
-"""Prompts that have gone through the model: their key-value cache, ready to be expanded to the members of a group.
+"""Prefixes: prompts that have run through the model, with their key-value cache, which can be expanded to group
+members.
 
-Rows of different lengths are aligned at their right end, so that whatever follows stands at one place for all of them.
-Everything here is differentiable: the update runs a prompt once under grad and expands its cache to the group.
+Rows of different lengths are right-aligned, so that further tokens have the same index in all rows. All functions are
+differentiable: the update runs a prompt once under grad and expands its cache to the group.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Prefix:
         cache: keys and values of all layers.
         mask_NL: bool, False at the padding on the left; None if there is none.
         next_position: (N,) position of the next token, or (axes, N) for models with several position axes.
-        hidden_ND: the last hidden state, from which the next token is predicted.
+        hidden_ND: the last hidden state, which predicts the next token.
         length: L.
     """
 
@@ -43,7 +44,7 @@ class Prefix:
     length: int
 
     def rows(self, index: Tensor) -> Prefix:
-        """Some rows, in any order and number; row i of the result continues row ``index[i]``."""
+        """A selection of rows, in any order and number; row i of the result continues row ``index[i]``."""
         if is_mergeable(self.cache):
             cache = _with_layers(self.cache, [_rows(layer, index) for layer in self.cache.layers])
         else:
@@ -65,8 +66,8 @@ def extend_prefix(
 
     Args:
         prefix: N rows.
-        num: R, tokens of each.
-        run: the cache; attention_mask and position_ids, as far as they are needed -> hidden states (N, R, D).
+        num: R, number of tokens per row.
+        run: the cache; attention_mask and position_ids, if needed -> hidden states (N, R, D).
         takes_positions: whether the model takes position_ids.
 
     Returns:
@@ -92,17 +93,17 @@ def extend_prefix(
 
 
 def cache_argument(model: nn.Module) -> str:
-    """By which name a model takes its cache: transformers 5.24 renamed it; what was written before keeps its own."""
+    """The name of a model's cache argument: transformers 5.24 renamed it; older custom models keep the old name."""
     return OLD_NAME if OLD_NAME in signature(model.forward).parameters else CACHE_NAME
 
 
 def is_mergeable(cache: Cache) -> bool:
-    """Whether rows of several prompts can be put into one cache: every layer keeps plain keys and values."""
+    """Whether rows of several prompts fit into one cache: every layer stores plain keys and values."""
     return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, GrowingLayer) for layer in cache.layers)
 
 
 def concat_prefixes(prefixes: Sequence[Prefix]) -> Prefix:
-    """All rows of several prefixes in one, the shorter ones padded on the left.
+    """All rows of several prefixes, the shorter ones padded on the left.
 
     Shapes: N_1 .. N_k rows of lengths L_1 .. L_k -> (sum N_k, max L_k).
     """
@@ -119,17 +120,17 @@ def concat_prefixes(prefixes: Sequence[Prefix]) -> Prefix:
         layers.append(layer)
     return Prefix(
         cache=_with_layers(prefixes[0].cache, layers),
-        mask_NL=_joined_mask(prefixes, length),
-        next_position=_joined_positions([prefix.next_position for prefix in prefixes]),
+        mask_NL=_concat_mask(prefixes, length),
+        next_position=_concat_positions([prefix.next_position for prefix in prefixes]),
         hidden_ND=torch.cat([prefix.hidden_ND for prefix in prefixes]),
         length=length,
     )
 
 
 class GrowingLayer(DynamicLayer):
-    """A layer that writes new keys and values into room it already has, instead of copying all of them every time.
+    """A cache layer that writes new keys and values into preallocated memory instead of copying all of them each time.
 
-    For decoding, where nothing is differentiated.
+    For decoding without grad.
     """
 
     keys: Tensor
@@ -139,32 +140,36 @@ class GrowingLayer(DynamicLayer):
         super().__init__()
         self.device, self.is_initialized = layer.device, True
         self.keys, self.values = layer.keys, layer.values
-        self._room: tuple[Tensor, Tensor] | None = None
+        self._reserved: tuple[Tensor, Tensor] | None = None
 
     def reserve(self, length: int) -> None:
-        """Makes room for so many tokens, those that are there included, and some more."""
-        self._room = (_with_room(self.keys, length), _with_room(self.values, length))
+        """Allocates memory for this many tokens, including the stored ones, and some more."""
+        self._reserved = (_preallocated(self.keys, length), _preallocated(self.values, length))
 
-    def forget_room(self) -> None:
-        """Leaves the room to whoever else writes into it."""
-        self._room = None
+    def drop_reserved(self) -> None:
+        """Drops the preallocated memory, which another layer uses."""
+        self._reserved = None
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Appends the new states; returns all of them as views."""
         num_stored, length = self.keys.shape[-2], self.keys.shape[-2] + key_states.shape[-2]
-        if self._room is None or self._room[0].shape[-2] < length or self._room[0].shape[0] != len(key_states):
+        if (
+            self._reserved is None
+            or self._reserved[0].shape[-2] < length
+            or self._reserved[0].shape[0] != len(key_states)
+        ):
             self.reserve(length)
-        assert self._room is not None
-        for room, new in zip(self._room, (key_states, value_states), strict=True):
+        assert self._reserved is not None
+        for room, new in zip(self._reserved, (key_states, value_states), strict=True):
             room[..., num_stored:length, :] = new
-        self.keys, self.values = (room[..., :length, :] for room in self._room)
+        self.keys, self.values = (room[..., :length, :] for room in self._reserved)
         return self.keys, self.values
 
 
 def with_growing_cache(prefix: Prefix) -> Prefix:
-    """The same prefix, its full-attention layers ready to grow in place."""
+    """The same prefix with full-attention layers that grow in place."""
     if not is_mergeable(prefix.cache):
         return prefix
     layers = [GrowingLayer(layer) if type(layer) is DynamicLayer else layer for layer in prefix.cache.layers]
@@ -172,7 +177,7 @@ def with_growing_cache(prefix: Prefix) -> Prefix:
 
 
 def with_static_cache(prefix: Prefix, config: PreTrainedConfig, max_new_tokens: int) -> Prefix:
-    """The same prefix in a cache of fixed size, for a compiled forward; its mask covers the room to come."""
+    """The same prefix in a cache of fixed size, for a compiled forward; its mask covers the future tokens."""
     length = prefix.length + max_new_tokens
     cache, source = StaticCache(config=config, max_cache_len=length), prefix.cache
     for number, layer in enumerate(cast("list[DynamicLayer]", source.layers)):
@@ -183,23 +188,23 @@ def with_static_cache(prefix: Prefix, config: PreTrainedConfig, max_new_tokens: 
     return replace(prefix, cache=cache, mask_NL=pad(mask_NL, (0, max_new_tokens), value=True))
 
 
-def _with_room(states: Tensor, length: int) -> Tensor:
+def _preallocated(states: Tensor, length: int) -> Tensor:
     room = states.new_empty(*states.shape[:-2], int(length * GROWTH), states.shape[-1])
     room[..., : states.shape[-2], :] = states
     return room
 
 
 def _rows(layer: Any, index: Tensor) -> Any:
-    """A copy of a layer that holds some of its rows."""
+    """A copy of a layer with a selection of its rows."""
     chosen = copy.copy(layer)
     chosen.keys, chosen.values = layer.keys[index], layer.values[index]
     if isinstance(chosen, GrowingLayer):
-        chosen.forget_room()
+        chosen.drop_reserved()
     return chosen
 
 
 def _with_layers(cache: Cache, layers: Sequence[Any]) -> Cache:
-    """A copy of a cache with other layers; the given one stays as it is."""
+    """A copy of a cache with other layers; the original does not change."""
     changed = copy.copy(cache)
     changed.layers = list(layers)
     return changed
@@ -209,13 +214,13 @@ def _padded(states: Tensor, length: int) -> Tensor:
     return pad(states, (0, 0, length - states.shape[-2], 0))
 
 
-def _joined_positions(positions: Sequence[Tensor]) -> Tensor:
-    """Prompts without pictures may have one axis where others have three: it stands for all of them."""
+def _concat_positions(positions: Sequence[Tensor]) -> Tensor:
+    """Positions of all rows; a single axis of a prompt without images is expanded to all axes."""
     axes = max((position.shape[:-1] for position in positions), key=len)
     return torch.cat([position.expand(*axes, -1) for position in positions], dim=-1)
 
 
-def _joined_mask(prefixes: Sequence[Prefix], length: int) -> Tensor | None:
+def _concat_mask(prefixes: Sequence[Prefix], length: int) -> Tensor | None:
     if all(prefix.mask_NL is None and prefix.length == length for prefix in prefixes):
         return None
     masks = [

@@ -1,6 +1,6 @@
-"""Log-probabilities in the matrices of a rollout: placed where they belong, and taken again from an update's forward.
+"""Log-probabilities in the matrices of a rollout: scattered to their positions, and recomputed by an update's forward.
 
-Axes: N rows of a slice, T decisions, M kept decisions of the slice.
+Axes: N rows of a slice, T decisions, M unmasked decisions of the slice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mmgrpo.values import Value
 
 
 def scatter_to_mask(mask_NT: Tensor, number_M: Tensor) -> Tensor:
-    """Numbers of the decisions that a mask keeps, row by row, where they belong; 0 elsewhere.
+    """Numbers of the unmasked decisions, row by row, at their positions; 0 elsewhere.
 
     Shapes: bool (N, T), (M,) -> (N, T).
     """
@@ -29,7 +29,7 @@ def scatter_to_mask(mask_NT: Tensor, number_M: Tensor) -> Tensor:
 def rescore(
     policy: Policy, rollout: Rollout, rows: Sequence[int] | None = None, *, values: Collection[Value]
 ) -> Rollout:
-    """The rollout with the log-probabilities, and these values, that an update's forward finds of some rows."""
+    """The rollout with log-probabilities and these values of some rows recomputed by an update's forward."""
     old_BT, value_BT = rollout.old_logprob_BT.clone(), {value: torch.zeros(rollout.shape) for value in values}
     for part in policy.evaluate(rollout, rows, values=values):
         assert part.rows is not None

@@ -1,4 +1,4 @@
-"""The distribution a token is drawn from, the same in sampling and in scoring but for what is cooled."""
+"""The sampling distribution of a token, used for sampling and scoring (apart from the temperature schedule)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.utils.checkpoint import checkpoint
 from .temperature_schedule import TemperatureSchedule
 
 MIN_CHUNK = 16
-NEVER = -1e30  # logits below it are the model's own way to say that a token is not written
+NEVER = -1e30  # smaller logits are a model's own mark of forbidden tokens
 
 
 class SamplingSettings(Protocol):
-    """Settings that say how tokens are drawn; what each is, ``TokenSampling`` says."""
+    """Settings of a sampling distribution, as in ``TokenSampling``."""
 
     @property
     def temperature(self) -> float: ...
@@ -34,16 +34,16 @@ class SamplingSettings(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSampling:
-    """Logits into the distribution sampled from.
+    """The function from logits to the sampling distribution.
 
     Attributes:
-        temperature: divides the logits.
+        temperature: divisor of the logits.
         top_k: keeps the k likeliest tokens, ties included.
-        top_p: keeps the fewest likeliest tokens that hold this much probability.
-        min_p: keeps tokens of at least this share of the likeliest one's probability.
-        suppressed: (K,) token ids that have no probability.
-        temperature_schedule: how much colder later tokens are drawn than they are scored; None: as they are scored.
-        guidance: how far to go from what is unconditionally likely to what is likely behind the prompt; 1: that itself.
+        top_p: keeps the smallest set of likeliest tokens with this total probability.
+        min_p: keeps tokens with at least this share of the likeliest token's probability.
+        suppressed: (K,) token ids with probability 0.
+        cooling: schedule that lowers the temperature of later tokens at sampling, not at scoring; None: no schedule.
+        guidance: scale of classifier-free guidance; 1: the conditional distribution.
     """
 
     temperature: float
@@ -56,7 +56,7 @@ class TokenSampling:
 
     @classmethod
     def of(cls, settings: SamplingSettings, suppressed: Tensor) -> TokenSampling:
-        """As the settings say, without these tokens."""
+        """The distribution of the settings, without these tokens."""
         return cls(
             temperature=settings.temperature,
             top_k=settings.top_k,
@@ -67,16 +67,16 @@ class TokenSampling:
         )
 
     def settings(self) -> dict[str, float | int | None]:
-        """The numbers of the distribution, by the names that ``with_settings`` takes."""
+        """The parameters of the distribution, by the names that ``with_settings`` takes."""
         return {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "min_p", "guidance")}
 
     def with_settings(self, record: Mapping[str, Any] | None) -> TokenSampling:
-        """The distribution of a record of ``Rollout.record_B``; itself where there is none, or it is the same."""
+        """The distribution of a record of ``Rollout.record_B``; itself without a record, or if both are equal."""
         recorded = (record or {}).get("settings", self.settings())
         return self if recorded == self.settings() else replace(self, **recorded)
 
     def without(self, tokens: Iterable[int | None], *, keep: Sequence[int]) -> TokenSampling:
-        """The same without further tokens, except those of ``keep``; itself if there are none."""
+        """The same distribution with further suppressed tokens, except those of ``keep``; itself if there are none."""
         more = [token for token in tokens if token is not None and token not in keep]
         if not more:
             return self
@@ -89,11 +89,11 @@ class TokenSampling:
 
     @property
     def guides(self) -> bool:
-        """Whether logits are of two: behind the prompt, and unconditional."""
+        """Whether it needs conditional and unconditional logits."""
         return self.guidance != 1
 
     def guided(self, logits_MbV: Tensor) -> Tensor:
-        """u + s (c - u), of logits c behind the prompt and unconditional ones u; c alone where s is 1.
+        """u + s (c - u), of conditional logits c and unconditional ones u; c alone if s is 1.
 
         Shapes: (M, 2, V), or (M, 1, V) -> (M, V).
         Source: classifier-free guidance, arXiv:2207.12598; of tokens, arXiv:2306.05284, sec. 2.
@@ -104,18 +104,18 @@ class TokenSampling:
         return unconditional_MV + self.guidance * (conditional_MV - unconditional_MV)
 
     def tempered(self, logits_MV: Tensor) -> Tensor:
-        """Logits over the temperature, the suppressed tokens at minus infinity."""
+        """Logits divided by the temperature, with suppressed tokens at minus infinity."""
         scaled_MV = logits_MV if self.temperature == 1 else logits_MV / self.temperature
         if len(self.suppressed) == 0:
             return scaled_MV
         return scaled_MV.index_fill(-1, self.suppressed.to(scaled_MV.device), -torch.inf)
 
     def cooled(self, logits_MV: Tensor, t: int) -> Tensor:
-        """Tempered logits as token t is drawn from them."""
+        """Tempered logits divided by the schedule's factor for token t."""
         return logits_MV if self.temperature_schedule is None else logits_MV / self.temperature_schedule.factor(t)
 
     def support(self, logits_MV: Tensor) -> Tensor:
-        """Which tokens of tempered logits can be drawn: top-k first, then the nucleus, then the floor.
+        """The tokens that can be sampled from tempered logits: top-k first, then the nucleus, then min-p.
 
         Shapes: (M, V) -> bool (M, V).
         """
@@ -134,7 +134,8 @@ class TokenSampling:
 
 
 def sample_tokens(logits_NV: Tensor, uniform_N: Tensor) -> Tensor:
-    """Tokens by inverting the distribution function at one uniform number per row, so that a row's token is its own.
+    """Tokens by inverse transform sampling with one uniform number per row, so that a row's token does not depend on
+    others.
 
     Shapes: tempered logits (N, V), numbers in [0, 1) (N,) -> (N,).
     """
@@ -144,7 +145,7 @@ def sample_tokens(logits_NV: Tensor, uniform_N: Tensor) -> Tensor:
 
 
 def entropy(logits_MV: Tensor) -> Tensor:
-    """Entropy of each distribution in nats, H = log sum exp l - sum p l; tokens at minus infinity have no part in it.
+    """Entropy of each distribution in nats, H = log sum exp l - sum p l; tokens at minus infinity are excluded.
 
     Shapes: (M, V) -> (M,).
     """
@@ -153,7 +154,7 @@ def entropy(logits_MV: Tensor) -> Tensor:
 
 
 def mean_logprob(logits_MV: Tensor) -> Tensor:
-    """Mean log-probability = mean l - log sum exp l, over the tokens that the model can write at all.
+    """Mean log-probability = mean l - log sum exp l, over all possible tokens.
 
     Shapes: (M, V) -> (M,).   Units: nats.
     """
@@ -162,7 +163,7 @@ def mean_logprob(logits_MV: Tensor) -> Tensor:
 
 
 def self_certainty(logits_MV: Tensor) -> Tensor:
-    """KL(uniform || policy) = log sum exp l - mean l - log V, over the tokens that the model can write at all.
+    """KL(uniform || policy) = log sum exp l - mean l - log V, over all possible tokens.
 
     Shapes: (M, V) -> (M,).
     """
@@ -170,9 +171,9 @@ def self_certainty(logits_MV: Tensor) -> Tensor:
 
 
 def semantic_entropy(logits_MV: Tensor, embedding_VD: Tensor, *, num: int = 20) -> Tensor:
-    """Entropy of the ``num`` likeliest tokens by how little they mean the same: -H sum_{i != j} p_i p_j cos(e_i, e_j).
+    """Entropy of the ``num`` likeliest tokens, weighted by their similarity: -H sum_{i != j} p_i p_j cos(e_i, e_j).
 
-    H = -sum p log p over these tokens alone. It is below 0 where they point the same way, highest where they do not.
+    H = -sum p log p over these tokens. It is negative if their embeddings are similar, and highest if they differ.
 
     Shapes: (M, V), (V, D) -> (M,).   Units: nats.
     Source: ROSE, arXiv:2601.05053, and its code (ZiqiZhao1/ROSE-rl, ``vllm_rollout_spmd.py``, cosine-entropy).
@@ -188,10 +189,10 @@ def semantic_entropy(logits_MV: Tensor, embedding_VD: Tensor, *, num: int = 20) 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Support:
-    """The tokens that could be drawn at each of M decisions, as lists of ids.
+    """The possible tokens of each of M decisions, as lists of ids.
 
     Attributes:
-        ids: all lists, one after the other; int32.
+        ids: all lists, concatenated; int32.
         counts: length of each list.
     """
 
@@ -206,12 +207,12 @@ class Support:
         return mask_MV
 
     def part(self, start: int, stop: int) -> Support:
-        """Some consecutive decisions."""
+        """Consecutive decisions."""
         before, within = sum(self.counts[:start]), sum(self.counts[start:stop])
         return Support(self.ids[before : before + within], self.counts[start:stop])
 
     def at(self, keep_T: Tensor) -> Support:
-        """The decisions that a mask keeps; decisions beyond its end are dropped."""
+        """The decisions where a mask is True; decisions beyond its end are dropped."""
         lists, kept_positions = self.ids.split(self.counts), keep_T.nonzero()[:, 0].tolist()
         return Support(torch.cat([lists[t] for t in kept_positions]), tuple(self.counts[t] for t in kept_positions))
 
@@ -224,12 +225,12 @@ class Support:
 
     @classmethod
     def single(cls, token_T: Tensor) -> Support:
-        """Of tokens that were not drawn: each is the only one there is."""
+        """The support of forced tokens: each is the only one."""
         return cls(token_T.int(), (1,) * len(token_T))
 
     @classmethod
     def concat(cls, parts: Sequence[Support]) -> Support:
-        """The decisions of several, in order."""
+        """The decisions of several supports, concatenated."""
         return cls(torch.cat([part.ids for part in parts]), tuple(n for part in parts for n in part.counts))
 
 
@@ -243,19 +244,19 @@ def token_logprobs(
     support: Support | None = None,
     extra_values: Sequence[Callable[[Tensor, Tensor, Tensor], Tensor]] = (),
 ) -> tuple[Tensor, list[Tensor]]:
-    """Log-probabilities of M tokens from the hidden states before them; at most ``chunk`` rows of logits exist at once.
+    """Log-probabilities of M tokens from the hidden states before them, with at most ``chunk`` rows of logits at once.
 
     Args:
         hidden_MD: hidden states.
-        token_M: the tokens drawn from them.
+        token_M: the tokens.
         logits_of: (m, D) -> (m, V) float32.
-        sampling: the distribution drawn from.
-        chunk: rows of logits at a time; the backward makes them again.
-        support: what could be drawn, if sampling truncates.
-        extra_values: what else is wanted, (hidden states (m, D), logits (m, V), tokens (m,)) -> (m,).
+        sampling: the sampling distribution.
+        chunk: rows of logits at once; the backward computes them again.
+        support: the possible tokens, if sampling truncates.
+        extra_values: further functions, (hidden states (m, D), logits (m, V), tokens (m,)) -> (m,).
 
     Returns:
-        logprob_M, and a vector for each that is asked; float32.
+        logprob_M, and a vector per function; float32.
     """
 
     def scored(hidden_mD: Tensor, token_m: Tensor, start: int) -> tuple[Tensor, ...]:
@@ -285,17 +286,17 @@ def token_logprobs(
 def compute_supports(
     hidden_MD: Tensor, token_M: Tensor, logits_of: Callable[[Tensor], Tensor], sampling: TokenSampling, *, chunk: int
 ) -> Support:
-    """What could be drawn at each of M decisions that another drew; the token that it took is always in it.
+    """The possible tokens at each of M off-policy decisions; the sampled token is always included.
 
     Args:
         hidden_MD: hidden states.
-        token_M: the tokens taken.
+        token_M: the sampled tokens.
         logits_of: (m, D) -> (m, V) float32.
         sampling: a distribution that truncates.
-        chunk: rows of logits at a time.
+        chunk: rows of logits at once.
 
     Returns:
-        The M supports, one after the other.
+        The M supports.
     """
     supports: list[Support] = []
     chunk = max(chunk, MIN_CHUNK)

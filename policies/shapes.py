@@ -1,4 +1,4 @@
-"""What a model is made of, read from its configuration files alone: from a folder, from those shipped, from the hub."""
+"""Configurations of a model, without its weights: from a folder, from those shipped with mmgrpo, or from the hub."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class ModelConfigs:
     """The configurations of a model.
 
     Attributes:
-        source: where they are from.
-        config: of a model that is one.
-        components: of a pipeline: library, class and configuration by name.
+        source: their source.
+        config: configuration of a single model.
+        components: components of a pipeline: library, class and configuration by name.
     """
 
     source: str
@@ -36,7 +36,7 @@ class ModelConfigs:
 
 
 def to_meta(module: M) -> M:
-    """The module without its values, in place; parameters that are one stay one, as ``to`` would not have them."""
+    """Moves the module to the meta device, in place; tied parameters stay tied, unlike with ``to``."""
     twins: dict[int, Any] = {}
     for part in module.modules():
         tensors: Any
@@ -51,7 +51,7 @@ def to_meta(module: M) -> M:
 
 
 def model_configs(model: str, revision: str | None = None) -> ModelConfigs:
-    """The configurations of a model by path or hub id. Raises ConfigError where none can be had."""
+    """The configurations of a model by path or hub id. Raises ConfigError if they are not available."""
     shipped = SHIPPED / f"{model.replace('/', '--')}.json"
     if Path(model).is_dir():
         return _of_folder(Path(model), model)

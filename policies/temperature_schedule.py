@@ -1,4 +1,4 @@
-"""How tokens are drawn the colder, the later they come."""
+"""A temperature schedule along a completion: later tokens are sampled at a lower temperature."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class TemperatureSchedule(BaseModel):
-    """What the temperature of a token is multiplied by as it is drawn: 1 + high - exp(t / pace), at least low.
+    """Factor on the temperature of a token at sampling: 1 + high - exp(t / pace), at least low.
 
-    t counts the tokens written before it; it is 1 for the first ``after`` tokens.
+    t counts the tokens before it; the factor is 1 for the first ``after`` tokens.
     Source: Yang et al., arXiv:2510.05251, exploratory annealed decoding, and its code (yangalan123/EAD-RLVR,
     verl/workers/rollout/vllm_rollout/annealed_sampling.py, ``negexp``).
     """
@@ -23,5 +23,5 @@ class TemperatureSchedule(BaseModel):
     after: int = Field(default=10, ge=0, description="tokens that are drawn at the temperature itself")
 
     def factor(self, t: int) -> float:
-        """Of the token that t tokens come before."""
+        """The factor of the token after t tokens."""
         return 1.0 if t < self.after else max(1 + self.high - math.exp(min(t / self.pace, 99.0)), self.low)

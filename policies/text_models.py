@@ -1,4 +1,4 @@
-"""Models of transformers that read and write tokens: loaded, and which of their layers do the writing."""
+"""Loading of transformers models that read and write tokens, and their language-model layers."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ from .model_source import DTYPES
 
 FUSING = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 FUSED = ("out_proj", "conv1d")
-"""Models whose kernels read the weights of these layers without calling them: an adapter there would be passed over."""
+"""Layers whose weights the kernels of these models read without calling the layer: an adapter there would have no
+effect.
+"""
 
 
 class Source(Protocol):
-    """Settings that say how a model is loaded."""
+    """Settings for loading a model."""
 
     @property
     def revision(self) -> str | None: ...
@@ -48,7 +50,7 @@ class Source(Protocol):
 
 
 def pretrained(source: str, settings: Source, *, what: str) -> tuple[PreTrainedModel, Any]:
-    """A model and its processor, or its tokenizer where it reads text alone.
+    """A model and its processor, or its tokenizer if the model is text-only.
 
     Args:
         source: a folder written by ``save_pretrained``, or a hub id.
@@ -61,33 +63,35 @@ def pretrained(source: str, settings: Source, *, what: str) -> tuple[PreTrainedM
     Raises:
         ConfigError: it cannot be loaded.
     """
-    where: dict[str, Any] = {"pretrained_model_name_or_path": source, "revision": settings.revision or "main"}
-    where |= {"trust_remote_code": False}  # left out, transformers would ask at the terminal
+    location: dict[str, Any] = {"pretrained_model_name_or_path": source, "revision": settings.revision or "main"}
+    location |= {"trust_remote_code": False}  # left out, transformers would ask at the terminal
     try:
-        config = AutoConfig.from_pretrained(**where)
+        config = AutoConfig.from_pretrained(**location)
         writer = getattr(config, "thinker_config", config)  # of a model that speaks, too, the part that writes
-        shows = type(writer) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-        hears = not shows and type(writer) in MODEL_FOR_MULTIMODAL_LM_MAPPING
-        model_class = AutoModelForImageTextToText if shows else AutoModelForCausalLM
-        model_class = AutoModelForMultimodalLM if hears else model_class
-        processor_class = AutoProcessor if shows or hears else AutoTokenizer
-        chosen: dict[str, Any] = {} if writer is config else {"config": writer}
-        chosen |= {} if settings.attention is None else {"attn_implementation": settings.attention}
-        model = model_class.from_pretrained(**where, dtype=DTYPES[settings.dtype], **chosen)
-        return model, processor_class.from_pretrained(**{**where, **settings.processor})
+        takes_images = type(writer) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        takes_audio = not takes_images and type(writer) in MODEL_FOR_MULTIMODAL_LM_MAPPING
+        model_class = AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
+        model_class = AutoModelForMultimodalLM if takes_audio else model_class
+        processor_class = AutoProcessor if takes_images or takes_audio else AutoTokenizer
+        model_arguments: dict[str, Any] = {} if writer is config else {"config": writer}
+        model_arguments |= {} if settings.attention is None else {"attn_implementation": settings.attention}
+        model = model_class.from_pretrained(**location, dtype=DTYPES[settings.dtype], **model_arguments)
+        return model, processor_class.from_pretrained(**{**location, **settings.processor})
     except (OSError, ValueError, ImportError) as error:
         why = why_not(source, error, revision=settings.revision)
         raise ConfigError(f"policy.model {source!r} cannot be loaded as {what}: {why}") from error
 
 
 def language_parameters(model: PreTrainedModel) -> set[nn.Parameter]:
-    """The parameters of the language model alone: its decoder and its embeddings."""
+    """The parameters of the language model only: its decoder and its embeddings."""
     parts = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
     return {parameter for part in parts if part is not None for parameter in part.parameters()}
 
 
 def language_linears(model: PreTrainedModel) -> list[str]:
-    """Paths of the language model's linear layers, the output embeddings left out, and what peft puts no adapter on."""
+    """Paths of the language model's linear layers, without the output embeddings and layers that peft does not
+    support.
+    """
     head = model.get_output_embeddings()
     writer = model.get_decoder()
     if writer is None or all(module in (writer, head) for module in writer.modules()):  # named so, it is the head alone
@@ -103,27 +107,27 @@ def language_linears(model: PreTrainedModel) -> list[str]:
 
 @torch.no_grad()
 def _is_linear(module: nn.Module) -> bool:
-    """Whether it is a linear map: routers and grouped layers are of the class, too, and do other things."""
+    """Whether the module is a linear map; routers and grouped layers inherit from the class, but are not."""
     if type(module) in (nn.Linear, Conv1D) or not isinstance(module, nn.Linear):
         return type(module) in (nn.Linear, Conv1D)
     dtype = module.weight.dtype if module.weight.is_floating_point() else torch.float32
     try:
-        loaded = module(torch.zeros(1, module.in_features, dtype=dtype, device=module.weight.device))
+        output = module(torch.zeros(1, module.in_features, dtype=dtype, device=module.weight.device))
     except (RuntimeError, TypeError, ValueError):
         return False
-    return isinstance(loaded, torch.Tensor) and loaded.shape[-1] == module.out_features
+    return isinstance(output, torch.Tensor) and output.shape[-1] == module.out_features
 
 
 def enable_checkpointing(model: PreTrainedModel) -> None:
-    """Lets the layers of a model keep only their inputs for the backward, within ``checkpointing``."""
+    """Enables gradient checkpointing in the layers of a model, for use within ``checkpointing``."""
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)  # renamed
     enable({"use_reentrant": False})
 
 
 @contextmanager
-def checkpointing(model: PreTrainedModel, wanted: bool) -> Iterator[None]:
-    """Within it the layers keep only their inputs for the backward, if so wanted; dropout stays off."""
-    active = wanted and torch.is_grad_enabled()
+def checkpointing(model: PreTrainedModel, enabled: bool) -> Iterator[None]:
+    """A context in which the layers checkpoint their activations, if requested; dropout stays off."""
+    active = enabled and torch.is_grad_enabled()
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)] if active else []
     for layer in layers:
         layer.training = True

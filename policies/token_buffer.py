@@ -1,4 +1,4 @@
-"""Rows of tokens as they are drawn, one decision of each at a time."""
+"""A buffer for N rows of tokens, sampled one decision at a time."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ TOKEN_STATISTICS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = Map
         "semantic_entropy": lambda _, logits_nV, embedding_VD: semantic_entropy(logits_nV, embedding_VD),
     }
 )
-"""What may be kept of a token as it is drawn: of logits under the temperature alone, of those drawn from, and of the
-vectors that the model has for tokens."""
+"""Statistics that can be stored per token: functions of the logits under the temperature only, of the sampling logits,
+and of the token embeddings.
+"""
 
 
 class TokenBuffer:
-    """What N rows write, token by token: it draws each token and keeps what was drawn.
+    """Samples and stores the tokens of N rows.
 
     Attributes:
-        length: the most tokens a row may write, T.
-        limit_N: the most that each may write.
+        length: maximum number of tokens of a row, T.
+        limit_N: maximum number of tokens of each row.
     """
 
     def __init__(
@@ -49,17 +50,17 @@ class TokenBuffer:
         numbers: tuple[str, ...] = (),
         embedding_VD: Tensor | None = None,
     ) -> None:
-        """An empty tape.
+        """Creates an empty buffer.
 
         Args:
-            sampling: the distribution drawn from.
-            limit_N: the most tokens that each row may write.
-            device: where the logits are.
+            sampling: the sampling distribution.
+            limit_N: maximum number of tokens of each row.
+            device: device of the logits.
             uniform_NT: the random number of each decision, in [0, 1); None takes the likeliest token.
-            given_NT: tokens that are written whatever the logits say; None draws them.
-            random_T: bool, False at decisions that take the likeliest token all the same; None: all are drawn.
-            numbers: what to keep of each token, by the names in ``TOKEN_STATISTICS``.
-            embedding_VD: the vector of each token, if there are numbers.
+            given_NT: tokens to store whatever the logits are; None samples them.
+            random_T: bool, False at decisions that take the likeliest token nevertheless; None: all are sampled.
+            numbers: statistics to store per token, by their names in ``TOKEN_STATISTICS``.
+            embedding_VD: the embedding of each token, for statistics that need it.
         """
         rows, length = len(limit_N), int(limit_N.max())
         self.length = length
@@ -75,7 +76,7 @@ class TokenBuffer:
         self._supports: list[list[Support]] = [[] for _ in range(rows)]
 
     def write(self, t: int, row_n: Tensor, logits_nV: Tensor) -> Tensor:
-        """Draws token t of some of the rows.
+        """Samples and stores token t of some rows.
 
         Shapes: row numbers (n,), raw logits (n, V) float32 -> tokens (n,).
         """
@@ -99,7 +100,7 @@ class TokenBuffer:
         return token_n
 
     def completions(self, end_ids: Tensor) -> list[Completion]:
-        """What each row wrote up to its first end token, on the CPU."""
+        """The tokens of each row up to its first end token, on the CPU."""
         ends_NT = torch.isin(self._token_NT, end_ids).cpu()
         token_NT, logprob_NT, limits = self._token_NT.cpu(), self._logprob_NT.cpu(), self.limit_N.tolist()
         numbers = {name: number_NT.cpu() for name, number_NT in self._numbers.items()}

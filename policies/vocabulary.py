@@ -1,4 +1,4 @@
-"""Which ids of a model's vocabulary are tokens, and which of the special ones belong to a text that rewards read."""
+"""Ids of a model's vocabulary that are tokens, and special tokens that belong to the text of a completion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BOUNDARY_NAMES = re.compile(
     r"\b(eot|eom|eos|bos|pad)(_id|_token)?\b|row_\d+_col_\d+|global-img|\[/?(INST|SYS)",
     re.IGNORECASE,
 )
-"""Names of tokens that published models put between texts, turns and parts of an image, whether a template has them."""
+"""Names of tokens that published models put between texts, turns and parts of an image, with or without a template."""
 TAG = re.compile(r"<(/?)([^<>/|]+)>")
 
 
@@ -26,17 +26,17 @@ def unnamed_ids(tokenizer: Any, vocabulary: int) -> list[int]:
 
 
 def num_logits(model: Any) -> int:
-    """How many logits a position of a model of transformers has."""
+    """Number of logits per position of a transformers model."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     rows = getattr(head, "out_features", None)
     return rows if isinstance(rows, int) else int(model.config.get_text_config(decoder=True).vocab_size)
 
 
 class TextDecoder:
-    """Token ids to the text that rewards, reports and environments read.
+    """Decodes token ids to the text that rewards, reports and environments read.
 
-    Padding, beginnings and ends of a sequence, and the tokens that the chat template writes between turns are left out.
-    Other special tokens are part of the text, such as the tag ``<answer>`` added as a special token.
+    Padding, beginning- and end-of-sequence tokens, and the tokens that the chat template writes between turns are
+    removed. Other special tokens are part of the text, such as the tag ``<answer>`` added as a special token.
 
     Attributes:
         shown: ids of the special tokens that are part of the text.
@@ -45,11 +45,11 @@ class TextDecoder:
     def __init__(
         self, tokenizer: Any, *, control_ids: Iterable[int] = (), turns: Callable[[], str] | None = None
     ) -> None:
-        """Reads the special tokens of a tokenizer.
+        """Classifies the special tokens of a tokenizer.
 
         Args:
             tokenizer: of transformers.
-            control_ids: further special tokens that are no part of a text, such as those that end a completion.
+            control_ids: further special tokens that are not part of a text, such as those that end a completion.
             turns: renders a user and an assistant turn by the chat template; None without one.
         """
         self._tokenizer = tokenizer
@@ -64,13 +64,13 @@ class TextDecoder:
         if others and turns is not None:
             rendered = turns()
             others -= {value for value in others if special[value] in rendered}
-        self.shown = frozenset(others | (tags - hidden))
-        self._hidden = frozenset(special) - self.shown
+        self.text_ids = frozenset(others | (tags - hidden))
+        self._hidden = frozenset(special) - self.text_ids
 
     def __call__(self, tokens: Sequence[int]) -> str:
         """The text of some tokens."""
         ids = [int(token) for token in tokens]
-        if self.shown.isdisjoint(ids):
+        if self.text_ids.isdisjoint(ids):
             return self._tokenizer.decode(ids, skip_special_tokens=True)
         return self._tokenizer.decode([value for value in ids if value not in self._hidden], skip_special_tokens=False)
 

@@ -1,4 +1,4 @@
-"""A model of transformers as it draws: prompts into prefixes, codes into states, those into logits of codes.
+"""Sampling and scoring of image codes with a transformers model: from prompts to prefixes, to states, to code logits.
 
 Axes: N rows, b sides of guidance, T codes of a row, L tokens, P tokens of a prompt, D model width, K codes.
 """
@@ -22,22 +22,22 @@ from .image_prompts import EncodedImagePrompt
 
 
 class CodeSampler:
-    """Runs a model's decoder over prompts and codes; rows of the unconditional side follow those that are shown.
+    """Runs a model's decoder over prompts and codes; rows of the unconditional side follow the conditional ones.
 
     Attributes:
         model: the wrapped model.
-        grid: of the codes.
-        codes: how the model reads and writes them.
+        grid: grid of the codes.
+        codes: the model's code embeddings and logits.
     """
 
     def __init__(self, model: PreTrainedModel, grid: Grid, codes: CodeRange, *, autocast: torch.dtype | None) -> None:
-        """Finds the parts of the model that draw.
+        """Finds the parts of the model that generate images.
 
         Args:
             model: the model.
-            grid: of the codes.
-            codes: where its vocabulary has them, unless it says so itself.
-            autocast: dtype of the arithmetic, if the weights are kept in another.
+            grid: grid of the codes.
+            codes: range of the codes in the vocabulary, unless the model defines it.
+            autocast: dtype of the arithmetic, if it differs from that of the weights.
         """
         self.model = model
         self.grid = grid
@@ -50,11 +50,11 @@ class CodeSampler:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return self.model.device
 
-    def through(self, model: PreTrainedModel) -> CodeSampler:
-        """The same with another model of the same kind."""
+    def with_model(self, model: PreTrainedModel) -> CodeSampler:
+        """The same sampler with another model of the same class."""
         return CodeSampler(model, self.grid, self._range, autocast=self._autocast)
 
     def logits(self, states_MbD: Tensor, sampling: TokenSampling) -> Tensor:
@@ -68,7 +68,7 @@ class CodeSampler:
 
     @torch.no_grad()
     def write(self, prompts: Sequence[EncodedImagePrompt], sampling: TokenSampling, buffer: TokenBuffer) -> None:
-        """Draws all codes of N rows, one behind each prompt."""
+        """Samples all codes of N rows, one row per prompt."""
         N = len(prompts)
         prefix = with_growing_cache(self._prefix(prompts, 1 + sampling.guides))
         row_N = torch.arange(N, device=self.device)
@@ -76,22 +76,22 @@ class CodeSampler:
             states_NbD = prefix.hidden_ND.unflatten(0, (-1, N)).transpose(0, 1)
             code_N = buffer.write(t, row_N, self.logits(states_NbD, sampling))
             if t + 1 < self.grid.num_codes:
-                prefix, _ = self._extended(prefix, self._laid(code_N[:, None], last=t))
+                prefix, _ = self._extended(prefix, self._decoder_inputs(code_N[:, None], last=t))
 
     def states(self, prompts: Sequence[EncodedImagePrompt], code_NT: Tensor, *, num_sides: int, shared: bool) -> Tensor:
-        """The states that codes are drawn in.
+        """The states that predict codes.
 
         Args:
             prompts: N prompts.
-            code_NT: the codes of each, up to the last one that is asked for.
+            code_NT: the codes of each, up to the last requested one.
             num_sides: 1, or 2 with the unconditional side.
-            shared: whether a prompt is run once for all rows that have it.
+            shared: whether a prompt runs once for all of its rows.
 
         Returns:
             (N, T, b, D), with grad where grad is enabled.
         """
         N, T = code_NT.shape
-        inner_NLD = self._laid(code_NT[:, : T - 1].to(self.device), last=T - 2)
+        inner_NLD = self._decoder_inputs(code_NT[:, : T - 1].to(self.device), last=T - 2)
         if shared:
             prefix = self._prefix(prompts, num_sides)
             hidden_MLD = prefix.hidden_ND[:, None]
@@ -99,25 +99,27 @@ class CodeSampler:
                 _, later = self._extended(prefix, inner_NLD)
                 hidden_MLD = torch.cat([hidden_MLD, later], dim=1)
         else:
-            hidden_MLD = self._whole(prompts, inner_NLD, num_sides)
-        place_T = self.grid.place_T[:T].to(self.device)
-        return hidden_MLD[:, place_T].unflatten(0, (num_sides, N)).movedim(0, 2)
+            hidden_MLD = self._full_rows(prompts, inner_NLD, num_sides)
+        position_T = self.grid.position_T[:T].to(self.device)
+        return hidden_MLD[:, position_T].unflatten(0, (num_sides, N)).movedim(0, 2)
 
-    def _laid(self, code_NT: Tensor, *, last: int) -> Tensor:
-        """What the decoder reads of codes that end with the ``last`` of the grid: all before it, or that one alone."""
+    def _decoder_inputs(self, code_NT: Tensor, *, last: int) -> Tensor:
+        """Decoder inputs of codes that end at position ``last`` of the grid: from the first code, or of that code
+        alone.
+        """
         with self._arithmetic():
             code_NTD = self.codes.embed(code_NT)
             end = self.grid.line_end
             line_D = None if end is None else self._table(torch.tensor(end, device=self.device))
         if code_NT.shape[1] == last + 1:
-            return self.grid.laid(code_NTD, line_D)
+            return self.grid.with_line_ends(code_NTD, line_D)
         if line_D is None or not self.grid.ends_line(last):
             return code_NTD
         return torch.cat([code_NTD, line_D.to(code_NTD).expand(len(code_NTD), 1, -1)], dim=1)
 
     def _prefix(self, prompts: Sequence[EncodedImagePrompt], num_sides: int) -> Prefix:
-        """The prefixes of rows, side by side; what is the same for several is run once."""
-        rows = [ids_P for side in range(num_sides) for ids_P in (adapter.sides(num_sides)[side] for adapter in prompts)]
+        """The prefixes of all rows and sides; equal ones run once."""
+        rows = [ids_P for side in range(num_sides) for ids_P in (prompt.sides(num_sides)[side] for prompt in prompts)]
         keys = [tuple(ids_P.tolist()) for ids_P in rows]
         row_of = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         first = dict(zip(reversed(keys), reversed(rows), strict=True))
@@ -127,12 +129,12 @@ class CodeSampler:
 
     def _prefilled(self, rows: Sequence[Tensor]) -> Prefix:
         ids_ML, mask_ML = _aligned(rows, self.device)
-        whole = bool(mask_ML.all())
+        is_full = bool(mask_ML.all())
         cache = DynamicCache(config=self.model.config)
         output = self._run(self._table(ids_ML), mask_ML, cache)
         return Prefix(
             cache=cache,
-            mask_NL=None if whole else mask_ML,
+            mask_NL=None if is_full else mask_ML,
             next_position=mask_ML.sum(1),
             hidden_ND=output.last_hidden_state[:, -1],
             length=ids_ML.shape[1],
@@ -149,9 +151,9 @@ class CodeSampler:
 
         return extend_prefix(prefix, inner_NLD.shape[1], run)
 
-    def _whole(self, prompts: Sequence[EncodedImagePrompt], inner_NLD: Tensor, num_sides: int) -> Tensor:
-        """Each row in one go, without a cache: the states from the last token of the prompt on."""
-        rows = [adapter.sides(num_sides)[side] for side in range(num_sides) for adapter in prompts]
+    def _full_rows(self, prompts: Sequence[EncodedImagePrompt], inner_NLD: Tensor, num_sides: int) -> Tensor:
+        """Runs each row in one forward, without a cache: the states from the last token of the prompt on."""
+        rows = [prompt.sides(num_sides)[side] for side in range(num_sides) for prompt in prompts]
         ids_MP, mask_MP = _aligned(rows, self.device)
         prompt_MPD = self._table(ids_MP)
         inputs = torch.cat([prompt_MPD, torch.cat([inner_NLD] * num_sides).to(prompt_MPD)], dim=1)
@@ -172,7 +174,7 @@ class CodeSampler:
 
 
 def _aligned(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens aligned at their right end, and where there are any: (M, L) each."""
+    """Right-aligned tokens and their mask, (M, L) each."""
     longest = max(map(len, rows))
     ids_ML = torch.stack([pad(ids_P, (longest - len(ids_P), 0)) for ids_P in rows])
     lengths_M = torch.tensor([len(ids_P) for ids_P in rows])

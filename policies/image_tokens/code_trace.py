@@ -1,4 +1,4 @@
-"""What a rollout of pictures remembers of itself, row by row, and how likely its codes are.
+"""The trace of an image-token rollout, and the log-probabilities of its codes.
 
 Axes: N rows of a batch, M codes of them, T decisions.
 """
@@ -26,8 +26,8 @@ class CodeTrace:
     """Prompts and codes.
 
     Attributes:
-        prompts: what each row was drawn behind.
-        completions: its codes, as many for every row, and the distribution that they are of.
+        prompts: prompt of each row.
+        completions: codes of each row, the same number for all, and their distribution.
     """
 
     prompts: Sequence[EncodedImagePrompt]
@@ -39,7 +39,7 @@ class CodeTrace:
         return torch.stack([completion.token_T for completion in self.completions])
 
     def batches(self, rows: Sequence[int], *, max_tokens: int) -> list[list[int]]:
-        """Rows of one distribution that are scored together, those of one prompt side by side."""
+        """Scoring batches of rows with one distribution, rows of one prompt together."""
         batches: list[list[int]] = []
         prompt_index = {id(prompt_object): number for number, prompt_object in enumerate(self.prompts)}
         of = {row: (id(self.completions[row].sampling), prompt_index[id(self.prompts[row])]) for row in rows}
@@ -57,32 +57,32 @@ class CodeTrace:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CodeScorer:
-    """How rows are scored.
+    """Scores rows.
 
     Attributes:
-        painter: the model.
-        shared: whether a prompt is run once for all rows that have it.
-        head_bytes: float32 logits held at a time.
+        sampler: the model.
+        shared: whether a prompt runs once for all of its rows.
+        head_bytes: maximum size of float32 logits in memory.
     """
 
-    painter: CodeSampler
+    sampler: CodeSampler
     shared: bool
     head_bytes: int
 
     @property
     def _chunk(self) -> int:
-        return self.head_bytes // (4 * self.painter.codes.num)
+        return self.head_bytes // (4 * self.sampler.codes.num)
 
     def logprobs(
         self, trace: CodeTrace, rows: Sequence[int], mask_NT: Tensor, values: Sequence[Value] = ()
     ) -> tuple[Tensor, list[Tensor]]:
-        """Log-probability of the codes of some rows where a mask holds, one row after the other.
+        """Log-probabilities of the unmasked codes of some rows, concatenated.
 
         Args:
-            trace: what was drawn.
-            rows: N of its rows, all of one distribution.
-            mask_NT: the codes wanted.
-            values: what is wanted of the distributions too, as ``LOGIT_VALUES`` has it.
+            trace: the trace of the rollout.
+            rows: N of its rows, all with one distribution.
+            mask_NT: the requested codes.
+            values: further requested values of the distributions, as in ``LOGIT_VALUES``.
 
         Returns:
             logprob_M, and a vector for each of the values; float32.
@@ -99,7 +99,7 @@ class CodeScorer:
         return token_logprobs(
             states_NTbD[index],
             code_NT.to(states_NTbD.device)[index],
-            partial(self.painter.logits, sampling=sampling),
+            partial(self.sampler.logits, sampling=sampling),
             sampling,
             chunk=self._chunk,
             support=support,
@@ -108,7 +108,7 @@ class CodeScorer:
 
     @torch.no_grad()
     def supported(self, trace: CodeTrace, *, max_tokens: int) -> CodeTrace:
-        """The trace with what could be drawn in place of each code known, as far as the weights of now say."""
+        """The trace with the support of each code filled in, under the current policy."""
         completions = list(trace.completions)
         rows = [
             row
@@ -119,7 +119,7 @@ class CodeScorer:
             code_NT = trace.code_BT[batch]
             for row, states_TbD, code_T in zip(batch, self._states(trace, batch, code_NT), code_NT, strict=True):
                 sampling = completions[row].sampling
-                logits_of = partial(self.painter.logits, sampling=sampling)
+                logits_of = partial(self.sampler.logits, sampling=sampling)
                 support = compute_supports(
                     states_TbD, code_T.to(states_TbD.device), logits_of, sampling, chunk=self._chunk
                 )
@@ -129,7 +129,7 @@ class CodeScorer:
     def _states(self, trace: CodeTrace, rows: Sequence[int], code_NT: Tensor) -> Tensor:
         num_sides = 1 + trace.completions[rows[0]].sampling.guides
         prompts = [trace.prompts[row] for row in rows]
-        return self.painter.states(prompts, code_NT, num_sides=num_sides, shared=self.shared)
+        return self.sampler.states(prompts, code_NT, num_sides=num_sides, shared=self.shared)
 
 
 def _asked(value: Value, states_mbD: Tensor, logits_mK: Tensor, code_m: Tensor) -> Tensor:

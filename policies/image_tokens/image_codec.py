@@ -1,6 +1,6 @@
-"""Codes into pictures and pictures into codes, by the model's own autoencoder or one beside it.
+"""Conversion between codes and images, by the model's own autoencoder or a separate one.
 
-Axes: N pictures, C channels, H W height and width in pixels, h w in codes.
+Axes: N images, C channels, H W height and width in pixels, h w in codes.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from .grids import Grid
 
 MODES = {1: "L", 3: "RGB"}
 REMEMBERED = 65536
-"""Pictures whose codes are kept."""
+"""Maximum number of images with cached codes."""
 
 
 class ImageCodec:
-    """Codes of a grid as pictures, and back; without grad.
+    """Decodes and encodes images on a grid of codes; without grad.
 
     Attributes:
-        grid: of the codes.
+        grid: grid of the codes.
     """
 
     def __init__(self, autoencoder: Any, grid: Grid, processor: Any, *, encoder: Any = None) -> None:
-        """Looks at what a grid of codes decodes to.
+        """Decodes a grid of codes to determine the image size.
 
         Args:
             autoencoder: of transformers or diffusers, or any object with ``decode``, codes (N, h, w) -> pixels
-                (N, C, H, W), and, to be taught or to read pictures, ``encode`` the other way round.
-            grid: of the codes.
-            processor: what says how pixels are scaled: its image processor's mean, std and factor, else -1 to 1.
-            encoder: what makes codes of pictures in place of the autoencoder, which may then decode alone.
+                (N, C, H, W), and, for supervised training and off-policy images, the inverse ``encode``.
+            grid: grid of the codes.
+            processor: its image processor's mean, std and factor scale the pixels; else the range is -1 to 1.
+            encoder: encodes images in place of the autoencoder, which then only decodes.
 
         Raises:
-            ConfigError: it decodes nothing, or no picture.
+            ConfigError: the autoencoder does not decode, or not to images.
         """
         self.grid = grid
         self._autoencoder, self._encoder = autoencoder, autoencoder if encoder is None else encoder
@@ -72,7 +72,7 @@ class ImageCodec:
 
     @torch.no_grad()
     def decode(self, code_NT: Tensor) -> list[Image.Image]:
-        """The pictures that codes are of."""
+        """The images of codes."""
         code_Nhw = code_NT.reshape(-1, self.grid.height, self.grid.width)
         pixels_NCHW = self._pixels(code_Nhw).float().cpu()
         levels_NCHW = ((pixels_NCHW * self._std + self._mean) / self._factor).round().clamp(0, 255).to(torch.uint8)
@@ -80,9 +80,9 @@ class ImageCodec:
         return [Image.fromarray(array[..., 0] if self._mode == "L" else array) for array in arrays]
 
     def encode(self, images: Sequence[Image.Image]) -> list[Tensor]:
-        """The codes of pictures, (T,) each on the CPU; one of another size is resized.
+        """The codes of images, (T,) each on the CPU; images of another size are resized.
 
-        Raises: ConfigError for an autoencoder that does not encode, DataError for codes of another grid.
+        Raises: ConfigError for an autoencoder without an encoder, DataError for codes of another grid.
         """
         new_images = [
             image for image in {id(image): image for image in images}.values() if id(image) not in self._codes_by_image
@@ -139,7 +139,7 @@ class ImageCodec:
 
 
 def _placed(autoencoder: Any, tensor: Tensor) -> Tensor:
-    """Where an autoencoder is, and in its dtype where that is of floats."""
+    """The tensor on the autoencoder's device, and in its dtype if it is floating point."""
     if not isinstance(autoencoder, nn.Module):
         return tensor
     reference = next(chain(autoencoder.parameters(), autoencoder.buffers()), None)
@@ -149,7 +149,7 @@ def _placed(autoencoder: Any, tensor: Tensor) -> Tensor:
 
 
 def _codes_in(encoded: Any, autoencoder: Any) -> Tensor:
-    """The codes in what an autoencoder's ``encode`` returned."""
+    """The codes in the output of an autoencoder's ``encode``."""
     if isinstance(encoded, Tensor):
         return encoded
     code = getattr(encoded, "image_tokens", None)
@@ -159,9 +159,9 @@ def _codes_in(encoded: Any, autoencoder: Any) -> Tensor:
 
 
 def resolve_grid(settings_grid: tuple[int, int] | None, autoencoder: Any, processor: Any, line_end: int | None) -> Grid:
-    """The grid of a model's pictures: what is set, else what its autoencoder or its processor say.
+    """The grid of a model's images: the setting, else that of its autoencoder or its processor.
 
-    Raises: ConfigError if nobody says.
+    Raises: ConfigError if none defines it.
     """
     model_grid = getattr(getattr(autoencoder, "quantize", None), "quant_state_dims", None) or getattr(
         autoencoder, "grid", None

@@ -1,4 +1,4 @@
-"""How a model reads and writes the codes of pictures: by a head and embeddings of their own, or in its vocabulary.
+"""Code embeddings and logits of a model: by a separate head and embeddings, or by its vocabulary.
 
 Axes: M states, K codes, D model width.
 """
@@ -17,21 +17,21 @@ from transformers import PreTrainedModel
 from mmgrpo.errors import ConfigError, PolicyError
 
 HEAD_TOLERANCE = 1e-2
-"""How far, relative to the largest, a logit may lie from the model's own: rounding in bfloat16."""
+"""Allowed difference of a logit from the model's own, relative to the largest: rounding in bfloat16."""
 
 PROBED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ImageCodes:
-    """The codes of one model.
+    """The code embeddings and logits of one model.
 
     Attributes:
         num: K.
-        embed: codes (...) -> what the decoder reads (..., D).
+        embed: codes (...) -> decoder inputs (..., D).
         logits: last hidden states (..., D) -> (..., K).
-        parts: the modules that do both, beside the decoder.
-        line_end: the token of the vocabulary that ends a row of codes; None: there is none.
+        parts: the modules that compute both, besides the decoder.
+        line_end: the token of the vocabulary that ends a row of codes; None: no such token.
     """
 
     num: int
@@ -43,11 +43,11 @@ class ImageCodes:
 
 @dataclass(frozen=True, slots=True)
 class CodeRange:
-    """Codes that the vocabulary has one after the other.
+    """A range of the vocabulary that holds the codes.
 
     Attributes:
-        first: id of the first.
-        num: how many.
+        first: id of the first code.
+        num: number of codes.
     """
 
     first: int
@@ -55,18 +55,18 @@ class CodeRange:
 
 
 def image_codes(model: PreTrainedModel, codes: CodeRange) -> ImageCodes:
-    """The codes of a model: with a generation head, those of its own; else those that its vocabulary has.
+    """The codes of a model: those of its generation head, else those of its vocabulary.
 
     Args:
-        model: a model of transformers that can draw.
-        codes: where its vocabulary has them, unless it says so itself.
+        model: a transformers model that can generate images.
+        codes: range of the codes in the vocabulary, unless the model defines it.
 
     Returns:
-        How it reads and writes them.
+        Their embeddings and logits.
 
     Raises:
-        PolicyError: its logits are not what its output embeddings say.
-        ConfigError: its vocabulary does not reach so far.
+        PolicyError: the model's logits are not those of its output embeddings.
+        ConfigError: the range exceeds the vocabulary.
     """
     base: Any = model.base_model
     embed = getattr(model, "prepare_embeddings_for_image_generation", None)
@@ -111,7 +111,7 @@ def _in_vocabulary(model: PreTrainedModel, ids_K: Tensor, *, line_end: int | Non
 
 @torch.no_grad()
 def _require_own(model: PreTrainedModel, head: nn.Module) -> None:
-    """Raises PolicyError if the model's logits, where it does not forbid them, are not its head's."""
+    """Raises PolicyError if the model's allowed logits are not those of its head."""
     ids_1L = torch.arange(PROBED, device=model.device)[None]
     theirs = model(input_ids=ids_1L, use_cache=False).logits.float()
     ours = head(model.get_decoder()(input_ids=ids_1L, use_cache=False).last_hidden_state).float()

@@ -1,4 +1,4 @@
-"""From a prompt to the tokens that a picture is drawn behind, and to those that guidance goes away from.
+"""Encoding of prompts of images: the conditional tokens, and the unconditional ones for guidance.
 
 Axes: P tokens of a prompt.
 """
@@ -26,20 +26,20 @@ DRAWING: Mapping[str, Any] = {
     "return_for_image_generation": True,
     "return_for_text_completion": True,
 }
-"""What processors that know of pictures to be drawn are told, each as far as it has a default for it."""
+"""Arguments for processors with image generation, each if the processor has a default for it."""
 
 REMEMBERED = 65536
-"""Prompts whose tokens are kept."""
+"""Maximum number of cached prompts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedImagePrompt:
-    """A prompt as the model takes it.
+    """Input tokens of a prompt.
 
     Attributes:
-        prompt: what was encoded; kept, so that its identity stays its own.
+        prompt: the prompt; stored so that its ``id`` stays unique.
         shown_P: its token ids, up to the first code.
-        blank_P: those of the unconditional side, up to the first code.
+        blank_P: token ids of the unconditional side, up to the first code.
     """
 
     prompt: Prompt
@@ -48,28 +48,28 @@ class EncodedImagePrompt:
 
     @property
     def dropped(self) -> EncodedImagePrompt:
-        """The prompt left out: unconditional on both sides."""
+        """The prompt with the unconditional tokens on both sides."""
         return EncodedImagePrompt(self.prompt, self.blank_P, self.blank_P)
 
     def sides(self, num: int) -> list[Tensor]:
-        """The first of both."""
+        """The token ids of the first ``num`` sides."""
         return [self.shown_P, self.blank_P][:num]
 
 
 class ImagePromptEncoder:
-    """Puts prompts into the chat template, if there is one, and what begins a picture behind them."""
+    """Encodes prompts with the chat template, if there is one, followed by the start of an image."""
 
     def __init__(self, model: PreTrainedModel, processor: Any, settings: ImageTokensSettings, grid: Grid) -> None:
-        """Reads what the processor can do.
+        """Inspects the processor.
 
         Args:
-            model: whose generation config may name the tokens that its unconditional side keeps.
+            model: model whose generation config may name the tokens that the unconditional side keeps.
             processor: an ``AutoProcessor`` or ``AutoTokenizer`` of transformers.
-            settings: how prompts are rendered.
-            grid: of the codes that follow.
+            settings: settings of the policy.
+            grid: grid of the codes.
 
         Raises:
-            ConfigError: a chat template is wanted, and there is none.
+            ConfigError: ``policy.chat`` is true, and there is no chat template.
         """
         self.processor = processor
         self._model, self._num_codes = model, grid.num_codes
@@ -92,11 +92,11 @@ class ImagePromptEncoder:
     def __call__(self, prompt: Prompt) -> EncodedImagePrompt:
         """The prompt's tokens, on the CPU.
 
-        The unconditional side is the prompt's negative; without one, where the model was taught so, the prompt with
-        padding in place of its own tokens, elsewhere the empty text.
+        The unconditional side is the negative prompt; without one, the prompt with padding in place of its text if
+        the model was trained so, else the empty text.
 
-        Raises: DataError for a prompt with pictures, for one of several turns without a template, and for nothing at
-        all before the first code.
+        Raises: DataError for a prompt with images, for several turns without a template, and for an empty prefix of the
+        first code.
         """
         if id(prompt) not in self._cache:
             self._cache[id(prompt)] = self._encoded(prompt)
@@ -154,7 +154,7 @@ class ImagePromptEncoder:
 
 
 def _kept_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[Tensor, int]:
-    """The tokens that a padded unconditional side keeps, and what stands for the others."""
+    """The tokens that a padded unconditional side keeps, and the padding token."""
     config: Any = model.generation_config
     begin = (config.generation_kwargs or {}).get("boi_token_id") if hasattr(config, "generation_kwargs") else None
     begin = tokenizer.boi_token_id if begin is None else begin

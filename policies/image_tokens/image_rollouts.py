@@ -1,4 +1,4 @@
-"""Rollouts of pictures: rows that the policy draws, and rows that are read.
+"""Image-token rollouts: rows that the policy generates, and off-policy rows.
 
 Axes: B rows, T codes of each, n rows of a batch.
 """
@@ -36,21 +36,21 @@ class ImageRollouts:
     """Makes the rows of rollouts.
 
     Attributes:
-        encoder: of prompts.
-        pictures: codes into pictures and back.
-        settings: how the policy draws.
-        guidance: where the settings leave it open.
-        scoring: gives how rows are scored now.
+        encoder: encoder of prompts.
+        codec: decoder and encoder of images.
+        settings: settings of the policy.
+        guidance: guidance scale if the settings have none.
+        scoring: returns the current scorer.
     """
 
     encoder: ImagePromptEncoder
-    pictures: ImageCodec
+    codec: ImageCodec
     settings: ImageTokensSettings
     guidance: float
     scoring: Callable[[], CodeScorer]
 
     def sample(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan) -> Rollout:
-        """Rows that the policy draws now; of a greedy plan one per prompt, which all members carry."""
+        """Rows that the policy generates now; a greedy plan has one row per prompt, copied to all members."""
         self._require(plan)
         ids = plan.prompt_ids or tuple(range(len(prompts)))
         rows = [(p, m) for p, numbers in enumerate(plan.members_of(len(prompts), group_size)) for m in numbers]
@@ -63,7 +63,7 @@ class ImageRollouts:
         completions: dict[int, Completion] = {}
         samples: dict[int, Sample] = {}
         for batch in self._written([encoded[p] for p, _ in first_rows], seeds, plan):
-            images = self.pictures.decode(torch.stack([completion.token_T for completion in batch.values()]))
+            images = self.codec.decode(torch.stack([completion.token_T for completion in batch.values()]))
             finished = []
             for (number, completion), image in zip(batch.items(), images, strict=True):
                 for row in carriers_of[number]:
@@ -77,7 +77,7 @@ class ImageRollouts:
         return self._assembled(trace, [samples[row] for row in all_rows], plan)
 
     def read(self, samples: Sequence[OffPolicySample], *, plan: Plan) -> Rollout:
-        """Rows of pictures of others; log-probabilities that nobody gave are 0."""
+        """Off-policy rows; missing log-probabilities are 0."""
         self._require(plan)
         samplings = recorded_samplings(samples, self._sampling(plan))
         codes = self._codes_of(samples)
@@ -91,7 +91,7 @@ class ImageRollouts:
             replace(
                 sample.sample,
                 tokens=code_T.tolist(),
-                image=sample.sample.image or self.pictures.decode(code_T[None])[0],
+                image=sample.sample.image or self.codec.decode(code_T[None])[0],
             )
             for sample, code_T in zip(samples, codes, strict=True)
         ]
@@ -106,11 +106,11 @@ class ImageRollouts:
         return replace(rollout, trace=trace)
 
     def supervised_trace(self, examples: Sequence[Example], seeds: Sequence[int]) -> CodeTrace:
-        """Examples as rows, some of them without their prompt. Raises DataError for those without a picture."""
+        """Examples as rows, some of them without their prompt. Raises DataError for examples without an image."""
         images = [example.image for example in examples if example.image is not None]
         if len(images) < len(examples):
             raise DataError("the warm-up of a policy of image tokens needs examples with an image")
-        codes = self.pictures.encode(images)
+        codes = self.codec.encode(images)
         encoded = []
         for example, seed in zip(examples, seeds, strict=True):
             encoded_prompt = self.encoder(example.prompt)
@@ -121,9 +121,9 @@ class ImageRollouts:
     def _written(
         self, prompts: Sequence[EncodedImagePrompt], seeds: Sequence[int], plan: Plan
     ) -> Iterator[dict[int, Completion]]:
-        """What is drawn of each row, batch by batch; decision t of a row takes the t-th random number of its seed."""
-        painter: CodeSampler = self.scoring().painter
-        sampling, T = self._sampling(plan), painter.grid.num_codes
+        """Generated rows, batch by batch; decision t of a row uses the t-th random number of its seed."""
+        sampler: CodeSampler = self.scoring().sampler
+        sampling, T = self._sampling(plan), sampler.grid.num_codes
         statistics = {*plan.sample_values, *(value.name for value in plan.values if value == ENTROPY)}
         random_T = None
         if plan.stochastic is not None:
@@ -135,24 +135,24 @@ class ImageRollouts:
             buffer = TokenBuffer(
                 sampling,
                 limit_N=torch.full((len(rows),), T),
-                device=painter.device,
+                device=sampler.device,
                 uniform_NT=None if plan.deterministic else torch.stack(uniforms),
                 random_T=random_T,
                 numbers=tuple(sorted(statistics)),
             )
-            painter.write([prompts[row] for row in rows], sampling, buffer)
-            completions = buffer.completions(NOTHING.to(painter.device))
+            sampler.write([prompts[row] for row in rows], sampling, buffer)
+            completions = buffer.completions(NOTHING.to(sampler.device))
             yield {row: replace(completion, finished=True) for row, completion in zip(rows, completions, strict=True)}
 
     def _sampled(self, samples: Sequence[OffPolicySample]) -> Tensor:
         """(B, T) bool, the codes that were sampled: all of them, or those of a row's window."""
-        every_T = torch.ones(self.pictures.grid.num_codes, dtype=torch.bool)
+        every_T = torch.ones(self.codec.grid.num_codes, dtype=torch.bool)
         return torch.stack([(sample.record or {}).get("sampled", every_T) for sample in samples])
 
     def _assembled(
         self, trace: CodeTrace, samples: Sequence[Sample], plan: Plan, *, mask_BT: Tensor | None = None
     ) -> Rollout:
-        code_BT, grid = trace.code_BT, self.pictures.grid
+        code_BT, grid = trace.code_BT, self.codec.grid
         if mask_BT is None:
             mask_BT = torch.ones(code_BT.shape, dtype=torch.bool)
         if plan.stochastic is not None:
@@ -182,11 +182,11 @@ class ImageRollouts:
         )
 
     def _codes_of(self, samples: Sequence[OffPolicySample]) -> list[Tensor]:
-        """The codes of samples: their tokens, else those of their pictures.
+        """The codes of samples: their tokens, else those of their images.
 
         Raises: DataError for a sample without either, and for another number of codes or log-probabilities.
         """
-        T, codes = self.pictures.grid.num_codes, []
+        T, codes = self.codec.grid.num_codes, []
         for off_policy in samples:
             sample, old_T = off_policy.sample, off_policy.old_logprob_T
             if sample.tokens is None and sample.image is None:
@@ -194,7 +194,7 @@ class ImageRollouts:
             if sample.tokens is not None:
                 code_T = torch.as_tensor(list(sample.tokens), dtype=torch.long)
             else:
-                code_T = self.pictures.encode([sample.image])[0]  # pyright: ignore[reportArgumentType] (checked above)
+                code_T = self.codec.encode([sample.image])[0]  # pyright: ignore[reportArgumentType] (checked above)
             if len(code_T) != T or (old_T is not None and old_T.shape != (T,)):
                 num_logprobs = "no" if old_T is None else str(len(old_T))
                 raise DataError(
@@ -210,16 +210,16 @@ class ImageRollouts:
         return replace(TokenSampling.of(settings, NOTHING), guidance=scale)
 
     def _require(self, plan: Plan) -> None:
-        """Raises what says which part of a plan pictures out of tokens have not."""
+        """Raises an error for parts of a plan that image tokens do not support."""
         if plan.splits or any(value.view == OLD for value in plan.values):
             raise PolicyError("image tokens have no trees of noise and no means: leave out tree and normalise_ratio")
         if plan.environment is not None or any(plan.continues or ()):
             raise PolicyError("a picture is drawn at once: leave out rollout.environment and planners that go on")
         if unknown := [name for name in plan.sample_values if name not in NUMBERS]:
             raise ConfigError(f"image tokens have no sample value {', '.join(unknown)}: known are {', '.join(NUMBERS)}")
-        beyond = [t for t in plan.stochastic or () if t >= self.pictures.grid.num_codes]
+        beyond = [t for t in plan.stochastic or () if t >= self.codec.grid.num_codes]
         if beyond:
-            raise PolicyError(f"a picture has {self.pictures.grid.num_codes} decisions, the plan names {beyond[0]}")
+            raise PolicyError(f"a picture has {self.codec.grid.num_codes} decisions, the plan names {beyond[0]}")
 
 
 def _root(sample: Sample, prompt: EncodedImagePrompt) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Models that draw out of tokens, their processors and autoencoders, from paths, hub ids and Python builders."""
+"""Loading of image-token models, processors and autoencoders from paths, hub ids and Python builders."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .settings import ImageTokensSettings
 
 
 def load(settings: ImageTokensSettings) -> tuple[PreTrainedModel, Any, Any]:
-    """The model, its processor (or tokenizer), and the autoencoder beside it, None if there is none.
+    """The model, its processor (or tokenizer), and a separate autoencoder, None if there is none.
 
-    Raises: ConfigError if nothing is named or what is named cannot be loaded.
+    Raises: ConfigError if no model is set or it cannot be loaded.
     """
     source = require_model(settings.model)
     autoencoder = None

@@ -1,4 +1,4 @@
-"""A model that draws pictures token by token as a policy."""
+"""A model that generates images token by token as a policy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from .image_token_loading import load
 from .settings import ImageTokensSettings
 
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}
-"""How far the log-probabilities of drawing may lie from those of a plain forward, on average, in nats."""
+"""Allowed mean difference of sampling log-probabilities from those of a plain forward, in nats."""
 
 
 class ImageTokensPolicy(
@@ -55,15 +55,17 @@ class ImageTokensPolicy(
     SupportsExport,
     SupportsPromptCheck,
 ):
-    """A unified model of transformers, or a causal one over codes, whose image tokens are decisions.
+    """A unified transformers model, or a causal one over codes, whose decisions are image tokens.
 
-    A token is drawn from the guided distribution and scored under it, both sides with grad. What a model puts between
-    the tokens of a picture is given: it is no decision. A prompt goes through the model once per group.
+    A token is sampled from the guided distribution and scored under it, both sides with grad. Tokens that the model
+    puts between the tokens of an image are forced: they are no decisions. A prompt runs through the model once per
+    group.
 
     Attributes:
         model: the wrapped model.
         processor: its processor or tokenizer.
-        settings: how it draws and what is trained.
+        settings: the sampling and training settings.
+        weights: the trained weights; LoRA in peft's folder, full weights as ``save_pretrained`` folders.
     """
 
     settings_type = ImageTokensSettings
@@ -77,15 +79,15 @@ class ImageTokensPolicy(
         autoencoder: Any = None,
         alone: bool = True,
     ) -> None:
-        """Wraps a live model; dropout is off from now on, since rollout and update must see the same policy.
+        """Wraps a loaded model; turns dropout off, since rollout and update must use the same policy.
 
         Args:
-            model: Janus, Emu3, Chameleon and their kind, or a causal language model whose vocabulary ends in codes, on
-                its device.
+            model: Janus, Emu3, Chameleon or similar, or a causal language model whose vocabulary ends in codes, on its
+                device.
             processor: its ``AutoProcessor`` or ``AutoTokenizer``.
             settings: ``ImageTokensSettings`` or a mapping of its fields.
-            autoencoder: what makes pictures of codes and codes of pictures; None: the model's own.
-            alone: whether the model is trained for drawing alone; else all of it but the autoencoder is.
+            autoencoder: converts between codes and images; None: the model's own.
+            alone: whether to train only the parts that generate images; else all but the autoencoder.
         """
         if settings is None or isinstance(settings, Mapping):
             settings = ImageTokensSettings(**(settings or {}))
@@ -117,10 +119,10 @@ class ImageTokensPolicy(
         if settings.adapter is not None:
             self.weights.load_initial(Path(settings.adapter))
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
-        self._painter = CodeSampler(
+        self._sampler = CodeSampler(
             model, grid, _range(model, processor, settings, autoencoder), autocast=self._autocast
         )
-        drawing = [model.get_decoder(), model.get_input_embeddings(), *self._painter.codes.parts]
+        drawing = [model.get_decoder(), model.get_input_embeddings(), *self._sampler.codes.parts]
         parts = drawing if alone else [model]
         used = {parameter for part in parts for parameter in part.parameters()} - set(codec_parameters)
         for parameter in chain(model.parameters(), codec_parameters):
@@ -129,7 +131,7 @@ class ImageTokensPolicy(
             enable_checkpointing(model)
         self._rollouts = ImageRollouts(
             encoder=ImagePromptEncoder(model, processor, settings, grid),
-            pictures=ImageCodec(autoencoder, grid, processor, encoder=model_codec),
+            codec=ImageCodec(autoencoder, grid, processor, encoder=model_codec),
             settings=settings,
             guidance=getattr(model.generation_config, "guidance_scale", None) or 1.0,
             scoring=self._scoring,
@@ -151,11 +153,11 @@ class ImageTokensPolicy(
 
     @property
     def num_decisions(self) -> int:
-        """Codes of a picture."""
-        return self._painter.grid.num_codes
+        """Number of codes of an image."""
+        return self._sampler.grid.num_codes
 
     def save(self, directory: Path) -> None:
-        """LoRA as peft's own folder, full weights as ``save_pretrained`` has them, the processor beside."""
+        """Writes the weights and the processor."""
         self.weights.save(directory)
         self.processor.save_pretrained(directory if self.weights.lora else directory / "model")
 
@@ -166,7 +168,7 @@ class ImageTokensPolicy(
         self.processor.save_pretrained(directory)
 
     def concat_traces(self, traces: Sequence[Any]) -> CodeTrace:
-        """The rows of all of them."""
+        """The rows of all traces."""
         trace_fields = [(trace.prompts, trace.completions) for trace in traces]
         return CodeTrace(*([row for part in parts for row in part] for parts in zip(*trace_fields, strict=True)))
 
@@ -175,10 +177,10 @@ class ImageTokensPolicy(
         self._rollouts.encoder(prompt)
 
     def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
-        """Draws ``group_size`` pictures per prompt; a decision is one image token.
+        """Generates ``group_size`` images per prompt; a decision is one image token.
 
-        Decisions that the plan does not draw at random take the likeliest token. A greedy plan (``stochastic=()``)
-        draws one picture per prompt, which all members carry.
+        Decisions that are not stochastic in the plan take the likeliest token. A greedy plan (``stochastic=()``)
+        generates one image per prompt, copied to all members.
         """
         plan = plan or Plan()
         rollout = self._rollouts.sample(prompts, group_size=group_size, seed=seed, plan=plan)
@@ -189,9 +191,9 @@ class ImageTokensPolicy(
         return replace(again, num_forwards=2 * rollout.num_forwards)
 
     def read(self, samples: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
-        """Rows of given pictures, by their tokens or else by what the autoencoder makes of the picture.
+        """Rows of off-policy images: their tokens, or else the codes of the image from the autoencoder.
 
-        Log-probabilities that are not given are those of now, and with them the entropy if the plan asks for it.
+        Missing log-probabilities are computed by the current policy, and with them the entropy if the plan requests it.
         """
         del seed  # reading takes no random numbers
         plan = plan or Plan()
@@ -204,7 +206,7 @@ class ImageTokensPolicy(
         return rollout
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
-        """The same codes behind other prompts, of this policy or of one with the same codes."""
+        """The same codes under other prompts, of this policy or of one with the same codes."""
         return self._rollouts.override_prompts(rollout, prompts)
 
     def evaluate(
@@ -214,7 +216,7 @@ class ImageTokensPolicy(
         *,
         values: Collection[Value] = (),
     ) -> Iterator[Evaluation]:
-        """Streams one slice per batch of rows, all their decisions in it; rows of one prompt stand together.
+        """Streams one slice per batch of rows, with all their decisions; rows of one prompt are adjacent.
 
         Supported values: ``LOGIT_VALUES`` of the guided distribution, and of another view its log-probability and the
         divergences k1, k2 and k3.
@@ -238,9 +240,9 @@ class ImageTokensPolicy(
             )
 
     def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
-        """Cross-entropy of the codes of the examples' pictures, mean over codes, without guidance.
+        """Cross-entropy of the codes of the examples' images, mean over codes, without guidance.
 
-        A share of the examples, by their seeds, is taught without its prompt.
+        A share of the examples, by their seeds, is trained without its prompt.
         """
         trace = self._rollouts.supervised_trace(examples, seeds)
         rows, T = range(len(examples)), self.num_decisions
@@ -256,25 +258,25 @@ class ImageTokensPolicy(
     def _scored(
         self, trace: CodeTrace, rows: Sequence[int], mask_NT: Tensor, values: Sequence[Value] = ()
     ) -> tuple[Tensor, dict[Value, Tensor]]:
-        """Log-probabilities and values of the distributions where the mask holds, 0 elsewhere, (N, T)."""
+        """Log-probabilities and values where the mask is True, 0 elsewhere, (N, T)."""
         with checkpointing(self.model, self.settings.gradient_checkpointing):
             logprob_M, values_M = self._scoring().logprobs(trace, rows, mask_NT, values)
         logprob_NT, *values_M = (scatter_to_mask(mask_NT, each_M) for each_M in (logprob_M, *values_M))
         return logprob_NT, dict(zip(values, values_M, strict=True))
 
     def _scoring(self, *, shared: bool | None = None) -> CodeScorer:
-        """By the model, or by the frozen copy of it that stands in."""
+        """The scorer with the model, or with the frozen copy that replaces it."""
         copied: Any = self.weights.active_copies.get("model")
         if copied is not None and id(copied) not in self._frozen:
-            self._frozen[id(copied)] = self._painter.through(copied)
-        painter = self._painter if copied is None else self._frozen[id(copied)]
+            self._frozen[id(copied)] = self._sampler.with_model(copied)
+        sampler = self._sampler if copied is None else self._frozen[id(copied)]
         wanted = self.settings.share_prefix if shared is None else shared
         shares = not self.settings.gradient_checkpointing if wanted is None else wanted
-        return CodeScorer(painter=painter, shared=shares, head_bytes=self.settings.head_bytes)
+        return CodeScorer(sampler=sampler, shared=shares, head_bytes=self.settings.head_bytes)
 
     @torch.no_grad()
     def _verify(self, rollout: Rollout) -> None:
-        """Refuses, at the first rollout, a model whose decoding is not what it says of the unlikeliest row at once."""
+        """Compares the unlikeliest row of the first rollout with one plain forward; PolicyError if they differ."""
         if self._verified or not bool(rollout.mask_BT.any()):
             return
         row = int(rollout.old_logprob_BT.sum(1).argmin())
@@ -290,7 +292,7 @@ class ImageTokensPolicy(
 
 
 def _range(model: PreTrainedModel, processor: Any, settings: ImageTokensSettings, autoencoder: Any) -> CodeRange:
-    """The codes of a vocabulary that does not say where they are: all behind the tokenizer's own."""
+    """The codes of a vocabulary without a mapping: all ids after the tokenizer's own."""
     tokenizer = getattr(processor, "tokenizer", processor)
     first = len(tokenizer) if settings.first_code is None else settings.first_code
     book = getattr(autoencoder, "quantize", autoencoder)

@@ -1,4 +1,4 @@
-"""Rows that are written and rows that are drawn as one rollout.
+"""Rollouts with text rows and image rows.
 
 Axes: B rows of all parts, T decisions of the longest.
 """
@@ -22,9 +22,9 @@ class PolicyRows:
     """The rows of one kind.
 
     Attributes:
-        draws: whether they are pictures.
+        draws: whether they are images.
         rollout: these rows alone.
-        row_N: where each of them stands in the whole.
+        row_N: their indices in the merged rollout.
     """
 
     draws: bool
@@ -34,7 +34,7 @@ class PolicyRows:
     def evaluated(
         self, policy: Policy, mask_BT: Tensor, rows: Collection[int], values: Collection[Value]
     ) -> Iterator[Evaluation]:
-        """A policy's slices of the rows that are asked for, in the numbers of the whole, where its mask holds."""
+        """A policy's slices of the requested rows, with indices of the merged rollout, where its mask is True."""
         local = [n for n, row in enumerate(self.row_N.tolist()) if row in rows]
         if not local:
             return
@@ -49,16 +49,16 @@ class MixedTrace:
     """The trace of a rollout of several policies.
 
     Attributes:
-        parts: no row is in two.
+        parts: disjoint sets of rows.
     """
 
     parts: Sequence[PolicyRows]
 
 
 def merge_rollouts(parts: Sequence[PolicyRows]) -> Rollout:
-    """One rollout of all parts, each row where it stands; matrices are padded to the longest.
+    """One rollout of all parts, in row order; matrices are padded to the longest.
 
-    Of values those stay that all parts know.
+    Only values that all parts have are kept.
     """
     T = max(part.rollout.shape[1] for part in parts)
     rollouts = [part.rollout for part in parts]

@@ -1,4 +1,4 @@
-"""A model that writes and draws as one policy."""
+"""A model that generates texts and images as one policy."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class UnifiedPolicy(
     SupportsExport,
     SupportsPromptCheck,
 ):
-    """One model whose rows are texts or pictures, as their prompts ask: two policies over the same weights.
+    """One model that generates texts or images as the prompts request: two policies over the same weights.
 
-    A rollout has rows of both kinds, padded to the longest. Each kind is what its policy alone would make of it.
+    A rollout has rows of both kinds, padded to the longest; each row is the same as under its own policy.
 
     Attributes:
         write: the language policy, for prompts that ask for a text.
@@ -57,13 +57,13 @@ class UnifiedPolicy(
     def __init__(
         self, model: Any, processor: Any, settings: UnifiedSettings | Mapping[str, Any] | None = None, **parts: Any
     ) -> None:
-        """Wraps a live model.
+        """Wraps a loaded model.
 
         Args:
-            model: of transformers, as Janus, Emu3 and Chameleon are.
+            model: a transformers model such as Janus, Emu3 or Chameleon.
             processor: its ``AutoProcessor``.
             settings: ``UnifiedSettings`` or a mapping of its fields.
-            **parts: ``autoencoder``, as of ``ImageTokensPolicy``.
+            **parts: ``autoencoder``, as for ``ImageTokensPolicy``.
         """
         if settings is None or isinstance(settings, Mapping):
             settings = UnifiedSettings(**(settings or {}))
@@ -84,19 +84,19 @@ class UnifiedPolicy(
         return cls(model, processor, settings, autoencoder=autoencoder)
 
     def save(self, directory: Path) -> None:
-        """As a language policy does."""
+        """As ``LanguagePolicy.save``."""
         self.write.save(directory)
 
     def export(self, directory: Path, *, dtype: str | None = None) -> None:
-        """As a language policy does."""
+        """As ``LanguagePolicy.export``."""
         self.write.export(directory, dtype=dtype)
 
     def check_prompt(self, prompt: Prompt) -> None:
-        """Raises DataError for a prompt that its part of the policy cannot take."""
+        """Raises DataError for a prompt that its policy does not support."""
         self._policy(self._draws(prompt)).check_prompt(prompt)
 
     def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
-        """Writes what prompts ask to be written and draws what they ask to be drawn, in the order of the prompts."""
+        """Generates texts and images as the prompts request, in prompt order."""
         plan = plan or Plan()
         ids = plan.prompt_ids or tuple(range(len(prompts)))
         members = plan.members_of(len(prompts), group_size)
@@ -116,7 +116,7 @@ class UnifiedPolicy(
         return self._parted(prompts, generate)
 
     def read(self, samples: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
-        """Texts are read as texts and pictures as pictures, as the prompts of the samples ask for."""
+        """Scores texts as texts and images as images, as the prompts of the samples request."""
         plan = plan or Plan()
 
         def read(policy: Any, chosen: Sequence[int]) -> tuple[Rollout, Sequence[int]]:
@@ -126,7 +126,7 @@ class UnifiedPolicy(
         return self._parted([sample.sample.prompt for sample in samples], read)
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
-        """The same decisions behind other prompts, which ask for the same kind."""
+        """The same decisions under other prompts, which request the same kind."""
         parts = []
         for part in rollout.trace.parts:
             part_prompts = [prompts[row] for row in part.row_N.tolist()]
@@ -140,7 +140,7 @@ class UnifiedPolicy(
         *,
         values: Collection[Value] = (),
     ) -> Iterator[Evaluation]:
-        """The slices of both, one kind after the other; values are those that both have."""
+        """The slices of both policies, one after the other; supported values are those of both."""
         requested = set(range(len(rollout.samples)) if rows is None else map(int, rows))
         for part in rollout.trace.parts:
             yield from part.evaluated(self._policy(part.draws), rollout.mask_BT, requested, values)
@@ -165,7 +165,7 @@ class UnifiedPolicy(
         return merge_rollouts(parts)
 
     def _kinds(self, prompts: Sequence[Prompt]) -> Iterator[tuple[bool, list[int]]]:
-        """Whether to draw, with the prompts that ask so, of each kind that there is."""
+        """Whether to generate images, with the indices of the prompts that request it, for each kind with prompts."""
         for draws in (False, True):
             chosen = [n for n, prompt in enumerate(prompts) if self._draws(prompt) == draws]
             if chosen:
@@ -181,7 +181,7 @@ class UnifiedPolicy(
         return bool(flag)
 
     def _settings_of(self, policy: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of a rollout's settings that a policy has; what neither has goes to both, who refuse it."""
+        """The rollout settings that a policy has; a setting that neither has goes to both, which raise an error."""
         known_names = {name for member in (self.write, self.draw) for name in member.settings.of_a_rollout}
         allowed = policy.settings.of_a_rollout
         return {name: value for name, value in settings.items() if name in allowed or name not in known_names}

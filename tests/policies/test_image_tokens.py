@@ -241,7 +241,7 @@ def test_the_warm_up_is_the_cross_entropy_of_the_codes_behind_the_prompt_or_with
     example = Example(prompt=Prompt("a red fox"), image=image)
     policy = policy_of("llamagen")
     encoded = policy._rollouts.encoder(example.prompt)
-    codes = policy._rollouts.pictures.encode([image])[0]
+    codes = policy._rollouts.codec.encode([image])[0]
     for dropout, ids_P in ((0.0, encoded.shown_P), (1.0, encoded.blank_P)):
         loss = policy_of("llamagen", caption_dropout=dropout).supervised_loss([example] * 2, seeds=(1, 2))
         logits_TK = unguided_by_hand("llamagen", policy, ids_P, codes.tolist())

@@ -132,17 +132,17 @@ def test_texts_without_such_tokens_are_decoded_as_before(name: str) -> None:
     policy = LanguagePolicy(model, processor, {"max_new_tokens": 4})
     tokenizer: Any = getattr(processor, "tokenizer", processor)
     rows = torch.randint(0, len(tokenizer), (20, 12), generator=torch.Generator().manual_seed(0)).tolist()
-    for ids in [row for row in rows if policy._encoder.text.shown.isdisjoint(row)]:
+    for ids in [row for row in rows if policy._encoder.text.text_ids.isdisjoint(row)]:
         assert policy._encoder.text(ids) == tokenizer.decode(ids, skip_special_tokens=True)
-    assert not policy._encoder.text.shown
+    assert not policy._encoder.text.text_ids
 
 
 def test_language_codes_of_translators_are_no_part_of_a_text() -> None:
     tokenizer: Any = make("llama")[1]
     tokenizer.add_special_tokens({"additional_special_tokens": ["fra_Latn"]})
-    assert TextDecoder(tokenizer).shown == {tokenizer.convert_tokens_to_ids("fra_Latn")}
+    assert TextDecoder(tokenizer).text_ids == {tokenizer.convert_tokens_to_ids("fra_Latn")}
     tokenizer.src_lang = "eng_Latn"
-    assert not TextDecoder(tokenizer).shown
+    assert not TextDecoder(tokenizer).text_ids
 
 
 @pytest.mark.parametrize("tags", [[], ["<answer>", "</answer>"]], ids=str)
