@@ -101,7 +101,7 @@ def test_windows_shared_noise_and_normalised_sequences_pass_too() -> None:
     assert found["window"].measured == (
         "2 of 4 decisions of a sample trained on; of the first steps (0, 1) (1, 2) (0, 1) (1, 2) (0, 1)"
     )
-    assert found["drift"].measured == "kept; 0.0e+00 at the weights that sampled"
+    assert found["drift"].measured == "stored; 0.0e+00 under the behavior policy"
 
 
 def test_a_tree_is_examined_whole() -> None:
@@ -270,10 +270,10 @@ def judges() -> list[CheckResult]:
         (constant, True, "0 to 1; spread in 0 of 2 groups; failed on 0 of 4 samples, None on 0;", "groups of equal"),
         (broken, False, "failed on 1 of 4 samples, None on 0", "it raised an error or returned NaN"),
         (raising, False, "failed on 4 of 4 samples, None on 0", "it raised an error or returned NaN"),
-        (absent, True, "failed on 0 of 4 samples, None on 4", "it judged nothing"),
+        (absent, True, "failed on 0 of 4 samples, None on 4", "it scored no sample"),
         (partial, True, "1 to 4; spread in 1 of 2 groups; failed on 0 of 4 samples, None on 1;", ""),
         (JUDGES[5], True, "computed by task 'painter' from the samples", ""),
-        (short, False, "reward 'judge-6': expected 4 values, one per sample in order, got 1", "change what"),
+        (short, False, "reward 'judge-6': expected 4 values, one per sample in order, got 1", "change the settings"),
     ],
 )
 def test_rewards(reward: Callable[..., Any], ok: bool, measured: str, cure: str, judges: list[CheckResult]) -> None:
@@ -352,7 +352,7 @@ def test_table_at_80_columns() -> None:
         console.print(render(findings))
     lines = [line.rstrip() for line in capture.get().splitlines()]
     assert max(map(len, lines)) <= 80
-    # 163 characters in lines of about 48 are four; the cure has 97 with its arrow: three. Before, columns of 25 took 7
-    assert len(lines) == 4 + 4 + 3
+    # 163 characters in lines of about 48 are four; the fix has 89 with its arrow: two. Before, columns of 25 took 7
+    assert len(lines) == 4 + 4 + 2
     start = lines[0].index("0.25 to")
     assert " ".join(line[start:] for line in lines) == f"{measured} {measured} -> {cure}"

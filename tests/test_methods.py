@@ -95,14 +95,11 @@ def test_section_of_one_method() -> None:
 def test_methods_on_the_command_line() -> None:
     listed = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "200"})
     assert listed.exit_code == 0
-    assert (
-        listed.output.index("Advantages: the adv")
-        < listed.output.index("methods/bnpo")
-        < listed.output.index("Ratios:")
-    )
+    assert listed.output.index("Advantages: the adv") < listed.output.index(" bnpo ") < listed.output.index("Ratios:")
     narrow = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "80"}).output
     assert all(len(line) <= 80 for line in narrow.splitlines())
-    assert ["methods/gspo", "GSPO,", "2507.18071"] in [line.split() for line in narrow.splitlines()]
+    assert ["gspo", "2507.18071", "GSPO"] in [line.split() for line in narrow.splitlines()]
+    assert len(narrow.splitlines()) < len(method_index()) + 4 * len(KINDS)  # a line each
     shown = CliRunner().invoke(app, ["methods", "ngrpo"], env={"COLUMNS": "60"}).output
     assert "…" not in shown
     one = CliRunner().invoke(app, ["methods", "ngrpo"], env={"COLUMNS": "200"})
@@ -112,6 +109,26 @@ def test_methods_on_the_command_line() -> None:
     none = CliRunner().invoke(app, ["methods", "nothing-like-it"])
     assert none.exit_code == 2
     assert "no method 'nothing-like-it'" in none.output
+
+
+def test_methods_are_searched_by_when_to_use_them() -> None:
+    result = CliRunner().invoke(app, ["methods", "--for", "entropy collapse"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    names = [line.split()[0] for line in result.output.splitlines() if "Use it when" in line]
+    assert {"dapo", "clip-cov", "kl-cov", "aepo"} <= set(names)
+    assert "grpo" not in names
+    narrow = CliRunner().invoke(app, ["methods", "--for", "retrieval augmented"], env={"COLUMNS": "80"})
+    assert narrow.exit_code == 2
+    assert "matches no method" in narrow.output
+    both = CliRunner().invoke(app, ["methods", "--papers", "--for", "entropy"])
+    assert "remove --papers" in both.output
+
+
+def test_every_method_says_when_to_use_it() -> None:
+    sentences = {row.include: row.method.use_when or "" for row in method_index()}
+    assert len(sentences) >= 195
+    assert [name for name, text in sentences.items() if not 20 <= len(text) <= 140] == []
+    assert [name for name, text in sentences.items() if not (text.startswith("Use it when ") and text[-1] == ".")] == []
 
 
 def test_included_name_loads() -> None:

@@ -30,7 +30,7 @@ print(code, *sorted(set(%r) & set(sys.modules)), file=sys.stderr)
         (("--help",), "serve-rewards"),
         (("--version",), "mmgrpo 0.1.0"),
         (("train", "--help"), "--resume"),
-        (("methods",), "methods/flow-grpo"),
+        (("methods",), "flow-grpo"),
         (("recipes",), "Wants prompts.txt and held_out.txt"),
         (("init", "--help"), "Write a configuration, a reward and prompts to edit"),
         (("explain", "quickstart/digits-image"), "10 prompts x 16 members = 160 samples a step"),

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from mmgrpo.cli.plain_errors import console, plain_errors
-from mmgrpo.errors import MmgrpoError
+from mmgrpo.errors import ConfigError, MmgrpoError
 from mmgrpo.system.console import markdown_page, styled
 
 
@@ -61,6 +61,9 @@ def methods(
         Literal["tokens", "denoising", "masked"] | None, typer.Option(help="Only those for this kind of policy.")
     ] = None,
     kind: Annotated[str | None, typer.Option(help="Only those of this kind; with --papers, of this group.")] = None,
+    query: Annotated[
+        str | None, typer.Option("--for", help='Search titles, kinds and uses: --for "entropy collapse".')
+    ] = None,
 ) -> None:
     """List the published methods by kind, or the papers, or show the values and sources of one."""
     from mmgrpo.cli.method_lists import method_lines, method_text, paper_lines
@@ -69,7 +72,10 @@ def methods(
         if name is not None or paper is not None:
             console.print(markdown_page(method_text(name, paper)))
             return
-        for line in (paper_lines if papers else method_lines)(applies_to, kind):
+        if papers and query is not None:
+            raise ConfigError("--for searches methods; remove --papers")
+        methods_text = method_lines(applies_to, kind, query, width=console.width)
+        for line in paper_lines(applies_to, kind) if papers else methods_text:
             console.print(line)
 
 

@@ -1,13 +1,14 @@
-"""What ``mmgrpo methods`` prints: the methods by kind, the papers by group, or one of either."""
+"""The output of ``mmgrpo methods``: the methods by kind, those that match a search, the papers by group, or one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from rich.table import Table
+from rich.text import Text
 
 from mmgrpo.config import POLICIES
-from mmgrpo.docgen.methods import KINDS, MethodRow, by_kind, method_index, method_section
+from mmgrpo.docgen.methods import KINDS, MethodRow, by_kind, method_index, method_section, search_methods
 from mmgrpo.docgen.papers import (
     GROUPS,
     HEAD,
@@ -21,13 +22,17 @@ from mmgrpo.docgen.papers import (
     summary,
 )
 from mmgrpo.errors import ConfigError
+from mmgrpo.system.console import styled
+
+MAX_NAME_WIDTH = 24
+"""Width of the column of names; longer names move the rest of their line."""
 
 
 def method_text(name: str | None, paper: str | None) -> str:
     """The section of a method, of a paper, or of both.
 
     Args:
-        name: of a method, or what a configuration includes.
+        name: name of a method, or the name that a configuration includes.
         paper: id or arXiv number, in any case.
 
     Returns:
@@ -40,45 +45,55 @@ def method_text(name: str | None, paper: str | None) -> str:
     return "\n".join([*sections, *([] if paper is None else [paper_section(paper)])])
 
 
-def method_lines(applies_to: str | None, kind: str | None) -> Iterator[Table | str]:
-    """The methods under the headings of what they change.
+def method_lines(
+    applies_to: str | None, kind: str | None, query: str | None = None, *, width: int = 80
+) -> Iterator[Table | Text | str]:
+    """The methods by kind, a line each, or those that match a search with the sentence on when to use them.
 
     Args:
         applies_to: tokens, denoising or masked; None: all.
-        kind: of what they change; None: all.
+        kind: kind of the methods; None: all.
+        query: words to search for; None: no search.
+        width: maximum length of a line of the list.
 
     Yields:
-        Table | str: what a console prints.
+        Table | Text | str: parts of the output.
 
     Raises:
-        ConfigError: there is no such kind.
+        ConfigError: the kind is unknown, or no method matches.
     """
-    heading = (
-        None if kind is None else {str(one): said for one, said in KINDS.items()}[_require_kind(kind, tuple(KINDS))]
-    )
+    if kind is not None:
+        _require_kind(kind, tuple(KINDS))
     rows = [
         row
         for row in method_index()
-        if _is_for(POLICIES[row.method.applies_to], applies_to) and heading in (None, row.heading)
+        if _is_for(POLICIES[row.method.applies_to], applies_to) and kind in (None, row.method.kind)
     ]
-    width = max((len(row.include) for row in rows if row.include.startswith("methods/")), default=0)  # others are paths
-    for title, members in by_kind(rows).items():
-        yield from _table(title, ((row.include, _method(row)) for row in members), width)
-    yield "mmgrpo methods NAME shows a method's formulas, values, sources, evidence and published scale."
+    if query is not None:
+        matches = search_methods(rows, query)
+        if not matches:
+            raise ConfigError(f"--for {query!r} matches no method; use other words, or list all: mmgrpo methods")
+        yield from _table(
+            f"Methods for {query!r}", ((_name(row), row.method.use_when or row.method.title) for row in matches), 0
+        )
+    else:
+        for title, members in by_kind(rows).items():
+            yield from _method_table(title, members, width)
+    yield "mmgrpo methods NAME shows a method's formulas, values and sources; include it as methods/NAME."
 
 
 def paper_lines(applies_to: str | None, group: str | None) -> Iterator[Table | str]:
-    """How many papers are how far in, then each under the group of what it adds first of all.
+    """The counts of papers by state, then the papers by the group of their main contribution.
 
     Args:
         applies_to: tokens, denoising or masked; None: all.
-        group: of the papers; None: all.
+        group: group of the papers; None: all.
 
     Yields:
-        Table | str: what a console prints.
+        Table | str: parts of the output.
 
     Raises:
-        ConfigError: there is no such group.
+        ConfigError: the group is unknown.
     """
     if group is not None:
         _require_kind(group, tuple(GROUPS))
@@ -87,22 +102,33 @@ def paper_lines(applies_to: str | None, group: str | None) -> Iterator[Table | s
     yield f"\n{summary(papers)}\n"
     for name, members in by_group(papers).items():
         yield from _table(f"{name}: {place_text(name)}", ((p.row.id, _paper(p)) for p in members), 0)
-    yield "mmgrpo methods --paper ID says what a paper is and what it needs."
+    yield "mmgrpo methods --paper ID describes a paper and its requirements."
 
 
 def _require_kind(kind: str, valid_kinds: tuple[str, ...]) -> str:
     if kind not in valid_kinds:
-        raise ConfigError(f"--kind {kind!r} is none of {', '.join(valid_kinds)}")
+        raise ConfigError(f"--kind {kind!r} is unknown; use one of {', '.join(valid_kinds)}")
     return kind
 
 
 def _is_for(policies: str, applies_to: str | None) -> bool:
-    """Whether what is for these policies, in words, is for the one that is asked for."""
+    """Whether a method or paper for these policies, in words, is for the requested kind of policy."""
     return applies_to is None or policies in (POLICIES[applies_to], POLICIES["both"])
 
 
-def _method(row: MethodRow) -> str:
-    return f"{row.method.title}, {row.method.paper or 'not published'}\n{row.composition}"
+def _name(row: MethodRow) -> str:
+    return row.include.removeprefix("methods/")
+
+
+def _method_table(heading: str, rows: Iterable[MethodRow], width: int) -> Iterator[Text | str]:
+    """Name, paper and title of each method on a line of at most ``width`` characters; longer titles are truncated."""
+    rows = list(rows)
+    name_width = max((len(_name(row)) for row in rows if len(_name(row)) <= MAX_NAME_WIDTH), default=0)
+    yield styled(heading, "bold")
+    for row in rows:
+        line = f" {_name(row):<{name_width}}  {row.method.paper or '-':<10}  {row.method.title}"
+        yield line if len(line) <= width else f"{line[: width - 1]}…"
+    yield ""
 
 
 def _paper(paper: Paper) -> str:

@@ -72,6 +72,9 @@ class MethodConfig(Section):
 
     name: str
     title: str
+    use_when: str | None = Field(
+        default=None, description="when to use it, in one sentence; mmgrpo methods --for searches it"
+    )
     paper: str | None = Field(default=None, description="its number on arXiv; null: it is not published")
     kind: MethodKind | None = Field(
         default=None, description="part of the algorithm that it changes; of a shipped method the folder of its file"

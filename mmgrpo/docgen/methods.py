@@ -6,6 +6,7 @@ the path of a YAML file: configurations include it as ``methods/NAME``.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ the group `mmgrpo.methods`.
 method:
   name: my-method
   title: My method
+  use_when: Use it when ...             # one sentence; mmgrpo methods --for searches it
   paper: "2601.00001"                 # on arXiv; leave it out if it is not published
   kind: surrogates                    # a heading below
   applies_to: both                    # tokens, denoising, masked or both
@@ -143,15 +145,15 @@ OTHERS = "Others"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodRow:
-    """One method of the index.
+    """A method of the index.
 
     Attributes:
-        include: what a configuration includes to use it.
-        method: what its file says of it.
-        composition: what it is made of, in one line.
-        formulas: of its advantage, its loss and its ratio.
-        sources: dotted configuration key, its value, and where the value comes from.
-        published: the same of the published run's scale.
+        include: the name that a configuration includes.
+        method: the ``method:`` section of its file.
+        composition: its parts, in one line.
+        formulas: formulas of its advantage, its loss and its ratio.
+        sources: (dotted configuration key, value, source of the value).
+        published: the same for the scale of the published run.
     """
 
     include: str
@@ -163,8 +165,13 @@ class MethodRow:
 
     @property
     def heading(self) -> str:
-        """Of what it changes."""
+        """The heading of its kind."""
         return OTHERS if self.method.kind is None else KINDS[self.method.kind]
+
+    @property
+    def search_text(self) -> str:
+        """The texts that a search reads: name, title, kind and ``use_when``."""
+        return " ".join([self.method.name, self.method.title, self.heading, self.method.use_when or ""])
 
 
 def method_index() -> list[MethodRow]:
@@ -179,8 +186,31 @@ def method_index() -> list[MethodRow]:
     return [*_shipped_rows(), *map(_row, packaged())]
 
 
+def search_methods(rows: Iterable[MethodRow], query: str) -> list[MethodRow]:
+    """The methods whose texts have the most words of a query, in the order of the rows.
+
+    A word of the query matches words that start with it, plurals aside: "collapse" matches "collapses".
+
+    Args:
+        rows: the methods to search.
+        query: words, such as "entropy collapse".
+
+    Returns:
+        The methods with the largest number of matching words; none if no word matches.
+    """
+    stems = [word.rstrip("s") if len(word) > 3 else word for word in re.findall(r"\w+", query.lower())]
+    scored = [(_num_matches(row.search_text, stems), row) for row in rows]
+    best = max((score for score, _ in scored), default=0)
+    return [row for score, row in scored if score == best > 0]
+
+
+def _num_matches(text: str, stems: Iterable[str]) -> int:
+    words = re.findall(r"\w+", text.lower())
+    return sum(any(word.startswith(stem) for word in words) for stem in stems)
+
+
 def by_kind(rows: Iterable[MethodRow]) -> dict[str, list[MethodRow]]:
-    """The methods under the heading of what they change; those that say no kind come last."""
+    """Heading of a kind -> its methods; those without a kind are last."""
     members_by_heading: dict[str, list[MethodRow]] = {heading: [] for heading in (*KINDS.values(), OTHERS)}
     for row in rows:
         members_by_heading[row.heading].append(row)
@@ -188,7 +218,7 @@ def by_kind(rows: Iterable[MethodRow]) -> dict[str, list[MethodRow]]:
 
 
 def methods_page(rows: Iterable[MethodRow]) -> str:
-    """The index as a page of Markdown: a table for each kind, then each value with its source."""
+    """The index as a Markdown page: a table per kind, then each value with its source."""
     rows = list(rows)
     lines = [PREAMBLE, "## The methods there are"]
     for heading, members in by_kind(rows).items():
@@ -207,10 +237,10 @@ def methods_page(rows: Iterable[MethodRow]) -> str:
 
 
 def method_section(name: str) -> str:
-    """One method's section of the page.
+    """The section of a method.
 
     Args:
-        name: of the method, in any case, or what a configuration includes.
+        name: name of the method in any case, or the name that a configuration includes.
 
     Returns:
         Markdown.
@@ -275,6 +305,8 @@ def _section(row: MethodRow) -> Iterator[str]:
     method = row.method
     yield from ("", f"## {method.title}", "")
     yield f"`{row.include}`, {_link(method.paper)}, {POLICIES[method.applies_to]}."
+    if method.use_when:
+        yield from ("", method.use_when)
     yield from ("", "```text", *row.formulas, "```", "")
     yield from _values(row.sources)
     if row.published:

@@ -208,7 +208,9 @@ def test_the_doctor_looks_at_views() -> None:
 
 def test_explain_says_whose_views_are_and_how_often_they_are_looked_at() -> None:
     masked = dict(view_rows(Algorithm.of(load_config("methods/papo", {"policy": None}))))
-    assert masked == {"view masked": "weights old, behind masked_image (share 0.6, patch 14); a pass after the rollout"}
+    assert masked == {
+        "view masked": "weights old, prompt template masked_image (share 0.6, patch 14); a pass after the rollout"
+    }
     grad = {
         "objective.terms": [{**TERM, "view": "masked", "grad": True}],
         "views.masked.weights": "now",
