@@ -22,7 +22,7 @@ from mmgrpo.maths.registry import Registry
 from mmgrpo.types import Prompt, Sample
 
 CONTEXTS: Registry[Callable[..., Context]] = Registry(IMAGE_CONTEXTS, SYSTEM_CONTEXTS)
-"""Contexts by the name that ``rollout.contexts`` and ``views`` use; called with their settings."""
+"""Contexts by the name that ``rollout.prompt_templates`` and ``views`` use; called with their settings."""
 
 PLACE = re.compile(r"{([^{}]+)}")
 """What a text names in braces."""
@@ -121,21 +121,6 @@ def draft(*, of: str, text: str, right: str = "", wrong: str = "", at_least: flo
         raise ConfigError(f"a draft is one of {', '.join(DRAFTS)}, got {of!r}")
     require_places("draft", text, "prompt", "draft")
     return partial(_after_draft, choose=DRAFTS[of], text=text, verdicts=(right, wrong), at_least=at_least)
-
-
-CONTEXTS: Registry[Callable[..., Context]] = Registry(
-    {
-        "template": template,
-        "draft": draft,
-        "solution_prefix": solution_prefix,
-        "opening": opening,
-        "peer_answer": peer_answer,
-        "after_answers": after_answers,
-    },
-    IMAGE_CONTEXTS,
-    SYSTEM_CONTEXTS,
-)
-"""Contexts by the name that ``rollout.prompt_templates`` and ``views`` use; called with their settings."""
 
 
 def require_places(what: str, text: str, *places: str) -> None:
