@@ -42,7 +42,8 @@ class TokenSampling:
         top_p: keeps the smallest set of likeliest tokens with this total probability.
         min_p: keeps tokens with at least this share of the likeliest token's probability.
         suppressed: (K,) token ids with probability 0.
-        cooling: schedule that lowers the temperature of later tokens at sampling, not at scoring; None: no schedule.
+        temperature_schedule: schedule that lowers the temperature of later tokens at sampling, not at scoring; None: no
+            schedule.
         guidance: scale of classifier-free guidance; 1: the conditional distribution.
     """
 

@@ -116,8 +116,8 @@ def _weights(aggregate: tuple[str, Numbers], rows: Rows, cells: Sequence[tuple[i
     num_rows = sum(count > 0 for count in counts)
     num_groups = len({group for group, count in zip(rows.group, counts, strict=True) if count > 0})
     each = {
-        "decision_mean": lambda count: 1 / len(cells),
-        "sample_mean": lambda count: 1 / (count * num_rows),
+        "token_mean": lambda count: 1 / len(cells),
+        "sequence_mean": lambda count: 1 / (count * num_rows),
         "sample_sum": lambda count: 1 / num_rows,
         "constant_length": lambda count: 1 / (num_rows * numbers["length"]),
         "group_sum": lambda count: 1 / num_groups,
@@ -174,7 +174,7 @@ def _at_level(
     level: str, change: Mapping[tuple[int, int], Tensor], rows: Rows, cell: tuple[int, int], among: set[tuple[int, int]]
 ) -> Tensor:
     b, t = cell
-    if level == "decision":
+    if level == "token":
         return change[cell]
     own = [other for other in change if other[0] == b and other in among]
     if level == "segment":

@@ -11,7 +11,7 @@ from torch import Tensor
 from mmgrpo.config import AdvantageConfig, RunConfig
 from mmgrpo.config.loading import validated
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.aggregates import count, sample_mean
+from mmgrpo.maths.aggregates import count, sequence_mean
 from mmgrpo.training.credit import penalised, reward_metrics, without_truncated
 from mmgrpo.types import Prompt, Rollout, Sample, Scores
 from tests.uniform import credit_of
@@ -169,5 +169,5 @@ def test_truncated_samples(choice: str, num_samples: int, num_decisions: int, we
     found = without_truncated(rollout.keep(torch.tensor([True, True, True, False])[:, None]), choice)
     totals = count(found.rollout.mask_BT, found.zero_B)
     assert (totals.num_samples, totals.num_decisions) == (num_samples, num_decisions)
-    mean: Tensor = sample_mean(found.rollout.mask_BT, totals).sum(1)
+    mean: Tensor = sequence_mean(found.rollout.mask_BT, totals).sum(1)
     torch.testing.assert_close(mean, torch.tensor(weight_B))

@@ -170,7 +170,7 @@ def test_formula_and_numbers() -> None:
     )
     assert said["surrogate l"] == "clipped: l = max(-A r, -A clip(r, 1 - low, 1 + high)), low = 0.001, high = 0.002"
     assert said["log-ratio"] == "decision: log r = logprob - old_logprob"
-    assert said["weight v"] == "sample_mean: w = m / (kept decisions of the row * num_samples)"
+    assert said["weight v"] == "sequence_mean: w = m / (kept decisions of the row * num_samples)"
     assert said["KL"].startswith("kl_beta = 0.1, gaussian: KL of two Gaussians")
     assert said["sampler"].startswith("chosen by the scheduler: flow_sde on flow levels, native for")
     named = rows(changed(policy={"sampler": "flow_sde"}))["sampler"]
@@ -198,7 +198,7 @@ def test_selections_bounds_and_the_ratio_of_the_divergence() -> None:
                 "selections": selections,
                 "truncated": "zero",
                 "divergence": "k3",
-                "kl_ratio_level": "decision",
+                "kl_ratio_level": "token",
             }
         )
     )

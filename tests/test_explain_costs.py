@@ -92,7 +92,7 @@ PLANNED: dict[str, tuple[dict[str, Any], str]] = {
         {"members": 4, "settings": {"call": {"num_inference_steps": 5}}},
         "at least 160 and at most 200 samples generated a step, in at least 1 and at most 2 rounds, 160 trained on",
     ),
-    "scouts": (
+    "two_stage_scouts": (
         {"scouts": 24, "best": 4, "worst": 4, "settings": {"call": {"num_inference_steps": 3}}},
         "320 samples generated a step, in 2 rounds, 80 trained on",
     ),
@@ -146,7 +146,13 @@ def test_what_a_planner_draws_is_counted_in_all() -> None:
     assert said["updates"] == "1 epoch x 2 minibatches = 2 updates a rollout"
     # a sample takes 10 forwards, and 4 steps of 160 with a reference beside each, whether found first or last
     assert "at least 2,880 and at most 7,680 a step" in said["forwards"]
-    cheap = {"name": "scouts", "scouts": 24, "best": 4, "worst": 4, "settings": {"call": {"num_inference_steps": 3}}}
+    cheap = {
+        "name": "two_stage_scouts",
+        "scouts": 24,
+        "best": 4,
+        "worst": 4,
+        "settings": {"call": {"num_inference_steps": 3}},
+    }
     # 240 of 3 forwards, 80 of 10 and of 4 + 4
     assert "2,160 a step" in rows(changed(rollout={"strategy": cheap}))["forwards"]
 
@@ -184,7 +190,7 @@ def test_a_run_spends_what_its_planner_was_said_to_ask_for(tmp_path: Path) -> No
     tiny = PIPELINES["sd3"]
     settings = {"call": {**tiny.call, **tiny.no_cfg}, "lora": {"rank": 2}}
     planner = {
-        "name": "scouts",
+        "name": "two_stage_scouts",
         "scouts": 3,
         "best": 1,
         "worst": 1,

@@ -124,8 +124,8 @@ def test_anchors_in_moderation_are_read_as_ever() -> None:
         ),
         ("rollout.window={name: random, size: 2, high: 1.5}", "high of random must be int or null, got 1.5"),
         (
-            "rollout.strategy={name: scouts, scouts: 3, best: 1, worst: 1, settings: 2}",
-            "settings of scouts must be a mapping",
+            "rollout.strategy={name: two_stage_scouts, scouts: 3, best: 1, worst: 1, settings: 2}",
+            "settings of two_stage_scouts must be a mapping",
         ),
         ("rollout.strategy={name: with_answer, column: 3}", "column of with_answer must be str, got 3"),
         (

@@ -9,7 +9,7 @@ import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from torch import Tensor
 
-from mmgrpo.maths.aggregates import Totals, constant_length, count, decision_mean, sample_mean, sample_sum
+from mmgrpo.maths.aggregates import Totals, constant_length, count, sample_sum, sequence_mean, token_mean
 from mmgrpo.maths.objectives import Decisions, Objective
 from mmgrpo.maths.steps import noise_std_weight
 from mmgrpo.maths.surrogates import clipped, dual_clipped, policy_gradient, two_sided_clipped, unclipped
@@ -26,24 +26,28 @@ ADVANTAGE_B = torch.tensor([1.0, -1.0, 0.5, -0.5])
 CLIPPED = partial(clipped, low=0.02, high=0.03)
 
 OBJECTIVES = {
-    "clipped": Objective(surrogate=CLIPPED, aggregate=sample_mean),
-    "dual": Objective(surrogate=partial(dual_clipped, low=0.02, high=0.03, bound=1.05), aggregate=decision_mean),
+    "clipped": Objective(surrogate=CLIPPED, aggregate=sequence_mean),
+    "dual": Objective(surrogate=partial(dual_clipped, low=0.02, high=0.03, bound=1.05), aggregate=token_mean),
     "two-sided": Objective(surrogate=partial(two_sided_clipped, low=0.02, high=0.03, delta=1.04), aggregate=sample_sum),
     "policy gradient": Objective(surrogate=policy_gradient, aggregate=partial(constant_length, length=7)),
-    "cispo": Objective(surrogate=partial(cispo, low=0.02, high=0.03), aggregate=decision_mean),
+    "cispo": Objective(surrogate=partial(cispo, low=0.02, high=0.03), aggregate=token_mean),
     "sapo": Objective(
-        surrogate=partial(sapo, positive_temperature=1.0, negative_temperature=1.05), aggregate=sample_mean
+        surrogate=partial(sapo, positive_temperature=1.0, negative_temperature=1.05), aggregate=sequence_mean
     ),
-    "kl": Objective(surrogate=unclipped, aggregate=sample_mean, divergence="gaussian", kl_beta=0.3),
-    "k3": Objective(surrogate=unclipped, aggregate=sample_mean, divergence="k3", kl_beta=0.3),
-    "guard": Objective(surrogate=CLIPPED, aggregate=sample_mean, normalise_ratio=True, step_weight=inverse_step_weight),
-    "tempflow": Objective(surrogate=CLIPPED, aggregate=sample_mean, step_weight=noise_std_weight),
-    "chunk": Objective(surrogate=CLIPPED, aggregate=sample_mean, ratio_level="segment"),
-    "gspo": Objective(surrogate=CLIPPED, aggregate=sample_mean, ratio_level="sequence"),
+    "kl": Objective(surrogate=unclipped, aggregate=sequence_mean, divergence="gaussian", kl_beta=0.3),
+    "k3": Objective(surrogate=unclipped, aggregate=sequence_mean, divergence="k3", kl_beta=0.3),
+    "guard": Objective(
+        surrogate=CLIPPED, aggregate=sequence_mean, normalise_ratio=True, step_weight=inverse_step_weight
+    ),
+    "tempflow": Objective(surrogate=CLIPPED, aggregate=sequence_mean, step_weight=noise_std_weight),
+    "chunk": Objective(surrogate=CLIPPED, aggregate=sequence_mean, ratio_level="segment"),
+    "gspo": Objective(surrogate=CLIPPED, aggregate=sequence_mean, ratio_level="sequence"),
     "gspo with kl": Objective(
-        surrogate=CLIPPED, aggregate=sample_mean, ratio_level="sequence", divergence="velocity_mse", kl_beta=0.3
+        surrogate=CLIPPED, aggregate=sequence_mean, ratio_level="sequence", divergence="velocity_mse", kl_beta=0.3
     ),
-    "gspo of norms": Objective(surrogate=CLIPPED, aggregate=sample_mean, ratio_level="sequence", normalise_ratio=True),
+    "gspo of norms": Objective(
+        surrogate=CLIPPED, aggregate=sequence_mean, ratio_level="sequence", normalise_ratio=True
+    ),
 }
 
 
@@ -193,7 +197,7 @@ def test_gradient_at_ratio_one_is_the_policy_gradient() -> None:
     policy = make_policy()
     rollout = draw(policy)
     _, ppo = streamed(policy, rollout.aged(), OBJECTIVES["clipped"], parts=[[0, 1, 2, 3]])
-    plain = Objective(surrogate=policy_gradient, aggregate=sample_mean)
+    plain = Objective(surrogate=policy_gradient, aggregate=sequence_mean)
     _, vanilla = streamed(policy, rollout.aged(), plain, parts=[[0, 1, 2, 3]])
     assert relative(ppo, vanilla) < 1e-5
 

@@ -130,12 +130,12 @@ def _loss(of: random.Random, kind: str) -> Loss:
         ("unclipped", {}),
         ("spo", {"eps": width}),
     ]
-    level = of.choice(["decision", "decision", "segment", "sequence", "trajectory"])
+    level = of.choice(["token", "token", "segment", "sequence", "trajectory"])
     if level == "trajectory":
         powers = {"positive_power": 2.0, "positive_decay": 3.0, "negative_power": 3.0, "negative_decay": 2.0}
         named.append(("vespo", powers))
     length = {"length": 5.0}
-    aggregate = of.choice(["decision_mean", "sample_mean", "sample_sum", "constant_length", "group_sum"])
+    aggregate = of.choice(["token_mean", "sequence_mean", "sample_sum", "constant_length", "group_sum"])
     selections: list[tuple[str, dict[str, float]] | None] = [
         None,
         None,
@@ -144,8 +144,8 @@ def _loss(of: random.Random, kind: str) -> Loss:
     if kind == "language":
         share = of.uniform(0.2, 0.8)
         selections += [("top_entropy", {"share": share}), ("sample_top_entropy", {"share": share})]
-        selections += [("ratio_top_entropy", {"share": share})] if level != "decision" else []
-    divergence = (of.choice(["k1", "k2", "k3"]), of.uniform(0.05, 0.5), of.choice([None, None, "decision", "sequence"]))
+        selections += [("ratio_top_entropy", {"share": share})] if level != "token" else []
+    divergence = (of.choice(["k1", "k2", "k3"]), of.uniform(0.05, 0.5), of.choice([None, None, "token", "sequence"]))
     terms = {name: of.uniform(0.1, 1) for name in ("departure", "negative_logprob", "k3_old") if of.random() < 0.3}
     return Loss(
         surrogate=of.choice(named),
@@ -157,7 +157,7 @@ def _loss(of: random.Random, kind: str) -> Loss:
         terms=terms,
         selection=of.choice(selections),
         covariance=of.choice([None, None, 0.2]),
-        replayed=of.choice([None, (*of.choice(named[:8]), of.choice(["decision", "sequence"]), 0.5)]),
+        replayed=of.choice([None, (*of.choice(named[:8]), of.choice(["token", "sequence"]), 0.5)]),
     )
 
 

@@ -7,7 +7,7 @@ import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from torch import Tensor
 
-from mmgrpo.maths.aggregates import count, sample_mean
+from mmgrpo.maths.aggregates import count, sequence_mean
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.terms import TERMS, group_losses
@@ -26,7 +26,7 @@ GROUP_OBJECTIVES = {
 
 
 def objective_of(name: str) -> Objective:
-    return Objective(surrogate=None, aggregate=sample_mean, further=GROUP_OBJECTIVES[name])
+    return Objective(surrogate=None, aggregate=sequence_mean, further=GROUP_OBJECTIVES[name])
 
 
 def streamed(policy: DenoisingPolicy, rollout: Rollout, objective: Objective, parts: list[list[int]]) -> tuple:

@@ -7,7 +7,7 @@ import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from torch import Tensor
 
-from mmgrpo.maths.aggregates import count, sample_mean
+from mmgrpo.maths.aggregates import count, sequence_mean
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.surrogates import policy_gradient
 from mmgrpo.maths.terms import Term, weighted
@@ -45,7 +45,7 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 
 def objective_of(term: Term) -> Objective:
-    return Objective(surrogate=None, aggregate=sample_mean, further=(term,))
+    return Objective(surrogate=None, aggregate=sequence_mean, further=(term,))
 
 
 @pytest.mark.parametrize("name", ["sd3", "sd15"])
@@ -73,7 +73,7 @@ def test_dgpo_at_the_reference_is_half_the_policy_gradient_of_minus_the_error() 
     with policy.reference():
         pass
     rollout = read(policy, dgpo())
-    plain = gradient(policy, rollout, Objective(surrogate=policy_gradient, aggregate=sample_mean), [[0, 1, 2, 3]])
+    plain = gradient(policy, rollout, Objective(surrogate=policy_gradient, aggregate=sequence_mean), [[0, 1, 2, 3]])
     assert relative(gradient(policy, rollout, objective_of(dgpo()), [[0, 1, 2, 3]]), plain / 2) < 1e-4
 
 
@@ -83,7 +83,7 @@ def test_a_divergence_beside_it_says_nothing_until_the_weights_have_moved() -> N
         pass
     term = weighted(divergence(form="velocity_mse", view="reference"), 1.0)
     rollout = read(policy, diffusion_nft())
-    objective = Objective(surrogate=None, aggregate=sample_mean, further=(diffusion_nft(), term))
+    objective = Objective(surrogate=None, aggregate=sequence_mean, further=(diffusion_nft(), term))
     at_rest = gradient(policy, rollout, objective, [[0, 1, 2, 3]])
     assert relative(at_rest, gradient(policy, rollout, objective_of(diffusion_nft()), [[0, 1, 2, 3]])) < 1e-5
     move(policy.trainable)

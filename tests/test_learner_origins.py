@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from mmgrpo.maths.aggregates import count, sample_mean
+from mmgrpo.maths.aggregates import count, sequence_mean
 from mmgrpo.maths.objectives import Foreign, Objective
 from mmgrpo.maths.origins import GIVEN, REPLAYED
 from mmgrpo.maths.surrogates import shaped
@@ -22,7 +22,7 @@ from tests.test_learner import CLIPPED, disturb, draw, full_graph, gradient, mak
 ALL = [0, 1, 2, 3]
 MIXED_B = torch.tensor([Origin.ON_POLICY, Origin.DEMONSTRATION, Origin.REPLAY, Origin.ON_POLICY])
 SHAPED = partial(shaped, gamma=0.1)
-OWN = Objective(surrogate=CLIPPED, aggregate=sample_mean)
+OWN = Objective(surrogate=CLIPPED, aggregate=sequence_mean)
 GIVEN_ALONE = of_origins(negative_logprob(), (GIVEN,))
 
 OBJECTIVES = {

@@ -9,7 +9,7 @@ import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from torch import Tensor
 
-from mmgrpo.maths.aggregates import count, sample_mean
+from mmgrpo.maths.aggregates import count, sequence_mean
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.terms import Term
 from mmgrpo.methods.group_losses.dgpo import dgpo
@@ -20,11 +20,11 @@ from mmgrpo.values import Value
 from tests.test_learner import CLIPPED, PROMPTS, disturb, full_graph, make_policy, relative, streamed
 
 ALL = [0, 1, 2, 3]
-AWM = Objective(surrogate=CLIPPED, aggregate=sample_mean, divergence="velocity_mse", kl_beta=0.3)
+AWM = Objective(surrogate=CLIPPED, aggregate=sequence_mean, divergence="velocity_mse", kl_beta=0.3)
 
 
 def alone(term: Term) -> Objective:
-    return Objective(surrogate=None, aggregate=sample_mean, further=(term,))
+    return Objective(surrogate=None, aggregate=sequence_mean, further=(term,))
 
 
 OBJECTIVES = {

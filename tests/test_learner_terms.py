@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from mmgrpo.errors import ShapeError
-from mmgrpo.maths.aggregates import count, sample_mean
+from mmgrpo.maths.aggregates import count, sequence_mean
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, total
 from mmgrpo.maths.objectives import Objective
@@ -54,11 +54,11 @@ def _paired(decisions: Decisions) -> Loss:
 
 SQUARED = Term(name="squared", loss=_squared)
 PAIRED = Term(name="paired", loss=_paired, values=(LOGPROB_OF_REFERENCE,), couples="group")
-ALONE = Objective(surrogate=None, aggregate=sample_mean, further=(SQUARED,))
-PAIRS = Objective(surrogate=None, aggregate=sample_mean, further=(PAIRED,))
+ALONE = Objective(surrogate=None, aggregate=sequence_mean, further=(SQUARED,))
+PAIRS = Objective(surrogate=None, aggregate=sequence_mean, further=(PAIRED,))
 
 
-@pytest.mark.parametrize("level", [None, "decision", "sequence"], ids=str)
+@pytest.mark.parametrize("level", [None, "token", "sequence"], ids=str)
 def test_a_term_trains_where_no_sample_has_an_advantage(level: str | None) -> None:
     surrogate = {} if level is None else {"surrogate": CLIPPED, "ratio_level": level}
     objective = replace(ALONE, **surrogate)

@@ -13,7 +13,7 @@ from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.aggregates import constant_length, count, decision_mean, sample_mean, sample_sum
+from mmgrpo.maths.aggregates import constant_length, count, sample_sum, sequence_mean, token_mean
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.selections import near_policy, ratio_top_entropy, top_entropy
@@ -38,38 +38,38 @@ CLIPPED = partial(clipped, low=0.02, high=0.03)
 VESPO = partial(vespo, positive_power=2.0, positive_decay=3.0, negative_power=3.0, negative_decay=2.0)
 GMPO = Objective(
     surrogate=unclipped,
-    aggregate=sample_mean,
+    aggregate=sequence_mean,
     bound=partial(pessimistic_bound, low=0.02, high=0.01),
     ratio_level="sequence",
 )
 
 OBJECTIVES = {
-    "vespo": Objective(surrogate=VESPO, aggregate=decision_mean, ratio_level="trajectory"),
-    "rloo": Objective(surrogate=CLIPPED, aggregate=sample_mean, ratio_level="trajectory"),
+    "vespo": Objective(surrogate=VESPO, aggregate=token_mean, ratio_level="trajectory"),
+    "rloo": Objective(surrogate=CLIPPED, aggregate=sequence_mean, ratio_level="trajectory"),
     "gmpo": GMPO,
     "gmpo of high entropy": replace(GMPO, selections=(ratio_top_entropy(share=0.3),)),
     "gmpo with kl": replace(GMPO, divergence="k3", kl_beta=0.3),
     "unbiased kl": Objective(
-        surrogate=CLIPPED, aggregate=sample_sum, divergence="k3", kl_beta=0.3, kl_ratio_level="decision"
+        surrogate=CLIPPED, aggregate=sample_sum, divergence="k3", kl_beta=0.3, kl_ratio_level="token"
     ),
     "unbiased k1": Objective(
-        surrogate=unclipped, aggregate=sample_mean, divergence="k1", kl_beta=0.3, kl_ratio_level="decision"
+        surrogate=unclipped, aggregate=sequence_mean, divergence="k1", kl_beta=0.3, kl_ratio_level="token"
     ),
     "kl by sequence": Objective(
-        surrogate=CLIPPED, aggregate=sample_mean, divergence="k2", kl_beta=0.3, kl_ratio_level="sequence"
+        surrogate=CLIPPED, aggregate=sequence_mean, divergence="k2", kl_beta=0.3, kl_ratio_level="sequence"
     ),
-    "entropy bonus": Objective(surrogate=CLIPPED, aggregate=decision_mean, entropy_bonus=0.2),
-    "high entropy": Objective(surrogate=CLIPPED, aggregate=decision_mean, selections=(top_entropy(share=0.3),)),
-    "near": Objective(surrogate=unclipped, aggregate=decision_mean, selections=(near_policy(limit=-1e-3),)),
+    "entropy bonus": Objective(surrogate=CLIPPED, aggregate=token_mean, entropy_bonus=0.2),
+    "high entropy": Objective(surrogate=CLIPPED, aggregate=token_mean, selections=(top_entropy(share=0.3),)),
+    "near": Objective(surrogate=unclipped, aggregate=token_mean, selections=(near_policy(limit=-1e-3),)),
     "candidates": Objective(
         surrogate=None,
-        aggregate=decision_mean,
+        aggregate=token_mean,
         modulations=(likeliest_of_wrong(loss=1.5, quantile=0.2),),
         further=(clipped_with_candidates(low=0.02, high=0.03, num=2, share=0.4, quantile=0.5, right=0.5),),
     ),
     "anchored entropy": Objective(
         surrogate=CLIPPED,
-        aggregate=decision_mean,
+        aggregate=token_mean,
         further=(weighted(anchored_entropy(mass=0.9, quantile=0.5, anchor=2.0), 0.3),),
     ),
     "both, by sequence, with all terms": Objective(
@@ -79,7 +79,7 @@ OBJECTIVES = {
         selections=(top_entropy(share=0.6), near_policy(limit=1e-3)),
         divergence="k3",
         kl_beta=0.3,
-        kl_ratio_level="decision",
+        kl_ratio_level="token",
         entropy_bonus=0.2,
     ),
 }
@@ -266,7 +266,9 @@ def test_rows_that_teach_nothing_take_no_forward(name: str, forwards: int) -> No
 def test_rows_whose_coefficients_vanish_are_not_differentiated() -> None:
     policy, rollout = drawn()
     # bounds so tight that every sequence that moved towards its advantage has stopped
-    objective = Objective(surrogate=partial(clipped, low=0.0, high=0.0), aggregate=sample_mean, ratio_level="sequence")
+    objective = Objective(
+        surrogate=partial(clipped, low=0.0, high=0.0), aggregate=sequence_mean, ratio_level="sequence"
+    )
     expected, full = full_graph(policy, rollout, objective)
     value, found, spent = streamed(policy, rollout, objective)
     stopped = int((rollout_ratio_B(policy, rollout).log() * ADVANTAGE_B > 0).sum())
@@ -295,7 +297,7 @@ def test_decisions_left_out_by_a_selection_take_no_forward_where_steps_are_separ
     tiny = PIPELINES["sd3"]
     policy = DenoisingPolicy(tiny.build(), {"call": {**tiny.call, **tiny.no_cfg}})
     rollout = policy.rollout([*prompts_of("llama")], group_size=2, seed=1)
-    objective = Objective(surrogate=CLIPPED, aggregate=sample_mean, selections=(near_policy(limit=-1.0),))
+    objective = Objective(surrogate=CLIPPED, aggregate=sequence_mean, selections=(near_policy(limit=-1.0),))
     found = accumulate_gradient(
         policy, rollout, torch.tensor([1.0, -1.0, 0.5, -0.5])[:, None].expand(rollout.shape), objective,
         rows=[0, 1, 2, 3], totals=count(rollout.mask_BT),
@@ -349,7 +351,7 @@ def test_departure_from_the_current_weights_has_no_gradient() -> None:
     rollout = policy.rollout(prompts_of("llama"), group_size=3, seed=3)
     noise_BT = 1e-6 * torch.randn(rollout.shape, generator=torch.Generator().manual_seed(0))
     rollout = replace(rollout, old_logprob_BT=rollout.old_logprob_BT + noise_BT)
-    objective = Objective(surrogate=None, aggregate=decision_mean, further=(departure(),))
+    objective = Objective(surrogate=None, aggregate=token_mean, further=(departure(),))
     loss, grad, _ = streamed(policy, rollout, objective)
     assert (loss, float(grad.abs().max())) == (0, 0)
     loss, grad, _ = streamed(policy, rollout.aged(), objective)  # weights that may have moved

@@ -16,7 +16,7 @@ from torch import Tensor
 from mmgrpo.data.contexts import template
 from mmgrpo.data.history import Context
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.aggregates import count, decision_mean
+from mmgrpo.maths.aggregates import count, token_mean
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.surrogates import clipped
 from mmgrpo.maths.terms import Term, weighted
@@ -65,7 +65,7 @@ OTHER = View(name="other", context=OTHERS, moves=True, trained=True)
 
 
 def objective_of(*terms: Term) -> Objective:
-    return Objective(surrogate=partial(clipped, low=0.2, high=0.2), aggregate=decision_mean, further=terms)
+    return Objective(surrogate=partial(clipped, low=0.2, high=0.2), aggregate=token_mean, further=terms)
 
 
 def gradient_of(policy: Built) -> Tensor:

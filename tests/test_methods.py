@@ -26,7 +26,7 @@ method:
   deviations: [None of note.]
   evidence: [By hand.]
 rollout: {group_size: 4, prompts_per_step: 2}
-objective: {surrogate: {name: cispo, low: null, high: 4.0}, ratio_level: segment, aggregate: decision_mean}
+objective: {surrogate: {name: cispo, low: null, high: 4.0}, ratio_level: segment, aggregate: token_mean}
 """
 
 
@@ -145,7 +145,7 @@ def test_methods_of_other_packages_come_last(tmp_path: Path, monkeypatch: pytest
     assert first == own
     assert (theirs.include, theirs.method.name) == ("methods/theirs", "theirs")
     assert find_config(theirs.include) == path
-    assert theirs.composition == "advantage group; cispo (low None, high 4) by segment; decision_mean"
+    assert theirs.composition == "advantage group; cispo (low None, high 4) by segment; token_mean"
     assert theirs.heading == OTHERS  # it says none
     assert list(by_kind([theirs, *first]))[-1] == OTHERS
     assert theirs.sources == (("objective.surrogate", "cispo (low None, high 4)", "eq. 3"),)

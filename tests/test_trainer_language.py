@@ -36,7 +36,7 @@ def trained(
         "rollout": {"prompts_per_step": 4, "group_size": 4},
         "objective": {
             "selections": [{"name": "top_entropy", "share": 0.5}],
-            "aggregate": "decision_mean",
+            "aggregate": "token_mean",
             "divergence": "k3",
             "kl_beta": 0.05,
         },

@@ -64,7 +64,7 @@ def test_divergence_in_the_reward_starts_at_zero_and_grows(tmp_path: Path) -> No
 
 def test_entropy_and_nearness_choose_what_counts(tmp_path: Path) -> None:
     chosen = {"selections": [{"name": "top_entropy", "share": 0.25}, {"name": "near_policy", "limit": 10.0}]}
-    _, lines = run(tmp_path, objective={**chosen, "aggregate": "decision_mean"})
+    _, lines = run(tmp_path, objective={**chosen, "aggregate": "token_mean"})
     assert all(0.2 < line["policy/trained_frac"] <= 0.5 for line in lines)
     _, plain = run(tmp_path / "plain")
     assert {line["policy/trained_frac"] for line in plain} == {1.0}

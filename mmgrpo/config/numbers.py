@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mmgrpo.config.registry import suggestion
-from mmgrpo.config.renamed import renamed_key
+from mmgrpo.config.renamed import RENAMED_FUNCTIONS, renamed_key
 from mmgrpo.config.sections import Named
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.system.targets import is_own, own_attribute
@@ -75,7 +75,9 @@ def named_in(where: str, functions: Mapping[str, Callable[..., Any]], name: str)
             raise ConfigError(f"{where}: {name} is a {type(function).__name__}: name a function of its numbers")
         return function
     if name not in functions:
-        raise UnknownNameError(f"{where}: unknown name {name!r}{suggestion(name, functions)}")
+        new = RENAMED_FUNCTIONS.get(name)
+        fix = f"; it is now {new}" if new in functions else suggestion(name, functions)
+        raise UnknownNameError(f"{where}: unknown name {name!r}{fix}")
     return functions[name]
 
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from mmgrpo.config.sections import Named, Section
 
-Level = Literal["decision", "segment", "sequence", "trajectory"]
+Level = Literal["token", "segment", "sequence", "trajectory"]
 
 
 Source = Literal["on_policy", "replay", "demonstration"]
@@ -31,7 +31,7 @@ class OffPolicyConfig(Section):
     """The surrogate of off-policy rows: replay and demonstrations."""
 
     surrogate: Named = Field(description="as objective.surrogate")
-    ratio_level: Level = Field(default="decision", description="as objective.ratio_level")
+    ratio_level: Level = Field(default="token", description="as objective.ratio_level")
     weight: float = Field(default=1.0, ge=0, description="what their loss is multiplied by; 0: it costs nothing")
 
 
@@ -52,8 +52,9 @@ class ObjectiveConfig(Section):
         default=(), description="bounds, weight and divergence that differ from decision to decision, in order"
     )
     ratio_level: Level = Field(
-        default="decision",
-        description="what a ratio is taken over: segment and sequence take geometric means, trajectory the product",
+        default="token",
+        description="decisions that a ratio is taken over: token, one token or one denoising step; segment and "
+        "sequence, geometric means; trajectory, the product",
     )
     bound: Named | None = Field(
         default=None, description="bound of each decision's log-ratio, before the level averages"
@@ -70,14 +71,14 @@ class ObjectiveConfig(Section):
         default=False, description="Gaussian log-ratios lose their mean and their scale first (GRPO-Guard)"
     )
     aggregate: Named = Field(
-        default_factory=lambda: Named(name="sample_mean"), description="weight of a decision in the loss of an update"
+        default_factory=lambda: Named(name="sequence_mean"), description="weight of a decision in the loss of an update"
     )
     step_weight: Named | None = Field(default=None, description="further weight of a denoising step's surrogate")
     divergence: str | None = Field(default=None, description="divergence from the reference; computed if kl_beta > 0")
     kl_beta: float = Field(default=0.0, ge=0, description="weight of the divergence in the loss; 0: no reference pass")
     kl_ratio_level: Level | None = Field(
         default=None,
-        description="level of the ratio that multiplies the divergence, with gradient; decision makes k1, k2 and k3 "
+        description="level of the ratio that multiplies the divergence, with gradient; token makes k1, k2 and k3 "
         "unbiased off policy",
     )
     entropy_bonus: float = Field(

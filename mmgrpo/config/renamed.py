@@ -36,6 +36,9 @@ RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "advantage.filtered_samples": {"zero": "mask"},
     "advantage.off_policy_baseline": {"together": "shared", "apart": "separate"},
     "advantage.zero_variance_groups": {"zero": "keep"},
+    "objective.kl_ratio_level": {"decision": "token"},
+    "objective.off_policy.ratio_level": {"decision": "token"},
+    "objective.ratio_level": {"decision": "token"},
     "objective.terms.sources": {"drawn": "on_policy", "replayed": "replay", "given": "demonstration"},
     "prompts.on_error": {"stop": "raise"},
     "prompts.sources.on_error": {"stop": "raise"},
@@ -43,6 +46,21 @@ RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "rollout.training_states": {"drawn": "sampled", "read": "renoised"},
 }
 """Key -> earlier value -> its new name."""
+
+RENAMED_FUNCTIONS: Mapping[str, str] = {
+    "answer_while_needed": "label_smoothing",
+    "decision_mean": "token_mean",
+    "divergence_to_come": "kl_to_go",
+    "outside_view": "mask_outside_view",
+    "read_count_as": "fixed_off_policy_advantage",
+    "sample_mean": "sequence_mean",
+    "sample_then_forget": "unlearn_between_halves",
+    "scouts": "two_stage_scouts",
+    "second_draft": "revise",
+    "until_solved": "resample_until_correct",
+    "with_fitted_hints": "adaptive_hints",
+}
+"""Earlier name of a registered function -> its new name."""
 
 
 def renamed_key(key: str) -> str | None:

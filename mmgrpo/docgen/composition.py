@@ -56,7 +56,7 @@ def formulas(config: RunConfig) -> Iterator[str]:
     yield from (
         formula_of(named_in("objective.modulations", MODULATIONS, named.name)) for named in config.objective.modulations
     )
-    if config.objective.ratio_level != "decision":
+    if config.objective.ratio_level != "token":
         yield formula_of(RATIO_LEVELS[config.objective.ratio_level])
 
 
@@ -98,13 +98,13 @@ def _advantage(advantage: AdvantageConfig) -> str:
 
 
 def _objective(objective: ObjectiveConfig) -> Iterator[str]:
-    level = "" if objective.ratio_level == "decision" else f" by {objective.ratio_level}"
+    level = "" if objective.ratio_level == "token" else f" by {objective.ratio_level}"
     normalised = " of the normalised ratio" if objective.normalise_ratio else ""
     bounded = "" if objective.bound is None else f" of {_function(objective.bound)} log-ratios"
     if objective.surrogate is not None:
         yield f"{_function(objective.surrogate)}{normalised}{bounded}{level}"
     if objective.off_policy is not None:
-        level = "" if objective.off_policy.ratio_level == "decision" else f" by {objective.off_policy.ratio_level}"
+        level = "" if objective.off_policy.ratio_level == "token" else f" by {objective.off_policy.ratio_level}"
         times = "" if objective.off_policy.weight == 1 else f"{objective.off_policy.weight:g} "
         yield f"{times}{_function(objective.off_policy.surrogate)}{level} of rows that are read"
     for term in objective.terms:
@@ -118,7 +118,7 @@ def _objective(objective: ObjectiveConfig) -> Iterator[str]:
         yield f"{objective.kl_beta:g} {objective.divergence} KL{times}"
     if objective.entropy_bonus:
         yield f"entropy bonus {objective.entropy_bonus:g}"
-    if objective.aggregate.name != "sample_mean":
+    if objective.aggregate.name != "sequence_mean":
         yield _function(objective.aggregate)
     if objective.truncated != "keep":
         yield f"truncated samples: {objective.truncated}"

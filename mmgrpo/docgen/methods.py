@@ -114,7 +114,7 @@ TRL_OPTIONS = (
         "`entropy_coef`",
         "`objective.entropy_bonus`. Its mean is that of `objective.aggregate`, over all kept tokens; TRL's is over the "
         "tokens of a micro-batch whatever `loss_type` says, and under `top_entropy_quantile` over the selected ones. "
-        "They agree with `aggregate: decision_mean` and no selection",
+        "They agree with `aggregate: token_mean` and no selection",
     ),
     ("`num_generations`", "`rollout.group_size`"),
     ("`num_iterations`, `steps_per_generation`", "`update.epochs`, `update.minibatches`"),

@@ -249,7 +249,7 @@ def _probe(objective: Objective) -> Objective:
     return replace(
         objective,
         surrogate=policy_gradient,
-        ratio_level="decision",
+        ratio_level="token",
         bound=None,
         selections=(),
         kl_ratio_level=None,

@@ -243,7 +243,7 @@ def _ratio_line(objective: ObjectiveConfig) -> str:
     if objective.bound is not None:
         formula = formula_of(named_in("objective.bound", BOUNDS, objective.bound.name))
         line += f", held by {objective.bound.name}: {formula}{_numbers(objective.bound.numbers)}"
-    return line if objective.ratio_level == "decision" else f"{line}; then {formula_of(level)}"
+    return line if objective.ratio_level == "token" else f"{line}; then {formula_of(level)}"
 
 
 def _kl_line(objective: ObjectiveConfig) -> str:
@@ -353,7 +353,7 @@ def _values_reason(objective: Objective) -> str:
         return f"{', '.join(coupled)} couples decisions"
     if objective.through:
         return f"gradients go through the view {', '.join(sorted(objective.through))}"
-    level = objective.kl_ratio_level if objective.ratio_level == "decision" else objective.ratio_level
+    level = objective.kl_ratio_level if objective.ratio_level == "token" else objective.ratio_level
     return f"the {level} ratio couples decisions"
 
 

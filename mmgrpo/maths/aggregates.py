@@ -61,7 +61,7 @@ def count(mask_BT: Tensor, zero_B: Tensor | None = None, group_B: Tensor | None 
 
 
 @AGGREGATES.register
-def decision_mean(mask_BT: Tensor, totals: Totals) -> Tensor:
+def token_mean(mask_BT: Tensor, totals: Totals) -> Tensor:
     """Every kept decision of the job weighs the same: the mean over decisions.
 
     w = m / num_decisions.
@@ -73,7 +73,7 @@ def decision_mean(mask_BT: Tensor, totals: Totals) -> Tensor:
 
 
 @AGGREGATES.register
-def sample_mean(mask_BT: Tensor, totals: Totals) -> Tensor:
+def sequence_mean(mask_BT: Tensor, totals: Totals) -> Tensor:
     """Every sample weighs the same, shared equally among its kept decisions: the mean over samples of their means.
 
     w = m / (kept decisions of the row * num_samples). Over denoising steps it is the mean over steps and batch.

@@ -65,7 +65,7 @@ class Foreign:
     """
 
     surrogate: Callable[..., Surrogate]
-    ratio_level: str = "decision"
+    ratio_level: str = "token"
     weight: float = 1.0
 
     def as_term(self) -> Term:
@@ -102,7 +102,7 @@ class Objective:
 
     surrogate: Callable[[Tensor, Tensor, Tensor], Surrogate] | None
     aggregate: Callable[[Tensor, Totals], Tensor]
-    ratio_level: str = "decision"
+    ratio_level: str = "token"
     bound: Callable[[Tensor, Tensor], Bounded] | None = None
     selections: tuple[Selection, ...] = ()
     step_weight: Callable[[Noise, Tensor], Tensor] | None = None
@@ -131,7 +131,7 @@ class Objective:
             raise ConfigError(f"kl_beta={self.kl_beta} needs a divergence: name one, or set kl_beta to 0")
         if self.kl_ratio_level is not None and self.kl_beta == 0:
             raise ConfigError(f"kl_ratio_level={self.kl_ratio_level} weighs the divergence: set kl_beta above 0")
-        if self.ratio_level == "decision" and any(selection.of_ratio for selection in self.selections):
+        if self.ratio_level == "token" and any(selection.of_ratio for selection in self.selections):
             raise ConfigError(
                 "a selection of the ratio needs a ratio of several decisions: set ratio_level to sequence, or use "
                 "top_entropy in place of ratio_top_entropy"

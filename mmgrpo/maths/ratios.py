@@ -98,7 +98,7 @@ def normalised_log_ratio(log_ratio: Tensor, drift: Tensor, std: Tensor) -> Tenso
 
 RATIO_LEVELS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = MappingProxyType(
     {
-        "decision": decision_log_ratio_BT,
+        "token": decision_log_ratio_BT,
         "segment": segment_log_ratio_BT,
         "sequence": sequence_log_ratio_BT,
         "trajectory": trajectory_log_ratio_BT,

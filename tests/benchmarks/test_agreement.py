@@ -83,7 +83,7 @@ def test_different_functions_do_not(folder: Path):
 
 
 def test_losses_are_compared_by_value_and_gradient(folder: Path):
-    over = {"objective.surrogate": {"name": "policy_gradient"}, "objective.aggregate": {"name": "decision_mean"}}
+    over = {"objective.surrogate": {"name": "policy_gradient"}, "objective.aggregate": {"name": "token_mean"}}
     case = loss(
         "dr-grpo",
         UPDATE,

@@ -19,7 +19,7 @@ from mmgrpo.maths.strategies.branch_points import Row, height, meanings_part
 from mmgrpo.memory import Memory
 from mmgrpo.methods.credit.rose import branch_one_by_one, shorter_branches
 from mmgrpo.methods.strategies.aepo import with_tempered
-from mmgrpo.methods.strategies.seele import Curve, fitted, with_fitted_hints
+from mmgrpo.methods.strategies.seele import Curve, adaptive_hints, fitted
 from mmgrpo.training.memory import Facts, remember
 from mmgrpo.types import Prompt
 from tests.configs.method_steps import config_of
@@ -151,8 +151,8 @@ def test_each_round_shows_what_makes_half_of_it_right() -> None:
     assert shares[2] == [fitted(points).share_for(0.5) for points in second]
     with pytest.raises(ConfigError, match="equal rounds"):
         planner.ask((), replace(setting, group_size=6))
-    with pytest.raises(ConfigError, match="with_fitted_hints needs"):
-        with_fitted_hints(context="begun", target=1.0)
+    with pytest.raises(ConfigError, match="adaptive_hints needs"):
+        adaptive_hints(context="begun", target=1.0)
 
 
 def test_the_last_share_is_remembered() -> None:

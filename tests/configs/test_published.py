@@ -33,26 +33,26 @@ METHOD = {
 MODEL = {"update": {"lr": 0.25, "weight_decay": 0.125}}
 
 RESOLVED = {
-    "recipes/flux-dance-grpo-one-gpu": "dba8269d95b9afab",
-    "recipes/flux-mix-grpo-one-gpu": "5cce15d27904f311",
-    "recipes/sd3.5-flow-grpo-fast-one-gpu": "ce4531ba48844048",
-    "recipes/sd3.5-flow-grpo-geneval-one-gpu": "5b36e82f47b2d3da",
-    "recipes/sd3.5-flow-grpo-ocr-one-gpu": "5b36e82f47b2d3da",
-    "recipes/sd3.5-flow-grpo-pick-score-one-gpu": "ae5914531baeb8ff",
-    "quickstart/arithmetic-text": "80602e46f6b2a767",
-    "quickstart/digits-image": "ef620a79e46a8aa4",
-    "quickstart/digits-vlm": "d583b1628b42ce1c",
-    "recipes/flux-dance-grpo": "bb0002a68fdc60a6",
-    "recipes/flux-mix-grpo": "2443c09595e7fb7e",
-    "recipes/qwen2.5-vl-clevr-count": "10d6e6334d75db79",
-    "recipes/qwen2.5-vl-geometry3k": "63f2a71f670905ee",
-    "recipes/qwen2.5-vl-gui": "554538f92967d233",
-    "recipes/qwen3-vl-refcoco": "dc2b6a869df9ff12",
-    "recipes/sd3.5-flow-grpo-fast": "bfed0322879f2325",
-    "recipes/sd3.5-flow-grpo-geneval": "23eb50118f555a2b",
-    "recipes/sd3.5-flow-grpo-ocr": "23eb50118f555a2b",
-    "recipes/sd3.5-flow-grpo-pick-score": "356a49f996962b7e",
-    "recipes/wan-flow-grpo": "c1d00a69682e7038",
+    "recipes/flux-dance-grpo-one-gpu": "4ce949a083c2ab6f",
+    "recipes/flux-mix-grpo-one-gpu": "2e95cda548d2514a",
+    "recipes/sd3.5-flow-grpo-fast-one-gpu": "445d142e30409422",
+    "recipes/sd3.5-flow-grpo-geneval-one-gpu": "904fd4c045d6116b",
+    "recipes/sd3.5-flow-grpo-ocr-one-gpu": "904fd4c045d6116b",
+    "recipes/sd3.5-flow-grpo-pick-score-one-gpu": "f695a676b1fc98dc",
+    "quickstart/arithmetic-text": "6044797e17d9481e",
+    "quickstart/digits-image": "e169c5af5e102096",
+    "quickstart/digits-vlm": "ee63681488c43e46",
+    "recipes/flux-dance-grpo": "874f9cd137ddff56",
+    "recipes/flux-mix-grpo": "231ddd63e893d463",
+    "recipes/qwen2.5-vl-clevr-count": "5b3a7f5f50555bd2",
+    "recipes/qwen2.5-vl-geometry3k": "20bc20e17f55e0b2",
+    "recipes/qwen2.5-vl-gui": "287afe32b9349b8e",
+    "recipes/qwen3-vl-refcoco": "b7bb4554fdcb8336",
+    "recipes/sd3.5-flow-grpo-fast": "e5b5383d0aacae03",
+    "recipes/sd3.5-flow-grpo-geneval": "ac2d0fc250542dcd",
+    "recipes/sd3.5-flow-grpo-ocr": "ac2d0fc250542dcd",
+    "recipes/sd3.5-flow-grpo-pick-score": "a70cae7e2696a8ba",
+    "recipes/wan-flow-grpo": "dfc9cab1012b9474",
 }
 """SHA-256 of what ``resolved`` gives, taken at a70d5d6, when methods set their scale whether asked for it or not.
 
@@ -253,9 +253,9 @@ def test_explanation_says_what_the_method_sets_with_the_values_of_the_run(write:
         method DanceGRPO (2505.07818), for denoising policies it sets policy.sampler = dance_sde, policy.strength =
         0.5, policy.density = gaussian, policy.reduction = mean, rollout.same_initial_noise = true, rollout.window =
         random_subset (size 0.6), advantage.scale = group, advantage.eps = 1e-08, advantage.correction = 1,
-        advantage.clamp = 5, objective.surrogate = clipped (low 0.0001, high 0.0001), objective.aggregate = sample_mean,
-        objective.kl_beta = 0 plain GRPO has rollout.same_initial_noise = false, rollout.window not set, advantage.eps
-        not set, advantage.correction not set, advantage.clamp not set, objective.surrogate = clipped (low 0.2, high
-        0.2), objective.kl_beta = 0.04
+        advantage.clamp = 5, objective.surrogate = clipped (low 0.0001, high 0.0001), objective.aggregate =
+        sequence_mean, objective.kl_beta = 0 plain GRPO has rollout.same_initial_noise = false, rollout.window not set,
+        advantage.eps not set, advantage.correction not set, advantage.clamp not set, objective.surrogate = clipped (low
+        0.2, high 0.2), objective.kl_beta = 0.04
         """
     assert " ".join(expected.split()) in rows(load_config(path))

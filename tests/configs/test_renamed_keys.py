@@ -10,11 +10,14 @@ import yaml
 from pydantic import ValidationError
 
 from mmgrpo.config.loading import load_config, validated
-from mmgrpo.config.numbers import bound
+from mmgrpo.config.numbers import bound, named_in
 from mmgrpo.config.registry import settings_type
-from mmgrpo.config.renamed import RENAMED, RENAMED_VALUES
+from mmgrpo.config.renamed import RENAMED, RENAMED_FUNCTIONS, RENAMED_VALUES
 from mmgrpo.config.validating import explain_validation
-from mmgrpo.errors import ConfigError
+from mmgrpo.errors import ConfigError, UnknownNameError
+from mmgrpo.maths.aggregates import AGGREGATES
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.strategies import PLANNERS
 from mmgrpo.maths.terms import TERMS
 
 LISTS = ("rewards", "prompts.sources", "auxiliary", "objective.terms", "objective.terms.sources")
@@ -23,6 +26,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "rewards.gate": {"reward": "other", "at_least": 1.0},
     "prompts.sources": {"source": "rows.jsonl"},
     "objective.terms": {"name": "negative_logprob"},
+    "objective.off_policy": {"surrogate": "unclipped"},
 }
 """Required keys of the same mapping."""
 
@@ -73,6 +77,14 @@ def test_an_earlier_value_names_the_new_one(key: str, old: str) -> None:
         ConfigError, match=rf"{key.rpartition('.')[2]}(\.0)?: .*{old!r} is now {RENAMED_VALUES[key][old]}"
     ):
         validated(at_key(key, old))
+
+
+@pytest.mark.parametrize("old", RENAMED_FUNCTIONS)
+def test_an_earlier_name_of_a_function_names_the_new_one(old: str) -> None:
+    new = RENAMED_FUNCTIONS[old]
+    (functions,) = [registry for registry in (AGGREGATES, ESTIMATORS, PLANNERS) if new in registry]
+    with pytest.raises(UnknownNameError, match=rf"unknown name {old!r}; it is now {new}"):
+        named_in("key", functions, old)
 
 
 def test_an_earlier_key_inside_another_section_names_the_new_one() -> None:

@@ -13,9 +13,9 @@ from mmgrpo.maths.aggregates import (
     Totals,
     constant_length,
     count,
-    decision_mean,
-    sample_mean,
     sample_sum,
+    sequence_mean,
+    token_mean,
 )
 
 # rows with 3, 1 and 0 kept decisions: 2 samples, 4 decisions
@@ -30,8 +30,8 @@ def test_count_leaves_empty_samples_out():
 @pytest.mark.parametrize(
     ("aggregate", "expected"),
     [
-        (decision_mean, [[1 / 4, 1 / 4, 1 / 4], [0, 1 / 4, 0], [0, 0, 0]]),
-        (sample_mean, [[1 / 6, 1 / 6, 1 / 6], [0, 1 / 2, 0], [0, 0, 0]]),
+        (token_mean, [[1 / 4, 1 / 4, 1 / 4], [0, 1 / 4, 0], [0, 0, 0]]),
+        (sequence_mean, [[1 / 6, 1 / 6, 1 / 6], [0, 1 / 2, 0], [0, 0, 0]]),
         (sample_sum, [[1 / 2, 1 / 2, 1 / 2], [0, 1 / 2, 0], [0, 0, 0]]),
         (functools.partial(constant_length, length=5), [[1 / 10, 1 / 10, 1 / 10], [0, 1 / 10, 0], [0, 0, 0]]),
     ],
@@ -43,8 +43,8 @@ def test_weights_by_hand(aggregate, expected: list[list[float]]):
 def test_a_rectangular_batch_makes_sample_and_decision_means_equal():
     # denoising: every sample has the same steps, so both are the mean over steps and batch
     mask_BT = torch.ones(4, 5, dtype=torch.bool)
-    torch.testing.assert_close(sample_mean(mask_BT, count(mask_BT)), torch.full((4, 5), 1 / 20))
-    torch.testing.assert_close(decision_mean(mask_BT, count(mask_BT)), torch.full((4, 5), 1 / 20))
+    torch.testing.assert_close(sequence_mean(mask_BT, count(mask_BT)), torch.full((4, 5), 1 / 20))
+    torch.testing.assert_close(token_mean(mask_BT, count(mask_BT)), torch.full((4, 5), 1 / 20))
 
 
 @pytest.mark.parametrize("name", AGGREGATES)

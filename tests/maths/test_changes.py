@@ -9,7 +9,7 @@ import torch
 
 from mmgrpo.algorithm import objective_of
 from mmgrpo.config.objective import ObjectiveConfig
-from mmgrpo.maths.aggregates import count, sample_mean
+from mmgrpo.maths.aggregates import count, sequence_mean
 from mmgrpo.maths.changes import advantages_changed, changed_fracs, mechanism_labels, modulation_changed, moved_by
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, ValueSum
@@ -31,8 +31,8 @@ def decisions_of(log_ratio: list[list[float]], advantage: list[list[float]], **v
         old_logprob_BT=old_BT,
         advantage_BT=torch.tensor(advantage),
         mask_BT=MASK_BT,
-        weight_BT=sample_mean(MASK_BT, totals),
-        mean_weight_BT=sample_mean(MASK_BT, totals),
+        weight_BT=sequence_mean(MASK_BT, totals),
+        mean_weight_BT=sequence_mean(MASK_BT, totals),
         segment_BT=torch.zeros(2, 2, dtype=torch.long),
         values={K3: values["k3"]} if "k3" in values else {},
     )
@@ -59,7 +59,7 @@ def test_modulation_changes_where_a_factor_is_not_1_or_a_bound_is_another() -> N
 
 
 def test_term_moves_decisions_with_a_gradient() -> None:
-    objective = Objective(surrogate=partial(clipped, low=0.2, high=0.2), aggregate=sample_mean)
+    objective = Objective(surrogate=partial(clipped, low=0.2, high=0.2), aggregate=sequence_mean)
     (term,) = objective.terms
     # clipped upwards; no advantage; masked
     decisions = decisions_of([[0.5, 0.0], [0.0, 0.0]], [[1.0, 1.0], [0.0, 1.0]])

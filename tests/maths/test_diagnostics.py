@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmgrpo.maths.aggregates import count, decision_mean
+from mmgrpo.maths.aggregates import count, token_mean
 from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.maths.objectives import Decisions, Objective
 from mmgrpo.maths.surrogates import clipped
@@ -27,7 +27,7 @@ def measure(
         old_logprob_BT=torch.zeros_like(ratio_BT),
         advantage_BT=advantage_BT,
         mask_BT=mask_BT,
-        weight_BT=decision_mean(mask_BT, count(mask_BT)),
+        weight_BT=token_mean(mask_BT, count(mask_BT)),
         segment_BT=torch.zeros_like(ratio_BT, dtype=torch.int64),
         values=values or {},
     )
@@ -35,7 +35,7 @@ def measure(
     def surrogate(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor):
         return clipped(ratio_BT, logprob_BT, advantage_BT, low=0.2, high=0.2)
 
-    return Objective(surrogate=surrogate, aggregate=decision_mean, **parts)(decisions).diagnostics
+    return Objective(surrogate=surrogate, aggregate=token_mean, **parts)(decisions).diagnostics
 
 
 RATIO_BT = torch.tensor([[0.5, 1.0, 1.5, 1.0]], dtype=torch.float64)

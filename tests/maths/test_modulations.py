@@ -214,7 +214,7 @@ def test_the_highest_products_of_advantage_and_entropy_count():
 
 
 def test_segments_weigh_alike():
-    # segments [0, 0, 1]: sample_mean's 1/3 each become 1/4, 1/4, 1/2; a masked decision is in no segment
+    # segments [0, 0, 1]: sequence_mean's 1/3 each become 1/4, 1/4, 1/2; a masked decision is in no segment
     decisions = replace(
         decisions_of(shape=(2, 3), mask=[[1, 1, 1], [1, 0, 1]]), segment_BT=torch.tensor([[0, 0, 1], [5, 5, 2]])
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmgrpo.maths.aggregates import count, sample_mean, sample_sum
+from mmgrpo.maths.aggregates import count, sample_sum, sequence_mean
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.surrogates import clipped, unclipped
@@ -88,7 +88,7 @@ def test_gspo_on_denoising_steps_is_gspo_on_tokens():
         segment_BT=torch.zeros(1, 2, dtype=torch.int64),
     )
     ppo = functools.partial(clipped, low=0.2, high=0.2)
-    loss = Objective(surrogate=ppo, aggregate=sample_mean, ratio_level="sequence")(decisions)
+    loss = Objective(surrogate=ppo, aggregate=sequence_mean, ratio_level="sequence")(decisions)
     (grad_BT,) = torch.autograd.grad(loss.value, logprob_BT)
     assert loss.value.item() == pytest.approx(-3 * math.sqrt(0.99))
     torch.testing.assert_close(grad_BT, torch.full_like(grad_BT, -3 * math.sqrt(0.99) / 2))

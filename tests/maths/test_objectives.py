@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, ShapeError, UnknownNameError
-from mmgrpo.maths.aggregates import count, decision_mean, sample_mean
+from mmgrpo.maths.aggregates import count, sequence_mean, token_mean
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.maths.objectives import Objective
@@ -64,7 +64,7 @@ def draw(num_rows: int = 6, num_columns: int = 5, *, seed: int = 0) -> Decisions
         7, num_rows, num_columns, generator=generator, dtype=torch.float64
     )
     mask_BT = torch.rand(num_rows, num_columns, generator=generator) > 0.3
-    weight_BT = sample_mean(mask_BT, count(mask_BT)).double()
+    weight_BT = sequence_mean(mask_BT, count(mask_BT)).double()
     return Decisions(
         logprob_BT=old_BT + 0.3 * gap_BT,
         old_logprob_BT=old_BT,
@@ -102,7 +102,7 @@ def full_objective(name: str = "clipped", **parts) -> Objective:
         "entropy_bonus": 0.01,
         **parts,
     }
-    return Objective(surrogate=BOUND[name], aggregate=sample_mean, **chosen)
+    return Objective(surrogate=BOUND[name], aggregate=sequence_mean, **chosen)
 
 
 # --- invariances ---------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def test_on_policy_gradient_is_the_policy_gradient():
     decisions = draw()
     decisions = replace(decisions, logprob_BT=decisions.old_logprob_BT)
     for name in SURROGATES.keys() - set(FOREIGN):
-        _, grad_BT = differentiate(Objective(surrogate=BOUND[name], aggregate=sample_mean), decisions)
+        _, grad_BT = differentiate(Objective(surrogate=BOUND[name], aggregate=sequence_mean), decisions)
         torch.testing.assert_close(grad_BT, -decisions.advantage_BT * decisions.weight_BT)
 
 
@@ -124,7 +124,7 @@ def test_zero_advantage_is_exactly_zero(name: str, ratio_level: str):
     advantage_BT[::2] = 0
     # log-ratios far beyond what a ratio can hold
     logprob_BT = decisions.logprob_BT + torch.linspace(-2000, 2000, 6, dtype=torch.float64)[:, None]
-    objective = Objective(surrogate=BOUND[name], aggregate=sample_mean, ratio_level=ratio_level)
+    objective = Objective(surrogate=BOUND[name], aggregate=sequence_mean, ratio_level=ratio_level)
     loss, grad_BT = differentiate(objective, replace(decisions, logprob_BT=logprob_BT, advantage_BT=advantage_BT))
     assert loss.value.isfinite()
     assert (grad_BT[::2] == 0).all()
@@ -213,7 +213,7 @@ def test_slices_of_a_separable_objective_add_up(name: str):
 @pytest.mark.parametrize("ratio_level", RATIO_LEVELS)
 def test_permuted_micro_batches_give_the_same_update(ratio_level: str):
     decisions, objective = draw(), full_objective(ratio_level=ratio_level)
-    assert objective.separable == (ratio_level == "decision")
+    assert objective.separable == (ratio_level == "token")
     whole, whole_grad_BT = differentiate(objective, decisions)
     order = torch.randperm(6, generator=torch.Generator().manual_seed(4))
     parts = [differentiate(objective, cut(decisions, rows, torch.arange(5))) for rows in order.split(4)]
@@ -223,7 +223,7 @@ def test_permuted_micro_batches_give_the_same_update(ratio_level: str):
     assert_close(diagnostics, whole.diagnostics)
 
 
-@pytest.mark.parametrize("ratio_level", ["decision", "segment", "sequence"])
+@pytest.mark.parametrize("ratio_level", ["token", "segment", "sequence"])
 def test_padding_changes_nothing(ratio_level: str):
     decisions, objective = draw(), full_objective(ratio_level=ratio_level)
     whole, grad_BT = differentiate(objective, decisions)
@@ -270,7 +270,7 @@ def test_terms_are_weighted_separately():
 
 def test_values_that_no_term_reads_are_neither_charged_nor_told():
     decisions = draw()
-    plain = Objective(surrogate=PPO, aggregate=sample_mean)
+    plain = Objective(surrogate=PPO, aggregate=sequence_mean)
     with_kl, with_grad_BT = differentiate(plain, decisions)
     bare, grad_BT = differentiate(plain, without(decisions, KL, ENTROPY, DRIFT))
     torch.testing.assert_close(with_kl.value, bare.value, rtol=0, atol=0)
@@ -289,23 +289,23 @@ def test_weights_are_the_aggregate_times_the_step_weight():
     mask_BT = torch.tensor([[True, True], [True, False]])
     step_BT = torch.tensor([[0.5, 0.25], [0.1, 0.2]])
     noise = Noise(std_BT=step_BT, step_BT=step_BT, level_BT=step_BT)
-    objective = Objective(surrogate=PPO, aggregate=decision_mean, step_weight=inverse_step)
+    objective = Objective(surrogate=PPO, aggregate=token_mean, step_weight=inverse_step)
     totals = count(mask_BT)
     torch.testing.assert_close(objective.weights(mask_BT, totals, noise), torch.tensor([[2 / 3, 4 / 3], [10 / 3, 0]]))
     torch.testing.assert_close(objective.mean_weights(mask_BT, totals), torch.tensor([[1 / 3, 1 / 3], [1 / 3, 0]]))
-    plain = Objective(surrogate=PPO, aggregate=decision_mean)
+    plain = Objective(surrogate=PPO, aggregate=token_mean)
     torch.testing.assert_close(plain.weights(mask_BT, totals), objective.mean_weights(mask_BT, totals))
 
 
 def test_what_an_objective_needs():
-    plain = Objective(surrogate=PPO, aggregate=sample_mean)
+    plain = Objective(surrogate=PPO, aggregate=sequence_mean)
     assert (plain.separable, plain.values, plain.views) == (True, frozenset(), frozenset())
     full = full_objective(ratio_level="segment")
     assert (full.separable, full.values, full.views) == (False, {KL, ENTROPY, DRIFT}, {REFERENCE, OLD})
     assert [term.name for term in full.terms] == ["surrogate", "kl", "entropy"]
     assert [term.couples for term in full.terms] == ["row", "decision", "decision"]
     assert (full.first_values, plain.first_values) == ({KL, ENTROPY, DRIFT}, frozenset())
-    guard = Objective(surrogate=PPO, aggregate=sample_mean, normalise_ratio=True)
+    guard = Objective(surrogate=PPO, aggregate=sequence_mean, normalise_ratio=True)
     assert (plain.skips, full.skips, guard.skips) == (True, False, True)
     assert (guard.values, guard.views, guard.rollout_knows_values) == ({DRIFT}, {OLD}, True)
 
@@ -328,7 +328,7 @@ def test_missing_values_are_refused(missing: dict[str, Any] | Value, message: st
 
 def test_a_divergence_alone_needs_its_own_weights_beside_a_step_weight():
     alone = Objective(
-        surrogate=None, aggregate=sample_mean, step_weight=inverse_step, divergence="gaussian", kl_beta=0.1
+        surrogate=None, aggregate=sequence_mean, step_weight=inverse_step, divergence="gaussian", kl_beta=0.1
     )
     with pytest.raises(ConfigError, match=r"fill it from Objective\.mean_weights"):
         alone(replace(draw(), mean_weight_BT=None))
@@ -341,20 +341,20 @@ def test_a_step_weight_without_noise_is_refused():
 
 
 def test_impossible_settings_are_refused():
-    with pytest.raises(UnknownNameError, match="choose from decision, segment, sequence, trajectory"):
-        Objective(surrogate=PPO, aggregate=sample_mean, ratio_level="token")
+    with pytest.raises(UnknownNameError, match="choose from token, segment, sequence, trajectory"):
+        Objective(surrogate=PPO, aggregate=sequence_mean, ratio_level="word")
     with pytest.raises(ConfigError, match="needs a divergence"):
-        Objective(surrogate=PPO, aggregate=sample_mean, kl_beta=0.1)
+        Objective(surrogate=PPO, aggregate=sequence_mean, kl_beta=0.1)
     with pytest.raises(UnknownNameError, match="unknown kl_ratio_level"):
-        Objective(surrogate=PPO, aggregate=sample_mean, kl_beta=0.1, divergence="k3", kl_ratio_level="token")
+        Objective(surrogate=PPO, aggregate=sequence_mean, kl_beta=0.1, divergence="k3", kl_ratio_level="word")
     with pytest.raises(ConfigError, match="set kl_beta above 0"):
-        Objective(surrogate=PPO, aggregate=sample_mean, kl_ratio_level="decision")
+        Objective(surrogate=PPO, aggregate=sequence_mean, kl_ratio_level="token")
     with pytest.raises(ConfigError, match="no importance weight"):
-        full_objective(kl_ratio_level="decision")
+        full_objective(kl_ratio_level="token")
     with pytest.raises(ConfigError, match="0 or more"):
-        Objective(surrogate=PPO, aggregate=sample_mean, kl_beta=-0.1, divergence="k3")
+        Objective(surrogate=PPO, aggregate=sequence_mean, kl_beta=-0.1, divergence="k3")
     with pytest.raises(ConfigError, match="the objective has no term"):
-        Objective(surrogate=None, aggregate=sample_mean)
+        Objective(surrogate=None, aggregate=sequence_mean)
 
 
 def test_decisions_of_unequal_shapes_are_refused():

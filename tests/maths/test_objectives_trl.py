@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmgrpo.maths.aggregates import Totals, constant_length, count, decision_mean, sample_mean, sample_sum
+from mmgrpo.maths.aggregates import Totals, constant_length, count, sample_sum, sequence_mean, token_mean
 from mmgrpo.maths.objectives import Decisions, Objective
 from mmgrpo.maths.selections import near_policy, top_entropy
 from mmgrpo.maths.surrogates import clipped, two_sided_clipped, unclipped
@@ -69,7 +69,7 @@ CASES = [
         loss=0.177663,
         norm=0.237424,
         grad=(0, 0.031629, 0.078604),
-        parts={"aggregate": decision_mean},
+        parts={"aggregate": token_mean},
     ),
     Case(name="dr_grpo", loss=0.072176, norm=0.096453, grad=(0, 0.012849, 0.031933), parts={"aggregate": DR_GRPO}),
     Case(
@@ -91,7 +91,7 @@ CASES = [
         loss=0.215944,
         norm=0.199884,
         grad=(-0.000791, 0.033663, 0.064275),
-        parts={"kl_beta": 0.04, "divergence": "k3", "kl_ratio_level": "decision"},
+        parts={"kl_beta": 0.04, "divergence": "k3", "kl_ratio_level": "token"},
     ),
     Case(
         name="grpo, plain k3",
@@ -126,14 +126,14 @@ CASES = [
         loss=-0.402977,
         norm=0.269310,
         grad=(-0.092308, 0.031629, 0.078604),
-        parts={"surrogate": functools.partial(cispo, low=None, high=0.2), "aggregate": decision_mean},
+        parts={"surrogate": functools.partial(cispo, low=None, high=0.2), "aggregate": token_mean},
     ),
     Case(
         name="cispo, cap 5",
         loss=-0.421491,
         norm=0.324663,
         grad=(-0.138634, 0.031629, 0.078604),
-        parts={"surrogate": functools.partial(cispo, low=None, high=4.0), "aggregate": decision_mean},
+        parts={"surrogate": functools.partial(cispo, low=None, high=4.0), "aggregate": token_mean},
     ),
     Case(
         name="sapo",
@@ -147,14 +147,14 @@ CASES = [
         loss=-0.700689,
         norm=0.248924,
         grad=(-0.036039, 0.044797, 0.110651),
-        parts={"surrogate": VESPO, "ratio_level": "trajectory", "aggregate": decision_mean},
+        parts={"surrogate": VESPO, "ratio_level": "trajectory", "aggregate": token_mean},
     ),
     Case(
         name="vespo, engine correction truncated",
         loss=-0.542148,
         norm=0.241787,
         grad=(-0.052009, 0.044520, 0.098101),
-        parts={"surrogate": VESPO, "ratio_level": "trajectory", "aggregate": decision_mean},
+        parts={"surrogate": VESPO, "ratio_level": "trajectory", "aggregate": token_mean},
         old_BT=OLD_LOGPROB_BT - (OLD_LOGPROB_BT - ENGINE_LOGPROB_BT).clamp(max=math.log(1.05)),
     ),
     Case(
@@ -176,14 +176,14 @@ CASES = [
         loss=-0.050813,
         norm=0.052256,
         grad=(0, 0, 0),
-        parts={"aggregate": decision_mean, "selections": (top_entropy(share=0.2),)},
+        parts={"aggregate": token_mean, "selections": (top_entropy(share=0.2),)},
     ),
     Case(
         name="dapo, off-policy rows left out",
         loss=-0.384601,
         norm=0.070074,
         grad=(0, 0, 0),
-        parts={"aggregate": decision_mean, "selections": (near_policy(limit=-0.3),)},
+        parts={"aggregate": token_mean, "selections": (near_policy(limit=-0.3),)},
     ),
     Case(
         # four micro-batches of an update out of eight of a generation batch with 104 decisions: 52 in the update
@@ -191,7 +191,7 @@ CASES = [
         loss=0.044416,
         norm=0.059356,
         grad=(0, 0.007907, 0.019651),
-        parts={"aggregate": decision_mean},
+        parts={"aggregate": token_mean},
         totals=Totals(num_samples=16, num_decisions=52),
     ),
     Case(
@@ -206,7 +206,7 @@ CASES = [
         loss=0.177094,
         norm=0.234324,
         grad=(0, 0.033210, 0.064870),
-        parts={"aggregate": decision_mean},
+        parts={"aggregate": token_mean},
         engine_BT=ENGINE_RATIO_BT.clamp(max=1.05),
     ),
     Case(
@@ -214,7 +214,7 @@ CASES = [
         loss=0.108668,
         norm=0.148917,
         grad=(0, 0, 0.064870),
-        parts={"aggregate": decision_mean},
+        parts={"aggregate": token_mean},
         engine_BT=ENGINE_RATIO_BT.where(ENGINE_RATIO_BT <= 1.05, 0.0),
     ),
     Case(
@@ -222,7 +222,7 @@ CASES = [
         loss=0.186546,
         norm=0.249295,
         grad=(0, 0.033210, 0.082534),
-        parts={"aggregate": decision_mean},
+        parts={"aggregate": token_mean},
         engine_BT=ENGINE_SEQUENCE_RATIO_BT.clamp(max=1.05),
     ),
     Case(
@@ -230,14 +230,14 @@ CASES = [
         loss=0.172509,
         norm=0.237424,
         grad=(0, 0.031629, 0.078604),
-        parts={"aggregate": decision_mean, "entropy_bonus": 0.01},
+        parts={"aggregate": token_mean, "entropy_bonus": 0.01},
     ),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_composition_equals_trl(case: Case):
-    objective = Objective(**{"surrogate": PPO, "aggregate": sample_mean, **case.parts})
+    objective = Objective(**{"surrogate": PPO, "aggregate": sequence_mean, **case.parts})
     weight_BT = objective.weights(MASK_BT, case.totals)
     logprob_BT = LOGPROB_BT.clone().requires_grad_()
     decisions = Decisions(
@@ -258,7 +258,7 @@ def test_composition_equals_trl(case: Case):
 
 
 def test_metrics_equal_trls():
-    objective = Objective(surrogate=PPO, aggregate=sample_mean, divergence="k3", kl_beta=0.5, entropy_bonus=0.25)
+    objective = Objective(surrogate=PPO, aggregate=sequence_mean, divergence="k3", kl_beta=0.5, entropy_bonus=0.25)
     loss = objective(
         Decisions(
             logprob_BT=LOGPROB_BT,

@@ -18,14 +18,14 @@ pytest.importorskip("trl")
 NUM_COMBINATIONS = 400
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo", "gmpo", "rloo")
 AGGREGATES: dict[str, Any] = {
-    "bnpo": "decision_mean",
-    "dapo": "decision_mean",
-    "cispo": "decision_mean",
-    "vespo": "decision_mean",
+    "bnpo": "token_mean",
+    "dapo": "token_mean",
+    "cispo": "token_mean",
+    "vespo": "token_mean",
     "dr_grpo": {"name": "constant_length", "length": 8},
     "luspo": "sample_sum",
 }
-LEVELS = {"token": "decision", "sequence": "sequence"}
+LEVELS = {"token": "token", "sequence": "sequence"}
 
 
 def draw_options(random: Random) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def draw_options(random: Random) -> dict[str, Any]:
         options["steps_per_generation"] = random.choice([2, 8])
     # TRL's bonus is a mean over the decisions that the entropy mask keeps, whatever the loss; ours is over all of them
     plain = "top_entropy_quantile" not in options and "gradient_accumulation_steps" not in options
-    if AGGREGATES.get(loss_type) == "decision_mean" and plain and random.random() < 0.5:
+    if AGGREGATES.get(loss_type) == "token_mean" and plain and random.random() < 0.5:
         options["entropy_coef"] = random.choice([0.01, -0.1])
     return options
 
@@ -100,7 +100,7 @@ def ours(options: dict[str, Any]) -> ObjectiveConfig:
     return ObjectiveConfig.model_validate(
         {
             "surrogate": surrogate,
-            "aggregate": AGGREGATES.get(loss_type, "sample_mean"),
+            "aggregate": AGGREGATES.get(loss_type, "sequence_mean"),
             "ratio_level": {"vespo": "trajectory", "rloo": "trajectory", "gmpo": "sequence"}.get(loss_type, level),
             "bound": {"name": "pessimistic", "low": low, "high": high} if loss_type == "gmpo" else None,
             "selections": selections,

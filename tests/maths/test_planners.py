@@ -9,7 +9,7 @@ import torch
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies import Answer, Planner, Request, Round, Setting, fixed, refill
-from mmgrpo.maths.strategies.resample import in_contexts, on_failure, scouts, with_answer, with_replay
+from mmgrpo.maths.strategies.resample import in_contexts, on_failure, two_stage_scouts, with_answer, with_replay
 from mmgrpo.memory import Memory, ReplayRow
 from mmgrpo.methods.strategies.scaf_grpo import scaffold
 
@@ -133,7 +133,7 @@ def test_the_right_answer_of_the_least_hint_joins() -> None:
 
 
 def test_scouts_send_the_best_and_the_worst() -> None:
-    planner = scouts(scouts=4, best=1, worst=1, settings={"strength": 0.3})
+    planner = two_stage_scouts(scouts=4, best=1, worst=1, settings={"strength": 0.3})
     asked = planner.ask((), SETTING)
     assert all(not one.trained and one.members == (0, 1, 2, 3) for one in asked)
     first = answered(asked, [0.1, 0.9, 0.5, 0.3, 0.5, 0.5, 0.5, None])
@@ -185,8 +185,8 @@ def test_answers_of_several_take_the_place_of_failures() -> None:
         lambda: refill(factor=0),
         lambda: on_failure(members=0, context="hint"),
         lambda: on_failure(),
-        lambda: scouts(scouts=2, best=2, worst=1, settings={"strength": 1}),
-        lambda: scouts(scouts=2, best=1, worst=1, settings={}),
+        lambda: two_stage_scouts(scouts=2, best=2, worst=1, settings={"strength": 1}),
+        lambda: two_stage_scouts(scouts=2, best=1, worst=1, settings={}),
         lambda: with_replay(strategy="newest"),
         lambda: with_replay(num=0),
         lambda: with_replay(per_prompt=2, least=3),

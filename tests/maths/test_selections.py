@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, ShapeError
-from mmgrpo.maths.aggregates import count, decision_mean, sample_mean
+from mmgrpo.maths.aggregates import count, sequence_mean, token_mean
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.selections import SELECTIONS, near_policy, quantile, ratio_top_entropy, top_entropy
@@ -36,7 +36,7 @@ def decisions(values: Mapping[Value, Tensor] | None = None, **changes: Any) -> D
         "old_logprob_BT": zero_BT,
         "advantage_BT": torch.tensor([[1.0], [-1.0]]).expand(2, 3),
         "mask_BT": MASK_BT,
-        "weight_BT": decision_mean(MASK_BT, count(MASK_BT)),
+        "weight_BT": token_mean(MASK_BT, count(MASK_BT)),
         "segment_BT": torch.zeros(2, 3, dtype=torch.int64),
     }
     return Decisions(**(given | changes), values={ENTROPY: ENTROPY_BT} if values is None else values)
@@ -108,7 +108,7 @@ def test_a_share_that_keeps_nothing_or_more_than_all_is_refused(share: float) ->
 def test_a_selection_sets_weights_alone() -> None:
     objective = Objective(
         surrogate=partial(clipped, low=0.2, high=0.2),
-        aggregate=decision_mean,
+        aggregate=token_mean,
         selections=(top_entropy(share=0.4), near_policy(limit=-1.0)),
         divergence="k3",
         kl_beta=0.5,
@@ -128,13 +128,13 @@ def test_a_selection_sets_weights_alone() -> None:
 def test_a_selection_of_the_ratio_leaves_the_weights_alone() -> None:
     objective = Objective(
         surrogate=unclipped,
-        aggregate=sample_mean,
+        aggregate=sequence_mean,
         ratio_level="sequence",
         selections=(ratio_top_entropy(share=0.4),),
     )
     # kept are 0.5 of the first row and 0.4 of the second: log-ratios 0.2 and -0.3 alone make the two ratios
     logprob_BT = torch.tensor([[1.0, 0.2, 3.0], [-0.3, 5.0, NAN]], requires_grad=True)
-    given = decisions(logprob_BT=logprob_BT, weight_BT=sample_mean(MASK_BT, count(MASK_BT)))
+    given = decisions(logprob_BT=logprob_BT, weight_BT=sequence_mean(MASK_BT, count(MASK_BT)))
     loss = objective(objective.selected(given, {ENTROPY: torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])}))
     up, down = math.exp(0.2), math.exp(-0.3)
     assert loss.value.item() == pytest.approx((-up + down) / 2)
@@ -145,11 +145,11 @@ def test_a_selection_of_the_ratio_leaves_the_weights_alone() -> None:
 
 def test_a_selection_of_the_ratio_needs_one_of_several_decisions() -> None:
     with pytest.raises(ConfigError, match="ratio_level to sequence"):
-        Objective(surrogate=unclipped, aggregate=sample_mean, selections=(ratio_top_entropy(share=0.4),))
+        Objective(surrogate=unclipped, aggregate=sequence_mean, selections=(ratio_top_entropy(share=0.4),))
 
 
 def test_selections_say_what_they_need() -> None:
-    plain = Objective(surrogate=partial(clipped, low=0.2, high=0.2), aggregate=decision_mean)
+    plain = Objective(surrogate=partial(clipped, low=0.2, high=0.2), aggregate=token_mean)
     by_entropy = replace(plain, selections=(top_entropy(share=0.2),))
     near = replace(plain, selections=(near_policy(limit=0.1),))
     assert [o.needs_values for o in (plain, by_entropy, near)] == [False, True, True]

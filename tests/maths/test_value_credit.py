@@ -9,7 +9,7 @@ import torch
 from mmgrpo.maths.estimators.value_credit import VALUE, column_weight, drawn_baseline, gae, log_ratio
 from mmgrpo.methods.advantages.aapo import column_margin
 from mmgrpo.methods.advantages.pvpo import column_baseline
-from mmgrpo.methods.off_policy.visurf import answer_while_needed
+from mmgrpo.methods.off_policy.visurf import label_smoothing
 from mmgrpo.values import REFERENCE, Value
 from tests.maths.feedback_rows import feedback_of
 
@@ -98,9 +98,9 @@ def test_an_answer_is_worth_the_mean_once_somebody_reaches_it():
     # counts as 0.5, mean 0.5, std sqrt(0.5 / 2)
     feedback = feedback_of([0.0, 0.5, 0.5, 1.0, 0.0, 1.0, 1.0], [0, 0, 0, 0, 1, 1, 1], mask=[[1]] * 7)
     feedback = replace(feedback, origin_B=torch.tensor([0, 0, 0, 2, 0, 0, 2]))
-    found_BT = answer_while_needed(eps=0.0).assign(feedback, torch.zeros(7, 1))
+    found_BT = label_smoothing(eps=0.0).assign(feedback, torch.zeros(7, 1))
     outer = 0.5 / (0.5 / 3) ** 0.5
     torch.testing.assert_close(found_BT, torch.tensor([[-outer], [0.0], [0.0], [outer], [-1.0], [1.0], [0.0]]))
     # a group that nobody gave an answer to is standardised
-    drawn_BT = answer_while_needed(eps=0.0).assign(replace(feedback, origin_B=None), torch.zeros(7, 1))
+    drawn_BT = label_smoothing(eps=0.0).assign(replace(feedback, origin_B=None), torch.zeros(7, 1))
     torch.testing.assert_close(drawn_BT[4:, 0], torch.tensor([-2.0, 1.0, 1.0]) / 3**0.5)

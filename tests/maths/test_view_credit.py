@@ -7,10 +7,10 @@ import torch
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.estimators.value_credit import within_divergence
-from mmgrpo.methods.credit.prl import divergence_to_come
+from mmgrpo.methods.credit.prl import kl_to_go
 from mmgrpo.methods.views.gtr_turbo import excess_likelihood
 from mmgrpo.methods.views.rto import returns_in_view
-from mmgrpo.methods.views.srpo_unifying_group import outside_view
+from mmgrpo.methods.views.srpo_unifying_group import mask_outside_view
 from mmgrpo.methods.views.vogue import bounded_uncertainty
 from mmgrpo.values import ENTROPY, of_view, seen_in
 from tests.maths.feedback_rows import feedback_of
@@ -50,10 +50,10 @@ def test_what_is_to_come_of_the_divergence_is_taken_off_step_by_step() -> None:
     values[seen_in("reference")] = torch.tensor([[1.0] * 6, [0.0] * 6])
     feedback = feedback_of([1.0, 0.0], [0, 0], mask=[[1, 1, 0, 1, 1, 1]] * 2, values=values)
     for every, to_come in ((1, [15.0, 14.0, 0.0, 12.0, 9.0, 5.0]), (2, [14.0, 14.0, 0.0, 9.0, 9.0, 5.0])):
-        found_BT = divergence_to_come(weight=0.5, every=every).assign(feedback, torch.ones(2, 6))
+        found_BT = kl_to_go(weight=0.5, every=every).assign(feedback, torch.ones(2, 6))
         torch.testing.assert_close(found_BT, torch.stack([1 - 0.5 * torch.tensor(to_come), torch.ones(6)]))
     with pytest.raises(ConfigError, match="at least 1"):
-        divergence_to_come(weight=1.0, every=0)
+        kl_to_go(weight=1.0, every=0)
 
 
 def test_a_sample_that_went_too_far_earns_nothing() -> None:
@@ -73,7 +73,7 @@ def test_a_sample_that_went_too_far_earns_nothing() -> None:
 def test_who_has_the_view_keeps_no_advantage() -> None:
     values = {seen_in("peer"): torch.tensor([[1.0] * 3, [0.0] * 3])}
     feedback = feedback_of([1.0, 0.0], [0, 0], values=values)
-    found_BT = outside_view(view="peer").assign(feedback, torch.ones(2, 3))
+    found_BT = mask_outside_view(view="peer").assign(feedback, torch.ones(2, 3))
     torch.testing.assert_close(found_BT, torch.tensor([[0.0] * 3, [1.0] * 3]))
 
 

@@ -22,7 +22,7 @@ from mmgrpo.data.contexts import solution_prefix, template
 from mmgrpo.data.history import NOTHING, Context
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.strategies import Answer, Planner, Request, Round, Setting, fixed, refill
-from mmgrpo.maths.strategies.resample import on_failure, scouts, with_answer, with_replay
+from mmgrpo.maths.strategies.resample import on_failure, two_stage_scouts, with_answer, with_replay
 from mmgrpo.memory import Memory, ReplayRow
 from mmgrpo.methods.off_policy.meml_grpo import systems
 from mmgrpo.methods.strategies.guide_grpo import column_hint
@@ -175,7 +175,13 @@ def test_an_answer_of_the_row_is_a_member() -> None:
 
 
 def test_scouts_of_fewer_steps_choose_whom_to_draw_exactly(tmp_path: Path) -> None:
-    planner = {"name": "scouts", "scouts": 3, "best": 1, "worst": 1, "settings": {"call": {"num_inference_steps": 3}}}
+    planner = {
+        "name": "two_stage_scouts",
+        "scouts": 3,
+        "best": 1,
+        "worst": 1,
+        "settings": {"call": {"num_inference_steps": 3}},
+    }
     rollout = {"prompts_per_step": 2, "group_size": 2, "strategy": planner}
     values = {"output": str(tmp_path), "steps": 1, "rollout": rollout, "runtime": {"device": "cpu"}}
     trainer = Trainer(make_policy(), {"brightness": brightness}, digit_prompts(), values)
@@ -234,7 +240,7 @@ def test_a_reward_of_groups_that_come_whole_is_asked_once() -> None:
 
 def test_scouts_count_among_the_forwards_alone() -> None:
     policy, exact = policy_of("llama", max_new_tokens=4), policy_of("llama", max_new_tokens=4)
-    planner = scouts(scouts=3, best=1, worst=1, settings={"temperature": 0.5})
+    planner = two_stage_scouts(scouts=3, best=1, worst=1, settings={"temperature": 0.5})
     found = gathered(planner, lambda samples: [float(s.member) for s in samples], policy=policy)
     assert [(s.group, s.member) for s in found.samples] == [(0, 0), (0, 2), (1, 0), (1, 2)]
     assert found.scored.collected().value_BR[:, 0].tolist() == [0.0, 2.0, 0.0, 2.0]

@@ -103,7 +103,7 @@ def taught(batches: Sequence[Batch], objective: Mapping[str, Any]) -> tuple[torc
     return torch.cat([parameter.detach().flatten() for parameter in policy.trainable]), norms
 
 
-@pytest.mark.parametrize("aggregate", ["decision_mean", "group_sum"])
+@pytest.mark.parametrize("aggregate", ["token_mean", "group_sum"])
 def test_halves_of_the_prompts_in_two_tasks_are_all_of_them_in_one(aggregate: str, batch: Batch) -> None:
     """Whatever the loss is a mean over: rows of 2 to 6 tokens count as they would in one batch."""
     objective = {"aggregate": aggregate, "divergence": "k3", "kl_beta": 0.1}

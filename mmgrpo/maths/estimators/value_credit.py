@@ -173,7 +173,7 @@ def imitated(*, reward: str, weight: float = 1.0) -> Estimator:
     """Rows that a single reward applies to are a mean of their own beside the others, weighed by what it says of them.
 
     A = weight v n / sum v on these rows, v what the reward says of each and n how many others the job trains; the
-    others keep theirs. Under ``sample_mean``, with the surrogate ``policy_gradient`` or at a ratio of 1, the gradient
+    others keep theirs. Under ``sequence_mean``, with the surrogate ``policy_gradient`` or at a ratio of 1, the gradient
     is that of n / N (L + weight M): N all rows, L the loss of the others alone, M the mean over these rows, by v, of
     minus the mean log-probability of their decisions.
 

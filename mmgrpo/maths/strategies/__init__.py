@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 PLANNERS: Registry[Callable[..., Planner]] = Registry()
-"""Planners by the name that ``rollout.planner`` uses; called with their numbers."""
+"""Planners by the name that ``rollout.strategy`` uses; called with their numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

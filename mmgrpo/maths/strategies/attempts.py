@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @PLANNERS.register
-def until_solved(
+def resample_until_correct(
     *,
     attempts: Sequence[str | None],
     below: float = 1.0,
@@ -44,7 +44,8 @@ def until_solved(
     """
     if not attempts or keep not in ("last", "all") or min(start, reuse) < 0 or held < 1:
         raise ConfigError(
-            "until_solved needs attempts, one at least, keep: last or all, start and reuse of at least 0, and held >= 1"
+            "resample_until_correct needs attempts, one at least, keep: last or all, start and reuse of at least 0, "
+            "and held >= 1"
         )
     ask = partial(_ask_again, attempts=tuple(attempts), below=below, start=start, asks=asks, reuse=reuse)
     return Planner(
@@ -111,7 +112,7 @@ def _last_attempts(rounds: Sequence[Round], setting: Setting) -> Sequence[Tensor
 
 
 @PLANNERS.register
-def second_draft(
+def revise(
     *,
     context: str,
     drafts: int | None = None,
@@ -133,7 +134,7 @@ def second_draft(
         ``critique_vllm_rollout_spmd.py``); where no draft will do: RGR-GRPO, arXiv:2511.12344.
     """
     if any(number is not None and number < 1 for number in (drafts, members, keep)):
-        raise ConfigError(f"second_draft draws and keeps 1 member or more, got {drafts}, {members} and {keep}")
+        raise ConfigError(f"revise draws and keeps 1 member or more, got {drafts}, {members} and {keep}")
     ask = partial(
         _ask_twice,
         drafts=drafts,

@@ -96,7 +96,7 @@ def _without_replaced(rounds: Sequence[Round], setting: Setting, *, members: int
 
 
 @PLANNERS.register
-def scouts(*, scouts: int, best: int, worst: int, settings: Mapping[str, Any]) -> Planner:
+def two_stage_scouts(*, scouts: int, best: int, worst: int, settings: Mapping[str, Any]) -> Planner:
     """Many members drawn cheaply, the best and the worst of them drawn again exactly, and those alone trained on.
 
     Scouts are drawn with other ``settings`` (fewer steps, lower resolution) from the same noise as the member of their
@@ -107,7 +107,7 @@ def scouts(*, scouts: int, best: int, worst: int, settings: Mapping[str, Any]) -
     Source: best and worst of many: Xu et al., Not all rollouts are useful, arXiv:2504.13818; cheap scouts are ours.
     """
     if best < 0 or worst < 0 or not 2 <= best + worst <= scouts:
-        raise ConfigError(f"scouts needs best + worst from 2 to scouts={scouts}, got {best} + {worst}")
+        raise ConfigError(f"two_stage_scouts needs best + worst from 2 to scouts={scouts}, got {best} + {worst}")
     if not settings:
         raise ConfigError("scouts are drawn with other settings; give settings, for example {call: {...}}")
     return Planner(ask=partial(_ask_scouts, scouts=scouts, best=best, worst=worst, settings=settings), looks_back=True)

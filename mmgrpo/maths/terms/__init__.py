@@ -96,7 +96,7 @@ class SurrogateTerm:
 
     def as_term(self) -> Term:
         """The term."""
-        coupled = self.ratio_level != "decision"
+        coupled = self.ratio_level != "token"
         return Term(
             name=self.name,
             loss=self,
@@ -162,7 +162,7 @@ def divergence_term(
         times_BT = scaled(times_BT, decisions.divergence_factor_BT)
         return _penalty(name, decisions, value, times_BT, beta)
 
-    coupled = ratio_level not in (None, "decision")
+    coupled = ratio_level not in (None, "token")
     return Term(name=name, loss=loss, values=(value,), couples=ROW if coupled else DECISION)
 
 
@@ -227,7 +227,7 @@ def entropy_term(*, bonus: float) -> Term:
     Units: bonus is the weight of a nat.
     Source: A3C, arXiv:1602.01783, sec. 4; verl's ``entropy_coeff`` (``agg_loss`` of the entropies); TRL's
         ``entropy_coef``. Deviations from TRL 1.16: it takes the mean over the tokens of a micro-batch whatever
-        ``loss_type`` says, which is this term with the aggregate ``decision_mean`` alone (``loss_type`` dapo or bnpo),
+        ``loss_type`` says, which is this term with the aggregate ``token_mean`` alone (``loss_type`` dapo or bnpo),
         and with ``top_entropy_quantile`` it takes the mean over the selected tokens, where here selections leave the
         entropy alone.
     """

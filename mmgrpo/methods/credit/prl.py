@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def divergence_to_come(*, view: str = REFERENCE, weight: float, every: int = 1) -> Estimator:
+def kl_to_go(*, view: str = REFERENCE, weight: float, every: int = 1) -> Estimator:
     """Less for a decision the further those that follow have gone from a view, counted from the end of its step.
 
     A_t <- A_t - weight sum_{s >= e(t)} (old_logprob_s - logprob_view_s) over kept decisions that have the view, e(t)
@@ -28,7 +28,7 @@ def divergence_to_come(*, view: str = REFERENCE, weight: float, every: int = 1) 
         is 1 / weight; with every 1 it is eq. 5.1 of its second version, FRPO.
     """
     if every < 1:
-        raise ConfigError(f"divergence_to_come looks from the end of every so many decisions, at least 1, got {every}")
+        raise ConfigError(f"kl_to_go looks from the end of every so many decisions, at least 1, got {every}")
     return Estimator(assign=partial(_divergence, view=view, weight=weight, every=every), values=(of_view(view),))
 
 

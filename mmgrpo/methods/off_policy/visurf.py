@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def answer_while_needed(*, eps: float = 1e-4) -> Estimator:
+def label_smoothing(*, eps: float = 1e-4) -> Estimator:
     """Members standardised within their group, where a given answer is worth no more than it is needed for.
 
     A = (r - mean_G r) / (std_G r + eps), sample std, with the reward of a given member that some drawn one reaches set

@@ -12,7 +12,7 @@ def equal_segments() -> Modulation:
     """The segments of a sample weigh alike, where an aggregate has its decisions weigh alike.
 
     loss = n / (n_s S) of what it was, n the kept decisions of the row, n_s those of the segment, S the row's segments.
-    With ``sample_mean`` it is the mean over samples of the mean over segments of their means.
+    With ``sequence_mean`` it is the mean over samples of the mean over segments of their means.
 
     Units: dimensionless.   Source: Chunk-GRPO, arXiv:2510.21583, eq. 14.
     """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def read_count_as(*, value: float = 1.0) -> Estimator:
+def fixed_off_policy_advantage(*, value: float = 1.0) -> Estimator:
     """Rows that are read (replayed, given, drawn otherwise) have one advantage, whatever they earned.
 
     A = value of these with a reward; that of drawn rows is left as it is.

@@ -10,7 +10,7 @@ from mmgrpo.maths.strategies import PLANNERS, Planner, Request, Round, Setting
 
 
 @PLANNERS.register
-def sample_then_forget(*, rate: float = 0.003, below: float = 0.3, limit: float = 1e-4) -> Planner:
+def unlearn_between_halves(*, rate: float = 0.003, below: float = 0.3, limit: float = 1e-4) -> Planner:
     """Half of each group; then the other half, by weights that have moved away from the first.
 
     The weights that draw the second half have taken one step of plain gradient descent at ``rate`` on -log(1 - p) of
@@ -25,7 +25,7 @@ def sample_then_forget(*, rate: float = 0.003, below: float = 0.3, limit: float 
 
 def _halves(rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
     if setting.group_size < 2:
-        raise ConfigError("sample_then_forget draws groups in two halves: raise rollout.group_size to 2 or more")
+        raise ConfigError("unlearn_between_halves draws groups in two halves: raise rollout.group_size to 2 or more")
     first, size = setting.group_size // 2, setting.group_size
     if len(rounds) > 1:
         return ()

@@ -74,7 +74,7 @@ def _fitted(points: tuple[tuple[float, float], ...]) -> Curve:
 
 
 @PLANNERS.register
-def with_fitted_hints(*, context: str, rounds: int = 4, target: float = 0.5, first: float = 0.99) -> Planner:
+def adaptive_hints(*, context: str, rounds: int = 4, target: float = 0.5, first: float = 0.99) -> Planner:
     """A group comes in equal rounds, each shown as much of an answer as makes the ``target`` of its members right.
 
     In the first round that is the share that the prompt ended with the last time, or ``first``; in each that follows,
@@ -87,7 +87,7 @@ def with_fitted_hints(*, context: str, rounds: int = 4, target: float = 0.5, fir
     """
     if rounds < 1 or not 0 < target < 1 or not 0 <= first <= 1:
         raise ConfigError(
-            f"with_fitted_hints needs rounds >= 1, a target between 0 and 1 and a first share, got {rounds}, {target}, "
+            f"adaptive_hints needs rounds >= 1, a target between 0 and 1 and a first share, got {rounds}, {target}, "
             f"{first}"
         )
     ask = partial(_ask, context=context, num_rounds=rounds, target=target, first=first)

@@ -53,7 +53,7 @@ def clipped_with_candidates(
     candidates = top_logprob(num)
     own = SurrogateTerm(
         surrogate=partial(clipped, low=low, high=high),
-        ratio_level="decision",
+        ratio_level="token",
         bound=None,
         normalised=False,
         name="clipped_with_candidates",

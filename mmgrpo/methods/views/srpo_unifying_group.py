@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def outside_view(*, view: str) -> Estimator:
+def mask_outside_view(*, view: str) -> Estimator:
     """No advantage for the samples that have a view: what the view says teaches them, beside the surrogate.
 
     A <- 0 where the row has the view.
