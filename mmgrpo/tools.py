@@ -15,7 +15,7 @@ from PIL import Image
 
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.errors import ConfigError
-from mmgrpo.system.targets import own_attribute
+from mmgrpo.system.targets import import_python_target
 from mmgrpo.types import Prompt
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
@@ -54,7 +54,7 @@ class ToolEnvironment(Environment):
         Raises:
             ConfigError: there is no function, two have one name, or a signature cannot be described.
         """
-        resolved = [own_attribute(function) if isinstance(function, str) else function for function in functions]
+        resolved = [import_python_target(function) if isinstance(function, str) else function for function in functions]
         self._functions: Mapping[str, Callable[..., Any]] = {function.__name__: function for function in resolved}
         if not resolved or len(self._functions) != len(resolved):
             raise ConfigError(f"tools must be one or more functions with distinct names, got {list(functions)}")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.system.targets import own_attribute
+from mmgrpo.system.targets import import_python_target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -22,7 +22,7 @@ def require_model(model: str | None) -> str:
 def call_builder(source: str) -> Any:
     """The result of the function ``python:module:function``. Raises ConfigError if there is no such function."""
     try:
-        builder = own_attribute(source)
+        builder = import_python_target(source)
     except (ConfigError, ImportError) as error:
         raise ConfigError(f"policy.model {source!r} must be python:module:function; {error}") from error
     return builder()

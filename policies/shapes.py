@@ -13,7 +13,7 @@ from torch import nn
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.folders import CONFIGS
-from mmgrpo.system.hub import why_not
+from mmgrpo.system.hub import explain_load_error
 
 M = TypeVar("M", bound=nn.Module)
 SHIPPED = CONFIGS / "shapes"
@@ -66,7 +66,7 @@ def model_configs(model: str, revision: str | None = None) -> ModelConfigs:
     try:
         folder = snapshot_download(model, revision=revision, allow_patterns=list(FILES))
     except (OSError, ValueError) as error:
-        why = why_not(model, error, revision=revision)
+        why = explain_load_error(model, error, revision=revision)
         raise ConfigError(f"the sizes of policy.model {model!r} are not known: {why}") from error
     return _of_folder(Path(folder), model)
 

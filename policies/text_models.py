@@ -25,7 +25,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.pytorch_utils import Conv1D
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.system.hub import why_not
+from mmgrpo.system.hub import explain_load_error
 
 from .model_source import DTYPES
 
@@ -78,7 +78,7 @@ def pretrained(source: str, settings: Source, *, what: str) -> tuple[PreTrainedM
         model = model_class.from_pretrained(**location, dtype=DTYPES[settings.dtype], **model_arguments)
         return model, processor_class.from_pretrained(**{**location, **settings.processor})
     except (OSError, ValueError, ImportError) as error:
-        why = why_not(source, error, revision=settings.revision)
+        why = explain_load_error(source, error, revision=settings.revision)
         raise ConfigError(f"policy.model {source!r} cannot be loaded as {what}: {why}") from error
 
 

@@ -65,7 +65,13 @@ CONTRACTS = (
     "data.sounds",
 )
 CONTRACTS += ("data.sounds", "serving.wire", "system.lazy", "system.extras", "system.hub", "system.targets")
-CONTRACTS += ("system.bounded", "system.exhausted", "data.videos", "data.media_options", "system.process_settings")
+CONTRACTS += (
+    "system.bounded_http",
+    "system.out_of_memory",
+    "data.videos",
+    "data.media_options",
+    "system.process_settings",
+)
 CONTRACTS += ("config.validating", "system.folders")
 """What adapters may import of the engine."""
 

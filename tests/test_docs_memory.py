@@ -14,7 +14,7 @@ from mmgrpo.config.schedules import Course
 from mmgrpo.data.stream import PromptStream
 from mmgrpo.maths.controllers import CONTROLLERS
 from mmgrpo.maths.schedules import VALUE_SCHEDULES
-from mmgrpo.system.yamls import parsed_yaml
+from mmgrpo.system.yamls import parse_yaml
 from mmgrpo.training.memory import Facts, remember
 from mmgrpo.types import Prompt
 from tests.test_docs import DOCS, shown
@@ -47,7 +47,7 @@ def test_the_configurations(number: int) -> None:
     text = re.findall(r"```yaml\n(.*?)```", (DOCS / PAGE).read_text(), re.DOTALL)[number]
     alternatives = re.split(r"\n(?=[a-z]+: \{)", text) if number not in (2, 3, 4) else [text]
     for one in alternatives:
-        values = parsed_yaml(one)
+        values = parse_yaml(one)
         if number in (3, 4):
             values |= {"policy": {"name": "language", "model": "m"}}
         if number == 3:

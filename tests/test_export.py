@@ -313,7 +313,7 @@ def test_without_a_token_or_a_hub_it_says_so_and_the_folder_stays(
     done = call("export", str(adapters), "--to", str(tmp_path / "x"), "--push", "owner/name")
     assert done.exit_code == 2
     said = done.stderr.replace("\n", " ")
-    assert "owner/name cannot be written: nobody is logged in; do so (hf auth login), or set HF_TOKEN" in said
+    assert "owner/name cannot be written: you are not logged in; log in (hf auth login), or set HF_TOKEN" in said
     assert f"the export stays in {tmp_path / 'x'}" in said
     assert (tmp_path / "x/README.md").is_file()
     monkeypatch.setattr("huggingface_hub.get_token", lambda: "token")
@@ -326,4 +326,4 @@ def test_without_a_token_or_a_hub_it_says_so_and_the_folder_stays(
     done = call("export", str(adapters), "--to", str(tmp_path / "x"), "--push", "owner/name")
     assert (done.exit_code, "owner/name cannot be written: " in done.stderr.replace("\n", " ")) == (2, True)
     done = call("export", str(adapters), "--to", str(tmp_path / "x"), "--push", "no name")
-    assert "'no name' is no name of a repository, owner/name" in done.stderr.replace("\n", " ")
+    assert "'no name' is not a valid repository name (owner/name)" in done.stderr.replace("\n", " ")

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from mmgrpo.cli import app
 from mmgrpo.config.loading import load_config
-from mmgrpo.system.yamls import MAX_DEPTH, MAX_VALUES, YamlError, parsed_yaml
+from mmgrpo.system.yamls import MAX_DEPTH, MAX_VALUES, YamlError, parse_yaml
 
 LAUGHS = "\n".join([f"a0: &a0 [{'x, ' * 9}x]", *(f"a{i}: &a{i} [{f'*a{i - 1}, ' * 9}*a{i - 1}]" for i in range(1, 10))])
 MERGED = "\n".join([
@@ -20,15 +20,15 @@ MERGED = "\n".join([
 ])  # fmt: skip
 
 CASES = {
-    "laughs": (LAUGHS.encode(), f"stands for more than {MAX_VALUES} values"),
-    "merged laughs": (MERGED.encode(), f"stands for more than {MAX_VALUES} values"),
+    "laughs": (LAUGHS.encode(), f"expands to more than {MAX_VALUES} values"),
+    "merged laughs": (MERGED.encode(), f"expands to more than {MAX_VALUES} values"),
     "deep flow": (b"[" * 10_000, f"nested more than {MAX_DEPTH} deep"),
     "deep block": (b"- " * 10_000, f"nested more than {MAX_DEPTH} deep"),
     "deep keys": (b"? " * 10_000, f"nested more than {MAX_DEPTH} deep"),
-    "within itself": (b"a: &a [*a]", "an anchor stands within itself"),
-    "wide": (b"a: [" + b"1," * MAX_VALUES + b"]", f"stands for more than {MAX_VALUES} values"),
+    "within itself": (b"a: &a [*a]", "an anchor contains itself"),
+    "wide": (b"a: [" + b"1," * MAX_VALUES + b"]", f"expands to more than {MAX_VALUES} values"),
     "long": (b"note: " + b"x" * 2**19, "more than 262144 characters"),
-    "large number": (b"steps: 1" + b"0" * 400, "a whole number of more than 64 bits"),
+    "large number": (b"steps: 1" + b"0" * 400, "an integer of more than 64 bits"),
     "endless number": (b"steps: " + b"9" * 5000, "Exceeds the limit"),
     "no date": (b"name: 2001-99-99", "month must be in 1..12"),
     "no timestamp": (b"name: !!timestamp x", "is not valid YAML"),
@@ -101,10 +101,10 @@ def test_overrides_are_read_within_the_same_bounds(override: str) -> None:
 def test_anchors_in_moderation_are_read_as_ever() -> None:
     text = "a: &a {x: 1e-5, y: [1, 2]}\nb: [*a, *a]\nc: {<<: *a, z: .inf}\nd: 0x10\n"
     a = {"x": 1e-5, "y": [1, 2]}
-    assert parsed_yaml(text) == {"a": a, "b": [a, a], "c": {**a, "z": float("inf")}, "d": 16}
-    assert parsed_yaml("[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1))
+    assert parse_yaml(text) == {"a": a, "b": [a, a], "c": {**a, "z": float("inf")}, "d": 16}
+    assert parse_yaml("[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1))
     with pytest.raises(YamlError, match="deep"):
-        parsed_yaml("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1))
+        parse_yaml("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from threading import Thread
 
 import pytest
 
-from mmgrpo.system.hub import why_not
+from mmgrpo.system.hub import explain_load_error
 
 ASKED = ("gated/model", "nobody/nothing", "old/model", "./no/folder", "/no/such/folder")
 
@@ -125,6 +125,6 @@ def test_no_way_to_the_hub(
 
 
 def test_what_is_not_the_hub_s_is_said_by_the_library_on_one_line() -> None:
-    assert why_not("owner/name", ValueError("a file\n  is  torn")) == "a file is torn"
-    assert why_not("owner/name", KeyError("weight")) == "KeyError: 'weight'"
-    assert why_not("owner/name", ValueError("x" * 1000)) == "x" * 400 + " ..."
+    assert explain_load_error("owner/name", ValueError("a file\n  is  torn")) == "a file is torn"
+    assert explain_load_error("owner/name", KeyError("weight")) == "KeyError: 'weight'"
+    assert explain_load_error("owner/name", ValueError("x" * 1000)) == "x" * 400 + " ..."

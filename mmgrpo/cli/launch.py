@@ -13,7 +13,7 @@ from mmgrpo.config.loading import LAUNCHED, LAUNCHES
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.console import PlainConsole
 from mmgrpo.system.extras import is_installed, missing
-from mmgrpo.system.yamls import YamlError, parsed_yaml
+from mmgrpo.system.yamls import YamlError, parse_yaml
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 """Signals that the launcher forwards to its processes; the last two, which Slurm sends, would end it otherwise."""
@@ -79,7 +79,7 @@ def _file(name: str) -> Path:
 
 def _settings(file: Path) -> Mapping[str, Any]:
     try:
-        settings = parsed_yaml(file.read_text(encoding="utf-8"))
+        settings = parse_yaml(file.read_text(encoding="utf-8"))
         return settings if isinstance(settings, Mapping) else {}
     except (YamlError, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--accelerate {file}: {error}; create the file with accelerate config") from error

@@ -19,10 +19,10 @@ from mmgrpo.config.sections import at
 from mmgrpo.config.tasks import said_elsewhere
 from mmgrpo.config.validating import set_value, typed
 from mmgrpo.errors import ConfigError
-from mmgrpo.system.declared import declared
+from mmgrpo.system.entry_points import entry_point_targets
 from mmgrpo.system.folders import CONFIGS
 from mmgrpo.system.targets import import_attribute
-from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parsed_yaml
+from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parse_yaml
 
 LAUNCHES = CONFIGS / "accelerate"  # settings of accelerate, which are no runs
 METHODS = (CONFIGS / "methods").resolve()
@@ -180,7 +180,7 @@ def _configurations_in(folder: Path) -> list[str]:
 
 def packaged() -> dict[str, str]:
     """What files include of other packages, each with the ``module:attribute`` that is the path of its file."""
-    return {f"methods/{name}": value for name, value in declared("mmgrpo.methods").items()}
+    return {f"methods/{name}": value for name, value in entry_point_targets("mmgrpo.methods").items()}
 
 
 def _path_at(target: str) -> Path:
@@ -317,7 +317,7 @@ def _require_published(merged: Mapping[str, Any], asked: str) -> None:
 def _read(path: Path) -> dict[str, Any]:
     try:
         with path.open(encoding="utf-8") as file:
-            values = parsed_yaml(file.read(MAX_CHARACTERS + 1))
+            values = parse_yaml(file.read(MAX_CHARACTERS + 1))
     except (YamlError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     except OSError as error:
@@ -382,7 +382,7 @@ def parsed_pairs(pairs: Sequence[str], what: str, example: str) -> dict[str, Any
         if not equals or not key:
             raise ConfigError(f"{what} is written key=value ({example}), got {pair!r}")
         try:
-            parsed[key] = parsed_yaml(value)
+            parsed[key] = parse_yaml(value)
         except YamlError as error:
             raise ConfigError(f"the value of {what} {pair[:80]!r} is not valid YAML: {error}") from error
     return parsed

@@ -11,7 +11,7 @@ from mmgrpo.config.methods import Need
 from mmgrpo.config.registry import names, resolve
 from mmgrpo.config.rewards import is_verifier, no_verifier
 from mmgrpo.errors import ConfigError
-from mmgrpo.system.targets import is_own
+from mmgrpo.system.targets import is_python_target
 
 MODEL_REWARDS = frozenset(
     {
@@ -151,7 +151,7 @@ def _environment_reward(inputs: Inputs) -> str | None:
     environment = inputs.config.rollout.environment
     if environment is None:
         return _turns(inputs)
-    own = is_own(environment.name)
+    own = is_python_target(environment.name)
     if own or getattr(resolve("environments", environment.name), "gives_rewards", True):
         return None
     if any(named.numbers.get("reward") for named in inputs.config.advantage.estimators):

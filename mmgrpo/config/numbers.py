@@ -17,7 +17,7 @@ from mmgrpo.config.registry import suggestion
 from mmgrpo.config.renamed import RENAMED_FUNCTIONS, renamed_key
 from mmgrpo.config.sections import Named
 from mmgrpo.errors import ConfigError, UnknownNameError
-from mmgrpo.system.targets import is_own, own_attribute
+from mmgrpo.system.targets import import_python_target, is_python_target
 
 KINDS: Mapping[str, tuple[type, ...]] = MappingProxyType(
     {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
@@ -69,8 +69,8 @@ def named_in(where: str, functions: Mapping[str, Callable[..., Any]], name: str)
 
     Raises ConfigError: UnknownNameError for a name that is not registered, which lists the nearest.
     """
-    if is_own(name):
-        function = own_attribute(name)
+    if is_python_target(name):
+        function = import_python_target(name)
         if not callable(function):
             raise ConfigError(f"{where}: {name} is a {type(function).__name__}: name a function of its numbers")
         return function

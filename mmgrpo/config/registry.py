@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.policy import SupportsWindows
-from mmgrpo.system.declared import declared
-from mmgrpo.system.targets import import_attribute, is_own, own_attribute
+from mmgrpo.system.entry_points import entry_point_targets
+from mmgrpo.system.targets import import_attribute, import_python_target, is_python_target
 
 POLICIES: Mapping[str, str] = {
     "denoising": "mmgrpo.policies.diffusion:DenoisingPolicy",
@@ -180,7 +180,7 @@ _OWN = {
 
 def names(kind: str) -> dict[str, str]:
     """All known names of a kind (one of ``resolve``'s) with where each lives; ours come first."""
-    return {**declared(f"mmgrpo.{kind}"), **_OWN[kind]}
+    return {**entry_point_targets(f"mmgrpo.{kind}"), **_OWN[kind]}
 
 
 def resolve(kind: str, name: str) -> Any:
@@ -198,8 +198,8 @@ def resolve(kind: str, name: str) -> Any:
         ConfigError: there is nothing at ``python:module:attribute``.
         MissingPackageError: its module needs a package that is not installed.
     """
-    if is_own(name):
-        return own_attribute(name)
+    if is_python_target(name):
+        return import_python_target(name)
     known = names(kind)
     if name not in known:
         raise UnknownNameError(f"unknown name {name!r} among {kind}{suggestion(name, known)}")

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from mmgrpo.config.sections import Named, Section
 from mmgrpo.errors import ConfigError
-from mmgrpo.system.targets import is_own
+from mmgrpo.system.targets import is_python_target
 
 Otherwise = Literal["skip", "zero"]
 
@@ -91,7 +91,7 @@ class RewardConfig(Named):
     @property
     def known_as(self) -> str:
         """The name it is logged under: its label, its registered name, or the name of the user's function or class."""
-        return self.label or (self.name.rpartition(":")[2] if is_own(self.name) else self.name)
+        return self.label or (self.name.rpartition(":")[2] if is_python_target(self.name) else self.name)
 
     @model_validator(mode="after")
     def _clips(self) -> RewardConfig:

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from mmgrpo.data.prompt_media import refuse_fetch
 from mmgrpo.errors import DataError
-from mmgrpo.system.yamls import YamlError, parsed_yaml
+from mmgrpo.system.yamls import YamlError, parse_yaml
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -199,7 +199,7 @@ def _require_stream(path: Path, name: str, open_stream: Callable[[Path], Any]) -
 
 
 def _require_plain_card(card: Path) -> None:
-    """The card's YAML within the bounds of ``parsed_yaml``: anchors can stand for billions of values."""
+    """The card's YAML within the bounds of ``parse_yaml``: anchors can stand for billions of values."""
     try:
         lines = card.read_text(encoding="utf-8-sig").splitlines() if card.is_file() else []
     except (OSError, UnicodeDecodeError) as error:
@@ -207,6 +207,6 @@ def _require_plain_card(card: Path) -> None:
     marks = [number for number, line in enumerate(lines) if line.rstrip() == "---"][:2]
     if len(marks) == 2 and not any(line.strip() for line in lines[: marks[0]]):
         try:
-            parsed_yaml("\n".join(lines[marks[0] + 1 : marks[1]]))
+            parse_yaml("\n".join(lines[marks[0] + 1 : marks[1]]))
         except YamlError as error:
             raise DataError(f"the card {card} is no YAML that can be read: {error}; remove or correct it") from error

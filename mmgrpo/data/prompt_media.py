@@ -18,7 +18,7 @@ from mmgrpo.data.sounds import embedded_sound, heard, require_sound
 from mmgrpo.data.videos import require_video
 from mmgrpo.errors import DataError
 from mmgrpo.samples import Audio
-from mmgrpo.system.bounded import fetched
+from mmgrpo.system.bounded_http import download
 
 COLUMNS = {"image": ("image", "images"), "video": ("video", "videos"), "audio": ("audio", "audios")}
 """The columns that hold each kind of medium: one, and a list."""
@@ -99,7 +99,7 @@ class Elsewhere:
     def data(self) -> bytes:
         """The file. Raises DataError if it cannot be had, or only with more bytes than ``MAX_BYTES``."""
         if self.source.lower().startswith(("http://", "https://")) and "::" not in self.source:
-            return fetched(self.source, limit=MAX_BYTES, timeout_s=FETCH_S)
+            return download(self.source, limit=MAX_BYTES, timeout_s=FETCH_S)
         from datasets.utils.file_utils import xopen
 
         try:

@@ -35,8 +35,8 @@ from mmgrpo.data.prompt_media import (
 from mmgrpo.data.rows import FORMS, MEDIA_COLUMNS, form_of, prompt_of_row
 from mmgrpo.data.unreadable import Unreadable
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.system.hub import why_not
-from mmgrpo.system.targets import is_own, own_attribute
+from mmgrpo.system.hub import explain_load_error
+from mmgrpo.system.targets import import_python_target, is_python_target
 from mmgrpo.types import Prompt
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _load(config: ReadingConfig, source: str, key: str, note: str | None) -> lis
     try:
         return load_prompts(source, **reading_of(config))
     except DataError as error:
-        if is_own(source) or Path(source).expanduser().exists():
+        if is_python_target(source) or Path(source).expanduser().exists():
             raise
         raise DataError(f"{key}: {error}; {_wanted(config, key, note)}") from error
 
@@ -162,7 +162,7 @@ def require_source(config: PromptsConfig, *, key: str, note: str | None) -> None
     parts = [(config, config.source, f"{key}.source")]
     parts += [(part, part.source, f"{key}.sources[{number}].source") for number, part in enumerate(config.sources)]
     for part, source, where in parts:
-        if source is None or is_own(source) or not _is_place(source):
+        if source is None or is_python_target(source) or not _is_place(source):
             continue
         path = Path(source).expanduser()
         if not path.exists():
@@ -215,7 +215,7 @@ class _Rules:
 
 
 def _read(source: str, split: str | None, rules: _Rules) -> Iterable[Prompt]:
-    if is_own(source):
+    if is_python_target(source):
         _refuse_split(source, split)
         _refuse_rules(source, rules)
         return _from_python(source)
@@ -236,7 +236,7 @@ def _live(dataset: Dataset | DatasetDict, split: str | None, rules: _Rules) -> I
 
 
 def _from_python(source: str) -> list[Prompt]:
-    found = own_attribute(source)
+    found = import_python_target(source)
     prompts = found() if callable(found) else found
     if not isinstance(prompts, Iterable):
         raise DataError(f"'{source}' must give a list of Prompt, got {type(prompts).__name__}")
@@ -319,7 +319,7 @@ def _from_hub(source: str, split: str | None, rules: _Rules) -> Iterator[Prompt]
     try:
         loaded = load_dataset(name, subset or None)
     except Exception as error:  # the library has no common class for what can go wrong on the way to a dataset
-        cause = why_not(name, error, kind="dataset")
+        cause = explain_load_error(name, error, kind="dataset")
         near = "" if local else f"; and as a path {missing(Path(source))}"
         raise DataError(f"as a dataset '{source}' cannot be loaded: {cause}{near}") from error
     return _from_dataset(_one_split(loaded, source, split), rules, source, Path(source) if local else None)

@@ -22,7 +22,7 @@ from mmgrpo.config.sections import Section
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.docgen.methods import MethodRow, method_index
 from mmgrpo.errors import ConfigError, UnknownNameError
-from mmgrpo.system.yamls import parsed_yaml
+from mmgrpo.system.yamls import parse_yaml
 
 LEDGER = CONFIGS / "papers.jsonl"
 
@@ -311,7 +311,7 @@ def _file(row: MethodRow) -> _File:
 
 def _run_file(include: str) -> _File:
     """What a run's file itself says, not what it includes."""
-    values = parsed_yaml(find_config(include).read_text(encoding="utf-8"))
+    values = parse_yaml(find_config(include).read_text(encoding="utf-8"))
     section = values.get("recipe") or values.get("method") or {}
     return _File(
         include, include.rpartition("/")[2], section.get("paper") or "", "", tuple(section.get("evidence", ()))

@@ -15,7 +15,7 @@ from typing import Any
 from mmgrpo.config import RewardConfig, RunConfig
 from mmgrpo.config.registry import names, suggestion
 from mmgrpo.errors import ConfigError, UnknownNameError
-from mmgrpo.system.targets import is_own
+from mmgrpo.system.targets import is_python_target
 
 _NESTED = ("of", "likelihood", "grade")  # settings of a reward that name another one
 
@@ -92,9 +92,9 @@ def summary_line(target: str) -> str | None:
 
 
 def _require(name: str, settings: Mapping[str, Any]) -> None:
-    if not is_own(name) and name not in names("rewards"):
+    if not is_python_target(name) and name not in names("rewards"):
         raise UnknownNameError(f"unknown name {name!r} among rewards{suggestion(name, names('rewards'))}")
-    signature = signature_at(name.removeprefix("python:") if is_own(name) else names("rewards")[name])
+    signature = signature_at(name.removeprefix("python:") if is_python_target(name) else names("rewards")[name])
     if signature is not None:
         for setting in settings:
             if setting not in signature.takes:

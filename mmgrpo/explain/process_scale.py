@@ -22,7 +22,7 @@ from mmgrpo.explain.memory_meter import Passes, passes_of
 from mmgrpo.explain.operator_times import MachineSpeed, optimizer_work
 from mmgrpo.explain.resident_memory import ResidentMemory, block_sizes, gathered_bytes, resident_memory, trained_sizes
 from mmgrpo.outline import Outline
-from mmgrpo.system.targets import is_own
+from mmgrpo.system.targets import is_python_target
 from mmgrpo.values import REFERENCE
 
 GIB = 2**30
@@ -240,7 +240,7 @@ def _passes(config: RunConfig, outline: Outline, call: str, say: Callable[[str],
         without_grad = False
     policy = config.policy
     assert policy is not None
-    is_custom = is_own(str(policy.numbers.get("model", "")))
+    is_custom = is_python_target(str(policy.numbers.get("model", "")))
     file = None if is_custom else cache_file(outline, f"{policy.name} {without_grad} {call}")
     cached = None if file is None else read_passes(file)
     if cached is not None:

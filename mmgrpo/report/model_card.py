@@ -20,8 +20,8 @@ from mmgrpo.report.run_info import overview_rows
 from mmgrpo.report.usage_code import BaseModelSource, ExportedModel, exported_in, usage
 from mmgrpo.runs.adapter_files import is_hub_id
 from mmgrpo.system.console import escape_controls
-from mmgrpo.system.targets import is_own
-from mmgrpo.system.yamls import YamlError, parsed_yaml
+from mmgrpo.system.targets import is_python_target
+from mmgrpo.system.yamls import YamlError, parse_yaml
 
 MAX_POINTS = 12
 MAX_ROWS = 30
@@ -46,7 +46,7 @@ def license_of(model: str | None, revision: str | None = None) -> Mapping[str, s
     card = _card_of(model, revision)
     try:
         text = "" if card is None else _beginning(card)
-        head = parsed_yaml(text.split("\n---", 1)[0].removeprefix("---")) if text.startswith("---") else None
+        head = parse_yaml(text.split("\n---", 1)[0].removeprefix("---")) if text.startswith("---") else None
     except (OSError, YamlError):
         return {}
     values = head if isinstance(head, dict) else {}
@@ -215,13 +215,13 @@ def _rows(rows: Iterable[tuple[str, object]]) -> str:
 
 def _parse_config(text: str | None) -> Mapping[str, Any]:
     try:
-        return _mapping(parsed_yaml(text or ""))
+        return _mapping(parse_yaml(text or ""))
     except YamlError:
         return {}
 
 
 def _card_of(model: str | None, revision: str | None) -> Path | None:
-    if model is None or is_own(model):
+    if model is None or is_python_target(model):
         return None
     if Path(model).is_dir():
         card = Path(model) / "README.md"

@@ -21,7 +21,7 @@ from mmgrpo.report.run_info import environment, overview_rows
 from mmgrpo.report.sample_selection import in_turn
 from mmgrpo.report.sample_sets import SampleRecord, SampleSet, common_changes, read_sample_sets, shared_requests
 from mmgrpo.report.text_samples import binary_rewards
-from mmgrpo.system.yamls import YamlError, parsed_yaml
+from mmgrpo.system.yamls import YamlError, parse_yaml
 
 MAX_RUNS = 6
 MAX_REQUESTS = 12
@@ -102,7 +102,7 @@ def _read(folder: Path, label: str) -> ComparedRun:
 
 def _settings(text: str | None) -> dict[str, str]:
     try:
-        config = parsed_yaml(text or "")
+        config = parse_yaml(text or "")
     except YamlError:
         return {}
     return dict(_leaves(config)) if isinstance(config, dict) else {}

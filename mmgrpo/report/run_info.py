@@ -11,7 +11,7 @@ from typing import Any
 from mmgrpo.config.tasks import TASK_NAME
 from mmgrpo.report.logs import Log, is_finite
 from mmgrpo.report.number_format import clip, duration
-from mmgrpo.system.yamls import YamlError, parsed_yaml
+from mmgrpo.system.yamls import YamlError, parse_yaml
 
 MAX_ROWS = 30
 
@@ -31,7 +31,7 @@ def parse_tasks(config_text: str | None) -> list[str]:
 
 def _config_value(config_text: str | None, key: str) -> object:
     try:
-        config = parsed_yaml(config_text or "")
+        config = parse_yaml(config_text or "")
     except YamlError:
         return None
     return config.get(key) if isinstance(config, dict) else None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.runs.adapter_files import ADAPTERS, PEFT_CONFIG
-from mmgrpo.system.targets import is_own
+from mmgrpo.system.targets import is_python_target
 
 FOLDER = '"THIS_FOLDER_OR_REPOSITORY"'
 LOADERS, PIPELINE_CLASS = "mmgrpo_loaders", "mmgrpo_pipeline"
@@ -149,7 +149,7 @@ def _pipeline_adapters(exported: ExportedModel, base: BaseModelSource) -> str:
 
 
 def _is_single_file(base: BaseModelSource) -> bool:
-    return base.model is not None and not is_own(base.model) and base.model.endswith(SINGLE_FILE)
+    return base.model is not None and not is_python_target(base.model) and base.model.endswith(SINGLE_FILE)
 
 
 def _base_pipeline(base: BaseModelSource, kind: str) -> list[str]:
@@ -161,7 +161,7 @@ def _base_pipeline(base: BaseModelSource, kind: str) -> list[str]:
         dtypes = {name: dtype for name, dtype in base.components.items() if dtype in DTYPES.values()}
         casts = [f"pipeline.{name}.to(torch.{dtype})" for name, dtype in dtypes.items()]  # it takes one dtype for all
         return [f"pipeline = {kind}.from_single_file({_literal(base)}, {arguments})", *casts]
-    path = Path(base.model) if base.model and not is_own(base.model) else None
+    path = Path(base.model) if base.model and not is_python_target(base.model) else None
     index = _json(path / "model_index.json") if path is not None and path.is_dir() else None
     left_out = [name for name, dtype in base.components.items() if dtype is None]
     absent = "".join(f", {name}=None" for name in dict.fromkeys([*left_out, *absent_in(index or {})]))
@@ -235,7 +235,7 @@ def _remote(exported: ExportedModel) -> str:
 
 
 def _literal(base: BaseModelSource) -> str:
-    return repr(base.model if base.model and not is_own(base.model) else "BASE_MODEL")
+    return repr(base.model if base.model and not is_python_target(base.model) else "BASE_MODEL")
 
 
 def _arguments(base: BaseModelSource) -> str:

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from mmgrpo.errors import CheckpointError
-from mmgrpo.system.targets import is_own
+from mmgrpo.system.targets import is_python_target
 
 ADAPTERS = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
 """File names of peft and diffusers."""
@@ -48,7 +48,7 @@ def copy_adapters(weights: Path, directory: Path, *, base: str | None, revision:
     if (directory / ADAPTERS[1]).is_file():
         _multiply_scale_into_factors(directory / ADAPTERS[1])
     config = directory / PEFT_CONFIG
-    if config.is_file() and base is not None and not is_own(base):
+    if config.is_file() and base is not None and not is_python_target(base):
         try:
             values = json.loads(config.read_text(encoding="utf-8"))
             values |= {"base_model_name_or_path": base, "revision": revision}

@@ -18,7 +18,7 @@ from mmgrpo.config.loading import read_layers
 from mmgrpo.config.registry import REWARDS
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.files import append_line
-from mmgrpo.system.targets import PYTHON, is_own
+from mmgrpo.system.targets import PYTHON, is_python_target
 
 TRUSTED_MODULES = "mmgrpo.examples."
 """Prefix of modules whose functions any configuration may name."""
@@ -97,7 +97,7 @@ def untrusted_settings(values: Any, path: str = "") -> Iterator[str]:
     elif isinstance(values, list | tuple):
         for number, value in enumerate(values):
             yield from untrusted_settings(value, f"{path}[{number}]")
-    elif isinstance(values, str) and is_own(values) and not _is_trusted(values):
+    elif isinstance(values, str) and is_python_target(values) and not _is_trusted(values):
         yield f"{path}: {values!r:.80}"
 
 

@@ -1,4 +1,4 @@
-"""Packages that only some rewards, trackers and servers need, and what installs them."""
+"""Optional packages of rewards, trackers and servers, and the commands that install them."""
 
 from __future__ import annotations
 
@@ -31,22 +31,21 @@ EXTRA_OF: Mapping[str, str] = {
     "trackio": "trackers",
     "deepspeed": "deepspeed",
 }
-"""Module -> the extra of this package that brings it; what is not here comes with every install."""
-
+"""Module -> the extra that installs it; other modules come with every install."""
 
 TRACKERS_KEY = "tracking.trackers"
-"""The setting that names trackers, each of which is a package."""
+"""The setting that lists trackers, each of which is a package."""
 
 CHECKOUT = Path(__file__).parents[2]
-"""The checkout that mmgrpo is imported from, if it has a pyproject.toml; else the folder of installed packages."""
+"""The checkout of mmgrpo, if it has a pyproject.toml; else the folder of installed packages."""
 
 
 def missing(package: str, wanted_by: str) -> MissingPackageError:
-    """The error that says what needs a package and how to install it.
+    """Returns an error that names a missing package, the feature that needs it, and the install command.
 
     Args:
-        package: top-level name of the module that is not there.
-        wanted_by: what needs it, in the user's words.
+        package: top-level name of the missing module.
+        wanted_by: the feature that needs it, in the user's words.
 
     Returns:
         The error, to be raised.
@@ -55,14 +54,14 @@ def missing(package: str, wanted_by: str) -> MissingPackageError:
 
 
 def install_command(package: str) -> str:
-    """What installs an optional package into this installation of mmgrpo, which is on no package index.
+    """Returns the command that installs an optional package; mmgrpo itself is on no package index.
 
     Args:
         package: top-level name of the module.
 
     Returns:
-        Of a package of an extra: the commands for the checkout that mmgrpo is imported from; where it is not imported
-        from a checkout, pip with the requirements of that extra. Of any other package: pip with its name.
+        For a package of an extra: the commands for the checkout, or without a checkout pip with the requirements of the
+        extra. For any other package: pip with its name.
     """
     extra = EXTRA_OF.get(package)
     if extra is None:
@@ -73,36 +72,34 @@ def install_command(package: str) -> str:
 
 
 def _requirements(extra: str) -> list[str]:
-    """The requirements of an extra, quoted for a shell, as the metadata of the installed package has them."""
+    """Returns the requirements of an extra from the metadata of the installed package, quoted for a shell."""
     try:
-        listed = requires("mmgrpo") or []
+        requirements = requires("mmgrpo") or []
     except PackageNotFoundError:
-        listed = []
-    parted = [requirement.partition(";") for requirement in listed]
-    return [
-        shlex.quote(name.strip()) for name, _, marker in parted if f"extra == '{extra}'" in marker.replace('"', "'")
-    ]
+        requirements = []
+    parts = [requirement.partition(";") for requirement in requirements]
+    return [shlex.quote(name.strip()) for name, _, marker in parts if f"extra == '{extra}'" in marker.replace('"', "'")]
 
 
 def require_installed(packages: Iterable[str], wanted_by: str) -> None:
-    """Raises MissingPackageError for the first of these modules that is not installed; imports none of them."""
+    """Raises MissingPackageError for the first missing module; imports none of them."""
     for package in packages:
         if not is_installed(package):
             raise missing(package, f"{wanted_by}: {package}")
 
 
 def required(module: str, wanted_by: str) -> Any:
-    """An optional module, imported now.
+    """Imports an optional module.
 
     Args:
-        module: its dotted name.
-        wanted_by: what needs it, in the user's words.
+        module: dotted name.
+        wanted_by: the feature that needs it, in the user's words.
 
     Returns:
         The module.
 
     Raises:
-        MissingPackageError: its package is not installed; the message names what to install.
+        MissingPackageError: its package is not installed; the message has the install command.
     """
     package = module.partition(".")[0]
     try:
@@ -114,8 +111,8 @@ def required(module: str, wanted_by: str) -> Any:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a module of that top-level name can be found, without importing it."""
+    """Whether a top-level module is installed; does not import it."""
     try:
         return find_spec(package) is not None
-    except ValueError:  # a module that is there without a specification, or is kept from being imported
+    except ValueError:  # a loaded module without a specification, or one whose import is blocked
         return False

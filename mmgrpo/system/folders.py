@@ -1,4 +1,4 @@
-"""Where the folders of the package are: inside it once installed, at the top of a checkout."""
+"""Paths of the top folders: inside the package once installed, at the top of a checkout."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ PACKAGE = Path(__file__).parents[1]
 """The folder ``mmgrpo``."""
 
 TOP = PACKAGE if (PACKAGE / "policies").is_dir() else PACKAGE.parent
-"""The folder of ``policies``, ``rewards``, ``configs``, ``examples``: the package once installed, else the checkout."""
+"""Folder that contains ``policies``, ``rewards``, ``configs``, ``examples``: the installed package or the checkout."""
 CONFIGS = TOP / "configs"

@@ -1,4 +1,4 @@
-"""The hub: why something cannot be had from it, in one line that says what to do, and how a folder gets there."""
+"""The Hugging Face hub: one-line explanations of load errors with a fix, and upload of folders."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from pathlib import Path
 
 from mmgrpo.errors import ConfigError
 
-MAX_SAID = 400
+MAX_MESSAGE = 400
 
 
-def why_not(source: str, error: BaseException, *, revision: str | None = None, kind: str = "model") -> str:
-    """The reason in a line of our own where it is the hub's or the path's, else what the library said, on one line.
+def explain_load_error(source: str, error: BaseException, *, revision: str | None = None, kind: str = "model") -> str:
+    """Returns the reason for a load error, with a fix if the hub or the path is the cause; else the error, on one line.
 
     Args:
-        source: the hub id or path that was asked for.
-        error: what a library raised; what it was raised from counts as well.
-        revision: the revision that was asked for.
-        kind: what it is, ``model`` or ``dataset``.
+        source: the requested hub id or path.
+        error: the error of a library; its causes count too.
+        revision: the requested revision.
+        kind: ``model`` or ``dataset``.
 
     Returns:
         A clause that follows "cannot be loaded: ".
     """
-    found = list(_causes(error))
-    for says in (_is_file, _revision, _gated, _unknown, _no_path, _offline, _unreachable):
-        reason = says(source, found, revision or "main", kind)
+    causes = list(_causes(error))
+    for explain in (_is_file, _revision, _gated, _unknown, _no_path, _offline, _unreachable):
+        reason = explain(source, causes, revision or "main", kind)
         if reason is not None:
             return reason
-    plain = isinstance(error, (OSError, ValueError)) and f"{error}"
-    said = " ".join((f"{error}" if plain else f"{type(error).__name__}: {error}").split())
-    return said if len(said) <= MAX_SAID else f"{said[:MAX_SAID]} ..."
+    is_plain = isinstance(error, (OSError, ValueError)) and f"{error}"
+    message = " ".join((f"{error}" if is_plain else f"{type(error).__name__}: {error}").split())
+    return message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} ..."
 
 
 def push(folder: Path, repository: str, *, public: bool, message: str) -> str:
-    """Uploads a folder as a model of the hub, which is made if it is not there.
+    """Uploads a folder as a model to the hub; creates the repository if needed.
 
     Args:
-        folder: what is uploaded, whole.
+        folder: the folder to upload.
         repository: ``owner/name``.
-        public: whether one that is made now is for everybody to see.
-        message: of the commit.
+        public: whether a new repository is public.
+        message: commit message.
 
     Returns:
-        The address of the commit.
+        The URL of the commit.
 
     Raises:
-        ConfigError: it is no repository's name, nobody is logged in, or the hub refuses or cannot be reached.
+        ConfigError: the name is invalid, no token is set, or the hub rejects the upload or cannot be reached.
     """
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.utils import HFValidationError, validate_repo_id
@@ -54,20 +54,20 @@ def push(folder: Path, repository: str, *, public: bool, message: str) -> str:
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
-        raise ConfigError(f"{repository!r} is no name of a repository, owner/name: {error}") from error
+        raise ConfigError(f"{repository!r} is not a valid repository name (owner/name): {error}") from error
     if get_token() is None:
         raise ConfigError(
-            f"{repository} cannot be written: nobody is logged in; do so (hf auth login), or set HF_TOKEN"
+            f"{repository} cannot be written: you are not logged in; log in (hf auth login), or set HF_TOKEN"
         )
     api = HfApi()
     try:
         api.create_repo(repository, repo_type="model", private=not public, exist_ok=True)
-        done = api.upload_folder(
+        commit = api.upload_folder(
             repo_id=repository, repo_type="model", folder_path=folder, commit_message=message, ignore_patterns=[".*"]
         )
-    except Exception as error:  # of the hub, the network and what lies between
-        raise ConfigError(f"{repository} cannot be written: {why_not(repository, error)}") from error
-    return str(done.commit_url)
+    except Exception as error:  # errors of the hub and the network have no common class
+        raise ConfigError(f"{repository} cannot be written: {explain_load_error(repository, error)}") from error
+    return str(commit.commit_url)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -76,54 +76,54 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _is_file(source: str, found: list[BaseException], revision: str, kind: str) -> str | None:
+def _is_file(source: str, causes: list[BaseException], revision: str, kind: str) -> str | None:
     if kind != "model" or not os.path.isfile(source):
         return None
-    return "it is a file: give the folder that holds it with its configuration, as save_pretrained writes them"
+    return "it is a file: give the folder with the weights and the configuration, as save_pretrained writes it"
 
 
-def _revision(source: str, found: list[BaseException], revision: str, kind: str) -> str | None:
+def _revision(source: str, causes: list[BaseException], revision: str, kind: str) -> str | None:
     from huggingface_hub.errors import RevisionNotFoundError
 
-    if not _any(found, RevisionNotFoundError):
+    if not _any(causes, RevisionNotFoundError):
         return None
     return f"the hub's {kind} has no revision {revision!r}; its branches and tags are listed at {_page(source, kind)}"
 
 
-def _gated(source: str, found: list[BaseException], revision: str, kind: str) -> str | None:
+def _gated(source: str, causes: list[BaseException], revision: str, kind: str) -> str | None:
     from huggingface_hub.errors import GatedRepoError
 
-    if not _any(found, GatedRepoError):
+    if not _any(causes, GatedRepoError):
         return None
     page = _page(source, kind)
     return f"it is gated: accept its conditions at {page} and log in (hf auth login), or give the path of a copy"
 
 
-def _unknown(source: str, found: list[BaseException], revision: str, kind: str) -> str | None:
+def _unknown(source: str, causes: list[BaseException], revision: str, kind: str) -> str | None:
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    if not _any(found, RepositoryNotFoundError):
+    if not _any(causes, RepositoryNotFoundError):
         return None
     return f"the hub has no such {kind}, or it is private: check the name, log in (hf auth login), or give a path"
 
 
-def _no_path(source: str, found: list[BaseException], revision: str, kind: str) -> str | None:
+def _no_path(source: str, causes: list[BaseException], revision: str, kind: str) -> str | None:
     is_path = source.startswith(("/", ".", "~")) or source.count("/") > 1
     if not is_path or os.path.exists(source):
         return None
     return "there is no such path; a hub id is owner/name"
 
 
-def _offline(source: str, found: list[BaseException], revision: str, kind: str) -> str | None:
+def _offline(source: str, causes: list[BaseException], revision: str, kind: str) -> str | None:
     from huggingface_hub import constants
 
-    if not constants.HF_HUB_OFFLINE or not any(map(_is_connection, found)):
+    if not constants.HF_HUB_OFFLINE or not any(map(_is_connection, causes)):
         return None
     return f"it is not in the local cache, and HF_HUB_OFFLINE is set: unset it, {_or_fetch(source, kind)}"
 
 
-def _unreachable(source: str, found: list[BaseException], revision: str, kind: str) -> str | None:
-    if not any(map(_is_connection, found)):
+def _unreachable(source: str, causes: list[BaseException], revision: str, kind: str) -> str | None:
+    if not any(map(_is_connection, causes)):
         return None
     return f"it is not in the local cache, and the hub cannot be reached: {_or_fetch(source, kind)}"
 
@@ -131,17 +131,17 @@ def _unreachable(source: str, found: list[BaseException], revision: str, kind: s
 def _is_connection(error: BaseException) -> bool:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    of_client = type(error).__module__.startswith("httpx") and not isinstance(error, HfHubHTTPError)
-    return of_client or isinstance(error, (LocalEntryNotFoundError, ConnectionError, TimeoutError))
+    is_client_error = type(error).__module__.startswith("httpx") and not isinstance(error, HfHubHTTPError)
+    return is_client_error or isinstance(error, (LocalEntryNotFoundError, ConnectionError, TimeoutError))
 
 
-def _any(found: list[BaseException], kind: type[BaseException]) -> bool:
-    return any(isinstance(error, kind) for error in found)
+def _any(causes: list[BaseException], kind: type[BaseException]) -> bool:
+    return any(isinstance(error, kind) for error in causes)
 
 
 def _or_fetch(source: str, kind: str) -> str:
-    what = f"--repo-type {kind} {source}" if kind != "model" else source
-    return f"fetch it where there is a network (hf download {what}), or give the path of a copy"
+    arguments = f"--repo-type {kind} {source}" if kind != "model" else source
+    return f"fetch it where there is a network (hf download {arguments}), or give the path of a copy"
 
 
 def _page(source: str, kind: str) -> str:

@@ -1,7 +1,7 @@
-"""Ctrl-C outside the steps of a run, where foreign code may swallow it.
+"""Ctrl-C outside the steps of a run, where third-party code may swallow it.
 
-scikit-learn's ``MLPClassifier.fit`` catches KeyboardInterrupt and returns a classifier that is fitted halfway: a run
-that was interrupted there would train on with another reward.
+scikit-learn's ``MLPClassifier.fit`` catches KeyboardInterrupt and returns a classifier that is only partly fitted: a
+run interrupted there would continue with another reward.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _received = threading.Event()
 
 
 def install() -> None:
-    """From here on a Ctrl-C is remembered as well as raised; for the first line of a command."""
+    """Makes a Ctrl-C be recorded as well as raised; called on the first line of a command."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) in (
         signal.default_int_handler,
         signal.SIG_DFL,
     ):
         _received.clear()
-        signal.signal(signal.SIGINT, _remember_and_raise)
+        signal.signal(signal.SIGINT, _record_and_raise)
 
 
 def require_none() -> None:
-    """Raises KeyboardInterrupt if one was raised since ``install`` and code that was running swallowed it."""
+    """Raises KeyboardInterrupt if one was raised since ``install`` and swallowed by running code."""
     if _received.is_set():
         _received.clear()
         raise KeyboardInterrupt
@@ -34,7 +34,7 @@ def require_none() -> None:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Within it a Ctrl-C waits for the end, where it is raised.
+    """Context in which a Ctrl-C is deferred to the end, and raised there.
 
     Yields:
         None: nothing.
@@ -42,20 +42,20 @@ def deferred() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    waiting: list[int] = []
+    received: list[int] = []
 
-    def wait(number: int, frame: Any) -> None:
-        waiting.append(number)
+    def record(number: int, frame: Any) -> None:
+        received.append(number)
 
-    before = signal.signal(signal.SIGINT, wait)
+    previous_handler = signal.signal(signal.SIGINT, record)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        if waiting and callable(before):
-            before(waiting[0], None)
+        signal.signal(signal.SIGINT, previous_handler)
+        if received and callable(previous_handler):
+            previous_handler(received[0], None)
 
 
-def _remember_and_raise(number: int, frame: Any) -> None:
+def _record_and_raise(number: int, frame: Any) -> None:
     _received.set()
     raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What is imported at its first use, so that formulas, signatures and settings are read without torch."""
+"""Imports on first use, so that formulas, signatures and settings can be read without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 else:
 
     class _FirstUse(ModuleType):
-        """Stands for a module, which the first attribute asked for imports."""
+        """A substitute for a module that imports it on the first attribute access."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(importlib.import_module(self.__name__), name)
@@ -21,19 +21,19 @@ else:
 
 
 def exports(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package (PEP 562) that imports a name from its home when it is asked for.
+    """Returns the ``__getattr__`` of a package (PEP 562) that imports a name from its module on first access.
 
     Args:
-        package: name of the package, for the message of an unknown name.
+        package: name of the package, for the error message.
         homes: name -> the module that defines it.
 
     Returns:
-        What the package calls ``__getattr__``.
+        The function to assign to ``__getattr__``.
     """
 
-    def found(name: str) -> Any:
+    def import_name(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(homes[name]), name)
 
-    return found
+    return import_name

@@ -1,4 +1,4 @@
-"""The machine that a run is on, and which state of our code it runs."""
+"""Information about the machine of a run, and the version of the code."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mmgrpo.system.folders import PACKAGE
 
 
 def machine(device: torch.device, num_processes: int) -> dict[str, Any]:
-    """What a reader of times and numbers asks first: ``gpus`` are those in sight where the run computes on such.
+    """Returns hardware and software facts; ``gpus`` are the visible ones if the run computes on GPUs.
 
     Args:
-        device: what the main process computes on.
-        num_processes: of the whole job.
+        device: device of the main process.
+        num_processes: number of processes of the job.
 
     Returns:
-        Plain values, as JSON has them; None for what cannot be told.
+        JSON values; None for unknown ones.
     """
     gpus = range(torch.cuda.device_count()) if device.type == "cuda" else ()
     return {
@@ -38,9 +38,9 @@ def machine(device: torch.device, num_processes: int) -> dict[str, Any]:
 
 
 def commit(package: Path) -> str | None:
-    """The commit of the checkout that a package lies at the top of, and whether files were changed since.
+    """Returns the commit of the checkout that contains a package at its top, and whether files changed since.
 
-    None where there is no such checkout: a virtual environment within somebody else's is none.
+    None without such a checkout: a virtual environment inside another checkout does not count.
     """
     top = _git(package, "rev-parse", "--show-toplevel")
     if not top or Path(top).resolve() != package.parent:
@@ -53,19 +53,19 @@ def commit(package: Path) -> str | None:
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
         command = ["git", "-C", folder, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10)
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def _installed_commit() -> str | None:
-    """The commit that pip installed from, if it was given a repository."""
+    """Returns the commit that pip installed, if it installed from a repository."""
     try:
-        told = json.loads(distribution("mmgrpo").read_text("direct_url.json") or "{}")
+        url_info = json.loads(distribution("mmgrpo").read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
         return None
-    return told.get("vcs_info", {}).get("commit_id")
+    return url_info.get("vcs_info", {}).get("commit_id")
 
 
 def _processor() -> str:
@@ -73,5 +73,5 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
         lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""Restores the settings of the process that foreign code changes: rewards, environments."""
+"""Restores settings of the process that third-party code (rewards, environments) changes."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ def _set_autocast(enabled: tuple[bool, bool]) -> None:
 
 _Settings = Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]
 
-_OF_THREAD: _Settings = {
+_THREAD_SETTINGS: _Settings = {
     "the default device": (torch.get_default_device, _set_default_device),
     "grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
     "autocast": (_autocast, _set_autocast),
     "numpy's handling of floating-point errors": (np.geterr, lambda value: np.seterr(**value)),
 }
-"""Settings that each thread has for itself."""
+"""Thread-local settings."""
 
-_OF_PROCESS: _Settings = {
+_PROCESS_SETTINGS: _Settings = {
     "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
     "deterministic algorithms": (_deterministic, _set_deterministic),
@@ -74,7 +74,7 @@ _OF_PROCESS: _Settings = {
     "the precision of float32 products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "the working directory": (_working_directory, _set_working_directory),
 }
-"""Settings that all threads share."""
+"""Settings shared by all threads."""
 
 
 def _values(settings: _Settings) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _values(settings: _Settings) -> dict[str, Any]:
 
 @final
 class _Calls:
-    """The calls that run now on any thread, and the shared settings from before the first of them."""
+    """The running calls on all threads, and the shared settings from before the first of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -94,7 +94,7 @@ class _Calls:
     def begin(self, name: str) -> None:
         with self._lock:
             if not self._running:
-                self._before = _values(_OF_PROCESS)
+                self._before = _values(_PROCESS_SETTINGS)
                 self._names = set()
             self._running.append(name)
             self._names.add(name)
@@ -103,15 +103,14 @@ class _Calls:
         """Restores the shared settings.
 
         Args:
-            name: of the code whose call ends.
+            name: name of the code whose call ends.
 
         Returns:
-            The name, earlier value and value of each setting that was changed; the names of what may have
-            changed it.
+            Name, earlier value and changed value of each changed setting; a text that names the possible causes.
         """
         with self._lock:
             self._running.remove(name)
-            changed = _restored(_OF_PROCESS, self._before)
+            changed = _restore(_PROCESS_SETTINGS, self._before)
             names = sorted(self._names)
             return changed, names[0] if len(names) == 1 else f"one of {', '.join(names)}"
 
@@ -119,7 +118,7 @@ class _Calls:
 _calls = _Calls()
 
 
-def _restored(settings: _Settings, before: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+def _restore(settings: _Settings, before: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     changed = []
     for setting, (get, restore) in settings.items():
         if (after := get()) != before[setting]:
@@ -130,26 +129,26 @@ def _restored(settings: _Settings, before: Mapping[str, Any]) -> list[tuple[str,
 
 @contextmanager
 def restored_settings(name: str, reported: set[str]) -> Iterator[None]:
-    """Restores what foreign code changes of the process's settings, with a warning for each.
+    """Context of third-party code; restores the process settings that it changes, with a warning for each.
 
-    Calls that run at the same time share the settings from before the first of them, so that none restores what
-    another changed.
+    Concurrent calls share the settings from before the first of them, so that no call restores a value that another
+    call changed.
 
     Args:
-        name: of the code, such as "reward 'aesthetic'".
-        reported: settings that no warning names again; extended here.
+        name: name of the code, such as "reward 'aesthetic'".
+        reported: settings without a further warning; extended in place.
 
     Yields:
         None: while the code runs.
     """
-    before = _values(_OF_THREAD)
+    before = _values(_THREAD_SETTINGS)
     _calls.begin(name)
     try:
         yield
     finally:
         shared, names = _calls.end(name)
-        of_thread = [(name, *change) for change in _restored(_OF_THREAD, before)]
-        for who, setting, earlier, after in [*of_thread, *((names, *change) for change in shared)]:
+        thread_changes = [(name, *change) for change in _restore(_THREAD_SETTINGS, before)]
+        for culprit, setting, earlier, after in [*thread_changes, *((names, *change) for change in shared)]:
             if setting not in reported:
                 reported.add(setting)
-                logger.warning("%s changed %s from %s to %s; it is restored", who, setting, earlier, after)
+                logger.warning("%s changed %s from %s to %s; it is restored", culprit, setting, earlier, after)

@@ -1,7 +1,7 @@
-"""What ``module:attribute`` names, imported on use; and ``python:module:attribute``, of the user's own.
+"""Import of ``module:attribute`` targets on use, and of the user's ``python:module:attribute`` targets.
 
-The working directory is where a stranger may have put files, so no import of ours sees it: a ``peft.py`` there is not
-used. Only modules that are asked for by ``python:`` may lie there, and what is installed comes before them.
+The working directory may contain other people's files, so mmgrpo's imports do not search it: a ``peft.py`` there is not
+used. Only ``python:`` targets may be modules of the working directory, and installed packages take precedence.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from mmgrpo.system.extras import missing
 PYTHON = "python:"
 
 
-def is_own(name: str) -> bool:
-    """Whether a name is ``python:module:attribute``, something of the user's own."""
+def is_python_target(name: str) -> bool:
+    """Whether a name has the form ``python:module:attribute``, which refers to the user's code."""
     return name.startswith(PYTHON)
 
 
-def own_attribute(name: str) -> Any:
-    """What ``python:module:attribute`` names; its module may lie in the working directory.
+def import_python_target(name: str) -> Any:
+    """Imports ``python:module:attribute``; its module may be in the working directory.
 
     Args:
         name: with or without ``python:``.
 
     Returns:
-        The object, its module imported now.
+        The object.
 
     Raises:
-        ConfigError: the name is malformed or nothing is there.
+        ConfigError: the name is malformed or the object does not exist.
         MissingPackageError: importing it needs a package that is not installed.
     """
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)  # for good: such modules import others of theirs when they are called
+    working_directory = str(Path.cwd())
+    if working_directory not in sys.path:
+        sys.path.append(working_directory)  # permanently: such modules import others when they are called
     return import_attribute(name.removeprefix(PYTHON))
 
 
 def import_attribute(target: str) -> Any:
-    """The object at "module:attribute".
+    """Imports "module:attribute".
 
     Args:
-        target: where it is.
+        target: the module and the attribute.
 
     Returns:
-        The object, its module imported now.
+        The object.
 
     Raises:
         ConfigError: the target is malformed or does not exist.
@@ -56,7 +56,7 @@ def import_attribute(target: str) -> Any:
     """
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
-        raise ConfigError(f"{target!r} must be module:attribute")
+        raise ConfigError(f"{target!r} must have the form module:attribute")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -66,5 +66,5 @@ def import_attribute(target: str) -> Any:
     try:
         return getattr(module, attribute)
     except AttributeError as error:
-        where = getattr(module, "__file__", None) or "built in"
-        raise ConfigError(f"{target!r} does not exist: {error} ({where})") from error
+        path = getattr(module, "__file__", None) or "built in"
+        raise ConfigError(f"{target!r} does not exist: {error} ({path})") from error

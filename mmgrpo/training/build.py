@@ -29,7 +29,7 @@ from mmgrpo.runs.checkpoint import FOLDER, is_checkpoint
 from mmgrpo.runs.resuming import policy_weights_folder
 from mmgrpo.scoring import Gate, NamedReward, as_reward
 from mmgrpo.system.process_settings import restored_settings
-from mmgrpo.system.targets import is_own
+from mmgrpo.system.targets import is_python_target
 from mmgrpo.training.ema import Average
 from mmgrpo.training.hooks import HOOKS
 from mmgrpo.training.optimizer import GuardedOptimizer
@@ -226,7 +226,7 @@ def _built_reward(config: RewardConfig, live: Functions) -> Any:
         return live[config.name]
     target = resolve("rewards", config.name)
     settings = {name: _reward_setting(config.name, name, value, live) for name, value in config.numbers.items()}
-    if is_own(config.name) and not inspect.isclass(target):
+    if is_python_target(config.name) and not inspect.isclass(target):
         return partial(target, **settings) if settings else target
     try:
         return target(**settings)
@@ -241,7 +241,7 @@ def _reward_setting(owner: str, setting: str, value: Any, live: Functions) -> An
         return live[value]
     named = value if isinstance(value, str) else value.get("name") if isinstance(value, Mapping) else None
     is_reward = setting in _NESTED and named is not None
-    if not is_reward and not (isinstance(named, str) and is_own(named)):
+    if not is_reward and not (isinstance(named, str) and is_python_target(named)):
         return value
     try:
         nested = RewardConfig.model_validate(value)

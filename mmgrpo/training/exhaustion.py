@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from mmgrpo.errors import MmgrpoError, OutOfMemoryError
-from mmgrpo.system.exhausted import is_out_of_memory
+from mmgrpo.system.out_of_memory import is_out_of_memory
 
 _ROLLOUT = "lower policy.rollout_batch, or set runtime.gather_for_rollout: false where the model lies in parts"
 _UPDATE = (

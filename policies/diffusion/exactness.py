@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ReplayError
-from mmgrpo.system.exhausted import is_out_of_memory
+from mmgrpo.system.out_of_memory import is_out_of_memory
 from mmgrpo.types import Rollout
 
 from .call_form import CallForm

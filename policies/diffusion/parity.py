@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from mmgrpo.system.exhausted import is_out_of_memory
+from mmgrpo.system.out_of_memory import is_out_of_memory
 
 from .batches import Batches
 from .conditioning import contrasting_prompt

@@ -19,7 +19,7 @@ from diffusers import (
 from torch import nn
 
 from mmgrpo.errors import ConfigError, PolicyError
-from mmgrpo.system.hub import why_not
+from mmgrpo.system.hub import explain_load_error
 
 from ..model_source import DTYPES, call_builder, require_model
 from .caches import cache_names
@@ -63,7 +63,7 @@ def load_pipeline(settings: DenoisingSettings) -> Any:
                 source, dtype=dtype, revision=settings.revision, variant=settings.variant, **absent
             )
     except (OSError, ValueError) as error:
-        reason = why_not(source, error, revision=settings.revision)
+        reason = explain_load_error(source, error, revision=settings.revision)
         raise ConfigError(f"policy.model {source!r} cannot be loaded as a diffusers pipeline: {reason}") from error
 
 

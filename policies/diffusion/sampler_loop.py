@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmgrpo.errors import MmgrpoError, PolicyError
 from mmgrpo.splits import NO_BRANCHING
-from mmgrpo.system.exhausted import is_out_of_memory
+from mmgrpo.system.out_of_memory import is_out_of_memory
 from mmgrpo.types import Plan, Prompt, Rollout, Sample
 
 from .batches import Batches, chunked

@@ -10,7 +10,7 @@ import diffusers
 from diffusers import DiffusionPipeline
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.system.hub import why_not
+from mmgrpo.system.hub import explain_load_error
 
 from ..adapters import FACTORS, opened_tensors
 from ..model_source import DTYPES
@@ -119,7 +119,8 @@ def _pipeline_class(path: Path, config: str, *, is_configured: bool) -> Any:
         raise ConfigError(
             f"policy.model {str(path)!r} is a one-file checkpoint, which has weights only; its pipeline's "
             f"configuration, {config}{'' if is_configured else ' (inferred from its keys)'}, cannot be loaded: "
-            f"{why_not(config, error)}. Or set policy.single_file_config to a folder with its model_index.json"
+            f"{explain_load_error(config, error)}. Or set policy.single_file_config to a folder with its "
+            "model_index.json"
         ) from error
     name = index.get("_class_name", "")
     pipeline_class = getattr(diffusers, name, None)

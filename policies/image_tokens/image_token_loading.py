@@ -7,8 +7,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.system.hub import why_not
-from mmgrpo.system.targets import is_own
+from mmgrpo.system.hub import explain_load_error
+from mmgrpo.system.targets import is_python_target
 
 from ..model_source import DTYPES, call_builder, require_model
 from ..text_models import pretrained
@@ -22,7 +22,7 @@ def load(settings: ImageTokensSettings) -> tuple[PreTrainedModel, Any, Any]:
     """
     source = require_model(settings.model)
     autoencoder = None
-    if is_own(source):
+    if is_python_target(source):
         loaded = call_builder(source)
         if not isinstance(loaded, tuple) or len(loaded) not in (2, 3):
             returned = type(loaded).__name__
@@ -40,7 +40,7 @@ def load(settings: ImageTokensSettings) -> tuple[PreTrainedModel, Any, Any]:
 
 
 def _autoencoder(source: str) -> Any:
-    if is_own(source):
+    if is_python_target(source):
         return call_builder(source)
     from diffusers import VQModel
 
@@ -49,5 +49,5 @@ def _autoencoder(source: str) -> Any:
         return VQModel.from_pretrained(path, subfolder=subfolder or None)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(
-            f"policy.autoencoder {source!r} cannot be loaded as a diffusers VQModel: {why_not(path, error)}"
+            f"policy.autoencoder {source!r} cannot be loaded as a diffusers VQModel: {explain_load_error(path, error)}"
         ) from error

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mmgrpo.differentiating import gradients_of
 from mmgrpo.errors import PolicyError
-from mmgrpo.system.exhausted import is_out_of_memory
+from mmgrpo.system.out_of_memory import is_out_of_memory
 
 from ..completion import Completion
 from ..sampling import TokenSampling

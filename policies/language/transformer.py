@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 
 from mmgrpo.errors import PolicyError
-from mmgrpo.system.exhausted import is_out_of_memory
+from mmgrpo.system.out_of_memory import is_out_of_memory
 
 from ..prefix import Prefix, cache_argument, concat_prefixes, extend_prefix, is_mergeable
 from .encoding import MASK, EncodedPrompt, prompt_batches

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokeni
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.system.hub import why_not
+from mmgrpo.system.hub import explain_load_error
 
 from ..model_source import DTYPES, call_builder, require_model
 from .amused_predictor import AmusedPredictor
@@ -47,7 +47,7 @@ def load(settings: MaskedSettings) -> Any:
         decoder = None if settings.codes is None else settings.codes.decoder
         return model, tokenizer, *([] if decoder is None else [VQModel.from_pretrained(decoder)])
     except (OSError, ValueError, ImportError) as error:
-        reason = why_not(source, error, revision=settings.revision)
+        reason = explain_load_error(source, error, revision=settings.revision)
         raise ConfigError(f"policy.model {source!r} cannot be loaded as a masked model: {reason}") from error
 
 

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.system.bounded import Ends, EndsSecurely, body_of
+from mmgrpo.system.bounded_http import BoundedHTTPHandler, BoundedHTTPSHandler, read_body
 from mmgrpo.types import Sample, Score
 
 from ..models.checkpoints import require_positive
@@ -170,7 +170,7 @@ class Endpoint:
             f"{self.url.rstrip('/')}/chat/completions", request_body, headers, method="POST"
         )
         with _opener.open(request, timeout=self.timeout) as response:
-            reply_body = body_of(response, MAX_REPLY_BYTES)
+            reply_body = read_body(response, MAX_REPLY_BYTES)
         if reply_body is None:
             raise NoReplyError(f"the reply is longer than {MAX_REPLY_BYTES} bytes")
         return reply_body
@@ -311,4 +311,4 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """Return None, so that a redirect raises an error."""
 
 
-_opener = urllib.request.build_opener(_NoRedirect, Ends, EndsSecurely)
+_opener = urllib.request.build_opener(_NoRedirect, BoundedHTTPHandler, BoundedHTTPSHandler)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from mmgrpo.errors import ConfigError, DataError, RewardError
 from mmgrpo.serving.wire import Form, ScoreResponse, WireScope, check_values, packed, token_of
-from mmgrpo.system.bounded import Connection, SecureConnection, body_of
+from mmgrpo.system.bounded_http import BoundedConnection, BoundedSecureConnection, read_body
 from mmgrpo.types import Sample, Scope, Score
 
 logger = logging.getLogger(__name__)
@@ -125,14 +125,14 @@ class RemoteReward:
         raise AssertionError("the last attempt returns or raises")
 
     def _post(self, body: bytes, content_type: str) -> bytes:
-        connect = SecureConnection if self._https else Connection
+        connect = BoundedSecureConnection if self._https else BoundedConnection
         connection = connect(self._host, self._port, timeout=self._timeout)
         try:
             headers = {"Content-Type": content_type, **self._headers}
             with suppress(BrokenPipeError, ConnectionResetError):  # the server may respond early
                 connection.request("POST", f"{self._path}/score", body, headers)
             response = connection.getresponse()
-            status, answer = response.status, body_of(response, MAX_ANSWER_BYTES)
+            status, answer = response.status, read_body(response, MAX_ANSWER_BYTES)
         except http.client.HTTPException as error:
             raise ConnectionError(f"{type(error).__name__}: {error}") from error
         finally:

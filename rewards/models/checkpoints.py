@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError, MissingPackageError, RewardError
-from mmgrpo.system.hub import why_not
+from mmgrpo.system.hub import explain_load_error
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -55,7 +55,7 @@ def load_once(load: Callable[..., T], *arguments: Any) -> T:
             except (MissingPackageError, RewardError, ConfigError):
                 raise
             except Exception as error:  # hub, file and format errors are of every kind
-                why = why_not(f"{arguments[0]}", error)
+                why = explain_load_error(f"{arguments[0]}", error)
                 raise RewardError(f"{arguments[0]!r} cannot be loaded by {load.__name__}: {why}") from error
         return _loaded[key]
 

@@ -114,5 +114,5 @@ def test_a_file_that_was_cut_short_is_said(folder: Path, tmp_path: Path) -> None
 
 
 def test_a_file_is_no_language_model(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="it is a file: give the folder that holds it with its configuration"):
+    with pytest.raises(ConfigError, match="it is a file: give the folder with the weights and the configuration"):
         LanguagePolicy.from_config({"model": str(folder / "model.safetensors")})

@@ -15,7 +15,7 @@ from mmgrpo.config.schedules import Course, config_at
 from mmgrpo.data.history import History
 from mmgrpo.errors import ConfigError
 from mmgrpo.memory import Memory
-from mmgrpo.system.yamls import parsed_yaml
+from mmgrpo.system.yamls import parse_yaml
 from mmgrpo.training.build import build_rewards
 from mmgrpo.training.step_rewards import StepRewards
 from mmgrpo.types import Prompt, Sample
@@ -82,7 +82,7 @@ class TestConfigAt:
 
     def test_survives_its_file(self) -> None:
         config = config_of(schedules=KL, phases=[{"until": 3, "set": {"update.max_grad_norm": 0.5}}])
-        assert validated(parsed_yaml(dump_config(config))) == config
+        assert validated(parse_yaml(dump_config(config))) == config
 
     @pytest.mark.parametrize(
         ("sections", "said"),

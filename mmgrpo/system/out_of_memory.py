@@ -1,0 +1,15 @@
+"""Recognition of out-of-memory errors of all libraries."""
+
+from __future__ import annotations
+
+import torch
+
+_MESSAGES = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
+"""Parts of the messages of RuntimeErrors from CPUs, cuBLAS and Metal."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that the memory of the machine or the accelerator was exhausted."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(message in str(error).lower() for message in _MESSAGES)
