@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from mmgrpo.config.auxiliary import AuxiliaryConfig
 from mmgrpo.config.critic import CriticConfig
@@ -16,6 +16,7 @@ from mmgrpo.config.phases import PhaseConfig, faults, moving_keys
 from mmgrpo.config.prompts import PromptsConfig, ReadingConfig, SourceConfig
 from mmgrpo.config.references import ReferenceConfig
 from mmgrpo.config.registry import decides
+from mmgrpo.config.renamed import renamed_key
 from mmgrpo.config.rewards import GateConfig, Otherwise, RewardConfig, RewardList, gate_order
 from mmgrpo.config.runtime import RuntimeConfig
 from mmgrpo.config.sections import Named, Section, unknown_keys
@@ -245,10 +246,11 @@ class RunConfig(Section):
     steps: int = Field(default=100, ge=0, description="rollouts, each with its updates; 0: warm-up and evaluation")
     method: MethodConfig | None = None
     recipe: RecipeConfig | None = Field(default=None, description="of a file in papers/: the paper whose run it is")
-    published: dict[str, Any] = Field(
+    paper_hparams: dict[str, Any] = Field(
         default_factory=dict,
-        description="of a method's file: the scale of its published run, not in force by itself; true, in a file that "
-        "includes it or as an override: in force where the method lies, under what the file itself says",
+        description="of a method's file: the hyperparameters of the paper's run, not in force by themselves; "
+        "use_paper_hparams: true in a file that includes the method, or use_paper_hparams=true as an override, applies "
+        "them on top of the method, below the file",
     )
     policy: Named | None = Field(
         default=None, description="a registered adapter with its settings; not needed for a live policy"
@@ -310,15 +312,6 @@ class RunConfig(Section):
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
 
-    @field_validator("published", mode="before")
-    @classmethod
-    def _values(cls, value: Any) -> Any:
-        if isinstance(value, bool):
-            raise ValueError(
-                "true and false are for files that include a method; there is none here, so write the values out"
-            )
-        return value
-
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
         methods = () if self.method is None else (*self.method.over, self.method)
@@ -342,8 +335,9 @@ class RunConfig(Section):
         beside = [one.label for one in self.auxiliary]
         if len(set(beside)) < len(beside):
             raise ValueError(f"auxiliary losses are logged by label, and {beside} repeat: give each its own")
-        if unknown := list(unknown_keys(RunConfig, self.published)):
-            raise ValueError(f"published: no key of the configuration is {', '.join(unknown)}")
+        if unknown := list(unknown_keys(RunConfig, self.paper_hparams)):
+            named = [key if (new := renamed_key(key)) is None else f"{key} (now {new})" for key in unknown]
+            raise ValueError(f"paper_hparams: no key of the configuration is {', '.join(named)}")
         if self.rollout.group_size == 1 and self.advantage.scale.name != "raw":
             raise ValueError(
                 "rollout.group_size must be at least 2: a group of 1 has nothing to be compared with but "

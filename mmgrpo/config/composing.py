@@ -197,7 +197,7 @@ def _identity(function: Any) -> tuple[Any, Any]:
 
 
 def _without_names(values: Values) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key not in ("method", "published")}
+    return {key: value for key, value in values.items() if key not in ("method", "paper_hparams")}
 
 
 def _name(values: Values) -> str | None:

@@ -66,8 +66,8 @@ def load_config(
     of its ``include:``. A list of the file, or of an override, that drops functions of a method is an error, but for
     ``[]``. Rewards of methods are added to ``rewards``.
 
-    ``published: true`` in a file or ``published=true`` as an override puts in force what the included methods have
-    under ``published:``, each where its file lies.
+    ``use_paper_hparams: true`` in a file, or ``use_paper_hparams=true`` as an override, applies the values under
+    ``paper_hparams:`` of each included method on top of that method's file.
 
     Args:
         path: a file or a shipped name, with or without ``.yaml``.
@@ -82,9 +82,12 @@ def load_config(
         ConfigError: a file is missing or malformed, or a value is not allowed; the message names the key.
     """
     given = _parsed(overrides)
-    published = given.pop("published", None)
+    published = given.pop("use_paper_hparams", None)
     if published is not None and not isinstance(published, bool):
-        raise ConfigError(f"an override of published is published=true or published=false, got {published!r:.80}")
+        raise ConfigError(
+            "the override use_paper_hparams is use_paper_hparams=true or use_paper_hparams=false, got "
+            f"{published!r:.80}"
+        )
     upper = [read_layers(find_config(name), published=published) for name in laid_over]
     is_compared = any(at(values, "method.name", None) is not None for values in upper)
     merged = read_layers(find_config(path), published=published, with_methods=not is_compared)
@@ -217,7 +220,7 @@ def read_layers(path: Path, *, published: bool | None = None, with_methods: bool
 
     Args:
         path: the file.
-        published: whether the values under ``published:`` are put in force; None: as the files ask for.
+        published: whether the values under ``paper_hparams:`` are put in force; None: as the files ask for.
         with_methods: False leaves out the methods that it includes, but for published values that are in force.
 
     Returns:
@@ -231,7 +234,7 @@ def read_layers(path: Path, *, published: bool | None = None, with_methods: bool
         return _without_methods(path.resolve(), published)
     merged = _layers(path.resolve(), (), {}, published)
     if published:
-        _require_published(merged, "published=true")
+        _require_published(merged, "use_paper_hparams=true")
     return merged
 
 
@@ -244,7 +247,7 @@ def _without_methods(path: Path, published: bool | None) -> dict[str, Any]:
             f"{path} sets numbers of {', '.join(unnamed)} that a method it includes names, so that they cannot be "
             "compared with other methods: state the name beside the numbers, or leave the numbers to the method"
         )
-    return {key: value for key, value in merged.items() if key not in ("method", "published")}
+    return {key: value for key, value in merged.items() if key not in ("method", "paper_hparams")}
 
 
 def _require_method_alone(path: Path, values: Mapping[str, Any], *, is_included: bool) -> None:
@@ -273,11 +276,13 @@ def _layers(
         values = _read(path)
         if METHODS in path.parents and isinstance(values.get("method"), dict):
             values["method"] = {"kind": path.parent.name, **values["method"]}
-        asks = values.pop("published") if isinstance(values.get("published"), bool) else None
+        asks = values.pop("use_paper_hparams", None)
+        if asks is not None and not isinstance(asks, bool):
+            raise ConfigError(f"{path}: use_paper_hparams must be true or false, got {asks!r:.80}")
         inner = asks if published is None else published  # the outermost file that says so decides
         if not with_methods and at(values, "method.name", None) is not None:
             _require_method_alone(path, values, is_included=bool(above))
-            return dict(values["published"]) if inner and _publishes(values) else {}
+            return dict(values["paper_hparams"]) if inner and _publishes(values) else {}
 
         def below(names: Sequence[str]) -> dict[str, Any]:
             files = [find_config(name, path.parent).resolve() for name in names]
@@ -288,10 +293,10 @@ def _layers(
         if isinstance(values.get("tasks"), dict):
             values["tasks"] = {name: _task(task, path, below) for name, task in values["tasks"].items()}
         if asks and with_methods:
-            _require_published(merged, f"{path}: published: true")
+            _require_published(merged, f"{path}: use_paper_hparams: true")
         require_functions(merged, values, str(path))
         merged = _over(merged, values)
-        known[path, published] = merge(merged, values["published"]) if inner and _publishes(values) else merged
+        known[path, published] = merge(merged, values["paper_hparams"]) if inner and _publishes(values) else merged
     return known[path, published]
 
 
@@ -299,15 +304,15 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Merged; what a lower method publishes goes with it where another takes its place."""
     names = [method.get("name") for values in (below, above) if isinstance(method := values.get("method"), Mapping)]
     replaced = len(names) == 2 and None not in names and names[0] != names[1]
-    return merge({key: value for key, value in below.items() if not (replaced and key == "published")}, above)
+    return merge({key: value for key, value in below.items() if not (replaced and key == "paper_hparams")}, above)
 
 
 def _publishes(values: Mapping[str, Any]) -> bool:
-    return isinstance(values.get("published"), Mapping)
+    return isinstance(values.get("paper_hparams"), Mapping)
 
 
 def _require_published(merged: Mapping[str, Any], asked: str) -> None:
-    if not merged.get("published"):
+    if not merged.get("paper_hparams"):
         raise ConfigError(
             f"{asked} asks for the published values of a method, but what is included has none; leave it out, or "
             "include a method that has them (mmgrpo methods NAME shows them)"

@@ -16,7 +16,7 @@ from mmgrpo.errors import ConfigError
 LATER = "It goes on from the weights of the run before. Of the first run of the series:"
 """What a later run says before the note of its series, which may speak of a start that it does not have."""
 
-BESIDE_TASKS = (*OF_RUN, "note", "recipe", "published")
+BESIDE_TASKS = (*OF_RUN, "note", "recipe", "paper_hparams")
 """Sections that a mixed run has itself."""
 
 

@@ -16,6 +16,7 @@ RENAMED: Mapping[str, str] = {
     "objective.foreign": "objective.off_policy",
     "objective.recentre": "objective.normalise_ratio",
     "objective.terms.origins": "objective.terms.sources",
+    "published": "paper_hparams, or use_paper_hparams: true in a file that includes a method",
     "policy.cooling": "policy.temperature_schedule",
     "policy.tail": "policy.fast_remainder",
     "prompts.sources.when_unreadable": "prompts.sources.on_error",

@@ -45,6 +45,12 @@ INCLUDE = (
 )
 
 
+USE_PAPER_HPARAMS = (
+    "use_paper_hparams is true or false in a file that includes a method, or an override; there is no method here, so "
+    "write the values out"
+)
+
+
 def typed(values: Mapping[str, Any]) -> RunConfig:
     """A ``RunConfig`` from plain values; its runs or tasks are not looked at. Raises ConfigError for wrong keys."""
     try:
@@ -64,6 +70,9 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
             known = owner.model_fields if owner else {}
             if where == "include":
                 lines.append(INCLUDE)
+                continue
+            if where == "use_paper_hparams":
+                lines.append(USE_PAPER_HPARAMS)
                 continue
             new = renamed_key(where) or (None if model is RunConfig else renamed_key(f"policy.{where}"))
             fix = suggestion(str(problem["loc"][-1]), known) if new is None else f"; it is now {new}"

@@ -50,8 +50,8 @@ the working directory) or a shipped name such as `methods/flow-grpo`; overrides 
 key by key, except that of two mappings with different `name` the upper one replaces the lower; everything else is
 replaced, and `a.b=null` clears a key. A run or a model is merged before the methods of the same `include:`, and a list
 that drops functions of a method is an error; a method's rewards are added to `rewards` ([methods](methods.md)). An
-unknown key is an error that names the nearest one. `published: true`, or `published=true`, puts the published scale of
-the included methods in force.
+unknown key is an error that names the nearest one. `use_paper_hparams: true`, or `use_paper_hparams=true`, puts the
+published scale of the included methods in force.
 
 "Named" is a name with its numbers beside it, `{name: clipped, low: 0.2, high: 0.2}`, or the bare name where it takes
 none; the names are listed [below](#names). The value that a run used stands in `config.yaml` of its folder."""

@@ -34,10 +34,10 @@ rewards: [{name: jpeg_size}]
 ```
 
 A method's file sets what makes it that method and leaves the scale to the run: no batch, no learning rate, no number of
-steps. Those of the published run stand under `published:` in the same file. `mmgrpo explain` says which of them a run
-has otherwise, and `published: true` in the file that includes the method, or `published=true` on the command line, puts
-them in force where the method lies: over the model, under what the file itself says, and under overrides.
-`mmgrpo methods NAME` shows a method's section of this page.
+steps. Those of the published run stand under `paper_hparams:` in the same file. `mmgrpo explain` says which of them a
+run has otherwise, and `use_paper_hparams: true` in the file that includes the method, or `use_paper_hparams=true` on
+the command line, puts them in force where the method lies: over the model, under what the file itself says, and under
+overrides. `mmgrpo methods NAME` shows a method's section of this page.
 
 `rewards:` are those of your run. No method replaces them, and they replace none of a method: a method that works
 by rewards states them under `method.rewards`, and they are added to yours. `added` rewards count beside yours.
@@ -81,12 +81,12 @@ method:
   evidence: [What was checked, and against what.]   # a number, the authors' code, a run that trained
 objective:
   surrogate: {name: clipped, low: 0.2, high: 0.3}
-published:
+paper_hparams:
   rollout: {group_size: 16}
   update: {lr: 1.0e-6}
 ```
 
-What belongs above `published:` is what the paper compares with its baseline at equal cost: functions, bounds, the
+What belongs above `paper_hparams:` is what the paper compares with its baseline at equal cost: functions, bounds, the
 divergence and its weight, sampler, window, shared noise. What follows from the model, the data or the number of GPUs
 stands below.
 `tests/configs` holds every shipped file to it: each key has a source, the file lies over every model, and trains.
@@ -271,14 +271,14 @@ def _row(include: str) -> MethodRow:
         method=method,
         composition="; ".join(composition(values.get("policy") or {}, config)),
         formulas=tuple(formulas(config)),
-        sources=tuple(_sources({key: value for key, value in values.items() if key != "published"}, method)),
-        published=tuple(_sources(config.published, method)),
+        sources=tuple(_sources({key: value for key, value in values.items() if key != "paper_hparams"}, method)),
+        published=tuple(_sources(config.paper_hparams, method)),
     )
 
 
 def _require_known(method: MethodConfig, values: Mapping[str, Any]) -> None:
     """Raises ConfigError for a source of a key that is not set."""
-    published = values.get("published") or {}
+    published = values.get("paper_hparams") or {}
     for key in method.sources:
         if not has(published, key):
             at(values, key)
@@ -311,7 +311,7 @@ def _section(row: MethodRow) -> Iterator[str]:
     yield from _values(row.sources)
     if row.published:
         where = f", {method.published_on}" if method.published_on else ""
-        yield from ("", f"The published run{where}; in force with `published: true`:", "")
+        yield from ("", f"The published run{where}; in force with `use_paper_hparams: true`:", "")
         yield from _values(row.published)
     for heading, items in (("Deviations", method.deviations), ("Evidence", method.evidence)):
         if items:

@@ -31,7 +31,7 @@ def method_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "method", "none named"
         return
     values = config.model_dump(mode="json")
-    yield from _rows("method", config.method, config.published, values)
+    yield from _rows("method", config.method, config.paper_hparams, values)
     for lower in reversed(config.method.over):
         yield from _rows("laid over", lower, {}, values)
 
@@ -117,8 +117,8 @@ def _published_line(method: MethodConfig, published: Values, values: Values) -> 
     if not others:
         return f"every value of the published run{where} is in force"
     return (
-        f"the published run{where} had {', '.join(others)}; published=true on the command line, or published: true in "
-        "the file that includes the method, puts in force what the file itself leaves open"
+        f"the published run{where} had {', '.join(others)}; use_paper_hparams=true on the command line, or "
+        "use_paper_hparams: true in the file that includes the method, puts in force what the file itself leaves open"
     )
 
 

@@ -268,7 +268,7 @@ def test_nothing_that_a_method_sets_is_lost(name: str, tmp_path: Path) -> None:
 def set_by(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted keys that a method's file sets, with their values; a function with its numbers is one value."""
     for key, value in values.items():
-        if prefix or key not in ("method", "published"):
+        if prefix or key not in ("method", "paper_hparams"):
             if isinstance(value, dict) and "name" not in value:
                 yield from set_by(value, f"{prefix}{key}.")
             else:

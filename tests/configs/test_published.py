@@ -24,7 +24,7 @@ METHOD = {
     "method": {"name": "ours", "title": "Ours", "paper": "2601.00001", "published_on": "a large model"},
     "objective": {"kl_beta": 0.0},
     "rollout": {"window": {"name": "random_subset", "size": 0.5}},
-    "published": {
+    "paper_hparams": {
         "steps": 7,
         "rollout": {"prompts_per_step": 48, "window": {"size": 6}},
         "update": {"lr": 0.5, "minibatches": 3},
@@ -112,11 +112,11 @@ def test_a_method_leaves_the_scale_to_the_run(write: Write) -> None:
     assert scale(config) == (100, 8, 0.25, 1, 0.125)  # the model's lr and decay, else the defaults
     assert config.rollout.window is not None
     assert config.rollout.window.numbers == {"size": 0.5}
-    assert config.published == METHOD["published"]
+    assert config.paper_hparams == METHOD["paper_hparams"]
 
 
 def test_a_file_puts_it_in_force_between_the_model_and_itself(write: Write) -> None:
-    values = {"include": ["model", "ours"], "published": True, "update": {"minibatches": 4}}
+    values = {"include": ["model", "ours"], "use_paper_hparams": True, "update": {"minibatches": 4}}
     path = write("run", values)
     config = load_config(path)
     assert scale(config) == (7, 48, 0.5, 4, 0.125)
@@ -127,46 +127,46 @@ def test_a_file_puts_it_in_force_between_the_model_and_itself(write: Write) -> N
 
 def test_an_override_puts_it_in_force_under_the_file(write: Write) -> None:
     path = write("run", {"include": ["model", "ours"], "update": {"minibatches": 4}})
-    assert scale(load_config(path, ["published=true"])) == (7, 48, 0.5, 4, 0.125)
-    assert scale(load_config(path, {"published": True})) == (7, 48, 0.5, 4, 0.125)
+    assert scale(load_config(path, ["use_paper_hparams=true"])) == (7, 48, 0.5, 4, 0.125)
+    assert scale(load_config(path, {"use_paper_hparams": True})) == (7, 48, 0.5, 4, 0.125)
     assert scale(load_config(path)) == (100, 8, 0.25, 4, 0.125)
 
 
 def test_who_includes_a_run_decides_over_it(write: Write) -> None:
-    write("run", {"include": ["model", "ours"], "published": True, "update": {"minibatches": 4}})
+    write("run", {"include": ["model", "ours"], "use_paper_hparams": True, "update": {"minibatches": 4}})
     above = write("above", {"include": ["run"], "steps": 3})
     assert scale(load_config(above)) == (3, 48, 0.5, 4, 0.125)
-    assert scale(load_config(above, ["published=false"])) == (3, 8, 0.25, 4, 0.125)
-    off = write("off", {"include": ["run"], "published": False})
+    assert scale(load_config(above, ["use_paper_hparams=false"])) == (3, 8, 0.25, 4, 0.125)
+    off = write("off", {"include": ["run"], "use_paper_hparams": False})
     assert scale(load_config(off)) == (100, 8, 0.25, 4, 0.125)
 
 
 def test_what_another_method_publishes_goes_with_it(write: Write) -> None:
-    write("theirs", {"method": {**METHOD["method"], "name": "theirs"}, "published": {"update": {"lr": 0.0625}}})
+    write("theirs", {"method": {**METHOD["method"], "name": "theirs"}, "paper_hparams": {"update": {"lr": 0.0625}}})
     config = load_config(write("run", {"include": ["ours", "theirs"]}))
-    assert config.published == {"update": {"lr": 0.0625}}
+    assert config.paper_hparams == {"update": {"lr": 0.0625}}
     task = write("task", {"include": ["ours"], "method": {"sources": {"rewards": "own"}}})  # names no other method
-    assert load_config(task).published == METHOD["published"]
+    assert load_config(task).paper_hparams == METHOD["paper_hparams"]
 
 
 def test_the_resolved_file_reads_back_to_the_same(write: Write, tmp_path: Path) -> None:
     for asked in (True, False):
-        config = load_config(write("run", {"include": ["model", "ours"], "published": asked}))
+        config = load_config(write("run", {"include": ["model", "ours"], "use_paper_hparams": asked}))
         (tmp_path / "config.yaml").write_text(dump_config(config))
         assert load_config(tmp_path / "config.yaml") == config
 
 
 def test_what_is_published_is_no_change_to_a_run_that_goes_on(write: Write) -> None:
     before = load_config(write("run", {"include": ["model", "ours"]}))
-    assert list(config_changes(before, before.model_copy(update={"published": {}}))) == []
+    assert list(config_changes(before, before.model_copy(update={"paper_hparams": {}}))) == []
 
 
-@pytest.mark.parametrize("values", [{"include": ["model"], "published": True}, {"published": True}])
+@pytest.mark.parametrize("values", [{"include": ["model"], "use_paper_hparams": True}, {"use_paper_hparams": True}])
 def test_asking_for_what_is_not_there_is_an_error(values: dict[str, Any], write: Write) -> None:
-    with pytest.raises(ConfigError, match="published: true asks for the published values of a method, but"):
+    with pytest.raises(ConfigError, match="use_paper_hparams: true asks for the published values of a method, but"):
         load_config(write("run", values))
-    with pytest.raises(ConfigError, match="published=true asks for the published values of a method, but"):
-        load_config(write("run", {"include": ["model"]}), ["published=true"])
+    with pytest.raises(ConfigError, match="use_paper_hparams=true asks for the published values of a method, but"):
+        load_config(write("run", {"include": ["model"]}), ["use_paper_hparams=true"])
 
 
 @pytest.mark.parametrize(
@@ -176,19 +176,19 @@ def test_asking_for_what_is_not_there_is_an_error(values: dict[str, Any], write:
             {"update": {"learning_rate": 1.0}, "model": "x"},
             "no key of the configuration is update.learning_rate, model",
         ),
-        (3, "published: must be a mapping, such as {key: value}; got 3"),
+        (3, "paper_hparams: must be a mapping, such as {key: value}; got 3"),
     ],
 )
 def test_published_values_are_those_of_keys_that_exist(published: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        validated({"published": published})
+        validated({"paper_hparams": published})
 
 
 def test_a_live_configuration_has_nothing_to_put_in_force(write: Write) -> None:
-    with pytest.raises(ConfigError, match="true and false are for files that include a method"):
-        validated({"published": True})
-    with pytest.raises(ConfigError, match="published=true or published=false, got 3"):
-        load_config(write("run", {"include": ["ours"]}), ["published=3"])
+    with pytest.raises(ConfigError, match="true or false in a file that includes a method"):
+        validated({"use_paper_hparams": True})
+    with pytest.raises(ConfigError, match="use_paper_hparams=true or use_paper_hparams=false, got 3"):
+        load_config(write("run", {"include": ["ours"]}), ["use_paper_hparams=3"])
 
 
 EXCHANGED = ("methods/gigpo",)
@@ -208,9 +208,9 @@ MODEL_OF = {
 def with_its_scale(name: str, write: Write) -> RunConfig:
     """A method over a model of its kind, with its published scale if it has one."""
     values = read_layers(find_config(name))
-    published, model = values.get("published", {}), MODEL_OF[values["method"]["applies_to"]]
+    published, model = values.get("paper_hparams", {}), MODEL_OF[values["method"]["applies_to"]]
     asked = {"rollout": {"environment": ENVIRONMENT}} if name in EXCHANGED else {}
-    return load_config(write("run", {"include": [model, name], "published": bool(published), **asked}))
+    return load_config(write("run", {"include": [model, name], "use_paper_hparams": bool(published), **asked}))
 
 
 @pytest.mark.parametrize("name", shipped("methods"))
@@ -238,12 +238,14 @@ def test_explanation_says_what_the_published_run_had_otherwise(write: Write) -> 
         published the published run (FLUX.1-dev at 720 x 720, LoRA of rank 128) had steps = 301 (here 100),
         policy.call.num_inference_steps = 12 (here 6), rollout.prompts_per_step = 16 (here 8), rollout.group_size = 12
         (here 8), rollout.window.size = 6 (here 0.6), update.minibatches = 2 (here 1), update.lr = 0.0003 (here 0.25);
-        published=true on the command line, or published: true in the file that includes the method, puts in force
-        what the file itself leaves open
+        use_paper_hparams=true on the command line, or use_paper_hparams: true in the file that includes the method,
+        puts in force what the file itself leaves open
         """
     assert " ".join(expected.split()) in rows(load_config(path))
-    assert "LoRA of rank 128) had update.lr = 0.0003 (here 0.25); " in rows(load_config(path, ["published=true"]))
-    said = rows(load_config(path, ["published=true", "update.lr=3e-4"]))
+    assert "LoRA of rank 128) had update.lr = 0.0003 (here 0.25); " in rows(
+        load_config(path, ["use_paper_hparams=true"])
+    )
+    said = rows(load_config(path, ["use_paper_hparams=true", "update.lr=3e-4"]))
     assert "every value of the published run (FLUX.1-dev at 720 x 720, LoRA of rank 128) is in force" in said
 
 

@@ -73,7 +73,7 @@ def settings_in(name: str) -> list[tuple[str, Any]]:
     return [
         (key, [as_written(item) for item in value] if isinstance(value, list) else value)
         for key, value in leaves(written(name))
-        if key.split(".")[0] not in ("include", "method", "published", "rewards")
+        if key.split(".")[0] not in ("include", "method", "paper_hparams", "rewards")
     ]
 
 
@@ -106,10 +106,10 @@ def covered(key: str, sources: Mapping[str, str]) -> bool:
     return any(key == source or key.startswith(f"{source}.") for source in sources)
 
 
-def over(model: str, method: str, folder: Path, *, published: bool = False) -> RunConfig:
+def over(model: str, method: str, folder: Path, *, use_paper_hparams: bool = False) -> RunConfig:
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump({"include": [model, method]}))
-    return load_config(path, {"published": published})
+    return load_config(path, {"use_paper_hparams": use_paper_hparams})
 
 
 def settings_of(config: RunConfig) -> DenoisingSettings:
@@ -199,7 +199,7 @@ def test_every_method_of_any_kind_lies_over_every_language_model(model: str, met
 @pytest.mark.parametrize("name", METHODS)
 def test_every_key_of_a_method_has_a_source(name: str) -> None:
     values = read_layers(find_config(name))
-    method, published = values.pop("method"), values.pop("published", {})
+    method, published = values.pop("method"), values.pop("paper_hparams", {})
     unsourced = [key for part in (values, published) for key, _ in leaves(part) if not covered(key, method["sources"])]
     assert unsourced == []
     everywhere = (values | {"method": method}, published)
@@ -248,7 +248,7 @@ def test_a_method_sets_its_objective(name: str) -> None:
 
 
 def windows(name: str, folder: Path, steps: range) -> list[tuple[int, ...] | None]:
-    config = over("models/sd3.5-medium", name, folder, published=True)
+    config = over("models/sd3.5-medium", name, folder, use_paper_hparams=True)
     call = {"num_inference_steps": settings_of(config).call["num_inference_steps"]}
     policy = DenoisingPolicy(PIPELINES["sd3"].build(), {"call": call})
     return [plan_at(Algorithm.of(config), policy, step).stochastic for step in steps]
@@ -320,7 +320,7 @@ def test_second_attention_of_sd35_is_left_alone() -> None:
 def test_recipe_keeps_what_it_includes_and_accounts_for_what_it_changes(name: str) -> None:
     model, method, *task = written(name)["include"]
     resolved = plain(dump_config(load_config(name)))
-    published = list(leaves(written(method).get("published", {}))) if written(name).get("published") else []
+    published = list(leaves(written(method).get("paper_hparams", {}))) if written(name).get("paper_hparams") else []
     layers = [settings_in(model), settings_in(method), published, *map(settings_in, task), settings_in(name)]
     expected = {key: value for layer in layers for key, value in layer}
     assert {key: found_at(resolved, key) for key in expected if key != "evaluation.rewards"} == {

@@ -90,7 +90,7 @@ NIGHTLY = ("flow-grpo", "mix-grpo")
 def test_method_trains(name: str, write: Callable[[dict[str, Any]], Path], tmp_path: Path) -> None:
     values = {
         "include": ["models/sd3.5-medium", f"methods/{name}"],
-        "published": True,
+        "use_paper_hparams": True,
         "prompts": {"source": str(tmp_path / "prompts.txt")},
         "rewards": [{"name": "brightness"}],
     }
