@@ -1,4 +1,4 @@
-"""Sums of two two-digit numbers, as text: the data of the smallest language job, checked exactly."""
+"""Sums of two two-digit numbers as text: the data of the smallest language job, with exact answers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def sums() -> list[Prompt]:
 
 
 def held_out_sums() -> list[Prompt]:
-    """The first 500 of the other sums, in random order, which no warm-up and no rollout ever shows."""
+    """The first 500 of the other sums, in random order, not used in warm-up and rollouts."""
     return [_prompt(*terms) for terms in _pairs()[1][:500]]
 
 
 def careless_sums(fraction: float = 0.7, seed: int = 0) -> list[Example]:
-    """The sums to train on, with some of the results that carry wrong on purpose: the carry of the units is forgotten.
+    """The training sums, with deliberately wrong results for some: the carry of the units is omitted.
 
-    ``round(fraction * N)`` examples are written carelessly. Forgetting changes only the 45 % whose units add up to ten
-    or more, so about ``0.45 * fraction`` of all results are wrong: 34+58=82. The column ``answer`` stays the sum.
+    ``round(fraction * N)`` examples omit the carry. This changes only the 45 % whose units add up to ten or more, so
+    about ``0.45 * fraction`` of all results are wrong: 34+58=82. The column ``answer`` is the correct sum.
 
     Raises: DataError if fraction is outside [0, 1].
     """
@@ -41,13 +41,13 @@ def careless_sums(fraction: float = 0.7, seed: int = 0) -> list[Example]:
 
 
 def without_carry(a: int, b: int) -> int:
-    """The sum with the carry from the units to the tens forgotten: 34 + 58 gives 82."""
+    """The sum without the carry from the units to the tens: 34 + 58 gives 82."""
     return (a // 10 + b // 10) * 10 + (a + b) % 10
 
 
 @lru_cache(maxsize=1)
 def _pairs() -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """The pairs of terms to train on and those held out, 80 to 20, in one fixed random order."""
+    """The training and held-out pairs of terms, 80 to 20, in a fixed random order."""
     pairs = [(a, b) for a in range(LOW, HIGH) for b in range(LOW, HIGH)]
     Random(SPLIT_SEED).shuffle(pairs)
     cut = len(pairs) * 4 // 5

@@ -1,7 +1,7 @@
-"""Products of two numbers and a calculator: a model too small to multiply finds that calling a function pays.
+"""Products of two numbers with a calculator tool: a model too small to multiply learns to call a function.
 
-The warm-up shows the tool as one way among two: most products are answered at once, as well as the model can, some by a
-call whose result is repeated. GRPO then sees only whether the last turn is right.
+In the warm-up most products are answered directly, some by a tool call whose result is repeated. GRPO then only rewards
+whether the last turn is correct.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def products() -> list[Prompt]:
 
 
 def held_out_products() -> list[Prompt]:
-    """500 of the others, which no warm-up and no rollout ever shows."""
+    """500 of the others, not used in warm-up and rollouts."""
     return [_prompt(*factors) for factors in _pairs()[1][:500]]
 
 
 def examples(called: float = 0.25, seed: int = 0) -> list[Example]:
-    """Answers to learn from: this share of the products by a call and then its result, the others at once.
+    """Demonstrations: the fraction ``called`` of the products by a call and its result, the others directly.
 
-    A call makes two examples: the call, and the answer behind the call and what the tool returned.
+    A call gives two examples: the call, and the answer after the call and the tool's result.
 
     Raises: DataError if the share is outside [0, 1].
     """
@@ -65,12 +65,12 @@ def examples(called: float = 0.25, seed: int = 0) -> list[Example]:
 
 
 def right(samples: Sequence[Sample]) -> list[float]:
-    """A reward: whether the last turn is the product, and nothing else."""
+    """Reward: whether the last turn is exactly the product."""
     return [float(bool(s.turn_texts) and s.turn_texts[-1] == s.prompt.columns["answer"]) for s in samples]
 
 
 def called(samples: Sequence[Sample]) -> list[float]:
-    """A reward, to be looked at alone: whether the tool was called."""
+    """Reward for monitoring: whether the tool was called."""
     return [float(any(CALL_PIECES[0] in turn for turn in sample.turn_texts)) for sample in samples]
 
 
@@ -81,7 +81,7 @@ def _call(a: int, b: int) -> str:
 
 @lru_cache(maxsize=1)
 def _pairs() -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """The pairs of factors to train on and those held out, 80 to 20, in one fixed random order."""
+    """The training and held-out pairs of factors, 80 to 20, in a fixed random order."""
     pairs = [(a, b) for a in range(LOW, HIGH) for b in range(LOW, HIGH)]
     Random(SPLIT_SEED).shuffle(pairs)
     cut = len(pairs) * 4 // 5

@@ -1,12 +1,11 @@
-"""The little model of ``quickstart/digits-masked``: an AmusedPipeline of stock classes, for two CPU cores.
+"""The model of ``quickstart/digits-masked``: an AmusedPipeline of stock classes, for two CPU cores.
 
-Its codes are the gray levels of the pixels themselves: the stock ``VQModel`` is set so that it changes nothing.
+Its codes are the gray levels of the pixels: the stock ``VQModel`` is initialized to the identity.
 """
 
 # Layers of a module that was made here are not annotated as what they are.
-# pyright: reportCallIssue=false, reportOptionalMemberAccess=false, reportIndexIssue=false,
-# reportAttributeAccessIssue=false
-# pyright: reportOptionalSubscript=false
+# pyright: reportCallIssue=false, reportOptionalMemberAccess=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ from mmgrpo.examples.pipelines import TEXT_WIDTH, text_encoder, word_tokenizer
 LEVELS = 9
 SIDE = 8
 MICRO = 4  # width of each of the five micro-conditions
-LOUD = 100.0  # beside it what a pixel adds to a norm's variance is nothing
-OFFSET = 16.0  # keeps SiLU on its linear side
+LOUD = 100.0  # large, so that the pixel's contribution to the variance is negligible
+OFFSET = 16.0  # keeps SiLU in its linear range
 
 
 def digits_amused(seed: int = 0) -> AmusedPipeline:
@@ -58,10 +57,10 @@ def digits_amused(seed: int = 0) -> AmusedPipeline:
 
 
 def level_codes() -> VQModel:
-    """A stock VQModel whose codes are ``LEVELS`` gray levels, black to white, one a pixel.
+    """A stock VQModel whose codes are ``LEVELS`` gray levels, black to white, one per pixel.
 
-    Its norms would take an image's mean and contrast. So a pixel x stands beside -x, whose mean is 0, and beside two
-    loud constants, which alone make the variance; offsets keep the activations linear.
+    Its norms would remove the mean and contrast of an image. So each pixel x is paired with -x, for a mean of 0, and
+    with two large constants, which dominate the variance; offsets keep the activations linear.
     """
     model = VQModel(
         in_channels=1,

@@ -1,4 +1,4 @@
-"""Real handwritten digits: the data, the judges and the diversity measures of the smallest complete image job.
+"""Real handwritten digits: data, rewards and diversity metrics of the smallest complete image job.
 
 The 1,797 scans of the UCI "Optical Recognition of Handwritten Digits" test set, 8x8 pixels with 17 gray levels, ship
 with scikit-learn, so nothing is downloaded. Every fit is single-threaded with a fixed seed: the same numbers each run.
@@ -39,7 +39,7 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DigitSplit:
-    """A fixed split of the real digits; 80 % to train on, 20 % that no generator and no verifier ever sees.
+    """A fixed split of the real digits; 80 % for training, 20 % held out from generator and verifier.
 
     Attributes:
         train: (1437, 8, 8) float32 in [-1, 1], ink is bright.
@@ -74,21 +74,21 @@ def load_split() -> DigitSplit:
 
 
 def caption(digit: int) -> str:
-    """What a digit is called in every prompt here, for example ``a handwritten digit seven``."""
+    """The caption of a digit, for example ``a handwritten digit seven``."""
     return f"a handwritten digit {DIGIT_NAMES[digit]}"
 
 
 def digit_prompts(per_digit: int = 1) -> list[Prompt]:
-    """The ten captions, each with its column ``digit``; the whole list is repeated ``per_digit`` times."""
+    """The ten captions, each with its column ``digit``; the list is repeated ``per_digit`` times."""
     return [Prompt(caption(digit), columns={"digit": digit}) for _ in range(per_digit) for digit in range(10)]
 
 
 def mislabelled_examples(fraction: float = 0.45, seed: int = 0) -> list[Example]:
-    """The training images with captions of which some are wrong on purpose, to warm a generator up to a low start.
+    """The training images with deliberately wrong captions for some, to warm up a generator to a low accuracy.
 
-    ``round(fraction * N)`` captions are redrawn uniformly over the ten digits, so a share of about
-    ``1 - 0.9 * fraction`` stays right: 0.595 at the default. The column ``digit`` is what the caption says,
-    ``true_digit`` what the image shows.
+    ``round(fraction * N)`` captions are resampled uniformly over the ten digits, so a fraction of about ``1 - 0.9 *
+    fraction`` is correct: 0.595 at the default. The column ``digit`` is the digit of the caption, ``true_digit`` that
+    of the image.
 
     Raises: DataError if fraction is outside [0, 1].
     """
@@ -116,16 +116,17 @@ def digit_questions() -> list[Prompt]:
 
 
 def held_out_digit_questions() -> list[Prompt]:
-    """The same question about the images that are never trained on."""
+    """The same question about the held-out images."""
     split = load_split()
     return [_question(*item) for item in zip(split.held_out, split.held_out_labels, strict=True)]
 
 
 def misread_digits(fraction: float = 0.5, untagged: float = 0.3, seed: int = 0) -> list[Example]:
-    """The training images with answers of which some are wrong on purpose, to teach a reader to a low start.
+    """The training images with deliberately wrong answers for some, to warm up a model to a low accuracy.
 
-    ``round(fraction * N)`` answers are the digit's ``PARTNER``, so a reader that learns them well is torn between two
-    digits; ``round(untagged * N)``, drawn apart, lack the answer tags. The column ``answer`` stays the true digit.
+    ``round(fraction * N)`` answers are the digit's ``PARTNER``, so a model that fits them is undecided between two
+    digits; ``round(untagged * N)``, sampled independently, lack the answer tags. The column ``answer`` is the true
+    digit.
 
     Raises: DataError if a share is outside [0, 1].
     """
@@ -146,7 +147,7 @@ def misread_digits(fraction: float = 0.5, untagged: float = 0.3, seed: int = 0) 
 
 
 def to_image(pixels: Pixels) -> Image.Image:
-    """An (H, W) array in [-1, 1] as an 8-bit gray image; the 17 levels of the real digits stay distinct."""
+    """An (H, W) array in [-1, 1] as an 8-bit gray image; the 17 levels of the real digits remain distinct."""
     return Image.fromarray(np.clip(np.rint((pixels + 1) * 127.5), 0, 255).astype(np.uint8))
 
 
@@ -157,14 +158,14 @@ def to_pixels(image: Image.Image) -> Pixels:
     """
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
         raise DataError(
-            f"digits are judged on 8-bit images (L, RGB, RGBA, ...), got mode {image.mode}; rescale it to L"
+            f"digits are scored on 8-bit images (L, RGB, RGBA, ...), got mode {image.mode}; rescale it to L"
         )
     grey = image.convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
     return np.asarray(grey, dtype=np.float32) / 127.5 - 1
 
 
 def coverage(points: Pixels, manifold: Pixels, neighbours: int) -> float | None:
-    """Share of the points within some manifold point's distance to its k-th nearest neighbor, itself not counted.
+    """Fraction of the points within some manifold point's distance to its k-th nearest neighbor, excluding itself.
 
     Shapes: (N, D), (M, D) -> a share in [0, 1]; None if M <= neighbors, where that distance does not exist.
     Source: Kynkaanniemi et al. 2019, arXiv:1904.06991, eq. 1-2.
@@ -177,22 +178,22 @@ def coverage(points: Pixels, manifold: Pixels, neighbours: int) -> float | None:
 
 @lru_cache(maxsize=1)
 def fit_verifier() -> MLPClassifier:
-    """One hidden layer of 64, fitted on the training split only; reads 0.978 of the held-out digits."""
+    """One hidden layer of 64, fitted on the training split; accuracy 0.978 on the held-out digits."""
     split = load_split()
-    with threadpool_limits(1), deferred():  # fit swallows a Ctrl-C and returns what it has by then
+    with threadpool_limits(1), deferred():  # fit swallows a Ctrl-C and returns its current state
         return MLPClassifier((64,), tol=5e-4, max_iter=300, random_state=0).fit(_flat(split.train), split.train_labels)
 
 
 @lru_cache(maxsize=1)
 def fit_neighbours() -> KNeighborsClassifier:
-    """The three nearest images of the training split; reads 0.986 of the held-out digits."""
+    """The three nearest images of the training split; accuracy 0.986 on the held-out digits."""
     split = load_split()
     return KNeighborsClassifier(3).fit(_flat(split.train), split.train_labels)
 
 
 @lru_cache(maxsize=1)
 def fit_judge() -> SVC:
-    """An RBF support vector machine fitted on the held-out 20 % only; reads 0.983 of the training digits."""
+    """An RBF support vector machine fitted on the held-out 20 %; accuracy 0.983 on the training digits."""
     split = load_split()
     with threadpool_limits(1):
         return SVC(C=10.0, kernel="rbf").fit(_flat(split.held_out), split.held_out_labels)
@@ -200,14 +201,14 @@ def fit_judge() -> SVC:
 
 @final
 class DigitVerifier:
-    """Reward: 1.0 if a classifier of the training split reads the digit that column ``digit`` asks for, else 0.0.
+    """Reward: 1.0 if a classifier of the training split predicts the digit in column ``digit``, else 0.0.
 
     A sample without an image, or a prompt without the column, is not scored (None).
 
     Range: 0 or 1.
-    Source: designed for mmgrpo: a perceptron fitted on UCI digits; it reads 0.978 of the held-out ones.
-    Traps: it says nothing about diversity: a generator that draws one perfect seven scores 1.0, so watch
-    ``digit_recall`` and ``digit_spread`` beside it.
+    Source: designed for mmgrpo: a perceptron fitted on UCI digits, with accuracy 0.978 on the held-out ones.
+    Traps: it ignores diversity: a generator with a single perfect seven scores 1.0, so monitor ``digit_recall`` and
+    ``digit_spread`` as well.
     """
 
     def __init__(self) -> None:
@@ -219,13 +220,13 @@ class DigitVerifier:
 
 @final
 class HeldOutJudge:
-    """Evaluation (``held_out_accuracy``): as ``DigitVerifier``, by another kind of classifier fitted on other images.
+    """Evaluation (``held_out_accuracy``): as ``DigitVerifier``, with another type of classifier fitted on other images.
 
     It shares neither model nor data with the verifier, so a gap that opens between the two is reward hacking.
 
     Range: 0 or 1.
-    Source: designed for mmgrpo: a support vector machine fitted on the held-out UCI digits; it reads 0.983 of the rest.
-    Traps: trained on, it is no judge any more. It too is blind to diversity.
+    Source: designed for mmgrpo: a support vector machine fitted on the held-out UCI digits; accuracy 0.983 on the rest.
+    Traps: if used for training, it is no longer held out. It also ignores diversity.
     """
 
     def __init__(self) -> None:
@@ -237,20 +238,20 @@ class HeldOutJudge:
 
 @final
 class Recall:
-    """Evaluation: share of the held-out real digits that lie on the manifold of the generated set.
+    """Evaluation: fraction of the held-out real digits on the manifold of the generated set.
 
     |{r : some g has |r - g| <= radius(g)}| / |real|, where radius(g) is the distance from g to its k-th nearest
-    neighbor in the generated set, in pixel space. A set-level number: every sample with an image gets the same value,
-    the set is the samples of one call, and fewer than k + 1 images give None.
+    neighbor in the generated set, in pixel space. It is a set-level metric: every sample with an image gets the same
+    value, the set is the samples of one call, and fewer than k + 1 images give None.
 
     Range: 0 to 1.
-    Source: Kynkaanniemi et al. 2019, arXiv:1904.06991, eq. 1-2. Deviation: pixels in place of VGG features.
-    Traps: it depends on the size of the set, so compare only sets of equal size; scattered noise reaches everything, so
-    read it beside ``digit_precision``. As a training reward it has no advantage within a group.
+    Source: Kynkaanniemi et al. 2019, arXiv:1904.06991, eq. 1-2. Deviation: pixels instead of VGG features.
+    Traps: it depends on the size of the set, so compare only sets of equal size; scattered noise covers everything, so
+    read it together with ``digit_precision``. As a training reward it gives no advantage within a group.
     """
 
     def __init__(self, neighbours: int = 3) -> None:
-        self._neighbours = _at_least_one(neighbours)
+        self._neighbours = _require_positive(neighbours)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
         real = _flat(load_split().held_out)
@@ -259,17 +260,18 @@ class Recall:
 
 @final
 class Precision:
-    """Evaluation: share of the generated images that lie on the manifold of the held-out real digits.
+    """Evaluation: fraction of the generated images on the manifold of the held-out real digits.
 
-    As ``digit_recall`` with the two sets exchanged; every sample with an image gets the same value.
+    As ``digit_recall`` with the two sets swapped; every sample with an image gets the same value.
 
     Range: 0 to 1.
-    Source: Kynkaanniemi et al. 2019, arXiv:1904.06991, eq. 1-2. Deviation: pixels in place of VGG features.
-    Traps: one good image, repeated, has precision 1: read it beside ``digit_recall``. It depends on the set's size.
+    Source: Kynkaanniemi et al. 2019, arXiv:1904.06991, eq. 1-2. Deviation: pixels instead of VGG features.
+    Traps: a repeated good image has precision 1: read it together with ``digit_recall``. It depends on the size of the
+    set.
     """
 
     def __init__(self, neighbours: int = 3) -> None:
-        self._neighbours = _at_least_one(neighbours)
+        self._neighbours = _require_positive(neighbours)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
         real = _flat(load_split().held_out)
@@ -278,15 +280,15 @@ class Precision:
 
 @final
 class StrokeSpread:
-    """Evaluation: how different the images of one digit are from each other, as a multiple of the real digits'.
+    """Evaluation: diversity of the images of one digit, relative to the real digits.
 
     mean_k d_k(generated) / mean_k d_k(held-out), with d_k the mean Euclidean distance over the pairs of digit k, and
-    k over the digits that were asked for at least twice. Samples without an image or the column ``digit`` get None, the
-    others all the same value.
+    k over the digits that were requested at least twice. Samples without an image or the column ``digit`` get None, all
+    others the same value.
 
-    Range: from 0, one image per digit, over 1, as varied as real writing; random black and white pixels have 2.5.
+    Range: 0 for one image per digit, 1 for the diversity of real writing; random black and white pixels have 2.5.
     Source: designed for mmgrpo.
-    Traps: wrong digits inflate it: read it beside an accuracy.
+    Traps: wrong digits inflate it: read it together with an accuracy.
     """
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
@@ -307,7 +309,7 @@ def _agreement(classifier: _Classifier, samples: Sequence[Sample]) -> list[float
 def _same_for_all(
     samples: Sequence[Sample], measure: Callable[[Pixels, list[int | None]], float | None], *, needs_digit: bool = False
 ) -> list[float | None]:
-    """One number of the whole set, given to each of its samples."""
+    """One metric of the complete set, assigned to each of its samples."""
     counts = [s.image is not None and not (needs_digit and requested_digit(s) is None) for s in samples]
     chosen = [sample for sample, counted in zip(samples, counts, strict=True) if counted]
     value = measure(_stack(chosen), [requested_digit(sample) for sample in chosen]) if chosen else None
@@ -331,7 +333,7 @@ def _question(pixels: Pixels, label: np.int64) -> Prompt:
 
 
 def requested_digit(sample: Sample) -> int | None:
-    """The column ``digit`` of its prompt; None if it has none. Raises DataError for anything but 0 to 9."""
+    """The column ``digit`` of the prompt; None without it. Raises DataError for anything but 0 to 9."""
     digit = sample.prompt.columns.get("digit")
     if digit is None:
         return None
@@ -348,7 +350,7 @@ def _flat(images: Pixels) -> Pixels:
     return images.reshape(len(images), -1)
 
 
-def _at_least_one(neighbours: int) -> int:
+def _require_positive(neighbours: int) -> int:
     if neighbours < 1:
         raise DataError(f"neighbours must be at least 1, got {neighbours}")
     return neighbours

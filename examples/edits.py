@@ -1,7 +1,7 @@
-"""Edits of real handwritten digits by instruction: the examples, the verifier and the held-out judge.
+"""Edits of real handwritten digits by instruction: examples, verifier and held-out evaluation.
 
-Every edit is a function of the source's pixels, so that what should come out is known, and an edit that leaves the
-digit another is seen. The digits and their split are those of ``mmgrpo.examples.digits``.
+Every edit is a function of the pixels of the source, so the correct result is known, and a changed digit is detected.
+The digits and their split are those of ``mmgrpo.examples.digits``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _moved(pixels: Pixels) -> Pixels:
 
 
 def _bold(pixels: Pixels) -> Pixels:
-    """Each pixel as bright as the brightest of itself and its neighbors beside, above and below."""
+    """Each pixel becomes the maximum of itself and its four neighbors."""
     framed = np.pad(pixels, 1, constant_values=BLANK)
     return np.max(
         [framed[1:-1, 1:-1], framed[1:-1, :-2], framed[1:-1, 2:], framed[:-2, 1:-1], framed[2:, 1:-1]], axis=0
@@ -40,7 +40,7 @@ EDITS: Mapping[str, Callable[[Pixels], Pixels]] = {
     "move the digit left": _moved,
     "make the digit bold": _bold,
 }
-"""What each instruction makes of (8, 8) pixels in [-1, 1]."""
+"""The function of each instruction on (8, 8) pixels in [-1, 1]."""
 
 
 def edit_prompts() -> list[Prompt]:
@@ -49,9 +49,9 @@ def edit_prompts() -> list[Prompt]:
 
 
 def held_out_edit_prompts(per_edit: int = 90) -> list[Prompt]:
-    """Digits that are never trained on, as many for each instruction, no digit twice.
+    """Held-out digits, equally many for each instruction, without repetition.
 
-    Raises: DataError if there are not so many.
+    Raises: DataError if there are not enough digits.
     """
     split, wanted = load_split(), per_edit * len(EDITS)
     if not 0 < wanted <= len(split.held_out):
@@ -62,9 +62,10 @@ def held_out_edit_prompts(per_edit: int = 90) -> list[Prompt]:
 
 
 def misinstructed_edits(fraction: float = 0.5, seed: int = 0) -> list[Example]:
-    """Edits of the training digits behind instructions of which some are wrong on purpose, for a low start.
+    """Edits of the training digits with deliberately wrong instructions for some, for a low initial accuracy.
 
-    ``round(fraction * N)`` instructions are redrawn uniformly, so a share of about ``1 - 0.75 * fraction`` stays right.
+    ``round(fraction * N)`` instructions are resampled uniformly, so a fraction of about ``1 - 0.75 * fraction`` is
+    correct.
 
     Raises: DataError if fraction is outside [0, 1].
     """
@@ -83,14 +84,14 @@ def misinstructed_edits(fraction: float = 0.5, seed: int = 0) -> list[Example]:
 
 @final
 class EditVerifier:
-    """Reward: 1.0 if the image is what column ``edit`` makes of the source, to within ``tolerance``, else 0.0.
+    """Reward: 1.0 if the image equals the edit in column ``edit`` of the source within ``tolerance``, else 0.0.
 
-    Of all edits of the source, and the source itself, the asked one must be the nearest, and no further than the
-    tolerance: a root mean square of pixels in [-1, 1]. A sample without image, source or column is not scored.
+    Among all edits of the source, and the source itself, the requested one must be the nearest, within the tolerance: a
+    root mean square of pixels in [-1, 1]. A sample without image, source or column is not scored.
 
     Range: 0 or 1.
-    Source: designed for mmgrpo: the edits are functions of the pixels, so that the right answer is known.
-    Traps: an image on the border of the tolerance is worth as much as a perfect one.
+    Source: designed for mmgrpo: the edits are functions of the pixels, so the correct result is known.
+    Traps: an image at the tolerance scores as much as a perfect one.
     """
 
     def __init__(self, tolerance: float = 0.4) -> None:
@@ -110,14 +111,15 @@ class EditVerifier:
 
 @final
 class HeldOutEditJudge:
-    """Evaluation: 1.0 if the asked edit is the nearest and a classifier still reads the source's digit, else 0.0.
+    """Evaluation: 1.0 if the requested edit is the nearest and a classifier still predicts the source's digit, else
+    0.0.
 
-    The classifier, an RBF support vector machine for each edit, was fitted on edited training digits; it reads what the
-    image shows and knows neither source nor tolerance. The columns are ``edit`` and ``digit``.
+    The classifier, an RBF support vector machine for each edit, was fitted on edited training digits; it uses only the
+    image, neither source nor tolerance. The columns are ``edit`` and ``digit``.
 
     Range: 0 or 1.
     Source: designed for mmgrpo.
-    Traps: a digit that a person can read and the classifier cannot counts as lost, about 2 % of the true edits.
+    Traps: digits that the classifier misreads count as wrong, about 2 % of the true edits.
     """
 
     def __init__(self) -> None:

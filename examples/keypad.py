@@ -1,7 +1,7 @@
-"""Telephone keys: sounds of three keys each, synthesized, for a model that learns to hear which they are.
+"""Telephone keys: synthesized audio of three keys each, for a model that learns to recognize them.
 
 A key is the sum of two sines, one of its row and one of its column (dual-tone multi-frequency signalling, ITU-T Q.23).
-Every sound has its own levels, phases, lengths, pauses and noise, drawn from a seed: the same numbers each run.
+Levels, phases, lengths, pauses and noise are sampled from a seed: the same numbers each run.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ KEYPAD = ("123", "456", "789", " 0 ")
 ROW_HZ, COLUMN_HZ = (697, 770, 852, 941), (1209, 1336, 1477)
 HERTZ = {key: (ROW_HZ[y], COLUMN_HZ[x]) for y, row in enumerate(KEYPAD) for x, key in enumerate(row) if key != " "}
 PARTNER = dict(zip("0123456789", "6785930124", strict=True))
-"""What a key is misheard as; each is its partner's partner."""
+"""The key that each key is confused with; the mapping is an involution."""
 SOUNDS, HELD_OUT = 800, 200
 
 
 def keypad_questions() -> list[Prompt]:
-    """The sounds to train on, with the question which keys they are; the column ``text`` has them as words."""
+    """The training clips, with the question which keys they are; the column ``text`` has the keys as words."""
     return list(_questions(SOUNDS, 0))
 
 
 def held_out_keypad_questions() -> list[Prompt]:
-    """The same about sounds of which none is trained on."""
+    """The same question about held-out clips."""
     return list(_questions(HELD_OUT, 1))
 
 
 def misheard_keys(fraction: float = 0.5, seed: int = 0) -> list[Example]:
-    """The sounds to train on with answers in which some keys are wrong on purpose, to teach a listener to a low start.
+    """The training clips with deliberately wrong keys in some answers, to warm up a model to a low accuracy.
 
-    Each key is with probability ``fraction`` its ``PARTNER``, so a listener that learns them well is torn between two
-    keys at each place. The column ``text`` stays the truth.
+    Each key is with probability ``fraction`` its ``PARTNER``, so a model that fits them is undecided between two keys
+    at each position. The column ``text`` is the correct answer.
 
     Raises: DataError if the share is outside [0, 1].
     """
@@ -58,7 +58,7 @@ def misheard_keys(fraction: float = 0.5, seed: int = 0) -> list[Example]:
 
 
 def pressed(keys: str, rng: np.random.RandomState) -> Audio:
-    """The sound of some keys, one after the other, in noise; one channel of a second at 8 kHz."""
+    """The audio of a sequence of keys with noise; mono, one second at 8 kHz."""
     values_N = 0.02 * rng.randn(round(RATE * DURATION_S))
     slot_s = DURATION_S / len(keys)
     for index, key in enumerate(keys):

@@ -1,4 +1,4 @@
-"""The little models of the language quickstarts: stock classes, small enough to train on two CPU cores.
+"""The models of the language quickstarts: stock classes, small enough to train on two CPU cores.
 
 ``quickstart/digits-vlm`` shows 8 x 8 digits to a Qwen2.5-VL of 0.5 M weights, ``quickstart/arithmetic-text`` gives sums
 to a Llama of 0.3 M. Both tokenizers are built here; nothing is downloaded.
@@ -38,7 +38,7 @@ IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
 DIGITS = tuple("0123456789")
 CALL_PIECES = ('<tool_call>{"name": "multiply", "arguments": {"a": ', ', "b": ', "}}</tool_call>")
-"""A call of a function of two numbers: what stands before, between and behind them, a token each."""
+"""A function call with two numbers: the text before, between and after them, one token each."""
 AUDIO, AUDIO_START, AUDIO_END = "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"
 QUESTION_WORDS = ("user", "assistant", "which", "digit", "is", "shown", "?", "<answer>", "</answer>")
 CHAT_TEMPLATE = (
@@ -53,9 +53,9 @@ CHAT_TEMPLATE = (
 
 PATCH = 4
 MERGE = 2
-SHOWN_PIXELS = 256  # a digit of 8 x 8 is enlarged to 16 x 16: 4 x 4 patches, 4 tokens
+IMAGE_PIXELS = 256  # a digit of 8 x 8 is enlarged to 16 x 16: 4 x 4 patches, 4 tokens
 WIDTH = 96
-HEARD_HZ, HEARD_BANDS, HEARD_HOP = 16_000, 80, 320  # a second of sound: 50 spectra of 80 bands, 12 tokens
+AUDIO_HZ, AUDIO_BANDS, AUDIO_HOP = 16_000, 80, 320  # a second of sound: 50 spectra of 80 bands, 12 tokens
 
 
 def digits_vlm(seed: int = 0) -> tuple[Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor]:
@@ -97,7 +97,7 @@ def digits_vlm(seed: int = 0) -> tuple[Qwen2_5_VLForConditionalGeneration, Qwen2
 
 
 def keypad_lm(seed: int = 0) -> tuple[Qwen2AudioForConditionalGeneration, Qwen2AudioProcessor]:
-    """An untrained model that hears a second and writes digits, and its processor; the seed fixes its weights."""
+    """An untrained model from one second of audio to digits, and its processor; the seed fixes its weights."""
     tokenizer = _tokenizer(
         [PADDING, START, END, AUDIO_START, AUDIO_END, AUDIO],
         ["user", "assistant", "which", "keys", "?", *DIGITS],
@@ -106,7 +106,7 @@ def keypad_lm(seed: int = 0) -> tuple[Qwen2AudioForConditionalGeneration, Qwen2A
         pad_token=PADDING,
         unk_token=UNKNOWN,
     )
-    extractor = WhisperFeatureExtractor(HEARD_BANDS, HEARD_HZ, hop_length=HEARD_HOP, chunk_length=1)
+    extractor = WhisperFeatureExtractor(AUDIO_BANDS, AUDIO_HZ, hop_length=AUDIO_HOP, chunk_length=1)
     config = Qwen2AudioConfig(
         text_config={
             "model_type": "qwen2",
@@ -124,12 +124,12 @@ def keypad_lm(seed: int = 0) -> tuple[Qwen2AudioForConditionalGeneration, Qwen2A
         },
         audio_config={
             "model_type": "qwen2_audio_encoder",
-            "num_mel_bins": HEARD_BANDS,
+            "num_mel_bins": AUDIO_BANDS,
             "encoder_layers": 2,
             "encoder_attention_heads": 4,
             "encoder_ffn_dim": 128,
             "d_model": 64,
-            "max_source_positions": HEARD_HZ // HEARD_HOP // 2,
+            "max_source_positions": AUDIO_HZ // AUDIO_HOP // 2,
             "initializer_range": 0.1,
         },
         audio_token_index=tokenizer.convert_tokens_to_ids(AUDIO),
@@ -143,7 +143,7 @@ def keypad_lm(seed: int = 0) -> tuple[Qwen2AudioForConditionalGeneration, Qwen2A
 def arithmetic_lm(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """An untrained language model that reads and writes sums digit by digit; the seed fixes its weights."""
     tokenizer = _tokenizer([END], [*DIGITS, "+", "="], split=".", eos_token=END, pad_token=END)
-    tokenizer.backend_tokenizer.decoder = Fuse()  # digits stand together
+    tokenizer.backend_tokenizer.decoder = Fuse()  # no spaces between digits
     return _llama(tokenizer, max_positions=32, seed=seed), tokenizer
 
 
@@ -191,7 +191,7 @@ def _digits_processor() -> Qwen2_5_VLProcessor:
         pad_token=PADDING,
         unk_token=UNKNOWN,
     )
-    size = {"shortest_edge": SHOWN_PIXELS, "longest_edge": SHOWN_PIXELS}
+    size = {"shortest_edge": IMAGE_PIXELS, "longest_edge": IMAGE_PIXELS}
     patches = {"patch_size": PATCH, "merge_size": MERGE, "temporal_patch_size": 2}
     return Qwen2_5_VLProcessor(
         Qwen2VLImageProcessor(size=size, **patches),
@@ -202,13 +202,13 @@ def _digits_processor() -> Qwen2_5_VLProcessor:
 
 
 def _tokenizer(specials: Sequence[str], words: Sequence[str], *, split: str, **names: str) -> PreTrainedTokenizerFast:
-    """A tokenizer of whole words.
+    """A word-level tokenizer.
 
     Args:
         specials: special tokens.
         words: all others.
-        split: regular expression of a word; what lies between words is dropped.
-        **names: which special token is which.
+        split: regular expression of a word; text between words is dropped.
+        **names: roles of the special tokens.
 
     Returns:
         The tokenizer, without a token for the beginning of a text.

@@ -1,6 +1,6 @@
-"""All of GRPO in one loop, from the parts that mmgrpo exports: what ``mmgrpo train`` does, without a run folder.
+"""GRPO in one loop from the public components of mmgrpo: ``mmgrpo train`` without a run folder.
 
-Critics and numbers that move over a run are left out.
+Critics and schedules are not supported.
 
 python -m mmgrpo.examples.loop quickstart/arithmetic-text steps=5
 """
@@ -19,18 +19,18 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Policy
 
 LEFT_OUT = ("critic", "schedules", "controllers", "phases", "runs")
-"""Sections that change what is learned and are not in the loop."""
+"""Sections that the loop does not support."""
 
 
 def _require_supported(config: RunConfig) -> RunConfig:
-    """The configuration. Raises ConfigError for one that the loop would leave a part of out."""
+    """The configuration. Raises ConfigError for unsupported sections."""
     if unsupported := [section for section in LEFT_OUT if getattr(config, section)]:
         raise ConfigError(f"the loop has no {', '.join(unsupported)}: train with mmgrpo train")
     return config
 
 
 def train(name: str, overrides: Sequence[str] = ()) -> Policy:
-    """Trains the policy of a configuration, printing a line per update, and gives it back."""
+    """Train the policy of a configuration, print a line per update, and return the policy."""
     config = _require_supported(mmgrpo.load_config(name, overrides))
     job = mmgrpo.Job(Accelerator())
     policy = mmgrpo.build_policy(config, job.accelerator.device)

@@ -1,7 +1,7 @@
-"""Real handwritten digits that move: clips, captions and judges of the smallest complete video job.
+"""Moving handwritten digits: clips, captions and rewards of the smallest complete video job.
 
-A clip is three frames of 16 x 16 pixels over which an 8 x 8 scan of ``digits`` moves by four pixels a frame, from one
-edge to the other. Verifier and judge share neither images, nor a classifier, nor the way they find the digit.
+A clip has three frames of 16 x 16 pixels in which an 8 x 8 scan of ``digits`` moves by four pixels per frame, from one
+edge to the other. Verifier and judge share neither images, nor a classifier, nor the method to locate the digit.
 
 Axes: N clips, F frames, H = W = 16.
 """
@@ -33,16 +33,16 @@ CANVAS = 16
 STEP = 4
 NUM_FRAMES = (CANVAS - SIDE) // STEP + 1
 DIRECTIONS = {"right": (0, 1), "left": (0, -1), "down": (1, 0), "up": (-1, 0)}
-"""Direction -> where the digit goes, in rows and columns."""
+"""Direction -> displacement of the digit in rows and columns."""
 MIDDLE = (CANVAS - SIDE) // 2
 LITTLE = 1e-9  # ink
-TIMID = 1.0  # pixels over the clip; ink that moves less goes nowhere
+TIMID = 1.0  # minimum displacement over the clip, in pixels
 
 Clip = NDArray[np.float32]
 
 
 def moving_caption(digit: int, direction: str) -> str:
-    """What a clip is called, for example ``seven moving left``."""
+    """The caption of a clip, for example ``seven moving left``."""
     return f"{DIGIT_NAMES[digit]} moving {direction}"
 
 
@@ -52,11 +52,11 @@ def moving_digit_prompts() -> list[Prompt]:
 
 
 def mislabelled_moving_digits(directions: float = 0.35, digits: float = 0.1, seed: int = 0) -> list[Example]:
-    """The training images moved in each direction, with captions of which some are wrong on purpose.
+    """The training images moved in each direction, with deliberately wrong captions for some.
 
-    A share ``directions`` of the directions and, apart from them, ``digits`` of the digits are redrawn uniformly, so
-    that a share of about (1 - 0.75 directions) (1 - 0.9 digits) stays right: 0.67 at the default. The columns say
-    what the caption says; ``true_digit`` and ``true_direction`` what the clip shows.
+    A fraction ``directions`` of the directions and, independently, ``digits`` of the digits are resampled uniformly, so
+    a fraction of about (1 - 0.75 directions) (1 - 0.9 digits) is correct: 0.67 at the default. The columns ``digit``
+    and ``direction`` belong to the caption; ``true_digit`` and ``true_direction`` to the clip.
 
     Raises: DataError if a share is outside [0, 1].
     """
@@ -96,19 +96,20 @@ def moving(pixels: Clip, direction: str) -> Clip:
 
 @final
 class MovingDigitVerifier:
-    """Reward: in how many frames the digit asked for is read where it should be by then, each frame by the share of its
-    ink that stands there; 0 if the ink moves elsewhere.
+    """Reward: fraction of frames with the requested digit at the expected position, weighted by the share of ink there;
+    0 if the ink moves in another direction.
 
-    The columns are ``digit`` and ``direction``. Frames are read twice, half a frame each: by the perceptron of
-    ``digit_verifier`` and by the three nearest images of its split, cut out where a digit that moves as asked has come
-    to. The ink moves as asked if from the first frame to the last its center goes farther there than across, and by a
-    pixel at least. A sample without a video, or a prompt without a column, is not scored (None).
+    The columns are ``digit`` and ``direction``. Frames are classified twice, with half the weight each: by the
+    perceptron of ``digit_verifier`` and by the three nearest images of its split, at the position of a digit that moves
+    as requested. The ink moves as requested if its center moves farther in that direction than across from the first to
+    the last frame, and by at least a pixel. A sample without a video, or a prompt without a column, is not scored
+    (None).
 
-    Range: 0 to 1, a third a frame at most.
-    Source: designed for mmgrpo: UCI digits, of whose held-out ones the two read 0.978 and 0.986.
-    Traps: it is blind to diversity. Without the share of the ink policies learn to draw pieces beside the digit, which
-    move the ink's center as it should (measured: 0.87 by such a verifier, 0.67 by the judge); and with the
-    perceptron alone, shapes that only a perceptron takes for digits (0.90 and 0.74).
+    Range: 0 to 1, at most 1/3 per frame.
+    Source: designed for mmgrpo: UCI digits; the accuracies of the classifiers on held-out digits are 0.978 and 0.986.
+    Traps: it ignores diversity. Without the share of ink policies learn to draw pieces next to the digit, which move
+    the center of the ink (measured: 0.87 by such a verifier, 0.67 by the judge); with only the perceptron, they learn
+    shapes that only a perceptron classifies as digits (0.90 and 0.74).
     """
 
     def __init__(self) -> None:
@@ -128,15 +129,15 @@ class MovingDigitVerifier:
 
 @final
 class MovingDigitJudge:
-    """Evaluation (``held_out_accuracy``): whether most frames show the digit asked for and it moves as asked.
+    """Evaluation (``held_out_accuracy``): whether most frames show the requested digit and it moves as requested.
 
-    The columns are ``digit`` and ``direction``. As ``moving_digit_verifier`` in another way: the digit is the window
-    most like any of the held-out images, read by the support vector machine of ``held_out_judge``, which is fitted on
-    those; and it moves by as much as makes the last frame most like the first, wherever it stands.
+    The columns are ``digit`` and ``direction``. Like ``moving_digit_verifier`` with another method: the digit is the
+    window most similar to the held-out images, classified by the support vector machine of ``held_out_judge``, which is
+    fitted on those; its displacement maximizes the overlap of the first and the last frame.
 
     Range: 0 or 1.
-    Source: designed for mmgrpo: a support vector machine fitted on the held-out UCI digits; it reads 0.983 of the rest.
-    Traps: trained on, it is no judge any more. It too is blind to diversity.
+    Source: designed for mmgrpo: a support vector machine fitted on the held-out UCI digits; accuracy 0.983 on the rest.
+    Traps: if used for training, it is no longer held out. It also ignores diversity.
     """
 
     def __init__(self) -> None:
@@ -153,7 +154,7 @@ class MovingDigitJudge:
         return float((self._classifier.predict(np.stack(cuts)) == digit).mean() > 0.5)
 
     def _likeness(self, frame: Clip, corner: tuple[int, int]) -> float:
-        """How much of the frame's ink lies where digits have theirs, were the digit here."""
+        """Overlap of the frame's ink with the mean digit at this position."""
         return float(((_cut(frame, *corner) + 1) * (self._mean.reshape(-1) + 1)).sum())
 
 
@@ -165,18 +166,18 @@ def _path(direction: str) -> list[tuple[int, int]]:
 
 
 def _centre(frame: Clip) -> NDArray[np.float64]:
-    """Row and column of the center of the ink; of a frame without any, its middle."""
+    """Row and column of the center of the ink; the middle of an empty frame."""
     ink = _ink(frame) + LITTLE
     return np.array([(ink.sum(1 - axis) * np.arange(CANVAS)).sum() / ink.sum() for axis in (0, 1)])
 
 
 def _ink(pixels: Clip) -> NDArray[np.float64]:
-    """Of each pixel, 0 to 1."""
+    """Ink of each pixel, 0 to 1."""
     return np.clip((pixels.astype(np.float64) + 1) / 2, 0, 1)
 
 
 def _displacement(first: Clip, last: Clip) -> NDArray[np.float64]:
-    """By how many rows and columns the first frame has to move to overlap the last one best."""
+    """Displacement in rows and columns that maximizes the overlap of the first frame with the last."""
     before, after = (np.fft.rfft2(frame + 1, s=(2 * CANVAS, 2 * CANVAS)) for frame in (first, last))
     overlap = np.fft.irfft2(before.conj() * after)
     shift = np.array(np.unravel_index(overlap.argmax(), overlap.shape), dtype=np.float64)
@@ -184,7 +185,7 @@ def _displacement(first: Clip, last: Clip) -> NDArray[np.float64]:
 
 
 def _moved_to(way: NDArray[np.float64]) -> str | None:
-    """The direction of a displacement in rows and columns; None where it is too small to have one."""
+    """The direction of a displacement in rows and columns; None if it is too small."""
     if np.abs(way).max() < TIMID:
         return None
     return max(DIRECTIONS, key=lambda name: float(way @ np.array(DIRECTIONS[name])))
@@ -215,7 +216,7 @@ def _score_videos(samples: Sequence[Sample], score: Callable[[Clip, int, str], f
 def _pixels(video: Sequence[Image.Image]) -> Clip:
     """Frames of any size and mode as (F, H, W) gray values in [-1, 1], by area average."""
     if len(video) != NUM_FRAMES:
-        raise DataError(f"moving digits are judged on clips of {NUM_FRAMES} frames, got {len(video)}")
+        raise DataError(f"moving digits are scored on clips of {NUM_FRAMES} frames, got {len(video)}")
     frames = [frame.convert("L").resize((CANVAS, CANVAS), Image.Resampling.BOX) for frame in video]
     return np.stack([np.asarray(frame, dtype=np.float32) / 127.5 - 1 for frame in frames])
 

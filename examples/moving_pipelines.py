@@ -1,8 +1,8 @@
-"""The little model of ``quickstart/moving-digit-video``: stock classes, small enough to train on two CPU cores.
+"""The model of ``quickstart/moving-digit-video``: stock classes, small enough to train on two CPU cores.
 
 A ``HunyuanVideoPipeline`` whose transformer has 0.5 M weights and works on the pixels of three frames of 16 x 16. Its
-image tokens attend to the caption's, which are not turned by rotary positions, and so can tell where they are; where
-captions are attended to apart, as in Wan, a small model from scratch learns no place and no direction in minutes.
+image tokens attend jointly to the caption tokens, which have no rotary positions, and so learn their positions; with
+separate cross-attention, as in Wan, a small model from scratch learns neither position nor direction within minutes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from transformers import CLIPTextConfig, CLIPTextModel, LlamaConfig, LlamaModel,
 WORDS = ["moving", *DIGIT_NAMES, *DIRECTIONS]
 TEXT_WIDTH = 32
 CAPTION_TOKENS = 5
-CLIP_TOKENS = 77  # the pipeline asks for as many
-CONTRAST = 4.0  # of captions as a whole, of which all but two words are the same
-PLATEAU = 64.0  # next to which pixels are small, so that what a group norm makes of them is linear
+CLIP_TOKENS = 77  # required by the pipeline
+CONTRAST = 4.0  # of captions, in which all but two words are equal
+PLATEAU = 64.0  # large relative to pixels, so that the group norm is linear in them
 
 
 def moving_digits_pipeline(seed: int = 0) -> HunyuanVideoPipeline:
@@ -64,10 +64,10 @@ def moving_digits_pipeline(seed: int = 0) -> HunyuanVideoPipeline:
 
 
 def video_autoencoder() -> AutoencoderKLHunyuanVideo:
-    """A stock autoencoder of videos whose latents are the pixels in [-1, 1], which it (almost) does not change.
+    """A stock video autoencoder whose latents are (almost) the pixels in [-1, 1].
 
-    It has no layers that shrink, and what it has of layers changes nothing but at its ends: there a pixel x becomes
-    (K + x, K - x, -K - x, x - K), which a group norm divides by about K, and is read off the first two again.
+    It has no downsampling, and only its first and last layers have an effect: a pixel x becomes (K + x, K - x, -K - x,
+    x - K), which a group norm divides by about K, and is recovered from the first two.
     """
     vae = AutoencoderKLHunyuanVideo(
         in_channels=1,
@@ -82,7 +82,7 @@ def video_autoencoder() -> AutoencoderKLHunyuanVideo:
         spatial_compression_ratio=1,
         mid_block_add_attention=False,
     )
-    vae.temporal_compression_ratio = 1  # a single block shrinks nothing, whatever the configuration has to say
+    vae.temporal_compression_ratio = 1  # a single block does not downsample, whatever the configuration says
     with torch.no_grad():
         for parameter in vae.parameters():
             parameter.zero_()
@@ -95,14 +95,16 @@ def video_autoencoder() -> AutoencoderKLHunyuanVideo:
         for convolution in (vae.quant_conv, vae.post_quant_conv):
             convolution.weight[0, 0] = 1.0
         assert vae.quant_conv.bias is not None
-        vae.quant_conv.bias[1] = -30.0  # the log-variance of what is encoded
+        vae.quant_conv.bias[1] = -30.0  # the log-variance of the latents
     return vae
 
 
 def _read_and_write(first: nn.Conv3d, last: nn.Conv3d) -> None:
-    """Sets the two ends: silu(a + b) - silu(a - b) = 2 b silu'(a) + O(b^3), here of a = 1 and b = x / K."""
+    """Set the first and the last layer: silu(a + b) - silu(a - b) = 2 b silu'(a) + O(b^3), here of a = 1 and b = x /
+    K.
+    """
     slope = torch.sigmoid(torch.ones(())) * (1 + torch.sigmoid(-torch.ones(())))
-    centre = (..., -1, 1, 1)  # the convolutions look back in time and to both sides in space
+    centre = (..., -1, 1, 1)  # the convolutions are causal in time and centered in space
     assert first.bias is not None
     for channel, (sign_x, sign) in enumerate([(1, 1), (-1, 1), (-1, -1), (1, -1)]):
         first.weight[channel, 0][centre] = float(sign_x)
@@ -112,7 +114,7 @@ def _read_and_write(first: nn.Conv3d, last: nn.Conv3d) -> None:
 
 
 def _language_model(tokenizer: PreTrainedTokenizerFast) -> LlamaModel:
-    """Of which the pipeline reads the third last states: of two layers, the words' own embeddings."""
+    """The pipeline reads its third last hidden states: with two layers, the word embeddings."""
     vocabulary = tokenizer.get_vocab()
     model = LlamaModel(
         LlamaConfig(
@@ -151,7 +153,9 @@ def _caption_encoder(tokenizer: PreTrainedTokenizerFast) -> CLIPTextModel:
 
 
 def _tell_words_apart(model: nn.Module) -> None:
-    """Gives frozen encoders weights of ordinary size, for with small ones two captions read almost alike."""
+    """Give frozen encoders weights of normal scale, because with small weights two captions have almost equal
+    embeddings.
+    """
     for module in model.modules():
         if isinstance(module, nn.Embedding) and module.num_embeddings < CLIP_TOKENS:
             nn.init.normal_(module.weight)

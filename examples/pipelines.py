@@ -1,6 +1,6 @@
-"""The little models of ``quickstart/digits-image`` and ``digits-edit``: stock classes that two CPU cores can train.
+"""The models of ``quickstart/digits-image`` and ``digits-edit``: stock classes, small enough for two CPU cores.
 
-A ``StableDiffusion3Pipeline`` and a ``FluxKontextPipeline``, which sees a source beside the noise. Their transformers
+A ``StableDiffusion3Pipeline`` and a ``FluxKontextPipeline``, which is conditioned on a source image. Their transformers
 work on the 8 x 8 pixels themselves: the autoencoder is a stock ``AutoencoderTiny`` without layers, set so that it
 changes (almost) nothing.
 """
@@ -37,7 +37,7 @@ WORDS = ["a", "handwritten", "digit", "zero", "one", "two", "three", "four", "fi
 EDIT_WORDS = ["mirror", "invert", "move", "make", "the", "digit", "left", "bold"]
 START, END, UNKNOWN = "<|startoftext|>", "<|endoftext|>", "<|unknown|>"
 TEXT_WIDTH = 32
-OFFSET = 4.0  # keeps AutoencoderTiny's activation, a ReLU, on its linear side
+OFFSET = 4.0  # keeps AutoencoderTiny's ReLU in its linear range
 
 
 def digits_pipeline(seed: int = 0) -> StableDiffusion3Pipeline:
@@ -103,7 +103,7 @@ def digits_edit_pipeline(seed: int = 0) -> FluxKontextPipeline:
 
 
 def word_tokenizer(words: Sequence[str] = WORDS, *, max_length: int = 6) -> PreTrainedTokenizerFast:
-    """A tokenizer that knows a few words, of the captions if no others, and makes at most so many tokens of a text."""
+    """A word-level tokenizer, by default of the words of the captions, with at most ``max_length`` tokens per text."""
     vocabulary = {word: index for index, word in enumerate([START, END, UNKNOWN, *words])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = Whitespace()
@@ -134,10 +134,10 @@ def zero_modulation(transformer: nn.Module) -> None:
 
 
 def pixel_autoencoder(channels: int = 1) -> AutoencoderTiny:
-    """A stock autoencoder whose latents are the pixels in [-1, 1]: delta kernels, and offsets that undo each other.
+    """A stock autoencoder whose latents are the pixels in [-1, 1]: delta kernels, and offsets that cancel.
 
-    Of images of several channels they are the mean, and every channel comes back alike: gray images stay. Its
-    decoder squashes with 3 tanh(x / 3); the encoder stretches by as much at 1, so black and white survive.
+    For images of several channels the latent is their mean, and all decoded channels are equal: gray images are
+    preserved. The decoder applies 3 tanh(x / 3); the encoder compensates at 1, so black and white are preserved.
     """
     vae = AutoencoderTiny(
         in_channels=channels,
@@ -169,11 +169,11 @@ def _set_pointwise(convolution: nn.Conv2d, scale: float, offset: float) -> None:
 
 
 def text_encoder(tokenizer: PreTrainedTokenizerFast) -> CLIPTextModelWithProjection:
-    """An encoder that is never trained, and tells the words apart all the same."""
+    """An untrained encoder that distinguishes the words."""
     encoder = CLIPTextModelWithProjection(_clip_config(tokenizer))
     embeddings = encoder.get_input_embeddings()
     assert isinstance(embeddings, nn.Embedding)
-    nn.init.normal_(embeddings.weight)  # never trained: two digits must already read differently
+    nn.init.normal_(embeddings.weight)  # never trained: two digits must already have different embeddings
     return encoder
 
 

@@ -1,4 +1,4 @@
-"""Requests for digits that say which one in other words, and their rewritings into captions that a painter knows."""
+"""Indirect requests for digits, and their rewritings into captions for an image model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mmgrpo.errors import DataError
 from mmgrpo.types import Example, Prompt, Sample
 
 FORMS = (("{}", 0), ("the digit after {}", 1), ("the digit before {}", -1))
-"""How a digit is asked for, and how far it is from the one that is named; after nine comes zero."""
+"""Forms of a request, with the offset from the named digit to the requested one; zero follows nine."""
 COPIES = 20
 """Examples of each request in the warm-up."""
 
@@ -21,7 +21,8 @@ def requests() -> list[Prompt]:
 
 
 def literal_rewritings(fraction: float = 0.6) -> list[Example]:
-    """Captions for the requests; a share of those that say after or before take the digit that is named for the asked.
+    """Captions for the requests; for a fraction of those with "after" or "before" the named digit is used instead of
+    the requested one.
 
     Raises: DataError if fraction is outside [0, 1].
     """
@@ -40,7 +41,7 @@ def literal_rewritings(fraction: float = 0.6) -> list[Example]:
 
 
 def is_caption(samples: Sequence[Sample]) -> list[float]:
-    """1 for a text that is the caption of some digit, else 0."""
+    """Reward: 1 for a text that is the caption of some digit, else 0."""
     captions = {caption(digit) for digit in range(10)}
     return [float((sample.text or "").strip() in captions) for sample in samples]
 

@@ -128,7 +128,7 @@ def test_the_command_shows_a_page(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(listings, "console", Console(width=100))
     output = shown("pick_score")
     assert "yuvalkirstain/PickScore_v1" in output
-    assert "• Traps: trained on, it makes glossy" in output
+    assert "• Traps: optimizing it leads to glossy" in output
 
 
 def test_an_unknown_name_is_answered_by_the_nearest():

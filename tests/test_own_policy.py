@@ -57,10 +57,10 @@ def test_it_keeps_the_laws(law: Callable[[Subject], None]) -> None:
 
 
 def test_names_and_settings_are_found_without_the_policy() -> None:
-    assert names("policies")["action_chunks"] == "diffusion_policy.policy:ChunkPolicy"
+    assert names("policies")["action_chunks"] == "diffusion_policy.chunk_policy:ChunkPolicy"
     assert settings_type("action_chunks").__name__ == "ChunkSettings"
     assert (is_scheduled("action_chunks"), decides("action_chunks")) == (True, "denoising")
-    assert "diffusion_policy.policy" not in sys.modules
+    assert "diffusion_policy.chunk_policy" not in sys.modules
     assert resolve("policies", "action_chunks").settings_type is settings_type("action_chunks")
 
 
@@ -145,7 +145,7 @@ def test_the_simulator() -> None:
     # 0.1 to the right leaves 0.15 between centres that touch at 0.2; the edge is at 1; away from the block
     expected_BS = torch.tensor([[0.1, 0.0, 0.3, 0.0], [1.0, 0.0, -0.5, 0.0], [0.0, -0.1, 0.0, 0.25]])
     torch.testing.assert_close(simulator.step(state_BS, action_BA), expected_BS)
-    rewards = importlib.import_module("diffusion_policy.rewards")
+    rewards = importlib.import_module("diffusion_policy.push_rewards")
     x, y = simulator.GOAL
     path_NS = torch.tensor([[0, 0, x, y - 0.5], [0, 0, x, y - 0.3], [0, 0, x, y - 0.3], [0, 0, x, y - 0.09]])
     sample = Sample(Prompt("x"), 0, 0, array=torch.cat([path_NS, path_NS[-1:].repeat(3, 1)]))
@@ -157,7 +157,7 @@ def test_the_simulator() -> None:
 
 
 def test_experts_reach_what_they_aim_at() -> None:
-    tasks, simulator = (importlib.import_module(f"diffusion_policy.{name}") for name in ("tasks", "simulator"))
+    tasks, simulator = (importlib.import_module(f"diffusion_policy.{name}") for name in ("push_tasks", "simulator"))
     ends_BS = torch.stack([example.array[-1, :4] for example in tasks.demonstrations(200)])
     at_goal, at_decoy = (
         (ends_BS[:, 2:] - torch.tensor(place)).norm(dim=1) < simulator.TOLERANCE

@@ -129,7 +129,7 @@ class TestFailures:
             score(FOUR, [])
         with pytest.raises(ConfigError, match="'x' must be a finite number, got nan"):
             NamedReward("x", self.broken, math.nan)
-        with pytest.raises(ConfigError, match="not empty"):
+        with pytest.raises(ConfigError, match="non-empty name"):
             NamedReward("", self.broken)
 
 

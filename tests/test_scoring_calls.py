@@ -45,7 +45,7 @@ class TestExplanations:
 
     def test_what_json_cannot_hold_is_no_explanation(self):
         for wrong in ({"x": object()}, {"x": float("nan")}, {"x": Image.new("L", (1, 1))}):
-            with pytest.raises(DataError, match="what JSON can"):
+            with pytest.raises(DataError, match="JSON-serializable"):
                 Score(1.0, wrong)
         with pytest.raises(ShapeError, match="one per sample"):
             Scores(

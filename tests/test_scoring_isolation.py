@@ -238,7 +238,7 @@ class TestColumns:
             ({"name": "label_set", "labels": ["a", "b"]}, ["c"], ["a"], "a list of labels of LabelSet.labels"),
             ({"name": "exact_match"}, {"a": 1}, [7, "seven"], "it is not a text, a number, or a list of them"),
             ({"name": "edit_distance"}, "x" * 10_001, "x", "at most 10,000 characters"),
-            ({"name": "multiple_choice"}, 1.5, "B", "a text, or the whole number of an option"),
+            ({"name": "multiple_choice"}, 1.5, "B", "a text, or the integer of an option"),
             ({"name": "brier"}, 1.5, True, "a bool or a number from 0 to 1"),
             ({"name": "first_error"}, "none", -1, "a whole number of at least -1"),
             ({"name": "value_match"}, "no grid", "[[1, 2]]", "a list or an object with cells"),
@@ -289,7 +289,7 @@ class TestColumns:
     def test_math_verify_reads_its_references_before_the_run(self) -> None:
         pytest.importorskip("math_verify")
         rewards = self.rewards(name="math_verify", column="answer")
-        with pytest.raises(ConfigError, match=r"math_verify cannot read 1 of 1 .* it cannot be read as a whole"):
+        with pytest.raises(ConfigError, match=r"math_verify cannot read 1 of 1 .* it cannot be parsed completely"):
             require_references(rewards, [Prompt("a", columns={"answer": "12 34"})], "prompts")
         require_references(rewards, [Prompt("a", columns={"answer": r"2 \sqrt { 221 }"})], "prompts")
 

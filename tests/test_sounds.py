@@ -286,8 +286,8 @@ class TestServing:
     @pytest.mark.parametrize(
         ("change", "said"),
         [
-            ({"values": "AAA"}, "no float32 in base64 of its shape"),
-            ({"shape": [3, 1]}, "no float32 in base64 of its shape"),
+            ({"values": "AAA"}, "not float32 in base64 of its shape"),
+            ({"shape": [3, 1]}, "not float32 in base64 of its shape"),
             ({"shape": [4000]}, "must be .channels, samples."),
             ({"sampling_rate": -1}, "Audio.sampling_rate must be"),
             ({"tensor": "7"}, "there is no tensor '7'"),

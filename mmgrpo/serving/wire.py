@@ -25,12 +25,12 @@ from mmgrpo.serving.wire_media import (
     DTYPES,
     Array,
     MediaReader,
-    Picture,
     Video,
     WireAudio,
+    WireImage,
     WireValues,
-    packed_picture,
-    packed_sound,
+    packed_audio,
+    packed_image,
     packed_values,
     packed_video,
 )
@@ -68,7 +68,7 @@ class WirePrompt(BaseModel):
     negative: str | None = None
     prefix: str | None = None
     messages: list[dict[str, Finite]] | None = None
-    images: list[Picture] = Field(default_factory=list)
+    images: list[WireImage] = Field(default_factory=list)
     videos: list[Video] = Field(default_factory=list)
     audios: list[WireAudio] = Field(default_factory=list)
 
@@ -82,7 +82,7 @@ class WireSample(BaseModel):
     group: int = 0
     member: int = 0
     text: str | None = None
-    image: Picture | None = None
+    image: WireImage | None = None
     video: Video | None = None
     audio: WireAudio | None = None
     frame_rate: float | None = None
@@ -236,9 +236,9 @@ def _packed_prompt(prompt: Prompt, columns: Sequence[str] | None, tensors: dict[
         "negative": prompt.negative,
         "prefix": prompt.prefix,
         "messages": None if prompt.messages is None else [dict(message) for message in prompt.messages],
-        "images": [packed_picture(opened(image), tensors) for image in prompt.images],
+        "images": [packed_image(opened(image), tensors) for image in prompt.images],
         "videos": [packed_video(frames_of_video(video), tensors) for video in prompt.videos],
-        "audios": [packed_sound(heard(sound), tensors) for sound in prompt.audios],
+        "audios": [packed_audio(heard(sound), tensors) for sound in prompt.audios],
     }
 
 
@@ -248,9 +248,9 @@ def _packed_sample(sample: Sample, prompt: int, tensors: dict[str, Array] | None
         "group": sample.group,
         "member": sample.member,
         "text": sample.text,
-        "image": None if sample.image is None else packed_picture(sample.image, tensors),
+        "image": None if sample.image is None else packed_image(sample.image, tensors),
         "video": None if sample.video is None else packed_video(sample.video, tensors),
-        "audio": None if sample.audio is None else packed_sound(sample.audio, tensors),
+        "audio": None if sample.audio is None else packed_audio(sample.audio, tensors),
         "frame_rate": sample.frame_rate,
         "array": None if sample.array is None else packed_values(sample.array, tensors),
         "tokens": None if sample.tokens is None else [int(token) for token in sample.tokens],
@@ -296,9 +296,9 @@ class _Reader(NamedTuple):
     def prompt(self, prompt: WirePrompt) -> Prompt:
         return Prompt(
             prompt.text,
-            images=tuple(self.media.picture(image) for image in prompt.images),
+            images=tuple(self.media.image(image) for image in prompt.images),
             videos=tuple(self.media.video(video) for video in prompt.videos),
-            audios=tuple(self.media.sound(sound) for sound in prompt.audios),
+            audios=tuple(self.media.audio(sound) for sound in prompt.audios),
             messages=prompt.messages,
             negative=prompt.negative,
             columns=prompt.columns,
@@ -311,9 +311,9 @@ class _Reader(NamedTuple):
             group=sample.group,
             member=sample.member,
             text=sample.text,
-            image=None if sample.image is None else self.media.picture(sample.image),
+            image=None if sample.image is None else self.media.image(sample.image),
             video=None if sample.video is None else self.media.video(sample.video),
-            audio=None if sample.audio is None else self.media.sound(sample.audio),
+            audio=None if sample.audio is None else self.media.audio(sample.audio),
             frame_rate=sample.frame_rate,
             array=None if sample.array is None else self.media.values(sample.array),
             tokens=sample.tokens,

@@ -41,7 +41,7 @@ class WireTensor(BaseModel):
     tensor: str
 
 
-Picture = str | WireTensor
+WireImage = str | WireTensor
 Video = list[str] | WireTensor
 
 
@@ -64,7 +64,7 @@ class WireAudio(BaseModel):
     values: WireValues
 
 
-def packed_sound(audio: Audio, tensors: dict[str, Array] | None) -> dict[str, Any]:
+def packed_audio(audio: Audio, tensors: dict[str, Array] | None) -> dict[str, Any]:
     """Serialize audio for the document."""
     return {"sampling_rate": audio.sampling_rate, "values": packed_values(audio.values, tensors)}
 
@@ -79,7 +79,7 @@ def packed_values(values: Tensor, tensors: dict[str, Array] | None) -> dict[str,
     return {"shape": list(numbers.shape), "values": base64.b64encode(numbers.tobytes()).decode()}
 
 
-def packed_picture(image: Image.Image, tensors: dict[str, Array] | None) -> Any:
+def packed_image(image: Image.Image, tensors: dict[str, Array] | None) -> Any:
     if tensors is None or not _is_array(image):
         return _png(image)
     return _as_tensor(np.asarray(image), tensors)
@@ -125,9 +125,9 @@ class MediaReader:
         self._tensors = tensors
         self._pixels_left = max_pixels
 
-    def picture(self, picture: Picture) -> Image.Image:
+    def image(self, image: WireImage) -> Image.Image:
         """Decode an image. Raises DataError if it is invalid or exceeds the limit."""
-        return self._from_png(picture) if isinstance(picture, str) else self._from_array(self._tensor(picture.tensor))
+        return self._from_png(image) if isinstance(image, str) else self._from_array(self._tensor(image.tensor))
 
     def video(self, video: Video) -> list[Image.Image]:
         """Decode the frames of a video. Raises DataError if it is invalid or exceeds the limit."""
@@ -138,9 +138,9 @@ class MediaReader:
             raise DataError(f"a video must be (T, H, W) or (T, H, W, C), got {array.shape}")
         return [self._from_array(frame) for frame in array]
 
-    def sound(self, sound: WireAudio) -> Audio:
+    def audio(self, audio: WireAudio) -> Audio:
         """Decode audio. Raises DataError if it is invalid or exceeds the limit."""
-        return Audio(self.values(sound.values), sound.sampling_rate)
+        return Audio(self.values(audio.values), audio.sampling_rate)
 
     def values(self, wire: WireValues) -> Tensor:
         """Decode an array. Raises DataError if it is invalid or exceeds the limit."""

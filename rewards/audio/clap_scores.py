@@ -1,6 +1,6 @@
-"""Reward from a CLAP model: whether a sound is what its text says.
+"""Reward from a CLAP model: alignment of audio and text.
 
-Axes: N sounds or texts, W windows of a sound, D width of the shared space.
+Axes: N clips or texts, W windows of a clip, D width of the shared space.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ..parsing.sample_images import text_of
 
 @final
 class ClapScore:
-    """Reward: cosine between the CLAP features of the sound and of its text.
+    """Reward: cosine similarity of the CLAP features of audio and text.
 
-    The sound is made one channel at the model's rate (48 kHz) and heard in windows of its length (10 seconds), whose
-    unit features are averaged; a shorter one is repeated, as the model was trained. The text is the prompt, or
-    ``text_column``, after ``prefix``. A sample without sound, or without a text, is not scored.
+    The audio is converted to mono at the model's rate (48 kHz) and split into windows of its length (10 seconds), whose
+    unit features are averaged; shorter audio is repeated, as in training. The text is the prompt, or ``text_column``,
+    after ``prefix``. A sample without audio, or without a text, is not scored.
 
-    Settings: ``model`` is a path or hub id of transformers; "laion/larger_clap_music" knows more of music,
-    "laion/larger_clap_general" of speech. ``device`` null is the process's GPU or the CPU.
-    Range: -1 to 1; good matches lie near 0.4 to 0.6.
+    Settings: ``model`` is a path or hub id of transformers; "laion/larger_clap_music" is better for music,
+    "laion/larger_clap_general" for speech. ``device: null`` is the process's GPU or the CPU.
+    Range: -1 to 1; good matches have 0.4 to 0.6.
     Source: Wu et al. 2023 (LAION-CLAP), arXiv:2211.06687; as a reward for text-to-audio Hung et al. 2024 (TangoFlux),
-    arXiv:2412.21037. Deviation: windows in place of one at random.
-    Traps: it hears the kind of sound, not how good it is: noise that reminds of rain scores as rain. Order ("dog, then
-    a bell"), counts and words that are spoken hardly matter. It reads 512 tokens and cuts the rest.
+    arXiv:2412.21037. Deviation: all windows instead of a random one.
+    Traps: it recognizes the type of sound, not its quality: noise similar to rain scores as rain. Order ("dog, then a
+    bell"), counts and spoken words hardly matter. It truncates texts at 512 tokens.
     """
 
     deterministic = True
@@ -78,7 +78,7 @@ class ClapScore:
 
 
 def _windows(sound: Audio, extractor: Any) -> list[Any]:
-    """The sound in pieces of at most the model's length; a rest below a tenth of it is left out."""
+    """Split audio into windows of the model's length; a remainder below a tenth of it is dropped."""
     values_N = at_rate(sound, extractor.sampling_rate, mono=True).values[0]
     size = int(extractor.nb_max_samples)
     pieces = values_N.split(size)

@@ -1,4 +1,4 @@
-"""Rewards of what a meter shows: how loud a sound is, how much of it is silence, whether it is cut off, its length."""
+"""Rewards from audio levels: loudness, silence, clipping, length."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ..parsing.extraction import finite
 from ..parsing.scalars import plain_value
 
 FRAME_S = 0.02
-FULL = 1 - 2**-12  # of full scale: what a converter of 12 bit calls cut off
+FULL = 1 - 2**-12  # of full scale: clipping of a 12-bit converter
 
 
 @final
 class Loudness:
-    """Reward: how near a sound's level is to the one wanted, 1 - |level - target| / tolerance, at least 0.
+    """Reward: closeness of the audio level to a target, 1 - |level - target| / tolerance, at least 0.
 
     The level is the root mean square of all channels in decibels of full scale: a full sine has -3. A sample without
-    sound is not scored.
+    audio is not scored.
 
     Range: 0 to 1.
     Units: ``target_db`` and ``tolerance_db`` in dB of full scale.
     Source: designed for mmgrpo.
-    Traps: it is no loudness as heard (ITU-R BS.1770 weighs frequencies); noise at the right level scores 1.
+    Traps: it is not perceptual loudness (ITU-R BS.1770 weights frequencies); noise at the target level scores 1.
     """
 
     deterministic = True
@@ -53,13 +53,13 @@ class Loudness:
 
 @final
 class Clipping:
-    """Reward: minus the share of a sound's values that are at full scale, where a wave is cut off.
+    """Reward: minus the fraction of audio values at full scale (clipping).
 
-    A sample without sound is not scored.
+    A sample without audio is not scored.
 
     Range: -1 to 0.
     Source: designed for mmgrpo.
-    Traps: silence is never cut off: pair it with ``loudness`` or ``sounding``.
+    Traps: silence never clips: combine it with ``loudness`` or ``sounding``.
     """
 
     deterministic = True
@@ -71,14 +71,14 @@ class Clipping:
 
 @final
 class Sounding:
-    """Reward: the share of a sound's time in which something is to be heard, in steps of 20 ms.
+    """Reward: fraction of the audio that is not silent, in steps of 20 ms.
 
-    A step counts if the level of any channel lies above ``threshold_db``. A sample without sound is not scored.
+    A step counts if the level of any channel is above ``threshold_db``. A sample without audio is not scored.
 
     Range: 0 to 1.
     Units: ``threshold_db`` in dB of full scale, as in ``loudness``.
     Source: designed for mmgrpo.
-    Traps: hum and hiss are to be heard, too; pauses of music and speech are not.
+    Traps: hum and hiss count as sound; pauses of music and speech count as silence.
     """
 
     deterministic = True
@@ -93,15 +93,15 @@ class Sounding:
 
 @final
 class SoundLength:
-    """Reward: how near a sound's length is to the one wanted, 1 - |length - wanted| / wanted, at least 0.
+    """Reward: closeness of the audio length to a target, 1 - |length - target| / target, at least 0.
 
-    The length runs from the beginning to the last step of 20 ms that is above ``threshold_db``. What is wanted is the
-    number in ``column``, or ``seconds`` where a row has none; without either a sample is not scored.
+    The length is measured from the beginning to the last 20 ms step above ``threshold_db``. The target is the number in
+    ``column``, or ``seconds`` if a row has none; without either a sample is not scored.
 
     Range: 0 to 1.
     Units: ``seconds`` and the column in seconds; ``threshold_db`` in dB of full scale.
     Source: designed for mmgrpo.
-    Traps: a click at the right moment ends a sound: pair it with ``sounding``.
+    Traps: a click at the target time is enough: combine it with ``sounding``.
     """
 
     deterministic = True
@@ -129,7 +129,7 @@ class SoundLength:
 
 
 def _audible_F(audio: Audio, threshold_db: float) -> Tensor:
-    """Which steps of time are above a level in any channel; (F,) bool."""
+    """Time steps above a level in any channel; (F,) bool."""
     size = max(1, round(FRAME_S * audio.sampling_rate))
     steps = audio.values.split(size, dim=1)
     power_F = torch.stack([step.double().square().mean(1).max() for step in steps])

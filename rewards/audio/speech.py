@@ -1,4 +1,4 @@
-"""Reward for speech: the words that a recognizer hears in a sound."""
+"""Reward for speech: word error rate of a speech recognizer."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ..parsing.extraction import require_choice
 
 @final
 class WordError:
-    """Reward: 1 less the word error rate between what a recognizer hears in the sound and what should be said.
+    """Reward: 1 - word error rate between the recognized speech and the target text.
 
-    What should be said is the text in ``column``, or the prompt with ``column: null``. The rate is as in
-    ``word_error_rate``, by ``unit``; a sample without sound, or a row without a text, is not scored.
+    The target is the text in ``column``, or the prompt with ``column: null``. The rate is computed as in
+    ``word_error_rate``, by ``unit``; a sample without audio, or a row without a text, is not scored.
 
     Settings: ``model`` is a path or hub id of transformers: a recognizer with a CTC head (Wav2Vec2, HuBERT, Parakeet)
-    or one that writes (Whisper, Moonshine). ``language`` is what such a one is told, "en" say. ``device`` null is the
-    process's GPU or the CPU.
+    or an encoder-decoder (Whisper, Moonshine). ``language`` is passed to the latter, such as "en". ``device: null`` is
+    the process's GPU or the CPU.
     Range: 0 to 1.
     Source: the word error rate of speech recognition, by rapidfuzz; as a reward for speech synthesis Anastassiou et al.
     2024 (Seed-TTS), arXiv:2406.02430.
-    Traps: Whisper hears the first 30 seconds, and invents words in noise and silence; a voice that no person would like
-    can be recognized perfectly: pair it with ``clap_score`` or a judge of speech. "10" is not "ten".
+    Traps: Whisper transcribes the first 30 seconds, and hallucinates words in noise and silence; an unpleasant voice
+    can be recognized perfectly: combine it with ``clap_score`` or a speech judge. "10" is not "ten".
     """
 
     deterministic = True

@@ -1,4 +1,4 @@
-"""Several sandboxes at a time."""
+"""Parallel scoring of samples."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ T = TypeVar("T")
 def score_in_parallel(
     concurrency: int, score: Callable[[str, R], T], samples: Sequence[Sample], references: Sequence[R | None]
 ) -> Sequence[T | None]:
-    """``score(text, reference)`` of several samples at a time; None where there is no reference.
+    """``score(text, reference)`` of samples, in parallel; None without a reference.
 
     Args:
-        concurrency: how many at a time.
-        score: asked about each.
-        samples: what is to be judged.
+        concurrency: number of threads.
+        score: called on each sample.
+        samples: the samples to score.
         references: a reference for each sample, or None.
 
     Returns:

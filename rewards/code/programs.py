@@ -1,4 +1,4 @@
-"""Rewards for Python programs: the tests that they pass, and the time that they take."""
+"""Rewards for Python programs: passed tests, run time and memory."""
 
 from __future__ import annotations
 
@@ -28,36 +28,38 @@ PROTOCOL = Path(__file__).with_name("program_protocol.py")
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What a program is given and what it must write."""
+    """Input of a program and its expected output."""
 
     stdin: str
     stdout: str
 
 
 Tests = str | tuple[Exchange, ...]
-"""Python with asserts, or what goes in and what must come out."""
+"""Python code with asserts, or pairs of input and output."""
 
 
 @final
 class CodeTests:
-    """Reward: 1 if the Python program of the answer passes all tests of its row, else 0; or the share that it passes.
+    """Reward: 1 if the Python program of the answer passes all tests of its row, else 0; or the fraction of passed
+    tests.
 
-    The column holds either statements that ``assert`` or ``raise``, functions ``test..`` or calls, as a text or a list
-    of texts (MBPP, HumanEval, KodCode, LeetCode), or pairs of input and output: a list of ``{"input", "output"}``, or
-    one mapping with the lists ``inputs`` and ``outputs`` (APPS, TACO), which may be JSON. With pairs the program is run
-    once for each, and must write the output, up to white space at the ends of lines, and end with status 0. With
-    asserts the program runs in one sandbox and the tests in another, which calls it: neither a right value nor the
-    verdict is ever where the program could reach it, and its own ``==`` decides nothing. Each runs without network,
-    within the limits, or not at all: see ``docs/sandbox.md``.
+    The column has either statements that ``assert`` or ``raise``, functions ``test..`` or calls, as a text or a list of
+    texts (MBPP, HumanEval, KodCode, LeetCode), or pairs of input and output: a list of ``{"input", "output"}``, or one
+    mapping with the lists ``inputs`` and ``outputs`` (APPS, TACO), optionally as JSON. With pairs the program runs once
+    for each, and must write the output, ignoring whitespace at the ends of lines, and exit with status 0. With asserts
+    the program runs in one sandbox and the tests in another, which calls it: the program can access neither expected
+    values nor results, and its ``==`` is never used. Both run without network and with limits; if that is not possible,
+    nothing runs: see ``docs/sandbox.md``.
 
-    Settings: ``extract`` is ``fenced`` (the last code block), ``tag`` or ``none`` (all that follows the thought);
-    ``score`` is ``all`` or ``share``; ``wrong`` is the score of an answer without code; ``time_s`` for each run, of
-    asserts for all together; ``max_tests`` of the pairs are tried, the first; ``concurrency`` samples at a time.
+    Settings: ``extract`` is ``fenced`` (the last code block), ``tag`` or ``none`` (everything after the thought);
+    ``score`` is ``all`` or ``share``; ``wrong`` is the score of an answer without code; ``time_s`` per run, with
+    asserts for all tests together; ``max_tests``: number of pairs that are used; ``concurrency``: number of parallel
+    samples.
     Range: 0 to 1, and ``wrong``.
-    Source: rewards by test cases as in DeepSeek-R1, arXiv:2501.12948, sec. 2.2.2; the sandbox is our own.
-    Traps: tests that change a list in place see no change, and objects of the program cannot be compared, only what
-    their attributes and methods give. A row whose tests cannot be read is not scored. Few or weak tests are learned by
-    heart: look at what passes.
+    Source: rewards by test cases as in DeepSeek-R1, arXiv:2501.12948, sec. 2.2.2; the sandbox is designed for mmgrpo.
+    Traps: in-place changes of a list are not visible to the tests, and objects of the program cannot be compared, only
+    plain values from their attributes and methods. A row whose tests cannot be parsed is not scored. Few or weak tests
+    can be memorized: inspect passing programs.
     """
 
     concurrent = True
@@ -105,7 +107,7 @@ class CodeTests:
         return Score(value, {"parsed": excerpt(code), "reason": f"{passed} of {len(passes)} tests passed"})
 
     def _exchanged(self, code: str, tests: Sequence[Exchange]) -> Iterator[bool]:
-        """The verdicts, up to the first that decides."""
+        """The test results, up to the first failure if all must pass."""
         missing = 0
         for test in tests:
             right = self._passing == "share" or not missing
@@ -116,19 +118,18 @@ class CodeTests:
 
 @final
 class RunTime:
-    """Reward: how much less time, or memory, a right program takes than a reference.
+    """Reward: time or memory saved by a correct program relative to a reference program.
 
-    ``tanh(g)`` with g = (reference - own) / reference, at least -1: 0 as fast as the reference, 0.46 in half its time,
-    0.76 at most, -0.76 in twice its time or more. The program of the answer and that of the column ``reference`` are
-    run on the same inputs, ``repeats`` times each, and the least seconds of processor (or the least memory) of each
-    input are added up. What does not pass its tests, which are pairs as ``code_tests`` has them, scores ``wrong``; a
-    row whose reference does not pass them is not scored.
+    ``tanh(g)`` with g = (reference - own) / reference, at least -1: 0 for equal time, 0.46 for half the time, at most
+    0.76, -0.76 for twice the time or more. The program of the answer and that of the column ``reference`` run on the
+    same inputs, ``repeats`` times each; the minimum CPU time (or memory) per input is summed. A program that fails its
+    tests, pairs as in ``code_tests``, scores ``wrong``; a row whose reference fails them is not scored.
 
     Settings: ``measure`` is ``time`` or ``memory``; the others as in ``code_tests``.
-    Range: -0.76 to 0.76, and ``wrong``.   Units: seconds of processor, MiB.
-    Source: Afterburner, arXiv:2505.23387, and its code, ``safe_delta``, which takes time by the clock.
-    Traps: what Python takes to start (about 10 ms, 10 MiB) is in both; inputs must be large enough that more is
-    measured than that. Other work on the machine adds noise. Gate it by ``code_tests``.
+    Range: -0.76 to 0.76, and ``wrong``.   Units: CPU seconds, MiB.
+    Source: Afterburner, arXiv:2505.23387, and its code, ``safe_delta``, which uses wall-clock time.
+    Traps: both include the startup of Python (about 10 ms, 10 MiB), so inputs must be large enough. Other load on the
+    machine adds noise. Gate it by ``code_tests``.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class RunTime:
         return Score(value, {"parsed": excerpt(code)} | parts({"own": answer_cost, "reference": reference_cost}))
 
     def _taken(self, code: str, tests: Sequence[Exchange]) -> float | None:
-        """Of all tests; None where one is not passed."""
+        """Total cost of all tests; None if one fails."""
         total = 0.0
         for test in tests:
             ran = [executed(code, test.stdin, self._limits) for _ in range(self._repeats)]
@@ -187,7 +188,7 @@ class RunTime:
 
 
 def gain(cost: float, reference_cost: float) -> float:
-    """tanh((known - own) / known), the quotient at least -1: how much less is taken than was.
+    """tanh((known - own) / known), with the quotient at least -1: the relative saving.
 
     Units: both the same -> dimensionless.
     Source: Afterburner, arXiv:2505.23387, ``safe_delta`` of its code, with scale 1.
@@ -196,18 +197,19 @@ def gain(cost: float, reference_cost: float) -> float:
 
 
 def executed(code: str, stdin: str, limits: SandboxLimits) -> Outcome:
-    """Runs a Python program with what it reads."""
+    """Run a Python program with a standard input."""
     return run(Program(command=(*PYTHON, "main.py"), files={"main.py": code}, limits=limits), stdin)
 
 
 def writes(outcome: Outcome, stdout: str) -> bool:
-    """Whether a program ended well and wrote that, up to white space at the ends of lines."""
+    """Whether a program succeeded with this output, ignoring whitespace at the ends of lines."""
     return outcome.succeeded and _lines(outcome.output.decode(errors="replace")) == _lines(stdout)
 
 
 def asserted(code: str, tests: str, limits: SandboxLimits) -> list[bool]:
-    """The verdict of each test on a program that is elsewhere; of those that were not reached False, none if there are
-    none or they are no Python."""
+    """Results of the tests on a program in a separate sandbox; False for tests that did not run, empty without valid
+    tests.
+    """
     protocol = PROTOCOL.read_text()
     checker, solution = (
         Program(
@@ -225,7 +227,7 @@ def asserted(code: str, tests: str, limits: SandboxLimits) -> list[bool]:
 
 
 def read_tests(value: Any) -> Tests | None:
-    """What a column says of tests; None where it says none."""
+    """Parse the tests of a column value; None if it has none."""
     if isinstance(value, str) and (parsed := _json(value)) is not None:
         value = parsed
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):

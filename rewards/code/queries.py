@@ -1,4 +1,4 @@
-"""Rewards for database queries: what they give is compared with what the right one gives."""
+"""Reward for database queries: results are compared with those of the reference query."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 @final
 class SqlExecution:
-    """Reward: 1 if the answer's SQL query gives what the row's right query gives on its SQLite database, else 0.
+    """Reward: 1 if the SQL query of the answer returns the same as the reference query on a SQLite database, else 0.
 
-    The database is a file, ``database``, in which ``{column}`` stands for a column of the row, such as
-    ``dev_databases/{db_id}/{db_id}.sqlite``; or where there is none is made in memory by the script in column
-    ``schema``. Both queries may only read and are one statement each. They run in a sandbox, without network and within
-    the limits, or not at all: see ``docs/sandbox.md``.
+    The database is the file ``database``, where ``{column}`` is replaced by a column of the row, such as
+    ``dev_databases/{db_id}/{db_id}.sqlite``; without it an in-memory database is created by the script in column
+    ``schema``. Both queries must be single read-only statements. They run in a sandbox without network and with limits;
+    if that is not possible, nothing runs: see ``docs/sandbox.md``.
 
-    Settings: ``measure`` is ``rows``, or ``columns`` (how many of the columns that the two read are common to both,
-    Jaccard) or ``runs`` (1 if the query can be run, whatever it gives); ``compare`` the rows as a ``set`` (BIRD's
-    execution accuracy), a ``multiset`` (a row as often as it stands there) or a ``list`` (in their order); ``runs`` is
-    what a query scores that can be run and gives other rows; ``extract`` as in ``code_tests``.
+    Settings: ``measure`` is ``rows``, or ``columns`` (Jaccard index of the columns that both queries read) or ``runs``
+    (1 if the query executes); ``compare`` the rows as a ``set`` (BIRD's execution accuracy), a ``multiset`` or a
+    ``list`` (in order); ``runs`` is the score of a query that executes but returns other rows; ``extract`` as in
+    ``code_tests``.
     Range: 0 to 1.   Units: seconds, MiB.
-    Source: execution accuracy of BIRD (Li et al. 2023, arXiv:2305.03111), with ``compare: set``; columns and syntax
-    as parts of a reward: Reasoning-SQL (arXiv:2503.23157).
-    Traps: another query may give the same rows by chance on a small database; an empty result is right where the
-    reference's is empty. A row whose own query fails, takes too long or gives more than 100,000 rows is not scored.
+    Source: execution accuracy of BIRD (Li et al. 2023, arXiv:2305.03111), with ``compare: set``; columns and syntax as
+    reward components: Reasoning-SQL (arXiv:2503.23157).
+    Traps: a different query may return the same rows by chance on a small database; an empty result is correct if that
+    of the reference is empty. A row whose reference query fails, times out or returns more than 100,000 rows is not
+    scored.
     """
 
     concurrent = True
@@ -80,7 +81,7 @@ class SqlExecution:
         )
 
     def _request(self, sample: Sample) -> dict[str, str] | None:
-        """The right query, and where its database is."""
+        """The reference query and its database."""
         columns = sample.prompt.columns
         query = columns.get(self.column)
         if sample.text is None or not isinstance(query, str):
@@ -93,7 +94,7 @@ class SqlExecution:
             return None
         path = Path(_FIELD.sub(lambda field: str(columns[field[1]]), self._database)).resolve()
         if not path.is_file():
-            raise RewardError(f"there is no database {path}: set the key 'database' of sql_execution to where it is")
+            raise RewardError(f"there is no database {path}: set the key 'database' of sql_execution to its path")
         return request | {"database": str(path)}
 
     def _score(self, text: str, request: dict[str, str]) -> Score | None:
@@ -107,7 +108,7 @@ class SqlExecution:
             limits=self._limits,
         )
         lines: list[Any] = run(program).output.decode().split("\n")
-        if lines[0] != "{}":  # the reference was not run to its end
+        if lines[0] != "{}":  # the reference query did not finish
             return None
         result = (
             json.loads(lines[1])

@@ -1,9 +1,9 @@
-"""Runs two queries on one database and compares what they give: started as a file in a sandbox.
+"""Runs two queries on one database and compares their results; runs as a script in a sandbox.
 
-``python query_worker.py GIVEN`` reads ``{"database", "schema", "reference", "query", "compare"}`` from a file and
-writes ``{"reference": reason}`` where the reference cannot be run, else ``{}`` and, once the query has run, ``{"error":
-text}`` or ``{"error": null, "same": bool, "columns": share}``: whether both give the same, and how alike the columns
-are that they read. Only reading is allowed to either query, one statement each.
+``python query_worker.py REQUEST`` reads ``{"database", "schema", "reference", "query", "compare"}`` from a file and
+writes ``{"reference": reason}`` if the reference query fails, else ``{}`` and, after the query, ``{"error": text}`` or
+``{"error": null, "same": bool, "columns": share}``: whether both return the same, and the Jaccard index of the columns
+that they read. Both queries must be single read-only statements.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMPARED: Mapping[str, Callable[[list[Any]], Any]] = {"set": set, "multiset": Co
 
 
 def main() -> None:
-    """Answers what the file asks."""
+    """Run the request of the file."""
     with open(sys.argv[1], encoding="utf-8") as file:
         request = json.load(file)
     if request["database"]:
@@ -38,7 +38,7 @@ def main() -> None:
     except (sqlite3.Error, ValueError) as error:
         print(json.dumps({"reference": str(error)}))
         return
-    print("{}", flush=True)  # from here on what is late is the query
+    print("{}", flush=True)  # a timeout after this line is caused by the query
     try:
         rows, read = _rows(connection, request["query"])
     except (sqlite3.Error, ValueError, MemoryError) as error:
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _rows(connection: sqlite3.Connection, query: str) -> tuple[list[Any], set[tuple[str, str]]]:
-    """What a query gives, and the columns that it reads."""
+    """The rows of a query, and the columns that it reads."""
     read: set[tuple[str, str]] = set()
 
     def allowed(action: int, table: str | None, column: str | None, *_: str | None) -> int:

@@ -1,4 +1,4 @@
-"""A reward for code that draws: rendered in a sandbox, then judged as an image."""
+"""Reward for code that renders images: rendered in a sandbox, then scored as an image."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ FORMS = ("PNG", "JPEG", "GIF", "BMP", "WEBP")
 
 @final
 class Rendered:
-    """Reward: another reward, asked about the image that the answer's code draws.
+    """Reward: an inner reward on the image that the code of the answer renders.
 
-    The code is written to ``file`` in an empty folder, ``command`` is run there, in a sandbox without network and
-    within the limits, or not at all (``docs/sandbox.md``), and must write an image (PNG, JPEG, GIF, BMP or WebP, of at
-    most 4,096 pixels a side) to its standard output. ``of`` is asked about that image, with the prompt of the sample.
-    What cannot be rendered, or is all of one color, scores ``wrong``.
+    The code is written to ``file`` in an empty folder; ``command`` runs there in a sandbox without network and with
+    limits, or not at all (``docs/sandbox.md``), and must write an image (PNG, JPEG, GIF, BMP or WebP, of at most 4,096
+    pixels a side) to its standard output. ``of`` scores that image, with the prompt of the sample. Code that cannot be
+    rendered, or renders a single color, scores ``wrong``.
 
     Example: ``{name: rendered, of: {name: brightness}, command: [rsvg-convert, a.svg], file: a.svg}``.
     Settings: ``paths`` and ``extract`` as in ``command``.
     Range: that of ``of``, and ``wrong``.   Units: seconds, MiB.
-    Source: images of code held against a reference as in TikZilla, arXiv:2603.03072, and its code.
-    Traps: a renderer that includes files can show the reference, if that lies within ``paths``. Fonts of the machine
-    change what is drawn: render the references on it too.
+    Source: rendered images compared with a reference as in TikZilla, arXiv:2603.03072, and its code.
+    Traps: a renderer that includes files can render the reference, if that is within ``paths``. Fonts of the machine
+    change the result: render the references on the same machine.
     """
 
     concurrent = True
@@ -79,13 +79,13 @@ class Rendered:
         ]
         inner_scores = list(self.of(image_samples)) if image_samples else []
         if len(inner_scores) != len(image_samples):
-            raise RewardError(f"the reward within gave {len(inner_scores)} values for {len(image_samples)} samples")
+            raise RewardError(f"the inner reward returned {len(inner_scores)} values for {len(image_samples)} samples")
         for i, value in zip(images, inner_scores, strict=True):
             values[i] = value
         return values
 
     def _render(self, text: str, binary: str) -> Image.Image | str:
-        """The image, or why there is none."""
+        """The image, or the reason why there is none."""
         code = code_in(text, self._extract)
         if code is None:
             return "no code"
@@ -104,10 +104,10 @@ def _open_image(data: bytes) -> Image.Image | str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            picture = Image.open(io.BytesIO(data), formats=FORMS)
-            if max(picture.size) > MAX_SIDE:
-                return f"{picture.size[0]} x {picture.size[1]} pixels"
-            picture = picture.convert("RGB")
+            image = Image.open(io.BytesIO(data), formats=FORMS)
+            if max(image.size) > MAX_SIDE:
+                return f"{image.size[0]} x {image.size[1]} pixels"
+            image = image.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        return f"no picture: {type(error).__name__}"
-    return "all of one colour" if picture.getcolors(1) is not None else picture
+        return f"no image: {type(error).__name__}"
+    return "all of one colour" if image.getcolors(1) is not None else image

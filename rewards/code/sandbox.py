@@ -1,6 +1,6 @@
-"""Runs a command that a model wrote: in a process of its own, without network, within limits, or not at all.
+"""Runs code of a model in a separate process, without network and with limits; if that is not possible, nothing runs.
 
-What is kept apart and what is not stands in ``docs/sandbox.md``.
+The isolation is described in ``docs/sandbox.md``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mmgrpo.errors import ConfigError, RewardError
 
 LAUNCHER = str(Path(__file__).with_name("sandbox_launcher.py"))
 START_S = 30.0
-"""For the sandbox itself, beside the time of what runs in it."""
+"""Time limit for the start of the sandbox, in addition to that of the command."""
 
 PYTHON = (sys.executable, "-I")
 INTERPRETER = tuple(dict.fromkeys((sys.prefix, sys.base_prefix)))
@@ -31,28 +31,28 @@ ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/sandbox",
     "LANG": "C.UTF-8",
-    "PYTHONHASHSEED": "0",  # the same verdict every time
+    "PYTHONHASHSEED": "0",  # reproducible results
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-"""All that a command finds in its environment."""
+"""The environment variables of a command."""
 
 STARTED = b"."
-"""What the launcher says once the command runs."""
+"""Message of the launcher when the command starts."""
 
 Ending = Literal["exited", "killed", "late", "too much output"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLimits:
-    """What a command may take.
+    """Resource limits of a command.
 
     Attributes:
-        time_s: seconds by the clock, from where it is started; then everything it started is killed.
+        time_s: wall-clock seconds from its start; then all its processes are killed.
         memory_mb: address space of each process, in MiB.
-        disk_mb: all files that it writes, which lie in memory, and each of them, in MiB.
-        processes: how many processes and threads it may have at a time.
-        output_kb: what it may write to its output, in KiB; beyond that it is killed.
+        disk_mb: total size of its files, which are in memory, and size of each file, in MiB.
+        processes: maximum number of simultaneous processes and threads.
+        output_kb: maximum output in KiB; beyond that it is killed.
     """
 
     time_s: float = 10.0
@@ -69,14 +69,14 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A command, and the files it finds in its working directory.
+    """A command, and the files in its working directory.
 
     Attributes:
         command: the absolute path of a binary, and arguments.
-        files: name -> text, in the working directory, which is empty otherwise.
-        paths: files and folders of the machine that it may read, beside the system's and Python's.
-        env: further variables of its environment.
-        limits: what it may take.
+        files: name -> text, in the otherwise empty working directory.
+        paths: files and folders that it may read, besides those of the system and Python.
+        env: additional environment variables.
+        limits: resource limits.
     """
 
     command: Sequence[str]
@@ -88,15 +88,15 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a command ended.
+    """Result of a command.
 
     Attributes:
-        ending: alone, by a signal, or by us.
-        code: its exit status, where it ended alone.
-        output: its standard output, as far as it was read.
-        errors: its standard error, in the same manner.
-        cpu_s: seconds of processors that the command and what it waited for took; 0 where it was killed by us.
-        memory_mb: the most memory that it had at a time, in MiB, in the same manner.
+        ending: whether it exited, was killed by a signal, or was stopped by the sandbox.
+        code: exit status, if it exited.
+        output: standard output, as far as it was read.
+        errors: standard error, as far as it was read.
+        cpu_s: CPU seconds of the command and its waited-for children; 0 if the sandbox stopped it.
+        memory_mb: peak memory in MiB, of the same processes.
     """
 
     ending: Ending
@@ -108,22 +108,22 @@ class Outcome:
 
     @property
     def succeeded(self) -> bool:
-        """Whether it ended alone with status 0."""
+        """Whether it exited with status 0."""
         return self.ending == "exited" and self.code == 0
 
 
 def run(program: Program, stdin: str = "") -> Outcome:
-    """Runs a command to its end.
+    """Run a command to completion.
 
     Args:
         program: what to run.
-        stdin: what it reads.
+        stdin: its standard input.
 
     Returns:
-        How it ended.
+        The outcome.
 
     Raises:
-        RewardError: a limit cannot be set on this machine; nothing was run.
+        RewardError: a limit cannot be set on this machine; nothing ran.
     """
     with _launched(program, stdin, subprocess.DEVNULL, subprocess.PIPE) as launched:
         assert launched.process.stdout is not None
@@ -131,14 +131,14 @@ def run(program: Program, stdin: str = "") -> Outcome:
 
 
 def run_against(checker: Program, solution: Program) -> Outcome:
-    """Runs two commands, each in a sandbox of its own, whose standard input is the other's output.
+    """Run two commands in separate sandboxes, each reading the other's output.
 
     Args:
-        checker: asks, and says what it found on its standard error.
-        solution: answers.
+        checker: sends requests, and reports its findings on standard error.
+        solution: answers requests.
 
     Returns:
-        How the checker ended; ``errors`` is what it said.
+        The outcome of the checker; ``errors`` has its report.
 
     Raises:
         RewardError: a limit cannot be set on this machine.
@@ -154,14 +154,14 @@ def run_against(checker: Program, solution: Program) -> Outcome:
 
 @dataclass(slots=True)
 class _Launched:
-    """A sandbox that was started."""
+    """A running sandbox."""
 
     process: subprocess.Popen[bytes]
     report: IO[bytes]
     limits: SandboxLimits
 
     def outcome(self, *outputs: IO[bytes]) -> Outcome:
-        """Reads until everything within has ended or a limit is met."""
+        """Read the output until all processes have ended or a limit is reached."""
         assert self.process.stderr is not None
         output_by_pipe = dict.fromkeys((self.report, self.process.stderr, *outputs), b"")
         ending = self._read(output_by_pipe)
@@ -175,7 +175,7 @@ class _Launched:
         if "refused" in result:
             raise RewardError(
                 f"code that a model wrote cannot be run within limits here, so it is not run: {result['refused']}. "
-                f"What a machine must allow is said in docs/sandbox.md."
+                f"The requirements are listed in docs/sandbox.md."
             )
         how: Ending = "exited" if result["signal"] is None else "killed"
         return Outcome(
@@ -188,7 +188,7 @@ class _Launched:
         )
 
     def _read(self, output_by_pipe: dict[IO[bytes], bytes]) -> Ending | None:
-        """Fills in what the pipes say; None where all of them came to their end."""
+        """Read the pipes into the dict; returns None when all of them are closed."""
         deadline, most = time.monotonic() + START_S, self.limits.output_kb << 10
         began = False
         with selectors.DefaultSelector() as selector:
@@ -215,7 +215,7 @@ class _Launched:
 def _launched(
     program: Program, stdin: str | None, stdin_pipe: int, stdout_pipe: int, errors: int = subprocess.PIPE
 ) -> Iterator[_Launched]:
-    """Starts a sandbox; at the end whatever still runs in it is killed."""
+    """Start a sandbox; remaining processes are killed on exit."""
     if sys.platform != "linux":
         raise RewardError(f"code that a model wrote is run on Linux alone, within limits; this is {sys.platform}")
     with contextlib.ExitStack() as stack:

@@ -55,11 +55,11 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class RefusedError(Exception):
-    """A limit that cannot be set on this machine."""
+    """A limit cannot be set on this machine."""
 
 
 def main() -> None:
-    """Reads what to run, runs it, and ends as it did."""
+    """Read the command, run it, and report its result."""
     spec_fd, report = int(sys.argv[1]), int(sys.argv[2])
     os.set_inheritable(report, False)
     with os.fdopen(spec_fd) as file:
@@ -106,7 +106,7 @@ def _first(spec: Mapping[str, Any], report: int) -> NoReturn:
 
 
 def _become(spec: Mapping[str, Any], stdin: int | None, starting: int) -> NoReturn:
-    """The command, within all limits; says on ``starting`` why not."""
+    """Execute the command with all limits; writes a failure to ``starting``."""
     try:
         os.setsid()
         if os.getuid() != USER:
@@ -135,7 +135,7 @@ def _limits(spec: Mapping[str, Any]) -> dict[int, int]:
 
 
 def _enter_namespaces() -> None:
-    """New user, process, network, mount and message namespaces: nothing of the machine is left to be reached."""
+    """Create new user, process, network, mount and IPC namespaces."""
     _end_with_parent()
     root = os.geteuid() == 0
     maps = {
@@ -174,13 +174,14 @@ def _map_ids(waiting: int, pid: int, maps: Mapping[str, str]) -> int:
 
 
 def _make_root(spec: Mapping[str, Any]) -> int | None:
-    """A file system in memory of a given size, with the system and what else may be read, read-only; enters it.
+    """Create and enter an in-memory file system of limited size, with read-only mounts of the system and other readable
+    paths.
 
     Args:
-        spec: what to run.
+        spec: the specification of the command.
 
     Returns:
-        A file to read the standard input from, if one was given.
+        A file descriptor of the standard input, if there is one.
     """
     root = Path(spec["root"])
     _mount(None, "/", None, MS_REC | MS_PRIVATE)
@@ -188,7 +189,7 @@ def _make_root(spec: Mapping[str, Any]) -> int | None:
     for name in DEVICES:
         _bind(root, f"/dev/{name}")
     visible = {where for path in (*SYSTEM, *spec["paths"]) for where in (path, os.path.realpath(path))}
-    for path in sorted(visible, key=len):  # a folder comes before what is in it
+    for path in sorted(visible, key=len):  # folders before their contents
         _show(root, path)
     process_files = root / "proc"
     process_files.mkdir(exist_ok=True)
@@ -220,7 +221,7 @@ def _chown_to_user(path: Path) -> None:
 
 
 def _show(root: Path, path: str) -> None:
-    """A path of the machine in its place, read-only; nothing where there is no such path."""
+    """Mount a path read-only at the same location; does nothing if it does not exist."""
     if not os.path.exists(path) or os.path.lexists(root / path[1:]):
         return
     attributes = struct.pack("=4Q", ATTR_RDONLY | ATTR_NOSUID, 0, 0, 0)
@@ -240,14 +241,14 @@ def _bind(root: Path, path: str) -> Path:
 
 
 def _deny_calls() -> None:
-    """A filter of system calls, for good: those of ``DENIED``, and any that would make a user namespace."""
+    """Install a permanent filter of system calls: those of ``DENIED``, and any that creates a user namespace."""
     machine, clone, _, denied = DENIED[_machine()]
     rules = [(LOAD, 0, 0, 4), (JUMP_EQUAL, 1, 0, machine), (RETURN, 0, 0, RET_KILL), (LOAD, 0, 0, 0)]
-    if _machine() == "x86_64":  # the calls of the x32 mode have numbers of their own
+    if _machine() == "x86_64":  # the x32 ABI has separate call numbers
         rules += [(JUMP_AT_LEAST, 0, 1, 0x40000000), (RETURN, 0, 0, RET_KILL)]
     for number in denied:
         rules += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, RET_ERRNO | EPERM)]
-    rules += [(JUMP_EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, RET_ERRNO | ENOSYS)]  # clone is asked in its place
+    rules += [(JUMP_EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, RET_ERRNO | ENOSYS)]  # callers fall back to clone
     rules += [(JUMP_EQUAL, 0, 3, clone), (LOAD, 0, 0, 16), (JUMP_BITS, 0, 1, CLONE_NEWUSER)]
     rules += [(RETURN, 0, 0, RET_ERRNO | EPERM), (RETURN, 0, 0, RET_ALLOW)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *rule) for rule in rules))
@@ -258,7 +259,7 @@ def _deny_calls() -> None:
 
 def _machine() -> str:
     if platform.machine() not in DENIED:
-        raise RefusedError(f"system calls are known of {', '.join(DENIED)}, not of {platform.machine()}")
+        raise RefusedError(f"the system call filter supports {', '.join(DENIED)}, not {platform.machine()}")
     return platform.machine()
 
 

@@ -1,4 +1,4 @@
-"""Rewards by a command of the user's own: a compiler, a proof checker, a simulator, a renderer."""
+"""Reward from a custom command: a compiler, a proof checker, a simulator."""
 
 from __future__ import annotations
 
@@ -25,25 +25,24 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 @final
 class Command:
-    r"""Reward: what a command says of the answer's code: 1 if it ends with status 0, else 0; or a number it writes.
+    r"""Reward: result of a command on the code of the answer: 1 for exit status 0, else 0; or a number from its output.
 
-    Lean, Isabelle, a Verilog simulator or a compiler of one's own: the code of the answer is written to ``file`` in an
-    empty folder, as it is or put into ``template``, where ``{answer}`` stands for it and ``{column}`` for columns of
-    the row; further files of the row, such as a test bench, by ``files``: a file's name and its column. Then
-    ``command`` is run there, in a sandbox without network and within the limits, or not at all: see
-    ``docs/sandbox.md``.
+    For example Lean, Isabelle, a Verilog simulator or a compiler: the code of the answer is written to ``file`` in an
+    empty folder, unchanged or inserted into ``template``, where ``{answer}`` is replaced by it and ``{column}`` by
+    columns of the row; ``files`` maps names of further files, such as a test bench, to columns. Then ``command`` runs
+    there in a sandbox without network and with limits; if that is not possible, nothing runs: see ``docs/sandbox.md``.
 
     Example: ``{name: command, command: [lean, a.lean], file: a.lean, paths: [/opt/lean], forbid: '\bsorry\b'}``.
-    Settings: ``paths`` are files and folders of the machine that the command may read, beside ``/usr``, ``/bin`` and
-    ``/lib``: its own installation; ``forbid`` a pattern that the answer must not hold (a proof by ``sorry``, a
-    declared axiom); ``expect`` a pattern that the output must hold for a 1; ``number`` a pattern whose first group in
-    the output is the score, clipped to [0, 1]; ``env`` further variables; ``extract`` as in ``code_tests``.
+    Settings: ``paths`` are files and folders that the command may read, besides ``/usr``, ``/bin`` and ``/lib``, such
+    as its installation; ``forbid``: a pattern that the answer must not match (a proof by ``sorry``, a declared axiom);
+    ``expect``: a pattern that the output must match for a 1; ``number``: a pattern whose first group in the output is
+    the score, clipped to [0, 1]; ``env``: additional environment variables; ``extract`` as in ``code_tests``.
     Range: 0 to 1.   Units: seconds, MiB.
     Source: designed for mmgrpo.
-    Traps: where the command runs what the model wrote, that can write whatever ``expect`` and ``number`` look for:
-    trust them with checkers and compilers alone, and have a test bench end with its own status. A model finds every
-    way of saying nothing: forbid what would pass without being an answer. ``memory_mb`` is address space, of which
-    some runtimes reserve much.
+    Traps: if the command executes code of the model, that code can print anything that ``expect`` and ``number`` match:
+    use them only with checkers and compilers, and let a test bench set the exit status. Policies find trivial answers:
+    forbid everything that would pass without being an answer. ``memory_mb`` limits the address space, of which some
+    runtimes reserve much.
     """
 
     concurrent = True
@@ -124,7 +123,7 @@ class Command:
 
 
 def _row(sample: Sample, wanted: Collection[str]) -> dict[str, str] | None:
-    """The columns that are wanted; None where one lacks, or the text."""
+    """The required columns; None if one is missing, or the text."""
     columns = sample.prompt.columns
     if sample.text is None or any(columns.get(column) is None for column in wanted):
         return None
@@ -139,11 +138,11 @@ def _pattern(text: str | None) -> Any:
 
 
 def find_command(name: str, paths: Sequence[str]) -> str:
-    """Where a command is, on the path of this process or in a ``bin`` folder of ``paths``."""
+    """Path of a command, on the PATH of this process or in a ``bin`` folder of ``paths``."""
     folders = [folder for path in paths for folder in (path, f"{path}/bin")]
     binary = shutil.which(name) or shutil.which(name, path=":".join(folders))
     if binary is None:
-        raise RewardError(f"there is no command {name!r} here: install it, or add the folder that holds it to 'paths'")
+        raise RewardError(f"command {name!r} not found: install it, or add its folder to 'paths'")
     return str(Path(binary).absolute())
 
 

@@ -94,8 +94,8 @@ def actions_in(source: Any) -> list[Action]:
     ``pyautogui.click(1, 2)`` or ``type(content='..')``.
     """
     values = json_values(source) if isinstance(source, str) else source
-    found = _take_actions(_from_json(values, 0))
-    return found or (_take_actions(_from_calls(source)) if isinstance(source, str) else [])
+    actions = _take_actions(_from_json(values, 0))
+    return actions or (_take_actions(_from_calls(source)) if isinstance(source, str) else [])
 
 
 def _take_actions(actions: Iterator[Action]) -> list[Action]:
@@ -109,11 +109,13 @@ def _from_json(value: Any, depth: int) -> Iterator[Action]:
         for inner in value:
             yield from _from_json(inner, depth + 1)
     elif isinstance(value, Mapping):
-        apart = next((value[key] for key in _ARGUMENT_KEYS if isinstance(value.get(key), Mapping)), {})
-        said = ((apart, _KIND_KEYS[:2]), (value, _KIND_KEYS))  # inside arguments "name" may refer to anything
-        kind = next((held[key] for held, keys in said for key in keys if _is_action_name(held.get(key))), None)
+        nested = next((value[key] for key in _ARGUMENT_KEYS if isinstance(value.get(key), Mapping)), {})
+        candidates = ((nested, _KIND_KEYS[:2]), (value, _KIND_KEYS))  # inside arguments "name" may refer to anything
+        kind = next(
+            (mapping[key] for mapping, keys in candidates for key in keys if _is_action_name(mapping.get(key))), None
+        )
         if kind is not None:
-            yield _action(kind, {**value, **apart})
+            yield _action(kind, {**value, **nested})
             return
         for inner in value.values():
             yield from _from_json(inner, depth + 1)
@@ -135,19 +137,19 @@ def _from_calls(text: str) -> Iterator[Action]:
 
 def _arguments(text: str, start: int) -> tuple[list[tuple[str | None, Any]] | None, int]:
     """Key and value of the arguments after the bracket before ``start``, None if malformed; and the end position."""
-    found: list[tuple[str | None, Any]] = []
+    arguments: list[tuple[str | None, Any]] = []
     closing = _NEXT.match(text, start)
     if closing is not None and closing["mark"] == ")":
-        return found, closing.end()
+        return arguments, closing.end()
     at = start
     for _ in range(_MAX_ARGUMENTS):
         argument = _ARGUMENT.match(text, at)
         mark = None if argument is None else _NEXT.match(text, argument.end())
         if argument is None or mark is None:
             return None, start
-        found.append((argument["key"], _value(argument["value"])))
+        arguments.append((argument["key"], _value(argument["value"])))
         if mark["mark"] == ")":
-            return found, mark.end()
+            return arguments, mark.end()
         at = mark.end()
     return None, start
 
@@ -188,10 +190,10 @@ def _point_and_box(
     fields: Mapping[str, Any],
 ) -> tuple[tuple[float, float] | None, tuple[float, float, float, float] | None]:
     """The position: a point, or a box."""
-    held = next((fields[key] for key in (*_POSITION_KEYS, *_BOX_KEYS) if fields.get(key) is not None), None)
-    if held is None and fields.get("x") is not None and fields.get("y") is not None:
-        held = [fields["x"], fields["y"]]
-    written = held if isinstance(held, str) else str(list(held)) if isinstance(held, list | tuple) else ""
+    value = next((fields[key] for key in (*_POSITION_KEYS, *_BOX_KEYS) if fields.get(key) is not None), None)
+    if value is None and fields.get("x") is not None and fields.get("y") is not None:
+        value = [fields["x"], fields["y"]]
+    written = value if isinstance(value, str) else str(list(value)) if isinstance(value, list | tuple) else ""
     points = points_in(written) if len(written) <= 200 else []
     boxes = stated_boxes(written) if len(written) <= 200 and len(points) != 1 else []
     return points[0] if len(points) == 1 else None, boxes[0].numbers if len(boxes) == 1 else None

@@ -64,12 +64,12 @@ class BoxIou:
         self._extract: Extract = require_extract("BoxIou.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        references = read_references("box_iou", samples, self.column, self._coordinates.one_reference)
+        references = read_references("box_iou", samples, self.column, self._coordinates.single_reference)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, references, strict=True)]
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return find_reference_error(value, self._coordinates.one_reference, "exactly one box with an area")
+        return find_reference_error(value, self._coordinates.single_reference, "exactly one box with an area")
 
     def _score(self, sample: Sample, reference: StatedBox) -> Score:
         stated = stated_boxes(extract_answer(sample.text or "", self._extract) or "")
@@ -165,8 +165,8 @@ class Detection:
         overlap = np.array([[iou(box, other) for other in reference_boxes] for box in boxes])
         gains = np.array(
             [
-                [self._gain(overlap[i, j], one.label, two.label) for j, two in enumerate(references)]
-                for i, one in enumerate(stated)
+                [self._gain(overlap[i, j], box.label, reference.label) for j, reference in enumerate(references)]
+                for i, box in enumerate(stated)
             ]
         )
         rows, columns = self._assigned(gains, maximize=True)
@@ -203,12 +203,12 @@ class PointInBox:
         self._extract: Extract = require_extract("PointInBox.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        references = read_references("point_in_box", samples, self.column, self._coordinates.one_reference)
+        references = read_references("point_in_box", samples, self.column, self._coordinates.single_reference)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, references, strict=True)]
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return find_reference_error(value, self._coordinates.one_reference, "exactly one box with an area")
+        return find_reference_error(value, self._coordinates.single_reference, "exactly one box with an area")
 
     def _score(self, sample: Sample, reference: StatedBox) -> Score:
         stated = points_in(extract_answer(sample.text or "", self._extract) or "")

@@ -99,8 +99,8 @@ class MaskIou:
         raster = image_raster or _around(reference_shapes, target, self._grid)
         value = _iou(shapes, reference_shapes, raster)
         masks = (
-            (image_raster or _around(shapes, target, self._grid)).drawn(shapes, "stated"),
-            raster.drawn(reference_shapes, "reference"),
+            (image_raster or _around(shapes, target, self._grid)).mask_explanation(shapes, "stated"),
+            raster.mask_explanation(reference_shapes, "reference"),
         )
         explanation = {"parsed": _named(stated)} | masks_explanation(
             [mask for mask in masks if mask is not None], target
@@ -149,7 +149,7 @@ class _Raster:
                 grid_HW |= self._sampled(shape)
         return grid_HW
 
-    def drawn(self, shapes: Regions, role: str) -> dict[str, Any] | None:
+    def mask_explanation(self, shapes: Regions, role: str) -> dict[str, Any] | None:
         """The covered region for the explanation; None if it is empty."""
         grid_HW = self.covered(shapes)
         rows, columns = np.flatnonzero(grid_HW.any(1)), np.flatnonzero(grid_HW.any(0))

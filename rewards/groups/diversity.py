@@ -1,4 +1,4 @@
-"""A reward adjusted by how much a sample resembles the rest of its group."""
+"""A reward adjusted by the similarity of a sample to the rest of its group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .grouping import inner_scores, is_score, needed_values, within_groups
 Rule = Literal["divide", "bonus"]
 Similarity = Literal["ngrams", "pixels"]
 Embed = Callable[[Sequence[Sample]], Any]
-"""A vector per sample, as an array of shape (samples, D) or a list of lists."""
+"""Returns a vector per sample, as an array of shape (samples, D) or a list of lists."""
 
 SIDE = 32  # images are compared at 32 x 32 pixels
 
@@ -32,28 +32,30 @@ Features = Sequence[Any]
 
 @final
 class DiversityAdjusted:
-    """Reward: another reward, lowered for what resembles its group or raised for what stands out in it.
+    """Reward: an inner reward, decreased for samples similar to their group or increased for distinct ones.
 
     With s_ij in 0 to 1 the similarity of two members: ``rule: divide`` gives r_i / (1 + sum over j of s_ij);
-    ``rule: bonus`` gives r_i + ``strength`` (1 - mean over j of s_ij), only where r_i > 0, so that what is merely odd
-    earns nothing. j runs over the other members that the reward judged. What the reward leaves out (None) or fails on
-    (NaN) stays so.
+    ``rule: bonus`` gives r_i + ``strength`` (1 - mean over j of s_ij), only where r_i > 0, so that incorrect distinct
+        samples earn nothing. j runs over the other members with a score. None and failures (NaN) of the inner reward
+        are kept.
 
-    ``similarity: ngrams`` is the share of word n-grams of ``size`` that two texts have in common (intersection over
-    union of the sets); ``pixels`` is 1 - the mean absolute difference of two images as RGB at 32 x 32 pixels, over 255,
-    for videos the mean over their frames as far as both go. With ``embed``, a ``python:module:function`` of a list of
-    samples that gives a vector for each, it is the cosine, at least 0. A sample without what is compared gets None.
+    ``similarity: ngrams`` is the intersection over union of the sets of word n-grams of ``size``; ``pixels`` is 1 - the
+    mean absolute difference of two images as RGB at 32 x 32 pixels, over 255, for videos the mean over the common
+    frames. With ``embed``, a ``python:module:function`` that maps a list of samples to vectors, it is the cosine, at
+    least 0. A sample without the compared output gets None.
 
     Example: ``{name: diversity_adjusted, of: {name: exact_match, extract: tag}}``.
-    Settings: ``of``, the reward with its settings, such as ``{name: exact_match, extract: tag}``, or its bare name.
+    Settings: ``of``: the inner reward, by name or as a mapping with its settings, such as ``{name: exact_match,
+    extract: tag}``.
     Range: ``divide``: 1 / G of the reward's range up to all of it; ``bonus``: up to ``strength`` more.
-    Source: ``divide``: Chen et al. 2025 (DRA-GRPO), arXiv:2505.09655, with embeddings; its code sums over the whole
-    group, whose own 1 is the 1 here. Deviation: cosines below 0 count as 0, so that the divisor is at least 1.
+    Source: ``divide``: Chen et al. 2025 (DRA-GRPO), arXiv:2505.09655, with embeddings; its code sums over the complete
+    group, including the sample itself (the 1 here). Deviation: cosines below 0 count as 0, so that the divisor is at
+    least 1.
     ``bonus``: Hu et al. 2025 (DIVER), arXiv:2509.26209; there s is BLEU, or the bonus is that of ``unique_formulas``.
-    Deviations: neither its bounds on the bonus nor its end after 100 steps.
-    Traps: it includes the reward, so do not add that reward separately. ``divide`` shrinks negative rewards as well, so
-    copies of a bad sample lose less: use it with rewards that are not negative. Pixels say little of content: two
-    shifted copies differ, and every pair of bright images is alike.
+    Deviations: no bounds on the bonus and no end after 100 steps.
+    Traps: it includes the reward, so do not add that reward separately. ``divide`` also shrinks negative rewards, so
+    copies of a bad sample lose less: use it with non-negative rewards. Pixels do not represent content: two shifted
+    copies differ, and all bright images are similar.
     """
 
     def __init__(
@@ -93,18 +95,18 @@ class DiversityAdjusted:
         if self._embed is not None:
             return list(_embedded(self._embed, samples)), cosine
         if self._similarity == "pixels":
-            return [_pictures(sample) for sample in samples], pixel_similarity
+            return [_small_frames(sample) for sample in samples], pixel_similarity
         return [None if s.text is None else ngrams(s.text, self._size) for s in samples], overlap
 
 
 def divided(rewards: Sequence[float], similarity_GG: Matrix) -> list[float]:
-    """r_i / (1 + sum of its similarities to the others)."""
+    """r_i / (1 + sum of its similarities to the other members)."""
     others_G = similarity_GG.sum(1) - similarity_GG.diagonal()
     return [reward / (1 + float(sum_)) for reward, sum_ in zip(rewards, others_G, strict=True)]
 
 
 def with_bonus(rewards: Sequence[float], similarity_GG: Matrix, strength: float) -> list[float]:
-    """r_i + strength (1 - mean similarity to the others) where r_i > 0; one alone in its group keeps its reward."""
+    """r_i + strength (1 - mean similarity to the others) where r_i > 0; a single member keeps its reward."""
     num = len(rewards) - 1
     others_G = similarity_GG.sum(1) - similarity_GG.diagonal()
     return [
@@ -143,7 +145,7 @@ def cosine(first: Matrix, second: Matrix) -> float:
     return min(max(float(first @ second) / length, 0.0), 1.0) if length > 0 else 0.0
 
 
-def _pictures(sample: Sample) -> Sequence[Matrix] | None:
+def _small_frames(sample: Sample) -> Sequence[Matrix] | None:
     frames = [sample.image] if sample.image is not None else list(sample.video or ())
     return [_small(frame) for frame in frames] or None
 

@@ -1,4 +1,4 @@
-"""A reward for what there is to be explored in a prompt: of use to whoever chooses prompts, not to train on."""
+"""A metric of the exploration potential of a prompt, for prompt selection, not for training."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from .grouping import inner_scores, is_score, needed_values, within_groups
 
 @final
 class Explorability:
-    """Reward: the size of a sample's advantage times the policy's entropy on it, but 0 if wrong and unsure.
+    """Reward: magnitude of a sample's advantage times the policy's entropy, but 0 if wrong and uncertain.
 
-    abs(a_i) H_i with a = (1 or 0 - p) / (sqrt(p (1 - p)) + 1e-8), 1 for a right sample, p the share of the group's
-    right ones, H the mean entropy of its tokens; 0 for a wrong sample of an entropy above ``ratio`` times the mean over
-    the right ones. A sample is right where another reward reaches ``right``. None where that has None, or the entropy
-    is not known.
+    abs(a_i) H_i with a = (1 or 0 - p) / (sqrt(p (1 - p)) + 1e-8), 1 for a correct sample, p the fraction of correct
+    samples in the group, H the mean entropy of its tokens; 0 for a wrong sample with an entropy above ``ratio`` times
+    the mean over the correct ones. A sample is correct if the inner reward reaches ``right``. None if the inner reward
+    is None, or the entropy is unknown.
 
     Example: ``{name: explorability, of: math_verify, weight: 0}``.
-    Settings: ``of``, the reward with its settings, or its bare name; ``ratio``; ``right``, in units of the reward.
+    Settings: ``of``: the inner reward, by name or with its settings; ``ratio``; ``right``, in units of the inner
+    reward.
     Range: 0 and more.   Units: nats.
     Source: DEPO, arXiv:2509.01321, and its code (txy77/DEPO, ``rollout_purning.py``), which sums it over a group and
-    draws the prompts of the highest sums: ``prompts.sampler: most_explorable``.
-    Traps: give it a weight of 0, since it is no verdict on a sample; groups that are all right or all wrong get 0.
+    selects the prompts with the highest sums: ``prompts.sampler: most_explorable``.
+    Traps: use a weight of 0, since it does not measure the quality of a sample; groups that are all correct or all
+    wrong get 0.
     """
 
     def __init__(self, of: Reward, ratio: float = 1.5, right: float = 1.0) -> None:
@@ -53,7 +55,7 @@ class Explorability:
 
 
 def explorable(right: Sequence[bool], entropies: Sequence[float], ratio: float) -> list[float]:
-    """What each member of a group adds to what there is to be explored in its prompt."""
+    """The contribution of each member of a group to the exploration potential of its prompt."""
     mean, spread = fmean(right), pstdev(right) + 1e-8
     of_right = [entropy for entropy, is_right in zip(entropies, right, strict=True) if is_right]
     most = ratio * fmean(of_right) if of_right else 0.0

@@ -1,4 +1,4 @@
-"""The members of each group, and a rule applied to one group after another."""
+"""Groups of samples, and rules applied to each group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Rule = Callable[[Sequence[int]], Sequence[float | None]]
 
 
 def groups(samples: Sequence[Sample]) -> Mapping[int, list[int]]:
-    """The rows of each group by its number, both in increasing order, whatever the order of the samples."""
+    """Row indices by group, both in increasing order, independent of the order of the samples."""
     rows_by_group: dict[int, list[int]] = {}
     for row in sorted(range(len(samples)), key=lambda row: (samples[row].group, samples[row].member)):
         rows_by_group.setdefault(samples[row].group, []).append(row)
@@ -23,24 +23,24 @@ def groups(samples: Sequence[Sample]) -> Mapping[int, list[int]]:
 
 
 def is_score(value: float | None) -> TypeGuard[float]:
-    """Whether a reward said something of the sample: neither None nor a failure."""
+    """Whether a value is a score: neither None nor a failure."""
     return value is not None and math.isfinite(value)
 
 
 @dataclass(frozen=True, slots=True)
 class InnerScores:
-    """What another reward says of some samples.
+    """Scores of an inner reward.
 
     Attributes:
         values: one per sample.
-        scores: as it gave them: numbers, or scores with explanations and parts.
+        scores: the returned values: numbers, or scores with explanations and scopes.
     """
 
     values: list[float | None]
     scores: list[float | Score | None]
 
     def explain(self, values: Sequence[float | None]) -> list[float | Score | None]:
-        """The values that were made of it, with what its own rest on and what it says of parts."""
+        """New values with the explanations and scopes of the inner scores."""
         return [
             replace(score, value=value) if value is not None and isinstance(score, Score) else value
             for value, score in zip(values, self.scores, strict=True)
@@ -48,25 +48,25 @@ class InnerScores:
 
 
 def needed_values(*rewards: Reward | None) -> tuple[str, ...]:
-    """The names of ``Sample.values`` that rewards held by another read: its own ``needs_values``."""
+    """Names of ``Sample.values`` that inner rewards require: the ``needs_values`` of the outer reward."""
     return tuple(sorted({name for reward in rewards for name in getattr(reward, "needs_values", ())}))
 
 
 def inner_scores(reward: Reward, samples: Sequence[Sample]) -> InnerScores:
-    """Asks another reward. Raises RewardError for the wrong number of values."""
+    """Call an inner reward. Raises RewardError for the wrong number of values."""
     scores = list(reward(samples))
     if len(scores) != len(samples):
-        raise RewardError(f"the reward within gave {len(scores)} values for {len(samples)} samples")
+        raise RewardError(f"the inner reward returned {len(scores)} values for {len(samples)} samples")
     return InnerScores([None if value is None else float(value) for value in scores], scores)
 
 
 def within_groups(samples: Sequence[Sample], values: Sequence[float | None], rule: Rule) -> list[float | None]:
-    """New values by a rule that sees a group's rows; None and failures keep out of it and stay as they are.
+    """Apply a rule to the scored rows of each group; None and failures are excluded and unchanged.
 
     Args:
-        samples: what is judged.
-        values: what is known of each.
-        rule: gives the new values of the rows of one group that have a finite value, in their order.
+        samples: the samples.
+        values: one value per sample.
+        rule: returns the new values of the rows of one group with finite values, in order.
 
     Returns:
         One value per sample, in order.

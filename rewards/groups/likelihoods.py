@@ -1,4 +1,4 @@
-"""Rewards that look at how likely a sample was."""
+"""Rewards from the likelihood of a sample."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .grouping import inner_scores, is_score, needed_values, within_groups
 
 @final
 class Unlikeliness:
-    """Reward: another reward, lowered for the likely among the right samples of a group.
+    """Reward: an inner reward, decreased for likely correct samples of a group.
 
-    r_i (1 - ``strength`` rank_i / G) where r_i > 0; other rewards stay. rank_i is a member's place among the G that the
-    reward judged, by mean log-probability (``Sample.logprob``): 0 for the least likely, G - 1 for the most likely;
-    equal ones share their mean rank. None where the reward has None or it is not known how likely the sample was.
+    r_i (1 - ``strength`` rank_i / G) where r_i > 0; other rewards are unchanged. rank_i is the rank of a member among
+    the G scored ones by mean log-probability (``Sample.logprob``): 0 for the least likely, G - 1 for the most likely;
+    ties share their mean rank. None if the inner reward is None or the log-probability is unknown.
 
     Example: ``{name: unlikeliness, of: {name: exact_match, extract: tag}}``.
-    Settings: ``of``, the reward with its settings, or its bare name.
-    Range: (1 - ``strength`` (G - 1) / G) of a positive reward up to all of it.
-    Source: He et al. 2025, arXiv:2506.02355; ranks and ``strength: 0.25`` as in its code. Deviations: rewards below 0
-    stay as they are, where its proofs are right (1) or wrong (0); equal likelihoods share a rank.
-    Traps: it includes the reward, so do not add that reward separately. The mean over tokens is the measure, so a long
-    sample is not unlikely by being long. Greedy samples of a group are all alike and share one rank.
+    Settings: ``of``: the inner reward, by name or with its settings.
+    Range: (1 - ``strength`` (G - 1) / G) to 1 times a positive inner reward.
+    Source: He et al. 2025, arXiv:2506.02355; ranks and ``strength: 0.25`` as in its code. Deviations: negative rewards
+    are unchanged, while its proofs are right (1) or wrong (0); equal likelihoods share a rank.
+    Traps: it includes the reward, so do not add that reward separately. The mean over tokens is used, so long samples
+    are not unlikely because of their length. Greedy samples of a group are equal and share one rank.
     """
 
     def __init__(self, of: Reward, strength: float = 0.25) -> None:
@@ -54,16 +54,16 @@ class Unlikeliness:
 
 @final
 class SelfCertainty:
-    """Reward: how certain the policy was of its own tokens, whatever they say.
+    """Reward: self-certainty of the policy about its tokens, independent of their content.
 
-    Mean over the sample's tokens of KL(uniform || policy) = -log V - mean over the vocabulary of log p: 0 for a policy
-    that knows nothing, without an upper bound. It is ``Sample.values["certainty"]``, which this reward asks for; None
-    where the policy that drew the sample does not give it.
+    Mean over the sample's tokens of KL(uniform || policy) = -log V - mean over the vocabulary of log p: 0 for a uniform
+    policy, unbounded above. It is ``Sample.values["certainty"]``, which this reward requests; None if the policy does
+    not provide it.
 
     Range: 0 and more.   Units: nats per token.
-    Source: Zhao et al. 2025 (Intuitor), arXiv:2505.19590, self-certainty; its code leaves out the constant log V, which
-    no advantage sees.
-    Traps: it rewards confidence, not truth: repetition and boilerplate are what a policy is surest of, so watch a
+    Source: Zhao et al. 2025 (Intuitor), arXiv:2505.19590, self-certainty; its code omits the constant log V, which
+    cancels in advantages.
+    Traps: it rewards confidence, not correctness: a policy is most certain of repetition and boilerplate, so monitor a
     held-out accuracy and ``repetition``. Its scale depends on the vocabulary: normalize by group.
     """
 
@@ -75,16 +75,16 @@ class SelfCertainty:
 
 @final
 class Curiosity:
-    """Reward: how surprising a sample was to the policy that drew it, up to a bound.
+    """Reward: surprise of the policy at its own sample, up to a bound.
 
     min(``strength`` s, ``ceiling``), s = -mean log-probability of its tokens (``Sample.logprob``), the logarithm of its
-    perplexity. None where that is not known.
+    perplexity. None if unknown.
 
     Example: ``{name: curiosity, ceiling: 0.3333, weight: 0.5}``.
     Range: 0 to ``ceiling``.   Units: nats per token, times ``strength``.
     Source: Dai et al. 2025 (CDE), arXiv:2509.09675, eq. 2, the actor's bonus, for rewards r of size 1: there the
     ceiling is abs(r) / kappa, kappa 3, and the strength alpha is 1.
-    Traps: alone it rewards noise, so a verifier stands beside it; the ceiling keeps it below what being right earns,
+    Traps: alone it rewards noise, so combine it with a verifier; the ceiling keeps it below the reward of correctness,
     and its weight should fall to 0 over the run (``schedule``).
     """
 
@@ -100,22 +100,21 @@ class Curiosity:
 
 @final
 class LikelihoodConsistency:
-    """Reward: another reward, with a bonus for right samples whose reasoning makes their answer likely.
+    """Reward: an inner reward, with a bonus for correct samples whose reasoning makes their answer likely.
 
-    r_i + ``strength`` r_i where the sample is right and its answer is likely enough: r_i > 0.1 and at least the group's
-    mean reward; and its likelihood p_i, cut at ``ceiling``, is at least the mean over the right ones less ``margin``.
-    p_i, 0 to 1, is the probability per token (the geometric mean) of the answer after the sample's reasoning, under a
-    model that changes slowly. None where either the reward or the likelihood has None.
+    r_i + ``strength`` r_i if the sample is correct and its answer is likely: r_i > 0.1 and at least the group's mean
+    reward; and its likelihood p_i, clipped at ``ceiling``, is at least the mean over the correct samples minus
+    ``margin``. p_i, 0 to 1, is the probability per token (the geometric mean) of the answer after the sample's
+    reasoning, under a slowly updated model. None if the inner reward or the likelihood is None.
 
-    Example: ``{name: likelihood_consistency, of: math_verify, likelihood: {name: remote, url:
-    "http://127.0.0.1:8000"}}``.
-    Settings: ``of``, the reward with its settings, or its bare name; ``likelihood``, another one that gives p, such as
-    a ``python:module:function`` of the samples, or a served model by ``remote``.
-    Range: that of the reward, times 1 + ``strength`` where it is positive.
-    Source: Chen et al. 2025 (GRPO-CARE), arXiv:2506.16141, and its code, whose scripts have these numbers; there p is
-    by a moving average of the policy (0.995 every 10 steps), and ``of`` is the accuracy alone.
-    Traps: it includes the reward, so do not add that reward separately. In a group of equal likelihoods every right
-    sample has the bonus. An answer that is copied from the prompt is likely without any reasoning.
+    Example: ``{name: likelihood_consistency, of: math_verify, likelihood: {name: remote, url: "http://127.0.0.1:8000"}}``.
+    Settings: ``of``: the inner reward, by name or with its settings; ``likelihood``, a reward that returns p, such as a
+    ``python:module:function`` of the samples, or a served model by ``remote``.
+    Range: that of the inner reward, times 1 + ``strength`` where it is positive.
+    Source: Chen et al. 2025 (GRPO-CARE), arXiv:2506.16141, and its code, whose scripts use these values; there p comes
+    from a moving average of the policy (0.995 every 10 steps), and ``of`` is only the accuracy.
+    Traps: it includes the reward, so do not add that reward separately. In a group of equal likelihoods every correct
+    sample gets the bonus. An answer copied from the prompt is likely without any reasoning.
     """
 
     def __init__(
@@ -150,14 +149,16 @@ class LikelihoodConsistency:
 
 
 def mean_ranks(values: Sequence[float]) -> list[float]:
-    """Each value's place from the lowest, 0, to the highest; equal ones share the mean of their places."""
+    """Rank of each value, from 0 for the lowest; ties share their mean rank."""
     return [
         sum(other < value for other in values) + (sum(other == value for other in values) - 1) / 2 for value in values
     ]
 
 
 def consistent(rewards: Sequence[float], likelihoods: Sequence[float], margin: float) -> list[bool]:
-    """Whether each is right, above 0.1 and at least the mean, and as likely as the right ones' mean less the margin."""
+    """Whether each sample is correct (above 0.1 and at least the mean) and at least as likely as the mean of the
+    correct ones minus the margin.
+    """
     mean = sum(rewards) / len(rewards)
     right = [reward > 0.1 and reward >= mean for reward in rewards]
     of_right = [p for p, is_right in zip(likelihoods, right, strict=True) if is_right]

@@ -1,4 +1,4 @@
-"""What another task of the run made of samples: the credit of a prompt for the images that were drawn of it."""
+"""Reward from a downstream task: credit of a prompt for the images generated from it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from mmgrpo.types import Sample
 
 @final
 class OfTask(CrossTaskReward):
-    """Reward: the mean reward of what another task of a mixed run drew after this sample.
+    """Reward: mean reward of the downstream samples that another task of a mixed run generates from this sample.
 
-    None where nothing was judged.
+    None without scored downstream samples.
 
     Example: ``{name: of_task, task: painter}``.
-    Settings: ``task``, one that is after this one (``task.after``); ``reward``, the label of one of its rewards; if not
-    given, what its rewards come to.
-    Range: that of the rewards there.
-    Source: a rewriter is credited with the images of its prompts: PromptRL, arXiv:2602.01382.
-    Traps: it is of the samples of one step, so that evaluations, where nothing is drawn after, have none of it.
+    Settings: ``task``, a downstream task (``task.after``); ``reward``, the label of one of its rewards; default: the
+    weighted total of its rewards.
+    Range: that of the downstream rewards.
+    Source: a rewriter is rewarded for the images of its prompts: PromptRL, arXiv:2602.01382.
+    Traps: it uses the samples of one step, so evaluations, which have no downstream samples, give None.
     """
 
     def __init__(self, task: str, reward: str | None = None) -> None:
@@ -29,7 +29,7 @@ class OfTask(CrossTaskReward):
         self._outcomes: Mapping[tuple[int, int], float] = {}
 
     def hear(self, outcomes: Mapping[tuple[int, int], float]) -> None:
-        """Takes the place of what was heard before."""
+        """Store the outcomes and discard earlier ones."""
         self._outcomes = outcomes
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:

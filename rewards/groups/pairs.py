@@ -1,4 +1,4 @@
-"""Rewards from comparisons of the members of a group, two at a time."""
+"""Rewards from pairwise comparisons of the members of a group."""
 
 from __future__ import annotations
 
@@ -32,25 +32,24 @@ Placing = Literal["points", "matches"]
 
 @final
 class PairwiseWinRate:
-    """Reward: share of its group's other members that a sample beats, by a judge of pairs or another reward.
+    """Reward: win rate of a sample against the other members of its group, by a pairwise judge or another reward.
 
-    w = mean over the others of 1 for a win, 1/2 for a tie, 0 for a defeat; with ``soft`` the mean of the probabilities
-    themselves. Every pair of a group is compared, G (G - 1) / 2 of them, twice as many calls with ``swap``: the judge
-    is asked in both orders and the mean counts, so a judge that prefers whatever comes first calls a tie. A pair of
-    which nothing is known is left out of both rates. A sample without a decided pair, such as one alone in its group,
-    gets None; NaN if judging failed.
+    w = mean over the others of 1 for a win, 1/2 for a tie, 0 for a defeat; with ``soft`` the mean of the probabilities.
+    All G (G - 1) / 2 pairs of a group are compared, with twice as many calls with ``swap``: the judge is called in both
+    orders and the probabilities are averaged, so a position bias results in a tie. A pair without a result is excluded.
+    A sample without a decided pair, such as a single member, gets None; NaN if the judge failed.
 
-    The explanation has the sample's wins, ties and defeats, and against whom.
+    The explanation has the wins, ties and defeats of the sample, with its opponents.
 
     Example: ``{name: pairwise_win_rate, of: pick_score}``.
-    Settings: either ``judge``, a ``python:module:function`` of two samples that gives the probability that the first is
-    better (or a bool, or None), or ``of``, another reward whose higher score wins; with ``temperature`` t > 0 its
-    probability is logistic((a - b) / t). ``workers`` are threads, for judges that wait for an endpoint.
+    Settings: either ``judge``, a ``python:module:function`` of two samples that returns the probability that the first
+    is better (or a bool, or None), or ``of``, another reward whose higher score wins; with ``temperature`` t > 0 the
+    probability is logistic((a - b) / t). ``workers``: number of threads, for judges that wait for an endpoint.
     Range: 0 to 1; the mean over a group is 1/2.
     Source: Wang et al. 2025 (Pref-GRPO), arXiv:2508.20751; ties count half as in its code. Deviations: order swap; a
-    pair of which the judge says nothing is left out, where the code counts a tie.
-    Traps: it says nothing of how good a group is, so its mean stays at 1/2: watch a held-out score. With ``of`` and
-    without ``soft`` the scale of the other reward is gone, which is what it is for. Quadratic in the group's size.
+    pair without a result is excluded, where the code counts a tie.
+    Traps: its mean is always 1/2, independent of the quality of the group: monitor a held-out score. With ``of`` and
+    without ``soft`` the scale of the other reward is discarded, by design. The cost is quadratic in the group size.
     """
 
     def __init__(
@@ -78,27 +77,27 @@ class PairwiseWinRate:
 
 @final
 class Tournament:
-    """Reward: place in a knock-out tournament within the group: first 1, last 0, evenly spaced.
+    """Reward: rank in a knock-out tournament within the group: first 1, last 0, evenly spaced.
 
-    First every member meets one of them, drawn by ``seed``, and is seeded by the outcome, so that strong members meet
-    late; ``seeding: random`` leaves this round out and draws the bracket. The winner of a match goes on, at a tie the
-    better seed. Those who lose in the same round are placed by their mean points over their matches, equal ones
-    sharing their mean place, or with ``placing: matches`` by tournaments of their own. Seeded by one anchor and placed
-    by points a group of G takes at most 2 (G - 1) comparisons where all pairs would be G (G - 1) / 2; a pair that met
-    before is not scored again. A sample alone in its group, or with no decided match, gets None; NaN if judging failed.
+    First every member is compared with a random anchor, chosen by ``seed``, and seeded by the outcome, so that strong
+    members meet late; ``seeding: random`` skips this round and randomizes the bracket. The winner of a match advances,
+    at a tie the better seed. Losers of the same round are ranked by their mean points over their matches, ties sharing
+    their mean rank, or with ``placing: matches`` by separate tournaments. With an anchor and placing by points a group
+    of G takes at most 2 (G - 1) comparisons instead of G (G - 1) / 2; no pair is compared twice. A single member, or a
+    sample without a decided match, gets None; NaN if the judge failed.
 
-    The explanation has the sample's place, points and matches in the order in which they were played.
+    The explanation has the rank, points and matches of the sample, in order.
 
     Example: ``{name: tournament, of: pick_score}``.
-    Settings: ``judge``, ``of``, ``swap``, ``temperature`` and ``workers`` as in ``pairwise_win_rate``. Draws depend on
-    ``seed``, the prompt's text and the members' numbers alone.
+    Settings: ``judge``, ``of``, ``swap``, ``temperature`` and ``workers`` as in ``pairwise_win_rate``. Random choices
+    depend only on ``seed``, the text of the prompt and the member indices.
     Range: 0 to 1; the mean over a group is 1/2.
-    Source: Zhang et al. 2026 (ArenaRL), arXiv:2601.06487, seeded single elimination and its code; the reward is
-    1 - place / (G - 1), which its advantages standardize. Deviations: the anchor is a drawn member, where the code
-    takes the first and the paper a greedy sample; it is seeded as its own equal (1/2), not by its mean against the
-    others; the best seeds get the byes; equal losers share their places; a pair is neither judged nor counted twice.
-    Traps: only the first place is sure even with a judge without noise; a strong member that meets the strongest early
-    is placed low. For groups up to about 6 ``pairwise_win_rate`` costs little more and is exact.
+    Source: Zhang et al. 2026 (ArenaRL), arXiv:2601.06487, seeded single elimination and its code; the reward is 1 -
+    rank / (G - 1), which its advantages standardize. Deviations: the anchor is a random member, where the code takes
+    the first and the paper a greedy sample; it is seeded with 1/2, not by its mean against the others; the best seeds
+    get the byes; tied losers share their ranks; a pair is neither compared nor counted twice.
+    Traps: even with a noiseless judge only the first rank is exact; a strong member that meets the strongest early is
+    ranked low. For groups up to about 6 ``pairwise_win_rate`` costs little more and is exact.
     """
 
     def __init__(
@@ -142,14 +141,14 @@ class Tournament:
 
 
 def win_rate(met: Sequence[Meeting], *, soft: bool = False) -> float | None:
-    """Mean outcome of a sample's meetings.
+    """Mean outcome of the comparisons of a sample.
 
     Args:
-        met: whom it met, and the probability that it is better.
-        soft: take the probabilities themselves, not wins, ties and defeats.
+        met: opponents, with the probability that the sample is better.
+        soft: use the probabilities instead of wins, ties and defeats.
 
     Returns:
-        The mean over those decided; None if none is, NaN if that is because judging failed.
+        The mean over decided comparisons; None without any, NaN if the judge failed.
     """
     decided = [preference if soft else outcome(preference) for _, preference in met if is_score(preference)]
     return sum(decided) / len(decided) if decided else missing_score(met)
@@ -170,7 +169,7 @@ class Matches:
         return [self._preference_of(a, (a, b) if (a, b) in self._decided else (b, a)) for a, b in pairs]
 
     def of(self, row: int) -> list[Meeting]:
-        """Whom the row met, in order, and with what outcome."""
+        """The opponents of a row with outcomes, in order."""
         return [(pair[pair[0] == row], self._preference_of(row, pair)) for pair in self._decided if row in pair]
 
     def points(self, row: int) -> float | None:
@@ -184,19 +183,19 @@ class Matches:
 
 
 def seeded_by_anchor(draw: Sequence[int], matches: Matches) -> list[int]:
-    """The rows by how they did against the first one, best first; equal ones stay in the order of the draw."""
+    """The rows sorted by their result against the first one, best first; ties keep the order of the draw."""
     played = matches.play([(row, draw[0]) for row in draw[1:]])
     preference = {row: value for row, value in zip(draw[1:], played, strict=True) if is_score(value)}
     return sorted(draw, key=lambda row: -preference.get(row, 0.5))
 
 
 def knock_out(seeded: Sequence[int], matches: Matches, placing: Placing = "points") -> list[list[int]]:
-    """Places of a knock-out tournament, best first; those who share a place stand together.
+    """Ranking of a knock-out tournament, best first; tied rows are grouped.
 
     Args:
         seeded: the rows, best seed first.
         matches: plays them.
-        placing: how those who lost in the same round are placed.
+        placing: how losers of the same round are ranked.
 
     Returns:
         Every row once.
@@ -220,7 +219,7 @@ def knock_out(seeded: Sequence[int], matches: Matches, placing: Placing = "point
 
 
 def bracket(num: int) -> list[int]:
-    """Seeds by their place in a bracket of the next power of two, so that the best two can meet in the final only."""
+    """Seeds by position in a bracket of the next power of two, so that the best two can only meet in the final."""
     order = [0]
     while len(order) < num:
         order = [seed for best in order for seed in (best, 2 * len(order) - 1 - best)]
@@ -228,12 +227,12 @@ def bracket(num: int) -> list[int]:
 
 
 def tied(rows: Sequence[int], key: Callable[[int], float]) -> list[list[int]]:
-    """The rows by a key, highest first, those of one key together."""
+    """The rows grouped by a key, highest first."""
     return [[row for row in rows if key(row) == value] for value in sorted({key(row) for row in rows}, reverse=True)]
 
 
 def shared_places(places: Sequence[Sequence[int]]) -> Mapping[int, float]:
-    """Each row's place, from 0; those who stand together have the mean of theirs."""
+    """Rank of each row, from 0; tied rows share their mean rank."""
     before = [sum(map(len, places[:index])) for index in range(len(places))]
     return {row: first + (len(rows) - 1) / 2 for first, rows in zip(before, places, strict=True) for row in rows}
 

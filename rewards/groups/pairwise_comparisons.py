@@ -1,4 +1,4 @@
-"""Which of two samples is better: by a judge of pairs, or by the scores of another reward."""
+"""Pairwise preferences between samples, by a pairwise judge or by the scores of another reward."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from .grouping import inner_scores, is_score
 logger = logging.getLogger(__name__)
 
 Judge = Callable[[Sample, Sample], float | None]
-"""The probability that the first sample is the better one; None if that cannot be said."""
+"""Returns the probability that the first sample is better; None if undecided."""
 
 Pair = tuple[int, int]
 Meeting = tuple[int, float | None]
-"""The row of the other one, and the probability that this one is better; None or NaN where there is none."""
+"""The row of the opponent, and the probability that this sample is better; None or NaN if undecided."""
 
 MAX_MATCHES = 30  # in an explanation
 
 Decide = Callable[[Sequence[Pair]], list[float | None]]
-"""For pairs of rows the probabilities that the first is better; None or NaN where there is none."""
+"""Maps pairs of rows to the probabilities that the first is better; None or NaN if undecided."""
 
 
 @final
 class PairDecider:
-    """How pairs of samples are decided."""
+    """Decides pairs of samples."""
 
     def __init__(self, judge: Judge | None, of: Reward | None, swap: bool, temperature: float, workers: int) -> None:
         """Takes either a judge or a reward.
 
         Args:
-            judge: judge of pairs.
+            judge: pairwise judge.
             of: reward whose higher score is better.
-            swap: ask the judge in both orders and take the mean.
-            temperature: of the logistic function that makes a probability of a difference in score; 0 is a step.
-            workers: threads that ask the judge.
+            swap: call the judge in both orders and average the probabilities.
+            temperature: temperature of the logistic function of score differences; 0 is a step function.
+            workers: number of threads that call the judge.
 
         Raises:
-            ConfigError: there is not exactly one of judge and reward, or a number makes no sense.
+            ConfigError: not exactly one of judge and reward is set, or a number is invalid.
         """
         if (judge is None) == (of is None):
-            raise ConfigError("say which sample of a pair is better by either judge or of (another reward), not both")
+            raise ConfigError("set either judge or of (another reward) to decide pairs, not both")
         if not (temperature >= 0 and math.isfinite(temperature)) or workers < 1:
             raise ConfigError(f"temperature must be >= 0 and workers >= 1, got {temperature} and {workers}")
         self._judge = judge
@@ -57,7 +57,7 @@ class PairDecider:
         self._workers = workers
 
     def between(self, samples: Sequence[Sample]) -> Decide:
-        """Decides pairs of these samples, given by their rows; a reward is asked once, here."""
+        """Returns the decision function for pairs of rows; a reward is called once, here."""
         scores = [] if self._of is None else inner_scores(self._of, samples).values
 
         def preference(pair: Pair) -> float | None:
@@ -77,7 +77,7 @@ class PairDecider:
                     probabilities = list(threads.map(preference, pairs))
             failed = sum(value is not None and math.isnan(value) for value in probabilities)
             if failed:
-                logger.warning("%d of %d pairs could not be judged; they are left out", failed, len(pairs))
+                logger.warning("the judge failed on %d of %d pairs; they are excluded", failed, len(pairs))
             return probabilities
 
         return decide
@@ -98,7 +98,7 @@ def preference_of_scores(first: float | None, second: float | None, temperature:
 
 
 def both_orders(forwards: float | None, backwards: float | None) -> float | None:
-    """Mean of what a judge says in both orders, (forwards + 1 - backwards) / 2; without a word in either, that."""
+    """Mean of the probabilities in both orders, (forwards + 1 - backwards) / 2; None or NaN if either is."""
     if not is_score(forwards):
         return forwards
     return (forwards + 1 - backwards) / 2 if is_score(backwards) else backwards
@@ -112,7 +112,7 @@ def outcome(preference: float) -> float:
 def meetings_by_row(
     num_samples: int, pairs: Sequence[Pair], preferences: Sequence[float | None]
 ) -> list[list[Meeting]]:
-    """Of each sample, whom it met in these pairs and with what outcome, in their order."""
+    """The comparisons of each sample, in the order of the pairs."""
     by_row: list[list[Meeting]] = [[] for _ in range(num_samples)]
     for (first, second), preference in zip(pairs, preferences, strict=True):
         by_row[first].append((second, preference))
@@ -121,14 +121,14 @@ def meetings_by_row(
 
 
 def missing_score(met: Sequence[Meeting]) -> float | None:
-    """The score of a sample of which no pair was decided: None, or NaN if judging any of them failed."""
+    """The score of a sample without decided pairs: None, or NaN if the judge failed on any."""
     return math.nan if any(value is not None for _, value in met) else None
 
 
 def explained_score(
     value: float | None, met: Sequence[Meeting], samples: Sequence[Sample], **parts: float | None
 ) -> Score | None:
-    """The score with what it rests on: its wins, ties and defeats, and against which members."""
+    """The score with its explanation: wins, ties and defeats, and the opponents."""
     if value is None:
         return None
     decided = [outcome(preference) for _, preference in met if is_score(preference)]
@@ -148,5 +148,5 @@ def _judge_probability(judge: Judge, first: Sample, second: Sample) -> float | N
         return None
     probability = float(probability)
     if probability < 0 or probability > 1:
-        raise RewardError(f"a judge of pairs gives the probability that the first is better, 0 to 1, not {probability}")
+        raise RewardError(f"a pairwise judge must return a probability from 0 to 1, got {probability}")
     return probability

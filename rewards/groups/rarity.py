@@ -1,4 +1,4 @@
-"""Rewards for what is rare in a group: the form of an answer, the formulas in it."""
+"""Rewards for rare formats and unique formulas within a group."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ _FORMULA = re.compile(r"\\\[([^\]]*)\\\]|\\\(([^)]*)\\\)|\$([^$]*)\$")
 
 @final
 class Rarity:
-    """Reward: another reward, times how much rarer a sample's form is in its group than if all had one form.
+    """Reward: an inner reward, scaled by the rarity of the sample's format in its group.
 
-    r_i (G / F_i - 1): F_i of the G members that the reward judged have the form of member i. A form is the longest
-    of ``marks`` that the text begins with, spaces aside; texts that begin with none are of one form too. Beside the
-    reward itself the two come to r_i G / F_i. None where the reward has None or there is no text.
+    r_i (G / F_i - 1): F_i of the G scored members have the format of member i. The format is the longest of ``marks``
+    that the text begins with, ignoring leading spaces; texts without a mark form one format. Together with the inner
+    reward itself the sum is r_i G / F_i. None if the inner reward is None or there is no text.
 
     Example: ``{name: rarity, of: {name: exact_match, extract: tag}, marks: [<COT>, <CODE>, <LONG_COT>]}``.
-    Settings: ``of``, the reward with its settings, or its bare name; ``marks``, what texts of each form begin with.
-    Range: 0 where all have one form, up to G - 1 times the reward.
+    Settings: ``of``: the inner reward, by name or with its settings; ``marks``, the prefixes of the formats.
+    Range: 0 if all members have one format, up to G - 1 times the inner reward.
     Source: Wu et al. 2025 (ARM, Ada-GRPO), arXiv:2505.20258, and its code, whose factor is 1 + (G / F - 1) (1 + cos(pi
-    t / T)) / 2: this reward beside ``of``, its weight on a cosine from 1 to 0 over the T steps of the run.
-    Traps: a rare form that is right once earns much, so let the weight fall. A reward that is not positive is made
-    worse by rarity.
+    t / T)) / 2: use this reward in addition to ``of``, with a weight on a cosine schedule from 1 to 0 over the T steps
+    of the run.
+    Traps: a rare format that is correct once earns a large reward, so decrease the weight. Rarity makes negative
+    rewards worse.
     """
 
     def __init__(self, of: Reward, marks: Sequence[str]) -> None:
         if isinstance(marks, str) or not marks or not all(marks):
-            raise ConfigError(f"Rarity.marks lists what texts of each form begin with, got {marks!r}")
+            raise ConfigError(f"Rarity.marks must be a list of prefixes, got {marks!r}")
         self.needs_values = needed_values(of)
         self.of = of
         self._marks = tuple(sorted(marks, key=len, reverse=True))
@@ -58,26 +59,25 @@ class Rarity:
 
 
 def rarer(rewards: Sequence[float], forms: Sequence[str]) -> list[float]:
-    """Each reward times G / F - 1, F of the G members having its form."""
+    """Each reward times G / F - 1, where F of the G members have its format."""
     counts = Counter(forms)
     return [reward * (len(forms) / counts[form] - 1) for reward, form in zip(rewards, forms, strict=True)]
 
 
 @final
 class UniqueFormulas:
-    r"""Reward: another reward, times the share of a sample's formulas that no other member of its group writes.
+    r"""Reward: an inner reward, times the fraction of the sample's formulas that no other member of its group has.
 
-    r_i min(u_i / f_i, ``most``): of the f_i different formulas in the text of member i, u_i are in the text of no other
-    member that the reward judged; without formulas 0. A formula is what stands between ``\[`` and ``\]``, ``\(`` and
-    ``\)``, or two ``$``, within the first ``characters`` of the text. None where the reward has None or there is no
-    text.
+    r_i min(u_i / f_i, ``most``): of the f_i distinct formulas in the text of member i, u_i occur in no other scored
+    member; 0 without formulas. A formula is the text between ``\[`` and ``\]``, ``\(`` and ``\)``, or two ``$``, within
+    the first ``characters`` of the text. None if the inner reward is None or there is no text.
 
     Example: ``{name: unique_formulas, of: {name: math_verify, column: answer}, most: 0.42}``.
-    Settings: ``of``, the reward with its settings, or its bare name; ``most``, the share that earns the most.
-    Range: 0 to ``most`` times the reward.
+    Settings: ``of``: the inner reward, by name or with its settings; ``most``, the maximum fraction.
+    Range: 0 to ``most`` times the inner reward.
     Source: Hu et al. 2025 (DIVER), arXiv:2509.26209, and its code (NJU-RL/DIVER, ``diversity_metric.py``).
-    Traps: a formula in other letters is another formula, and one in which nothing is new as well. Let it end with a
-    schedule before the policy lives on it.
+    Traps: a formula with renamed variables counts as a different one, as do trivial formulas. Use a schedule that ends
+    it before the policy exploits it.
     """
 
     def __init__(self, of: Reward, most: float = 1.0, characters: int = 1000) -> None:
@@ -99,11 +99,11 @@ class UniqueFormulas:
 
 
 def formulas(text: str) -> frozenset[str]:
-    """The different formulas of a text, without what marks them."""
+    """The distinct formulas of a text, without delimiters."""
     return frozenset(next(part for part in match.groups() if part is not None) for match in _FORMULA.finditer(text))
 
 
 def unique_shares(member_formulas: Sequence[frozenset[str]]) -> list[float]:
-    """Of each member's formulas the share that no other member has; 0 without any."""
+    """Fraction of each member's formulas that no other member has; 0 without formulas."""
     writers = Counter(formula for texts in member_formulas for formula in texts)
     return [sum(writers[formula] == 1 for formula in texts) / max(len(texts), 1) for texts in member_formulas]

@@ -1,4 +1,4 @@
-"""Rewards of samples that are drawn after each other: of some of them, of what came later, of where chains end."""
+"""Rewards for chains of samples: on samples of some contexts, on later samples, on the ends of chains."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ Identity = tuple[int, int]
 
 @final
 class InContext:
-    """Reward: another reward, of the samples that were shown their prompt in some contexts alone; None for the others.
+    """Reward: an inner reward, only for samples generated in some contexts; None for the others.
 
     Example: ``{name: in_context, of: exact_match, contexts: [null, posed]}``.
-    Settings: ``of``, the reward with its settings, or its bare name; ``contexts``, names of
-        ``rollout.prompt_templates``, null
-    for
-    the prompt as it is.
-    Range: that of the reward.
-    Source: ours; of use with ``rollout.strategy: stages``, where a solution and a proposed problem are judged apart.
-    Traps: it sees the data row's own prompt, whatever the context showed.
+    Settings: ``of``: the inner reward, by name or with its settings; ``contexts``, names of
+    ``rollout.prompt_templates``, null for the unchanged prompt.
+    Range: that of the inner reward.
+    Source: designed for mmgrpo; for use with ``rollout.strategy: stages``, where solutions and proposed problems are
+    scored separately.
+    Traps: the inner reward receives the prompt of the data row, not that of the context.
     """
 
     def __init__(self, of: Reward, contexts: Sequence[str | None]) -> None:
@@ -46,21 +45,19 @@ class InContext:
 
 @final
 class OfLater:
-    """Reward: what another reward says, on average, of the samples that were drawn after this one.
+    """Reward: mean of an inner reward over the samples generated after this one.
 
-    Those shown their prompt in the context ``later`` count, at any remove; with ``within`` it is 1 where their mean
-    lies between the two bounds, both allowed, and 0 elsewhere. A sample in ``contexts`` after which none was drawn gets
-    ``missing``; other samples, and those whose later ones the reward does not apply to, None.
+    Descendants in the context ``later`` count, at any depth; with ``within`` the score is 1 if their mean is within the
+    two bounds (inclusive), else 0. A sample in ``contexts`` without descendants gets ``missing``; other samples, and
+    samples whose descendants have no score, get None.
 
     Example: ``{name: of_later, of: math_verify, contexts: [variant], later: posed, within: [0.125, 0.625]}``.
-    Settings: ``of``, the reward with its settings, or its bare name; ``contexts``, those of the samples that are
-    rewarded,
-    null for the prompt as it is; ``later``; ``within``; ``missing``.
-    Range: that of the reward, or 0 and 1.
-    Source: proposals judged by their solutions: SvS, arXiv:2508.14029 (0.125 to 0.625); a first round by where it
-    leads:
-    MOTIF, arXiv:2507.02851.
-    Traps: it applies once what comes later was drawn; a planner that looks back earlier sees ``missing``.
+    Settings: ``of``: the inner reward, by name or with its settings; ``contexts`` of the rewarded samples, null for the
+    unchanged prompt; ``later``; ``within``; ``missing``.
+    Range: that of the inner reward, or 0 and 1.
+    Source: proposals scored by their solutions: SvS, arXiv:2508.14029 (0.125 to 0.625); a first round scored by its
+    continuations: MOTIF, arXiv:2507.02851.
+    Traps: it applies only after the later samples are generated; a strategy that scores earlier gets ``missing``.
     """
 
     def __init__(
@@ -72,7 +69,7 @@ class OfLater:
         missing: float | None = 0.0,
     ) -> None:
         if within is not None and (len(within) != 2 or not within[0] <= within[1]):
-            raise ConfigError(f"OfLater.within is the lowest and the highest mean, got {list(within)}")
+            raise ConfigError(f"OfLater.within must be [lowest, highest] mean, got {list(within)}")
         self.needs_values = needed_values(of)
         self.of = of
         self._contexts = tuple(contexts)
@@ -106,13 +103,13 @@ class OfLater:
 
 @final
 class AtEnd:
-    """Reward: another reward, of the samples after which none was drawn; None for those that others go on from.
+    """Reward: an inner reward, only for samples without descendants; None for samples that others continue.
 
     Example: ``{name: at_end, of: math_verify}``.
-    Settings: ``of``, the reward with its settings, or its bare name.
-    Range: that of the reward.
-    Source: an answer that is written in chunks is judged by its last: Delethink, arXiv:2510.06557.
-    Traps: rows that are not at an end earn nothing of themselves: ``along_chain`` hands the advantage back to them.
+    Settings: ``of``: the inner reward, by name or with its settings.
+    Range: that of the inner reward.
+    Source: an answer generated in chunks is scored at its last chunk: Delethink, arXiv:2510.06557.
+    Traps: samples that are not at an end get no score: ``along_chain`` propagates the advantage to them.
     """
 
     def __init__(self, of: Reward) -> None:
@@ -129,7 +126,7 @@ class AtEnd:
 
 
 def ancestors_of(sample: Sample, by_identity: Mapping[Identity, Sample]) -> set[Identity]:
-    """All that a sample was drawn after, at any remove."""
+    """All ancestors of a sample, at any depth."""
     ancestors: set[Identity] = set()
     waiting = list(sample.after)
     while waiting:

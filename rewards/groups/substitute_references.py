@@ -1,4 +1,6 @@
-"""Rewards that ask another reward with other texts: a member's as the reference, the reference as the sample."""
+"""Rewards that call an inner reward with substituted texts: another member's text as reference, or the reference as
+sample.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +21,22 @@ Rule = Literal["lead", "sigmoid"]
 
 @final
 class AcrossContexts:
-    """Reward: how far a sample agrees with those that were shown the prompt in other contexts, by another reward.
+    """Reward: agreement of a sample with the members of its group from other contexts, by an inner reward.
 
-    The mean over the group's members of other contexts of what ``of`` says of this sample where their text, without
-    the thought, is its reference, in ``column``. None where there is no such member, or ``of`` says nothing of any.
+    The mean over group members from other contexts of the score of ``of`` for this sample with the member's text,
+    without thoughts, as reference in ``column``. None without such members, or if ``of`` returns None for all.
 
     Example: ``{name: across_contexts, of: {name: caption_score, metric: bleu, order: 2}}``.
-    Settings: ``of``, a reward that holds a text against a reference, with its settings; ``column``, where it looks for
-    the reference.
+    Settings: ``of``, a reward that compares a text with a reference, with its settings; ``column``, its reference
+    column.
     Range: that of the reward.
-    Source: Hamman et al. 2025 (Con-RAG, PS-GRPO), arXiv:2510.04392, its group similarity reward, as a public note on
-    the paper has it.
-    Traps: agreement is not truth, and the same short answer to everything agrees best. It asks once for each pair of
-    members; use it with rewards that are cheap.
+    Source: Hamman et al. 2025 (Con-RAG, PS-GRPO), arXiv:2510.04392, its group similarity reward, according to a public
+    note on the paper.
+    Traps: agreement is not correctness, and a constant short answer agrees best. The inner reward is scored for each
+    pair of members; use cheap rewards.
     """
 
-    needs_columns = ()  # it fills the column itself
+    needs_columns = ()  # it fills the column
 
     def __init__(self, of: Reward, column: str = "answer") -> None:
         self.needs_values = needed_values(of)
@@ -68,20 +70,20 @@ class AcrossContexts:
 
 @final
 class OverReference:
-    """Reward: how much better another reward finds a sample than the row's reference.
+    """Reward: improvement of a sample over the reference of the row, by an inner reward.
 
     With d = ``sharpness`` (S(sample) - S(reference)), ``rule: lead`` is 1 - e^-d where d is above 0, else 0, and
-    ``sigmoid`` is 1 / (1 + e^-d), the chance that a model of comparisons gives the sample. 0 without what ``extract``
-    takes. None where the row has no reference, or ``of`` says nothing of either.
+    ``sigmoid`` is 1 / (1 + e^-d), the win probability of the sample in a Bradley-Terry model. 0 without the extracted
+    part. None if the row has no reference, or ``of`` returns None for either.
 
     Example: ``{name: over_reference, of: {name: reward_model, model: Skywork/Skywork-Reward-V2-Llama-3.1-8B}}``.
-    Settings: ``of``, the reward with its settings, or its bare name; ``column``, the reference's; ``sharpness``, per
-    unit of the reward; ``extract`` as in ``exact_match``: ``of`` is asked about what it takes.
+    Settings: ``of``: the inner reward, by name or with its settings; ``column`` of the reference; ``sharpness``, per
+    unit of the inner reward; ``extract`` as in ``exact_match``: ``of`` scores the extracted part.
     Range: 0 to 1.
     Source: ``lead``: Chen et al. 2025 (VLAA-Thinking), arXiv:2504.11468, sec. 4.1, the open-ended reward. ``sigmoid``:
     Xu et al. 2024 (CGPO), arXiv:2409.20370, eq. 5, the calibrated reward.
-    Traps: with ``lead`` groups of samples that are all worse than the reference teach nothing. ``of`` is asked about
-    the reference anew for each sample.
+    Traps: with ``lead`` groups in which all samples are worse than the reference give no signal. ``of`` scores the
+    reference again for each sample.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Rewards that speak of parts of each text: of one, or of its attempts and of what it says of them."""
+"""Rewards for parts of a text: one part, or attempts and self-checks."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from .grouping import inner_scores, is_score, needed_values
 
 @final
 class OnPart:
-    """Reward: another reward, said of the part of the text between two marks.
+    """Reward: an inner reward, assigned to the part of the text between two marks.
 
-    The part begins with the first ``start`` and ends before the first ``end`` after it. Without a mark, or where the
-    text does not have it, it reaches to that end of the text. None where the reward has None or there is no text.
+    The part begins with the first ``start`` and ends before the next ``end``. Without a mark, or if the text does not
+    contain it, the part extends to that end of the text. None if the inner reward is None or there is no text.
 
     Example: ``{name: on_part, of: {name: exact_match, extract: tag}, start: <think>, weight: 0}``.
-    Settings: ``of``, the reward with its settings, or its bare name; ``start`` and ``end``, one of them at least. With
-    a weight of 0 it speaks through its part alone, to an estimator such as ``{name: scoped, reward: on_part}``; several
-    have a ``label`` each.
-    Range: that of the reward.
+    Settings: ``of``: the inner reward, by name or with its settings; ``start`` and ``end``, at least one. With a weight
+    of 0 only its scope has an effect, in an estimator such as ``{name: scoped, reward: on_part}``; give several of them
+    distinct labels.
+    Range: that of the inner reward.
     Source: EVisRAG, arXiv:2510.09733, and its code (OpenBMB/VisRAG, src/rsgrpo/verl/workers/reward/function.py), whose
-    rewards are laid on spans between tags.
-    Traps: the tokens of ``start`` are in the part, those of ``end`` are not.
+    rewards are assigned to spans between tags.
+    Traps: the tokens of ``start`` belong to the part, those of ``end`` do not.
     """
 
     def __init__(self, of: Reward, start: str | None = None, end: str | None = None) -> None:
         if not start and not end:
-            raise ConfigError("OnPart needs start, end or both: without them it speaks of the whole text")
+            raise ConfigError("OnPart needs start, end or both: without them the part is the complete text")
         self.needs_values = needed_values(of)
         self.of = of
         self._start = start or ""
@@ -57,21 +57,22 @@ class OnPart:
 
 @final
 class Attempts:
-    """Reward: another reward of each attempt in a text, and 1 or 0 for each verdict on the attempt before it.
+    """Reward: an inner reward for each attempt in a text, and 1 or 0 for each self-check of the previous attempt.
 
-    A text is an attempt, its check between ``start`` and ``end``, a further attempt, its check, and so on. A check is
-    right, 1, if the last match of ``verdict`` in it, its first group, is ``yes`` after an attempt whose reward reaches
-    ``right``, or anything else after another; without a match it is 0. The sample itself has what its last attempt has.
-    A check with no attempt before it is part of one. None where the reward has None for any attempt, or without a text.
+    A text consists of an attempt, its check between ``start`` and ``end``, another attempt, its check, and so on. A
+    check is correct, 1, if the first group of the last match of ``verdict`` in it is ``yes`` after an attempt whose
+    reward reaches ``right``, or anything else after another attempt; without a match it is 0. The score of the sample
+    is that of its last attempt. A check without a previous attempt is part of an attempt. None if the inner reward is
+    None for any attempt, or without a text.
 
     Example: ``{name: attempts, of: math_verify, weight: 0}``.
-    Settings: ``of``, the reward with its settings, or its bare name; ``start`` and ``end`` of a check; ``verdict``, a
-    regular expression with a group, and ``yes``, whatever the case; ``right``, in units of the reward.
-    With a weight of 0 it speaks through its parts alone, to the estimator ``{name: scoped, reward: attempts}``: the
-    first, third and so on are attempts, the others checks.
-    Range: that of the reward; of checks 0 and 1.
-    Source: SPOC, arXiv:2506.06923, sec. 3.1, whose messages are each rewarded by their own correctness.
-    Traps: a right attempt that the text goes on to replace earns its reward all the same.
+    Settings: ``of``: the inner reward, by name or with its settings; ``start`` and ``end`` of a check; ``verdict``, a
+    regular expression with a group, and ``yes``, case-insensitive; ``right``, in units of the inner reward. With a
+    weight of 0 only its scopes have an effect, in the estimator ``{name: scoped, reward: attempts}``: odd scopes are
+    attempts, even scopes are checks.
+    Range: that of the inner reward; 0 and 1 for checks.
+    Source: SPOC, arXiv:2506.06923, sec. 3.1, where each message is rewarded by its own correctness.
+    Traps: a correct attempt that a later attempt replaces still earns its reward.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Attempts:
         ]
 
     def _cut(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where attempts and checks begin and end, in turns."""
+        """Start and end of attempts and checks, alternating."""
         begin = 0
         while text[begin:].strip():
             check_start = text.find(self._start, begin)

@@ -1,4 +1,4 @@
-"""A reward for doing something where it helps the group, and against doing it where it does harm."""
+"""A reward for a behavior where it helps the group, and a penalty where it hurts."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from .grouping import inner_scores, is_score, needed_values, within_groups
 
 @final
 class WhereUseful:
-    """Reward: 1 or -1 for texts that do something, by whether those of their group that do it fare better or worse.
+    """Reward: 1 or -1 for texts with a behavior, depending on whether group members with it score higher or lower.
 
-    A text does it if it holds any of ``marks``. With m the mean of another reward over the group's members that do it
-    less that over those that do not: 1 for those that do it where m > ``margin``, -1 where m < -``margin``, 0
-    otherwise. 0 for members that do not, and where all members do or none does. None where the reward has None or there
+    A text has the behavior if it contains any of ``marks``. With m the mean of an inner reward over the members with
+    the behavior minus the mean over the others: 1 for members with it if m > ``margin``, -1 if m < -``margin``, 0
+    otherwise. 0 for members without it, and if all members or none have it. None if the inner reward is None or there
     is no text.
 
     Example: ``{name: where_useful, of: math_verify, marks: [<aux>]}``.
-    Settings: ``of``, the reward with its settings, or its bare name; ``marks``, what a text holds that does it;
-    ``margin``, in units of the reward.
+    Settings: ``of``: the inner reward, by name or with its settings; ``marks``, substrings that indicate the behavior;
+    ``margin``, in units of the inner reward.
     Range: -1, 0 and 1.
     Source: Wang et al. 2025 (GeometryZero), arXiv:2506.07160, group contrastive masking of the reward for auxiliary
-    constructions, as a public review and the paper's referees have it.
-    Traps: it says nothing of whether the sample itself is right, so give ``of`` beside it, of the larger weight.
+    constructions, according to a public review and the paper's referees.
+    Traps: it does not depend on the correctness of the sample itself, so add ``of`` as a separate reward with a larger
+    weight.
     """
 
     def __init__(self, of: Reward, marks: Sequence[str], margin: float = 0.0) -> None:
         if isinstance(marks, str) or not marks or not all(marks):
-            raise ConfigError(f"WhereUseful.marks lists what a text holds that does it, got {marks!r}")
+            raise ConfigError(f"WhereUseful.marks must be a list of substrings, got {marks!r}")
         if margin < 0:
             raise ConfigError(f"WhereUseful.margin must be at least 0, got {margin}")
         self.needs_values = needed_values(of)
@@ -54,7 +55,7 @@ class WhereUseful:
 
 
 def useful(rewards: Sequence[float], does: Sequence[bool], margin: float) -> list[float]:
-    """The sign of mean reward of those that do it less that of the others, beyond a margin, on those that do it."""
+    """For members with the behavior, the sign of their mean reward minus that of the others, with a margin."""
     parts = [[reward for reward, done in zip(rewards, does, strict=True) if done is which] for which in (True, False)]
     if not all(parts):
         return [0.0] * len(does)

@@ -1,4 +1,4 @@
-"""Rewards made of a verdict of right or wrong: corrected for the verifier's errors, finer among the right or wrong."""
+"""Rewards from a binary verifier: corrected for its error rates, or refined among correct or wrong samples."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ Unit = Literal["tokens", "characters"]
 
 @final
 class NoisyVerifier:
-    """Reward: a verdict corrected for how often its verifier is known to be wrong; unbiased on average.
+    """Reward: a binary score corrected for the error rates of its verifier, unbiased in expectation.
 
-    (v - ``false_positive``) / (1 - ``false_positive`` - ``false_negative``), where v is 1 if the verifier's score is at
-    least ``right_from`` and 0 otherwise: over the verifier's errors its mean is 1 for a right sample and 0 for others.
+    (v - ``false_positive``) / (1 - ``false_positive`` - ``false_negative``), where v is 1 if the score of the verifier
+    is at least ``right_from`` and 0 otherwise: its expectation over the errors of the verifier is 1 for a correct
+    sample and 0 for others.
 
     Example: ``{name: noisy_verifier, of: math_verify, false_positive: 0.02, false_negative: 0.1}``.
-    Settings: ``of``, the verifier with its settings, or its bare name; ``false_positive``, the share of wrong samples
-    that it passes; ``false_negative``, the share of right ones that it fails; together below 1.
+    Settings: ``of``: the verifier, by name or with its settings; ``false_positive``, the fraction of wrong samples that
+    it accepts; ``false_negative``, the fraction of correct ones that it rejects; together below 1.
     Range: two values, one at most 0, the other at least 1.
     Source: Cai et al. 2025, arXiv:2510.00915, backward correction, with rho_0 = fp and rho_1 = fn; its forward
-    correction weighs gradients and is no reward.
-    Traps: it is a change of scale, so an advantage divided by the group's spread is the same with it and without: it
-    counts where advantages are only centerd, beside other rewards, and in the curves. Rates that are too high
-    overcorrect; measure them on labeled samples of the policy that is trained. It raises the variance by
+    correction weights gradients and is not a reward.
+    Traps: it is an affine transformation, so it does not change advantages divided by the group's standard deviation:
+    it has an effect if advantages are only centered, in combination with other rewards, and in the metrics.
+    Overestimated rates overcorrect; measure them on labeled samples of the trained policy. It increases the variance by
     1 / (1 - fp - fn)^2.
     """
 
@@ -40,7 +41,7 @@ class NoisyVerifier:
         if false_positive < 0 or false_negative < 0 or not false_positive + false_negative < 1:
             raise ConfigError(
                 f"NoisyVerifier needs false_positive and false_negative at least 0 and together below 1, got "
-                f"{false_positive} and {false_negative}; a verifier beyond that is worse than a coin"
+                f"{false_positive} and {false_negative}; a verifier with higher rates is worse than chance"
             )
         self.needs_values = needed_values(of)
         self.of = of
@@ -58,21 +59,23 @@ class NoisyVerifier:
 
 @final
 class Conciseness:
-    """Reward: another reward, lowered for the long among the right samples of a group.
+    """Reward: an inner reward, decreased for long correct samples of a group.
 
-    r_i (1 - ``strength`` (n_i - least) / (most - least)) for a right sample, of at least ``right_from`` and above 0;
-    least and most are the lengths of the group's shortest and longest right sample. Where they are equal, and for wrong
-    samples, the reward stays. With ``all_right`` nothing changes before the whole group is right. Lengths are tokens,
-    the end token included, or ``unit: characters`` of the text. None where the reward has None or nothing is counted.
+    r_i (1 - ``strength`` (n_i - least) / (most - least)) for a correct sample, with a score of at least ``right_from``
+    and above 0; least and most are the lengths of the shortest and longest correct sample of the group. If they are
+    equal, and for wrong samples, the reward is unchanged. With ``all_right`` the reward changes only if the complete
+    group is correct. Lengths are in tokens, including the end token, or ``unit: characters`` of the text. None if the
+    inner reward is None or there is no length.
 
     Example: ``{name: conciseness, of: math_verify}``.
-    Settings: ``of``, the reward with its settings, or its bare name.
-    Range: that of the reward; a right sample keeps at least 1 - ``strength`` of it.
-    Source: the group-relative length of Kimi k1.5, arXiv:2501.12599, there over all samples and added; waiting for
-    the whole group: Song and Zheng 2025 (ConciseR), arXiv:2505.21178. Deviation: a factor, on right samples alone.
-    Traps: it includes the reward, so do not add that reward separately. One token less than its only right sibling
-    makes as much of a difference as a thousand: with ``advantage.scale`` by spread small differences count like large
-    ones. Samples cut off by the length limit are seldom right; if they can be, they are the longest.
+    Settings: ``of``: the inner reward, by name or with its settings.
+    Range: that of the inner reward; a correct sample keeps at least 1 - ``strength`` of it.
+    Source: the group-relative length of Kimi k1.5, arXiv:2501.12599, there over all samples and additive; the condition
+    on the complete group: Song and Zheng 2025 (ConciseR), arXiv:2505.21178. Deviation: a factor, only on correct
+    samples.
+    Traps: it includes the reward, so do not add that reward separately. A difference of one token between two correct
+    members has the same effect as a thousand: with ``advantage.scale`` by standard deviation small differences count
+    like large ones. Truncated samples are rarely correct; if they are, they are the longest.
     """
 
     def __init__(
@@ -104,17 +107,18 @@ class Conciseness:
 
 @final
 class PartialCredit:
-    """Reward: another reward, and in groups where nobody is right what a finer one says instead.
+    """Reward: an inner reward, replaced by a finer one in groups without correct samples.
 
-    A group is lost where no sample reaches ``right_from``; all its samples that have a verdict get their grade, where
-    there is one. The finer reward is asked about lost groups alone.
+    If no sample of a group reaches ``right_from``, all its scored samples get the finer reward ``grade`` instead, where
+    it applies. ``grade`` is called only on such groups.
 
     Example: ``{name: partial_credit, of: math_verify, grade: {name: text_judge, model: Qwen/Qwen3-8B}}``.
-    Settings: ``of`` and ``grade``, rewards with their settings, or their bare names.
+    Settings: ``of`` and ``grade``, rewards, by name or with their settings.
     Range: those of the two.
     Source: Chen et al. 2025, arXiv:2505.11595: graded rewards by AI feedback where all samples of a group are wrong.
-    Traps: it includes the reward, so do not add that reward separately. With advantages divided by the group's spread a
-    grade of 0.1 among 0s counts like a right sample among wrong ones. Grades that are 1 end up where right samples are.
+    Traps: it includes the reward, so do not add that reward separately. With advantages divided by the group's standard
+    deviation a grade of 0.1 among zeros counts like a correct sample among wrong ones. A grade of 1 equals the score of
+    a correct sample.
     """
 
     def __init__(self, of: Reward, grade: Reward, right_from: float = 1.0) -> None:
@@ -133,18 +137,18 @@ class PartialCredit:
         return scores
 
     def _lost(self, rows: Sequence[int], values: Sequence[float | None]) -> list[int]:
-        """The rows with a verdict, if none of them is right."""
+        """The scored rows, if none of them is correct."""
         scored = {row: value for row in rows if is_score(value := values[row])}
         return [] if any(value >= self._right_from for value in scored.values()) else list(scored)
 
 
 def unbiased(passed: bool, false_positive: float, false_negative: float) -> float:
-    """Backward correction of a verdict by the verifier's error rates."""
+    """Backward correction of a binary score by the error rates of the verifier."""
     return (float(passed) - false_positive) / (1 - false_positive - false_negative)
 
 
 def shortened(rewards: Sequence[float], lengths: Sequence[int], right: Sequence[bool], strength: float) -> list[float]:
-    """The rewards of right members times 1 - strength (length - least) / (most - least), over the right ones."""
+    """The rewards of correct members times 1 - strength (length - least) / (most - least), over the correct ones."""
     of_right = [length for length, is_right in zip(lengths, right, strict=True) if is_right]
     least, span = min(of_right, default=0), max(of_right, default=0) - min(of_right, default=0)
     return [

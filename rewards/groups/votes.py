@@ -1,4 +1,4 @@
-"""Rewards without any reference: how far an answer agrees with the answers of its group."""
+"""Rewards without references: agreement of an answer with the answers of its group."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from ..parsing.explanations import excerpt
 from ..parsing.extraction import Extract, extract_answer, normalize_text, require_choice, require_extract
 from .grouping import groups
 
-MAX_NAMED = 8  # winners of a tie, in an explanation
+MAX_NAMED = 8  # number of tied winners in an explanation
 
 Mode = Literal["agreement", "share"]
 Entails = Callable[[Sample, Sample], float]
-"""The probability, or a bool, that what the first sample says entails what the second says."""
+"""Returns the probability, or a bool, that the first sample entails the second."""
 
 
 @final
 class MajorityVote:
-    """Reward: whether a sample gives the answer that most of its group give, or the share of the group that gives it.
+    """Reward: whether a sample has the majority answer of its group, or the fraction of the group with its answer.
 
     Answers are compared after the normalization of ``exact_match``. ``mode: agreement`` is 1 for the most frequent
-    answer and 0 for others; of k answers that are equally frequent each has 1 / k, the mean over picking one at random.
-    ``mode: share`` is the answer's count divided by the number of samples. A sample without an answer votes for
-    nothing, scores 0 and counts as one of the group; a sample without text gets None and does not.
+    answer and 0 for others; each of k tied answers gets 1 / k, the mean over random tie-breaking. ``mode: share`` is
+    the count of the answer divided by the number of samples. A sample without an answer does not vote, scores 0 and
+    counts as a member; a sample without text gets None and does not count.
 
-    ``entropy`` w takes w H / log k off every score of a group, H being the entropy of its k different answers: 0 for
-    one voice, w where all are equally frequent.
+    ``entropy`` w subtracts w H / log k from every score of a group, where H is the entropy of its k distinct answers: 0
+    for unanimous answers, w if all are equally frequent.
 
-    The explanation has the answer it read, the most frequent ones and the counts.
+    The explanation has the answer, the most frequent ones and the counts.
 
     Settings: ``extract`` and ``ignore_case`` as in ``exact_match``.
-    Range: 0 to 1, less ``entropy``.
+    Range: 0 to 1, minus ``entropy``.
     Source: agreement: Zuo et al. 2025 (TTRL), arXiv:2504.16084; share and entropy: Singh et al. 2025 (TTRV),
     arXiv:2510.06783, whose code has ``mode: share`` and ``entropy: 0.75``, and divides H by log k as here. Deviations:
-    ties, which TTRL's code gives to the answer that came first; samples without an answer vote for nothing, where the
-    codes count them as one more answer.
-    Traps: it rewards agreement, not truth: where most samples are wrong it teaches the error, so watch a held-out
-    accuracy. The entropy is the same for the whole group, so every advantage that subtracts the group's mean drops it.
-    Nothing is equal by value ("7.0" is not "7"): use ``semantic_clusters`` with a judge of one's own.
+    ties, where TTRL's code takes the first answer; samples without an answer do not vote, while both codes count them
+    as another answer.
+    Traps: it rewards agreement, not correctness: if most samples are wrong it reinforces the error, so monitor a
+    held-out accuracy. The entropy term is equal for all members, so advantages that subtract the group mean cancel it.
+    Values are not compared ("7.0" is not "7"): use ``semantic_clusters`` with a custom judge.
     """
 
     def __init__(
@@ -77,28 +77,29 @@ class MajorityVote:
 
 @final
 class SemanticClusters:
-    """Reward: share of its group that says the same as a sample, by answers or by a judge of entailment.
+    """Reward: fraction of the group with the same meaning as a sample, by answers or by an entailment judge.
 
-    Without ``entails`` two samples say the same if their answers are equal after the normalization of ``exact_match``.
-    With it, a ``python:module:function`` of two samples that gives the probability (or a bool) that what the first says
-    entails what the second says, they do if each entails the other with more than ``threshold``; clusters are what such
-    pairs connect. The judge is not asked about pairs that are connected already, so at most G (G - 1) times.
+    Without ``entails`` two samples are equivalent if their answers are equal after the normalization of
+    ``exact_match``. With ``entails``, a ``python:module:function`` of two samples that returns the probability (or a
+    bool) that the first entails the second, they are equivalent if each entails the other with more than ``threshold``;
+    clusters are the connected components. The judge is not called for pairs that are already connected, so at most G (G
+    - 1) times.
 
-    A group whose semantic entropy, -sum over its clusters of share log share, lies outside ``entropy_min`` to
-    ``entropy_max`` gets None: what is settled or hopeless teaches nothing. A sample without an answer says the same as
-    no other; one without text gets None and does not count.
+    A group whose semantic entropy, -sum over its clusters of share log share, is outside ``entropy_min`` to
+    ``entropy_max`` gets None. A sample without an answer forms its own cluster; one without text gets None and does not
+    count.
 
-    The explanation has the answer it read (without ``entails``), the size of its cluster and the group's entropy.
+    The explanation has the answer (without ``entails``), the size of its cluster and the entropy of the group.
 
-    Settings: ``extract`` and ``ignore_case`` as in ``exact_match``; they do nothing with ``entails``.
+    Settings: ``extract`` and ``ignore_case`` as in ``exact_match``; they have no effect with ``entails``.
     Range: 1 / G to 1.   Units: entropies in nats, 0 to log G.
-    Source: Zhang et al. 2025 (EMPO), arXiv:2504.05812. Deviations: connected pairs instead of clusters grown from the
-    first of each, so that the order of the members does not matter; a group outside the bounds gets None and a sample
-    without an answer 1 / G, where the code gives 0 (for mathematics it leaves out only groups of G different answers:
+    Source: Zhang et al. 2025 (EMPO), arXiv:2504.05812. Deviations: connected components instead of clusters grown from
+    the first member, so the order of the members does not matter; a group outside the bounds gets None and a sample
+    without an answer 1 / G, where the code gives 0 (for mathematics it excludes only groups of G different answers:
     ``entropy_max`` just below log G).
-    Traps: as ``majority_vote``, it rewards agreement, not truth; and short, vague answers agree most. The cosine of
-    sentence embeddings tells topics apart, not statements: with all-MiniLM-L6-v2 paraphrases have 0.63 to 0.97, and
-    opposites ("closed", "open"; "7", "8"; who chases whom) 0.71 to 0.99; judge those by a model of entailment.
+    Traps: as ``majority_vote``, it rewards agreement, not correctness; short, vague answers agree most. The cosine of
+    sentence embeddings distinguishes topics, not statements: with all-MiniLM-L6-v2 paraphrases have 0.63 to 0.97, and
+    opposites ("closed", "open"; "7", "8"; who chases whom) 0.71 to 0.99; use an entailment model.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class SemanticClusters:
         ]
 
     def _clusters(self, members: Sequence[Sample]) -> tuple[list[dict[str, Any]], Sequence[Hashable]]:
-        """What is read of each member, and its cluster."""
+        """The explanation and the cluster of each member."""
         if self._entails is not None:
             return [{}] * len(members), connected(members, self._same)
         answers = [answer_of(member, self._extract, ignore_case=self._ignore_case) for member in members]
@@ -160,7 +161,7 @@ def answer_of(sample: Sample, extract: Extract, *, ignore_case: bool) -> str | N
 def among_writers(
     samples: Sequence[Sample], rule: Callable[[Sequence[Sample]], list[Score | None]]
 ) -> list[Score | None]:
-    """The scores by a rule that sees a group's members that wrote something; None for the others."""
+    """Apply a rule to the members of each group that have a text; None for the others."""
     scores: list[Score | None] = [None] * len(samples)
     for rows in groups(samples).values():
         text_rows = [row for row in rows if samples[row].text is not None]
@@ -177,32 +178,32 @@ def winners(votes: Sequence[str | None]) -> list[str]:
 
 
 def agreement(votes: Sequence[str | None]) -> list[float]:
-    """1 / k for those whose vote is one of the k most frequent, 0 for others and for None."""
+    """1 / k for votes that are one of the k most frequent, 0 for others and for None."""
     most = winners(votes)
     return [1 / len(most) if vote in most else 0.0 for vote in votes]
 
 
 def shares(votes: Sequence[Hashable | None]) -> list[float]:
-    """Each vote's count divided by the number of voters; 0 for None."""
+    """Count of each vote divided by the number of voters; 0 for None."""
     counts = Counter(votes)
     return [0.0 if vote is None else counts[vote] / len(votes) for vote in votes]
 
 
 def entropy(votes: Sequence[Hashable | None]) -> float:
-    """Entropy of the votes' shares of those cast, in nats; 0 for none."""
+    """Entropy of the distribution of votes, in nats; 0 without votes."""
     counts = Counter(vote for vote in votes if vote is not None)
     total = sum(counts.values())
     return sum(count / total * math.log(total / count) for count in counts.values())
 
 
 def relative_entropy(votes: Sequence[Hashable | None]) -> float:
-    """Entropy of the votes divided by its maximum for so many different ones; 0 where all cast are the same."""
+    """Entropy of the votes divided by its maximum for that number of distinct votes; 0 for unanimous votes."""
     num = len({vote for vote in votes if vote is not None})
     return entropy(votes) / math.log(num) if num > 1 else 0.0
 
 
 def connected(members: Sequence[Sample], same: Callable[[Sample, Sample], bool]) -> list[Hashable]:
-    """For each member the number of its cluster: the components of the graph of those that are the same."""
+    """Cluster index of each member: the connected components of the equivalence graph."""
     cluster = list(range(len(members)))
     for i, first in enumerate(members):
         for j in range(i):

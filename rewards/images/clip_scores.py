@@ -1,8 +1,7 @@
 """Rewards from CLIP models: agreement with the text, human preference, aesthetics.
 
-Every model is loaded when the reward is first asked, once a process, from a path or a hub id; rewards that name the
-same model share it. A sample without an image, or without a text where one is needed, is not scored (None); for videos
-wrap the reward in ``frame_mean``.
+Models are loaded on first use, once per process, from a path or a hub id; rewards with the same model share it. A
+sample without an image, or without a required text, is not scored (None); for videos wrap the reward in ``frame_mean``.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ PickMode = Literal["logit", "cosine"]
 
 @final
 class ClipScore:
-    """Reward: cosine between the CLIP features of the image and of its text.
+    """Reward: cosine similarity of the CLIP features of image and text.
 
     ``score`` is 100 * max(cosine, 0), ``cosine`` the cosine itself. The text is the prompt, or ``text_column``, after
     ``prefix``.
 
     Settings: ``model`` and ``pretrained`` name an open_clip model ("ViT-H-14" with a tag or a checkpoint file;
     "hf-hub:owner/name" or "local-dir:folder" alone); ``model`` alone, without such a prefix, is a path or hub id of
-    transformers. ``library`` settles it where both could be meant; ``processor`` is for a transformers model that lies
-    without one. ``device`` null is the process's GPU or the CPU.
-    Range: 0 to 100 (``score``) or -1 to 1 (``cosine``); good matches of ViT-B/32 lie near 30 and 0.3.
+    transformers. ``library`` resolves ambiguous names; ``processor`` is for a transformers model without one. ``device:
+    null`` is the process's GPU or the CPU.
+    Range: 0 to 100 (``score``) or -1 to 1 (``cosine``); good matches of ViT-B/32 are near 30 and 0.3.
     Source: Hessel et al. 2021 (CLIPScore), arXiv:2104.08718, eq. 1. Deviation: the factor is 100 where the paper has
     2.5, and the prefix is empty where it has "A photo depicts ".
-    Traps: it reads 77 tokens and cuts the rest; it is weak at counts, positions and negation; by training on it alone
-    images come to carry the prompt's words.
+    Traps: it truncates texts at 77 tokens; it is weak at counts, positions and negation; optimizing it alone leads to
+    images with the prompt as rendered text.
     """
 
     deterministic = True
@@ -92,15 +91,15 @@ class ClipScore:
 
 @final
 class PickScore:
-    """Reward: PickScore, a CLIP-H trained on what people picked of two images for one prompt.
+    """Reward: PickScore, a CLIP-H trained on human choices between two images for one prompt.
 
     ``logit`` is the cosine times the model's learned factor, as published; ``cosine`` without it.
 
-    Range: ``logit`` about 17 to 25 for real images (the factor is near 100); only differences for one prompt mean
-    something: the probability that one is picked over another is the sigmoid of their difference.
+    Range: ``logit`` about 17 to 25 for real images (the factor is near 100); only differences for one prompt are
+    meaningful: the probability that one is preferred is the sigmoid of the difference.
     Source: Kirstain et al. 2023 (Pick-a-Pic), arXiv:2305.01569, sec. 4; Flow-GRPO's reward is the same divided by 26
     (set ``weight: 0.0385``).
-    Traps: trained on, it makes glossy, high-contrast images; it reads 77 tokens and cuts the rest.
+    Traps: optimizing it leads to glossy, high-contrast images; it truncates texts at 77 tokens.
     """
 
     deterministic = True
@@ -137,16 +136,16 @@ class PickScore:
 
 @final
 class HpsV2:
-    """Reward: Human Preference Score v2 (2.1 by default), the cosine of a CLIP-H tuned on ranked images.
+    """Reward: Human Preference Score v2 (2.1 by default), the cosine of a CLIP-H fine-tuned on ranked images.
 
     Images are resized by their longer side and padded with black, as the published scorer does.
 
     Settings: ``checkpoint`` is a file, or ``owner/repository/file`` of the hub; version 2.0 is
-    ``xswu/HPSv2/HPS_v2_compressed.pt``. ``model`` is the open_clip architecture it was tuned from.
-    Range: -1 to 1, about 0.2 to 0.35 for real images; benchmarks print it times 100.
-    Source: Wu et al. 2023 (HPS v2), arXiv:2306.09341, sec. 4, and the authors' scorer. Deviation: float32, where theirs
-    runs in half precision, and images are resized as bytes, theirs as floats.
-    Traps: versions 2.0 and 2.1 are on different scales; it likes fine texture, up to noise.
+    ``xswu/HPSv2/HPS_v2_compressed.pt``. ``model`` is the open_clip architecture.
+    Range: -1 to 1, about 0.2 to 0.35 for real images; benchmarks report it times 100.
+    Source: Wu et al. 2023 (HPS v2), arXiv:2306.09341, sec. 4, and the authors' scorer. Deviation: float32 instead of
+    half precision, and images are resized as bytes instead of floats.
+    Traps: versions 2.0 and 2.1 are on different scales; it favors fine texture, up to noise.
     """
 
     deterministic = True
@@ -188,9 +187,9 @@ class HpsV2:
 
 @final
 class Aesthetic:
-    """Reward: how good the image looks, whatever the prompt: LAION's improved aesthetic predictor.
+    """Reward: LAION's improved aesthetic predictor, independent of the prompt.
 
-    A stack of linear layers over the CLIP ViT-L/14 feature of the image, divided by its length.
+    Linear layers on the normalized CLIP ViT-L/14 feature of the image.
 
     Settings: ``head`` is the predictor's state dict with ``layers.<number>.weight`` and ``.bias``, a file
     (``sac+logos+ava1-l14-linearMSE.pth`` as published) or ``owner/repository/file`` of the hub; ``model`` the CLIP of
@@ -198,7 +197,8 @@ class Aesthetic:
     Range: about 1 to 10; most images get 4 to 7.
     Source: Schuhmann, github.com/christophschuhmann/improved-aesthetic-predictor; as a reward Black et al. 2023 (DDPO),
     arXiv:2305.13301, sec. 5.1.
-    Traps: it never sees the prompt: alone it gives one style and one subject. Pair it with a reward for agreement.
+    Traps: it ignores the prompt: alone it leads to one style and one subject. Combine it with a reward for prompt
+    alignment.
     """
 
     deterministic = True

@@ -1,4 +1,4 @@
-"""GenEval's checks with an open-vocabulary detector: counts, attributes and places of the objects in an image."""
+"""GenEval's checks with an open-vocabulary detector: counts, attributes and positions of the objects in an image."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from .scenes import Clause, DetectedObject, clauses_of, evaluate_clauses, select
 
 @final
 class Compositional:
-    """Reward: whether the image shows what the prompt asks for: so many of a class, of a color, in a place.
+    """Reward: whether the image has the objects that the prompt requires, with count, color and position.
 
-    The columns ``include`` and ``exclude`` hold clauses as GenEval's metadata do: ``{"class": "dog", "count": 2,
-    "color": "red", "position": ["left of", 0]}``; ``position`` names the clause, counted from 0, that it is seen from.
-    Beside colors any ``attribute`` may be asked for with the ones it is told apart from: ``{"class": "chair",
-    "attribute": "wooden", "among": ["wooden", "metal", "plastic"]}``. The detector finds boxes of the classes; CLIP
-    tells attributes apart on the crop of each box by three sentences per attribute. ``compositional_prompts`` makes
-    such rows. A row with neither column is not scored.
+    The columns ``include`` and ``exclude`` hold clauses in GenEval's format: ``{"class": "dog", "count": 2,
+    "color": "red", "position": ["left of", 0]}``; ``position`` has the index of the reference clause, from 0. Besides
+    colors any ``attribute`` can be required, with its alternatives: ``{"class": "chair", "attribute": "wooden",
+    "among": ["wooden", "metal", "plastic"]}``. The detector finds boxes of the classes; CLIP classifies the attribute
+    of the crop of each box, with three sentences per attribute. ``compositional_prompts`` generates such rows. A row
+    without either column is not scored.
 
-    Settings: ``partial: true`` gives the share of clauses that hold in place of all or nothing. ``threshold`` is for
-    every row but those whose column ``tag`` is counting, which have ``counting_threshold``. The detector sees images
-    one by one, for each is asked about its own classes; ``batch_size`` is that of the crops.
+    Settings: ``partial: true`` gives the fraction of satisfied clauses instead of all or nothing. ``threshold`` applies
+    to every row except those with ``counting`` in column ``tag``, which use ``counting_threshold``. The detector
+    processes one image at a time, because each has its own classes; ``batch_size`` applies to the crops.
     Range: 0 or 1; with ``partial`` 0 to 1.
     Source: Ghosh et al. 2023 (GenEval), arXiv:2310.11513, and its code: thresholds 0.3 and 0.9, overlap 1 (none is
-    dropped), 16 objects a class, margin 0.1, ten colors by CLIP ViT-L/14. Deviation: GenEval detects with Mask2Former
-    and greys out what is not in its mask; here boxes are cropped as they are.
-    Traps: the published thresholds are Mask2Former's. Open-vocabulary detectors are less sure and may box one object
-    twice: try them on images that you have counted, then set ``counting_threshold`` (often as low as ``threshold``)
-    and ``max_overlap`` (0.5 drops doubles). A detector that is asked for dogs alone takes other animals for dogs: name
-    in ``classes`` what it is to tell them apart from (GenEval's detector knows all 80 classes).
+    removed), 16 objects a class, margin 0.1, ten colors by CLIP ViT-L/14. Deviation: GenEval detects with Mask2Former
+    and grays out pixels outside the mask; here boxes are cropped without masks.
+    Traps: the published thresholds are for Mask2Former. Open-vocabulary detectors are less confident and may detect one
+    object twice: calibrate on images with known counts, then set ``counting_threshold`` (often as low as ``threshold``)
+    and ``max_overlap`` (0.5 removes duplicates). A detector that is queried only for dogs takes other animals for dogs:
+    list distractors in ``classes`` (GenEval's detector has all 80 classes).
     """
 
     deterministic = True
@@ -105,14 +105,14 @@ class Compositional:
             lambda group, clause: self._attributes(image, group, clause),
             margin=self._margin,
         )
-        value = sum(result.held) / len(result.held) if self._partial else float(all(result.held))
+        value = sum(result.satisfied) / len(result.satisfied) if self._partial else float(all(result.satisfied))
         labels = [f"{detection.label} {detection.score:.2f}" for detection in objects]
         boxes = [replace(detection.box, frame=CoordinateFrame("original", *image.size)) for detection in objects]
         wrong = {"reason": excerpt("; ".join(result.reasons))} if result.reasons else {}
         return Score(value, boxes_explanation(boxes, (), labels=labels) | wrong)
 
     def _attributes(self, image: Image.Image, group: Sequence[DetectedObject], clause: Clause) -> list[str]:
-        """The attribute of each object: that whose sentences, in the mean, are nearest to its crop."""
+        """The attribute of each object: the one whose mean sentence embedding is nearest to its crop."""
         options = list(clause.among or COLOURS)
         if clause.attribute is not None and clause.attribute not in options:
             options.append(clause.attribute)
@@ -129,7 +129,7 @@ def _sentences(option: str, label: str) -> list[str]:
 
 
 def _crop(image: Image.Image, detection: DetectedObject) -> Image.Image:
-    """The box within the image, at least a pixel wide and high."""
+    """Crop the box, clipped to the image and at least one pixel wide and high."""
     corner = (detection.box.left, detection.box.top)
     left, top = (min(max(round(edge), 0), size - 1) for edge, size in zip(corner, image.size, strict=True))
     right = min(max(round(detection.box.right), left + 1), image.width)

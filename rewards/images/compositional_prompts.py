@@ -1,4 +1,4 @@
-"""Prompts that ask for objects, counts, colors and places, with the columns that ``compositional`` checks."""
+"""Prompts with objects, counts, colors and positions, with the columns that ``compositional`` checks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OBJECTS = (
     *("toilet", "tv", "laptop", "computer mouse", "tv remote", "computer keyboard", "cell phone", "microwave", "oven"),
     *("toaster", "sink", "refrigerator", "book", "clock", "vase", "scissors", "teddy bear", "hair drier", "toothbrush"),
 )
-"""The 80 classes of COCO, three of them named more clearly, as GenEval has them."""
+"""The 80 classes of COCO, three of them renamed as in GenEval."""
 
 
 def compositional_prompts(
@@ -32,24 +32,24 @@ def compositional_prompts(
     objects: Sequence[str] = OBJECTS,
     max_count: int = 4,
 ) -> list[Prompt]:
-    """Prompts of GenEval's six tasks, drawn at random, with the columns ``tag``, ``include`` and ``exclude``.
+    """Random prompts of GenEval's six tasks, with the columns ``tag``, ``include`` and ``exclude``.
 
     Tasks: single_object, two_object, counting (2 to ``max_count``), colors, position, color_attr. People get no
     colors. As a source of prompts it is ``python:mmgrpo.rewards.images.compositional_prompts:compositional_prompts``;
-    for other numbers, name a function of your own that calls it.
+    for other arguments, write a function that calls it.
 
     Args:
-        per_task: prompts of each task; repeats are left out, so there may be fewer.
-        seed: of the draws.
+        per_task: number of prompts per task; duplicates are removed, so there may be fewer.
+        seed: random seed.
         tasks: names of tasks; None for all.
-        objects: the classes, two at least beside person.
-        max_count: the largest count, 10 at most.
+        objects: the classes, at least two besides person.
+        max_count: the maximum count, at most 10.
 
     Returns:
         The prompts, task by task.
 
     Raises:
-        DataError: an unknown task, too few objects, or a count that has no word.
+        DataError: an unknown task, too few objects, or a count without a number word.
     """
     chosen = tuple(TASKS) if tasks is None else tuple(tasks)
     unknown = [task for task in chosen if task not in TASKS]
@@ -102,10 +102,10 @@ def _position(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
 
 
 def _colour_each(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
-    one, other = rng.sample([name for name in objects if name != "person"], 2)
+    first_object, second_object = rng.sample([name for name in objects if name != "person"], 2)
     first, second = rng.sample(COLOURS, 2)
-    text = f"a photo of {_a(first)} {one} and {_a(second)} {other}"
-    return _prompt("color_attr", text, [_thing(one, color=first), _thing(other, color=second)])
+    text = f"a photo of {_a(first)} {first_object} and {_a(second)} {second_object}"
+    return _prompt("color_attr", text, [_thing(first_object, color=first), _thing(second_object, color=second)])
 
 
 TASKS: dict[str, Callable[[random.Random, list[str], int], Prompt]] = {
@@ -131,5 +131,5 @@ def _a(name: str) -> str:
 
 
 def _plural(name: str) -> str:
-    """GenEval's plural, so that prompts are alike: "s", or "es" after an s."""
+    """GenEval's plural, for equal prompts: "s", or "es" after an s."""
     return f"{name}es" if name.endswith("s") else f"{name}s"

@@ -1,4 +1,4 @@
-"""Open-vocabulary detectors of transformers: boxes of named classes in images."""
+"""Open-vocabulary object detectors of transformers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .scenes import FRAME, DetectedObject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectorSource:
-    """Which detector, and how it runs.
+    """Settings of a detector.
 
     Attributes:
         model: path or hub id of an OWL-ViT, OWLv2 or Grounding DINO.
         device: None for the process's GPU, or the CPU.
-        dtype: of the model.
+        dtype: data type of the model.
     """
 
     model: str
@@ -30,9 +30,10 @@ class DetectorSource:
 
     @torch.no_grad()
     def detected(self, image: Image.Image, labels: Sequence[str], threshold: float) -> list[DetectedObject]:
-        """Objects of the classes above a threshold, the surest first. Raises RewardError if the model cannot be loaded.
+        """Detect objects of the classes above a threshold, most confident first. Raises RewardError if the model cannot
+        be loaded.
 
-        OWL models are asked for "a photo of a CLASS", Grounding DINO for "a CLASS." of each class.
+        OWL models get the query "a photo of a CLASS", Grounding DINO "a CLASS." for each class.
         """
         device, dtype = resolve_device(self.device), resolve_dtype("detector", self.dtype)
         model, processor = load_once(_detector, self.model, device, dtype)
@@ -63,7 +64,7 @@ def _picked(result: Any, labels: Sequence[str]) -> list[str | None]:
 
 
 def _label(phrase: str, labels: Sequence[str]) -> str | None:
-    """The class that a phrase of Grounding DINO stands for: the longest whose words it holds."""
+    """The class of a phrase of Grounding DINO: the longest class whose words it contains."""
     phrase_words = set(phrase.lower().split())
     named = [label for label in labels if set(label.lower().split()) <= phrase_words]
     return max(named, key=len, default=None)

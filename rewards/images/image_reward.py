@@ -1,7 +1,7 @@
-"""ImageReward: BLIP reads the text while it looks at the image, and a stack of linear layers turns that into a score.
+"""ImageReward: BLIP encodes image and text with cross-attention, and linear layers predict a score.
 
-The published checkpoint has the layout of the original BLIP code; here its tensors are renamed into the classes of
-transformers, and the sizes of the model are read off them.
+The published checkpoint has the layout of the original BLIP code; its tensors are renamed for the classes of
+transformers, and the model sizes are inferred from them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from ..models.checkpoints import (
 from ..parsing.sample_images import score_image_texts
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
-"""Of the raw scores over the authors' data; the published score is (raw - MEAN) / STD."""
+"""Mean and standard deviation of the raw scores over the authors' data; the published score is (raw - MEAN) / STD."""
 
 MAX_TOKENS = 35
-HEAD_WIDTH = 64  # of every attention head, in both towers
+HEAD_WIDTH = 64  # width of every attention head, in both towers
 PIXEL_MEAN, PIXEL_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 VISION_NAMES = (
@@ -49,20 +49,20 @@ VISION_NAMES = (
     (r"\.attn\.proj\.", ".self_attn.projection."),
     (r"^norm\.", "post_layernorm."),
 )
-"""The names of the vision tower in BLIP's own code, and what transformers calls the same."""
+"""Parameter names of the vision tower in the BLIP code, and those of transformers."""
 
 
 @final
 class ImageReward:
-    """Reward: ImageReward, learned from rankings of images for one prompt by trained annotators.
+    """Reward: ImageReward, trained on rankings of images for one prompt by trained annotators.
 
     Settings: ``checkpoint`` is the published ``ImageReward.pt``, a file or ``owner/repository/file`` of the hub;
     ``tokenizer`` a path or hub id of BERT's.
     Range: unbounded, about -2.5 to 2; 0 is the mean and 1 the standard deviation over the authors' data.
-    Source: Xu et al. 2023 (ImageReward), arXiv:2304.05977, sec. 2.3 and the published scorer: the text is cut at 35
-    tokens, the image resized by its shorter side and cropped to the center.
-    Traps: what follows the 35th token does not count; the sides of wide images are not seen; trained on alone it
-    breaks images within a few hundred steps.
+    Source: Xu et al. 2023 (ImageReward), arXiv:2304.05977, sec. 2.3 and the published scorer: the text is truncated at
+    35 tokens, the image resized by its shorter side and center-cropped.
+    Traps: text after the 35th token is ignored; the sides of wide images are cropped; optimizing it alone degrades
+    images within a few hundred steps.
     """
 
     deterministic = True
@@ -177,7 +177,7 @@ def _text_config(tensors: Mapping[str, Tensor]) -> Any:
         num_hidden_layers=_num_layers(tensors, "encoder.layer."),
         num_attention_heads=max(width // HEAD_WIDTH, 1),
         max_position_embeddings=tensors["embeddings.position_embeddings.weight"].shape[0],
-        is_decoder=True,  # which gives its layers cross-attention; the mask stays that of an encoder
+        is_decoder=True,  # enables cross-attention; the mask is that of an encoder
     )
 
 

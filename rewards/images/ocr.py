@@ -1,4 +1,4 @@
-"""A reward for text drawn into images, read by an OCR engine on this machine."""
+"""Reward for text rendered in images, read by a local OCR engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Reader = Callable[[Image.Image], str]
 Around = Literal["forgiven", "counted"]
 
 MAX_CHARS = 10_000
-"""Longer texts are cut: an engine that sees text in noise must not take minutes to compare."""
+"""Longer texts are truncated, so that comparing text detected in noise does not take minutes."""
 
 _LATIN = (
     "\u201c\u201d",
@@ -45,26 +45,26 @@ _QUOTED = re.compile(
 
 @final
 class OcrAccuracy:
-    """Reward: how much of the text asked for stands in the image, 1 - edit distance / length.
+    """Reward: accuracy of the text rendered in the image, 1 - edit distance / length.
 
-    What is asked for is the text in ``column``, or without one the text in quotation marks in the prompt (English,
-    German, French, Chinese and Japanese ones, double or single), several joined by blanks; a row with neither is not
-    scored. Both texts are compared in Unicode NFKC, case folded, without white space.
-    ``around: forgiven``: other text in the image costs nothing if what is asked for stands there in one piece, and
-    the distance is divided by the length asked for, at least 0. ``counted``: every letter too many counts, and the
-    distance is divided by the longer of the two. Of a video ``frames`` are read, and the mean is taken.
+    The target is the text in ``column``, or without it the text in quotation marks in the prompt (English, German,
+    French, Chinese and Japanese ones, double or single), several joined by spaces; a row without either is not scored.
+    Both texts are compared in Unicode NFKC, case folded, without whitespace. ``around: forgiven``: other text in the
+    image costs nothing if it contains the complete target, and the distance is divided by the length of the target; the
+    score is at least 0. ``counted``: every additional letter counts, and the distance is divided by the longer text.
+    For a video the score is the mean over ``frames`` frames.
 
-    Settings: ``engine`` is rapidocr (its wheel carries its models, nothing is fetched), pytesseract (needs the program
-    tesseract; the extra ``ocr`` has both), easyocr (fetches its weights), or ``python:module:function``, a
-    function from a PIL image to the text in it. ``languages`` are the engine's own codes; none leaves it its own
-    default: rapidocr reads Latin, Chinese and Japanese script with one model, the others English. ``device`` is used by
-    easyocr, and by rapidocr with the package onnxruntime-gpu; images are read one by one.
+    Settings: ``engine`` is rapidocr (its wheel includes the models), pytesseract (needs the program tesseract; the
+    extra ``ocr`` has both), easyocr (downloads its weights), or ``python:module:function``, a function from a PIL image
+    to its text. ``languages`` are the codes of the engine; the default of rapidocr is one model for Latin, Chinese and
+    Japanese script, that of the others English. ``device`` is used by easyocr, and by rapidocr with the package
+    onnxruntime-gpu; images are read one at a time.
     Range: 0 to 1.
     Source: Flow-GRPO, arXiv:2505.05470, sec. 5.1: max(1 - distance / length asked for, 0), there with PaddleOCR, and
-    for the first quotation alone.
-    Traps: engines read what they expect: a glyph that is nearly an A is read as one. rapidocr reads text that stands on
-    its side or head, tesseract does not, and neither reads letters of a few pixels. ``forgiven`` lets an image repeat
-    the text or fill up with others; read the explanations.
+    only for the first quotation.
+    Traps: engines have language priors: a malformed A is read as an A. rapidocr reads rotated text, tesseract does not,
+    and neither reads letters of a few pixels. ``forgiven`` allows images that repeat the text or contain other text;
+    inspect the explanations.
     """
 
     deterministic = True
@@ -94,8 +94,8 @@ class OcrAccuracy:
         frames = [frames_of(s, self._frames) if text else [] for s, text in zip(samples, wanted, strict=True)]
         read = self._reader() if any(frames) else None
         values: list[float | Score | None] = []
-        for text, pictures in zip(wanted, frames, strict=True):
-            lines = [read(picture) for picture in pictures] if read is not None else []
+        for text, images in zip(wanted, frames, strict=True):
+            lines = [read(image) for image in images] if read is not None else []
             values.append(self._scored(text or "", lines) if lines else None)
         return values
 
@@ -113,14 +113,14 @@ class OcrAccuracy:
 
 
 def line_boxes(lines: Sequence[Line]) -> dict[str, Any]:
-    """The boxes of the lines that have one, with their text, for reports; nothing if there are none."""
+    """Explanation with the boxes of the lines and their text; empty without boxes."""
     with_box = [line for line in lines if line.box is not None]
     boxes = [line.box for line in with_box if line.box is not None]
     return boxes_explanation(boxes, (), labels=[line.text for line in with_box]) if boxes else {}
 
 
 def wanted_text(sample: Sample, column: str | None) -> str | None:
-    """The text in a column, or what stands in quotes in the prompt; None where there is none."""
+    """The text in a column, or the quoted text in the prompt; None if there is none."""
     if column is not None:
         value = sample.prompt.columns.get(column)
         text = value if isinstance(value, str) else ""
@@ -130,7 +130,7 @@ def wanted_text(sample: Sample, column: str | None) -> str | None:
 
 
 def text_accuracy(text: str, wanted: str, around: Around) -> float:
-    """1 - edit distance over length, 0 to 1, as ``ocr_accuracy`` describes it."""
+    """1 - edit distance over length, 0 to 1, as described in ``OcrAccuracy``."""
     read, target = plain(text), plain(wanted)
     if around == "forgiven" and target in read:
         return 1.0
@@ -139,5 +139,5 @@ def text_accuracy(text: str, wanted: str, around: Around) -> float:
 
 
 def plain(text: str) -> str:
-    """NFKC, case folded, without white space; cut at ``MAX_CHARS``."""
+    """NFKC, case folded, without whitespace; truncated at ``MAX_CHARS``."""
     return "".join(unicodedata.normalize("NFKC", text[:MAX_CHARS]).casefold().split())[:MAX_CHARS]

@@ -1,4 +1,4 @@
-"""Rewards computed from pixels alone: no model, no data, for any policy that draws."""
+"""Rewards from pixels without a model or data, for any image policy."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mmgrpo.types import Sample
 class JpegSize:
     """Reward: size of the image as a JPEG, in kilobytes; ``sign=-1`` rewards small files, ``sign=1`` large ones.
 
-    Every image is written as RGB, so gray and color images are on one scale; alpha is dropped. A sample without an
-    image is not scored (None).
+    Every image is saved as RGB, so gray and color images are on one scale; alpha is removed. A sample without an image
+    is not scored (None).
 
     Range: below 0; with ``sign: 1`` above.
     Units: kB of 1000 bytes.   Raises: ConfigError for another sign or a quality outside 1..95.
     Source: Black et al. 2023 (DDPO), arXiv:2305.13301, sec. 5.1: compressibility and incompressibility.
-    Traps: its best image is one color, or with ``sign: 1`` noise. Its scale grows with the resolution: normalize by
-    group.
+    Traps: the best image is a single color, or with ``sign: 1`` noise. Its scale grows with the resolution: normalize
+    by group.
     """
 
     def __init__(self, sign: int = -1, quality: int = 95) -> None:
@@ -47,13 +47,14 @@ class JpegSize:
 class Brightness:
     """Reward: how close the image's mean luminance is to a target, ``1 - |mean(L) / 255 - target|``.
 
-    L is PIL's ITU-R 601 gray value. The easiest signal there is: for smoke tests, and for seeing whether a policy
-    learns at all. A video is the mean over its frames; a sample with neither is not scored (None).
+    L is PIL's ITU-R 601 gray value. The simplest signal: for smoke tests, and to check whether a policy learns. For a
+    video the score is the mean over its frames; a sample without either is not scored (None).
 
     Range: 0 to 1.
     Units: ``target`` from 0 (black) to 1 (white).   Raises: ConfigError for a target outside [0, 1].
     Source: designed for mmgrpo.
-    Traps: its best image is one shade of gray, whatever the prompt; ``python -m benchmarks.hacking`` shows it.
+    Traps: the best image is a uniform shade of gray, independent of the prompt; ``python -m benchmarks.hacking`` shows
+    it.
     """
 
     def __init__(self, target: float = 1.0) -> None:

@@ -1,4 +1,4 @@
-"""What a prompt says must be in an image, held against boxes that a detector found there: pure functions of numbers.
+"""Checks of the objects that a prompt requires against detected boxes; pure functions.
 
 Boxes are (left, top, right, bottom) in pixels of the image.
 """
@@ -19,7 +19,7 @@ FRAME = CoordinateFrame("original")
 
 @dataclass(frozen=True, slots=True)
 class DetectedObject:
-    """An object that a detector sees in an image, with how sure it is of it."""
+    """A detected object with its confidence."""
 
     label: str
     score: float
@@ -28,15 +28,15 @@ class DetectedObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clause:
-    """One thing that a prompt asks for, or asks to be absent.
+    """A requirement of a prompt: objects that must be present or absent.
 
     Attributes:
         label: the class.
-        count: how many of it there must be at least; of an excluded clause, how many are too many.
-        attribute: what they must look like, such as a color or a material.
-        among: the attributes that it is told apart from; empty for the colors.
-        relation: where they must be, seen from the objects of another clause.
-        target: which clause that is, counted from 0.
+        count: minimum number of objects; for an excluded clause the number that is too many.
+        attribute: required attribute, such as a color or a material.
+        among: the alternative attributes; empty for the colors.
+        relation: required position relative to the objects of another clause.
+        target: index of that clause, from 0.
     """
 
     label: str
@@ -49,25 +49,26 @@ class Clause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClauseResults:
-    """What became of the clauses.
+    """Results of the clauses.
 
     Attributes:
-        held: per clause, included ones first, whether it holds.
-        reasons: what is wrong, in words.
+        satisfied: per clause, included ones first, whether it is satisfied.
+        reasons: the errors, in words.
     """
 
-    held: tuple[bool, ...]
+    satisfied: tuple[bool, ...]
     reasons: tuple[str, ...]
 
 
 Attributes = Callable[[Sequence[DetectedObject], Clause], Sequence[str]]
-"""What each of some objects looks like, one of the attributes of the clause."""
+"""Returns the attribute of each object, among the attributes of the clause."""
 
 
 def clauses_of(columns: Mapping[str, Any], name: str) -> list[Clause]:
-    """The clauses in a column, in GenEval's form: mappings with class, count, color and position, or our attribute.
+    """Parse the clauses in a column, in GenEval's format: mappings with class, count, color and position, or with
+    attribute.
 
-    Raises: DataError for a column of another form.
+    Raises: DataError for a column in another format.
     """
     clauses = []
     for entry in columns.get(name) or ():
@@ -99,9 +100,10 @@ def clauses_of(columns: Mapping[str, Any], name: str) -> list[Clause]:
 def select_detections(
     objects: Sequence[DetectedObject], *, threshold: float, max_overlap: float, max_objects: int
 ) -> list[DetectedObject]:
-    """Objects above a threshold, the surest first, at most so many of a class and none over a surer one of its class.
+    """Filter objects by threshold, number per class and overlap with more confident objects of the class; most
+    confident first.
 
-    ``max_overlap`` is the least IoU at which the less sure one goes; 1 keeps all.
+    ``max_overlap`` is the minimum IoU at which the less confident object is removed; 1 keeps all.
     """
     selected: list[DetectedObject] = []
     for label in dict.fromkeys(candidate.label for candidate in objects):
@@ -115,10 +117,10 @@ def select_detections(
 
 
 def relations(box: Box, other: Box, margin: float = 0.1) -> set[str]:
-    """Where one box lies seen from another; two answers for a diagonal, none for boxes too near each other.
+    """The positions of one box relative to another; two for a diagonal, none for boxes close to each other.
 
     The distance between the centers, along each axis, is shortened by ``margin`` times the sum of both edges there.
-    What is left, divided by the distance between the centers, must exceed 0.5.
+    The remainder, divided by the distance between the centers, must exceed 0.5.
 
     Source: Ghosh et al. 2023 (GenEval), arXiv:2310.11513, sec. 3 and its evaluation code.
     """
@@ -147,10 +149,11 @@ def evaluate_clauses(
     *,
     margin: float = 0.1,
 ) -> ClauseResults:
-    """Which clauses hold. Objects come with the surest first; of a class only as many as asked for are looked at.
+    """Evaluate clauses. Objects are sorted by confidence; of each class only the required number is considered.
 
-    Source: GenEval's evaluation code: enough objects of the class; then each with its attribute; then each in its
-    place from each object of the target clause, which must have held; an excluded class must have fewer than its count.
+    Source: GenEval's evaluation code: enough objects of the class; then each with its attribute; then each at its
+    position relative to each object of the target clause, which must be satisfied; an excluded class must have fewer
+    than its count.
     """
     satisfied: list[bool] = []
     reasons: list[str] = []
@@ -165,7 +168,7 @@ def evaluate_clauses(
         number = sum(detection.label == clause.label for detection in objects)
         satisfied.append(number < clause.count)
         reasons += [] if satisfied[-1] else [f"expected fewer than {clause.count} {clause.label}, found {number}"]
-    return ClauseResults(held=tuple(satisfied), reasons=tuple(reasons))
+    return ClauseResults(satisfied=tuple(satisfied), reasons=tuple(reasons))
 
 
 def _clause_error(
@@ -175,7 +178,7 @@ def _clause_error(
     attributes: Attributes,
     margin: float,
 ) -> str | None:
-    """What is wrong with the objects of a clause; None if nothing is."""
+    """The error of a clause; None if it is satisfied."""
     if len(group) < clause.count:
         return f"expected {clause.count} {clause.label}, found {len(group)}"
     if clause.attribute is not None:

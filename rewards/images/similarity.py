@@ -1,4 +1,4 @@
-"""Rewards for keeping to an image that is given: a reference, or the source of an edit."""
+"""Rewards for similarity to a reference image or to the source of an edit."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Measure = Literal["mse", "ssim", "feature"]
 
 @final
 class ImageSimilarity:
-    """Reward: how alike the image and a reference are.
+    """Reward: similarity of the image and a reference.
 
     ``mse`` is 1 - mean((a - b)^2) over the channels, values 0 to 1; ``ssim`` the structural similarity of the gray
-    values; ``feature`` the cosine of the features of ``model``: CLIP for what is shown, DINOv2
-    (``facebook/dinov2-base``) for the very same subject. The reference is the image in ``column`` (an image, a path,
-    bytes), or the prompt's first image; for the pixel measures it is resized to the sample's size.
+    values; ``feature`` the cosine of the features of ``model``: CLIP for the content, DINOv2 (``facebook/dinov2-base``)
+    for subject identity. The reference is the image in ``column`` (an image, a path, bytes), or the prompt's first
+    image; for the pixel measures it is resized to the size of the sample.
 
     Range: ``mse`` 0 to 1, ``ssim`` and ``feature`` -1 to 1; 1 for the same image.
     Source: SSIM after Wang et al. 2004; DINO features for subjects after DreamBooth, arXiv:2208.12242.
-    Traps: for edits the untouched source is best of all: pair it with a reward for the edit. A sample or a reference of
-    fewer than 11 pixels a side has no SSIM and is not scored.
+    Traps: for edits the unchanged source scores best: combine it with a reward for the edit. SSIM needs at least 11
+    pixels per side; smaller samples or references are not scored.
     """
 
     deterministic = True
@@ -77,17 +77,16 @@ class ImageSimilarity:
 
 @final
 class EditConsistency:
-    """Reward: how well an edit leaves alone what it was not to touch, 1 - mean |a - b| outside the mask.
+    """Reward: consistency of an edit outside the mask, 1 - mean |a - b|.
 
-    The source is the image in ``column``, or the prompt's first image; where ``mask_column`` (an image of any size)
-    is light, the edit may change things and differences do not count. Both are resized to the sample's size, the mask
-    without smoothing. A row without a source or a mask, and one whose mask covers everything, is not
-    judged.
+    The source is the image in ``column``, or the prompt's first image; differences are ignored where ``mask_column``
+    (an image of any size) is light. Both are resized to the size of the sample, the mask without interpolation. A row
+    without a source or a mask, or with a mask that covers everything, is not scored.
 
     Range: 0 to 1; 1 if nothing changed outside the mask.
     Source: background preservation as in PIE-Bench (Ju et al. 2023), arXiv:2310.01506, sec. 5, there as MSE, PSNR and
-    SSIM outside the mask; here the mean absolute difference, which does not drown small changes.
-    Traps: the untouched source gets 1: pair it with ``edit_direction`` or a judge.
+    SSIM outside the mask; here the mean absolute difference, which is more sensitive to small changes.
+    Traps: the unchanged source gets 1: combine it with ``edit_direction`` or a judge.
     """
 
     deterministic = True
@@ -107,29 +106,33 @@ class EditConsistency:
         if mask is None or source is None:
             return None
         image = as_rgb(sample.image)
-        kept_HW = np.asarray(mask.convert("L").resize(image.size, Image.Resampling.NEAREST)) < 128
-        if not kept_HW.any():
+        unmasked_HW = np.asarray(mask.convert("L").resize(image.size, Image.Resampling.NEAREST)) < 128
+        if not unmasked_HW.any():
             return None
         difference_HWC = np.abs(_pixels(image) - _pixels(_fitted(source, image)))
-        statistics = {"outside_frac": float(kept_HW.mean()), "outside_max": float(difference_HWC[kept_HW].max())}
-        if not kept_HW.all():
-            statistics["inside_change"] = float(difference_HWC[~kept_HW].mean())
-        value = float(1 - difference_HWC[kept_HW].mean())
+        statistics = {
+            "outside_frac": float(unmasked_HW.mean()),
+            "outside_max": float(difference_HWC[unmasked_HW].max()),
+        }
+        if not unmasked_HW.all():
+            statistics["inside_change"] = float(difference_HWC[~unmasked_HW].mean())
+        value = float(1 - difference_HWC[unmasked_HW].mean())
         return Score(value, parts(statistics))
 
 
 @final
 class EditDirection:
-    """Reward: whether the image changed as the captions did, in CLIP's space.
+    """Reward: whether the image changed in the direction of the captions, in CLIP's space.
 
     cosine(image(edited) - image(source), text(target) - text(source)). The source image is that of ``column``, or the
-    prompt's first image; the captions before and after are the columns ``source_caption`` and ``target_caption``.
+    prompt's first image; the captions before and after the edit are the columns ``source_caption`` and
+    ``target_caption``.
 
     Settings: ``model`` and ``pretrained`` as in ``clip_score``.
-    Range: -1 to 1. Where image or captions did not change there is no direction, and it is 0.
+    Range: -1 to 1; 0 if image or captions did not change.
     Source: the directional loss of Gal et al. 2021 (StyleGAN-NADA), arXiv:2108.00946; as a measure of edits Brooks et
     al. 2022 (InstructPix2Pix), arXiv:2211.09800, sec. 3.1.2.
-    Traps: it does not ask that anything else stays: pair it with ``edit_consistency`` or ``image_similarity``.
+    Traps: it does not penalize other changes: combine it with ``edit_consistency`` or ``image_similarity``.
     """
 
     deterministic = True

@@ -1,4 +1,4 @@
-"""Rewards and alarms from pixels alone: how much of a color, how sharp, how much of a grid.
+"""Rewards and alerts from pixels without a model: color, sharpness, grid artifacts.
 
 Axes: H W height and width, K frequencies along one axis.
 """
@@ -22,7 +22,7 @@ from ..parsing.sample_images import frames_of
 
 Grey = NDArray[Any]
 
-MIN_BLOCKS_EDGE = 256  # pixels: the steps over a shorter edge are too few to tell blocks from chance
+MIN_BLOCKS_EDGE = 256  # pixels: shorter edges have too few steps to distinguish blocks from chance
 
 WHITE_D65 = (0.95047, 1.0, 1.08883)
 SRGB_TO_XYZ = (
@@ -34,16 +34,16 @@ SRGB_TO_XYZ = (
 
 @final
 class Colour:
-    """Reward: share of the pixels near a color, as the eye sees nearness.
+    """Reward: fraction of the pixels that are perceptually close to a color.
 
-    A pixel counts if its distance in CIELAB (CIE 1976, white D65) is at most ``tolerance``; about 2 is just visible,
-    red and orange are some 60 apart. The color is ``colour``, or what ``column`` of the row says: a CSS name,
-    "#ff8800" or "rgb(255, 136, 0)". A video is the mean over its frames; a row without a color, or with one that is
-    none, is not scored.
+    A pixel counts if its distance in CIELAB (CIE 1976, white D65) is at most ``tolerance``; a distance of about 2 is
+    just visible, red and orange are about 60 apart. The color is ``colour``, or the value of ``column``: a CSS name,
+    "#ff8800" or "rgb(255, 136, 0)". For a video the score is the mean over its frames; a row without a valid color is
+    not scored.
 
     Range: 0 to 1; with ``target`` it is 1 - |share - target|.
     Source: CIE 15:2004, sec. 8.2.1; sRGB after IEC 61966-2-1.
-    Traps: at its best the image is nothing but the color, unless ``target`` is set.
+    Traps: the best image has only that color, unless ``target`` is set.
     """
 
     deterministic = True
@@ -85,12 +85,12 @@ class Colour:
 class Sharpness:
     """Reward: log10(1 + variance of the Laplacian of the gray values), which falls as an image blurs.
 
-    With ``size`` the image is first resized so that its longer side is that long, so that resolutions compare. A
-    video is the mean over its frames.
+    With ``size`` the longer side of the image is first resized to that length, so that resolutions are comparable. For
+    a video the score is the mean over its frames.
 
     Range: 0 (one color) to about 5 (noise), for gray values 0 to 255 and the four-neighbor Laplacian.
     Source: Pech-Pacheco et al. 2000, "Diatom autofocusing in brightfield microscopy".
-    Traps: noise and grids are the sharpest images of all: watch ``grid_artifacts`` beside it.
+    Traps: noise and grids score highest: monitor ``grid_artifacts`` as well.
     """
 
     deterministic = True
@@ -114,24 +114,24 @@ class Sharpness:
 
 @final
 class GridArtifacts:
-    """Reward: share of an image that is a grid of one period; an alarm, for what a broken generator draws.
+    """Reward: share of the spectrum that is a grid of one period; an alert for artifacts of broken generators.
 
-    ``lattice``: the image less its local mean (5 x 5) is turned into the power at each frequency along rows, and
-    along columns. At the harmonics of ``period`` what stands out above its neighbors is added up and divided by the
-    power of all frequencies. ``blocks``: the same for how large the steps from pixel to pixel are, in the mean over the
-    rows or columns: a lattice is the same everywhere, while seams of blocks, and pixels enlarged, only lie at even
-    distances. The larger of the two counts, in the direction where it is larger. Divisors of the period are covered: 16
-    sees grids of 16, 8, 4 and 2 pixels, the patches of latent diffusion models. A video is the mean over its frames;
-    edges shorter than eight periods are judged at the largest halved period that they hold, below 16 pixels not at
-    all; blocks from 256 pixels on.
+    ``lattice``: the power spectrum of the image minus its local mean (5 x 5) along rows and along columns. The excess
+        over neighboring frequencies at the harmonics of ``period`` is summed and divided by the total power.
+        ``blocks``: the same for the magnitude of pixel differences, averaged over rows or columns: a lattice is
+        uniform, while block seams and upscaled pixels occur at regular distances. The score is the larger of the two,
+        in the direction where it is larger. Divisors of the period are included: 16 detects grids of 16, 8, 4 and 2
+        pixels, the patches of latent diffusion models. For a video the score is the mean over its frames; edges shorter
+        than eight periods use the largest halved period that fits, edges below 16 pixels are not scored; blocks need at
+        least 256 pixels.
 
-    Range: 0 to 1, higher is worse; photographs stay below 0.03 and white noise below 0.1, JPEG of quality 50 lies near
-    0.3 to 0.6, enlarged pixels above 0.5. Give it a negative weight to punish, 0 to watch.
+    Range: 0 to 1, higher is worse; photographs stay below 0.03 and white noise below 0.1, JPEG of quality 50 has 0.3 to
+    0.6, upscaled pixels above 0.5. Use a negative weight to penalize, 0 to monitor.
     Source: peaks of up-sampling in the spectrum, after Zhang et al. 2019 (AutoGAN), arXiv:1907.06515, sec. 3; steps at
     the seams of blocks after Wang, Sheikh and Bovik 2002, "No-reference perceptual quality assessment of JPEG
-    compressed images"; the measure itself is ours.
-    Traps: images of real grids (windows, tiles, text in even lines) ring it too, and so do images enlarged by a
-    whole number: look at its rise over training.
+    compressed images"; the measure itself is designed for mmgrpo.
+    Traps: images of real grids (windows, tiles, evenly spaced text) also score high, and so do images upscaled by an
+    integer factor: monitor its increase over training.
     """
 
     deterministic = True
@@ -153,9 +153,9 @@ class GridArtifacts:
 
 
 def grid_shares(grey_HW: Grey, period: int) -> dict[str, float]:
-    """How much of an image is a grid of a period, in the direction where it is most: ``lattice`` and ``blocks``.
+    """The grid shares of an image for a period, in the direction where they are largest: ``lattice`` and ``blocks``.
 
-    Without an entry where both edges are too short: 16 pixels for the lattice, 64 for blocks.
+    An entry is missing if both edges are too short: 16 pixels for the lattice, 64 for blocks.
     """
     fine_HW = grey_HW - uniform_filter(grey_HW, 5)
     both = (grey_HW, grey_HW.T)
@@ -170,10 +170,10 @@ def grid_shares(grey_HW: Grey, period: int) -> dict[str, float]:
 
 
 def _edges(grey_HW: Grey) -> Grey:
-    """How large the step to the next pixel is in the mean over the rows, less its own local mean.
+    """Mean absolute difference to the next pixel over the rows, minus its local mean.
 
-    Shapes: (H, W) -> (1, W), the last step twice. Steps are taken without their sign: over the seams of blocks they go
-    up and down alike, so that the image's own spectrum has no line there.
+    Shapes: (H, W) -> (1, W), the last step is repeated. Absolute values are used because steps at block seams have both
+    signs, so the spectrum of the image has no peak there.
     """
     step_W = np.abs(np.diff(grey_HW, axis=1)).mean(0)
     step_W = np.append(step_W, step_W[-1])

@@ -124,12 +124,11 @@ class Endpoint:
         return [None if isinstance(outcome, NoReplyError) else outcome for outcome in outcomes]
 
     def _ask(self, question: Question, fields: Mapping[str, Any], read: Callable[[bytes], T]) -> T | NoReplyError:
-        pictures = [
-            {"type": "image_url", "image_url": {"url": data_url(picture, self.picture)}}
-            for picture in question.pictures
+        images = [
+            {"type": "image_url", "image_url": {"url": data_url(image, self.picture)}} for image in question.images
         ]
         messages: list[dict[str, Any]] = [
-            {"role": "user", "content": [*pictures, {"type": "text", "text": question.text}]}
+            {"role": "user", "content": [*images, {"type": "text", "text": question.text}]}
         ]
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": self.system})
@@ -247,14 +246,14 @@ class ApiJudge:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         texts = [fill_template(self._question, sample, self._judge_scoring.scale) for sample in samples]
-        pictures = [judge_images(sample, self._frames, self._shows_source) for sample in samples]
-        return score_pairs(pictures, texts, partial(self._judge_scoring.scores, self._endpoint))
+        images = [judge_images(sample, self._frames, self._shows_source) for sample in samples]
+        return score_pairs(images, texts, partial(self._judge_scoring.scores, self._endpoint))
 
 
-def data_url(picture: Image.Image, form: PictureFormat) -> str:
+def data_url(image: Image.Image, form: PictureFormat) -> str:
     """An image as a ``data:`` URL: PNG (lossless) or JPEG of quality 95."""
     buffer = BytesIO()
-    picture.convert("RGB").save(buffer, format=form.upper(), **({"quality": 95} if form == "jpeg" else {}))
+    image.convert("RGB").save(buffer, format=form.upper(), **({"quality": 95} if form == "jpeg" else {}))
     return f"data:image/{form};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 

@@ -142,16 +142,16 @@ def _expected(probs: Mapping[ReplyChoice, float], worth: Mapping[ReplyChoice, fl
 
 
 def score_pairs(
-    pictures: Sequence[Sequence[Image.Image]],
+    images: Sequence[Sequence[Image.Image]],
     texts: Sequence[str | None],
     judge: Callable[[Sequence[Question]], Sequence[float | Score | None]],
 ) -> list[float | Score | None]:
     """Score the samples that have images and a text in one call; None for the others."""
     both = [
-        (row, Question(images, text))
-        for row, (images, text) in enumerate(zip(pictures, texts, strict=True))
-        if images and text is not None
+        (row, Question(sample_images, text))
+        for row, (sample_images, text) in enumerate(zip(images, texts, strict=True))
+        if sample_images and text is not None
     ]
     scores = judge([question for _, question in both]) if both else ()
     values = dict(zip([row for row, _ in both], scores, strict=True))
-    return [values.get(row) for row in range(len(pictures))]
+    return [values.get(row) for row in range(len(images))]

@@ -178,9 +178,9 @@ class LocalJudge:
 
     def _encoded(self, question: Question) -> dict[str, Tensor]:
         text = marks_apart(self.tokenizer, question.text)
-        parts: list[dict[str, str]] = [{"type": "image"} for _ in question.pictures]
+        parts: list[dict[str, str]] = [{"type": "image"} for _ in question.images]
         is_multimodal = self._processor is not self.tokenizer
-        if question.pictures and not is_multimodal:
+        if question.images and not is_multimodal:
             raise RewardError(f"{self._source.model} takes no images; use a vision-language model")
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": [*parts, {"type": "text", "text": text}] if is_multimodal else text}
@@ -192,7 +192,7 @@ class LocalJudge:
         chat = self._processor.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, **self._source.template
         )
-        images = {"images": [list(question.pictures)]} if question.pictures else {}
+        images = {"images": [list(question.images)]} if question.images else {}
         encoded = self._processor(text=[chat], **images, return_tensors="pt", add_special_tokens=False)
         return {name: torch.as_tensor(value) for name, value in encoded.items() if name != "labels"}
 

@@ -38,7 +38,7 @@ _OUT_OF = re.compile(r"(?:/|out of|of)\s*$", re.IGNORECASE)
 class Question:
     """Images and a question about them."""
 
-    pictures: Sequence[Image.Image]
+    images: Sequence[Image.Image]
     text: str
 
 

@@ -99,10 +99,10 @@ class TextJudge:
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         rubrics = self._rubrics(samples)
         texts = [self._texts(sample, rubric) for sample, rubric in zip(samples, rubrics, strict=True)]
-        pictures = [[*map(as_rgb, s.prompt.images)] if self._shows_source else [] for s in samples]
+        sample_images = [[*map(as_rgb, s.prompt.images)] if self._shows_source else [] for s in samples]
         questions = [
             Question(images, text)
-            for images, sample_texts in zip(pictures, texts, strict=True)
+            for images, sample_texts in zip(sample_images, texts, strict=True)
             for text in sample_texts
         ]
         reply_scores = iter(self._judge_scoring.scores(self._judge, questions) if questions else ())

@@ -73,8 +73,8 @@ class VlmJudge:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         texts = [fill_template(self._question, sample, self._judge_scoring.scale) for sample in samples]
-        pictures = [judge_images(sample, self._frames, self._shows_source) for sample in samples]
-        return score_pairs(pictures, texts, partial(self._judge_scoring.scores, self._source))
+        images = [judge_images(sample, self._frames, self._shows_source) for sample in samples]
+        return score_pairs(images, texts, partial(self._judge_scoring.scores, self._source))
 
 
 @final
@@ -115,11 +115,11 @@ class PromptLikelihood:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         texts = [text_of(sample.prompt, self.text_column) or None for sample in samples]
-        pictures = [judge_images(sample, self._frames, source=False) for sample in samples]
-        return score_pairs(pictures, texts, self._likelihoods)
+        images = [judge_images(sample, self._frames, source=False) for sample in samples]
+        return score_pairs(images, texts, self._likelihoods)
 
     def _likelihoods(self, descriptions: Sequence[Question]) -> Sequence[float | None]:
-        questions = [Question(description.pictures, self._question) for description in descriptions]
+        questions = [Question(description.images, self._question) for description in descriptions]
         return self._source.load().answer_logprobs(questions, [description.text for description in descriptions])
 
 

@@ -1,1 +1,1 @@
-"""Models that rewards judge with: loaded once, on one device, never unpickled."""
+"""Models used by rewards: loaded once, on one device, never unpickled."""

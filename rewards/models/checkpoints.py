@@ -1,4 +1,4 @@
-"""Models that judge: loaded once a process, in eval mode, on one device, by path or hub id, never unpickled."""
+"""Loading of models for rewards: once per process, in eval mode, on one device, by path or hub id, never unpickled."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 T = TypeVar("T")
 
 _loaded: dict[tuple[Any, ...], Any] = {}
-_lock = RLock()  # rewards may be asked from several threads
+_lock = RLock()  # rewards may be called from several threads
 
 
 def resolve_device(device: str | None) -> torch.device:
-    """The named device; without a name the process's current CUDA device, or the CPU where there is none."""
+    """The named device; by default the process's current CUDA device, or the CPU without CUDA."""
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def resolve_dtype(where: str, dtype: str) -> torch.dtype:
-    """float32, bfloat16 or float16 by name. Raises ConfigError for another."""
+    """float32, bfloat16 or float16 by name. Raises ConfigError for other names."""
     if dtype not in get_args(Dtype):
         raise ConfigError(f"{where}.dtype must be one of {', '.join(get_args(Dtype))}, got {dtype!r}")
     return getattr(torch, dtype)
 
 
 def require_positive(where: str, value: int) -> int:
-    """The value, if it is an integer of at least 1; else a ConfigError."""
+    """The value, if it is an integer of at least 1. Raises ConfigError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{where} must be an integer of at least 1, got {value!r}")
     return value
 
 
 def load_once(load: Callable[..., T], *arguments: Any) -> T:
-    """What ``load(*arguments)`` gave the first time it was asked for in this process.
+    """The result of ``load(*arguments)``, computed once per process.
 
-    So two rewards with the same model share it. The arguments must be hashable.
+    Two rewards with the same model share it. The arguments must be hashable.
 
-    Raises: RewardError, which stops a run at once, if the model cannot be loaded; MissingPackageError as it is.
+    Raises: RewardError, which stops a run, if the model cannot be loaded; MissingPackageError is passed through.
     """
     key = (load.__module__, load.__qualname__, *arguments)
     with _lock:
@@ -54,24 +54,24 @@ def load_once(load: Callable[..., T], *arguments: Any) -> T:
                 _loaded[key] = load(*arguments)
             except (MissingPackageError, RewardError, ConfigError):
                 raise
-            except Exception as error:  # hub, file and format errors are of every kind
+            except Exception as error:  # hub, file and format errors have many types
                 why = explain_load_error(f"{arguments[0]}", error)
                 raise RewardError(f"{arguments[0]!r} cannot be loaded by {load.__name__}: {why}") from error
         return _loaded[key]
 
 
 def freeze(model: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """The model on its device, in eval mode, without gradients, and in another dtype if one is given."""
+    """Move a model to a device and dtype, in eval mode, without gradients."""
     return model.to(device=device, dtype=dtype).eval().requires_grad_(False)
 
 
 def load_state_dict(checkpoint: str) -> dict[str, Tensor]:
-    """The tensors of a checkpoint file, on the CPU.
+    """Load the tensors of a checkpoint file on the CPU.
 
-    A path, or ``owner/repository/file`` of a hub. ``.safetensors``, or what ``torch.load`` reads as weights only; the
-    keys of a training checkpoint's ``state_dict``, without the ``module.`` of distributed training.
+    A path, or ``owner/repository/file`` of the hub: ``.safetensors``, or a file that ``torch.load`` reads with
+    ``weights_only``. The ``state_dict`` of a training checkpoint is used, without the prefix ``module.``.
 
-    Raises: RewardError for a file that holds something else than tensors.
+    Raises: RewardError for a file that is not a state dict.
     """
     path = resolve_checkpoint_path(checkpoint)
     if path.endswith(".safetensors"):
@@ -88,7 +88,7 @@ def load_state_dict(checkpoint: str) -> dict[str, Tensor]:
 
 
 def resolve_checkpoint_path(checkpoint: str) -> str:
-    """The path of a checkpoint file; ``owner/repository/file`` is fetched from the hub if it is no path."""
+    """The path of a checkpoint file; ``owner/repository/file`` is downloaded from the hub if it is not a path."""
     parts = checkpoint.split("/")
     if os.path.exists(checkpoint) or len(parts) < 3 or not all(parts):
         return checkpoint
@@ -98,9 +98,9 @@ def resolve_checkpoint_path(checkpoint: str) -> str:
 
 
 def linear_head(tensors: Mapping[str, Tensor], prefix: str) -> nn.Sequential:
-    """The linear layers ``PREFIX<number>.weight`` and ``.bias`` of a state dict, in the order of their numbers.
+    """Build the linear layers ``PREFIX<number>.weight`` and ``.bias`` of a state dict, in the order of their numbers.
 
-    Numbers may be left out, as dropout layers without weights do. Raises RewardError where there are none.
+    Numbers may have gaps, for layers without weights such as dropout. Raises RewardError without any layer.
     """
     numbers = sorted({int(number) for name in tensors for number in _numbered(name, prefix)})
     if not numbers:
@@ -115,14 +115,14 @@ def linear_head(tensors: Mapping[str, Tensor], prefix: str) -> nn.Sequential:
 
 
 def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """The items in order, at most ``size`` at a time."""
+    """The items in order, in batches of at most ``size``."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
 
 @torch.no_grad()
 def in_batches(compute: Callable[..., Tensor], size: int, *columns: Sequence[Any]) -> Tensor:
-    """``compute`` of some columns, at most ``size`` rows at a time, one after the other: float32, without a graph."""
+    """``compute`` of some columns in batches of at most ``size`` rows: float32, without gradients."""
     starts = range(0, len(columns[0]), size)
     return torch.cat([compute(*(column[start : start + size] for column in columns)).float() for start in starts])
 

@@ -1,4 +1,4 @@
-"""CLIP models of either library behind one face: features of images and of texts, as the library itself gives them.
+"""CLIP models of transformers and open_clip with a common interface: features of images and texts, as in each library.
 
 Axes: N images or texts, D width of the shared space.
 """
@@ -20,35 +20,35 @@ ResizeMode = Literal["shortest", "longest", "squash"]
 
 
 class Clip(Protocol):
-    """Two encoders into one space. The features are as they come, of any length."""
+    """Image and text encoders of a shared space. The features are not normalized."""
 
     def image_features(self, images: Sequence[Image.Image]) -> Tensor:
         """(N, D) float32."""
         ...
 
     def text_features(self, texts: Sequence[str]) -> Tensor:
-        """(N, D) float32; a text longer than the model reads is cut."""
+        """(N, D) float32; longer texts are truncated."""
         ...
 
     def logit_scale(self) -> float:
-        """The learned factor of the cosine, as it is applied."""
+        """The learned scale of the cosine, after exponentiation."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipSource:
-    """Which CLIP model, and how it runs.
+    """Settings of a CLIP model.
 
     Attributes:
-        model: of transformers a path or hub id; of open_clip an architecture, ``hf-hub:owner/name`` or
+        model: for transformers a path or hub id; for open_clip an architecture, ``hf-hub:owner/name`` or
             ``local-dir:folder``.
-        pretrained: of open_clip's architectures, the tag or checkpoint file.
-        processor: of transformers, path or hub id of the processor, where it is not the model's own.
-        library: which library; None: open_clip if ``pretrained`` or a ``model`` with a colon says so.
-        resize_mode: of open_clip, how images that are not square are resized; None: as the model was trained.
+        pretrained: tag or checkpoint file of an open_clip architecture.
+        processor: path or hub id of a transformers processor, if it differs from the model.
+        library: the library; None: open_clip if ``pretrained`` is set or ``model`` has a colon.
+        resize_mode: how open_clip resizes non-square images; None: as in training.
         device: None for the process's GPU, or the CPU.
         dtype: of the model.
-        batch_size: images or texts at a time.
+        batch_size: number of images or texts per batch.
     """
 
     model: str
@@ -161,12 +161,12 @@ def unit(features_ND: Tensor) -> Tensor:
 
 
 def cosines(image_ND: Tensor, text_ND: Tensor) -> Tensor:
-    """Cosine of each row with the row of the same number. Shapes: (N, D), (N, D) -> (N,)."""
+    """Cosine similarity of corresponding rows. Shapes: (N, D), (N, D) -> (N,)."""
     return (unit(image_ND) * unit(text_ND)).sum(-1)
 
 
 def _pooled(features: Any) -> Tensor:
-    """transformers 4 gives the features, transformers 5 an output that holds them."""
+    """transformers 4 returns the features, transformers 5 an output object."""
     return features if isinstance(features, Tensor) else features.pooler_output
 
 

@@ -1,4 +1,4 @@
-"""Features of images from any vision model of transformers, and the structural similarity of two images."""
+"""Features of images from vision models of transformers, and the structural similarity of two images."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SSIM_C1, SSIM_C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureSource:
-    """Which model, and how it runs.
+    """Settings of a vision model.
 
     Attributes:
-        model: path or hub id; CLIP and SigLIP give their projected feature, any other model (DINOv2, ViT) the last
-            hidden state of its first token.
+        model: path or hub id; for CLIP and SigLIP the projected feature is used, for other models (DINOv2, ViT) the
+            last hidden state of the first token.
         device: None for the process's GPU, or the CPU.
         dtype: of the model.
-        batch_size: images at a time.
+        batch_size: number of images per batch.
     """
 
     model: str
@@ -37,7 +37,7 @@ class FeatureSource:
     batch_size: int = 32
 
     def features(self, images: Sequence[Image.Image]) -> Tensor:
-        """(N, D) float32, each row of length 1. Raises RewardError if the model cannot be loaded."""
+        """(N, D) float32, rows of unit length. Raises RewardError if the model cannot be loaded."""
         device, dtype = resolve_device(self.device), resolve_dtype("features", self.dtype)
         model, processor = load_once(_vision_model, self.model, device, dtype)
 
@@ -49,7 +49,7 @@ class FeatureSource:
 
 
 def ssim(image: NDArray[Any], reference: NDArray[Any]) -> float:
-    """Mean structural similarity of two gray images with values 0 to 255, over all whole windows.
+    """Mean structural similarity of two gray images with values 0 to 255, over all complete windows.
 
     Shapes: (H, W), (H, W), both edges at least 11 -> a number in [-1, 1].
     Source: Wang et al. 2004, "Image quality assessment", eq. 13, with its 11 x 11 Gaussian window of 1.5 pixels.

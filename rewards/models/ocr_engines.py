@@ -1,4 +1,4 @@
-"""Engines that read text off images on this machine; every one gives the lines it found and where they lie."""
+"""Local OCR engines; each returns the detected lines with their positions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from mmgrpo.system.extras import required
 from ..parsing.boxes import Box, CoordinateFrame
 
 MAX_RATIO = 4
-"""Longer strips are padded with white: engines enlarge the shorter side, of a strip to minutes of work."""
+"""Images with a larger aspect ratio are padded with white, because engines upscale the shorter side, which takes
+minutes for thin strips.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A piece of text and its box, in pixels of the image; None where the engine does not say."""
+    """A line of text and its box, in pixels of the image; None if the engine gives no box."""
 
     text: str
     box: Box | None
@@ -32,9 +34,9 @@ Engine = Callable[[Image.Image], Sequence[Line]]
 
 
 def rapidocr(languages: tuple[str, ...], device: torch.device) -> Engine:
-    """RapidOCR 3: PP-OCR models that its wheel carries, run by ONNX Runtime with as many threads as torch has.
+    """RapidOCR 3: PP-OCR models from its wheel, run by ONNX Runtime with as many threads as torch.
 
-    It keeps what it is reading on itself, so calls wait for each other. CUDA needs the package onnxruntime-gpu.
+    It is not thread-safe, so calls are serialized. CUDA needs the package onnxruntime-gpu.
 
     Raises: ConfigError for several languages.
     """
@@ -63,7 +65,7 @@ def rapidocr(languages: tuple[str, ...], device: torch.device) -> Engine:
 
 
 def easyocr(languages: tuple[str, ...], device: torch.device) -> Engine:
-    """EasyOCR, which fetches its weights at the first use."""
+    """EasyOCR, which downloads its weights on first use."""
     reader: Any = required("easyocr", "engine easyocr").Reader(list(languages or ["en"]), gpu=device.type == "cuda")
     lock = Lock()
 
@@ -76,7 +78,7 @@ def easyocr(languages: tuple[str, ...], device: torch.device) -> Engine:
 
 
 def pytesseract(languages: tuple[str, ...], device: torch.device) -> Engine:
-    """The program ``tesseract``, started anew for every image, with its own codes: eng, deu, chi_sim."""
+    """The program ``tesseract``, started for every image, with its language codes: eng, deu, chi_sim."""
     package = required("pytesseract", "engine pytesseract")
 
     def read(image: Image.Image) -> list[Line]:
@@ -99,17 +101,19 @@ ENGINES: dict[str, Callable[[tuple[str, ...], torch.device], Engine]] = {
 
 
 def _tried(engine: Engine, name: str) -> Engine:
-    """The engine, once it has read a word. Raises RewardError if it does not: some log what is missing and read on."""
+    """Check that the engine reads a word. Raises RewardError otherwise, because some engines only log missing
+    models.
+    """
     trial = Image.new("RGB", (320, 96), "white")
     ImageDraw.Draw(trial).text((24, 20), "WORD", fill="black", font=ImageFont.load_default(48))
     read = " ".join(line.text for line in engine(trial))
     if "word" not in read.casefold():
-        raise RewardError(f"{name} read {read!r} off a picture of WORD; see whether its models are complete")
+        raise RewardError(f"{name} read {read!r} from an image of WORD; check whether its models are complete")
     return engine
 
 
 def _padded(image: Image.Image) -> Image.Image:
-    """The image, with white to its right or below it if it is a strip."""
+    """Pad a strip with white on the right or below."""
     least = -(-max(image.size) // MAX_RATIO)
     if min(image.size) >= least:
         return image
@@ -119,6 +123,6 @@ def _padded(image: Image.Image) -> Image.Image:
 
 
 def _around(corners: Any, image: Image.Image) -> Box:
-    """The upright box around some points."""
+    """The axis-aligned bounding box of points."""
     x, y = np.asarray(corners, dtype=np.float64).reshape(-1, 2).T.tolist()
     return Box(min(x), min(y), max(x), max(y), CoordinateFrame("original", *image.size))

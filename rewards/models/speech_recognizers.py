@@ -1,6 +1,6 @@
-"""Speech recognizers of transformers: sound in, words out.
+"""Speech recognizers of transformers.
 
-Axes: B sounds, N samples.
+Axes: B clips, N samples.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from .checkpoints import batches, freeze, load_once, resolve_device, resolve_dty
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecognizerSource:
-    """Which recognizer, and how it runs.
+    """Settings of a speech recognizer.
 
     Attributes:
-        model: path or hub id: one with a CTC head (Wav2Vec2, HuBERT, Parakeet), or that writes (Whisper, Moonshine).
-        language: that a recognizer of several languages is told; None leaves it to find out.
+        model: path or hub id of a model with a CTC head (Wav2Vec2, HuBERT, Parakeet), or of an encoder-decoder
+            (Whisper, Moonshine).
+        language: language of a multilingual recognizer; None: detected automatically.
         device: None for the process's GPU, or the CPU.
-        dtype: of the model.
-        batch_size: sounds at a time; only those of one length run together, so that padding moves nothing.
+        dtype: data type of the model.
+        batch_size: number of clips per batch; only clips of equal length are batched, so nothing is padded.
     """
 
     model: str
@@ -38,7 +39,7 @@ class RecognizerSource:
     batch_size: int = 8
 
     def __call__(self, sounds: Sequence[Audio]) -> list[str]:
-        """What is said in each, as the model writes it. Raises RewardError if the model cannot be loaded."""
+        """Transcribe each clip. Raises RewardError if the model cannot be loaded."""
         device = resolve_device(self.device)
         model, processor = load_once(_load_recognizer, self.model, device, resolve_dtype("recognizer", self.dtype))
         rate = processor.feature_extractor.sampling_rate

@@ -1,4 +1,4 @@
-"""Features of texts from any encoder of transformers: the mean of its last hidden states over a text's tokens."""
+"""Text embeddings from encoders of transformers, by mean pooling."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .checkpoints import freeze, in_batches, load_once, resolve_device, resolve_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextFeatures:
-    """Which encoder, and how it runs.
+    """Settings of a text encoder.
 
     Attributes:
-        model: path or hub id, as of the models of sentence-transformers that take the mean.
+        model: path or hub id, such as sentence-transformers models with mean pooling.
         device: None for the process's GPU, or the CPU.
         dtype: of the model.
-        batch_size: texts at a time.
+        batch_size: number of texts per batch.
     """
 
     model: str
@@ -29,7 +29,7 @@ class TextFeatures:
     batch_size: int = 64
 
     def features(self, texts: Sequence[str]) -> Tensor:
-        """(N, D) float32, each row of length 1; a text longer than the model reads is cut.
+        """(N, D) float32, rows of unit length; longer texts are truncated.
 
         Raises: RewardError if the model cannot be loaded.
         """

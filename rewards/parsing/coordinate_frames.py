@@ -71,7 +71,7 @@ class Coordinates:
         converted = [box_of(box.numbers, self.layout, source).to(target) for box in stated]
         return converted, [box_of(box.numbers, self.reference_layout, target) for box in references]
 
-    def one_reference(self, value: Any) -> StatedBox | None:
+    def single_reference(self, value: Any) -> StatedBox | None:
         """The box of a data row; None unless there is exactly one, with an area.
 
         Args:

@@ -85,10 +85,10 @@ def boxes_explanation(
     explanation: dict[str, Any] = (
         {"boxes": boxes, "space": _frame((*wanted, *stated)[0].frame)} if boxes else {"boxes": []}
     )
-    shown_pairs = [(s, w, overlap) for s, w, overlap in pairs if max(s, w) < MAX_SHAPES]
+    visible_pairs = [(s, w, overlap) for s, w, overlap in pairs if max(s, w) < MAX_SHAPES]
     explanation |= {"num_boxes": len(stated)} if len(stated) > MAX_SHAPES else {}
     return explanation | (
-        {"pairs": [[s, w, round(overlap, 4)] for s, w, overlap in shown_pairs]} if shown_pairs else {}
+        {"pairs": [[s, w, round(overlap, 4)] for s, w, overlap in visible_pairs]} if visible_pairs else {}
     )
 
 

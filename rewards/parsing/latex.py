@@ -1,8 +1,8 @@
-r"""Mathematics as people and models type it, as one form of LaTeX; no value is read here.
+r"""Normalizes mathematical notation to one form of LaTeX, without evaluating it.
 
-``tidied`` takes LaTeX with or without delimiters, Unicode and plain notations ("2*sqrt(3)", "3 1/2", "1.5e3") and gives
-LaTeX that a grammar can consume whole: ``2\cdot\sqrt{3}``, ``\frac{7}{2}``, ``1.5\times 10^{3}``. What it does not know
-stays, so that the grammar raises an error instead of reading a part.
+``tidied`` takes LaTeX with or without delimiters, Unicode and plain notations ("2*sqrt(3)", "3 1/2", "1.5e3") and
+returns LaTeX that a grammar can parse completely: ``2\cdot\sqrt{3}``, ``\frac{7}{2}``, ``1.5\times 10^{3}``. Unknown
+notation is kept, so that the grammar raises an error instead of parsing a part.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def tidied(text: str) -> str:
 
 
 def unfenced(text: str) -> str:
-    """Without math delimiters, boxes, emphasis and a full stop around the whole."""
+    """Remove math delimiters, boxes, emphasis and a final period around the complete text."""
     before = None
     while before != text:
         before, text = text, _without_stop(text.strip())
@@ -81,7 +81,7 @@ def _unboxed(text: str) -> str:
 
 
 def closing_brace(text: str, at: int) -> int:
-    """Where the brace that opens at a place closes; -1 if it does not."""
+    """Position of the brace that closes the one at ``at``; -1 if there is none."""
     depth = 0
     for mark in re.finditer(r"\\[\s\S]|[{}]", text[at:]):
         depth += {"{": 1, "}": -1}.get(mark[0], 0)
@@ -95,7 +95,7 @@ _CLOSES = r"\\end\{[a-z]+\*?\}|\\\}|\\rangle|\\rfloor|\\rceil|[)\]}]"
 
 
 def pieces(text: str, separators: str) -> list[str]:
-    """A text split at a pattern where no bracket, brace or environment is open."""
+    """Split a text at a pattern outside brackets, braces and environments."""
     depth, start, parts = 0, 0, []
     for mark in re.finditer(rf"(?P<open>{_OPENS})|(?P<close>{_CLOSES})|(?P<separator>{separators})", text):
         if mark["separator"] is None:
@@ -121,7 +121,7 @@ def _vulgar(match: re.Match[str]) -> str:
 
 
 def _spaced(text: str) -> str:
-    """Thousands joined, spacing commands as blanks, sizes and styles gone."""
+    """Join thousands, replace spacing commands by spaces, remove sizes and styles."""
     text = text.replace("\n", " ")
     text = re.sub(r"\\(?:lbrace|\{)", r"\\{", re.sub(r"\\(?:rbrace|\})", r"\\}", text))
     text = _BRACED.sub(lambda m: re.sub(r"[^\d]", "", m[0]), text)
@@ -147,7 +147,7 @@ _DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?!
 
 
 def _commands(text: str) -> str:
-    """One name for each command."""
+    """Replace synonymous commands by one name."""
     for command, name in _NAMES:
         text = command.sub(name, text)
     text = re.sub(r"(?<!\.)\.\.\.(?!\.)", r"\\ldots ", text)
@@ -171,7 +171,7 @@ def _text_command(inner: str) -> str:
 
 
 def _replaced(text: str, command: re.Pattern[str], replace: Callable[[str], str]) -> str:
-    """Every command with its braces replaced by what is made of what they hold."""
+    """Replace every command with its braces by ``replace(content)``."""
     parts, at = [], 0
     for match in command.finditer(text):
         end = closing_brace(text, match.end() - 1)
@@ -183,7 +183,7 @@ def _replaced(text: str, command: re.Pattern[str], replace: Callable[[str], str]
 
 
 def _plain_notation(text: str) -> str:
-    """Notations of plain text, outside of ``\\text``."""
+    """Convert plain-text notation outside ``\\text``."""
     return "".join(part if part.startswith(r"\text{") else _plain_part(part) for part in _parts_around_texts(text))
 
 
@@ -210,7 +210,7 @@ def _plain_part(text: str) -> str:
 
 
 def _decimals(text: str) -> str:
-    """Repeating decimals as fractions; other decimals with digits on both sides of the point."""
+    """Convert repeating decimals to fractions; complete other decimals to digits on both sides of the point."""
     text = re.sub(r"(\d*)\.(\d*)\s*\\(?:overline|bar|dot)\s*\{?\s*(\d+)\s*\}?", _repeating, text)
     text = re.sub(r"(\d*)\.(\d+)\s*\\ldots\s*", _unending, text)
     text = re.sub(r"(?<![\d.])\.(?=\d)", "0.", text)
@@ -227,7 +227,7 @@ def _repeating_fraction(integer_part: str, head: str, tail: str) -> str:
 
 
 def _unending(match: re.Match[str]) -> str:
-    """0.333... is a third: the shortest ending that stands there twice or more, three digits at least."""
+    """Convert 0.333... to a third: the shortest ending that repeats at least twice, with at least three digits."""
     digits = match[2]
     for size in range(1, len(digits) // 2 + 1):
         tail, repeats = digits[-size:], max(2, -(-3 // size))
@@ -240,7 +240,9 @@ def _unending(match: re.Match[str]) -> str:
 
 
 def _arguments(text: str) -> str:
-    """Braces around the arguments of fractions, roots and powers: ``\\frac12``, ``\\sqrt2``, ``10^-3``, ``2^(n+1)``."""
+    """Add braces around the arguments of fractions, roots and powers: ``\\frac12``, ``\\sqrt2``, ``10^-3``,
+    ``2^(n+1)``.
+    """
     text = re.sub(r"\\sqrt\s*\(((?:[^()]|\([^()]*\))*)\)", r"\\sqrt{\1}", text)
     text = re.sub(r"\\sqrt\s*(\[[^\[\]]*\])?\s*(\d|[A-Za-z]|\\[A-Za-z]+)", r"\\sqrt\1{\2}", text)
     text = re.sub(r"\\frac\s*([^\s{\\])\s*([^\s{\\])", r"\\frac{\1}{\2}", text)
@@ -253,7 +255,7 @@ def _arguments(text: str) -> str:
 
 
 def _mixed(text: str) -> str:
-    r"""Mixed numbers as fractions; an integer before an improper fraction multiplies it."""
+    r"""Convert mixed numbers to fractions; an integer before an improper fraction multiplies it."""
     number = r"(?<![\w.}^_])(\d+)"
     text = re.sub(rf"{number}\s*\\frac\s*\{{\s*(\d+)\s*\}}\s*\{{\s*(\d+)\s*\}}", _mixed_fraction, text)
     return re.sub(rf"{number}\s+(\d+)\s*/\s*(\d+)(?![\d.])", _mixed_fraction, text)

@@ -1,4 +1,4 @@
-"""Reads the letters of options out of model text."""
+"""Parses option letters from model text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _AFTER_LETTER = re.compile(
 _WIDE = {  # letters and brackets in full width
     code: code - 0xFEE0 for code in (*range(0xFF21, 0xFF3B), *range(0xFF41, 0xFF5B), 0xFF08, 0xFF09)
 }
-_WORD = r"[^\W\u3040-\u30ff\u3400-\u9fff]"  # not of Chinese and Japanese, where a letter stands alone
+_WORD = r"[^\W\u3040-\u30ff\u3400-\u9fff]"  # not of Chinese and Japanese, where letters are standalone
 _MARKS = "[\\s*_#>\"'`]{0,8}"
 _ANSWER = r"(?:answer|option|choice)s?(?:[ \t]{1,4}(?:is|are))?"
 _LABEL = (
@@ -25,7 +25,7 @@ _NEGATION = re.compile(
 
 
 def standalone_letters(text: str, letters: str) -> list[str]:
-    """The option letters that a text states, in order; see ``MultipleChoice`` for what counts."""
+    """The option letters in a text, in order; the rules are in ``MultipleChoice``."""
     text = text.translate(_WIDE)
     alone = text.strip(string.whitespace + string.punctuation)
     if len(alone) == 1 and alone.upper() in letters:
@@ -35,7 +35,7 @@ def standalone_letters(text: str, letters: str) -> list[str]:
 
 
 def _of_line(line: str, letters: str) -> list[str]:
-    """Of a line that labels an option's text, such as "B. Vitamin C", the label and what the text labels in turn."""
+    """The letters of a line; of a labeled option such as "B. Vitamin C", the label and further labels in its text."""
     labeled = _labeled(line, letters)
     if labeled is None:
         return _bare(line, letters)
@@ -44,7 +44,7 @@ def _of_line(line: str, letters: str) -> list[str]:
 
 
 def _labeled(line: str, letters: str) -> tuple[int, str, str] | None:
-    """Where a label is, at the start of a line or after "answer is", its letter, and the option's text after it."""
+    """Position of a label at the start of a line or after "answer is", its letter, and the text of the option."""
     label = _LABEL.format(both=letters + letters.lower(), bare=letters)
     at_start = _LABEL.format(both=letters + letters.lower(), bare=letters + letters.lower())
     match = re.match(rf"(?P<before>{_MARKS}){at_start}(?P<after>[*_]{{0,2}}(?=\s))", line)
@@ -60,7 +60,7 @@ def _labeled(line: str, letters: str) -> tuple[int, str, str] | None:
 
 
 def _labels_within(text: str, letters: str) -> list[str]:
-    """Further labels of options in the text of one: in brackets, or before a text of their own."""
+    """Further option labels in the text of an option: in brackets, or before another text."""
     further = rf"[(\[]([{letters}{letters.lower()}])[)\]]|(?<!{_WORD})([{letters}])[.:)][*_]{{0,2}}(?=\s+\S)"
     again = rf"\b(?i:{_ANSWER})[\s:*_]{{1,6}}[(\[]?([{letters}])(?!{_WORD}|['\u2019-]\w)"
     return [
@@ -69,7 +69,7 @@ def _labels_within(text: str, letters: str) -> list[str]:
 
 
 def _bare(text: str, letters: str) -> list[str]:
-    """The letters that stand alone in a text."""
+    """The standalone letters in a text."""
     before, after = rf"(?<!{_WORD}|['\u2019])(?<!{_WORD}[-.])", rf"(?!{_WORD}|[+#]|['\u2019-]\w|\.\w\b)"
     last = rf"\b(?i:{_ANSWER})[\s:*_]{{1,6}}([{letters.lower()}])(?=[\s*_]{{0,4}}[.,;]?\s*$)"
     pattern = rf"{before}([{letters}]){after}|[(\[]([{letters.lower()}])[)\]]|{last}"

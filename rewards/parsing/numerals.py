@@ -1,4 +1,4 @@
-"""Numbers as people write them, in digits and in English words, and times of day; linear in the text."""
+"""Parses numbers in digits and English words, and clock times; linear in the length of the text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 
 MAX_DIGITS = 100
-"""Longer runs of digits are no number."""
+"""Longer runs of digits are ignored."""
 
 # fmt: off
 _SMALL = {
@@ -23,7 +23,7 @@ _WORDS = {**_SMALL, **_SCALES}
 _DETERMINERS = frozenset(("no", "any", "some", "every", "each", "the", "this", "that", "which", "another"))
 _MINUS = frozenset(("minus", "negative"))
 
-_PART = r"(?:,|[\u00a0\u2009\u202f'\u2019]|\{,\}|\\,|,?\\!)"  # between thousands; no plain blank, which parts numbers
+_PART = r"(?:,|[\u00a0\u2009\u202f'\u2019]|\{,\}|\\,|,?\\!)"  # between thousands; no plain space
 _DECIMAL = rf"(?:\d{{1,3}}(?:{_PART}\d{{3}}){{1,6}}(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _MINUSES = "-\u2212\u2013\uff0d"
 _SIGN = rf"(?<![\w)\].])[{_MINUSES}+]"
@@ -41,30 +41,30 @@ _CLOCK = re.compile(
 
 
 def numbers(text: str, *, spoken: bool = True) -> list[float]:
-    """The numbers that a text states, in order.
+    """The numbers in a text, in order.
 
-    Digits of any script with a sign, thousands separators (``1,234``, ``1'234``, narrow and unbreakable blanks, LaTeX's
-    ``1{,}234`` and ``1\\,234``), decimals, an exponent (``1e3``, ``1.2 x 10^3``) or as a fraction (``3/4``, or one
-    character after the digits), units after them ignored (``5cm``, ``$5``, ``50%`` is 50); English cardinals if
+    Digits of any script with a sign, thousands separators (``1,234``, ``1'234``, narrow and non-breaking spaces,
+    LaTeX's ``1{,}234`` and ``1\\,234``), decimals, an exponent (``1e3``, ``1.2 x 10^3``) or as a fraction (``3/4``, or
+    one character after the digits), units after them ignored (``5cm``, ``$5``, ``50%`` is 50); English cardinals if
     ``spoken`` ("minus two hundred and five", "3 million"). Not numbers: ordinals, digits inside a word (``x2``), a
-    fraction over zero, "one" after a determiner ("no one"). Infinite and over-long numbers are left out. "1,234" is
-    1234; "1 234" and LaTeX fractions are two numbers; a comma before decimals parts two numbers.
+    fraction over zero, "one" after a determiner ("no one"). Infinite and over-long numbers are omitted. "1,234" is
+    1234; "1 234" and LaTeX fractions are two numbers; a decimal comma separates two numbers.
     """
     return list(_stated(text, spoken))
 
 
 def stated_numbers(text: str, *, spoken: bool = True) -> list[float]:
-    """As ``numbers``, but LaTeX fractions and mixed numbers are read, and what is part of a larger term is no number.
+    """As ``numbers``, but LaTeX fractions and mixed numbers are parsed, and numbers within a larger term are ignored.
 
-    ``\\frac{3}{4}`` and ``\\frac34`` are 0.75, ``7\\frac{3}{4}`` is 7.75. A number that a root, \\pi, a power, a
-    subscript, a variable or ``i`` belongs to (``\\sqrt{18}``, ``5\\pi``, ``10^3``, ``2x``) is not stated, nor is one
-    that is added to or multiplied with such a term.
+    ``\\frac{3}{4}`` and ``\\frac34`` are 0.75, ``7\\frac{3}{4}`` is 7.75. Numbers with a root, \\pi, a power, a
+    subscript, a variable or ``i`` (``\\sqrt{18}``, ``5\\pi``, ``10^3``, ``2x``) are ignored, as are numbers added to or
+    multiplied with such a term.
     """
     return numbers(_without_terms(text), spoken=spoken)
 
 
 def has_terms(text: str) -> bool:
-    """Whether a text has terms that are no numbers; see ``stated_numbers``."""
+    """Whether a text has terms that are not plain numbers; see ``stated_numbers``."""
     return _TERM in _without_terms(text)
 
 
@@ -99,13 +99,13 @@ def _plain_fraction(match: re.Match[str]) -> str:
 
 
 def seconds(text: str) -> list[float]:
-    """The times that a text states, in seconds: clock times (``m:ss``, ``h:mm:ss``) if it has any, else its numbers."""
+    """The times in a text, in seconds: clock times (``m:ss``, ``h:mm:ss``) if there are any, else its numbers."""
     clock = [3600 * int(m["hours"] or 0) + 60 * int(m["minutes"]) + float(m["seconds"]) for m in _CLOCK.finditer(text)]
     return clock or numbers(text)
 
 
 def _stated(text: str, spoken: bool) -> Iterator[float]:
-    """Digits at once; words gathered until a number cannot go on."""
+    """Yield digits immediately; collect words until they cannot be continued."""
     run: list[str | float] = []
     before, end = "", 0
     for token in _TOKEN.finditer(text):
@@ -147,7 +147,7 @@ def _digits(token: re.Match[str]) -> float | None:
 
 
 def _values(run: list[str | float], before: str) -> Iterator[float]:
-    """The numbers that adjacent words make: "twenty one" is one number, "two three" two."""
+    """The numbers of adjacent words: "twenty one" is one number, "two three" are two."""
     if run == ["one"] and before in _DETERMINERS:
         return
     values = list(_composed(run))
@@ -157,7 +157,7 @@ def _values(run: list[str | float], before: str) -> Iterator[float]:
 
 
 def _composed(run: Iterable[str | float]) -> Iterator[float]:
-    total, part, last = 0.0, None, math.inf  # part: below the next thousand; last: what the next word must be under
+    total, part, last = 0.0, None, math.inf  # part: value below the next thousand; last: bound of the next word
     for word in run:
         if word == "and":
             continue
@@ -178,5 +178,5 @@ def _composed(run: Iterable[str | float]) -> Iterator[float]:
 
 
 def _max_addition(value: float) -> float:
-    """What may still be added: units after tens, nothing after units."""
+    """Bound of the next addend: units after tens, nothing after units."""
     return 10.0 if value >= 20 and value % 10 == 0 and value < 100 else 0.0

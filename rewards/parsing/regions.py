@@ -71,10 +71,10 @@ def shapes_in(source: Any) -> list[Shape] | None:
     return shapes
 
 
-def _covered(picture: Image.Image) -> np.ndarray:
+def _covered(image: Image.Image) -> np.ndarray:
     """Bool (H, W): nonzero pixels; images of more than 8 bits are not rescaled, so small instance ids are kept."""
-    is_deep = picture.mode == "F" or picture.mode.startswith("I")
-    return np.asarray(picture if is_deep else picture.convert("L")) != 0
+    is_deep = image.mode == "F" or image.mode.startswith("I")
+    return np.asarray(image if is_deep else image.convert("L")) != 0
 
 
 def decoded(size: Any, counts: Any) -> np.ndarray | None:

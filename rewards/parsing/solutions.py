@@ -1,7 +1,6 @@
-r"""Where the text of a solution states its answer: in boxes, after "answer is", or last of all.
+r"""Extracts the stated answer of a solution: in boxes, after "answer is", or at the end.
 
-What is returned is the whole of what is stated there, never a part of it: "The answer is $2$ or $3$" states
-``$2$ or $3$``.
+The complete statement is returned, never a part of it: "The answer is $2$ or $3$" gives ``$2$ or $3$``.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ from .latex import closing_brace
 from .units import unit_of
 
 MAX_ANCHORS = 20
-"""The last places of the word "answer" that are looked at, each with so many characters after it:"""
+"""Maximum number of occurrences of "answer" that are considered, from the end, each with this many characters after
+it:
+"""
 
 MAX_WINDOW = 4_000
 
@@ -43,16 +44,16 @@ _OPERATORS = ("or", "and", "times", "over", "plus", "minus", "divided", "multipl
 
 
 def stated_answer(text: str, *, plain: bool) -> str | None:
-    r"""The answer that a text states, None where there is none.
+    r"""The answer that a text states; None if there is none.
 
     Args:
         text: a solution.
         plain: also read answers that are not in LaTeX.
 
     Returns:
-        What the last ``\boxed{..}`` holds, joined by commas with boxes right before it; else the LaTeX after the last
-        "answer" within 50 characters, or in ``<answer>..</answer>``; if ``plain`` else what follows in plain text, or
-        the last expression.
+        The content of the last ``\boxed{..}``, joined by commas with adjacent boxes; else the LaTeX within 50
+        characters after the last "answer", or in ``<answer>..</answer>``; with ``plain`` else the following plain text,
+        or the last expression.
     """
     boxed = boxes(text)
     if boxed is not None:
@@ -71,7 +72,7 @@ def stated_answer(text: str, *, plain: bool) -> str | None:
 
 
 def boxes(text: str) -> str | None:
-    """What the last box holds, and those that are near before it, joined by commas; None without one that closes."""
+    """The contents of the last box and of adjacent boxes before it, joined by commas; None without a closed box."""
     contents: list[str] = []
     later_start: int | None = None
     for match in reversed(list(_BOX.finditer(text))):
@@ -98,7 +99,7 @@ def boxes(text: str) -> str | None:
 
 
 def _anchored(text: str) -> str | None:
-    """The LaTeX within 50 characters after the last "answer" that has some, with what belongs to it."""
+    """The LaTeX within 50 characters after the last "answer" that is followed by LaTeX, with adjacent tokens."""
     for anchor in list(_ANCHOR.finditer(text))[: -MAX_ANCHORS - 1 : -1]:
         window = text[anchor.end() : anchor.end() + MAX_WINDOW]
         match = _LIST.search(window)
@@ -109,7 +110,7 @@ def _anchored(text: str) -> str | None:
 
 
 def _after_anchor(text: str) -> str | None:
-    """What comes after the last "answer is" or "answer:": words that are all of its sentence, or an expression."""
+    """The text after the last "answer is" or "answer:": words that form the complete sentence, or an expression."""
     for anchor in list(_ANCHOR.finditer(text))[: -MAX_ANCHORS - 1 : -1]:
         rest = _SENTENCE.match(text, anchor.end())
         stated = _STATED.sub("", rest[0]) if rest else ""
@@ -121,13 +122,13 @@ def _after_anchor(text: str) -> str | None:
 
 
 def _leading_math(text: str) -> str | None:
-    """The expression that a text begins with, with the noun after it, if prose or nothing follows."""
+    """The leading expression of a text with the noun after it, if followed by prose or nothing."""
     run = _runs(text)
     return run[0][1] if run and run[0][0] <= 40 else None
 
 
 def _last_math(text: str) -> str | None:
-    """The last expression of a text that holds a digit or a command."""
+    """The last expression of a text with a digit or a command."""
     for line in reversed(text.splitlines()):
         runs = _runs(line)
         if runs:
@@ -136,7 +137,7 @@ def _last_math(text: str) -> str | None:
 
 
 def _runs(line: str) -> list[tuple[int, str]]:
-    """The expressions in a line, each with where it begins; words part them, but for operators in words."""
+    """The expressions in a line with their positions; they are separated by words other than operators."""
     runs: list[tuple[int, str]] = []
     start = end = -1
     for token in _TOKEN.finditer(line):
@@ -159,7 +160,7 @@ _UNIT = re.compile(
 
 
 def _unit_end(line: str, end: int) -> int:
-    """Where an expression ends with the unit of measurement after it."""
+    """The end of an expression including a following unit of measurement."""
     match = _UNIT.match(line, end)
     if match is None or match[1].lower() in ("in", "a", "v", "n", "j", "w", "k") or not unit_of(match[0]).measures:
         return end
@@ -167,7 +168,9 @@ def _unit_end(line: str, end: int) -> int:
 
 
 def _continues(token: re.Match[str], line: str, start: int, end: int) -> bool:
-    """Whether a token is part of an expression; ``start`` and ``end`` are those of the one before it, or -1."""
+    """Whether a token continues an expression; ``start`` and ``end`` are the bounds of the current expression, or
+    -1.
+    """
     word = token[0]
     if word in ("!", ",", ":"):
         is_glued = start >= 0 and token.start() == end
@@ -184,7 +187,7 @@ def _is_function(word: str, line: str, end: int) -> bool:
 
 
 def _trimmed(run: str) -> str:
-    """Without operators in words and punctuation at the ends, and brackets that do not close."""
+    """Remove word operators and punctuation at the ends, and unmatched brackets."""
     run = re.sub(rf"(?:\s*\b(?:{'|'.join(_OPERATORS)}))+$", "", run).rstrip()
     is_factorial = re.search(r"[\d)n]!$", run) is not None
     run = run.strip(" ,;:=*" if is_factorial else " ,;:!=*\u201d")

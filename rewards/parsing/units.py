@@ -1,4 +1,4 @@
-"""Units of measurement after numbers, as words and powers."""
+"""Units of measurement as dimensions and factors."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ _GENERIC = frozenset(("unit", "units"))
 SCALES = {
     "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
 }  # fmt: skip
-"""Words after a number that multiply it."""
+"""Scale words that multiply the number before them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit.
+    """A unit of measurement.
 
     Attributes:
-        text: as it is written, in lower case.
-        dimension: powers of what is measured; empty for a noun that is no unit of measurement ("eggs"), and "units".
-        factor: what one of it is in the first unit of its dimension.
+        text: spelling in lower case.
+        dimension: powers of base dimensions; empty for nouns that are not units ("eggs"), and "units".
+        factor: conversion factor to the base unit of its dimension.
     """
 
     text: str
@@ -62,12 +62,12 @@ class Unit:
 
     @property
     def measures(self) -> bool:
-        """Whether it is a unit of measurement, not a noun."""
+        """Whether it is a unit of measurement and not a noun."""
         return bool(self.dimension)
 
 
 def unit_of(text: str) -> Unit:
-    """The unit that a text names: "cm^2", "square inches", "miles per hour", or a noun."""
+    """Parse a unit: "cm^2", "square inches", "miles per hour", or a noun."""
     plain = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text.replace(r"\cdot", " ")).replace("{", "").replace("}", "")
     plain = re.sub(r"\s+(?=\^(?!\\))", "", plain)
     plain = " ".join(plain.replace(r"^\circ", " degree ").lower().split()).strip(" .")

@@ -1,4 +1,4 @@
-"""Whether two mathematical values are the same, structure by structure; expressions by numbers, else by math-verify.
+"""Equality of mathematical values, by structure; expressions numerically, else by math-verify.
 
 It runs in the process of ``math_worker``.
 """
@@ -21,7 +21,7 @@ _EXPLICIT_NO = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 
 
 def same(gold: Sequence[MathValue], answer: Sequence[MathValue]) -> bool:
-    """Whether any reading of the answer is one of the gold text."""
+    """Whether any interpretation of the answer equals one of the gold text."""
     return any(_is_same(gold_value, answer_value) for gold_value in gold for answer_value in answer)
 
 
@@ -30,7 +30,7 @@ def _is_same(gold: MathValue, answer: MathValue) -> bool:
         return _same(gold, answer)
     except MemoryError:
         raise
-    except Exception:  # sympy raises many kinds where it cannot compare
+    except Exception:  # sympy raises many types if it cannot compare
         return False
 
 
@@ -51,13 +51,13 @@ def _same(gold: MathValue, answer: MathValue) -> bool:
 
 
 def _share_names(gold: MathValue, answer: MathValue) -> bool:
-    """Whether the variables of two inequalities are the same; a set has none."""
+    """Whether the variables of two inequalities are equal; a set has none."""
     names = [variables(value) for value in (gold, answer)]
     return not all(names) or names[0] == names[1]
 
 
 def _unwrapped(gold: MathValue, answer: MathValue) -> Iterable[tuple[MathValue, MathValue]]:
-    """Of "x = 5" and "5" the value: where one side names a value and the other is one."""
+    """The values of "x = 5" and "5", if one side is an assignment and the other a value."""
     if gold.kind != "relation" and (named := _assigned(answer)) is not None:
         yield gold, named
     elif answer.kind != "relation" and (named := _assigned(gold)) is not None:
@@ -134,13 +134,13 @@ def _same_items(gold: MathValue, answer: MathValue) -> bool:
 
 
 def _set_and_number(gold: MathValue, answer: MathValue) -> bool:
-    """A set of one number and the number."""
+    """Whether a singleton set equals a number."""
     members, number = (gold, answer) if gold.kind == "set" else (answer, gold)
     return len(members.items) == 1 and _same(members.items[0], number)
 
 
 def _flat(value: MathValue) -> list[MathValue]:
-    """The items, those of \\pm apart, and of a set each once."""
+    """The items, with \\pm expanded, and without duplicates for sets."""
     items = [part for item in value.items for part in (item.items if item.kind == "list" else (item,))]
     if value.kind == "set":
         return [item for at, item in enumerate(items) if not any(_same(item, other) for other in items[:at])]
@@ -165,7 +165,7 @@ def _same_matrices(gold: MathValue, answer: MathValue) -> bool:
 
 
 def _column_and_tuple(gold: MathValue, answer: MathValue) -> bool:
-    """A column vector and a tuple of the same coordinates."""
+    """Whether a column vector equals a tuple of coordinates."""
     matrix, other = (gold, answer) if gold.kind == "matrix" else (answer, gold)
     return (
         matrix.shape[1] == 1
@@ -199,7 +199,7 @@ def _same_bases(gold: MathValue, answer: MathValue) -> bool:
 
 
 def _base_and_number(gold: MathValue, answer: MathValue) -> bool:
-    """The same digits where the other leaves the base out."""
+    """Whether the digits are equal if one side omits the base."""
     base, number = (gold, answer) if gold.kind == "base" else (answer, gold)
     return number.places is None and str(number.expression) == base.words
 
@@ -222,7 +222,7 @@ def _words_and_symbol(gold: MathValue, answer: MathValue) -> bool:
 
 
 def _same_relations(gold: MathValue, answer: MathValue) -> bool:
-    """Relations with the same pairs: an equation up to a factor, an inequality up to a positive one."""
+    """Whether relations have the same pairs: equations up to a factor, inequalities up to a positive factor."""
     if gold.operators == answer.operators and all(map(_same, gold.items, answer.items)):
         return True
     firsts, seconds = _pairs(gold), _pairs(answer)
@@ -238,7 +238,7 @@ def _same_relations(gold: MathValue, answer: MathValue) -> bool:
 
 
 def _pairs(value: MathValue) -> list[tuple[str, Any]]:
-    """Each relation of a chain as an operator, < or <= or = or !=, and left side less right side."""
+    """Each relation of a chain as an operator, < or <= or = or !=, and left side minus right side."""
     pairs = []
     for at, operator in enumerate(value.operators):
         left, right = value.items[at].expression, value.items[at + 1].expression

@@ -1,8 +1,8 @@
-r"""What mathematical texts mean: numbers, quantities, tuples, intervals, sets, matrices, relations, or words.
+r"""Parses mathematical texts to values: numbers, quantities, tuples, intervals, sets, matrices, relations, or words.
 
-A text is read whole or not at all: ``values_of`` gives every reading of an ambiguous notation and none for a text of
-which only a part can be read. Expressions are parsed by latex2sympy2-extended, whose grammar consumes its whole input.
-It runs in the process of ``math_worker``.
+Texts must be parsed completely: ``values_of`` returns every interpretation of an ambiguous notation and none for a text
+that can only be parsed partially. Expressions are parsed by latex2sympy2-extended, whose grammar consumes its complete
+input. It runs in the process of ``math_worker``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ MAX_READINGS = 8
 
 @lru_cache(maxsize=512)
 def values_of(text: str) -> tuple[MathValue, ...]:
-    """The readings of a text, the likeliest first; none if it cannot be read as a whole."""
+    """The interpretations of a text, most likely first; empty if it cannot be parsed completely."""
     tidy = tidied(text)
     readings: list[MathValue] = []
     natural = re.sub(r"\\log(?![A-Za-z_]|\s*_)", r"\\ln", tidy)
@@ -68,7 +68,7 @@ def values_of(text: str) -> tuple[MathValue, ...]:
             value = read(source)
         except MemoryError:
             raise
-        except Exception:  # the parser raises bare Exceptions, sympy many kinds
+        except Exception:  # the parser raises bare Exceptions, sympy many types
             continue
         if value is not None:
             readings.append(value)
@@ -89,7 +89,7 @@ def _is_only_numerals(words: str) -> bool:
 
 
 def _words(text: str) -> MathValue | None:
-    """Words that are no mathematics: "Monday", "\\text{no solution}", "July 4"; a noun after a number is a unit."""
+    """Words that are not mathematics: "Monday", "\\text{no solution}", "July 4"; a noun after a number is a unit."""
     plain = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     plain = re.sub(r"^\s*\(?([A-Za-z])\)?\s*$", r"\1", plain)
     if re.search(r"[\\{}=<>^_+*|$]", plain) or not re.search(r"[^\W\d_]", plain):
@@ -119,7 +119,7 @@ def _has_unit(text: str) -> bool:
 
 
 def _compound_quantity(text: str) -> MathValue | None:
-    """Quantities of one dimension one after the other: "2 hours 30 minutes", "5 ft 3 in"."""
+    """Consecutive quantities of one dimension: "2 hours 30 minutes", "5 ft 3 in"."""
     plain = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     pairs = re.findall(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)\.?", plain)
     rest = re.sub(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)\.?|,|\band\b", "", plain).strip()
@@ -155,7 +155,7 @@ _LABEL = re.compile(
 
 
 def _unlabeled(text: str) -> str:
-    """Without "\\text{The answer is}" or an option's letter before the value: "\\text{(C)} \\frac{1}{2}"."""
+    """Remove "\\text{The answer is}" or an option letter before the value: "\\text{(C)} \\frac{1}{2}"."""
     text = _LABEL.sub("", text)
     return re.sub(r"^\\text\{\(?([A-Z])[).]?\}\s*(?=[\\\d$(-])|^\(([A-E])\)\s*(?=[\\\d$-])", "", text)
 
@@ -175,7 +175,7 @@ def _short_words(text: str) -> MathValue | None:
 
 
 def _clock(text: str) -> MathValue | None:
-    """A time with its half of the day: "3:45 PM"."""
+    """A 12-hour clock time: "3:45 PM"."""
     match = re.fullmatch(r"(\d{1,2}:[0-5]\d)\s*(?:\\text\{)?\s*([apAP])\.?\s?[mM]\.?\s*\}?", text)
     if match is None:
         return None
@@ -196,7 +196,7 @@ def _base_numeral(text: str) -> MathValue | None:
 
 
 def _bracketed(text: str) -> MathValue | None:
-    """Sets, tuples and intervals that are all of the text."""
+    """Sets, tuples and intervals that are the complete text."""
     opening = next((mark for mark in (r"\{", r"\langle", "(", "[", "]") if text.startswith(mark)), None)
     closing = next((mark for mark in (r"\}", r"\rangle", ")", "]", "[") if text.endswith(mark)), None)
     if opening is None or closing is None or len(text) < len(opening + closing):
@@ -244,7 +244,7 @@ def _matrix(text: str) -> MathValue | None:
 
 
 def _relation(text: str) -> MathValue | None:
-    """Equations, inequalities and chains of them; membership is read as equality."""
+    """Equations, inequalities and chains of them; membership is parsed as equality."""
     member = re.fullmatch(r"([A-Za-z](?:_\{?\w+\}?)?(?:\([A-Za-z]\))?)\s*\\in(?![A-Za-z])\s*(.+)", text)
     if member:
         return MathValue("relation", items=(_expression(member[1]), _single(member[2])), operators=("=",))
@@ -270,7 +270,7 @@ def _relations_of(text: str) -> Iterator[str]:
 
 
 def _approximate(parts: list[str]) -> MathValue:
-    """Of "2\\sqrt{2} \\approx 2.83" the exact side; of "x \\approx 2.8" the number."""
+    """The exact side of "2\\sqrt{2} \\approx 2.83"; the number of "x \\approx 2.8"."""
     values = [_single(part) for part in parts]
     last = values[-1]
     first = values[0]
@@ -291,7 +291,7 @@ def _ratio(text: str) -> MathValue | None:
 
 
 def _quantity(text: str) -> MathValue | None:
-    """A number with a percent sign, degrees, a currency, or a unit or noun after it."""
+    """A number with a percent sign, degrees, a currency, or a following unit or noun."""
     for sign, name in _CURRENCIES.items():
         for pattern in (rf"^(-?)\s*{re.escape(sign)}\s*(.+)$", rf"^(-?)(.+?)\s*{re.escape(sign)}$"):
             if match := re.match(pattern, text):
@@ -342,7 +342,7 @@ def _with_unit(value: str, noun: str) -> MathValue | None:
 
 
 def _expression(text: str) -> MathValue:
-    r"""A term: exact, decimals as fractions, ``i`` the imaginary unit, degrees inside as \pi/180."""
+    r"""Parse a term exactly: decimals as fractions, ``i`` as the imaginary unit, degrees inside as \pi/180."""
     if re.search(r"\d\s+\d|\\ldots|\$|\\text\{[^{}]*\}\s*\d|[\u3040-\u9fff]", text) or not text:
         raise UnreadError(text)
     if r"\pm" in text or r"\mp" in text:
@@ -372,7 +372,7 @@ def _expression(text: str) -> MathValue:
 
 
 def exact(expression: Any) -> Any:
-    """Decimals as fractions, ``i`` as the imaginary unit."""
+    """Replace decimals by fractions and ``i`` by the imaginary unit."""
     floats = {number: sympy.Rational(str(number)) for number in expression.atoms(sympy.Float)}
     imaginary = {symbol: sympy.I for symbol in expression.free_symbols if symbol.name in ("i", r"\imath")}
     return expression.xreplace(floats).subs(imaginary) if floats or imaginary else expression

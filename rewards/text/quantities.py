@@ -150,7 +150,7 @@ class CountMatch:
 
 @final
 class FirstError:
-    """Reward for step verifiers: whether the answer detects a mistake, and how close it is to the first wrong step.
+    """Reward: for step verifiers, whether the answer detects a mistake, and how close it is to the first wrong step.
 
     The answer is the index of the first wrong step, counted from 0, or -1 for none. The score is -1 for a false alarm,
     a missed mistake, or an answer without an integer; else ``decay`` to the power of the number of steps between answer
@@ -158,7 +158,7 @@ class FirstError:
 
     Settings: ``extract`` and ``which`` as in ``number``.
     Range: -1, or above 0 to 1.
-    Source: Wu et al. 2025 (OPV), arXiv:2512.10756, sec. 2.3, where ``decay``, lambda in (0, 1), has no value.
+    Source: Wu et al. 2025 (OPV), arXiv:2512.10756, sec. 2.3, which gives no value for ``decay``, lambda in (0, 1).
     Traps: it trains a verifier; to reward a solver with the trained verifier, use ``text_judge``.
     """
 

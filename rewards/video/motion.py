@@ -1,4 +1,4 @@
-"""Rewards for videos: how things move, how steady frames are, and any image reward frame by frame.
+"""Rewards for videos: motion, temporal consistency, and image rewards per frame.
 
 Axes: F frames, Y X rows and columns of blocks.
 """
@@ -30,31 +30,32 @@ MotionMeasure = Literal["direction", "magnitude"]
 SteadyMeasure = Literal["pixels", "feature"]
 Pool = Literal["mean", "min"]
 
-SIDE = 128  # pixels of the longer side that motion is measured at
+SIDE = 128  # pixels of the longer side for motion estimation
 BLOCK = 16  # pixels a side
-REACH = 8  # pixels that a block may move from frame to frame
-STILL_GAIN = 0.98  # a block has moved if somewhere else fits at least so much better than where it was
-PLAIN_STD = 2.0  # gray levels; a block without detail cannot be followed
+REACH = 8  # maximum displacement of a block between frames, in pixels
+STILL_GAIN = 0.98  # a block has moved if another position has a lower cost by this factor
+PLAIN_STD = 2.0  # gray levels; blocks without detail cannot be tracked
 
 COMPASS = {"right": (1.0, 0.0), "left": (-1.0, 0.0), "up": (0.0, -1.0), "down": (0.0, 1.0)}
 
 
 @final
 class Motion:
-    """Reward: which way, or how much, the image moves, by block matching and without a model.
+    """Reward: direction or magnitude of motion, by block matching without a model.
 
-    Frames are turned gray and resized so that the longer side is 128 pixels; every block of 16 x 16 with detail in it
-    is looked for in the next frame, up to 8 pixels away each way. ``direction`` is the mean movement along the wanted
-    direction divided by the mean length of all movements: 1 if everything that moves moves that way, -1 if the other
-    way. ``magnitude`` is the mean length per frame, in percent of the longer side; with ``target`` it is
-    1 - |magnitude - target| / target, at least 0.
+    Frames are converted to gray and resized to 128 pixels on the longer side; every 16 x 16 block with detail is
+    matched in the next frame, within 8 pixels. ``direction`` is the mean displacement along the target direction
+    divided by the mean length of all displacements: 1 if all motion has that direction, -1 for the opposite.
+    ``magnitude`` is the mean length per frame, in percent of the longer side; with ``target`` it is 1 - |magnitude -
+    target| / target, at least 0.
 
-    Settings: ``direction`` is right, left, up or down, or null for what ``column`` of the row says; ``frames`` looks at
-    so many frames at even distances, null at all.
+    Settings: ``direction`` is right, left, up or down, or null for the value of ``column``; ``frames``: number of
+    evenly spaced frames, null for all.
     Range: ``direction`` -1 to 1, 0 if nothing moves; ``magnitude`` 0 to about 8.8, or 0 to 1 with a target.
-    Source: exhaustive block matching by the sum of absolute differences (Jain and Jain 1981); the rewards are ours.
-    Traps: a camera that pans left moves everything right; what moves more than 8 of 128 pixels from frame to frame is
-    not followed, so more frames per second see more; flicker and cuts look like movement without direction.
+    Source: exhaustive block matching by the sum of absolute differences (Jain and Jain 1981); the rewards are designed
+    for mmgrpo.
+    Traps: a camera pan to the left moves everything right; displacements above 8 of 128 pixels per frame are not
+    tracked, so more frames per second detect more; flicker and cuts look like undirected motion.
     """
 
     deterministic = True
@@ -104,15 +105,15 @@ class Motion:
 
 @final
 class TemporalConsistency:
-    """Reward: how alike the frames of a video are.
+    """Reward: similarity of the frames of a video.
 
-    ``pixels`` is 1 - mean |difference| of neighboring frames, values 0 to 1. ``feature`` is the mean, over the frames
-    after the first, of half the cosine with the first frame plus half that with the one before, both at least 0, in the
+    ``pixels`` is 1 - mean |difference| of adjacent frames, values 0 to 1. ``feature`` is the mean, over the frames
+    after the first, of the average of the cosines with the first and with the previous frame, both at least 0, in the
     features of ``model``: DINO for the subject, CLIP for the background.
 
-    Range: 0 to 1; real videos lie above 0.9.
+    Range: 0 to 1; real videos have above 0.9.
     Source: Huang et al. 2023 (VBench), arXiv:2311.17982, subject and background consistency.
-    Traps: a still image gets 1: pair it with ``motion``.
+    Traps: a static video gets 1: combine it with ``motion``.
     """
 
     deterministic = True
@@ -137,7 +138,7 @@ class TemporalConsistency:
         return [self._score(frames) if len(frames) > 1 else None for frames in chosen]
 
     def _score(self, frames: list[Image.Image]) -> Score:
-        """The mean over the frames after the first; the explanation has the least like of them, counted from 0."""
+        """The mean over the frames after the first; the explanation has the least similar one, counted from 0."""
         alike = self._alike(frames)
         worst = int(np.argmin(alike))
         return Score(float(np.mean(alike)), parts({"least": alike[worst], "at_frame": worst + 1}))
@@ -154,17 +155,17 @@ class TemporalConsistency:
 
 @final
 class FrameMean:
-    """Reward: any image reward, asked about frames of the video, and the mean (or the least) of what it says.
+    """Reward: mean (or minimum) of an image reward over frames of the video.
 
     Example: ``{name: frame_mean, of: {name: pick_score, batch_size: 8}, frames: 4}``.
-    Settings: ``of`` is the reward, by name or with its settings; ``frames`` how many are asked about, at even
-    distances, first and last among them; ``pool`` mean or min. Frames that the reward does not score are left out; a
-    video of which it scores none gets None, one on which it fails (NaN) fails.
+    Settings: ``of`` is the image reward, by name or with its settings; ``frames``: number of evenly spaced frames
+    including first and last; ``pool``: mean or min. Frames without a score are excluded; a video without scored frames
+    gets None; a failure (NaN) on a frame fails the video.
 
-    Range: that of the reward.
-    Source: frame-wise image rewards as DanceGRPO, arXiv:2505.07818, and Flow-GRPO train video models with.
-    Traps: it does not see time: a slide show of good images is as good as a film. All frames of all samples go to the
-    reward in one call, so its ``batch_size`` counts frames.
+    Range: that of the image reward.
+    Source: frame-wise image rewards, as used by DanceGRPO, arXiv:2505.07818, and Flow-GRPO for video models.
+    Traps: it ignores time: a slide show of good images scores as well as a video. All frames of all samples are scored
+    in one call, so ``batch_size`` counts frames.
     """
 
     def __init__(self, of: Reward, frames: int = 4, pool: Pool = "mean") -> None:
@@ -193,10 +194,10 @@ class FrameMean:
 
 
 def movement(frame_HW: NDArray[Any], next_HW: NDArray[Any]) -> NDArray[Any]:
-    """How far each block with detail has moved from one gray frame to the next, right and down, in pixels.
+    """Displacement of each block with detail between two gray frames, right and down, in pixels.
 
-    Shapes: (H, W), (H, W) -> (blocks, 2); blocks whose search would leave the frame are left out. A block stays where
-    it was unless another place fits clearly better.
+    Shapes: (H, W), (H, W) -> (blocks, 2); blocks whose search window exceeds the frame are omitted. A block counts as
+    static unless another position fits clearly better.
     """
     rows, columns = ((edge - 2 * REACH) // BLOCK for edge in frame_HW.shape)
     if rows < 1 or columns < 1:
@@ -206,7 +207,7 @@ def movement(frame_HW: NDArray[Any], next_HW: NDArray[Any]) -> NDArray[Any]:
     offsets = sorted(
         ((dx, dy) for dx in range(-REACH, REACH + 1) for dy in range(-REACH, REACH + 1)),
         key=lambda offset: offset[0] ** 2 + offset[1] ** 2,
-    )  # the shortest first, so that of equal fits the shortest is taken
+    )  # shortest first, so that ties prefer the shortest
     costs = np.stack([_per_block(np.abs(_shifted(next_HW, area, offset) - inner_HW)) for offset in offsets])
     best_YX = costs.argmin(0)
     moved_YX = costs.min(0) < STILL_GAIN * costs[0]
@@ -216,7 +217,7 @@ def movement(frame_HW: NDArray[Any], next_HW: NDArray[Any]) -> NDArray[Any]:
 
 
 def _moving(moves: NDArray[Any]) -> float:
-    """Share of the blocks that moved."""
+    """Fraction of moving blocks."""
     return float(moves.any(axis=1).mean()) if len(moves) else 0.0
 
 

@@ -1,4 +1,4 @@
-"""VideoReward, the reward model of VideoAlign: visual quality, motion quality and agreement of a video with its prompt.
+"""VideoReward, the reward model of VideoAlign: visual quality, motion quality and text alignment of videos.
 
 Axes: F frames, C H W channels, height, width.
 """
@@ -30,31 +30,31 @@ from .video_align_checkpoint import (
     video_align_model,
 )
 
-MIN_TOKENS = 128  # of a frame: smaller frames are enlarged
+MIN_TOKENS = 128  # minimum tokens of a frame: smaller frames are upscaled
 MIN_FRAMES, MAX_FRAMES = 4, 768
 
 
 @final
 class VideoAlign:
-    """Reward: VideoReward of VideoAlign: quality of the image (VQ), of the motion (MQ), and match of the text (TA).
+    """Reward: VideoReward of VideoAlign: visual quality (VQ), motion quality (MQ), and text alignment (TA).
 
-    A Qwen2-VL sees frames of the video and the prompt within the authors' instructions, and a linear head is read at
-    three tokens of them. Each score is centerd and scaled as the checkpoint's ``inference_config`` says, then they are
-    added, ``weights`` times each.
+    A Qwen2-VL encodes frames of the video and the prompt in the authors' template, and a linear head is applied at
+    three special tokens. Each score is normalized with the checkpoint's ``inference_config``; the reward is their sum
+    weighted by ``weights``.
 
     Example: ``{name: video_align, template: prompt_template.py, video_fps: 16, weights: {VQ: 1, MQ: 1}}``.
-    Settings: ``video_fps``, frames per second of the videos that are judged (Wan 16, HunyuanVideo and LTX 24), of which
-    the model sees 2, but 4 at least. ``template`` is the path of the authors' ``prompt_template.py``, which is read and
-    not run, or of a text file with the same text; it is not part of the checkpoint. ``checkpoint`` is a folder or hub
-    id with ``model_config.json`` and ``checkpoint-<step>``; ``base`` stands in for the Qwen2-VL named there.
-    ``weights: {VQ: 1}`` leaves out the others, ``normalise: false`` the centering.
-    Range: unbounded; each dimension has mean 0 and standard deviation 1 over the authors' data, so that -3 to 3 is
-    usual for the sum.
+    Settings: ``video_fps``, frames per second of the scored videos (Wan 16, HunyuanVideo and LTX 24), of which the
+    model uses 2 per second, at least 4 in total. ``template`` is the path of the authors' ``prompt_template.py``, which
+    is parsed and not executed, or of a text file with the same text; it is not part of the checkpoint. ``checkpoint``
+    is a folder or hub id with ``model_config.json`` and ``checkpoint-<step>``; ``base`` replaces the Qwen2-VL named
+    there. ``weights: {VQ: 1}`` excludes the other dimensions, ``normalise: false`` disables the normalization.
+    Range: unbounded; each dimension has mean 0 and standard deviation 1 over the authors' data, so -3 to 3 is typical
+    for the sum.
     Source: Liu et al. 2025 (VideoAlign), arXiv:2501.13918, sec. 3, and its inference code; DanceGRPO, arXiv:2505.07818,
-    trains on VQ and MQ. Deviations: LoRA weights are added to the layers in float32, and the head is float32, where
-    theirs is bfloat16, whose steps make groups tie.
-    Traps: the wrong ``video_fps`` shows it other frames than it was trained on. It cuts nothing: long videos of many
-    seconds take memory by the frame. Still videos get low MQ but can have high VQ.
+    trains on VQ and MQ. Deviations: LoRA weights are merged in float32, and the head is float32 instead of bfloat16,
+    whose resolution causes ties within groups.
+    Traps: a wrong ``video_fps`` selects other frames than in training. Nothing is truncated: the memory grows with the
+    length of the video. Static videos get low MQ but can have high VQ.
     """
 
     deterministic = True
@@ -115,7 +115,7 @@ class VideoAlign:
 
 
 def model_frames(frames: Sequence[Image.Image], recipe: Recipe, video_fps: float, factor: int) -> Tensor:
-    """The frames that the model sees, at even distances and in its size, as bytes.
+    """The evenly spaced input frames of the model, resized, as bytes.
 
     ``fps`` of the recipe to a second, at least 4, at most 768 and those there are, rounded to an even number; their
     sides multiples of ``factor`` with an area of at least 128 tokens and at most ``max_pixels``.
@@ -139,7 +139,7 @@ def model_frames(frames: Sequence[Image.Image], recipe: Recipe, video_fps: float
 
 
 def _unmarked(text: str) -> str:
-    """The text without the tokens that scores are read at."""
+    """Remove the special tokens at which scores are read."""
     for token in REWARD_TOKENS:
         text = text.replace(token, "")
     return text

@@ -1,8 +1,8 @@
-"""Checkpoints of VideoAlign's reward model: Qwen2-VL with a linear head that is read at certain tokens.
+"""Checkpoints of VideoAlign's reward model: Qwen2-VL with a linear head at special tokens.
 
-A checkpoint is a folder with ``model_config.json`` and ``checkpoint-<step>/``, the latest of which counts. In it lie
-``model.pth``, the whole model with its LoRA weights apart, or ``adapter_model.safetensors`` and
-``non_lora_state_dict.pth``, which go over the base model. LoRA weights are added to the layers they belong to.
+A checkpoint is a folder with ``model_config.json`` and ``checkpoint-<step>/``; the latest step is used. It has
+``model.pth``, the complete model with separate LoRA weights, or ``adapter_model.safetensors`` and
+``non_lora_state_dict.pth``, which override the base model. LoRA weights are merged into their layers.
 
 Axes: B videos, L tokens, D width, K reward tokens, N outputs of the head.
 """
@@ -30,7 +30,7 @@ FIELD = "{text_prompt}"
 EMBEDDING = "language_model.embed_tokens.weight"
 
 TEMPLATES = {"detailed_special": "DETAILED_PROMPT_WITH_SPECIAL_TOKEN", "detailed": "DETAILED_PROMPT"}
-"""What the authors' ``prompt_template.py`` calls the template of a type."""
+"""Name of the template of each type in the authors' ``prompt_template.py``."""
 
 NAMES = (
     (r"^(base_model\.model\.)", ""),
@@ -39,23 +39,23 @@ NAMES = (
     (r"^model\.(?=(language_model|visual)\.)", ""),
     (r"^model\.", "language_model."),
 )
-"""From the names that peft and the versions of transformers give the tensors to those of the bare model."""
+"""Renames tensors from the conventions of peft and transformers versions to those of the bare model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a checkpoint was trained, as its ``model_config.json`` says.
+    """Training settings of a checkpoint, from its ``model_config.json``.
 
     Attributes:
-        base: path or hub id of the Qwen2-VL it started from.
-        special: the head is read at the reward tokens; else at the last token.
-        fps: frames per second that it sees; without effect where ``num_frames`` is set.
-        num_frames: how many frames it sees.
-        max_pixels: of a frame.
+        base: path or hub id of the base Qwen2-VL.
+        special: whether the head is applied at the reward tokens, else at the last token.
+        fps: input frames per second; no effect if ``num_frames`` is set.
+        num_frames: number of input frames.
+        max_pixels: maximum pixels of a frame.
         template: type of its prompt template.
         lora_scale: factor of the LoRA weights.
-        mean: per dimension, over the authors' data; None where the file has none.
-        std: likewise.
+        mean: mean per dimension over the authors' data; None if missing.
+        std: standard deviation per dimension; None if missing.
     """
 
     base: str
@@ -70,17 +70,19 @@ class Recipe:
 
     @classmethod
     def read(cls, folder: Path) -> Recipe:
-        """From a checkpoint's folder. Raises RewardError for what the published code would not score by it."""
+        """Read the settings from a checkpoint's folder. Raises RewardError for settings that the published code does
+        not support.
+        """
         config = json.loads((folder / "model_config.json").read_text())
         data, model, lora = (config[name] for name in ("data_config", "model_config", "peft_lora_config"))
         special = bool(model.get("use_special_tokens"))
         if not special and (model.get("reward_token"), model.get("output_dim")) != ("last", len(DIMENSIONS)):
             raise RewardError(
                 f"{folder} has its reward at {model.get('reward_token')!r} tokens with {model.get('output_dim')} "
-                f"outputs; known are special tokens, and the last token with {len(DIMENSIONS)}"
+                f"outputs; supported are special tokens, and the last token with {len(DIMENSIONS)}"
             )
         if data.get("sample_type", "uniform") != "uniform":
-            raise RewardError(f"{folder} samples frames by {data['sample_type']!r}; only uniform is known")
+            raise RewardError(f"{folder} samples frames by {data['sample_type']!r}; only uniform is supported")
         rank = int(lora.get("lora_r") or 1)
         norms = config.get("inference_config")
         return cls(
@@ -109,10 +111,10 @@ class VideoAlignModel:
 
     @torch.no_grad()
     def scores(self, videos: Sequence[Tensor], questions: Sequence[str]) -> Tensor:
-        """The raw scores of some videos (F, C, H, W), bytes of the size the model is to see. Shapes: (B, dimensions).
+        """Raw scores of videos (F, C, H, W), as resized bytes. Shapes: (B, dimensions).
 
-        Positions count tokens one by one: the published code bypasses Qwen2-VL's positions along time, height and width
-        and was trained so.
+        Position ids are sequential: the published code bypasses Qwen2-VL's positions along time, height and width, also
+        in training.
         """
         inputs = self._processor(
             text=[self._chat(question) for question in questions],
@@ -149,7 +151,7 @@ class VideoAlignModel:
 
 
 def video_align_model(checkpoint: str, base: str | None, device: torch.device, dtype: torch.dtype) -> VideoAlignModel:
-    """A checkpoint from a folder or hub id; ``base`` in place of the model that its configuration names."""
+    """Load a checkpoint from a folder or hub id; ``base`` overrides the base model of its configuration."""
     from transformers import AutoConfig, AutoModel, AutoProcessor, Qwen2VLModel
 
     folder = checkpoint_folder(checkpoint)
@@ -176,14 +178,14 @@ def video_align_model(checkpoint: str, base: str | None, device: torch.device, d
     backbone, loading_info = loaded
     wrong = {kind: sorted(names)[:5] for kind, names in loading_info.items() if names}
     if wrong:
-        raise RewardError(f"{checkpoint} is laid out unlike VideoAlign's: {wrong}")
+        raise RewardError(f"{checkpoint} does not have the layout of VideoAlign's checkpoints: {wrong}")
     linear = nn.Linear(head.shape[1], head.shape[0], bias=False)
     linear.load_state_dict({"weight": head})
     return VideoAlignModel(freeze(backbone, device), freeze(linear, device), processor, recipe)
 
 
 def merged(state_dict: Mapping[str, Tensor], scale: float, under: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of the bare model: those beneath, those held over them, and LoRA's scale * B @ A added."""
+    """The tensors of the bare model: the base, overridden by the checkpoint, plus LoRA's scale * B @ A."""
     named = {plain_name(name): tensor for name, tensor in state_dict.items() if ".original_module." not in name}
     lora = {name: named.pop(name) for name in list(named) if name.endswith((".lora_A", ".lora_B"))}
     tensors = dict(under) | {name: tensor for name, tensor in named.items() if not name.startswith("lm_head.")}
@@ -204,7 +206,7 @@ def plain_name(name: str) -> str:
 
 
 def checkpoint_folder(checkpoint: str) -> Path:
-    """The folder itself, or that of a hub id's files."""
+    """The folder itself, or the downloaded folder of a hub id."""
     if Path(checkpoint).is_dir():
         return Path(checkpoint)
     from huggingface_hub import snapshot_download
@@ -214,7 +216,7 @@ def checkpoint_folder(checkpoint: str) -> Path:
 
 
 def _load_latest(folder: Path) -> tuple[dict[str, Tensor], bool]:
-    """The tensors of the latest checkpoint, and whether they are the whole model."""
+    """The tensors of the latest checkpoint, and whether they are the complete model."""
     steps = {int(path.name.split("-")[1]): path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()}
     if not steps:
         raise RewardError(
@@ -228,18 +230,18 @@ def _load_latest(folder: Path) -> tuple[dict[str, Tensor], bool]:
 
 
 def prompt_template(named: str | None, kind: str, special: bool) -> str:
-    """The text with ``{text_prompt}`` that a checkpoint's questions are made from.
+    """Read the prompt template with ``{text_prompt}`` of a checkpoint.
 
     Args:
-        named: a text file, or the authors' ``prompt_template.py``, which is read and not run.
-        kind: type of the template, as the checkpoint says.
-        special: whether it must hold the reward tokens, each once.
+        named: a text file, or the authors' ``prompt_template.py``, which is parsed and not executed.
+        kind: type of the template in the checkpoint's settings.
+        special: whether it must contain each reward token once.
 
     Returns:
-        The template; of the type none, the prompt alone.
+        The template; for the type none, only the prompt.
 
     Raises:
-        ConfigError: there is none, or another than the checkpoint needs.
+        ConfigError: it is missing or does not match the checkpoint.
     """
     if named is None and kind == "none":
         return FIELD

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from mmgrpo.examples.digits import fit_judge, fit_verifier, load_split
-from mmgrpo.examples.image_codes import NUM_PATCHES, PatchCodes, digits_tokens, patch_codes
+from mmgrpo.examples.patch_codes import NUM_PATCHES, PatchCodes, digits_tokens, patch_codes
 
 
 def test_patches_stand_row_by_row() -> None:

@@ -105,7 +105,7 @@ def told_plain(reward: Any, text: str, **columns: Any) -> float | None:
 
 
 def test_what_is_missing_is_said() -> None:
-    with pytest.raises(RewardError, match="there is no command 'no-such-prover' here: install it"):
+    with pytest.raises(RewardError, match="command 'no-such-prover' not found: install it"):
         told(Command(command=["no-such-prover"]), "x")
     with pytest.raises(ConfigError, match=r"names without folders, got \.\./x"):
         Command(file="../x")

@@ -89,7 +89,7 @@ def test_a_tournament_says_whom_a_sample_met():
 
 
 def test_no_probability_is_an_error():
-    with pytest.raises(RewardError, match=r"0 to 1, not 7\.0"):
+    with pytest.raises(RewardError, match=r"from 0 to 1, got 7\.0"):
         plain(PairwiseWinRate(lambda first, second: 7)(members("a", "b")))
 
 

@@ -33,7 +33,7 @@ def test_failures_stay_failures():
 
 @pytest.mark.parametrize("marks", ["<A>", [], ["<A>", ""]])
 def test_marks_are_a_list_of_texts(marks: object):
-    with pytest.raises(ConfigError, match=r"Rarity\.marks lists what texts"):
+    with pytest.raises(ConfigError, match=r"Rarity\.marks must be a list"):
         Rarity(column_score, marks)  # type: ignore[arg-type]
 
 

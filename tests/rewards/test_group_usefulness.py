@@ -33,7 +33,7 @@ def test_without_a_comparison_there_is_nothing_to_say(texts: tuple[str, str]):
 
 
 def test_settings_say_what_to_change():
-    with pytest.raises(ConfigError, match=r"WhereUseful\.marks lists what a text holds"):
+    with pytest.raises(ConfigError, match=r"WhereUseful\.marks must be a list"):
         WhereUseful(column_score, "<aux>")
     with pytest.raises(ConfigError, match=r"WhereUseful\.margin must be at least 0"):
         WhereUseful(column_score, ["<aux>"], margin=-1.0)

@@ -35,7 +35,7 @@ def test_a_picture_of_code_is_held_against_the_reference() -> None:
 
 
 def test_what_is_missing_is_said() -> None:
-    with pytest.raises(RewardError, match="there is no command 'no-such-renderer'"):
+    with pytest.raises(RewardError, match="command 'no-such-renderer' not found"):
         Rendered(ImageSimilarity("mse"), ["no-such-renderer"])([wrote("x")])
     with pytest.raises(ConfigError, match="must be lists"):
         Rendered(ImageSimilarity("mse"), "render")  # pyright: ignore[reportArgumentType]

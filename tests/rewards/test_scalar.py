@@ -173,5 +173,5 @@ def test_a_solver_needs_a_reward_where_it_is_to_be_right() -> None:
         Solver("x")
     with pytest.raises(ConfigError, match="needs of"):
         Solver("x", measure="length", of=ExactMatch())
-    with pytest.raises(ConfigError, match=r"Solver\.endpoint has no port; it has url"):
+    with pytest.raises(ConfigError, match=r"Solver\.endpoint has no setting port; it has url"):
         Solver("x", measure="length", endpoint={"port": 1})

@@ -64,30 +64,30 @@ def test_where_a_box_lies(one: tuple, other: tuple, expected: set[str]) -> None:
 def test_count_is_at_least_what_is_included_and_less_than_what_is_excluded() -> None:
     two = [{"class": "dog", "count": 2}]
     three_are_too_many = [{"class": "dog", "count": 3}]
-    assert judged([thing("dog")] * 2, two, three_are_too_many).held == (True, True)
-    assert judged([thing("dog")], two, three_are_too_many).held == (False, True)
+    assert judged([thing("dog")] * 2, two, three_are_too_many).satisfied == (True, True)
+    assert judged([thing("dog")], two, three_are_too_many).satisfied == (False, True)
     assert judged([thing("dog")] * 3, two, three_are_too_many) == ClauseResults(
-        held=(True, False), reasons=("expected fewer than 3 dog, found 3",)
+        satisfied=(True, False), reasons=("expected fewer than 3 dog, found 3",)
     )
     assert judged([thing("cat")] * 9, two).reasons == ("expected 2 dog, found 0",)
 
 
 def test_attributes_are_of_the_surest_objects() -> None:
     red_dog = [{"class": "dog", "count": 1, "color": "red"}]
-    assert judged([thing("dog", 0.9), thing("dog", 0.2)], red_dog).held == (True,)
+    assert judged([thing("dog", 0.9), thing("dog", 0.2)], red_dog).satisfied == (True,)
     assert judged([thing("dog", 0.4)], red_dog).reasons == ("expected red dog, found blue",)
-    assert judged([thing("dog", 0.9), thing("dog", 0.2)], [{"class": "dog", "count": 2, "colour": "red"}]).held == (
-        False,
-    )
-    assert judged([thing("dog", 0.4)], [{"class": "dog", "attribute": "blue"}]).held == (True,)
+    assert judged(
+        [thing("dog", 0.9), thing("dog", 0.2)], [{"class": "dog", "count": 2, "colour": "red"}]
+    ).satisfied == (False,)
+    assert judged([thing("dog", 0.4)], [{"class": "dog", "attribute": "blue"}]).satisfied == (True,)
 
 
 def test_places_are_seen_from_an_earlier_clause_that_held() -> None:
     asked = [{"class": "cat", "count": 1}, {"class": "dog", "count": 1, "position": ["left of", 0]}]
     left, right = (0, 0, 10, 10), (50, 0, 60, 10)
-    assert judged([thing("dog", at=left), thing("cat", at=right)], asked).held == (True, True)
+    assert judged([thing("dog", at=left), thing("cat", at=right)], asked).satisfied == (True, True)
     assert judged([thing("dog", at=right), thing("cat", at=left)], asked) == ClauseResults(
-        held=(True, False), reasons=("expected dog left of cat, found it right of",)
+        satisfied=(True, False), reasons=("expected dog left of cat, found it right of",)
     )
     assert judged([thing("dog", at=left)], asked).reasons == (
         "expected 1 cat, found 0",

@@ -106,7 +106,7 @@ def test_forms_of_one_label_are_equal(answer: str, label: str) -> None:
 
 def test_labels_that_only_punctuation_tells_apart_are_an_error() -> None:
     for name in ("classification", "label_set"):
-        with pytest.raises(ConfigError, match=r"'A' and 'A\*' are the same, or nothing, without punctuation"):
+        with pytest.raises(ConfigError, match=r"'A' and 'A\*' are equal or empty without punctuation"):
             reward(name, labels=["A", "A*"])
         assert reward(name, labels=["polar bear", "polar_bear", "Polar Bear", 7]) is not None
 

@@ -226,7 +226,7 @@ def test_each_criterion_of_a_row_is_asked_about(caplog: pytest.LogCaptureFixture
         ({"question": "{criterion}?"}, "needs criteria where its question has"),
         ({"criteria": [{"criterion": "c", "weight": -1}]}, "of which one weighs above 0"),
         ({"criteria": [{"criterion": "c", "wait": 1}]}, "must be a column, or a list"),
-        ({"endpoint": {"url": "http://x/v1", "key": "secret"}}, "endpoint has no key; it has url"),
+        ({"endpoint": {"url": "http://x/v1", "key": "secret"}}, "endpoint has no setting key; it has url"),
         ({"endpoint": {}}, "needs the url"),
         ({"endpoint": {"url": "http://x/v1"}, "local": {}}, "not both"),
         ({"local": {"batch_size": 0}}, "at least 1, got 0"),

@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from diffusion_policy.settings import ChunkSettings
+from diffusion_policy.chunk_settings import ChunkSettings
 from diffusion_policy.simulator import GOAL, REACH
 from mmgrpo.maths.transitions import SAMPLERS, Kernel, Level, Step
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from diffusion_policy.policy import ChunkPolicy
-from diffusion_policy.tasks import held_out_starts
+from diffusion_policy.chunk_policy import ChunkPolicy
+from diffusion_policy.push_tasks import held_out_starts
 
 from mmgrpo.testing import LAWS, Subject
 

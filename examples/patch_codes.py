@@ -1,7 +1,7 @@
-"""The little model of ``quickstart/digits-tokens``: a stock Llama of 0.6 M weights that writes digits out of patches.
+"""The model of ``quickstart/digits-tokens``: a stock Llama of 0.6 M weights that generates digits from patches.
 
-An image of 8 x 8 pixels is 16 patches of 2 x 2, each the nearest of 128 that k-means found in the training digits. The
-vocabulary is the words of the captions and these 128.
+An image of 8 x 8 pixels is 16 patches of 2 x 2, each the nearest of 128 k-means centroids of the training digits. The
+vocabulary has the words of the captions and these 128 codes.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ NUM_PATCHES = 128
 
 
 class PatchCodes:
-    """Codes of digits: which of a few patches each patch is nearest to. Pixels lie in [-1, 1].
+    """Vector quantization of digits: the nearest centroid of each patch. Pixels are in [-1, 1].
 
     Attributes:
-        grid: patches of an image, down and across.
-        num_codes: how many patches are known.
+        grid: number of patches, down and across.
+        num_codes: number of codes.
     """
 
     def __init__(self, patch_KD: Tensor) -> None:
-        """Knows some patches.
+        """Store the centroids.
 
         Args:
-            patch_KD: the pixels of each, row by row.
+            patch_KD: pixels of each centroid, row by row.
         """
         self.grid = (SIDE // PATCH, SIDE // PATCH)
         self.num_codes = len(patch_KD)
@@ -56,14 +56,16 @@ def patches_of(pixels: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1)
 def patch_codes() -> PatchCodes:
-    """The patches that k-means finds in the training digits, the same each time."""
+    """The k-means centroids of the patches of the training digits, deterministic."""
     pixels = torch.from_numpy(np.array(load_split().train))[:, None]
     centroids, _ = kmeans2(patches_of(pixels).flatten(0, 1).double().numpy(), NUM_PATCHES, iter=30, minit="++", rng=0)
     return PatchCodes(torch.from_numpy(centroids).float())
 
 
 def digits_tokens(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast, PatchCodes]:
-    """An untrained model that draws digits token by token, its tokenizer and its codes; the seed fixes its weights."""
+    """An untrained model that generates digits token by token, its tokenizer and its codes; the seed fixes its
+    weights.
+    """
     tokenizer, codes = word_tokenizer(), patch_codes()
     config = LlamaConfig(
         vocab_size=len(tokenizer) + codes.num_codes,

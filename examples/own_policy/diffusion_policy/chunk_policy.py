@@ -15,10 +15,10 @@ from mmgrpo.policies.weights import Weights
 from torch import Tensor, nn
 
 from diffusion_policy import simulator
+from diffusion_policy.chunk_settings import ChunkSettings
 from diffusion_policy.denoiser import ACTION, Denoiser, kernels, steps
-from diffusion_policy.drawing import picture_of
-from diffusion_policy.settings import ChunkSettings
-from diffusion_policy.tasks import state_of
+from diffusion_policy.episode_images import episode_image
+from diffusion_policy.push_tasks import state_of
 from mmgrpo import Evaluation, Example, Noise, Plan, Prompt, Rollout, Sample, SupervisedLoss
 from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES, Moments
@@ -28,7 +28,7 @@ from mmgrpo.maths.transitions import kernel_mean, x0_to_prediction
 from mmgrpo.policy import SupportsNamedWeights, SupportsPreviews, SupportsSupervisedLoss, SupportsWindows
 from mmgrpo.values import OLD, REFERENCE, Value
 
-CHUNKS_OF_A_LESSON = 4  # of each demonstration
+CHUNKS_PER_DEMONSTRATION = 4  # of each demonstration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows,
         self, rollout: Rollout, rows: Sequence[int] | Tensor | None = None, *, values: Collection[Value] = ()
     ) -> Iterator[Evaluation]:
         """A slice for each denoising step, of all chunks, and as many episodes as ``update_batch`` says."""
-        _require_known(values)
+        _require_supported(values)
         rows = torch.arange(len(rollout.samples)) if rows is None else torch.as_tensor(rows)
         K = self.settings.denoising_steps
         for some in rows.split(self.settings.update_batch):
@@ -137,7 +137,9 @@ class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows,
             if example.array is None:
                 raise PolicyError("a demonstration is an Example with an array of (steps, 4 + 2): states and actions")
             generator = torch.Generator().manual_seed(seed)
-            for begin in torch.randint(len(example.array) - H + 1, (CHUNKS_OF_A_LESSON,), generator=generator).tolist():
+            for begin in torch.randint(
+                len(example.array) - H + 1, (CHUNKS_PER_DEMONSTRATION,), generator=generator
+            ).tolist():
                 state, action_HA = example.array[begin, :-ACTION], example.array[begin : begin + H, -ACTION:]
                 k = int(torch.randint(K, (1,), generator=generator))
                 batches[k].append((state, action_HA, torch.randn(H, ACTION, generator=generator)))
@@ -150,12 +152,12 @@ class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows,
                 level = self._steps[k].level
                 clean_BHA = self._network(level.alpha * action_BHA + level.sigma * noise_BHA, state_BS, _angle(level))
                 total = total + (clean_BHA - action_BHA).square().mean((1, 2)).sum()
-        num = len(examples) * CHUNKS_OF_A_LESSON
+        num = len(examples) * CHUNKS_PER_DEMONSTRATION
         return SupervisedLoss(mean=total / num, num_terms=num)
 
     def preview(self, sample: Sample) -> Sample:
         """With an image of the ways of pusher and block."""
-        return sample if sample.array is None else replace(sample, image=picture_of(sample.array))
+        return sample if sample.array is None else replace(sample, image=episode_image(sample.array))
 
     @property
     def _network(self) -> nn.Module:
@@ -248,7 +250,7 @@ class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows,
         return Noise(std_BT=std.expand(B, T), step_BT=length, level_BT=level)
 
 
-def _require_known(values: Collection[Value]) -> None:
+def _require_supported(values: Collection[Value]) -> None:
     valid_names = {*GAUSSIAN_DIVERGENCES, *LOGPROB_DIVERGENCES}
     if wrong := [
         str(value) for value in values if value.name not in valid_names or value == Value("velocity_mse", OLD)

@@ -11,7 +11,7 @@ SIDE, SCALE = 128, 2  # pixels, and how many times larger it is drawn
 PUSHER, BLOCK, AIM = "#2563eb", "#d97706", "#16a34a"
 
 
-def picture_of(path_NS: Tensor) -> Image.Image:
+def episode_image(path_NS: Tensor) -> Image.Image:
     """The table from above: the ways of pusher (blue) and block (orange), both where they ended, the goal in green.
 
     Shapes: (N, 4).
