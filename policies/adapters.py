@@ -106,7 +106,7 @@ def opened_tensors(path: Path) -> Iterator[Any]:
                         "its repository, or download the file itself"
                     ) from error
         raise CheckpointError(
-            f"{path} ({size:,} bytes) is not a whole safetensors file: {error}; it was cut short or is of another "
+            f"{path} ({size:,} bytes) is not a complete safetensors file: {error}; it is truncated or of another "
             "format: copy or download it again"
         ) from error
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmgrpo.types import OffPolicySample, Sample
 
-from .sampling import Support, TokenSampling
+from .sampling import SamplingDistribution, Support
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Completion:
     token_T: Tensor
     logprob_T: Tensor
     is_decision_T: Tensor
-    sampling: TokenSampling
+    sampling: SamplingDistribution
     support: Support | None = None
     finished: bool = True
     numbers: Mapping[str, Tensor] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Completion:
     environment_error: str | None = None
 
     @classmethod
-    def forced(cls, token_T: Tensor, sampling: TokenSampling, *, finished: bool = True) -> Completion:
+    def forced(cls, token_T: Tensor, sampling: SamplingDistribution, *, finished: bool = True) -> Completion:
         """Tokens without any decision."""
         return cls(
             token_T=token_T,
@@ -75,7 +75,7 @@ class Completion:
     def recorded(
         cls,
         token_T: Tensor,
-        sampling: TokenSampling,
+        sampling: SamplingDistribution,
         *,
         logprob_T: Tensor | None,
         num_forced: int = 0,
@@ -166,7 +166,9 @@ class Completion:
         )
 
 
-def recorded_samplings(samples: Sequence[OffPolicySample], sampling: TokenSampling) -> list[TokenSampling]:
+def recorded_samplings(
+    samples: Sequence[OffPolicySample], sampling: SamplingDistribution
+) -> list[SamplingDistribution]:
     """The distribution of each sample: that of its record, else this one; equal ones are one object.
 
     Args:

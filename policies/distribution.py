@@ -91,8 +91,8 @@ def required_views(
         )
         if not is_supported:
             raise ConfigError(
-                f"tokens have no value {value}: leave out what asks for it; known are {', '.join(current_names)}, and "
-                f"{', '.join(view_names)} of {', '.join(sorted(weight_names))}"
+                f"tokens have no value {value}: remove the setting that needs it; supported are "
+                f"{', '.join(current_names)}, and {', '.join(view_names)} of {', '.join(sorted(weight_names))}"
             )
     return sorted({value.view for value in values if value.view is not None})
 

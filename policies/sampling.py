@@ -18,7 +18,7 @@ NEVER = -1e30  # smaller logits are a model's own mark of forbidden tokens
 
 
 class SamplingSettings(Protocol):
-    """Settings of a sampling distribution, as in ``TokenSampling``."""
+    """Settings of a sampling distribution, as in ``SamplingDistribution``."""
 
     @property
     def temperature(self) -> float: ...
@@ -33,7 +33,7 @@ class SamplingSettings(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenSampling:
+class SamplingDistribution:
     """The function from logits to the sampling distribution.
 
     Attributes:
@@ -56,7 +56,7 @@ class TokenSampling:
     guidance: float = 1.0
 
     @classmethod
-    def of(cls, settings: SamplingSettings, suppressed: Tensor) -> TokenSampling:
+    def of(cls, settings: SamplingSettings, suppressed: Tensor) -> SamplingDistribution:
         """The distribution of the settings, without these tokens."""
         return cls(
             temperature=settings.temperature,
@@ -71,12 +71,12 @@ class TokenSampling:
         """The parameters of the distribution, by the names that ``with_settings`` takes."""
         return {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "min_p", "guidance")}
 
-    def with_settings(self, record: Mapping[str, Any] | None) -> TokenSampling:
+    def with_settings(self, record: Mapping[str, Any] | None) -> SamplingDistribution:
         """The distribution of a record of ``Rollout.record_B``; itself without a record, or if both are equal."""
         recorded = (record or {}).get("settings", self.settings())
         return self if recorded == self.settings() else replace(self, **recorded)
 
-    def without(self, tokens: Iterable[int | None], *, keep: Sequence[int]) -> TokenSampling:
+    def without(self, tokens: Iterable[int | None], *, keep: Sequence[int]) -> SamplingDistribution:
         """The same distribution with further suppressed tokens, except those of ``keep``; itself if there are none."""
         more = [token for token in tokens if token is not None and token not in keep]
         if not more:
@@ -239,7 +239,7 @@ def token_logprobs(
     hidden_MD: Tensor,
     token_M: Tensor,
     logits_of: Callable[[Tensor], Tensor],
-    sampling: TokenSampling,
+    sampling: SamplingDistribution,
     *,
     chunk: int,
     support: Support | None = None,
@@ -285,7 +285,12 @@ def token_logprobs(
 
 @torch.no_grad()
 def compute_supports(
-    hidden_MD: Tensor, token_M: Tensor, logits_of: Callable[[Tensor], Tensor], sampling: TokenSampling, *, chunk: int
+    hidden_MD: Tensor,
+    token_M: Tensor,
+    logits_of: Callable[[Tensor], Tensor],
+    sampling: SamplingDistribution,
+    *,
+    chunk: int,
 ) -> Support:
     """The possible tokens at each of M off-policy decisions; the sampled token is always included.
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from .completion import Completion
 from .sampling import (
+    SamplingDistribution,
     Support,
-    TokenSampling,
     entropy,
     sample_tokens,
     self_certainty,
@@ -40,7 +40,7 @@ class TokenBuffer:
 
     def __init__(
         self,
-        sampling: TokenSampling,
+        sampling: SamplingDistribution,
         *,
         limit_N: Tensor,
         device: torch.device,

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from ..prefix import Prefix, cache_argument, extend_prefix, with_growing_cache
-from ..sampling import TokenSampling
+from ..sampling import SamplingDistribution
 from ..token_buffer import TokenBuffer
 from .grids import Grid
 from .image_codes import CodeRange, image_codes
@@ -57,7 +57,7 @@ class CodeSampler:
         """The same sampler with another model of the same class."""
         return CodeSampler(model, self.grid, self._range, autocast=self._autocast)
 
-    def logits(self, states_MbD: Tensor, sampling: TokenSampling) -> Tensor:
+    def logits(self, states_MbD: Tensor, sampling: SamplingDistribution) -> Tensor:
         """Guided logits, float32.
 
         Shapes: (M, b, D) -> (M, K).
@@ -67,7 +67,7 @@ class CodeSampler:
         return sampling.guided(logits_MbK)
 
     @torch.no_grad()
-    def write(self, prompts: Sequence[EncodedImagePrompt], sampling: TokenSampling, buffer: TokenBuffer) -> None:
+    def write(self, prompts: Sequence[EncodedImagePrompt], sampling: SamplingDistribution, buffer: TokenBuffer) -> None:
         """Samples all codes of N rows, one row per prompt."""
         N = len(prompts)
         prefix = with_growing_cache(self._prefix(prompts, 1 + sampling.guides))

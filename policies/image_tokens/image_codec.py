@@ -56,13 +56,13 @@ class ImageCodec:
         )
         if not callable(getattr(autoencoder, "decode", None)):
             raise ConfigError(
-                f"{type(autoencoder).__name__} makes no pictures of codes: it has no decode; name one that does in "
+                f"{type(autoencoder).__name__} cannot decode codes: it has no decode; set an autoencoder with one in "
                 "policy.autoencoder, for example a diffusers VQModel"
             )
         shape = self._pixels(torch.zeros(1, grid.height, grid.width, dtype=torch.long)).shape
         if len(shape) != 4 or shape[1] not in MODES:
             raise ConfigError(
-                f"{type(autoencoder).__name__} decodes codes to {tuple(shape)}, which are no pictures of one or three "
+                f"{type(autoencoder).__name__} decodes codes to {tuple(shape)}, which are no images of one or three "
                 "channels: (N, C, H, W)"
             )
         self._mode, self._size = MODES[shape[1]], (shape[3], shape[2])
@@ -101,7 +101,7 @@ class ImageCodec:
     def _encoded(self, images: Sequence[Image.Image]) -> Tensor:
         encode: Any = getattr(self._encoder, "encode", None)
         if not callable(encode):
-            raise ConfigError(f"{type(self._encoder).__name__} has no encode: it cannot read pictures")
+            raise ConfigError(f"{type(self._encoder).__name__} has no encode: it cannot encode images")
         sized = [image.convert(self._mode) for image in images]
         sized = [
             sized_image if sized_image.size == self._size else sized_image.resize(self._size, Image.Resampling.BICUBIC)
@@ -117,7 +117,7 @@ class ImageCodec:
         code = _codes_in(encode(pixels_NCHW, **more), self._encoder)
         if code.numel() != len(images) * self.grid.num_codes:
             raise DataError(
-                f"{type(self._encoder).__name__} makes {code.numel() // len(images)} codes of a picture, the grid "
+                f"{type(self._encoder).__name__} makes {code.numel() // len(images)} codes of an image, the grid "
                 f"has {self.grid.height} x {self.grid.width}: set policy.grid"
             )
         return code.reshape(len(images), -1).long().cpu()
@@ -170,7 +170,7 @@ def resolve_grid(settings_grid: tuple[int, int] | None, autoencoder: Any, proces
     length = getattr(processor, "image_seq_length", None)
     if model_grid is not None and settings_grid not in (None, tuple(model_grid)):
         raise ConfigError(
-            f"policy.grid: {type(autoencoder).__name__} draws {model_grid[0]} x {model_grid[1]} codes; leave it out"
+            f"policy.grid: {type(autoencoder).__name__} has {model_grid[0]} x {model_grid[1]} codes; leave it out"
         )
     grid_size = settings_grid or model_grid
     if grid_size is None and calculate is not None:
@@ -178,5 +178,7 @@ def resolve_grid(settings_grid: tuple[int, int] | None, autoencoder: Any, proces
     if grid_size is None and isinstance(length, int) and round(length**0.5) ** 2 == length:
         grid_size = (round(length**0.5),) * 2
     if grid_size is None:
-        raise ConfigError("policy.grid: neither model nor processor say how many codes a picture has: [height, width]")
+        raise ConfigError(
+            "policy.grid: neither model nor processor defines the number of codes of an image: set [height, width]"
+        )
     return Grid(height=int(grid_size[0]), width=int(grid_size[1]), line_end=line_end)

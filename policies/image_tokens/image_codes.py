@@ -90,12 +90,14 @@ def _in_vocabulary(model: PreTrainedModel, ids_K: Tensor, *, line_end: int | Non
     table: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()
     if head is None:
-        raise PolicyError(f"{type(model).__name__} has no output embeddings, so it draws no tokens: use another model")
+        raise PolicyError(
+            f"{type(model).__name__} has no output embeddings, so it cannot sample tokens: use another model"
+        )
     ids_K = ids_K.to(model.device)
     if len(ids_K) == 0 or int(ids_K.max()) >= head.weight.shape[0]:
         raise ConfigError(
             f"the vocabulary of {type(model).__name__} has {head.weight.shape[0]} tokens and not the {len(ids_K)} "
-            "codes behind policy.first_code: set it to the id of the first, and give the autoencoder of this model"
+            "codes from policy.first_code on: set it to the id of the first code, and use the autoencoder of this model"
         )
     _require_own(model, head)
 
@@ -120,5 +122,5 @@ def _require_own(model: PreTrainedModel, head: nn.Module) -> None:
     if not gap <= HEAD_TOLERANCE:
         raise PolicyError(
             f"the logits of {type(model).__name__} are not its output embeddings' (relative difference {gap:.1e}): "
-            "models that scale or cap their logits do not draw here; use another model"
+            "models that scale or cap their logits are not supported; use another model"
         )

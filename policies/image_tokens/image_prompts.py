@@ -107,8 +107,8 @@ class ImagePromptEncoder:
     def _encoded(self, prompt: Prompt) -> EncodedImagePrompt:
         if prompt.images or prompt.videos or prompt.audios or prompt.prefix is not None:
             raise DataError(
-                f"the prompt {prompt.text!r:.60} has images, videos, audios or a beginning of its answer: pictures are "
-                "drawn behind texts, so remove them from the row"
+                f"the prompt {prompt.text!r:.60} has images, videos, audio or a prefix of its answer: image tokens "
+                "support text prompts only, so remove them from the row"
             )
         shown_P = self._ids(prompt)
         require_room(self._model, prompt, len(shown_P), length=self._num_codes)
@@ -119,8 +119,8 @@ class ImagePromptEncoder:
             blank_P = self._ids(Prompt(prompt.negative or ""))
         if min(len(shown_P), len(blank_P)) == 0:
             raise DataError(
-                f"nothing stands before the first code of {prompt.text!r:.60}: name in policy.begin what begins a "
-                "picture"
+                f"there is no token before the first code of {prompt.text!r:.60}: set policy.begin to the text that "
+                "starts an image"
             )
         return EncodedImagePrompt(prompt, shown_P, blank_P)
 

@@ -18,7 +18,7 @@ from mmgrpo.types import Example, OffPolicySample, Plan, Prompt, Rollout, Sample
 from mmgrpo.values import ENTROPY, OLD
 
 from ..completion import Completion, recorded_samplings
-from ..sampling import TokenSampling
+from ..sampling import SamplingDistribution
 from ..token_buffer import TokenBuffer
 from .code_sampler import CodeSampler
 from .code_trace import CodeScorer, CodeTrace
@@ -27,7 +27,7 @@ from .image_prompts import EncodedImagePrompt, ImagePromptEncoder
 from .settings import ImageTokensSettings
 
 NOTHING = torch.empty(0, dtype=torch.long)
-WHOLE = TokenSampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=NOTHING)
+WHOLE = SamplingDistribution(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=NOTHING)
 NUMBERS = ("certainty", "entropy")
 
 
@@ -101,7 +101,9 @@ class ImageRollouts:
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """``SupportsPromptOverride.override_prompts``: the same codes, under their sampling distribution."""
         if not isinstance(rollout.trace, CodeTrace):
-            raise ConfigError("image tokens are looked at as they were drawn: the view is of a policy of another kind")
+            raise ConfigError(
+                "image tokens score image-token rollouts only, and this rollout is of another kind of policy"
+            )
         trace = replace(rollout.trace, prompts=[self.encoder(prompt) for prompt in prompts])
         return replace(rollout, trace=trace)
 
@@ -190,7 +192,7 @@ class ImageRollouts:
         for off_policy in samples:
             sample, old_T = off_policy.sample, off_policy.old_logprob_T
             if sample.tokens is None and sample.image is None:
-                raise DataError(f"the answer to {sample.prompt.text!r:.60} is no picture: image tokens cannot read it")
+                raise DataError(f"the answer to {sample.prompt.text!r:.60} is no image: image tokens cannot score it")
             if sample.tokens is not None:
                 code_T = torch.as_tensor(list(sample.tokens), dtype=torch.long)
             else:
@@ -204,22 +206,27 @@ class ImageRollouts:
             codes.append(code_T)
         return codes
 
-    def _sampling(self, plan: Plan) -> TokenSampling:
+    def _sampling(self, plan: Plan) -> SamplingDistribution:
         settings = self.settings.overridden(plan.settings)
         scale = self.guidance if settings.guidance_scale is None else settings.guidance_scale
-        return replace(TokenSampling.of(settings, NOTHING), guidance=scale)
+        return replace(SamplingDistribution.of(settings, NOTHING), guidance=scale)
 
     def _require(self, plan: Plan) -> None:
         """Raises an error for parts of a plan that image tokens do not support."""
         if plan.splits or any(value.view == OLD for value in plan.values):
             raise PolicyError("image tokens have no trees of noise and no means: leave out tree and normalise_ratio")
         if plan.environment is not None or any(plan.continues or ()):
-            raise PolicyError("a picture is drawn at once: leave out rollout.environment and planners that go on")
+            raise PolicyError(
+                "image tokens support no environments and no continuations: leave out rollout.environment and "
+                "such planners"
+            )
         if unknown := [name for name in plan.sample_values if name not in NUMBERS]:
-            raise ConfigError(f"image tokens have no sample value {', '.join(unknown)}: known are {', '.join(NUMBERS)}")
+            raise ConfigError(
+                f"image tokens have no sample value {', '.join(unknown)}: supported are {', '.join(NUMBERS)}"
+            )
         beyond = [t for t in plan.stochastic or () if t >= self.codec.grid.num_codes]
         if beyond:
-            raise PolicyError(f"a picture has {self.codec.grid.num_codes} decisions, the plan names {beyond[0]}")
+            raise PolicyError(f"an image has {self.codec.grid.num_codes} decisions, the plan names {beyond[0]}")
 
 
 def _root(sample: Sample, prompt: EncodedImagePrompt) -> tuple[int, int]:

@@ -33,7 +33,7 @@ def load(settings: ImageTokensSettings) -> tuple[PreTrainedModel, Any, Any]:
         model, processor = loaded[0].to(DTYPES[settings.dtype]), loaded[1]
         autoencoder = loaded[2] if len(loaded) == 3 else None
     else:
-        model, processor = pretrained(source, settings, what="a model that draws out of tokens")
+        model, processor = pretrained(source, settings, what="an image-token model")
     if settings.autoencoder is not None:
         autoencoder = _autoencoder(settings.autoencoder)
     return model, processor, autoencoder

@@ -100,9 +100,7 @@ class ImageTokensPolicy(
         model_codec = getattr(model.base_model, "vqmodel", None)
         autoencoder = model_codec if autoencoder is None else autoencoder
         if autoencoder is None:
-            raise ConfigError(
-                f"{type(model).__name__} holds no autoencoder that makes pictures of its codes: set policy.autoencoder"
-            )
+            raise ConfigError(f"{type(model).__name__} has no autoencoder for its codes: set policy.autoencoder")
         if isinstance(autoencoder, nn.Module):
             autoencoder.to(model.device)
         codec_parameters = [
@@ -285,7 +283,7 @@ class ImageTokensPolicy(
         gap = float((true_M.cpu() - rollout.old_logprob_BT[[row]][mask_1T]).abs().mean())
         if not gap <= self._tolerance:
             raise PolicyError(
-                f"{type(self.model).__name__} draws with log-probabilities that differ by {gap:.1e} from those of a "
+                f"{type(self.model).__name__} samples with log-probabilities that differ by {gap:.1e} from those of a "
                 "plain forward: its attention is not exact; try policy.attention: eager"
             )
         self._verified = True

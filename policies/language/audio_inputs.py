@@ -34,8 +34,8 @@ def audio_arguments(processor: Any, sounds: Sequence[Any]) -> dict[str, Any]:
     name = next((name for name in ARGUMENTS if name in parameters), None)
     if rate is None or name is None:
         raise DataError(
-            f"{type(processor).__name__} takes no sounds; use a model that hears (Qwen2-Audio, Qwen2.5-Omni, ...), or "
-            "remove the audios"
+            f"{type(processor).__name__} takes no audio; use one with audio input (Qwen2-Audio, Qwen2.5-Omni, ...), "
+            "or remove the audios"
         )
     values = [at_rate(heard(sound), rate, mono=True).values[0].numpy() for sound in sounds]
     return {name: values, "audio_kwargs": {"sampling_rate": rate}}

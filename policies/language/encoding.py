@@ -26,7 +26,7 @@ from .settings import LanguageSettings
 from .visual_inputs import visual_inputs
 
 MASK = "attention_mask"
-PLURALS = {"image": "pictures", "audio": "sounds"}
+PLURALS = {"image": "images", "audio": "audio"}
 ANSWER = "<<the answer>>"  # stands for one where only what follows it is wanted
 
 
@@ -226,10 +226,10 @@ class PromptEncoder:
     def _tensors(self, prompt: Prompt) -> dict[str, Tensor]:
         num_images, num_videos, num_audios = len(prompt.images), len(prompt.videos), len(prompt.audios)
         if (num_images or num_videos or num_audios) and not self._takes_media:
-            inputs = "shows pictures" if num_images or num_videos else "plays sounds"
+            inputs = "has images or videos" if num_images or num_videos else "has audio"
             raise DataError(
-                f"the prompt {prompt.text!r:.60} {inputs}, and {type(self.processor).__name__} reads text alone; "
-                "use a vision-language checkpoint, or one that hears, or remove the images and sounds"
+                f"the prompt {prompt.text!r:.60} {inputs}, and {type(self.processor).__name__} reads text only; "
+                "use a checkpoint with image or audio input, or remove the media"
             )
         visual = visual_inputs(prompt, self.processor, self.settings.video)
         text = self._rendered(prompt)
@@ -247,7 +247,7 @@ class PromptEncoder:
         except (ValueError, IndexError, StopIteration, TypeError) as error:
             hint = "its messages must hold as many image, video and audio parts"
             if not self._uses_template:
-                hint = "without a chat template the marks of pictures and sounds must stand in the text itself"
+                hint = "without a chat template the text itself must contain the placeholders of images and audio"
             raise DataError(
                 f"{type(self.processor).__name__} cannot process the prompt {prompt.text!r:.60} with {num_images} "
                 f"images and {num_videos} videos and {num_audios} sounds: {error}; {hint}"
@@ -256,8 +256,8 @@ class PromptEncoder:
         tensors = {name: torch.as_tensor(value) for name, value in processed.items() if value is not None}
         if "input_ids" not in tensors:
             raise DataError(
-                f"{type(self.processor).__name__} makes no tokens of the prompt {prompt.text!r:.60}: it reads pictures "
-                "alone, and such models are not trained here; use one that reads a text"
+                f"{type(self.processor).__name__} makes no tokens of the prompt {prompt.text!r:.60}: it reads images "
+                "only, and such models are not supported; use one with text input"
             )
         for medium, media in (("image", prompt.images), ("audio", prompt.audios)):
             if len(media) and not self._uses_template:
@@ -327,8 +327,8 @@ class PromptEncoder:
         mark, shows = getattr(self.processor, f"{medium}_token_id", None), PLURALS[medium]
         if isinstance(mark, int) and not bool((ids == mark).any()):
             raise DataError(
-                f"the prompt {prompt.text!r:.60} shows {shows} and does not say where; without a chat template the "
-                f"marks of {shows} must stand in the text itself: write {self.tokenizer.decode([mark])!r} there"
+                f"the prompt {prompt.text!r:.60} has {shows} and no placeholder for it; without a chat template the "
+                f"text must contain the placeholders of {shows}: add {self.tokenizer.decode([mark])!r} to it"
             )
 
     def _rendered(self, prompt: Prompt) -> str:

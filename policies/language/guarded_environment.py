@@ -93,7 +93,7 @@ class GuardedEnvironment:
             return Turn(done=True)
         if reply.images and not reply.ends:
             raise PolicyError(
-                f"{self._name}.step shows images: a language policy is shown those of the prompt and of reset"
+                f"{self._name}.step returns images: a language policy supports images of the prompt and of reset only"
             )
         return reply
 

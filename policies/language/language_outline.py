@@ -15,7 +15,7 @@ from mmgrpo.outline import Outline, Pass
 from ..adapter_files import PeftFiles
 from ..model_source import DTYPES, call_builder, require_model
 from ..prefix import GrowingLayer, cache_argument
-from ..sampling import TokenSampling, sample_tokens, token_logprobs
+from ..sampling import SamplingDistribution, sample_tokens, token_logprobs
 from ..shapes import model_configs, to_meta
 from ..text_models import checkpointing, enable_checkpointing, language_linears, language_parameters
 from ..weights import Weights
@@ -112,7 +112,7 @@ class _Calls:
             else:
                 hidden_NTD = self._decoded(rows, self._prompt + length, None)[:, self._prompt - 1 : -1]
             vocabulary = self._model.get_output_embeddings().weight.shape[0]
-            sampling = TokenSampling.of(self._settings, torch.zeros(0, dtype=torch.long))
+            sampling = SamplingDistribution.of(self._settings, torch.zeros(0, dtype=torch.long))
             hidden_MD = hidden_NTD.reshape(-1, hidden_NTD.shape[-1])
             token_M = torch.zeros(len(hidden_MD), dtype=torch.long)
             chunk = self._settings.head_bytes // (4 * vocabulary)
@@ -140,7 +140,7 @@ class _Calls:
     def step(self, cache: Any) -> Tensor:
         """Writes a token of each row behind its cache."""
         rows = len(cache.layers[0].keys)
-        sampling = TokenSampling.of(self._settings, torch.zeros(0, dtype=torch.long))
+        sampling = SamplingDistribution.of(self._settings, torch.zeros(0, dtype=torch.long))
         logits_NV = sampling.tempered(self._logits(self._decoded(rows, 1, cache)[:, -1]))
         if sampling.truncates:
             logits_NV = logits_NV.where(sampling.support(logits_NV), -torch.inf)

@@ -20,7 +20,7 @@ from mmgrpo.errors import PolicyError
 from mmgrpo.system.out_of_memory import is_out_of_memory
 
 from ..completion import Completion
-from ..sampling import TokenSampling
+from ..sampling import SamplingDistribution
 from ..token_buffer import TokenBuffer
 from .encoding import EncodedPrompt
 from .forward_paths import CachedPath, ForwardPath
@@ -76,7 +76,7 @@ class ParityCase:
     """
 
     trace: TextTrace
-    sampling: TokenSampling
+    sampling: SamplingDistribution
     parameters: Callable[[], Sequence[nn.Parameter]]
     head_bytes: int
     end_ids: Tensor
@@ -182,7 +182,7 @@ def parity_error(path: ForwardPath, trial: ParityCase, truth: PathOutputs, toler
     try:
         gap = _largest(decoded_logprobs(path, trial) - truth.logprob_M)
         if not gap <= tolerance.value:
-            return f"what it writes differs by {gap:.1e} nats from what the model's plain call says of it"
+            return f"its decoding differs by {gap:.1e} nats from the model's plain call"
         ours = measure_path(path, trial)
     except Exception as error:
         return error_summary(error)
@@ -225,7 +225,7 @@ def first_exact_path(
                 raise ValueError("its log-probabilities are not finite")
             allowed = _allowed(calling, trial, truth, tolerance)
         except Exception as error:
-            reasons.append(f"called plainly: {error_summary(error)}")
+            reasons.append(f"plain call: {error_summary(error)}")
             continue
         for path in (*candidates, calling, replace(calling, batched=False)):
             path = replace(path, fill=fill)
@@ -247,7 +247,7 @@ def require_plain_agreement(
     if not gap <= max(tolerance.value, tolerance.most_value):
         length = trace.prompts[trace.prompt_of_B[row]].length + len(completion.token_T)
         raise PolicyError(
-            f"{type(plain.model).__name__} called plainly gives log-probabilities that differ by {gap:.1e} from "
+            f"{type(plain.model).__name__} gives log-probabilities in a plain call that differ by {gap:.1e} from "
             f"those of its decoding, in a row of {length} tokens: its attention or its positions are not exact at that "
             "length; try policy.attention: eager, or keep prompts and policy.max_new_tokens shorter"
         )

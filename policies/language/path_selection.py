@@ -80,11 +80,11 @@ class PathSelector:
         rows, model = ", ".join(map(_described, prompts_by_kind)), type(self._plain.model).__name__
         if choice.path is None:
             raise PolicyError(
-                f"{model} cannot be trained on rows of {rows}: no way through it is exact ({reasons}); use another "
+                f"{model} cannot be trained on rows of {rows}: no forward path is exact ({reasons}); use another "
                 "model, or prompts of another kind; policy.attention: eager helps where a kernel is not exact"
             )
         if reasons and (not self._seen or str(choice.path) != str(self.path)):
-            logger.warning("%s on rows of %s: %s is taken (%s)", model, rows, choice.path, reasons)
+            logger.warning("%s on rows of %s: the run uses %s (%s)", model, rows, choice.path, reasons)
         self.path = choice.path
 
 
@@ -111,9 +111,7 @@ def path_candidates(model: PreTrainedModel, settings: LanguageSettings, autocast
     Raises: PolicyError for a model without ``generate``, ConfigError for settings that its cache does not support.
     """
     if not model.can_generate():
-        raise PolicyError(
-            f"{type(model).__name__} does not write: it has no generate; use a model with a language head"
-        )
+        raise PolicyError(f"{type(model).__name__} has no generate: use a model with a language head")
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     against: list[str] = []
     transformer = None
@@ -124,7 +122,7 @@ def path_candidates(model: PreTrainedModel, settings: LanguageSettings, autocast
         against = [f"cached: {error_summary(error)}"]
     if settings.compile and (transformer is None or not transformer.compiles):
         raise ConfigError(
-            f"policy.compile needs a cache of full attention in every layer, which {type(model).__name__} has not"
+            f"policy.compile needs full attention in every layer, which {type(model).__name__} does not have"
         )
     limits = {"vocabulary": vocabulary, "max_tokens": settings.update_tokens}
     per_row: list[CachedPath] = []

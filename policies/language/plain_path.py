@@ -52,7 +52,7 @@ class PlainPath(ForwardPath):
     batched: bool = True
 
     def __str__(self) -> str:
-        return "the plain way" if self.batched else "the plain way, row by row"
+        return "the plain path" if self.batched else "the plain path, row by row"
 
     def decode_batches(self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], size: int) -> list[list[int]]:
         """The rows of one prompt together, at most ``size``."""

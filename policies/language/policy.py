@@ -34,7 +34,7 @@ from mmgrpo.values import ENTROPY, PEERS, Value
 from ..distribution import LOGIT_VALUES, required_views, view_values
 from ..merging import merge_adapters
 from ..rescoring import rescore, scatter_to_mask
-from ..sampling import TokenSampling
+from ..sampling import SamplingDistribution
 from ..text_models import checkpointing, enable_checkpointing
 from ..weights import Weights
 from .encoding import EncodedPrompt, PromptEncoder, position_switch
@@ -53,7 +53,7 @@ from .text_trace import TextTrace
 from .token_scoring import score_rows
 from .token_values import STATE_VALUES, TOKEN_VALUES
 
-UNTRUNCATED = TokenSampling(
+UNTRUNCATED = SamplingDistribution(
     temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.empty(0, dtype=torch.long)
 )
 
@@ -119,7 +119,7 @@ class LanguagePolicy(
         )
         self._end_ids = torch.tensor(ends, device=model.device)
         never = suppressed_token_ids(model, processor, self._tokenizer, settings.suppress, end_ids=ends)
-        self._sampling = TokenSampling.of(settings, never)
+        self._sampling = SamplingDistribution.of(settings, never)
         self.weights = weights or trained_weights(model, settings)
         if settings.gradient_checkpointing:
             enable_checkpointing(model)
@@ -295,7 +295,9 @@ class LanguagePolicy(
     def _require_states(self, feature: str) -> None:
         if not isinstance(self.path, CachedPath):
             name = type(self.model).__name__
-            raise ConfigError(f"{feature}: {name} is called plainly, which gives logits alone: use another model")
+            raise ConfigError(
+                f"{feature}: {name} needs the plain path, which returns no hidden states: use another model"
+            )
 
     @torch.no_grad()
     def _of_view(self, view: str, trace: TextTrace, rows: Sequence[int], mask_NT: Tensor) -> Tensor:

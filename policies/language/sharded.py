@@ -21,14 +21,14 @@ def shard_decoder(model: nn.Module, shard: ModuleSharder, *, compiles: bool) -> 
     assert isinstance(model, PreTrainedModel)
     if compiles or model.config.is_encoder_decoder:
         raise ConfigError(
-            f"{type(model).__name__} cannot be sharded: of language models only decoders can, and without "
-            "policy.compile"
+            f"{type(model).__name__} cannot be sharded: only decoder-only language models without "
+            "policy.compile are supported"
         )
     decoder, embeddings = model.get_decoder(), model.get_input_embeddings()
     trains_all = all(parameter.requires_grad for parameter in decoder.parameters())
     if not trains_all and _is_fed_by_trained(model, decoder):
         raise ConfigError(
-            f"{type(model).__name__} cannot be sharded with adapters on what sees or hears, or on its embeddings: "
+            f"{type(model).__name__} cannot be sharded with adapters on its media encoders or its embeddings: "
             "name layers of its decoder in policy.lora.targets"
         )
 

@@ -15,7 +15,7 @@ from mmgrpo.types import OffPolicySample, Origin, Plan, Prompt, Rollout, Sample
 from mmgrpo.values import ENTROPY, OLD, SEMANTIC_ENTROPY
 
 from ..completion import Completion, recorded_samplings
-from ..sampling import TokenSampling
+from ..sampling import SamplingDistribution
 from ..token_buffer import TOKEN_STATISTICS
 from .conversations import generate_conversations, with_opening_turn
 from .encoding import EncodedPrompt, PromptEncoder
@@ -47,7 +47,7 @@ class TextRollouts:
 
     encoder: PromptEncoder
     settings: LanguageSettings
-    sampling: TokenSampling
+    sampling: SamplingDistribution
     end_ids: Tensor
     segment_end: Pattern[str] | None
     path_for: Callable[[Sequence[EncodedPrompt]], ForwardPath]
@@ -98,7 +98,7 @@ class TextRollouts:
         params = self._params(plan)
         environments = [] if plan.environment is None else [GuardedEnvironment(plan.environment) for _ in rows]
         if environments and self.segment_end is not None:
-            raise ConfigError("turns are the segments of an exchange: remove policy.segment_end")
+            raise ConfigError("turns are the segments of a conversation: remove policy.segment_end")
         row_prompts = [prompts[p] for p, _ in rows]
         openings = [environment.reset(row_prompts[n]) for n, environment in enumerate(environments)]
         shared: dict[tuple[int, str], Prompt] = {}
@@ -112,7 +112,7 @@ class TextRollouts:
         encoded = self._encoded(row_prompts, [prompts[p] for p, _ in rows], environments, params.length)
         path = self.path_for(encoded)
         if environments and isinstance(path, PlainPath) and path.has_encoder:
-            raise PolicyError(f"{type(path.model).__name__} reads and writes apart: it cannot go on after an answer")
+            raise PolicyError(f"{type(path.model).__name__} is an encoder-decoder: it cannot continue after an answer")
         of_entry = {p: n for n, (p, _) in reversed(list(enumerate(rows)))}
         initial = self._initial(path, [encoded[of_entry[p]] for p in range(len(prompts))], plan, params)
         starts = [RowStart(opened, initial[p]) for opened, (p, _) in zip(encoded, rows, strict=True)]
@@ -187,9 +187,13 @@ class TextRollouts:
         """``SupportsPromptOverride.override_prompts``: the same tokens, under their sampling distribution."""
         trace = rollout.trace
         if not isinstance(trace, TextTrace):
-            raise ConfigError("a language policy looks at what was written: the view is of a policy of another kind")
+            raise ConfigError(
+                "a language policy scores text rollouts only, and this rollout is of another kind of policy"
+            )
         if any(completion.turns for completion in trace.completions):
-            raise ConfigError("an exchange goes on from what its environment said: it has no view behind other prompts")
+            raise ConfigError(
+                "a conversation depends on the turns of its environment: views with another prompt are not supported"
+            )
         self._require_tokens(rollout)
         encoded = [self.encoder(prompt) for prompt in prompts]
         for encoded_prompt, completion in zip(encoded, trace.completions, strict=True):
@@ -203,8 +207,8 @@ class TextRollouts:
             decoded = self.encoder.text(sample.tokens or ())
             if is_sampled and decoded != sample.text:
                 raise ConfigError(
-                    f"the policy of a view reads {decoded!r:.50} where {sample.text!r:.50} was written: give it the "
-                    "tokenizer of the one that is trained"
+                    f"the policy of a view decodes {decoded!r:.50} in place of {sample.text!r:.50}: give it the "
+                    "tokenizer of the trained policy"
                 )
 
     def _sample(self, off_policy: OffPolicySample, completion: Completion) -> Sample:
@@ -218,7 +222,7 @@ class TextRollouts:
             values=sample.values,
         )
 
-    def completion(self, off_policy: OffPolicySample, sampling: TokenSampling) -> Completion:
+    def completion(self, off_policy: OffPolicySample, sampling: SamplingDistribution) -> Completion:
         """A sample's tokens as a row, to be scored under this distribution.
 
         Raises: DataError for a sample without text, for log-probabilities of another length, and for tokens that the
@@ -226,7 +230,7 @@ class TextRollouts:
         """
         sample, old_T = off_policy.sample, off_policy.old_logprob_T
         if sample.tokens is None and sample.text is None:
-            raise DataError(f"the answer to {sample.prompt.text!r:.60} is no text: a language policy cannot read it")
+            raise DataError(f"the answer to {sample.prompt.text!r:.60} is no text: a language policy cannot score it")
         if sample.tokens is None:
             end = [self.encoder.end_id(self.end_ids.tolist())] if sample.finished else []
             token_T = torch.cat([self.encoder.encode_text(sample.text or ""), torch.tensor(end, dtype=torch.long)])
@@ -260,7 +264,7 @@ class TextRollouts:
             text = self.encoder.tokenizer.decode([token])
             raise DataError(
                 f"the answer to {sample.prompt.text!r:.60} (group {sample.group}, member {sample.member}) has the "
-                f"token {token} ({text!r}) at place {position}, which the policy never samples: remove it from "
+                f"token {token} ({text!r}) at position {position}, which the policy never samples: remove it from "
                 "policy.suppress, or from the answer"
             )
 
@@ -272,12 +276,12 @@ class TextRollouts:
             )
         if unknown := [name for name in plan.sample_values if name not in TOKEN_STATISTICS]:
             raise ConfigError(
-                f"tokens have no sample value {', '.join(unknown)}: known are {', '.join(TOKEN_STATISTICS)}"
+                f"tokens have no sample value {', '.join(unknown)}: supported are {', '.join(TOKEN_STATISTICS)}"
             )
         settings = self.settings.overridden(plan.settings)
         statistics = {*plan.sample_values, *(value.name for value in plan.values if value in STORED_VALUES)}
         return GenerationParams(
-            sampling=TokenSampling.of(settings, self.sampling.suppressed) if plan.settings else self.sampling,
+            sampling=SamplingDistribution.of(settings, self.sampling.suppressed) if plan.settings else self.sampling,
             length=settings.max_new_tokens,
             greedy=plan.deterministic,
             numbers=tuple(sorted(statistics)),
@@ -299,7 +303,7 @@ class TextRollouts:
         ]
         started = [p for p, completion in enumerate(initial) if completion is not None]
         if started and isinstance(path, PlainPath) and path.has_encoder:
-            raise PolicyError(f"{type(path.model).__name__} reads and writes apart: its answers cannot be begun for it")
+            raise PolicyError(f"{type(path.model).__name__} is an encoder-decoder: its answers cannot have a prefix")
         trace = TextTrace(
             [encoded[p] for p in started],
             range(len(started)),

@@ -12,7 +12,7 @@ from mmgrpo.errors import DataError
 from mmgrpo.types import Continuation
 
 from ..completion import Completion
-from ..sampling import TokenSampling
+from ..sampling import SamplingDistribution
 from ..token_buffer import TokenBuffer
 from .encoding import EncodedPrompt, PromptEncoder
 from .forward_paths import ForwardPath
@@ -54,7 +54,7 @@ class GenerationParams:
         embedding_VD: the model's token embeddings, if a statistic needs them.
     """
 
-    sampling: TokenSampling
+    sampling: SamplingDistribution
     length: int
     greedy: bool
     numbers: tuple[str, ...]

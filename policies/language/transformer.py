@@ -44,9 +44,7 @@ class Transformer:
             PolicyError: its logits are not a known function of its last hidden states.
         """
         if model.config.is_encoder_decoder:
-            raise PolicyError(
-                f"{type(model).__name__} reads its prompt with an encoder, so there is no prefix to share"
-            )
+            raise PolicyError(f"{type(model).__name__} is an encoder-decoder, which has no prefix to share")
         self.model = model
         self.autocast = autocast
         self._base: Any = _base_of(model)

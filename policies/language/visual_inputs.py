@@ -119,9 +119,9 @@ def _resized(
 
 def _not_applicable(prompt: Prompt, names: Sequence[str], processor: Any) -> str:
     return (
-        f"the prompt {prompt.text!r:.60} has {', '.join(dict.fromkeys(names))} beside its media, which "
-        f"{type(processor).__name__} has no use for: they are for Qwen-VL processors; remove them from the row, or set "
-        "the size with policy.processor"
+        f"the prompt {prompt.text!r:.60} has {', '.join(dict.fromkeys(names))} as media options, which "
+        f"{type(processor).__name__} does not support: they are for Qwen-VL processors; remove them from the row, or "
+        "set the size with policy.processor"
     )
 
 
@@ -174,7 +174,7 @@ def _from_list(
     unused = [name for name in ("fps", "min_frames", "max_frames") if name in options]
     if unused:
         raise ValueError(
-            f"{', '.join(unused)} beside a list of frames is not supported: give their rate as sample_fps, and the "
+            f"{', '.join(unused)} is not supported for a list of frames: give their rate as sample_fps, and the "
             "number of frames as nframes"
         )
     fps = float(options.get("sample_fps", LIST_FPS))

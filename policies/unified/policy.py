@@ -177,7 +177,9 @@ class UnifiedPolicy(
     def _draws(self, prompt: Prompt) -> bool:
         flag = prompt.columns.get(self.settings.column)
         if flag not in (None, True, False, 0, 1):
-            raise ConfigError(f"column {self.settings.column!r} says whether to draw, true or false, got {flag!r:.40}")
+            raise ConfigError(
+                f"column {self.settings.column!r} must be true (generate an image) or false, got {flag!r:.40}"
+            )
         return bool(flag)
 
     def _settings_of(self, policy: Any, settings: Mapping[str, Any]) -> dict[str, Any]:

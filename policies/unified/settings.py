@@ -51,7 +51,7 @@ class UnifiedSettings(BaseModel):
     def _known(self) -> UnifiedSettings:
         for name, of in (("write", WRITES), ("draw", DRAWS)):
             if taken := sorted(set(getattr(self, name)) & set(OF_BOTH)):
-                raise ValueError(f"{name}: {', '.join(taken)} is of both: put it beside {name}")
+                raise ValueError(f"{name}: {', '.join(taken)} applies to both kinds: move it from {name} to policy")
             self.of(of)
         return self
 

@@ -213,8 +213,8 @@ def test_files_that_cannot_be_read_say_what_to_do(tmp_path: Path) -> None:
         return str(error.value)
 
     file.write_bytes(whole[:900])
-    assert "(900 bytes) is not a whole safetensors file" in refusal()
-    with pytest.raises(CheckpointError, match="is not a whole safetensors file"):
+    assert "(900 bytes) is not a complete safetensors file" in refusal()
+    with pytest.raises(CheckpointError, match="is not a complete safetensors file"):
         made("sd15", **LORA).load(tmp_path)
     file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n")
     assert "is a git-lfs pointer of 64 bytes in place of the weights: run `git lfs pull`" in refusal()

@@ -116,7 +116,7 @@ def test_an_exchange_has_no_view_behind_other_prompts() -> None:
         replace(one, turns=(CompletionTurn(start=0, end=1, reward=None, key=""),)) for one in rollout.trace.completions
     ]
     exchanged = replace(rollout, trace=replace(rollout.trace, completions=told))
-    with pytest.raises(ConfigError, match="an exchange"):
+    with pytest.raises(ConfigError, match="a conversation"):
         policy.override_prompts(exchanged, [sample.prompt for sample in rollout.samples])
 
 

@@ -27,7 +27,7 @@ def rollout_of(policy: ImageTokensPolicy, **plan: Any) -> Rollout:
 
 
 def unguided_by_hand(name: str, policy: ImageTokensPolicy, ids_P: Tensor, codes: list[int]) -> Tensor:
-    """Logits of all codes of a picture behind some tokens, (T, K), as each family's own code has them."""
+    """Logits of all codes of an image behind some tokens, (T, K), as each family's own code has them."""
     model: Any = policy.model
     if name == "janus":
         text_1PD = model.get_input_embeddings()(ids_P[None])
@@ -267,10 +267,10 @@ def test_the_same_codes_behind_another_prompt() -> None:
         ("llamagen", {"grid": None}, Prompt("a"), "policy.grid: neither model nor processor"),
         ("llamagen", {"first_code": 60}, Prompt("a"), "policy.first_code"),
         ("llamagen", {"chat": True}, Prompt("a"), "no chat template"),
-        ("janus", {"grid": (2, 2)}, Prompt("a"), "draws 4 x 4 codes"),
+        ("janus", {"grid": (2, 2)}, Prompt("a"), "has 4 x 4 codes"),
         ("janus", {"share_prefix": True, "gradient_checkpointing": True}, Prompt("a"), "drops the cache"),
-        ("llamagen", {}, Prompt("a", images=["x.png"]), "pictures are drawn behind texts"),
-        ("llamagen", {}, Prompt("a", audios=["x.wav"]), "pictures are drawn behind texts"),
+        ("llamagen", {}, Prompt("a", images=["x.png"]), "support text prompts only"),
+        ("llamagen", {}, Prompt("a", audios=["x.wav"]), "support text prompts only"),
     ],
 )
 def test_what_is_refused(name: str, settings: dict[str, Any], prompt: Prompt, said: str) -> None:
@@ -281,7 +281,7 @@ def test_what_is_refused(name: str, settings: dict[str, Any], prompt: Prompt, sa
 def test_what_a_plan_may_not_ask() -> None:
     policy = policy_of("llamagen")
     for plan, said in (
-        ({"environment": object}, "drawn at once"),
+        ({"environment": object}, "support no environments"),
         ({"sample_values": ("length",)}, "no sample value length"),
     ):
         with pytest.raises((ConfigError, PolicyError), match=said):

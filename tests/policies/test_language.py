@@ -169,7 +169,7 @@ def test_the_divergence_is_from_the_untrained_model() -> None:
 def test_a_value_that_tokens_do_not_have_is_refused_with_those_known(value: Value) -> None:
     policy = policy_of("llama")
     rollout = rollout_of(policy, "llama")
-    known = "leave out what asks for it; known are .*top_logprob, and logprob, k1, k2, k3 of reference"
+    known = "remove the setting that needs it; supported are .*top_logprob, and logprob, k1, k2, k3 of reference"
     with pytest.raises(ConfigError, match=f"^tokens have no value {value}: {known}$"):
         next(iter(policy.evaluate(rollout, values=[value])))
 
@@ -245,7 +245,7 @@ def test_what_cannot_be_read_is_named() -> None:
         read(picture(), messages=two)
     with pytest.raises(DataError, match="more than the model's context of"):
         read(text="what " * 2000)
-    with pytest.raises(DataError, match="reads text alone"):
+    with pytest.raises(DataError, match="reads text only"):
         policy_of("llama")._encoder(Prompt("what", images=[picture()]))
 
 
@@ -255,7 +255,7 @@ def test_a_processor_without_a_template_reads_text_alone() -> None:
     bare.chat_template = bare.tokenizer.chat_template = None
     policy = LanguagePolicy(copy.deepcopy(model), bare, {"max_new_tokens": 3})
     assert policy._encoder(Prompt("what red")).ids_P.tolist() == bare.tokenizer("what red")["input_ids"]
-    with pytest.raises(DataError, match="without a chat template the marks of pictures"):
+    with pytest.raises(DataError, match="without a chat template the text"):
         policy._encoder(Prompt("what", images=[picture()]))
     with pytest.raises(ConfigError, match="has no chat template"):
         LanguagePolicy(copy.deepcopy(model), bare, {"chat": True})

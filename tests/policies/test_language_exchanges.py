@@ -227,9 +227,9 @@ def test_what_is_said_at_first_stands_behind_the_prompt() -> None:
 
 
 def test_what_cannot_be_an_exchange_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"turns are the segments of an exchange: remove policy\.segment_end"):
+    with pytest.raises(ConfigError, match=r"turns are the segments of a conversation: remove policy\.segment_end"):
         exchange(terse("llama", segment_end="e"), "llama", Silent)
-    with pytest.raises(PolicyError, match=r"Asking\.step shows images"):
+    with pytest.raises(PolicyError, match=r"Asking\.step returns images"):
         exchange(terse("qwen2.5-vl"), "qwen2.5-vl", lambda: Asking(shown=(picture(),)))
-    with pytest.raises(PolicyError, match="it cannot go on after an answer"):
+    with pytest.raises(PolicyError, match="it cannot continue after an answer"):
         t5().rollout([Prompt("what")], group_size=1, seed=SEED, plan=Plan(environment=Silent))

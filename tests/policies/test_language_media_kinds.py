@@ -68,7 +68,7 @@ def test_each_kind_of_media_is_seen_or_an_error(name: str) -> None:
         else:
             assert outcome == "error"
             assert not encoder.takes(kind)
-            with pytest.raises(DataError, match=r"takes? |text alone|takes no sounds"):
+            with pytest.raises(DataError, match=r"takes? |text only|takes no audio"):
                 encoder(prompt)
 
 

@@ -143,7 +143,7 @@ def test_the_warm_up_is_the_mean_of_read_rows() -> None:
 def test_what_cannot_be_read_as_a_row_is_named() -> None:
     policy = policy_of("llama")
     prompt = Prompt("what")
-    with pytest.raises(DataError, match="is no text: a language policy cannot read it"):
+    with pytest.raises(DataError, match="is no text: a language policy cannot score it"):
         policy.read([OffPolicySample(sample=Sample(prompt, 0, 0))], seed=0)
     with pytest.raises(DataError, match="has 2 tokens and 3 log-probabilities"):
         policy.read(
@@ -159,7 +159,7 @@ def test_an_answer_with_a_token_that_is_never_sampled_names_row_and_token() -> N
     assert sample.tokens is not None
     token = sample.tokens[2]
     never = policy_of("llama", suppress=(token,))
-    with pytest.raises(DataError, match=rf"group 1, member 0.* the token {token} \(.*at place 2.*policy.suppress"):
+    with pytest.raises(DataError, match=rf"group 1, member 0.* the token {token} \(.*at position 2.*policy.suppress"):
         never.read([OffPolicySample(sample=sample)], seed=0)
     forced = never.read(
         [OffPolicySample(sample=sample, num_forced=3)], seed=0

@@ -211,7 +211,7 @@ def test_beginnings_that_cannot_be_continued_are_refused() -> None:
         draw([20, int(policy._end_ids[0])])
     with pytest.raises(ShapeError, match="a number for each of the 2 tokens"):
         Continuation([1, 2], torch.zeros(3))
-    with pytest.raises(PolicyError, match="its answers cannot be begun for it"):
+    with pytest.raises(PolicyError, match="its answers cannot have a prefix"):
         t5().rollout([Prompt("what", prefix=" red")], group_size=1, seed=SEED)
 
 

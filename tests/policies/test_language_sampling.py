@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.policies.sampling import Support, TokenSampling, entropy, sample_tokens, token_logprobs
+from mmgrpo.policies.sampling import SamplingDistribution, Support, entropy, sample_tokens, token_logprobs
 from mmgrpo.policies.temperature_schedule import TemperatureSchedule
 from torch import Tensor
 
@@ -112,7 +112,7 @@ def test_supports_by_hand() -> None:
 
     def support(**truncation: Any) -> list[list[bool]]:
         options = {"top_k": None, "top_p": None, "min_p": None, **truncation}
-        sampling = TokenSampling(temperature=1.0, suppressed=torch.empty(0, dtype=torch.long), **options)
+        sampling = SamplingDistribution(temperature=1.0, suppressed=torch.empty(0, dtype=torch.long), **options)
         return sampling.support(logits_MV).tolist()
 
     assert support(top_k=2) == [[True, True, False, False], [False, False, True, True]]
@@ -126,7 +126,7 @@ def test_supports_by_hand() -> None:
 
 def test_scores_and_entropies_by_hand() -> None:
     probability_V = torch.tensor([0.5, 0.25, 0.125, 0.125])
-    sampling = TokenSampling(temperature=2.0, top_k=None, top_p=None, min_p=None, suppressed=torch.tensor([3]))
+    sampling = SamplingDistribution(temperature=2.0, top_k=None, top_p=None, min_p=None, suppressed=torch.tensor([3]))
     options: dict[str, Any] = {"chunk": 16, "extra_values": [lambda hidden_mD, logits_mV, token_m: entropy(logits_mV)]}
     hidden_MD, token_M = (2 * probability_V.log())[None], torch.tensor([1])
     logprob_M, (entropy_M,) = token_logprobs(hidden_MD, token_M, lambda x: x, sampling, **options)
@@ -209,7 +209,7 @@ def test_a_compiled_decode_over_a_static_cache_writes_the_same(name: str) -> Non
 
 
 def test_a_cache_that_forgets_is_not_compiled() -> None:
-    with pytest.raises(ConfigError, match=r"policy\.compile needs a cache of full attention in every layer"):
+    with pytest.raises(ConfigError, match=r"policy\.compile needs full attention in every layer"):
         policy_of("gemma3", compile=True)
 
 
@@ -251,5 +251,5 @@ def test_values_of_samples_are_there_where_they_are_asked_for() -> None:
     assert sample.values == {}
     with pytest.raises(AttributeError, match=r'sample\.values\["certainty"\], with "certainty" in Plan\.sample_values'):
         _ = sample.certainty
-    with pytest.raises(ConfigError, match="tokens have no sample value value: known are certainty, entropy"):
+    with pytest.raises(ConfigError, match="tokens have no sample value value: supported are certainty, entropy"):
         policy.rollout(prompts_of("llama"), group_size=1, seed=SEED, plan=Plan(sample_values=("value",)))

@@ -126,9 +126,9 @@ def test_a_sound_of_any_form_and_rate_is_the_same_to_the_model(tmp_path: Path) -
 
 
 def test_sounds_that_have_no_place_are_refused() -> None:
-    with pytest.raises(DataError, match=r"plays sounds, and .* reads text alone"):
+    with pytest.raises(DataError, match=r"has audio, and .* reads text only"):
         policy_of("llama").rollout([Prompt("what ?", audios=[LOW])], group_size=1, seed=0)
-    with pytest.raises(DataError, match="Qwen2_5_VLProcessor takes no sounds; use a model that hears"):
+    with pytest.raises(DataError, match="Qwen2_5_VLProcessor takes no audio; use one with audio input"):
         policy_of("qwen2.5-vl").rollout([Prompt("what ?", audios=[LOW])], group_size=1, seed=0)
     messages = [{"role": "user", "content": [{"type": "text", "text": "what ?"}]}]
     with pytest.raises(DataError, match=r"0 images and 0 videos and 1 sounds.*as many image, video and audio parts"):

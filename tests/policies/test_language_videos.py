@@ -158,10 +158,10 @@ def test_options_that_cannot_be_honored_are_an_error_of_the_row(part: dict[str, 
 
 def test_options_that_a_model_does_not_use_are_an_error() -> None:
     with pytest.raises(
-        DataError, match=r"has max_pixels beside its media, which Gemma3ImageProcessor\w* has no use for"
+        DataError, match=r"has max_pixels as media options, which Gemma3ImageProcessor\w* does not support"
     ):
         media_of({"type": "image", "image": picture(64, 64), "max_pixels": 256}, model="gemma3")
-    with pytest.raises(DataError, match="fps beside a list of frames is not supported: give their rate as sample_fps"):
+    with pytest.raises(DataError, match="fps is not supported for a list of frames: give their rate as sample_fps"):
         media_of({"type": "video", "video": frames(), "fps": 4.0})
     with pytest.raises(ValueError, match="has no options nframe; allowed are min_pixels"):
         LanguageSettings(video={"nframe": 4})

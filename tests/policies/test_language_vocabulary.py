@@ -10,7 +10,7 @@ import pytest
 import torch
 from mmgrpo.policies.distribution import LOGIT_VALUES
 from mmgrpo.policies.language.token_values import token_value
-from mmgrpo.policies.sampling import Support, TokenSampling, token_logprobs
+from mmgrpo.policies.sampling import SamplingDistribution, Support, token_logprobs
 from torch import Tensor
 
 from mmgrpo.training.learner import measured
@@ -18,7 +18,7 @@ from mmgrpo.training.views import Seen, View
 from mmgrpo.values import ENTROPY, LOGPROB_MEAN, OF_DISTRIBUTION, RANK, Value, nucleus_entropy, top_logprob
 from tests.policies.tiny_language import policy_of, prompts_of
 
-PLAIN = TokenSampling(
+PLAIN = SamplingDistribution(
     temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.tensor([], dtype=torch.long)
 )
 HALVES = torch.tensor([0.125, 0.5, 0.25, 0.125, 0.0]).log()

@@ -83,7 +83,7 @@ def test_an_encoder_decoder_is_trained_as_it_is_called(lora: dict[str, Any] | No
     prompts = [Prompt(text) for text in TEXTS]
     with caplog.at_level(logging.WARNING):
         rollout = policy.rollout(prompts, group_size=3, seed=SEED)
-    assert "the plain way is taken" in caplog.text
+    assert "the run uses the plain path" in caplog.text
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
     move(policy.trainable)
     found, expected = gradients(policy, rollout), [torch.zeros_like(p) for p in policy.trainable]
@@ -163,9 +163,9 @@ def test_a_kind_of_row_is_looked_at_when_it_first_comes(caplog: Any) -> None:
     assert policy.shares_prefix
     with caplog.at_level(logging.WARNING):
         rollout = policy.rollout(prompts_of("qwen2.5-vl"), group_size=2, seed=SEED)
-    assert str(policy.path) == "the plain way"
+    assert str(policy.path) == "the plain path"
     assert "text alone, one picture, several pictures" in caplog.text
-    assert "what it writes differs by" in caplog.text
+    assert "its decoding differs by" in caplog.text
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
 
 
@@ -174,7 +174,7 @@ def test_a_model_that_reads_ahead_is_refused_before_anything_is_drawn() -> None:
     config = BertConfig(**BERT_SIZES, intermediate_size=128, **ids_of(tokenizer), max_position_embeddings=256)
     policy = wrapped(drawn(BertLMHeadModel(config)), tokenizer)  # is_decoder is false: every token sees all others
     portions: list[Any] = []
-    with pytest.raises(PolicyError, match="cannot be trained on rows of text alone: no way through it is exact"):
+    with pytest.raises(PolicyError, match="cannot be trained on rows of text alone: no forward path is exact"):
         policy.rollout([Prompt(text) for text in TEXTS], group_size=2, seed=SEED, plan=Plan(on_samples=portions.append))
     assert not portions
 

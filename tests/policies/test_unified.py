@@ -156,11 +156,11 @@ def test_one_run_trains_both_kinds(tmp_path: Path) -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match="lora is of both"):
+    with pytest.raises(ValueError, match="lora applies to both kinds"):
         policy_of(draw={"lora": {"rank": 2}})
     with pytest.raises(ValueError, match="max_tokens"):
         policy_of(write={"max_tokens": 3})
-    with pytest.raises(ConfigError, match="says whether to draw"):
+    with pytest.raises(ConfigError, match="must be true"):
         policy_of().rollout([Prompt("a", columns={"draw": "yes"})], group_size=1, seed=0)
     with pytest.raises(ConfigError, match="no setting 'colour'"):
         policy_of().rollout(PROMPTS, group_size=1, seed=0, plan=Plan(settings={"colour": 1}))

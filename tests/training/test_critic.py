@@ -150,7 +150,7 @@ def test_a_policy_that_never_moves_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_that_gives_logits_alone_is_no_critic() -> None:
-    with pytest.raises(ConfigError, match="T5ForConditionalGeneration is called plainly"):
+    with pytest.raises(ConfigError, match="T5ForConditionalGeneration needs the plain path"):
         t5(lora=None).critic()
 
 

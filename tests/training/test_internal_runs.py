@@ -98,7 +98,7 @@ def test_attention_is_the_decoder_s_however_the_model_is_loaded() -> None:
 def test_a_model_without_states_or_attention_is_refused() -> None:
     policy = t5(max_new_tokens=3)
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=0)
-    with pytest.raises(ConfigError, match=r"effective_rank: T5ForConditionalGeneration is called plainly"):
+    with pytest.raises(ConfigError, match=r"effective_rank: T5ForConditionalGeneration needs the plain path"):
         measured(policy, rollout, (RANK_OF_STATES,))
     policy = policy_of("llama", max_new_tokens=3)
     for layer in policy.model.model.layers:

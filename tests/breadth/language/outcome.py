@@ -28,7 +28,7 @@ VALUE, GRADIENT = 5e-5, 5e-4
 SHARED, SINGLE, PLAIN, REFUSED, WRONG = (
     "exact, prompts once per group",
     "exact, prompts once per row in updates",
-    "exact, the plain way",
+    "exact, the plain path",
     "refused",
     "wrong",
 )

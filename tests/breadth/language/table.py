@@ -49,7 +49,7 @@ def tried(family: Family) -> Outcome:
 
 def shortened(said: str) -> str:
     """One line that a table can hold."""
-    reason = re.search(r"no way through it is exact \((.*)\); use another", said, re.DOTALL)
+    reason = re.search(r"no forward path is exact \((.*)\); use another", said, re.DOTALL)
     line = " ".join((reason[1] if reason else said).replace("|", "/").split())
     return line if len(line) <= SAID else f"{line[: SAID - 4]} ..."
 
