@@ -53,20 +53,23 @@ def train(name: str, overrides: Sequence[str] = ()) -> Policy:
         setting = algorithm.step_setting(step, memory, prompts.key)
         value = partial(mmgrpo.valued, rewards=rewards, advantages=algorithm.advantages, step=step)
         plan, reads = mmgrpo.plan_at(algorithm, policy, step), config.rollout.training_states == "renoised"
-        told = {"contexts": algorithm.prompt_templates, "plan": plan, "value": value, "reads": reads}
-        experience = mmgrpo.gather(policy, algorithm.strategy, prompts.prompt, scorer, setting=setting, job=job, **told)
-        verdict = mmgrpo.judge(experience, rewards, step=step, job=job)
-        known = partial(mmgrpo.remembered, memory, verdict.root_N, prompts.key)
-        told = {"truncated": config.objective.truncated, "step": step, "remembered": known, "views": views}
-        batch = mmgrpo.estimate(policy, experience, verdict, algorithm.advantages, job=job, **told)
+        rollouts = mmgrpo.gather(
+            policy, algorithm.strategy, prompts.prompt, scorer, setting=setting, job=job,
+            contexts=algorithm.prompt_templates, plan=plan, value=value, reads=reads)  # fmt: skip
+        scored = mmgrpo.judge(rollouts, rewards, step=step, job=job)
+        batch = mmgrpo.estimate(
+            policy, rollouts, scored, algorithm.advantages, job=job, step=step, views=views,
+            truncated=config.objective.truncated,
+            remembered=partial(mmgrpo.remembered, memory, scored.root_N, prompts.key))  # fmt: skip
         passes = {name: getattr(config.update, name) for name in ("epochs", "minibatches", "cycle_masks")}
-        beside = auxiliaries.beside(algorithm, batch, step * passes["epochs"] * passes["minibatches"])
-        for update in mmgrpo.learn(policy, batch, algorithm.objective, optimizer, **passes, job=job, beside=beside):
+        terms = auxiliaries.beside(algorithm, batch, step * passes["epochs"] * passes["minibatches"])
+        for update in mmgrpo.learn(policy, batch, algorithm.objective, optimizer, **passes, job=job, beside=terms):
             reward = float(batch.credit.total_B.mean())
             print(f"step {step + 1}.{update.number}: reward {reward:.3f}, gradient {update.applied.grad_norm:.3g}")
-        told = {"step": step, "replay": algorithm.strategy.replay, "requests": experience.requests}
-        facts = mmgrpo.step_facts(verdict, batch, prompts.key, job=job, **told)
-        memory = mmgrpo.remember(memory, facts, stream.learners, replay=algorithm.strategy.replay)
+        replay = algorithm.strategy.replay
+        stats = mmgrpo.step_facts(
+            scored, batch, prompts.key, job=job, step=step, replay=replay, requests=rollouts.requests)  # fmt: skip
+        memory = mmgrpo.remember(memory, stats, stream.learners, replay=replay)
     return policy
 
 
