@@ -83,7 +83,7 @@ class TestFailures:
     def test_a_reward_that_raises_stops_the_run_and_says_why(self):
         expected = (
             r"'ocr' failed on 4 of 4 samples \(100%\).*at most 25%.*TimeoutError: no answer in 10 s"
-            r".*max_reward_failure_frac"
+            r".*runtime.max_reward_failure_frac"
         )
         with pytest.raises(RewardError, match=expected) as caught:
             score(FOUR, [NamedReward("ocr", self.broken)])

@@ -257,18 +257,6 @@ class RunConfig(Section):
     )
     prompts: PromptsConfig | None = None
     rewards: RewardList = ()
-    max_reward_failure_frac: float = Field(
-        default=0.25, ge=0, le=1, description="share of a call's samples a reward may fail on before the run stops"
-    )
-    max_skipped_update_frac: float = Field(
-        default=0.25,
-        ge=0,
-        le=1,
-        description="share of the last 20 updates that may be skipped because a gradient was not finite",
-    )
-    reward_cache_mb: float = Field(
-        default=64.0, ge=0, description="MiB of known results of each deterministic reward, per process; 0: none"
-    )
     warmup: WarmupConfig | None = None
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     advantage: AdvantageConfig = Field(default_factory=AdvantageConfig)

@@ -91,7 +91,8 @@ class RewardWorker:
         if error is not None and self._max_failure_frac < 1:
             raise RewardError(
                 f"reward '{self.name}' was called on {len(samples)} samples before training, and raised "
-                f"{type(error).__name__}: {error}. Fix the reward, or set max_reward_failure_frac to 1 if it may fail."
+                f"{type(error).__name__}: {error}. Fix the reward, or set runtime.max_reward_failure_frac to 1 if it "
+                "may fail."
             ) from error
 
     def check(self, num_failed: int, B: int, error: BaseException | None) -> None:
@@ -102,7 +103,7 @@ class RewardWorker:
         raise RewardError(
             f"reward '{self.name}' failed on {num_failed} of {B} samples ({num_failed / B:.0%}), where at most "
             f"{self._max_failure_frac:.0%} may fail: {reason}. Fix the reward, let it return None for samples that it "
-            f"does not apply to, or raise max_reward_failure_frac if such failures are expected."
+            f"does not apply to, or raise runtime.max_reward_failure_frac if such failures are expected."
         ) from error
 
 

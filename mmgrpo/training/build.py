@@ -185,7 +185,7 @@ def optimizer_of(
         schedule,
         job=job,
         max_grad_norm=update.max_grad_norm,
-        max_skipped_frac=config.max_skipped_update_frac,
+        max_skipped_frac=config.runtime.max_skipped_update_frac,
         average=average,
         hooks={
             f"{number}.{named.name}": bound("update.hooks", HOOKS, named)(mine)

@@ -131,7 +131,7 @@ class GuardedOptimizer:
         if num_skipped > self._max_skipped_frac * RECENT:
             raise NonFiniteError(
                 f"{num_skipped} of the last {len(self._recent)} updates had a gradient that is not finite and were "
-                f"skipped, more than max_skipped_update_frac={self._max_skipped_frac:g} of {RECENT} allows; "
+                f"skipped, more than runtime.max_skipped_update_frac={self._max_skipped_frac:g} of {RECENT} allows; "
                 "skipped.jsonl names the samples. Look at their rewards and log-probabilities; clip the rewards, or "
                 "lower the learning rate and go on from a checkpoint"
             )

@@ -38,7 +38,7 @@ class StepRewards:
         _require_rewards(self._base, algorithm)
         self.rewards = self._base
         self.scorer = Scorer(
-            self._base, max_failure_frac=config.max_reward_failure_frac, cache_mb=config.reward_cache_mb
+            self._base, max_failure_frac=config.runtime.max_reward_failure_frac, cache_mb=config.runtime.reward_cache_mb
         )
 
     def move(self, algorithm: Algorithm) -> None:

@@ -140,7 +140,7 @@ class Trainer:
         self.critic = Learnt(self.config, build_critic(self.config, device), self.job) if self.config.critic else None
         evaluation = self.config.evaluation
         judges = build_rewards(evaluation.rewards) if evaluation and evaluation.rewards else self.rewards
-        self.judges = Scorer(judges, max_failure_frac=1.0, cache_mb=self.config.reward_cache_mb)
+        self.judges = Scorer(judges, max_failure_frac=1.0, cache_mb=self.config.runtime.reward_cache_mb)
         require_best(self.config, self.judges.names)
         names = self.scoring.scorer.names, self.judges.names
         subject = watchdog_inputs(self.config, *names, checkpoints=lambda: checkpoint_steps(self.folder.path))

@@ -19,7 +19,9 @@ def warmup_of(policy: Policy, config: RunConfig, job: Job) -> Warmup | None:
     """The stage that a run begins with; None without the section ``warmup``."""
     if config.warmup is None:
         return None
-    return Warmup(policy, config.warmup, seed=config.seed, job=job, max_skipped_frac=config.max_skipped_update_frac)
+    return Warmup(
+        policy, config.warmup, seed=config.seed, job=job, max_skipped_frac=config.runtime.max_skipped_update_frac
+    )
 
 
 class Warmup:
@@ -39,7 +41,7 @@ class Warmup:
             config: the ``warmup:`` section.
             seed: the run's seed.
             job: the processes; each takes its part of every batch.
-            max_skipped_frac: the run's ``max_skipped_update_frac``.
+            max_skipped_frac: the run's ``runtime.max_skipped_update_frac``.
         """
         self.policy = policy
         self.config = config

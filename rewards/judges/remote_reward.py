@@ -37,8 +37,8 @@ class RemoteReward:
     ``batch_size`` samples unless one group has more. If the server does not respond, is busy or has an error (status
     500 or above), the request is retried ``retries`` times, after ``backoff`` seconds, twice that, and so on. After
     that ``when_down: stop`` raises an error, and ``when_down: fail`` counts the samples of the request as failed, so
-    ``max_reward_failure_frac`` decides whether the run continues. A request that the server rejects raises an error
-    immediately. Every request uses a new connection.
+    ``runtime.max_reward_failure_frac`` decides whether the run continues. A request that the server rejects raises an
+    error immediately. Every request uses a new connection.
 
     Example: ``{name: remote, url: "http://127.0.0.1:8000"}``.
     Settings: ``url``, such as ``http://127.0.0.1:8000``; ``reward``, its label on the server, required if it serves

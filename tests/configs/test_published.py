@@ -170,7 +170,7 @@ def test_asking_for_what_is_not_there_is_an_error(values: dict[str, Any], write:
 
 
 @pytest.mark.parametrize(
-    ("published", "said"),
+    ("paper_hparams", "said"),
     [
         (
             {"update": {"learning_rate": 1.0}, "model": "x"},
@@ -215,7 +215,7 @@ def with_its_scale(name: str, write: Write) -> RunConfig:
 
 @pytest.mark.parametrize("name", shipped("methods"))
 def test_every_published_scale_can_be_put_in_force(name: str, write: Write) -> None:
-    said = dict(method_rows(with_its_scale(name, write))).get("published", "")
+    said = dict(method_rows(with_its_scale(name, write))).get("paper_hparams", "")
     assert "published run" not in said or "is in force" in said
 
 

@@ -128,9 +128,9 @@ def trained(output: Path, reward: Any, **changes: Any) -> tuple[torch.Tensor, li
 
 def test_a_run_goes_on_without_its_scorer(tmp_path: Path):
     with ComesAndGoes(when_down="fail") as reward:
-        weights, metrics = trained(tmp_path / "remote", reward, max_reward_failure_frac=1.0)
+        weights, metrics = trained(tmp_path / "remote", reward, runtime={"max_reward_failure_frac": 1.0})
     local = FailsByItself((), EVERY, EVERY)
-    local_weights, local_metrics = trained(tmp_path / "local", local, max_reward_failure_frac=1.0)
+    local_weights, local_metrics = trained(tmp_path / "local", local, runtime={"max_reward_failure_frac": 1.0})
     assert [line["reward/bright/failed_frac"] for line in metrics] == [0, 1, 1, 0]
     assert torch.equal(weights, local_weights)
     for place in (0, 3):
@@ -140,7 +140,7 @@ def test_a_run_goes_on_without_its_scorer(tmp_path: Path):
 
 def test_a_run_stops_with_the_cause(tmp_path: Path):
     with ComesAndGoes(when_down="stop") as reward, pytest.raises(RewardError, match="ConnectionRefusedError"):
-        trained(tmp_path / "stop", reward, max_reward_failure_frac=1.0)
+        trained(tmp_path / "stop", reward, runtime={"max_reward_failure_frac": 1.0})
     with ComesAndGoes(when_down="fail") as reward, pytest.raises(RewardError, match=r"failed on 4 of 4 samples"):
         trained(tmp_path / "fail", reward)
     (metrics,) = (tmp_path / "fail").rglob("metrics.jsonl")
@@ -158,13 +158,13 @@ def test_a_killed_scorer_loses_nothing_but_what_it_was_asked(tmp_path: Path):
     with ServerProcess({"bright": reward}) as server:
         killer = killed_when(reward, server)
         asks = Asks(server, restart_at=3, when_down="fail")
-        weights, metrics = trained(tmp_path / "remote", asks, max_reward_failure_frac=1.0)
+        weights, metrics = trained(tmp_path / "remote", asks, runtime={"max_reward_failure_frac": 1.0})
         killer.join()
     assert [line["step"] for line in metrics] == [1, 2, 3, 4]
     assert [line["reward/bright/failed_frac"] for line in metrics] == [0, 0.5, 1, 0]
     assert [line["reward/bright/applies_frac"] for line in metrics] == [1, 0.5, 0, 1]
     local = FailsByItself((), (2, 3), EVERY)
-    local_weights, local_metrics = trained(tmp_path / "local", local, max_reward_failure_frac=1.0)
+    local_weights, local_metrics = trained(tmp_path / "local", local, runtime={"max_reward_failure_frac": 1.0})
     assert counted(metrics) == counted(local_metrics)
     assert torch.equal(weights, local_weights)
 
