@@ -18,8 +18,8 @@ from mmgrpo.explain.forward_counts import SampleForwards, forwards_per_sample
 from mmgrpo.maths.aggregates import count
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.training.build import plan_at
-from mmgrpo.training.credit import Credit, form_credit
-from mmgrpo.training.learner import accumulate_gradient
+from mmgrpo.training.compute_advantages import SampleAdvantages, group_advantages
+from mmgrpo.training.gradients import accumulate_gradient
 from mmgrpo.types import Prompt, Rollout
 from tests.tiny.pipelines import PIPELINES
 
@@ -107,7 +107,7 @@ def spend_step(config: RunConfig, policy: DenoisingPolicy, step: int = 0) -> Spe
     scores = score(rollout.samples, [NamedReward("brightness", Brightness())])
     with _counted(policy) as updating:
         num_forwards = _update(
-            config, policy, rollout, form_credit(scores, rollout.prompt_index_B, Algorithm.of(config).advantages)
+            config, policy, rollout, group_advantages(scores, rollout.prompt_index_B, Algorithm.of(config).advantages)
         )
     return Spending(
         sample=(drawing.without_grad + drawing.with_grad) / B,
@@ -128,7 +128,7 @@ def predicted(config: RunConfig, num_steps: int, *, guided: bool) -> Spending:
     return Spending(sample=sample, trained=trained, reference=reference, reported=sample + trained + reference)
 
 
-def _update(config: RunConfig, policy: DenoisingPolicy, rollout: Rollout, credit: Credit) -> int:
+def _update(config: RunConfig, policy: DenoisingPolicy, rollout: Rollout, credit: SampleAdvantages) -> int:
     update, objective, num_forwards = config.update, Algorithm.of(config).objective, 0
     for number in range(update.epochs * update.minibatches):
         part = number % update.minibatches

@@ -13,8 +13,8 @@ from mmgrpo.config.loading import validated
 from mmgrpo.maths.aggregates import count
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.training.build import build_optimizer
-from mmgrpo.training.credit import Credit, form_credit
-from mmgrpo.training.learner import Gradient, accumulate_gradient
+from mmgrpo.training.compute_advantages import SampleAdvantages, group_advantages
+from mmgrpo.training.gradients import Gradient, accumulate_gradient
 from mmgrpo.types import Plan, Prompt, Rollout
 
 RUN = validated({})  # everything as the engine has it by default
@@ -49,11 +49,13 @@ class Learner:
         plan = Plan(same_initial_noise=setting.same_initial_noise)
         return self.policy.rollout(PROMPTS, group_size=setting.group, seed=0, plan=plan)
 
-    def judge(self, rollout: Rollout) -> Credit:
+    def judge(self, rollout: Rollout) -> SampleAdvantages:
         """The reward, a mean over pixels, and the advantages."""
-        return form_credit(score(rollout.samples, self._rewards), rollout.prompt_index_B, Algorithm.of(RUN).advantages)
+        return group_advantages(
+            score(rollout.samples, self._rewards), rollout.prompt_index_B, Algorithm.of(RUN).advantages
+        )
 
-    def learn(self, rollout: Rollout, credit: Credit) -> Gradient:
+    def learn(self, rollout: Rollout, credit: SampleAdvantages) -> Gradient:
         """The gradient of the clipped objective, and the optimiser's step."""
         gradient = accumulate_gradient(
             self.policy,

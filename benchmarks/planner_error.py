@@ -22,7 +22,7 @@ from mmgrpo.explain.operator_times import MachineSpeed, measured_speed
 from mmgrpo.explain.process_scale import plan_processes
 from mmgrpo.maths.aggregates import count
 from mmgrpo.policy import Policy
-from mmgrpo.training.learner import accumulate_gradient
+from mmgrpo.training.gradients import accumulate_gradient
 from mmgrpo.types import Prompt
 
 GROUP, STEPS, LENGTH, LONGER = 4, 4, 16, 64

@@ -34,8 +34,7 @@ def train(name: str, overrides: Sequence[str] = ()) -> Policy:
     config = _require_supported(mmgrpo.load_config(name, overrides))
     job = mmgrpo.Job(Accelerator())
     policy = mmgrpo.build_policy(config, job.accelerator.device)
-    rewards = mmgrpo.build_rewards(config.rewards)
-    scorer = mmgrpo.Scorer(rewards)
+    scorer = mmgrpo.Scorer(rewards := mmgrpo.build_rewards(config.rewards))
     algorithm = mmgrpo.Algorithm.of(config)
     views = mmgrpo.build_views(algorithm, policy)
     assert config.prompts is not None
@@ -51,7 +50,7 @@ def train(name: str, overrides: Sequence[str] = ()) -> Policy:
     for step in range(config.steps):
         prompts = stream.at_step(step, memory)
         setting = algorithm.step_setting(step, memory, prompts.key)
-        value = partial(mmgrpo.valued, rewards=rewards, advantages=algorithm.advantages, step=step)
+        value = partial(mmgrpo.combine_rewards, reward_functions=rewards, chain=algorithm.advantages, step=step)
         plan, reads = mmgrpo.plan_at(algorithm, policy, step), config.rollout.training_states == "renoised"
         rollouts = mmgrpo.gather(
             policy, algorithm.strategy, prompts.prompt, scorer, setting=setting, job=job,

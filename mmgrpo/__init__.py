@@ -22,13 +22,13 @@ if TYPE_CHECKING:
         plan_at,
     )
     from mmgrpo.training.build_views import build_views
-    from mmgrpo.training.credit import estimate, valued
-    from mmgrpo.training.gather import gather
-    from mmgrpo.training.judge import judge
-    from mmgrpo.training.learn import learn
-    from mmgrpo.training.memory import remember, remembered, step_facts
+    from mmgrpo.training.compute_advantages import combine_rewards, compute_advantages
     from mmgrpo.training.mixed import MixedTrainer
+    from mmgrpo.training.prompt_stats import read_prompt_stats, step_prompt_stats, update_prompt_stats
+    from mmgrpo.training.rollout_rounds import collect_rollouts
+    from mmgrpo.training.score_rollouts import score_rollouts
     from mmgrpo.training.trainer import Trainer
+    from mmgrpo.training.update_policy import update_policy
     from mmgrpo.training.warmup import Warmup
     from mmgrpo.types import Evaluation, Example, Noise, Plan, Prompt, Rollout, Sample, Scores, SupervisedLoss
 
@@ -56,15 +56,15 @@ HOMES = {
         "mmgrpo.training.build",
     ),
     "build_views": "mmgrpo.training.build_views",
-    "estimate": "mmgrpo.training.credit",
-    "gather": "mmgrpo.training.gather",
-    "judge": "mmgrpo.training.judge",
-    "learn": "mmgrpo.training.learn",
+    "compute_advantages": "mmgrpo.training.compute_advantages",
+    "collect_rollouts": "mmgrpo.training.rollout_rounds",
+    "score_rollouts": "mmgrpo.training.score_rollouts",
+    "update_policy": "mmgrpo.training.update_policy",
     "load_prompts_of": "mmgrpo.data.prompts",
-    "remember": "mmgrpo.training.memory",
-    "remembered": "mmgrpo.training.memory",
-    "step_facts": "mmgrpo.training.memory",
-    "valued": "mmgrpo.training.credit",
+    "update_prompt_stats": "mmgrpo.training.prompt_stats",
+    "read_prompt_stats": "mmgrpo.training.prompt_stats",
+    "step_prompt_stats": "mmgrpo.training.prompt_stats",
+    "combine_rewards": "mmgrpo.training.compute_advantages",
 }
 """Where each public name is defined; it is imported when it is first used."""
 
@@ -90,18 +90,18 @@ __all__ = [
     "build_policy",
     "build_rewards",
     "build_views",
-    "estimate",
-    "gather",
-    "judge",
-    "learn",
+    "collect_rollouts",
+    "combine_rewards",
+    "compute_advantages",
     "load_config",
     "load_prompts_of",
     "optimizer_of",
     "plan_at",
-    "remember",
-    "remembered",
-    "step_facts",
-    "valued",
+    "read_prompt_stats",
+    "score_rollouts",
+    "step_prompt_stats",
+    "update_policy",
+    "update_prompt_stats",
 ]
 
 __getattr__ = exports(__name__, HOMES)

@@ -12,7 +12,7 @@ from mmgrpo.config import AdvantageConfig, RunConfig
 from mmgrpo.config.loading import validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.aggregates import count, sequence_mean
-from mmgrpo.training.credit import penalised, reward_metrics, without_truncated
+from mmgrpo.training.compute_advantages import reward_metrics, with_kl_column, without_truncated
 from mmgrpo.types import Prompt, Rollout, Sample, Scores
 from tests.uniform import credit_of
 
@@ -41,7 +41,7 @@ def rollout_of(finished: list[bool], lengths: list[int]) -> Rollout:
 def test_divergence_is_taken_off_the_reward_before_the_baseline() -> None:
     # rewards 2, 4, 0, -; divergences 1, 3, 5, 7 at 0.5: 1.5, 2.5, -2.5, -
     divergence_B, plain = torch.tensor([1.0, 3.0, 5.0, 7.0]), scores_of([1.0, 2.0, 0.0, None])
-    scores = penalised(plain, divergence_B, 0.5)
+    scores = with_kl_column(plain, divergence_B, 0.5)
     assert scores.scored_B.tolist() == [True, True, True, False]
     config = AdvantageConfig.model_validate({"scale": "leave_one_out", "kl_beta": 0.5, "divergence": "k1"})
     credit = credit_of(plain, 4, config, divergence_B)

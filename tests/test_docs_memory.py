@@ -15,7 +15,7 @@ from mmgrpo.data.stream import PromptStream
 from mmgrpo.maths.controllers import CONTROLLERS
 from mmgrpo.maths.schedules import VALUE_SCHEDULES
 from mmgrpo.system.yamls import parse_yaml
-from mmgrpo.training.memory import Facts, remember
+from mmgrpo.training.prompt_stats import PromptStats, update_prompt_stats
 from mmgrpo.types import Prompt
 from tests.test_docs import DOCS, shown
 
@@ -27,8 +27,8 @@ def test_the_sampler() -> None:
     prompts = [Prompt(str(i)) for i in range(4)]
     stream = PromptStream(prompts, num_per_step=3, seed=0, sampler=sampler)
     assert [index for index, _ in stream.take(0)] == [0, 1, 2]
-    facts = Facts(keys=stream.keys[:3], reward_B=torch.zeros(3), valid_B=torch.ones(3, dtype=torch.bool), step=0)
-    assert [index for index, _ in stream.take(1, remember(stream.memory, facts))] == [3, 0, 1]
+    facts = PromptStats(keys=stream.keys[:3], reward_B=torch.zeros(3), valid_B=torch.ones(3, dtype=torch.bool), step=0)
+    assert [index for index, _ in stream.take(1, update_prompt_stats(stream.memory, facts))] == [3, 0, 1]
 
 
 def test_the_schedule_and_the_controller() -> None:

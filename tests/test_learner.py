@@ -16,7 +16,7 @@ from mmgrpo.maths.surrogates import clipped, dual_clipped, policy_gradient, two_
 from mmgrpo.methods.ratios.grpo_guard import inverse_step_weight
 from mmgrpo.methods.surrogates.cispo import cispo
 from mmgrpo.methods.surrogates.sapo import sapo
-from mmgrpo.training.learner import accumulate_gradient
+from mmgrpo.training.gradients import accumulate_gradient
 from mmgrpo.types import Plan, Prompt, Rollout
 from mmgrpo.values import DRIFT, Value
 from tests.tiny.pipelines import PIPELINES

@@ -22,7 +22,7 @@ from mmgrpo.maths.terms import divergence_terms, weighted
 from mmgrpo.maths.terms.view_terms import negative_logprob
 from mmgrpo.methods.ratios.gmpo import pessimistic_bound
 from mmgrpo.methods.selection.kl_cov import departure, kl_covariance
-from mmgrpo.training.learner import accumulate_gradient
+from mmgrpo.training.gradients import accumulate_gradient
 from mmgrpo.types import Origin, Plan, Rollout
 from mmgrpo.values import OLD
 from tests import full_graph

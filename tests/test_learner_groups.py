@@ -11,7 +11,7 @@ from mmgrpo.maths.aggregates import count, sequence_mean
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.terms import TERMS, group_losses
-from mmgrpo.training.learner import accumulate_gradient
+from mmgrpo.training.gradients import accumulate_gradient
 from mmgrpo.types import Rollout
 from tests.test_learner import disturb, draw, gradient, make_policy, relative
 

@@ -14,7 +14,7 @@ from mmgrpo.maths.terms import Term, weighted
 from mmgrpo.maths.terms.divergence_terms import divergence
 from mmgrpo.methods.group_losses.dgpo import dgpo
 from mmgrpo.methods.sampling.diffusion_nft import diffusion_nft
-from mmgrpo.training.learner import accumulate_gradient
+from mmgrpo.training.gradients import accumulate_gradient
 from mmgrpo.types import Plan, Rollout
 from mmgrpo.values import Value
 from tests.policies.contract import move

@@ -15,7 +15,7 @@ from mmgrpo.maths.surrogates import shaped
 from mmgrpo.maths.terms import of_origins
 from mmgrpo.maths.terms.view_terms import negative_logprob
 from mmgrpo.methods.off_policy.rl_plus import mixture
-from mmgrpo.training.learner import accumulate_gradient
+from mmgrpo.training.gradients import accumulate_gradient
 from mmgrpo.types import Origin, Rollout
 from tests.test_learner import CLIPPED, disturb, draw, full_graph, gradient, make_policy, relative, streamed
 

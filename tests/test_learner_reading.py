@@ -14,7 +14,7 @@ from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.terms import Term
 from mmgrpo.methods.group_losses.dgpo import dgpo
 from mmgrpo.methods.sampling.diffusion_nft import diffusion_nft
-from mmgrpo.training.learner import accumulate_gradient
+from mmgrpo.training.gradients import accumulate_gradient
 from mmgrpo.types import OffPolicySample, Origin, Plan, Rollout
 from mmgrpo.values import Value
 from tests.test_learner import CLIPPED, PROMPTS, disturb, full_graph, make_policy, relative, streamed

@@ -14,7 +14,7 @@ from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, total
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.terms import Loss, Term
-from mmgrpo.training.learner import accumulate_gradient, measured
+from mmgrpo.training.gradients import accumulate_gradient, with_values
 from mmgrpo.values import Value, from_reference
 from tests.test_learner import (
     ADVANTAGE_B,
@@ -138,7 +138,7 @@ def test_values_that_the_rollout_knows_are_not_asked_again_on_policy() -> None:
     # 4 rows x 3 stochastic steps; each forward of the policy has one of the reference beside it
     policy, objective = make_policy(), OBJECTIVES["gspo with kl"]
     rollout = draw(policy)
-    known = measured(policy, rollout, [from_reference("velocity_mse")])
+    known = with_values(policy, rollout, [from_reference("velocity_mse")])
     assert known.num_forwards == rollout.num_forwards + 24
     disturb(policy)
     advantage_BT = ADVANTAGE_B[:, None].expand(rollout.shape)

@@ -24,7 +24,7 @@ from mmgrpo.methods.selection.kl_cov import departure
 from mmgrpo.methods.surrogates.simko import clipped_with_candidates, likeliest_of_wrong
 from mmgrpo.methods.surrogates.siren import anchored_entropy
 from mmgrpo.methods.surrogates.vespo import vespo
-from mmgrpo.training.learner import accumulate_gradient, measured
+from mmgrpo.training.gradients import accumulate_gradient, with_values
 from mmgrpo.types import Rollout
 from mmgrpo.values import ENTROPY, Value, from_reference
 from tests.policies.contract import move
@@ -332,15 +332,15 @@ def test_a_policy_without_entropy_is_refused() -> None:
 def test_a_measured_rollout_knows_the_divergence_of_each_decision() -> None:
     policy, rollout = drawn()
     k1 = from_reference("k1")
-    found = measured(policy, rollout, [k1])
+    found = with_values(policy, rollout, [k1])
     with torch.no_grad():
         parts = [(e.rows, e.logprob_BT) for e in policy.evaluate(rollout) if e.rows is not None]
     moved_BT = (matrix(parts, rollout.shape) - rollout.old_logprob_BT) * rollout.mask_BT
     torch.testing.assert_close(found.values[k1], moved_BT, rtol=0, atol=2e-5)
     assert found.values[k1].sum(1).abs().min() > 0
     assert found.num_forwards == rollout.num_forwards + 12
-    assert measured(policy, found, [k1]) is found  # what is known is not computed again
-    half = measured(policy, rollout.keep(torch.tensor([True, False] * 3)[:, None]), [k1])
+    assert with_values(policy, found, [k1]) is found  # what is known is not computed again
+    half = with_values(policy, rollout.keep(torch.tensor([True, False] * 3)[:, None]), [k1])
     torch.testing.assert_close(half.values[k1][::2], found.values[k1][::2], rtol=0, atol=2e-5)
     assert (half.values[k1][1::2] == 0).all()
 

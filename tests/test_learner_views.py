@@ -22,8 +22,8 @@ from mmgrpo.maths.surrogates import clipped
 from mmgrpo.maths.terms import Term, weighted
 from mmgrpo.maths.terms.divergence_terms import divergence
 from mmgrpo.maths.terms.view_terms import distillation, negative_logprob
-from mmgrpo.training.learner import accumulate_gradient, measured
-from mmgrpo.training.views import Seen, Sights, View
+from mmgrpo.training.gradients import accumulate_gradient, with_values
+from mmgrpo.training.views import View, ViewRows, Views
 from mmgrpo.types import Prompt, Rollout
 from mmgrpo.values import Value, of_view, seen_in
 from tests.policies.contract import move
@@ -55,10 +55,10 @@ def drawn(build: Callable[[], Built]) -> tuple[Built, Rollout]:
     return policy, policy.rollout(prompts, group_size=3, seed=3)
 
 
-def sights(policy: Built, rollout: Rollout, **views: View) -> Sights:
+def sights(policy: Built, rollout: Rollout, **views: View) -> Views:
     reward_B = torch.zeros(len(rollout.samples), dtype=torch.float64)
     scored_B = torch.ones(len(rollout.samples), dtype=torch.bool)
-    return Sights(views, policy, rollout, reward_B=reward_B, scored_B=scored_B, seed=0)
+    return Views(views, policy, rollout, reward_B=reward_B, scored_B=scored_B, seed=0)
 
 
 OTHER = View(name="other", context=OTHERS, moves=True, trained=True)
@@ -99,7 +99,7 @@ def matrix(policy: Built, rollout: Rollout) -> Tensor:
 
 
 def full_graph(
-    policy: Built, rollout: Rollout, seen: Seen, *, perception: float, entropy: float, taught: float
+    policy: Built, rollout: Rollout, seen: ViewRows, *, perception: float, entropy: float, taught: float
 ) -> Tensor:
     """Written down again: the surrogate, k3 of the view and its entropy with grad through both, distillation."""
     mask_BT = rollout.mask_BT
@@ -167,7 +167,7 @@ def test_the_same_weights_behind_the_same_prompt_say_the_same(build: Callable[[]
     itself = View(name="itself", context=lambda prompt, member, history: prompt, moves=True, trained=True)
     views = sights(policy, rollout, itself=itself, plain=replace(itself, name="plain", context=None))
     for name in ("itself", "plain"):
-        known = measured(policy, rollout, [of_view(name)], views)
+        known = with_values(policy, rollout, [of_view(name)], views)
         gap_BT = (known.values[of_view(name)] - rollout.old_logprob_BT)[rollout.mask_BT]
         assert float(gap_BT.abs().max()) < 1e-5
         assert known.values[seen_in(name)].eq(1).all()
@@ -190,7 +190,7 @@ def test_another_policy_teaches() -> None:
     teacher = tokens()
     move(teacher.trainable)
     views = sights(policy, rollout, teacher=View(name="teacher", policy=teacher))
-    known = measured(policy, rollout, [of_view("teacher")], views)
+    known = with_values(policy, rollout, [of_view("teacher")], views)
     with torch.no_grad():
         expected_BT = matrix(teacher, rollout)
     assert torch.equal(known.values[of_view("teacher")], expected_BT)
@@ -202,7 +202,7 @@ def test_another_policy_teaches() -> None:
 def test_a_view_that_does_not_move_is_known_once_and_one_that_does_is_looked_at_again() -> None:
     policy, rollout = drawn(tokens)
     views = sights(policy, rollout, other=OTHER, frozen=replace(OTHER, name="frozen", moves=False, trained=False))
-    known = measured(policy, rollout, [of_view("other"), of_view("frozen")], views)
+    known = with_values(policy, rollout, [of_view("other"), of_view("frozen")], views)
     assert known.num_forwards == rollout.num_forwards + 12
     before = {name: known.values[of_view(name)] for name in ("other", "frozen")}
     assert torch.equal(before["other"], before["frozen"])
@@ -227,7 +227,7 @@ def test_weights_of_a_view_are_taken_back() -> None:
     policy.weights.store("snapshot")
     move(policy.trainable)
     views = sights(policy, rollout, then=View(name="then", using=lambda: policy.weights.using("snapshot")))
-    known = measured(policy, rollout, [of_view("then")], views)
+    known = with_values(policy, rollout, [of_view("then")], views)
     gap_BT = (known.values[of_view("then")] - rollout.old_logprob_BT)[rollout.mask_BT]
     assert float(gap_BT.abs().max()) < 1e-5
     with torch.no_grad():
@@ -237,7 +237,7 @@ def test_weights_of_a_view_are_taken_back() -> None:
 def test_what_a_view_does_not_say_is_told() -> None:
     policy, rollout = drawn(tokens)
     with pytest.raises(ConfigError, match="no gaussian@other"):
-        measured(policy, rollout, [Value("gaussian", "other")], sights(policy, rollout, other=OTHER))
+        with_values(policy, rollout, [Value("gaussian", "other")], sights(policy, rollout, other=OTHER))
     beginning = View(name="begun", context=lambda prompt, member, history: replace(prompt, prefix="so"))
     with pytest.raises(ConfigError, match="gives them no beginning"):
         sights(policy, rollout, begun=beginning)["begun"]

@@ -17,7 +17,7 @@ from mmgrpo.maths.schedules import linear_weight
 from mmgrpo.scoring import Gate, NamedReward, named_rewards, score
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.training.build import build_rewards
-from mmgrpo.training.credit import reward_metrics
+from mmgrpo.training.compute_advantages import reward_metrics
 from mmgrpo.types import Prompt, Sample, Scores
 from tests.uniform import credit_of
 

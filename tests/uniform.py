@@ -7,10 +7,12 @@ from torch import Tensor
 
 from mmgrpo.algorithm import AdvantageChain
 from mmgrpo.config import AdvantageConfig
-from mmgrpo.training.credit import Credit, form_credit
+from mmgrpo.training.compute_advantages import SampleAdvantages, group_advantages
 from mmgrpo.types import Scores
 
 
-def credit_of(scores: Scores, group_size: int, config: AdvantageConfig, divergence_B: Tensor | None = None) -> Credit:
+def credit_of(
+    scores: Scores, group_size: int, config: AdvantageConfig, divergence_B: Tensor | None = None
+) -> SampleAdvantages:
     group_B = torch.arange(len(scores.value_BR)) // group_size
-    return form_credit(scores, group_B, AdvantageChain.of(config), divergence_B)
+    return group_advantages(scores, group_B, AdvantageChain.of(config), divergence_B)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from mmgrpo.config import RunConfig
     from mmgrpo.policy import Policy
-    from mmgrpo.training.evaluation import Judged
+    from mmgrpo.training.evaluation import EvaluationResult
     from mmgrpo.types import Prompt
 
 
@@ -225,7 +225,7 @@ def policy_of(settings: RunConfig, checkpoint: Path | None) -> Policy:
     return policy
 
 
-def evaluation_of(settings: RunConfig, checkpoint: Path | None, *, trust: bool = False) -> Judged | None:
+def evaluation_of(settings: RunConfig, checkpoint: Path | None, *, trust: bool = False) -> EvaluationResult | None:
     """The evaluation of the policy, with the weights of a run or checkpoint if given; None except on the main process.
 
     A task that follows another one gets its prompts from the leader's policy at the same checkpoint.
@@ -252,18 +252,19 @@ def _prompts_from_leader(
     settings: RunConfig, checkpoint: Path | None, *, trust: bool
 ) -> Callable[[Sequence[Prompt]], list[Prompt]] | None:
     """Maps prompts through the policy of the leading task; None for a task without ``after``."""
+    from mmgrpo.algorithm import Algorithm
     from mmgrpo.config.loading import load_config
     from mmgrpo.runs.checkpoint import is_checkpoint
     from mmgrpo.runs.resuming import config_file_of, run_folder_of
     from mmgrpo.runs.trust import require_trusted
-    from mmgrpo.training.following import Behind
+    from mmgrpo.training.task_chain import TaskLink
 
     if settings.task is None or settings.task.after is None or checkpoint is None:
         return None
     leader = run_folder_of(checkpoint).parent / settings.task.after
     at = leader / "checkpoints" / checkpoint.name if is_checkpoint(checkpoint) else leader
     require_trusted(config_file_of(leader), trust=trust)
-    return Behind(policy_of(load_config(config_file_of(leader)), at), settings.task).show
+    return TaskLink(policy_of(load_config(config_file_of(leader)), at), Algorithm.of(settings)).show
 
 
 def weights_for(config: str, checkpoint: Path | None, task: str | None = None, *, best: bool = False) -> Path | None:

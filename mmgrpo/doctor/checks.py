@@ -22,8 +22,8 @@ from mmgrpo.maths.aggregates import count
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.surrogates import policy_gradient
 from mmgrpo.policy import Policy
-from mmgrpo.training.learner import Gradient, accumulate_gradient
-from mmgrpo.training.views import Seen
+from mmgrpo.training.gradients import Gradient, accumulate_gradient
+from mmgrpo.training.views import ViewRows
 from mmgrpo.types import Rollout, Sample
 from mmgrpo.values import DRIFT
 
@@ -67,7 +67,7 @@ class CheckedPolicy:
     policy: Policy
     objective: Objective
     rollout: Rollout
-    views: Mapping[str, Seen] = field(default_factory=dict)
+    views: Mapping[str, ViewRows] = field(default_factory=dict)
 
     @property
     def clip_bound(self) -> float | None:

@@ -36,10 +36,10 @@ from mmgrpo.splits import num_leaves
 from mmgrpo.system.console import escape_controls
 from mmgrpo.training.build import plan_at
 from mmgrpo.training.build_views import build_views
-from mmgrpo.training.critic import build_critic, seen_by
-from mmgrpo.training.drawing import draw
+from mmgrpo.training.critic import build_critic, with_critic_values
 from mmgrpo.training.ema import Average
-from mmgrpo.training.views import Sights
+from mmgrpo.training.request_sampling import sample_requests
+from mmgrpo.training.views import Views
 from mmgrpo.types import Plan, Prompt, Rollout, Sample
 from mmgrpo.values import DRIFT, REFERENCE, VALUE
 
@@ -99,18 +99,18 @@ def examine(
     return [*rollout_results, *update_results, *_rewards(reward_functions, rollout.samples, raw=raw)]
 
 
-def _views(algorithm: Algorithm, policy: Policy, rollout: Rollout, device: torch.device | None) -> Sights:
+def _views(algorithm: Algorithm, policy: Policy, rollout: Rollout, device: torch.device | None) -> Views:
     config = algorithm.config
     average = Average(policy.trainable, config.update.ema) if config.update.ema else None
     views = build_views(algorithm, policy, device=device or "cpu", average=average)
     ones_B = torch.ones(len(rollout.samples), dtype=torch.float64)
-    return Sights(views, policy, rollout, reward_B=ones_B, scored_B=ones_B.bool(), seed=config.seed)
+    return Views(views, policy, rollout, reward_B=ones_B, scored_B=ones_B.bool(), seed=config.seed)
 
 
 def _critic(config: RunConfig, rollout: Rollout, device: torch.device | None) -> CheckResult:
     """The range of the values that the critic predicts before training."""
     critic = build_critic(config, device or "cpu")
-    value_M = seen_by(critic, rollout).values[VALUE][rollout.mask_BT]
+    value_M = with_critic_values(critic, rollout).values[VALUE][rollout.mask_BT]
     measured = f"predicts {float(value_M.amin()):.3g} to {float(value_M.amax()):.3g} of {len(value_M)} decisions"
     return CheckResult("critic", bool(value_M.isfinite().all()), measured)
 
@@ -141,7 +141,7 @@ def _draw_rollout(
     seed = algorithm.step_setting(0, Memory(), str).seed
     group_size = max(GROUP_SIZE, num_leaves(plan.splits))  # a tree is whole
     requests = [Request(prompt=prompt, members=tuple(range(group_size))) for prompt in range(len(prompts))]
-    sampled = draw(
+    sampled = sample_requests(
         policy,
         requests,
         range(len(requests)),

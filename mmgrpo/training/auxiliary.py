@@ -24,13 +24,13 @@ from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy, SupportsTextOffsets
-from mmgrpo.training.credit import Batch
-from mmgrpo.training.learner import Gradient
+from mmgrpo.training.compute_advantages import Advantages
+from mmgrpo.training.gradients import Gradient
 from mmgrpo.training.supervision import (
     EXAMPLES_SEED,
     ExampleBatches,
-    Lesson,
-    Taught,
+    SupervisedBatch,
+    SupervisedResult,
     accumulate_supervised,
     accumulate_weighted,
     load_examples,
@@ -41,7 +41,7 @@ from mmgrpo.types import Example, Origin, Prompt, Sample
 Part = tuple[int, str | None]
 """A group, and the context that some of its rows were drawn in; None: the group as a whole."""
 
-Beside = Callable[[int, Sequence[int]], Gradient]
+ExtraGradient = Callable[[int, Sequence[int]], Gradient]
 """(number of the update, this process's rows of it) -> what it added beside the objective's gradient; a collective."""
 
 
@@ -73,36 +73,38 @@ class Auxiliaries:
                 examples = load_examples(config.examples, f"auxiliary ({config.label}): examples")
                 self._batches[config.label] = ExampleBatches(examples, config.batch_size or 64, seed)
 
-    def beside(self, algorithm: Algorithm, batch: Batch, first: int) -> Beside | None:
+    def beside(self, algorithm: Algorithm, advantages: Advantages, first: int) -> ExtraGradient | None:
         """What joins the updates of a step.
 
         Args:
             algorithm: at the step, with the section and its prompt templates.
-            batch: what the step's updates learn from.
+            advantages: what the step's updates learn from.
             first: how many updates the run has had.
 
         Returns:
             For ``learn``; None where nothing joins.
         """
         is_active = any(config.weight != 0 for config in algorithm.config.auxiliary)
-        return partial(self._accumulate, algorithm, batch, first) if is_active else None
+        return partial(self._accumulate, algorithm, advantages, first) if is_active else None
 
-    def _accumulate(self, algorithm: Algorithm, batch: Batch, first: int, number: int, rows: Sequence[int]) -> Gradient:
+    def _accumulate(
+        self, algorithm: Algorithm, advantages: Advantages, first: int, number: int, rows: Sequence[int]
+    ) -> Gradient:
         losses, sums, num_forwards = {}, {}, 0
         for config in algorithm.config.auxiliary:
             if config.weight == 0:
                 continue
             if config.from_prefix:
-                taught, num = self._from_beginnings(config, batch, first + number, rows)
+                taught, num = self._from_beginnings(config, advantages, first + number, rows)
             elif config.column is None:
                 taught, num = self._from_examples(config, first + number)
             else:
-                taught, num = self._from_answers(config, config.column, algorithm, batch, first + number, rows)
+                taught, num = self._from_answers(config, config.column, algorithm, advantages, first + number, rows)
             losses[config.label], sums[config.label] = taught.own_loss, taught.own_sum
             num_forwards += num
         return Gradient(Diagnostics(loss_sums=losses, value_sums=sums), 0.0, num_forwards)
 
-    def _from_examples(self, config: AuxiliaryConfig, number: int) -> tuple[Taught, int]:
+    def _from_examples(self, config: AuxiliaryConfig, number: int) -> tuple[SupervisedResult, int]:
         assert self._supervised is not None
         lesson = self._batches[config.label].at(number, self._job, f"auxiliary ({config.label}): batch_size")
         taught = accumulate_supervised(
@@ -115,14 +117,14 @@ class Auxiliaries:
         config: AuxiliaryConfig,
         column: str,
         algorithm: Algorithm,
-        batch: Batch,
+        advantages: Advantages,
         number: int,
         rows: Sequence[int],
-    ) -> tuple[Taught, int]:
-        samples = [batch.rollout.samples[row] for row in rows]
+    ) -> tuple[SupervisedResult, int]:
+        samples = [advantages.rollout.samples[row] for row in rows]
         parts: list[Part] = [(one.group, one.context if config.per_context else None) for one in samples]
         one_of = dict(zip(parts, samples, strict=True))
-        rate_P = success_rates(batch, rows, parts, right=config.right)
+        rate_P = success_rates(advantages, rows, parts, right=config.right)
         weight_P = algorithm.answer_weights[config.label](rate_P).tolist()
         taught = {part: weight for part, weight in zip(one_of, weight_P, strict=True) if weight != 0}
 
@@ -136,9 +138,9 @@ class Auxiliaries:
         return self._weighed(config, number, groups, lambda: list(answers()), list(taught.values()), len(one_of))
 
     def _from_beginnings(
-        self, config: AuxiliaryConfig, batch: Batch, number: int, rows: Sequence[int]
-    ) -> tuple[Taught, int]:
-        samples = [batch.rollout.samples[row] for row in rows]
+        self, config: AuxiliaryConfig, advantages: Advantages, number: int, rows: Sequence[int]
+    ) -> tuple[SupervisedResult, int]:
+        samples = [advantages.rollout.samples[row] for row in rows]
         one_of = {(one.group, one.num_forced): one for one in samples if one.num_forced}
         often = Counter((one.group, one.num_forced) for one in samples)
 
@@ -156,7 +158,7 @@ class Auxiliaries:
         examples_of: Callable[[], list[Example]],
         weights: Sequence[float],
         num: int,
-    ) -> tuple[Taught, int]:
+    ) -> tuple[SupervisedResult, int]:
         """The loss of examples of these groups, as a mean over so many of this process; a collective."""
         assert self._supervised is not None
         examples: list[Example] = []
@@ -167,7 +169,7 @@ class Auxiliaries:
 
         total = sum(self._job.run_on_all(found))
         seeds = [derive_seed(self._seed, EXAMPLES_SEED, number, group) for group in groups]
-        lesson = Lesson(examples=examples, seeds=seeds)
+        lesson = SupervisedBatch(examples=examples, seeds=seeds)
         came_to = accumulate_weighted(
             self._supervised, lesson, weights, num=max(total, 1), job=self._job, scale=config.weight
         )
@@ -185,11 +187,11 @@ class Auxiliaries:
         return self._answers[key][1]
 
 
-def success_rates(batch: Batch, rows: Sequence[int], parts: Sequence[Part], *, right: float) -> Tensor:
+def success_rates(advantages: Advantages, rows: Sequence[int], parts: Sequence[Part], *, right: float) -> Tensor:
     """The share of each part's drawn samples among these rows that are right; 1 where no reward applied to any.
 
     Args:
-        batch: the rows of this process.
+        advantages: the rows of this process.
         rows: some of them.
         parts: of each of these rows.
         right: the reward from which on a sample is right.
@@ -197,11 +199,11 @@ def success_rates(batch: Batch, rows: Sequence[int], parts: Sequence[Part], *, r
     Returns:
         (P,), float64, of each part in the order in which they come.
     """
-    rollout, rows_N = batch.rollout, torch.tensor(list(rows), dtype=torch.long)
-    scored_N = batch.credit.scored_B[batch.mine][rows_N]
+    rollout, rows_N = advantages.rollout, torch.tensor(list(rows), dtype=torch.long)
+    scored_N = advantages.credit.scored_B[advantages.mine][rows_N]
     if rollout.origin_B is not None:
         scored_N = scored_N & (rollout.origin_B[rows_N] == Origin.ON_POLICY)
-    right_N = batch.reward_B[rows_N] >= right
+    right_N = advantages.reward_B[rows_N] >= right
     rates = []
     for part in dict.fromkeys(parts):
         of_N = scored_N & torch.tensor([one == part for one in parts])

@@ -31,8 +31,8 @@ from mmgrpo.scoring import Gate, NamedReward, as_reward
 from mmgrpo.system.process_settings import restored_settings
 from mmgrpo.system.targets import is_python_target
 from mmgrpo.training.ema import Average
-from mmgrpo.training.hooks import HOOKS
 from mmgrpo.training.optimizer import GuardedOptimizer
+from mmgrpo.training.update_hooks import HOOKS
 from mmgrpo.types import Plan
 
 _NESTED = ("of", "likelihood", "grade")  # settings of a reward that name another one

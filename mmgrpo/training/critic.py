@@ -21,13 +21,13 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.critics import generalised_advantage, value_loss
 from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.policy import Critic, SupportsCritic
-from mmgrpo.training.auxiliary import Beside
+from mmgrpo.training.auxiliary import ExtraGradient
 from mmgrpo.training.build import build_policy, optimizer_of
-from mmgrpo.training.credit import Batch
-from mmgrpo.training.gather import Experience
-from mmgrpo.training.learner import Gradient
+from mmgrpo.training.compute_advantages import Advantages
+from mmgrpo.training.gradients import Gradient
+from mmgrpo.training.rollout_rounds import Rollouts
 from mmgrpo.training.streaming import cells, evaluations, index_of
-from mmgrpo.training.views import behind
+from mmgrpo.training.views import override_prompts
 from mmgrpo.types import Rollout
 from mmgrpo.values import VALUE
 
@@ -53,9 +53,9 @@ def build_critic(config: RunConfig, device: str | torch.device) -> Critic:
 
 
 @torch.no_grad()
-def seen_by(critic: Critic, rollout: Rollout) -> Rollout:
+def with_critic_values(critic: Critic, rollout: Rollout) -> Rollout:
     """The rows as a critic finds them, with the value of every state that a decision was taken in."""
-    seen = behind(critic, rollout, [sample.prompt for sample in rollout.samples])
+    seen = override_prompts(critic, rollout, [sample.prompt for sample in rollout.samples])
     value_BT, num_forwards = torch.zeros(rollout.shape), 0
     for part in evaluations(critic, seen, (VALUE,)):
         found_BT = part.values[VALUE].float().cpu()
@@ -65,7 +65,7 @@ def seen_by(critic: Critic, rollout: Rollout) -> Rollout:
 
 
 @final
-class Learnt:
+class CriticTrainer:
     """A critic, what it said of a step's rows at their rollout, and its optimiser.
 
     Attributes:
@@ -103,17 +103,17 @@ class Learnt:
         """Whether the policy stands still at a step, counted from 0."""
         return step < self._config.warmup_steps
 
-    def valued(self, experience: Experience) -> Experience:
+    def valued(self, rollouts: Rollouts) -> Rollouts:
         """The rows with the value of every state that a decision was taken in, at the weights of now."""
-        rollout, self._seen = experience.rollout, seen_by(self._critic, experience.rollout)
+        rollout, self._seen = rollouts.rollout, with_critic_values(self._critic, rollouts.rollout)
         values, num_forwards = {**rollout.values, **self._seen.values}, rollout.num_forwards + self._seen.num_forwards
-        return replace(experience, rollout=replace(rollout, values=values, num_forwards=num_forwards))
+        return replace(rollouts, rollout=replace(rollout, values=values, num_forwards=num_forwards))
 
-    def beside(self, batch: Batch, policy: Beside | None, *, step: int) -> Beside | None:
+    def beside(self, advantages: Advantages, policy: ExtraGradient | None, *, step: int) -> ExtraGradient | None:
         """What joins the updates of a step: the gradient of the critic's own loss, on its own weights.
 
         Args:
-            batch: of the rows that were valued last.
+            advantages: of the rows that were valued last.
             policy: what joins the policy's gradient.
             step: of the run, from 0; where the critic stands still, only that joins.
 
@@ -125,11 +125,11 @@ class Learnt:
         if not self._learns:
             self.metrics = {}
             return policy
-        old_BT, scored_B = self._seen.values[VALUE], batch.credit.scored_B[batch.mine]
-        reward_B = batch.reward_B.where(scored_B, 0.0)
+        old_BT, scored_B = self._seen.values[VALUE], advantages.credit.scored_B[advantages.mine]
+        reward_B = advantages.reward_B.where(scored_B, 0.0)
         numbers = {"gamma": self._config.gamma, "decay": self._config.decay}
         target_BT = old_BT + generalised_advantage(old_BT, reward_B, self._seen.mask_BT, **numbers)
-        seen = self._seen.keep(batch.rollout.mask_BT & scored_B[:, None])
+        seen = self._seen.keep(advantages.rollout.mask_BT & scored_B[:, None])
         return partial(self._accumulate, seen, target_BT, policy)
 
     def apply(self) -> None:
@@ -157,7 +157,7 @@ class Learnt:
         self.optimizer.load_state_dict(state["optimizer"], num_updates=num_updates)
 
     def _accumulate(
-        self, seen: Rollout, target_BT: Tensor, policy: Beside | None, number: int, rows: Sequence[int]
+        self, seen: Rollout, target_BT: Tensor, policy: ExtraGradient | None, number: int, rows: Sequence[int]
     ) -> Gradient:
         """Adds the gradient of the mean loss over the kept decisions of the whole job's update."""
         mine_B = torch.zeros(len(target_BT), dtype=torch.bool)

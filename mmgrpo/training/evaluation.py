@@ -15,7 +15,7 @@ from mmgrpo.types import Plan, Prompt, Sample, Scores
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class EvaluationResult:
     """What an evaluation found; whole on the main process only.
 
     Attributes:
@@ -68,7 +68,7 @@ def evaluate(
     plan: Plan | None = None,
     on_samples: Callable[[Sequence[Sample]], None] | None = None,
     show: Callable[[Sequence[Prompt]], Sequence[Prompt]] | None = None,
-) -> Judged | None:
+) -> EvaluationResult | None:
     """Draws ``samples_per_prompt`` for every prompt and asks the judges once about all of them together.
 
     Args:
@@ -107,10 +107,10 @@ def evaluate(
     if not job.is_main:
         return None
     everyones.sort(key=lambda sample: (sample.group, sample.member))
-    return Judged(everyones, judges(everyones), policy)
+    return EvaluationResult(everyones, judges(everyones), policy)
 
 
-def try_out(policy: Policy, prompt: Prompt, scorers: Sequence[Scorer]) -> None:
+def probe_rewards(policy: Policy, prompt: Prompt, scorers: Sequence[Scorer]) -> None:
     """Draws two samples without noise and asks the rewards, so that hours are not spent before one that cannot answer.
 
     Args:

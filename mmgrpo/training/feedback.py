@@ -14,8 +14,8 @@ from mmgrpo.distributed.job import Job
 from mmgrpo.maths.feedback import Column, Feedback, job_feedback
 from mmgrpo.maths.feedback import joined as joined_feedback
 from mmgrpo.policy import Policy
-from mmgrpo.training.judge import Verdict
-from mmgrpo.training.parts import scoped_of, turns_of
+from mmgrpo.training.score_rollouts import Rewards
+from mmgrpo.training.span_scores import span_scores, turn_rewards
 from mmgrpo.types import Rollout, Sample
 from mmgrpo.values import Value
 
@@ -23,7 +23,7 @@ from mmgrpo.values import Value
 def feedback_of(
     policy: Policy,
     rollout: Rollout,
-    verdict: Verdict,
+    rewards: Rewards,
     reward_B: Tensor,
     *,
     asked: Collection[Value],
@@ -38,7 +38,7 @@ def feedback_of(
     Args:
         policy: what drew the rows.
         rollout: its mask keeps the rows that take part; it knows what is asked for.
-        verdict: on the rows of all processes.
+        rewards: on the rows of all processes.
         reward_B: what the rewards of each row come to.
         asked: values of decisions.
         parts: rewards whose words of parts are asked for.
@@ -50,11 +50,11 @@ def feedback_of(
     Returns:
         The feedback.
     """
-    mine = verdict.mine
-    valid_B = verdict.counting.scored_B[mine] & verdict.keep_N[mine]
+    mine = rewards.mine
+    valid_B = rewards.counting.scored_B[mine] & rewards.keep_N[mine]
     values = {value: rollout.values[value] for value in sorted(asked, key=str)}
     own = job_feedback(reward_B, valid_B, rollout.prompt_index_B, rollout.mask_BT, rollout.old_logprob_BT, values)
-    scores = verdict.counting
+    scores = rewards.counting
     return Feedback(
         reward_B=reward_B,
         valid_B=valid_B,
@@ -73,13 +73,13 @@ def feedback_of(
             for r, name in enumerate(scores.names)
         },
         columns=_columns(rollout.samples),
-        scoped={name: scoped_of(policy, rollout, verdict, name) for name in sorted(parts)},
+        scoped={name: span_scores(policy, rollout, rewards, name) for name in sorted(parts)},
         origin_B=rollout.origin_B,
         sampled_by_BT=rollout.sampled_by_BT,
         after_B=_after(rollout.samples),
         step=step,
         remembered=remembered or {},
-        exchanges=turns_of(rollout) if turns else None,
+        exchanges=turn_rewards(rollout) if turns else None,
         summed=lambda tensor: torch.stack(job.gather(tensor)).sum(0),
     )
 

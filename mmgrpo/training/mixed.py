@@ -33,8 +33,8 @@ from mmgrpo.runs.sample_logging import log_samples
 from mmgrpo.system.files import replace_text
 from mmgrpo.system.machine import machine
 from mmgrpo.training.build import build_rewards
-from mmgrpo.training.following import require_told
-from mmgrpo.training.together import Together, own_step
+from mmgrpo.training.run_loop import RunLoop, own_step
+from mmgrpo.training.task_chain import require_cross_task_rewards
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample, Scores
 
@@ -103,10 +103,10 @@ class MixedTrainer:
             )
         for name, trainer in self.tasks.items():
             after = {other: one.scoring.scorer.names for other, one in self.tasks.items() if _is_after(one, name)}
-            require_told(name, [reward.function for reward in trainer.rewards], after)
+            require_cross_task_rewards(name, [reward.function for reward in trainer.rewards], after)
         self.status = "running"
         self._whole = MixedFolder(self.tasks, self.config, self.job, folder)
-        self._together = Together(self.tasks, self.config, self.job, step=found.step, whole=self._whole)
+        self._together = RunLoop(self.tasks, self.config, self.job, step=found.step, whole=self._whole)
 
     def _policy(self, name: str, task: RunConfig, live: Mapping[str, Policy]) -> Policy | None:
         """The policy of a task, if it is there by now."""

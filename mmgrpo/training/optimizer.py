@@ -19,7 +19,7 @@ from mmgrpo.distributed.job import Job
 from mmgrpo.distributed.parameter_shards import as_piece, assign_gradients, local_shards, slice_for_shard
 from mmgrpo.errors import NonFiniteError
 from mmgrpo.training.ema import Average
-from mmgrpo.training.hooks import UpdateHook
+from mmgrpo.training.update_hooks import UpdateHook
 
 RECENT = 20
 """How many of the last updates the share of skipped ones is taken over."""

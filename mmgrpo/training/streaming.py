@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmgrpo.errors import PolicyError
 from mmgrpo.policy import Critic, Policy
-from mmgrpo.training.joining import Parts
+from mmgrpo.training.concat_rollouts import RolloutParts
 from mmgrpo.types import Evaluation, Rollout
 from mmgrpo.values import Value
 
@@ -41,7 +41,7 @@ def evaluations(
 
 def _slices(policy: Policy | Critic, rollout: Rollout, values: Collection[Value]) -> Iterator[Evaluation]:
     """The slices of every part of a rollout that was joined, their rows counted in the whole."""
-    if isinstance(rollout.trace, Parts):
+    if isinstance(rollout.trace, RolloutParts):
         start = 0
         for part in rollout.trace.rollouts:
             B, T = part.shape

@@ -23,7 +23,7 @@ EXAMPLES_SEED = 2  # keeps the examples' random numbers apart from the rollouts'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
+class SupervisedBatch:
     """What is learnt from at once.
 
     Attributes:
@@ -36,7 +36,7 @@ class Lesson:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taught:
+class SupervisedResult:
     """What a lesson came to.
 
     Attributes:
@@ -65,20 +65,25 @@ class ExampleBatches:
     batch_size: int
     seed: int
 
-    def at(self, number: int, job: Job, what: str) -> Lesson:
+    def at(self, number: int, job: Job, what: str) -> SupervisedBatch:
         """This process's part of a batch. Raises ConfigError, naming ``what``, if the job cannot share it out."""
         draw = Random(derive_seed(self.seed, EXAMPLES_SEED, number))
         batch = [self.examples[draw.randrange(len(self.examples))] for _ in range(self.batch_size)]
         share = job.local_share(batch, what)
-        return Lesson(
+        return SupervisedBatch(
             examples=[example for _, example in share],
             seeds=[derive_seed(self.seed, EXAMPLES_SEED, number, index) for index, _ in share],
         )
 
 
 def accumulate_supervised(
-    policy: SupportsSupervisedLoss, lesson: Lesson, *, parameters: Sequence[nn.Parameter], job: Job, scale: float = 1.0
-) -> Taught:
+    policy: SupportsSupervisedLoss,
+    lesson: SupervisedBatch,
+    *,
+    parameters: Sequence[nn.Parameter],
+    job: Job,
+    scale: float = 1.0,
+) -> SupervisedResult:
     """Adds the gradient of the mean over the job's examples to the trainable parameters' ``grad``.
 
     L = scale sum_i n_i l_i / sum_i n_i, l_i the mean loss of example i over its n_i terms, tokens or pictures.
@@ -112,7 +117,7 @@ def accumulate_supervised(
             parameter.grad /= whole.count  # known once all have met, and no graph is held that long
         if earlier is not None:
             parameter.grad = earlier if parameter.grad is None else earlier + parameter.grad
-    return Taught(
+    return SupervisedResult(
         mean=float(whole.total / whole.count),
         own_loss=float(scale * own.total / whole.count),
         own_sum=own,
@@ -120,8 +125,14 @@ def accumulate_supervised(
 
 
 def accumulate_weighted(
-    policy: SupportsSupervisedLoss, lesson: Lesson, weights: Sequence[float], *, num: int, job: Job, scale: float = 1.0
-) -> Taught:
+    policy: SupportsSupervisedLoss,
+    lesson: SupervisedBatch,
+    weights: Sequence[float],
+    *,
+    num: int,
+    job: Job,
+    scale: float = 1.0,
+) -> SupervisedResult:
     """Adds the gradient of weighted losses of examples to the trainable parameters' ``grad``.
 
     L = scale sum_i w_i l_i / num, l_i the mean loss of example i. No two graphs are held at a time.
@@ -152,7 +163,7 @@ def accumulate_weighted(
     parts = job.run_on_all(taught)
     own, whole = parts[job.rank], sum(parts, start=ValueSum(0.0, 0.0))
     mean = float(whole.total / whole.count) if whole.count else 0.0
-    return Taught(mean=mean, own_loss=float(scale * own.total / num), own_sum=own)
+    return SupervisedResult(mean=mean, own_loss=float(scale * own.total / num), own_sum=own)
 
 
 def _loss(policy: SupportsSupervisedLoss, examples: Sequence[Example], seeds: Sequence[int]) -> SupervisedLoss:

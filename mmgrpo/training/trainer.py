@@ -33,30 +33,30 @@ from mmgrpo.runs.sample_files import identity
 from mmgrpo.runs.sample_logging import MAX_LOGGED_SAMPLES
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.required_columns import require_rows
-from mmgrpo.training.account import Account
 from mmgrpo.training.arguments import RewardGiven, policy_of, prompts_of, rewards_of, with_policy, with_policy_name
 from mmgrpo.training.auxiliary import Auxiliaries
 from mmgrpo.training.build import build_rewards, exchange_plan, optimizer_of, plan_at
 from mmgrpo.training.build_views import build_views, require_images
-from mmgrpo.training.credit import Credit, estimate, valued
-from mmgrpo.training.critic import Learnt, build_critic
+from mmgrpo.training.checkpointed_run import CheckpointedRun, TrainedState
+from mmgrpo.training.compute_advantages import SampleAdvantages, combine_rewards, compute_advantages
+from mmgrpo.training.critic import CriticTrainer, build_critic
 from mmgrpo.training.ema import Average
-from mmgrpo.training.evaluation import evaluate, try_out
-from mmgrpo.training.exhaustion import naming_phase
-from mmgrpo.training.following import Behind, require_told, told
-from mmgrpo.training.gather import Experience, Followed, gather
-from mmgrpo.training.judge import judge
-from mmgrpo.training.learn import Lesson, Update
+from mmgrpo.training.evaluation import evaluate, probe_rewards
 from mmgrpo.training.live_rewards import rewards_of_run
-from mmgrpo.training.memory import Facts, remember, remembered, step_facts
-from mmgrpo.training.metrics import UNBATCHED_ROWS, step_metrics, update_metrics
-from mmgrpo.training.phases import Gathered, Judged, Seat, Taught
+from mmgrpo.training.out_of_memory import naming_phase
+from mmgrpo.training.prompt_stats import PromptStats, read_prompt_stats, step_prompt_stats, update_prompt_stats
 from mmgrpo.training.references import ensure_reference, move_reference, require_movable
 from mmgrpo.training.reward_changes import reward_changes
-from mmgrpo.training.sessions import Session, Trained
-from mmgrpo.training.sources import source_metrics
+from mmgrpo.training.rollout_rounds import Rollouts, UpstreamRollouts, collect_rollouts
+from mmgrpo.training.run_loop import ALONE, RunLoop
+from mmgrpo.training.score_rollouts import score_rollouts
+from mmgrpo.training.source_metrics import source_metrics
+from mmgrpo.training.step import RunContext, StepResult, StepUpdates, TaskRollouts
+from mmgrpo.training.step_log import StepLog
+from mmgrpo.training.step_metrics import UNBATCHED_ROWS, step_metrics, update_metrics
 from mmgrpo.training.step_rewards import StepRewards
-from mmgrpo.training.together import ALONE, Together
+from mmgrpo.training.task_chain import TaskLink, cross_task_rewards, require_cross_task_rewards
+from mmgrpo.training.update_policy import UpdateMetrics, UpdatePlan
 from mmgrpo.training.warmup import warmup_of
 from mmgrpo.types import Prompt, Sample, Scores
 
@@ -106,7 +106,7 @@ class Trainer:
         run_rewards = rewards_of_run(rewards_of(rewards), self.config, asked)
         self.rewards = run_rewards.named
         if before is None:
-            require_told("", [reward.function for reward in self.rewards], {})
+            require_cross_task_rewards("", [reward.function for reward in self.rewards], {})
         task = self.config.task or TaskConfig()
         leader = before[task.after] if before and task.after else None
         owner = before[task.policy_of] if before and task.policy_of else None
@@ -118,8 +118,7 @@ class Trainer:
         self.algorithm = Algorithm.of(self.config)
         self.scoring = StepRewards(self.rewards, self.algorithm)
         self._begin_step(0, Memory())
-        template = self.algorithm.task_template
-        self.behind = Behind(leader.policy, task, template, leader.average) if leader and template else None
+        self.behind = TaskLink(leader.policy, self.algorithm, leader.average) if leader else None
         if self.behind is None:
             require_media(asked, self.config.prompts, check_of(policy))
         self.stream = self.algorithm.prompt_stream(asked, check_of(policy))
@@ -137,7 +136,9 @@ class Trainer:
         self.optimizer = owner.optimizer if owner else optimizer_of(self.config, self.parameters, **given)
         self.warmup = warmup_of(policy, self.config, self.job)
         self.auxiliaries = Auxiliaries(policy, self.config.auxiliary, seed=self.config.seed, job=self.job)
-        self.critic = Learnt(self.config, build_critic(self.config, device), self.job) if self.config.critic else None
+        self.critic = (
+            CriticTrainer(self.config, build_critic(self.config, device), self.job) if self.config.critic else None
+        )
         evaluation = self.config.evaluation
         judges = build_rewards(evaluation.rewards) if evaluation and evaluation.rewards else self.rewards
         self.judges = Scorer(judges, max_failure_frac=1.0, cache_mb=self.config.runtime.reward_cache_mb)
@@ -155,8 +156,8 @@ class Trainer:
         self._explanation = explanation(run_rewards.explained(self.config))
         set_seed(self.config.seed)
         self._owns = owner is None
-        trained = Trained(policy, self.optimizer, self.average, self.warmup, self.critic, owns=self._owns)
-        self.session = Session(trained, self.config, self.job, resumption, self.stream.memory)
+        trained = TrainedState(policy, self.optimizer, self.average, self.warmup, self.critic, owns=self._owns)
+        self.session = CheckpointedRun(trained, self.config, self.job, resumption, self.stream.memory)
         self.step = self.session.start.step
 
     @property
@@ -172,15 +173,15 @@ class Trainer:
         Returns:
             The run folder.
         """
-        Together({ALONE: self}, self.config, self.job, step=self.step).train()
+        RunLoop({ALONE: self}, self.config, self.job, step=self.step).train()
         return self.folder.path
 
-    def begin(self, seat: Seat) -> None:
+    def begin(self, context: RunContext) -> None:
         """Puts the folder in order, tells the watchdog what went before, and tries the rewards."""
-        self._seat = seat
+        self._context = context
         self.job.broadcast_weights([*self.parameters, *(self.critic.parameters if self.critic else ())])
-        for note in (*idle_mechanisms(self.algorithm), *self.session.begin(self._explanation, self._seat.within)):
-            self._seat.progress.print_line(note)
+        for note in (*idle_mechanisms(self.algorithm), *self.session.begin(self._explanation, self._context.within)):
+            self._context.progress.print_line(note)
         if self.watchdog and self.session.resumption:
             told = self.watchdog.replay(self.folder.lines("metrics.jsonl"), self.folder.lines("evaluation.jsonl"))
             known = {(row["step"], row["kind"]) for row in self.folder.lines("alarms.jsonl")}
@@ -190,7 +191,7 @@ class Trainer:
             asked = [self.scoring.scorer, self.judges] if self.config.evaluation else [self.scoring.scorer]
             with naming_phase("the rollout", self.step):
                 prompt = self.stream.at_step(0).prompt(0)
-                self.job.run_on_all(lambda: None if self.job.rank else try_out(self.policy, prompt, asked))
+                self.job.run_on_all(lambda: None if self.job.rank else probe_rewards(self.policy, prompt, asked))
 
     def warm_up(self) -> None:
         """What comes before the first step: supervised updates, if there are any, and an evaluation."""
@@ -204,7 +205,7 @@ class Trainer:
         with naming_phase("the evaluation", self.step):
             self.evaluate()
 
-    def gather(self, before: Mapping[str, Gathered]) -> Gathered:
+    def rollout(self, before: Mapping[str, TaskRollouts]) -> TaskRollouts:
         """Draws what the planner asks for at this step, and hands it to the rewards."""
         clock = time.perf_counter()
         self._begin_step(self.step, self.session.memory)
@@ -216,71 +217,75 @@ class Trainer:
         if self.behind:
             prompts, behind = self.behind.followed(before, self.job)
         with self.job.gathered_for_rollout(self.config.runtime):
-            experience = self._gathered(prompts, behind)
-        experience = self.critic.valued(experience) if self.critic else experience
-        return Gathered(prompts, experience, time.perf_counter() - clock)
+            rollouts = self._gathered(prompts, behind)
+        rollouts = self.critic.valued(rollouts) if self.critic else rollouts
+        return TaskRollouts(prompts, rollouts, time.perf_counter() - clock)
 
-    def judge(self, gathered: Gathered, after: Mapping[str, Judged]) -> Judged:
+    def score(self, gathered: TaskRollouts, after: Mapping[str, StepResult]) -> StepResult:
         """Waits for the rewards, and says what each sample earned."""
         clock, config = time.perf_counter(), self.now.config
-        prompts, experience = gathered.prompts, gathered.experience
-        self._seat.progress.track("reward")
-        self._seat.stopping.raise_if_terminated()
-        with told(self.scoring.rewards, after):
-            verdict = judge(experience, self.scoring.rewards, step=self.step, job=self.job)
-        batch = estimate(
+        prompts, rollouts = gathered.prompts, gathered.rollouts
+        self._context.progress.track("reward")
+        self._context.stopping.raise_if_terminated()
+        with cross_task_rewards(self.scoring.rewards, after):
+            rewards = score_rollouts(rollouts, self.scoring.rewards, step=self.step, job=self.job)
+        advantages = compute_advantages(
             self.policy,
-            experience,
-            verdict,
+            rollouts,
+            rewards,
             self.now.advantages,
             truncated=config.objective.truncated,
             step=self.step,
             job=self.job,
-            remembered=partial(remembered, self.session.memory, verdict.root_N, prompts.key),
+            remembered=partial(read_prompt_stats, self.session.memory, rewards.root_N, prompts.key),
             views=self.views,
         )
-        metrics = step_metrics(experience, verdict, batch, config.advantage, self.job) | self.now.moved.metrics
-        metrics |= reward_changes(verdict, batch, self.now.advantages, rewards=self.scoring.rewards, job=self.job)
+        metrics = step_metrics(rollouts, rewards, advantages, config.advantage, self.job) | self.now.moved.metrics
+        metrics |= reward_changes(
+            rewards, advantages, self.now.advantages, reward_functions=self.scoring.rewards, job=self.job
+        )
         if metrics.get(UNBATCHED_ROWS) and isinstance(self.policy, SupportsUnbatchedRows):
             self.policy.disable_row_batching()
-        metrics |= source_metrics(verdict.scores, verdict.root_N, prompts.prompt)
+        metrics |= source_metrics(rewards.scores, rewards.root_N, prompts.prompt)
         if self.stream.skips:
             metrics["prompts/unreadable"] = prompts.num_replaced
-        replay, requests = self.now.strategy.replay, experience.requests
-        facts = step_facts(verdict, batch, prompts.key, step=self.step, replay=replay, job=self.job, requests=requests)
+        replay, requests = self.now.strategy.replay, rollouts.requests
+        prompt_stats = step_prompt_stats(
+            rewards, advantages, prompts.key, step=self.step, replay=replay, job=self.job, requests=requests
+        )
         metrics |= {"time/rollout_s": gathered.took_s, "time/reward_s": time.perf_counter() - clock}
-        self._seat.stopping.raise_if_terminated()
-        shown = self.job.gather([sample.after for sample in experience.samples]) if self.behind else []
-        return Judged(experience, verdict, batch, facts, metrics, [one for part in shown for one in part])
+        self._context.stopping.raise_if_terminated()
+        shown = self.job.gather([sample.after for sample in rollouts.samples]) if self.behind else []
+        return StepResult(rollouts, rewards, advantages, prompt_stats, metrics, [one for part in shown for one in part])
 
-    def teach(self, judged: Judged) -> Taught:
+    def update(self, result: StepResult) -> StepUpdates:
         """Begins the step's updates."""
         self.step += 1
-        self._keep(judged.experience.samples, judged.verdict.scores, judged.batch.credit)
-        batch, update = judged.batch, self.config.update
-        account = Account(judged, num_updates=update.epochs * update.minibatches)
-        self._seat.progress.track(f"update 1 of {account.num_updates}")
-        beside = self.auxiliaries.beside(self.now, batch, (self.step - 1) * account.num_updates)
-        lesson = Lesson(
+        self._keep(result.rollouts.samples, result.rewards.scores, result.advantages.credit)
+        advantages, update = result.advantages, self.config.update
+        account = StepLog(result, num_updates=update.epochs * update.minibatches)
+        self._context.progress.track(f"update 1 of {account.num_updates}")
+        beside = self.auxiliaries.beside(self.now, advantages, (self.step - 1) * account.num_updates)
+        lesson = UpdatePlan(
             self.policy,
-            batch,
+            advantages,
             self.now.objective,
             job=self.job,
             weight=self.config.task.weight if self.config.task else 1.0,
             before_apply=self._begin_moving,
-            beside=self.critic.beside(batch, beside, step=self.step - 1) if self.critic else beside,
+            beside=self.critic.beside(advantages, beside, step=self.step - 1) if self.critic else beside,
         )
-        return Taught(lesson, partial(self._updated, account), partial(self._learnt, account, judged.facts))
+        return StepUpdates(lesson, partial(self._updated, account), partial(self._learnt, account, result.prompt_stats))
 
     def _begin_step(self, step: int, memory: Memory) -> None:
         self.now = self.algorithm.at(step, memory)
         self.scoring.move(self.now)
 
-    def _gathered(self, prompts: StepPrompts, behind: Followed | None) -> Experience:
+    def _gathered(self, prompts: StepPrompts, behind: UpstreamRollouts | None) -> Rollouts:
         """What the planner asks for at this step, drawn and handed to the rewards."""
         rollout, step = self.now.config.rollout, self.step
         num_drawn = rollout.prompts_per_step // self.job.size * rollout.group_size
-        return gather(
+        return collect_rollouts(
             self.policy,
             behind.planner if behind else self.now.strategy,
             prompts.prompt,
@@ -291,28 +296,32 @@ class Trainer:
             contexts={**self.now.prompt_templates, **(self.behind.contexts if self.behind else {})},
             behind=behind,
             reads=rollout.training_states == "renoised",
-            value=partial(valued, rewards=self.scoring.rewards, advantages=self.now.advantages, step=step),
-            on_samples=self._seat.progress.track("rollout", num_drawn, self._seat.stopping.raise_if_terminated_alone),
+            value=partial(combine_rewards, reward_functions=self.scoring.rewards, chain=self.now.advantages, step=step),
+            on_samples=self._context.progress.track(
+                "rollout", num_drawn, self._context.stopping.raise_if_terminated_alone
+            ),
         )
 
-    def _updated(self, account: Account, update: Update) -> None:
+    def _updated(self, account: StepLog, update: UpdateMetrics) -> None:
         if update.applied.skipped:
             self._name_skipped(update, account)
         measured = update_metrics(update, self.job)
         of_critic = self.critic.metrics if self.critic else {}
-        told = {**measured, **of_critic, **self.now.course.resting({**account.metrics, **measured})}
-        self._log("metrics.jsonl", account.line(self.step, update, told, self.job))
+        logged = {**measured, **of_critic, **self.now.course.resting({**account.metrics, **measured})}
+        self._log("metrics.jsonl", account.line(self.step, update, logged, self.job))
         if update.number + 1 < account.num_updates:
-            self._seat.progress.track(f"update {update.number + 2} of {account.num_updates}")
+            self._context.progress.track(f"update {update.number + 2} of {account.num_updates}")
 
-    def _learnt(self, account: Account, facts: Facts) -> None:
-        self._seat.progress.log_step(account.last)
+    def _learnt(self, account: StepLog, prompt_stats: PromptStats) -> None:
+        self._context.progress.log_step(account.last)
         if self.step == 1 and (note := first_step_note(account.last)):
-            self._seat.progress.print_line(note)
+            self._context.progress.print_line(note)
         self._heed(self.watchdog.after_step(account.summary) if self.watchdog else [])
         if self._owns:
             move_reference(self.policy, self.config.reference, self.step, self.optimizer)
-        memory = remember(self.session.memory, facts, self.stream.learners, replay=self.now.strategy.replay)
+        memory = update_prompt_stats(
+            self.session.memory, prompt_stats, self.stream.learners, replay=self.now.strategy.replay
+        )
         self.session.memory = self.now.course.controlled(memory, account.last)
         self.session.whole_step = self.step
 
@@ -325,18 +334,18 @@ class Trainer:
         """Passes alarms on; one that the configuration names ends the run after this step, with a checkpoint."""
         for alarm in alarms:
             self._log("alarms.jsonl", alarm.as_line())
-            self._seat.progress.log_alert(alarm)
+            self._context.progress.log_alert(alarm)
             if self.config.watchdog and alarm.kind in self.config.watchdog.stop:
-                self._seat.stopping.stop_after_alert(alarm.kind)
+                self._context.stopping.stop_after_alert(alarm.kind)
 
-    def _name_skipped(self, update: Update, account: Account) -> None:
+    def _name_skipped(self, update: UpdateMetrics, account: StepLog) -> None:
         """Says which samples, of all processes, gave a gradient that is not finite, and keeps them."""
-        batch = account.batch
-        mine = [(batch.mine.start + row, batch.rollout.samples[row]) for row in update.odd_rows]
+        advantages = account.advantages
+        mine = [(advantages.mine.start + row, advantages.rollout.samples[row]) for row in update.odd_rows]
         everyones = [one for part in self.job.gather(mine) for one in part]
         rows, samples = [row for row, _ in everyones], [sample for _, sample in everyones]
         if self.job.is_main:
-            advantage_B = batch.credit.advantage_B[rows]
+            advantage_B = advantages.credit.advantage_B[rows]
             named = [
                 identity(one) | {"advantage": float(a)} for one, a in zip(samples, advantage_B.tolist(), strict=True)
             ]
@@ -344,9 +353,9 @@ class Trainer:
             if samples:
                 shown = [with_preview(self.policy, one) for one in samples]
                 self.folder.save_skipped(self.step, update.number, shown, account.scores.rows(rows), advantage_B)
-        self._seat.progress.log_skipped_update(self.step, [f"{one.group}.{one.member}" for one in samples])
+        self._context.progress.log_skipped_update(self.step, [f"{one.group}.{one.member}" for one in samples])
 
-    def _keep(self, samples: Sequence[Sample], scores: Scores, credit: Credit) -> None:
+    def _keep(self, samples: Sequence[Sample], scores: Scores, credit: SampleAdvantages) -> None:
         """Keeps the step's first groups of texts, at the first step and whenever an evaluation is due."""
         num_kept = self.config.tracking.rollouts * self.now.config.rollout.group_size
         is_due = self.step in (1, self.config.steps) or self._evaluation_is_due()
@@ -361,9 +370,9 @@ class Trainer:
         if self.warmup is None or not self._warms_up():
             return
         clock, saves = time.perf_counter(), self.config.checkpoint.warmup_every
-        every, progress = self.warmup.config.log_every, self._seat.progress
+        every, progress = self.warmup.config.log_every, self._context.progress
         progress.start_warmup()
-        for done in self.warmup.run(self.session.start.warmup_step, self._seat.stopping.is_stopping):
+        for done in self.warmup.run(self.session.start.warmup_step, self._context.stopping.is_stopping):
             progress.log_warmup_step(done)
             if done.step % every == 0 or done.step in (1, self.warmup.config.steps):
                 took = time.perf_counter() - clock
@@ -378,15 +387,15 @@ class Trainer:
         """Judges the averaged weights if there are any, the trained ones otherwise, where that is due."""
         config = self.config.evaluation
         is_due = self._evaluation_is_due() and self.step not in self.session.evaluated
-        if config is None or not is_due or self._seat.stopping.is_stopping():
+        if config is None or not is_due or self._context.stopping.is_stopping():
             return
         clock = time.perf_counter()
         share = len(self.held_out[self.job.rank :: self.job.size])
-        progress, give_up = self._seat.progress, self._seat.stopping.raise_if_terminated_alone
+        progress, give_up = self._context.progress, self._context.stopping.raise_if_terminated_alone
         taken = progress.track("evaluation", share * config.samples_per_prompt, give_up)
         averaged = self.average.applied() if self.average else nullcontext()
         with averaged, self.job.gathered_for_rollout(self.config.runtime):
-            judged = evaluate(
+            result = evaluate(
                 self.policy,
                 self.held_out,
                 self.judges,
@@ -397,17 +406,17 @@ class Trainer:
                 show=self.behind.show if self.behind else None,
             )
         self.session.evaluated.add(self.step)
-        if judged is not None:
-            line = {"step": self.step, **judged.metrics(), "time/evaluation_s": time.perf_counter() - clock}
-            self.folder.save_samples(self.step, *judged.shown(config.pictures))
-            self._seat.show(self.step, *judged.shown(MAX_LOGGED_SAMPLES))
+        if result is not None:
+            line = {"step": self.step, **result.metrics(), "time/evaluation_s": time.perf_counter() - clock}
+            self.folder.save_samples(self.step, *result.shown(config.pictures))
+            self._context.show(self.step, *result.shown(MAX_LOGGED_SAMPLES))
             self._log("evaluation.jsonl", line)
             progress.log_evaluation(line)
             self.session.report()
             self._heed(self.watchdog.after_evaluation(line) if self.watchdog else [])
-        self.session.keep_best(drops=self._seat.within is None)  # of tasks, old ones go once all have theirs
+        self.session.keep_best(drops=self._context.within is None)  # of tasks, old ones go once all have theirs
 
     def _log(self, file: str, line: dict[str, Any]) -> None:
         if self.job.is_main:
             self.folder.log(file, line)
-        self._seat.log(file, line)
+        self._context.log(file, line)

@@ -17,7 +17,7 @@ from mmgrpo.data.history import Context, History
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Critic, Policy, SupportsPromptOverride
-from mmgrpo.training.joining import Parts
+from mmgrpo.training.concat_rollouts import RolloutParts
 from mmgrpo.training.streaming import cells, evaluations, index_of
 from mmgrpo.types import Prompt, Rollout
 from mmgrpo.values import OF_DISTRIBUTION, Value, of_view, seen_in
@@ -49,7 +49,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ViewRows:
     """The rows of a batch as a view sees them.
 
     Attributes:
@@ -66,7 +66,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class ViewValues:
     """What views say of decisions.
 
     Attributes:
@@ -79,7 +79,7 @@ class Looked:
 
 
 @final
-class Sights(Mapping[str, Seen]):
+class Views(Mapping[str, ViewRows]):
     """The rows of a batch in every view of a run, each made when it is first looked at."""
 
     def __init__(
@@ -107,9 +107,9 @@ class Sights(Mapping[str, Seen]):
             reward if scored else None for reward, scored in zip(reward_B.tolist(), scored_B.tolist(), strict=True)
         ]
         self._seed = seed
-        self._made: dict[str, Seen] = {}
+        self._made: dict[str, ViewRows] = {}
 
-    def __getitem__(self, name: str) -> Seen:
+    def __getitem__(self, name: str) -> ViewRows:
         if name not in self._made:
             self._made[name] = self._seen(self._views[name])
         return self._made[name]
@@ -120,11 +120,11 @@ class Sights(Mapping[str, Seen]):
     def __len__(self) -> int:
         return len(self._views)
 
-    def _seen(self, view: View) -> Seen:
+    def _seen(self, view: View) -> ViewRows:
         policy, rollout = view.policy or self._policy, self._rollout
         if view.policy is None and view.context is None:
             every_B = torch.ones(len(rollout.samples), dtype=torch.bool)
-            return Seen(view=view, policy=policy, rollout=rollout, seen_B=every_B)
+            return ViewRows(view=view, policy=policy, rollout=rollout, seen_B=every_B)
         if not isinstance(policy, SupportsPromptOverride):
             raise ConfigError(
                 f"views.{view.name}: {type(policy).__name__} does not say how likely decisions are behind other "
@@ -132,10 +132,10 @@ class Sights(Mapping[str, Seen]):
             )
         shown = self._shown(view)
         bare = [sample.prompt if one is None else one for one, sample in zip(shown, rollout.samples, strict=True)]
-        return Seen(
+        return ViewRows(
             view=view,
             policy=policy,
-            rollout=behind(policy, rollout, bare),
+            rollout=override_prompts(policy, rollout, bare),
             seen_B=torch.tensor([one is not None for one in shown]),
         )
 
@@ -163,12 +163,12 @@ class Sights(Mapping[str, Seen]):
         )
 
 
-def own_of(values: Collection[Value], views: Mapping[str, Seen]) -> tuple[Value, ...]:
+def policy_values(values: Collection[Value], views: Mapping[str, ViewRows]) -> tuple[Value, ...]:
     """The values that the policy itself gives, in their order."""
     return tuple(value for value in values if value.view not in views)
 
 
-def looked_at(rollout: Rollout, values: Collection[Value], views: Mapping[str, Seen]) -> Looked:
+def evaluate_views(rollout: Rollout, values: Collection[Value], views: Mapping[str, ViewRows]) -> ViewValues:
     """What views say of the decisions that a rollout keeps, without grad.
 
     Args:
@@ -199,11 +199,11 @@ def looked_at(rollout: Rollout, values: Collection[Value], views: Mapping[str, S
             looked = _looked(seen, rollout.mask_BT, further)
             there, num_forwards = looked.values, num_forwards + looked.num_forwards
         found |= there
-    return Looked(found, num_forwards)
+    return ViewValues(found, num_forwards)
 
 
 @torch.no_grad()
-def _looked(seen: Seen, mask_BT: Tensor, further: Sequence[Value]) -> Looked:
+def _looked(seen: ViewRows, mask_BT: Tensor, further: Sequence[Value]) -> ViewValues:
     own = {value: replace(value, view=None) for value in further}
     found = {value: torch.zeros(mask_BT.shape) for value in (of_view(seen.view.name), *further)}
     asked_BT, num_forwards = mask_BT & seen.seen_B[:, None], 0
@@ -215,18 +215,18 @@ def _looked(seen: Seen, mask_BT: Tensor, further: Sequence[Value]) -> Looked:
                 found_BT[index_of(evaluation)] = said_BT.float().cpu().where(kept_BT, 0.0)
             num_forwards += evaluation.num_forwards
     seen_BT = seen.seen_B[:, None].float().expand(mask_BT.shape)
-    return Looked({**found, seen_in(seen.view.name): seen_BT}, num_forwards)
+    return ViewValues({**found, seen_in(seen.view.name): seen_BT}, num_forwards)
 
 
-def behind(policy: SupportsPromptOverride | Critic, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
+def override_prompts(policy: SupportsPromptOverride | Critic, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
     """``SupportsPromptOverride.override_prompts`` of every part of a rollout that was joined."""
-    if not isinstance(rollout.trace, Parts):
+    if not isinstance(rollout.trace, RolloutParts):
         return policy.override_prompts(rollout, prompts)
     parts, start = [], 0
     for part in rollout.trace.rollouts:
-        parts.append(behind(policy, part, prompts[start : start + len(part.samples)]))
+        parts.append(override_prompts(policy, part, prompts[start : start + len(part.samples)]))
         start += len(part.samples)
-    return replace(rollout, trace=Parts(parts))
+    return replace(rollout, trace=RolloutParts(parts))
 
 
 def _content(prompt: Prompt) -> tuple[object, ...]:

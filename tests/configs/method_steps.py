@@ -19,7 +19,7 @@ from mmgrpo.maths.aggregates import count
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.feedback import Scoped, Turns
 from mmgrpo.maths.modulations import detached
-from mmgrpo.training.credit import apart, form_credit
+from mmgrpo.training.compute_advantages import group_advantages, split_off_policy_groups
 from mmgrpo.types import Scores
 from mmgrpo.values import ENTROPY, Value
 from tests.maths.feedback_rows import feedback_of
@@ -167,8 +167,8 @@ def taught(config: RunConfig, step: Step) -> Taught:
     value_B1 = torch.tensor(step.reward)[:, None]
     scores = Scores(names=("reward",), weight_R=torch.ones(1), value_BR=value_B1, valid_BR=torch.ones(B, 1).bool())
     is_apart = config.advantage.off_policy_baseline == "separate"
-    compared_B = apart(step.group_B, step.origin_B != 0) if is_apart else step.group_B
-    credit = form_credit(scores, compared_B, Algorithm.of(config).advantages)
+    compared_B = split_off_policy_groups(step.group_B, step.origin_B != 0) if is_apart else step.group_B
+    credit = group_advantages(scores, compared_B, Algorithm.of(config).advantages)
     mask_BT = mask_BT & credit.keep_B[:, None]
     feedback = feedback_of(
         step.reward,

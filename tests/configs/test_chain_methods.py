@@ -20,7 +20,7 @@ from mmgrpo.maths.feedback import Column, Scoped
 from mmgrpo.maths.strategies import Round, Setting
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.build import build_rewards
-from mmgrpo.training.credit import valued
+from mmgrpo.training.compute_advantages import combine_rewards
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample, Scope, Score, Scores
 from mmgrpo.values import of_view
@@ -211,7 +211,7 @@ def test_what_is_paid(name: str) -> None:
         valid_BR=torch.tensor([[value is not None for value in values] for values in said]).T,
     )
     group_B = torch.tensor([sample.group for sample in samples])
-    found = valued(scores, group_B, rewards=rewards, config=config.advantage, step=0)
+    found = combine_rewards(scores, group_B, reward_functions=rewards, chain=Algorithm.of(config).advantages, step=0)
     assert found.valid_B.tolist() == [value is not None for value in expected]
     assert found.reward_B[found.valid_B].tolist() == pytest.approx([value for value in expected if value is not None])
 

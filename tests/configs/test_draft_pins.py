@@ -20,7 +20,7 @@ from mmgrpo.memory import Memory
 from mmgrpo.methods.credit.rose import branch_one_by_one, shorter_branches
 from mmgrpo.methods.strategies.aepo import with_tempered
 from mmgrpo.methods.strategies.seele import Curve, adaptive_hints, fitted
-from mmgrpo.training.memory import Facts, remember
+from mmgrpo.training.prompt_stats import PromptStats, update_prompt_stats
 from mmgrpo.types import Prompt
 from tests.configs.method_steps import config_of
 from tests.maths.test_planners import answered
@@ -156,10 +156,10 @@ def test_each_round_shows_what_makes_half_of_it_right() -> None:
 
 
 def test_the_last_share_is_remembered() -> None:
-    facts = Facts(keys=["a"], reward_B=torch.ones(1), valid_B=torch.ones(1).bool(), step=0, shares={"a": 0.5})
-    memory = remember(Memory().declared([column_of("share")]), facts)
+    facts = PromptStats(keys=["a"], reward_B=torch.ones(1), valid_B=torch.ones(1).bool(), step=0, shares={"a": 0.5})
+    memory = update_prompt_stats(Memory().declared([column_of("share")]), facts)
     assert memory.read("share", ["a", "b"]).tolist() == [0.5, -1.0]
-    assert remember(Memory(), facts) == Memory()
+    assert update_prompt_stats(Memory(), facts) == Memory()
 
 
 def test_a_context_shows_as_much_as_the_planner_says() -> None:

@@ -24,7 +24,7 @@ from mmgrpo.memory import Memory
 from mmgrpo.methods.off_policy.meml_grpo import weakest_system
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.build import build_rewards
-from mmgrpo.training.memory import Facts, remember
+from mmgrpo.training.prompt_stats import PromptStats, update_prompt_stats
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample
 from tests.configs.mechanisms import IMITATION
@@ -95,14 +95,14 @@ def test_what_there_is_to_explore_is_remembered_and_sought() -> None:
     ]
     said = explorability.function(samples)
     assert said == pytest.approx([0.4, 0.5, 0.0, 0.0, 0.1, 0.0], abs=1e-6)
-    facts = Facts(
+    facts = PromptStats(
         keys=[key for key in entropies for _ in range(2)],
         reward_B=torch.zeros(6),
         valid_B=torch.ones(6).bool(),
         step=0,
         rewards={"explorability": torch.tensor(said, dtype=torch.float64)},
     )
-    memory = remember(Memory().declared(sampler.columns), facts, [sampler.learn])
+    memory = update_prompt_stats(Memory().declared(sampler.columns), facts, [sampler.learn])
     assert memory.read("explorability_0_ago", list(entropies)).tolist() == pytest.approx([0.9, 0.0, 0.1], abs=1e-6)
     # at least 0.4 of what is looked at, here of all three from epoch 20 on
     assert sampler.draw(memory, 1000, pool(3), 2, 0) == [0, 2]

@@ -21,7 +21,7 @@ from mmgrpo.explain.explanation import explanation
 from mmgrpo.scoring import NamedReward
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.training.build import build_rewards
-from mmgrpo.training.credit import form_credit
+from mmgrpo.training.compute_advantages import group_advantages
 from mmgrpo.training.live_rewards import joined_rewards
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample, Scores
@@ -321,7 +321,7 @@ def advantages(config: RunConfig, samples: Sequence[Sample]) -> torch.Tensor:
     )
     group_B = torch.zeros(len(samples), dtype=torch.long)
     shaping = shaped(scores, rewards, 0)
-    return form_credit(shaping.scores, group_B, Algorithm.of(config).advantages).advantage_B
+    return group_advantages(shaping.scores, group_B, Algorithm.of(config).advantages).advantage_B
 
 
 @pytest.mark.parametrize("name", ["intuitor", "unlikeliness-reward"])

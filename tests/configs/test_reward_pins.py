@@ -12,7 +12,7 @@ import torch
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.build import build_rewards
-from mmgrpo.training.credit import form_credit, valued
+from mmgrpo.training.compute_advantages import combine_rewards, group_advantages
 from mmgrpo.types import Prompt, Sample, Scores
 from tests.configs.method_steps import config_of
 from tests.rewards.grouped import column_score, plain
@@ -137,8 +137,8 @@ def test_rewards_and_advantages(name: str) -> None:
         valid_BR=torch.ones(len(said), len(rewards)).bool(),
     )
     group_B = torch.tensor(given.groups or [0] * len(said))
-    total_B = valued(scores, group_B, rewards=rewards, config=config.advantage, step=0).reward_B
+    total_B = combine_rewards(scores, group_B, rewards=rewards, config=config.advantage, step=0).reward_B
     torch.testing.assert_close(total_B, torch.tensor(given.rewards, dtype=torch.float64), rtol=0, atol=2e-6)
     if given.advantages:
-        advantage_B = form_credit(scores, group_B, Algorithm.of(config).advantages).advantage_B
+        advantage_B = group_advantages(scores, group_B, Algorithm.of(config).advantages).advantage_B
         torch.testing.assert_close(advantage_B, torch.tensor(given.advantages), rtol=0, atol=3e-6)

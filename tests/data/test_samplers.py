@@ -24,7 +24,7 @@ from mmgrpo.maths.prompt_weights import (
 )
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.memory import Memory
-from mmgrpo.training.memory import Facts, remember
+from mmgrpo.training.prompt_stats import PromptStats, update_prompt_stats
 from mmgrpo.types import Prompt
 
 
@@ -42,7 +42,9 @@ def after(memory: Memory, step: int, rates: dict[str, float], learners: Sequence
     """The memory after a step at which each prompt had 100 samples of that success rate."""
     keys = [key for key in rates for _ in range(100)]
     reward_B = torch.cat([(torch.arange(100) < round(rate * 100)).float() for rate in rates.values()])
-    return remember(memory, Facts(keys=keys, reward_B=reward_B, valid_B=reward_B >= 0, step=step), learners)
+    return update_prompt_stats(
+        memory, PromptStats(keys=keys, reward_B=reward_B, valid_B=reward_B >= 0, step=step), learners
+    )
 
 
 class TestNumbers:
@@ -185,14 +187,14 @@ class TestSamplers:
         for step in range(4):
             drawn = one.draw(memory, step, pool(8), 2, 0)
             seen += drawn
-            facts = Facts(
+            facts = PromptStats(
                 keys=[str(n) for n in drawn for _ in range(2)],
                 reward_B=torch.zeros(4),
                 valid_B=torch.ones(4).bool(),
                 step=step,
                 rewards={"new": torch.tensor([float(n) for n in drawn for _ in range(2)], dtype=torch.float64)},
             )
-            memory = remember(memory, facts, [one.learn])
+            memory = update_prompt_stats(memory, facts, [one.learn])
         assert sorted(seen) == list(range(8))
         assert memory.read("new_0_ago", keys).tolist() == [2.0 * n for n in range(8)]
         first, second = (one.draw(memory, step, pool(8), 2, 0) for step in (4, 5))
@@ -200,21 +202,21 @@ class TestSamplers:
         assert first == sorted(order[:4], reverse=True)[:2]
         assert second == sorted(order[4:], reverse=True)[:2]
         # a second visit at which prompt 7 came to 0: a mean of 7, below the 12 of prompt 6
-        facts = Facts(
+        facts = PromptStats(
             keys=["7"],
             reward_B=torch.zeros(1),
             valid_B=torch.ones(1).bool(),
             step=4,
             rewards={"new": torch.zeros(1, dtype=torch.float64)},
         )
-        memory = remember(memory, facts, [one.learn])
+        memory = update_prompt_stats(memory, facts, [one.learn])
         assert [memory.read(f"new_{ago}_ago", ["7"]).item() for ago in range(2)] == [0.0, 14.0]
         # from the third epoch on 2 / 0.4 = 5 are looked at
         assert [offered(step, 8, 2, falls=0.5, least=0.4) for step in (3, 4, 5, 6, 7, 8)] == [
             (2, 0, 6), (4, 1, 0), (4, 1, 4), (5, 2, 0), (5, 2, 5), (5, 3, 0)
         ]  # fmt: skip
         with pytest.raises(ConfigError, match="goes by the reward 'new'"):
-            remember(memory, replace(facts, rewards={}), [one.learn])
+            update_prompt_stats(memory, replace(facts, rewards={}), [one.learn])
 
     def test_wrong_names_and_numbers(self) -> None:
         with pytest.raises(ConfigError, match="did you mean weighted"):

@@ -13,8 +13,8 @@ from mmgrpo.policies.language.token_values import token_value
 from mmgrpo.policies.sampling import SamplingDistribution, Support, token_logprobs
 from torch import Tensor
 
-from mmgrpo.training.learner import measured
-from mmgrpo.training.views import Seen, View
+from mmgrpo.training.gradients import with_values
+from mmgrpo.training.views import View, ViewRows
 from mmgrpo.values import ENTROPY, LOGPROB_MEAN, OF_DISTRIBUTION, RANK, Value, nucleus_entropy, top_logprob
 from tests.policies.tiny_language import policy_of, prompts_of
 
@@ -98,17 +98,17 @@ def test_asking_changes_no_log_probability_and_a_view_says_what_the_policy_said(
     policy = policy_of("llama", temperature=0.05)  # so that first choices are drawn
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=3)
     values = (LOGPROB_MEAN, top_logprob(3), nucleus_entropy(0.8), RANK)
-    known = measured(policy, rollout, values)
+    known = with_values(policy, rollout, values)
     plain, asked = (next(iter(policy.evaluate(rollout, values=each))) for each in ((), values))
     assert torch.equal(plain.logprob_BT, asked.logprob_BT)
-    likeliest_BT = measured(policy, rollout, (top_logprob(1),)).values[top_logprob(1)]
+    likeliest_BT = with_values(policy, rollout, (top_logprob(1),)).values[top_logprob(1)]
     first_BT = rollout.mask_BT & (known.values[RANK] == 0)
     assert first_BT.any()
     torch.testing.assert_close(likeliest_BT[first_BT], rollout.old_logprob_BT[first_BT], atol=1e-5, rtol=0)
     every_B = torch.ones(len(rollout.samples), dtype=torch.bool)
-    seen = {"before": Seen(view=View(name="before"), policy=policy, rollout=rollout, seen_B=every_B)}
+    seen = {"before": ViewRows(view=View(name="before"), policy=policy, rollout=rollout, seen_B=every_B)}
     in_view = replace(LOGPROB_MEAN, view="before")
-    looked = measured(policy, rollout, (in_view,), seen)
+    looked = with_values(policy, rollout, (in_view,), seen)
     torch.testing.assert_close(looked.values[in_view], known.values[LOGPROB_MEAN], atol=1e-6, rtol=0)
-    still = measured(policy, looked, (in_view,), seen)  # what is known is not looked at again
+    still = with_values(policy, looked, (in_view,), seen)  # what is known is not looked at again
     assert still.num_forwards == looked.num_forwards

@@ -21,7 +21,7 @@ from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.prompt_weights import below
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.training.supervision import EXAMPLES_SEED, Lesson, accumulate_supervised, accumulate_weighted
+from mmgrpo.training.supervision import EXAMPLES_SEED, SupervisedBatch, accumulate_supervised, accumulate_weighted
 from tests.policies.tiny_language import policy_of, prompts_of
 from tests.test_trainer import brightness, lines, make_policy
 
@@ -208,7 +208,7 @@ EXAMPLES = [Example(Prompt("what"), text) for text in ("one", "two red squares")
 
 def test_a_mean_is_over_terms_and_a_weighted_one_over_examples() -> None:
     policy, job = policy_of("llama"), Job(Accelerator(cpu=True))
-    lesson = Lesson(examples=EXAMPLES, seeds=[0, 1])
+    lesson = SupervisedBatch(examples=EXAMPLES, seeds=[0, 1])
     losses = [policy.supervised_loss([one], seeds=[0]) for one in EXAMPLES]
     n, m = (one.num_terms for one in losses)
     assert n != m
@@ -222,7 +222,7 @@ def test_a_mean_is_over_terms_and_a_weighted_one_over_examples() -> None:
     torch.testing.assert_close(gradient_of(policy), 2 * flat(grads[1]))
     assert taught.own_loss == pytest.approx(2 * float(weighted.detach()), rel=1e-6)
     assert taught.mean == pytest.approx(2 * float(weighted.detach()), rel=1e-6)  # of weights 1.5 in place of 3
-    assert accumulate_weighted(policy, Lesson(examples=[], seeds=[]), [], num=3, job=job).mean == 0.0
+    assert accumulate_weighted(policy, SupervisedBatch(examples=[], seeds=[]), [], num=3, job=job).mean == 0.0
 
 
 def gradient_of(policy: LanguagePolicy) -> Tensor:

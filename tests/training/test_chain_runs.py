@@ -19,7 +19,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies import Request, fixed
 from mmgrpo.maths.strategies.chain_stages import stages
 from mmgrpo.methods.strategies.delethink import carried_over
-from mmgrpo.training.gather import Experience, _assign, _roots
+from mmgrpo.training.rollout_rounds import Rollouts, _assign, _roots
 from mmgrpo.types import Prompt, Scores
 from tests.policies.contract import largest_difference
 from tests.policies.tiny_language import policy_of, prompts_of
@@ -39,7 +39,7 @@ def even_is_right(samples: Sequence[Sample]) -> list[float]:
     return [float(sample.member % 2 == 0) for sample in samples]
 
 
-def proposed(**stage: Any) -> Experience:
+def proposed(**stage: Any) -> Rollouts:
     planner = stages(then=[VARIANT, {**POSED, **stage}])
     return gathered(planner, first_is_right, contexts=SHOWN)
 

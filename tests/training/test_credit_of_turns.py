@@ -18,8 +18,8 @@ from mmgrpo.environment import Environment, Turn
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies import Request
 from mmgrpo.scoring import NamedReward
-from mmgrpo.training.drawing import draw
-from mmgrpo.training.memory import replay_rows
+from mmgrpo.training.prompt_stats import replay_rows
+from mmgrpo.training.request_sampling import sample_requests
 from mmgrpo.types import Plan, Prompt, Rollout, Sample
 from tests.policies.contract import largest_difference, values
 from tests.policies.test_language_exchanges import exchange, terse
@@ -116,7 +116,7 @@ def test_remembered_exchanges_are_read_as_they_were_drawn() -> None:
     of_two = [tuple(row for row in rows if row.key == str(group)) for group in (0, 1)]
     requests = [Request(prompt=group, members=tuple(range(4)), given=held) for group, held in enumerate(of_two)]
     plan = Plan(environment=Corridor, max_turns=3)
-    drawn = draw(policy, requests, [0, 1], prompt_of=prompts.__getitem__, contexts={}, plan=plan, seed=0)
+    drawn = sample_requests(policy, requests, [0, 1], prompt_of=prompts.__getitem__, contexts={}, plan=plan, seed=0)
     (read,) = drawn.rollouts
     assert torch.equal(read.mask_BT, rollout.mask_BT)  # what was told is given again
     assert not bool(rollout.mask_BT.all(1).any())

@@ -15,8 +15,8 @@ from mmgrpo.config.loading import validated
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
 from mmgrpo.training.build import optimizer_of
-from mmgrpo.training.hooks import HOOKS, SlowFast
 from mmgrpo.training.optimizer import GuardedOptimizer
+from mmgrpo.training.update_hooks import HOOKS, SlowFast
 from tests.test_trainer import BASE, lines, make_policy, run, weights
 
 LORA = {"rank": 2, "alpha": 4, "targets": ["to_q", "to_v"]}

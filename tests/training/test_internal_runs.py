@@ -18,7 +18,7 @@ from mmgrpo.maths.internals import attention_distance as distances
 from mmgrpo.maths.internals import attention_influence as influences
 from mmgrpo.maths.internals import effective_rank, gradient_curvature, gradient_square
 from mmgrpo.maths.internals import rank_velocity as velocity
-from mmgrpo.training.learner import measured
+from mmgrpo.training.gradients import with_values
 from mmgrpo.types import Sample
 from mmgrpo.values import (
     ENTROPY,
@@ -41,7 +41,7 @@ def test_values_are_those_of_the_plain_model() -> None:
     policy = policy_of("llama", max_new_tokens=6)
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=1)
     asked = (RANK_OF_STATES, ENTROPY, rank_velocity(2), GRADIENT_SQUARE, GRADIENT_CURVATURE)
-    known = measured(policy, rollout, asked).values
+    known = with_values(policy, rollout, asked).values
     for row, sample in enumerate(rollout.samples):
         prompt_P = rollout.trace.prompts[rollout.trace.prompt_of_B[row]].ids_P
         token_T = torch.tensor(list(sample.tokens or ()))
@@ -63,7 +63,7 @@ def test_attention_is_that_of_the_plain_model() -> None:
     policy = policy_of("llama", max_new_tokens=6)
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=1)
     asked = (attention_distance(2), attention_influence(1, 3))
-    known = measured(policy, rollout, asked).values
+    known = with_values(policy, rollout, asked).values
     assert policy.model.config._attn_implementation != "eager"
     policy.model.set_attn_implementation("eager")
     for row, sample in enumerate(rollout.samples):
@@ -87,9 +87,9 @@ def test_attention_is_the_decoder_s_however_the_model_is_loaded() -> None:
     policy = policy_of("qwen2.5-vl", max_new_tokens=4)
     rollout = policy.rollout(prompts_of("qwen2.5-vl"), group_size=1, seed=1)
     asked = (attention_distance(2), attention_influence(1, 3))
-    known = measured(policy, rollout, asked).values
+    known = with_values(policy, rollout, asked).values
     policy.model.set_attn_implementation("eager")  # of the vision tower too
-    again = measured(policy, rollout, asked).values
+    again = with_values(policy, rollout, asked).values
     for value in asked:
         assert known[value].abs().sum() > 0
         torch.testing.assert_close(again[value], known[value], rtol=1e-5, atol=1e-6)
@@ -99,13 +99,13 @@ def test_a_model_without_states_or_attention_is_refused() -> None:
     policy = t5(max_new_tokens=3)
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=0)
     with pytest.raises(ConfigError, match=r"effective_rank: T5ForConditionalGeneration needs the plain path"):
-        measured(policy, rollout, (RANK_OF_STATES,))
+        with_values(policy, rollout, (RANK_OF_STATES,))
     policy = policy_of("llama", max_new_tokens=3)
     for layer in policy.model.model.layers:
         layer.self_attn.config = copy.deepcopy(layer.self_attn.config)  # so that nothing tells it to be eager
     rollout = policy.rollout(prompts_of("llama"), group_size=1, seed=0)
     with pytest.raises(ConfigError, match=r"attention_distance\(2\): the layers of LlamaForCausalLM hand out no"):
-        measured(policy, rollout, (attention_distance(2),))
+        with_values(policy, rollout, (attention_distance(2),))
 
 
 def lines_of(name: str, output: Path, **changes: Any) -> list[dict[str, Any]]:

@@ -27,8 +27,8 @@ def test_a_reward_that_applies_nowhere_is_said_once(tmp_path: Path, caplog: pyte
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.minibatches": 1}
     config = load_config("methods/grpo", {**small, "rewards": [], "output": str(tmp_path), "policy": None})
     rewards = [NamedReward("by_member", by_member), NamedReward("to_nobody", to_nobody)]
-    with caplog.at_level(logging.WARNING, logger="mmgrpo.training.judge"):
+    with caplog.at_level(logging.WARNING, logger="mmgrpo.training.score_rollouts"):
         Trainer(policy_of("llama", max_new_tokens=4), rewards, prompts_of("llama")[:2], config).train()
-    said = [record.getMessage() for record in caplog.records if record.name == "mmgrpo.training.judge"]
+    said = [record.getMessage() for record in caplog.records if record.name == "mmgrpo.training.score_rollouts"]
     assert len(said) == 1
     assert said[0].startswith("reward to_nobody applied to none of the 4 samples of the first step: see that the rows")

@@ -9,14 +9,14 @@ from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.maths.columns import COLUMNS, column_of
 from mmgrpo.maths.strategies.replay_order import replayed
 from mmgrpo.memory import Column, Memory, ReplayRow
-from mmgrpo.training.memory import Facts, outcomes_of, remember
+from mmgrpo.training.prompt_stats import PromptStats, outcomes_of, update_prompt_stats
 
 ALL = Memory().declared(COLUMNS.values())
 
 
-def facts(step: int, rewards: dict[str, list[float | None]]) -> Facts:
+def facts(step: int, rewards: dict[str, list[float | None]]) -> PromptStats:
     rows = [(key, reward) for key, many in rewards.items() for reward in many]
-    return Facts(
+    return PromptStats(
         keys=[key for key, _ in rows],
         reward_B=torch.tensor([reward or 0.0 for _, reward in rows]),
         valid_B=torch.tensor([reward is not None for _, reward in rows]),
@@ -37,8 +37,8 @@ def through_file(state: object) -> object:
 
 class TestColumns:
     def test_numbers_of_two_steps(self) -> None:
-        memory = remember(ALL, facts(3, {"a": [1, 1, 0, None], "b": [1, 1], "c": [None, None]}))
-        memory = remember(memory, facts(5, {"b": [1, 1], "a": [0, 0, 0, 0]}))
+        memory = update_prompt_stats(ALL, facts(3, {"a": [1, 1, 0, None], "b": [1, 1], "c": [None, None]}))
+        memory = update_prompt_stats(memory, facts(5, {"b": [1, 1], "a": [0, 0, 0, 0]}))
         keys = ["a", "b", "c"]
 
         def read(name: str) -> list[float]:
@@ -58,14 +58,14 @@ class TestColumns:
     def test_groups_of_one_prompt_are_one_visit(self) -> None:
         outcomes = outcomes_of(facts(0, {"a": [1, 0], "b": [1]}))
         twice = outcomes_of(
-            Facts(keys=["a", "b", "a"], reward_B=torch.tensor([1.0, 1, 0]), valid_B=torch.ones(3).bool(), step=0)
+            PromptStats(keys=["a", "b", "a"], reward_B=torch.tensor([1.0, 1, 0]), valid_B=torch.ones(3).bool(), step=0)
         )
         assert outcomes.keys == twice.keys == ("a", "b")
         assert outcomes.rate_K.tolist() == twice.rate_K.tolist() == [0.5, 1]
 
     def test_other_numbers_of_a_rule(self) -> None:
         memory = Memory().declared([column_of("right_streak", {"right": 0.5})])
-        assert remember(memory, facts(0, {"a": [1, 0]})).read("right_streak", ["a"]).tolist() == [1]
+        assert update_prompt_stats(memory, facts(0, {"a": [1, 0]})).read("right_streak", ["a"]).tolist() == [1]
         with pytest.raises(ConfigError, match="declared twice"):
             memory.declared([COLUMNS["right_streak"]])
         assert memory.declared([column_of("right_streak", {"right": 0.5})]) == memory
@@ -74,7 +74,7 @@ class TestColumns:
 
     def test_an_empty_memory_stays_itself(self) -> None:
         memory = Memory()
-        assert remember(memory, facts(0, {"a": [1.0]})) is memory
+        assert update_prompt_stats(memory, facts(0, {"a": [1.0]})) is memory
 
     def test_a_column_written_by_its_owner(self) -> None:
         own = Column("temperature", default=1.0)
@@ -129,7 +129,7 @@ class TestReplay:
 
 class TestCheckpoint:
     def test_restored_is_the_same(self) -> None:
-        memory = remember(ALL, facts(0, {"a": [1.0, 0.0], "b": [0.3]})).with_state("kl", {"value": 0.1})
+        memory = update_prompt_stats(ALL, facts(0, {"a": [1.0, 0.0], "b": [0.3]})).with_state("kl", {"value": 0.1})
         one = ReplayRow(
             key="b",
             tokens=torch.tensor([3, 4]),
@@ -151,10 +151,13 @@ class TestCheckpoint:
         assert held.old_logprob_T is not None
         assert held.old_logprob_T.tolist() == torch.tensor([-0.1, -2.0]).tolist()
         later = facts(4, {"c": [1.0], "b": [0.0]})
-        assert remember(again, later).numbers["value"].tolist() == remember(memory, later).numbers["value"].tolist()
+        assert (
+            update_prompt_stats(again, later).numbers["value"].tolist()
+            == update_prompt_stats(memory, later).numbers["value"].tolist()
+        )
 
     def test_columns_that_came_or_went(self) -> None:
-        held = remember(ALL, facts(0, {"a": [1.0]})).state_dict()
+        held = update_prompt_stats(ALL, facts(0, {"a": [1.0]})).state_dict()
         fewer = Memory().declared([COLUMNS["visits"], Column("hint_share", default=0.5)]).restored(held)
         assert fewer.read("visits", ["a"]).tolist() == [1]
         assert fewer.read("hint_share", ["a"]).tolist() == [0.5]

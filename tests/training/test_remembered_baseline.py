@@ -14,7 +14,7 @@ from mmgrpo.maths.columns import value
 from mmgrpo.maths.feedback import Feedback, job_feedback
 from mmgrpo.memory import Memory, Outcomes
 from mmgrpo.methods.memory.spo import remembered_baseline
-from mmgrpo.training.memory import remembered
+from mmgrpo.training.prompt_stats import read_prompt_stats
 from tests.test_trainer import BASE, lines, run, weights
 
 SINGLE: dict[str, Any] = {
@@ -55,7 +55,7 @@ def test_numbers() -> None:
 def test_the_number_is_that_of_the_rows_prompt() -> None:
     memory = Memory().declared(remembered_baseline().memory)
     memory = memory.write("value", ["b"], torch.tensor([0.25], dtype=torch.float64))
-    found_N = remembered(memory, torch.tensor([1, 0, 1]), "ab".__getitem__, "value")
+    found_N = read_prompt_stats(memory, torch.tensor([1, 0, 1]), "ab".__getitem__, "value")
     assert found_N.tolist() == [0.25, 0.5, 0.25]
 
 

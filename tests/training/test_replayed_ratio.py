@@ -14,8 +14,8 @@ from mmgrpo import Trainer
 from mmgrpo.config.loading import validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Policy
-from mmgrpo.training.joining import joined
-from mmgrpo.training.reading import read
+from mmgrpo.training.concat_rollouts import concat_rollouts
+from mmgrpo.training.off_policy_rows import read
 from mmgrpo.types import Origin, Plan
 from tests.policies import tiny_image_tokens, tiny_language, tiny_masked
 
@@ -130,8 +130,8 @@ def test_answers_that_are_read_by_the_current_weights_have_no_departure() -> Non
     given = [replace(one, old_logprob_T=None) if row % 2 else one for row, one in enumerate(stored)]
     answers = read(policy, given, Plan(), 0)
     assert answers.unchanged_B.tolist() == [False, True, False, True]  # what is stored may be of earlier weights
-    assert joined([rollout, answers]).unchanged_B.tolist() == [True] * 4 + [False, True, False, True]
-    assert not joined([rollout, answers]).aged().unchanged_B.any()
+    assert concat_rollouts([rollout, answers]).unchanged_B.tolist() == [True] * 4 + [False, True, False, True]
+    assert not concat_rollouts([rollout, answers]).aged().unchanged_B.any()
 
 
 def test_a_resumed_run_reads_the_same_decisions(tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ from mmgrpo.memory import Memory, ReplayRow
 from mmgrpo.methods.off_policy.meml_grpo import systems
 from mmgrpo.methods.strategies.guide_grpo import column_hint
 from mmgrpo.scoring import NamedReward
-from mmgrpo.training.credit import valued
-from mmgrpo.training.gather import Experience, gather
-from mmgrpo.training.judge import judge
+from mmgrpo.training.compute_advantages import combine_rewards
+from mmgrpo.training.rollout_rounds import Rollouts, collect_rollouts
+from mmgrpo.training.score_rollouts import score_rollouts
 from mmgrpo.types import OffPolicySample, Origin, Rollout
 from tests.policies.tiny_language import policy_of, prompts_of
 from tests.test_trainer import make_policy
@@ -47,13 +47,15 @@ def gathered(
     memory: Memory | None = None,
     by_itself: Any = None,
     **more: Any,
-) -> Experience:
+) -> Rollouts:
     rewards = [NamedReward("reward", reward), *([NamedReward("by_itself", by_itself)] if by_itself else [])]
 
     def value(scores: Any, group_B: Tensor) -> Any:
-        return valued(scores, group_B, rewards=rewards, advantages=AdvantageChain.of(AdvantageConfig()), step=0)
+        return combine_rewards(
+            scores, group_B, reward_functions=rewards, chain=AdvantageChain.of(AdvantageConfig()), step=0
+        )
 
-    return gather(
+    return collect_rollouts(
         policy or policy_of("llama", max_new_tokens=4),
         planner,
         lambda number: PROMPTS[number % len(PROMPTS)],
@@ -219,7 +221,7 @@ def test_a_reward_of_groups_is_asked_again_once_they_are_whole(replace_failed: b
     assert scores.value_BR[:, 0].tolist() == [value - 10 for value in expected]
     assert sum(asked) <= len(found.samples)  # what depends on the sample alone is not asked again
     rewards = [NamedReward("reward", lowest_sum), NamedReward("by_itself", by_itself)]
-    verdict = judge(found, rewards, step=0, job=Job(Accelerator(cpu=True)))
+    verdict = score_rollouts(found, rewards, step=0, job=Job(Accelerator(cpu=True)))
     assert verdict.scores.value_BR.equal(scores.value_BR)
 
 

@@ -12,16 +12,17 @@ from accelerate import Accelerator
 from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor
 
+from mmgrpo.algorithm import AdvantageChain
 from mmgrpo.config import AdvantageConfig
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError, PolicyError, RewardError
 from mmgrpo.policy import Policy
 from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.scoring.shaping import shaped
-from mmgrpo.training.credit import Batch, estimate
-from mmgrpo.training.gather import Experience
-from mmgrpo.training.judge import Verdict
-from mmgrpo.training.scored import ScoredStep
+from mmgrpo.training.compute_advantages import Advantages, compute_advantages
+from mmgrpo.training.pending_rewards import PendingRewards
+from mmgrpo.training.rollout_rounds import Rollouts
+from mmgrpo.training.score_rollouts import Rewards
 from mmgrpo.types import OffPolicySample, Rollout, Sample, Scope, Score
 from tests.policies import tiny_language, tiny_policies
 from tests.policies.letters import letters
@@ -49,11 +50,13 @@ def written(policy: LanguagePolicy, members: int = 4, text: str = TEXT) -> Rollo
     )
 
 
-def credit(policy: Policy, rollout: Rollout, rewards: Sequence[NamedReward], *estimators: Any, **config: Any) -> Batch:
+def credit(
+    policy: Policy, rollout: Rollout, rewards: Sequence[NamedReward], *estimators: Any, **config: Any
+) -> Advantages:
     """One step's credit, as the trainer forms it."""
     scores = Scorer(rewards)(rollout.samples)
     keep_B = torch.ones(len(rollout.samples), dtype=torch.bool)
-    verdict = Verdict(
+    verdict = Rewards(
         scores=scores,
         counting=shaped(scores, rewards, 0).scores,
         group_N=rollout.prompt_index_B,
@@ -62,10 +65,10 @@ def credit(policy: Policy, rollout: Rollout, rewards: Sequence[NamedReward], *es
         mine=slice(0, len(keep_B)),
         metrics={},
     )
-    scored = ScoredStep(rounds=(), rows=range(len(keep_B)))
-    experience = Experience(rollout=rollout, keep_B=keep_B, scored=scored, requests=(), num_rounds=1)
+    scored = PendingRewards(rounds=(), rows=range(len(keep_B)))
+    experience = Rollouts(rollout=rollout, keep_B=keep_B, scored=scored, requests=(), num_rounds=1)
     section = AdvantageConfig.model_validate({"estimators": list(estimators), **config})
-    return estimate(policy, experience, verdict, section, job=Job(Accelerator(cpu=True)))
+    return compute_advantages(policy, experience, verdict, AdvantageChain.of(section), job=Job(Accelerator(cpu=True)))
 
 
 def advantage(*args: Any, **config: Any) -> Tensor:

@@ -25,9 +25,9 @@ from mmgrpo.runs.checkpoint import list_checkpoints
 from mmgrpo.runs.resuming import policy_weights_folder
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.build import plan_at
-from mmgrpo.training.credit import Batch
-from mmgrpo.training.learn import Lesson, learn_together
+from mmgrpo.training.compute_advantages import Advantages
 from mmgrpo.training.mixed import MixedTrainer
+from mmgrpo.training.update_policy import UpdatePlan, update_jointly
 from tests.policies.letters import letters
 from tests.policies.test_unified import PROMPTS
 from tests.policies.test_unified import policy_of as unified
@@ -63,22 +63,22 @@ def shared(output: Path, *, guest: Any = None, reward: Any = vowels, resume: Pat
 
 
 @pytest.fixture(scope="module")
-def batch() -> Batch:
+def batch() -> Advantages:
     """Rows of different lengths, of four prompts, as a language model drew them."""
     config, job = RunConfig.model_validate(OWN), mmgrpo.Job(Accelerator(cpu=True))
     policy, rewards = policy_of("llama"), [NamedReward("vowels", vowels)]
     told = {"setting": Algorithm.of(config).step_setting(0, Memory(), str), "job": job}
     planner, scorer = Algorithm.of(config).strategy, mmgrpo.Scorer(rewards)
-    experience = mmgrpo.gather(
+    experience = mmgrpo.collect_rollouts(
         policy, planner, ASKED.__getitem__, scorer, plan=plan_at(Algorithm.of(config), policy, 0), **told
     )
-    verdict = mmgrpo.judge(experience, rewards, step=0, job=job)
-    found = mmgrpo.estimate(policy, experience, verdict, Algorithm.of(config).advantages, job=job)
+    verdict = mmgrpo.score_rollouts(experience, rewards, step=0, job=job)
+    found = mmgrpo.compute_advantages(policy, experience, verdict, Algorithm.of(config).advantages, job=job)
     length_B = torch.arange(12) % 5 + 2
     return replace(found, rollout=found.rollout.keep(torch.arange(found.rollout.shape[1]) < length_B[:, None]))
 
 
-def part_of(batch: Batch, groups: Sequence[int]) -> Batch:
+def part_of(batch: Advantages, groups: Sequence[int]) -> Advantages:
     """The same without the rows of other groups."""
     mine_B = torch.isin(batch.rollout.prompt_index_B, torch.tensor(groups))
     return replace(
@@ -89,22 +89,22 @@ def part_of(batch: Batch, groups: Sequence[int]) -> Batch:
     )
 
 
-def taught(batches: Sequence[Batch], objective: Mapping[str, Any]) -> tuple[torch.Tensor, list[float]]:
+def taught(batches: Sequence[Advantages], objective: Mapping[str, Any]) -> tuple[torch.Tensor, list[float]]:
     """The weights after two updates from these batches together, and the norms of the gradients."""
     update = {"lr": 1e-2, "eps": 1e-2, "max_grad_norm": None}  # AdamW blows up roundings of small gradients
     config = RunConfig.model_validate({**OWN, "objective": objective, "update": update})
     policy, job = policy_of("llama"), mmgrpo.Job(Accelerator(cpu=True))
-    made = partial(Lesson, policy, objective=Algorithm.of(config).objective, job=job)
+    made = partial(UpdatePlan, policy, objective=Algorithm.of(config).objective, job=job)
     optimizer = mmgrpo.optimizer_of(config, policy.trainable, job=job)
     norms = [
         updates[0].applied.grad_norm
-        for updates in learn_together([made(one) for one in batches], optimizer, epochs=1, minibatches=2)
+        for updates in update_jointly([made(one) for one in batches], optimizer, epochs=1, minibatches=2)
     ]
     return torch.cat([parameter.detach().flatten() for parameter in policy.trainable]), norms
 
 
 @pytest.mark.parametrize("aggregate", ["token_mean", "group_sum"])
-def test_halves_of_the_prompts_in_two_tasks_are_all_of_them_in_one(aggregate: str, batch: Batch) -> None:
+def test_halves_of_the_prompts_in_two_tasks_are_all_of_them_in_one(aggregate: str, batch: Advantages) -> None:
     """Whatever the loss is a mean over: rows of 2 to 6 tokens count as they would in one batch."""
     objective = {"aggregate": aggregate, "divergence": "k3", "kl_beta": 0.1}
     whole, norms = taught([batch], objective)

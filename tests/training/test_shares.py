@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mmgrpo.maths.strategies import Request
-from mmgrpo.training.gather import _assign
+from mmgrpo.training.rollout_rounds import _assign
 
 
 def shared(costs: list[int], processes: int) -> list[int]:

@@ -20,9 +20,9 @@ from mmgrpo.maths.strategies.branching import branch_evenly
 from mmgrpo.methods.credit.grpo_ma import branch_at_text
 from mmgrpo.methods.sampling.cure import branch_at_uncertain
 from mmgrpo.methods.sampling.s_grpo_early_reinforcement import exits
-from mmgrpo.training.gather import Experience
-from mmgrpo.training.joining import Parts, joined
-from mmgrpo.training.learner import measured
+from mmgrpo.training.concat_rollouts import RolloutParts, concat_rollouts
+from mmgrpo.training.gradients import with_values
+from mmgrpo.training.rollout_rounds import Rollouts
 from mmgrpo.types import Rollout, Sample
 from mmgrpo.values import ENTROPY
 from tests.policies.contract import gradients, largest_difference, relative_difference, values
@@ -32,7 +32,7 @@ from tests.training.test_rounds import even_prompts_differ, gathered
 TREE = branch_evenly(every=3, factor=2, levels=2)
 
 
-def tree_of(policy: LanguagePolicy, planner: Planner = TREE) -> Experience:
+def tree_of(policy: LanguagePolicy, planner: Planner = TREE) -> Rollouts:
     return gathered(planner, even_prompts_differ, policy=policy)
 
 
@@ -57,7 +57,7 @@ def counted(policy: LanguagePolicy) -> Iterator[list[int]]:
         handle.remove()
 
 
-def of_group(found: Experience, group: int) -> dict[int, Sample]:
+def of_group(found: Rollouts, group: int) -> dict[int, Sample]:
     return {sample.member: sample for sample in found.samples if sample.group == group}
 
 
@@ -126,12 +126,12 @@ def test_equal_states_of_a_group_have_one_id_over_rounds() -> None:
 def test_parts_of_other_rounds_share_states_behind_one_prompt() -> None:
     policy = policy_of("llama", max_new_tokens=4)
     found = gathered(refill(), even_prompts_differ, policy=policy).rollout
-    assert isinstance(found.trace, Parts)
+    assert isinstance(found.trace, RolloutParts)
     one = found.trace.rollouts[0]
     bare_B, other = torch.ones(8, dtype=torch.bool), torch.tensor([True] * 4 + [False] * 4)
-    twice = joined([one, one], bare_B=bare_B)
+    twice = concat_rollouts([one, one], bare_B=bare_B)
     assert twice.state_BT[:4].equal(twice.state_BT[4:])
-    apart = joined([one, one], bare_B=other)
+    apart = concat_rollouts([one, one], bare_B=other)
     assert not set(apart.state_BT[:4].flatten().tolist()) & set(apart.state_BT[4:].flatten().tolist())
 
 
@@ -206,7 +206,7 @@ def test_places_of_uncertain_tokens_are_those_of_their_entropies() -> None:
             assert tokens(other)[:after] == tokens(sample)[:after]
             assert tokens(other)[after:] != tokens(sample)[after:]
     bare = replace(rollout, values={})
-    known = measured(policy, bare, [ENTROPY]).values[ENTROPY]
+    known = with_values(policy, bare, [ENTROPY]).values[ENTROPY]
     assert largest_difference(known, entropy_BT, rollout.mask_BT) < 1e-5  # of what was taken over too
 
 

@@ -21,7 +21,7 @@ from mmgrpo.explain.forward_counts import forwards_per_sample
 from mmgrpo.memory import Memory
 from mmgrpo.scoring import named_rewards
 from mmgrpo.training.build import plan_at
-from mmgrpo.training.credit import Batch
+from mmgrpo.training.compute_advantages import Advantages
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample
 from tests.tiny.pipelines import PIPELINES
@@ -55,10 +55,10 @@ def policy_of(config: RunConfig) -> DenoisingPolicy:
     return DenoisingPolicy(PIPELINES["sd3"].build(), config.policy.numbers)
 
 
-def batch_of(config: RunConfig, policy: DenoisingPolicy) -> Batch:
+def batch_of(config: RunConfig, policy: DenoisingPolicy) -> Advantages:
     """One step, as far as credit."""
     job, rewards = mmgrpo.Job(Accelerator(cpu=True)), named_rewards({"first": first_leaf})
-    experience = mmgrpo.gather(
+    experience = mmgrpo.collect_rollouts(
         policy,
         Algorithm.of(config).strategy,
         lambda place: Prompt("a red fox"),
@@ -66,10 +66,10 @@ def batch_of(config: RunConfig, policy: DenoisingPolicy) -> Batch:
         setting=Algorithm.of(config).step_setting(0, Memory(), str),
         plan=plan_at(Algorithm.of(config), policy, 0),
         job=job,
-        value=partial(mmgrpo.valued, rewards=rewards, config=config.advantage, step=0),
+        value=partial(mmgrpo.combine_rewards, reward_functions=rewards, chain=Algorithm.of(config).advantages, step=0),
     )
-    verdict = mmgrpo.judge(experience, rewards, step=0, job=job)
-    return mmgrpo.estimate(policy, experience, verdict, config.advantage, step=0, job=job)
+    verdict = mmgrpo.score_rollouts(experience, rewards, step=0, job=job)
+    return mmgrpo.compute_advantages(policy, experience, verdict, Algorithm.of(config).advantages, step=0, job=job)
 
 
 def test_nodes_of_a_drawn_tree_are_credited_by_depth(tmp_path: Path) -> None:

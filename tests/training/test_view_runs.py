@@ -26,9 +26,9 @@ from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.training.arguments import rewards_of
 from mmgrpo.training.build import plan_at
 from mmgrpo.training.build_views import build_views
-from mmgrpo.training.credit import estimate
-from mmgrpo.training.gather import gather
-from mmgrpo.training.judge import judge
+from mmgrpo.training.compute_advantages import compute_advantages
+from mmgrpo.training.rollout_rounds import collect_rollouts
+from mmgrpo.training.score_rollouts import score_rollouts
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample
 from tests.policies.contract import move
@@ -119,9 +119,9 @@ def test_sdpo_trains_on_members_with_a_right_peer_alone(tmp_path: Path) -> None:
         "job": job,
     }
     prompts = prompts_of("llama")
-    drawn = gather(policy, Algorithm.of(config).strategy, prompts.__getitem__, Scorer(rewards), **told)
-    verdict = judge(drawn, rewards, step=0, job=job)
-    batch = estimate(
+    drawn = collect_rollouts(policy, Algorithm.of(config).strategy, prompts.__getitem__, Scorer(rewards), **told)
+    verdict = score_rollouts(drawn, rewards, step=0, job=job)
+    batch = compute_advantages(
         policy,
         drawn,
         verdict,

@@ -19,12 +19,12 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.strategies import Request
 from mmgrpo.policy import Policy, SupportsNamedWeights, SupportsTextOffsets
-from mmgrpo.training.reading import PromptOf, given_of, read, reader, verified
+from mmgrpo.training.off_policy_rows import PromptOf, given_of, read, reader, verified
 from mmgrpo.types import Continuation, OffPolicySample, Origin, Plan, Prompt, Rollout, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class RoundRollouts:
     """What came of one round's requests on this process.
 
     Attributes:
@@ -55,7 +55,7 @@ class Drawn:
         return [one for one, trained_B in zip(self.rollouts, parts, strict=True) if bool(trained_B.all())]
 
 
-def draw(
+def sample_requests(
     policy: Policy,
     requests: Sequence[Request],
     mine: Sequence[int],
@@ -65,10 +65,10 @@ def draw(
     plan: Plan,
     seed: int,
     reads: bool = False,
-    before: Sequence[Drawn] = (),
+    before: Sequence[RoundRollouts] = (),
     rewards: Sequence[Mapping[int, Mapping[int, float]]] = (),
     others: Sequence[Rollout] = (),
-) -> Drawn:
+) -> RoundRollouts:
     """Draws, or reads, what is asked of this process.
 
     Args:
@@ -113,7 +113,7 @@ def draw(
             found = _drawn(policy, asked[0], entries, prompt_of, plan, seed, reads=reads)
         rollouts += [rollout for rollout, _ in found]
         request_of_row += [n for _, numbers in found for n in numbers]
-    return Drawn(requests=requests, rollouts=rollouts, request_B=torch.tensor(request_of_row, dtype=torch.long))
+    return RoundRollouts(requests=requests, rollouts=rollouts, request_B=torch.tensor(request_of_row, dtype=torch.long))
 
 
 @dataclass(frozen=True, slots=True)

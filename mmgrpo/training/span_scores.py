@@ -14,17 +14,17 @@ from mmgrpo.errors import ConfigError, PolicyError, RewardError
 from mmgrpo.maths.feedback import Scoped, Turns
 from mmgrpo.maths.parts import part_of_decisions
 from mmgrpo.policy import Policy, SupportsTextOffsets
-from mmgrpo.training.judge import Verdict
+from mmgrpo.training.score_rollouts import Rewards
 from mmgrpo.types import Origin, Rollout, Sample, Scope, Scores
 
 
-def scoped_of(policy: Policy, rollout: Rollout, verdict: Verdict, reward: str) -> Scoped:
+def span_scores(policy: Policy, rollout: Rollout, rewards: Rewards, reward: str) -> Scoped:
     """What a reward said of parts of this process's rows, and the part of each decision.
 
     Args:
         policy: what drew the rows.
         rollout: the rows.
-        verdict: on the rows of all processes.
+        rewards: on the rows of all processes.
         reward: its name.
 
     Returns:
@@ -35,11 +35,11 @@ def scoped_of(policy: Policy, rollout: Rollout, verdict: Verdict, reward: str) -
         RewardError: a part is no part of its sample.
         PolicyError: the policy does not say which decisions wrote which characters.
     """
-    _require_parts(verdict.scores, reward)
-    nothing: list[Sequence[Scope] | None] = [None] * len(verdict.keep_N)
-    said = verdict.counting.scopes.get(reward, nothing)
-    rows = [scopes or () if kept else () for scopes, kept in zip(said, verdict.keep_N.tolist(), strict=True)]
-    mine = rows[verdict.mine]
+    _require_parts(rewards.scores, reward)
+    nothing: list[Sequence[Scope] | None] = [None] * len(rewards.keep_N)
+    said = rewards.counting.scopes.get(reward, nothing)
+    rows = [scopes or () if kept else () for scopes, kept in zip(said, rewards.keep_N.tolist(), strict=True)]
+    mine = rows[rewards.mine]
     B, S = len(mine), max(1, *map(len, mine))
     value_BS, valid_BS = torch.zeros(B, S), torch.zeros(B, S, dtype=torch.bool)
     scope_BT = torch.full(rollout.shape, -1, dtype=torch.long)
@@ -55,7 +55,7 @@ def scoped_of(policy: Policy, rollout: Rollout, verdict: Verdict, reward: str) -
     return Scoped(scope_BT=scope_BT, value_BS=value_BS, valid_BS=valid_BS)
 
 
-def turns_of(rollout: Rollout) -> Turns | None:
+def turn_rewards(rollout: Rollout) -> Turns | None:
     """The turns that this process's samples wrote to an environment; None if samples were drawn without one.
 
     A sample without turns, as an answer that was read, has no turn to compare.
@@ -77,7 +77,7 @@ def turns_of(rollout: Rollout) -> Turns | None:
     return Turns(given=Scoped(scope_BT=scope_BT, value_BS=value_BS, valid_BS=valid_BS), keys_B_S=keys_B_S)
 
 
-def heard(scores: Scores, rewards: Collection[str]) -> Tensor:
+def has_span_scores(scores: Scores, rewards: Collection[str]) -> Tensor:
     """Which samples any of these rewards says something of parts of.
 
     Shapes: -> bool (N,).

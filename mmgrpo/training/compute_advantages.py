@@ -15,18 +15,18 @@ from mmgrpo.maths.group_stats import Groups, grouped
 from mmgrpo.policy import Policy
 from mmgrpo.scoring import NamedReward
 from mmgrpo.scoring.shaping import shaped
-from mmgrpo.training.decision_credit import credit_by_decision
-from mmgrpo.training.gather import Experience, Valued
-from mmgrpo.training.judge import Verdict
-from mmgrpo.training.learner import measured
-from mmgrpo.training.parts import heard
-from mmgrpo.training.views import Seen, Sights, View
+from mmgrpo.training.decision_advantages import decision_advantages
+from mmgrpo.training.gradients import with_values
+from mmgrpo.training.rollout_rounds import CombinedRewards, Rollouts
+from mmgrpo.training.score_rollouts import Rewards
+from mmgrpo.training.span_scores import has_span_scores
+from mmgrpo.training.views import View, ViewRows, Views
 from mmgrpo.types import Origin, Rollout, Scores
 from mmgrpo.values import from_reference
 
 
 @dataclass(frozen=True, slots=True)
-class Credit:
+class SampleAdvantages:
     """What each sample of the job earned.
 
     Attributes:
@@ -48,7 +48,7 @@ class Credit:
     scored_B: Tensor
 
 
-def penalised(scores: Scores, divergence_B: Tensor, kl_beta: float) -> Scores:
+def with_kl_column(scores: Scores, divergence_B: Tensor, kl_beta: float) -> Scores:
     """The scores with a further column ``kl`` to report: the divergence of each scored sample, at the weight -kl_beta.
 
     Shapes: (B,) divergences summed over the samples' decisions.
@@ -62,13 +62,13 @@ def penalised(scores: Scores, divergence_B: Tensor, kl_beta: float) -> Scores:
     )
 
 
-def combined(scores: Scores, group_B: Tensor, advantages: AdvantageChain, penalty_B: Tensor | None = None) -> Tensor:
+def combined_reward(scores: Scores, group_B: Tensor, chain: AdvantageChain, penalty_B: Tensor | None = None) -> Tensor:
     """What the rewards of each sample come to within its group, as one float64 number.
 
     Args:
         scores: of whole groups.
         group_B: group of each sample.
-        advantages: how rewards are combined; where each reward is normalized first, the plain weighted sum is given.
+        chain: how rewards are combined; where each reward is normalized first, the plain weighted sum is given.
         penalty_B: what is taken off.
 
     Returns:
@@ -76,31 +76,31 @@ def combined(scores: Scores, group_B: Tensor, advantages: AdvantageChain, penalt
     """
     groups = grouped(group_B)
     reward_RPG, valid_RPG = _by_group(scores, groups)
-    total_B = groups.rows(advantages.combine_for_report(reward_RPG, scores.weight_R.double(), valid_RPG))
+    total_B = groups.rows(chain.combine_for_report(reward_RPG, scores.weight_R.double(), valid_RPG))
     return total_B if penalty_B is None else total_B - penalty_B
 
 
-def valued(
-    scores: Scores, group_B: Tensor, *, rewards: Sequence[NamedReward], advantages: AdvantageChain, step: int
-) -> Valued:
+def combine_rewards(
+    scores: Scores, group_B: Tensor, *, reward_functions: Sequence[NamedReward], chain: AdvantageChain, step: int
+) -> CombinedRewards:
     """What the scores of a round come to as they count at a step, for planners."""
-    counting = shaped(scores, rewards, step).scores
-    return Valued(combined(counting, group_B, advantages), counting.scored_B)
+    counting = shaped(scores, reward_functions, step).scores
+    return CombinedRewards(combined_reward(counting, group_B, chain), counting.scored_B)
 
 
-def form_credit(
+def group_advantages(
     scores: Scores,
     group_B: Tensor,
-    advantages: AdvantageChain,
+    chain: AdvantageChain,
     divergence_B: Tensor | None = None,
     keep_B: Tensor | None = None,
-) -> Credit:
+) -> SampleAdvantages:
     """Group-relative advantages of whole groups, of any sizes.
 
     Args:
         scores: of the whole job.
         group_B: group of each sample.
-        advantages: how rewards are combined and scaled.
+        chain: how rewards are combined and scaled.
         divergence_B: from the reference, summed over each sample's decisions; kl_beta times it is taken off what the
             rewards combine to, after any reward was normalised, so that it keeps its size (RLOO, arXiv:2402.14740).
         keep_B: bool, the samples that groups are compared by; the others earn nothing. None: all.
@@ -108,7 +108,7 @@ def form_credit(
     Returns:
         The advantages, float32; they are formed in float64, where no finite float32 reward overflows.
     """
-    config, groups = advantages.config, grouped(group_B)
+    config, groups = chain.config, grouped(group_B)
     scored_B = scores.scored_B if keep_B is None else scores.scored_B & keep_B
     reward_RPG, valid_RPG = _by_group(scores, groups, keep_B)
     weight_R = scores.weight_R.double()
@@ -117,23 +117,23 @@ def form_credit(
     if divergence_B is not None:
         penalty_B = config.kl_beta * divergence_B.double().where(scored_B, 0.0)
     penalty_PG = groups.matrix(penalty_B).where(groups.present_PG, 0.0)
-    if advantages.scales_rewards:
+    if chain.scales_rewards:
         part_RPG = valid_RPG & (weight_R != 0)[:, None, None]
-        advantage_PG = advantages.scale(reward_RPG, weight_R, part_RPG, penalty_PG)
+        advantage_PG = chain.scale(reward_RPG, weight_R, part_RPG, penalty_PG)
     else:
-        reward_PG = advantages.combine(reward_RPG, weight_R, valid_RPG) - penalty_PG
-        advantage_PG = advantages.scale(reward_PG, valid_PG)
+        reward_PG = chain.combine(reward_RPG, weight_R, valid_RPG) - penalty_PG
+        advantage_PG = chain.scale(reward_PG, valid_PG)
     if config.clamp is not None:
         advantage_PG = clamp_advantage(advantage_PG, limit=config.clamp)
     dead_P = ((advantage_PG == 0) | ~groups.present_PG).all(1)
     trains_B = scored_B
     if config.zero_variance_groups == "drop":
         trains_B = trains_B & ~groups.rows(dead_P[:, None].expand_as(advantage_PG))
-    return Credit(
+    return SampleAdvantages(
         groups.rows(advantage_PG).float(),
         trains_B,
         float(dead_P.float().mean()),
-        combined(scores, group_B, advantages, penalty_B),
+        combined_reward(scores, group_B, chain, penalty_B),
         scored_B=scores.scored_B,
     )
 
@@ -145,7 +145,7 @@ def _by_group(scores: Scores, groups: Groups, keep_B: Tensor | None = None) -> t
     return groups.matrix(scores.value_BR.T).double(), valid_RPG
 
 
-def reward_metrics(scores: Scores, credit: Credit) -> dict[str, float]:
+def reward_metrics(scores: Scores, credit: SampleAdvantages) -> dict[str, float]:
     """What a run logs of its rewards: what each gave, over the samples it applied to, and what they came to."""
     total = credit.total_B[credit.scored_B]
     metrics = {
@@ -167,7 +167,7 @@ def reward_metrics(scores: Scores, credit: Credit) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class UntruncatedRows:
     """A rollout without what is not trained on, and what still counts in means over samples.
 
     Attributes:
@@ -179,17 +179,17 @@ class Kept:
     zero_B: Tensor
 
 
-def without_truncated(rollout: Rollout, truncated: str) -> Kept:
+def without_truncated(rollout: Rollout, truncated: str) -> UntruncatedRows:
     """Leaves out samples cut off by their length limit as ``objective.truncated`` says: keep, zero or drop."""
     truncated_B = torch.tensor([not sample.finished for sample in rollout.samples])
     if truncated == "keep":
-        return Kept(rollout, torch.zeros_like(truncated_B))
+        return UntruncatedRows(rollout, torch.zeros_like(truncated_B))
     zero_B = truncated_B & rollout.mask_BT.any(1) if truncated == "zero" else torch.zeros_like(truncated_B)
-    return Kept(rollout.keep(~truncated_B[:, None]), zero_B)
+    return UntruncatedRows(rollout.keep(~truncated_B[:, None]), zero_B)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class Advantages:
     """What this process's rows of a step can teach.
 
     Attributes:
@@ -210,67 +210,67 @@ class Batch:
     reward_B: Tensor
     zero_B: Tensor
     chosen_B: Tensor
-    credit: Credit
+    credit: SampleAdvantages
     mine: slice
     divergence_N: Tensor | None = None
-    views: Mapping[str, Seen] = field(default_factory=dict)
+    views: Mapping[str, ViewRows] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-def estimate(
+def compute_advantages(
     policy: Policy,
-    experience: Experience,
-    verdict: Verdict,
-    advantages: AdvantageChain,
+    rollouts: Rollouts,
+    rewards: Rewards,
+    chain: AdvantageChain,
     *,
     truncated: str = "keep",
     step: int = 0,
     job: Job,
     remembered: Callable[[str], Tensor] | None = None,
     views: Mapping[str, View] | None = None,
-) -> Batch:
+) -> Advantages:
     """Advantages of every decision, from what the rewards say of the whole job's samples.
 
     What this takes of the decisions beside the rollout is measured once, at the weights that sampled.
 
     Args:
         policy: what drew the rows, its weights still the same.
-        experience: this process's rows.
-        verdict: on the rows of all processes.
-        advantages: from rewards to the advantage of each decision.
+        rollouts: this process's rows.
+        rewards: on the rows of all processes.
+        chain: from rewards to the advantage of each decision.
         truncated: what becomes of samples cut off by their length limit: keep, zero or drop, as
             ``objective.truncated`` says.
         step: of the run, from 0.
         job: the processes.
-        remembered: columns of the memory before the step, of the verdict's samples; for estimators that read it.
+        remembered: columns of the memory before the step, of the samples of the job; for estimators that read it.
         views: those of the run.
 
     Returns:
         What is learnt from.
     """
-    config, rollout, divergence_N = advantages.config, experience.rollout, None
+    config, rollout, divergence_N = chain.config, rollouts.rollout, None
     if config.divergence is not None:
         divergence = from_reference(config.divergence)
-        rollout = measured(policy, rollout, [divergence])
+        rollout = with_values(policy, rollout, [divergence])
         divergence_N = torch.cat(job.gather(rollout.values[divergence].sum(1).cpu()))
-    compared_N = compared_groups(verdict, rollout, advantages, job)
-    credit = form_credit(verdict.counting, compared_N, advantages, divergence_N, verdict.keep_N)
-    credited_N = heard(verdict.counting, advantages.span_rewards)
-    if any(estimator.unscored for estimator in advantages.estimators):
+    compared_N = compared_groups(rewards, rollout, chain, job)
+    credit = group_advantages(rewards.counting, compared_N, chain, divergence_N, rewards.keep_N)
+    credited_N = has_span_scores(rewards.counting, chain.span_rewards)
+    if any(estimator.unscored for estimator in chain.estimators):
         credited_N = torch.ones_like(credited_N)
-    credit = replace(credit, keep_B=credit.keep_B | (credited_N & verdict.keep_N))
-    reward_B, scored_B = credit.total_B[verdict.mine], credit.scored_B[verdict.mine]
-    sights = Sights(views or {}, policy, rollout, reward_B=reward_B, scored_B=scored_B, seed=experience.seed)
-    advantage_BT = credit.advantage_B[verdict.mine][:, None].expand(rollout.shape)
-    rollout = rollout.keep(credit.keep_B[verdict.mine][:, None])
+    credit = replace(credit, keep_B=credit.keep_B | (credited_N & rewards.keep_N))
+    reward_B, scored_B = credit.total_B[rewards.mine], credit.scored_B[rewards.mine]
+    sights = Views(views or {}, policy, rollout, reward_B=reward_B, scored_B=scored_B, seed=rollouts.seed)
+    advantage_BT = credit.advantage_B[rewards.mine][:, None].expand(rollout.shape)
+    rollout = rollout.keep(credit.keep_B[rewards.mine][:, None])
     metrics: Mapping[str, float] = {}
     if config.estimators or config.filters:
-        shaped_rows = credit_by_decision(
+        shaped_rows = decision_advantages(
             policy,
             rollout,
             advantage_BT,
-            verdict,
-            advantages,
+            rewards,
+            chain,
             reward_B=reward_B,
             step=step,
             job=job,
@@ -281,28 +281,28 @@ def estimate(
         if shaped_rows.zero_std_frac is not None:
             credit = replace(credit, zero_std_frac=shaped_rows.zero_std_frac)
     kept = without_truncated(rollout, truncated)
-    return Batch(
+    return Advantages(
         rollout=kept.rollout,
         advantage_BT=advantage_BT,
         reward_B=reward_B,
         zero_B=kept.zero_B,
-        chosen_B=experience.keep_B,
+        chosen_B=rollouts.keep_B,
         credit=credit,
-        mine=verdict.mine,
+        mine=rewards.mine,
         divergence_N=divergence_N,
         views=sights,
         metrics=metrics,
     )
 
 
-def compared_groups(verdict: Verdict, rollout: Rollout, advantages: AdvantageChain, job: Job) -> Tensor:
+def compared_groups(rewards: Rewards, rollout: Rollout, chain: AdvantageChain, job: Job) -> Tensor:
     """(N,) integers, the samples of the job that are compared with each other. A collective."""
-    if advantages.config.off_policy_baseline != "separate":
-        return verdict.group_N
-    return apart(verdict.group_N, torch.cat(job.gather(_is_read(rollout))))
+    if chain.config.off_policy_baseline != "separate":
+        return rewards.group_N
+    return split_off_policy_groups(rewards.group_N, torch.cat(job.gather(_is_read(rollout))))
 
 
-def apart(group_B: Tensor, read_B: Tensor) -> Tensor:
+def split_off_policy_groups(group_B: Tensor, read_B: Tensor) -> Tensor:
     """Whom each sample is compared with: the read members of a group are a group of their own.
 
     Shapes: integers (B,), bool (B,) -> integers (B,), in no order.

@@ -15,14 +15,14 @@ from torch import Tensor
 from mmgrpo.distributed.job import Job
 from mmgrpo.scoring import NamedReward
 from mmgrpo.scoring.shaping import shaped
-from mmgrpo.training.gather import Experience
+from mmgrpo.training.rollout_rounds import Rollouts
 from mmgrpo.types import Scores
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Rewards:
     """What the rewards said of N samples, those of all processes in rank order.
 
     Attributes:
@@ -44,35 +44,35 @@ class Verdict:
     metrics: Mapping[str, float]
 
 
-def judge(experience: Experience, rewards: Sequence[NamedReward], *, step: int, job: Job) -> Verdict:
+def score_rollouts(rollouts: Rollouts, reward_functions: Sequence[NamedReward], *, step: int, job: Job) -> Rewards:
     """Waits for the rewards of every process.
 
     Args:
-        experience: what was gathered; its rewards are at work already.
-        rewards: how each counts.
+        rollouts: what was gathered; its rewards are at work already.
+        reward_functions: how each counts.
         step: counted from 0.
         job: the processes.
 
     Returns:
-        The verdict, the same on all processes but for ``mine``.
+        The rewards, the same on all processes but for ``mine``.
 
     Raises:
         RewardError: a reward failed on too many samples of any process.
     """
-    scores = Scores.concat(job.run_on_leaders(experience.scored.collected))
-    groups = job.gather(experience.rollout.prompt_index_B)
+    scores = Scores.concat(job.run_on_leaders(rollouts.scored.collected))
+    groups = job.gather(rollouts.rollout.prompt_index_B)
     group_N = torch.cat(groups)
     start = sum(len(group_B) for group_B in groups[: job.rank])
     if step == 0 and job.rank == 0:
         _tell_unapplied(scores)
-    counting = shaped(scores, rewards, step)
-    return Verdict(
+    counting = shaped(scores, reward_functions, step)
+    return Rewards(
         scores=scores,
         counting=counting.scores,
         group_N=group_N,
-        root_N=torch.tensor([experience.root_of.get(group, group) for group in group_N.tolist()]),
-        keep_N=torch.cat(job.gather(experience.keep_B)),
-        mine=slice(start, start + len(experience.keep_B)),
+        root_N=torch.tensor([rollouts.root_of.get(group, group) for group in group_N.tolist()]),
+        keep_N=torch.cat(job.gather(rollouts.keep_B)),
+        mine=slice(start, start + len(rollouts.keep_B)),
         metrics=counting.metrics,
     )
 

@@ -8,16 +8,16 @@ from typing import Any, final
 
 from mmgrpo.distributed.job import Job
 from mmgrpo.runs.alerts import step_summary
-from mmgrpo.training.learn import Update
-from mmgrpo.training.phases import Judged
+from mmgrpo.training.step import StepResult
+from mmgrpo.training.update_policy import UpdateMetrics
 
 
 @final
-class Account:
+class StepLog:
     """The lines of a step's updates.
 
     Attributes:
-        batch: what is learnt from.
+        advantages: what is learnt from.
         scores: what the rewards said, of the whole job's samples.
         metrics: of the step, which each line has.
         num_updates: of the step.
@@ -25,24 +25,24 @@ class Account:
         summary: the same, with the largest share of decisions that each mechanism changed in any of the step's updates.
     """
 
-    def __init__(self, judged: Judged, *, num_updates: int) -> None:
+    def __init__(self, judged: StepResult, *, num_updates: int) -> None:
         """Begins before the first update.
 
         Args:
             judged: the step.
             num_updates: how many updates it has.
         """
-        self.batch = judged.batch
-        self.scores = judged.verdict.scores
+        self.advantages = judged.advantages
+        self.scores = judged.rewards.scores
         self.metrics = dict(judged.metrics)
         self.num_updates = num_updates
         self.last: dict[str, Any] = dict(judged.metrics)
         self.summary: dict[str, Any] = {}
-        self._num_forwards = self.batch.rollout.num_forwards
-        self._num_samples = len(self.batch.credit.keep_B)
+        self._num_forwards = self.advantages.rollout.num_forwards
+        self._num_samples = len(self.advantages.credit.keep_B)
         self._gap, self._clock = 0.0, time.perf_counter()
 
-    def line(self, step: int, update: Update, told: Mapping[str, float], job: Job) -> dict[str, Any]:
+    def line(self, step: int, update: UpdateMetrics, told: Mapping[str, float], job: Job) -> dict[str, Any]:
         """The line of an update. A collective.
 
         ``count/forwards_per_sample`` are all forwards of the step so far, those of samples drawn for the planner alone

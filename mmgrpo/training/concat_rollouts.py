@@ -15,7 +15,7 @@ from mmgrpo.types import Noise, Rollout
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class RolloutParts:
     """The trace of rollouts that were joined; each is scored by itself.
 
     Attributes:
@@ -25,7 +25,9 @@ class Parts:
     rollouts: Sequence[Rollout]
 
 
-def joined(rollouts: Sequence[Rollout], *, bare_B: Tensor | None = None, policy: Policy | None = None) -> Rollout:
+def concat_rollouts(
+    rollouts: Sequence[Rollout], *, bare_B: Tensor | None = None, policy: Policy | None = None
+) -> Rollout:
     """The rows of several rollouts of one policy, one after the other; matrices are padded to the longest.
 
     Of values those stay that all of them know.
@@ -55,7 +57,7 @@ def joined(rollouts: Sequence[Rollout], *, bare_B: Tensor | None = None, policy:
         segment_BT=_padded([one.segment_BT for one in rollouts], T),
         trace=policy.concat_traces([one.trace for one in rollouts])
         if isinstance(policy, SupportsTraceConcat)
-        else Parts(rollouts),
+        else RolloutParts(rollouts),
         noise=_joined_noise(noises, T) if len(noises) == len(rollouts) else None,
         values={value: _padded([one.values[value] for one in rollouts], T) for value in known},
         origin_B=_cat_or_none([one.origin_B for one in rollouts], [len(one.samples) for one in rollouts]),
@@ -70,7 +72,7 @@ def joined(rollouts: Sequence[Rollout], *, bare_B: Tensor | None = None, policy:
     )
 
 
-def drawn_by(
+def sampling_rows(
     identities: Sequence[tuple[int, int]], taken: Mapping[tuple[int, int], Branch], num_decisions: int
 ) -> Tensor:
     """Which row drew each decision: the row itself, but for what it took over from another.

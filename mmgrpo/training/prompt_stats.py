@@ -12,13 +12,13 @@ from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ShapeError
 from mmgrpo.maths.strategies import Replay, Request
 from mmgrpo.memory import Memory, Outcomes, ReplayRow
-from mmgrpo.training.credit import Batch
-from mmgrpo.training.judge import Verdict
+from mmgrpo.training.compute_advantages import Advantages
+from mmgrpo.training.score_rollouts import Rewards
 from mmgrpo.types import Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class PromptStats:
     """What the whole job saw at a step, the same on every process.
 
     Attributes:
@@ -47,7 +47,7 @@ class Facts:
             )
 
 
-def facts_of_step(
+def ordered_prompt_stats(
     group_N: Tensor,
     reward_N: Tensor,
     valid_N: Tensor,
@@ -55,7 +55,7 @@ def facts_of_step(
     *,
     step: int,
     rewards: Mapping[str, Tensor] | None = None,
-) -> Facts:
+) -> PromptStats:
     """What the job saw, in the order of its groups, whichever process drew which.
 
     Args:
@@ -67,36 +67,36 @@ def facts_of_step(
         rewards: (N,) what each single reward said, by name; 0 where it does not apply.
 
     Returns:
-        The facts.
+        The prompt_stats.
     """
     order = group_N.argsort(stable=True)
     keys = [key_of(group) for group in group_N[order].tolist()]
     singly = {name: said_N[order] for name, said_N in (rewards or {}).items()}
-    return Facts(keys=keys, reward_B=reward_N[order], valid_B=valid_N[order], step=step, rewards=singly)
+    return PromptStats(keys=keys, reward_B=reward_N[order], valid_B=valid_N[order], step=step, rewards=singly)
 
 
-Learner = Callable[[Memory, Outcomes], Memory]
+StateUpdate = Callable[[Memory, Outcomes], Memory]
 """What a sampler or an estimator makes of a step in its own state, after the columns."""
 
 
-def step_facts(
-    verdict: Verdict,
-    batch: Batch,
+def step_prompt_stats(
+    rewards: Rewards,
+    advantages: Advantages,
     key_of: Callable[[int], str],
     *,
     step: int,
     replay: Replay | None,
     job: Job,
     requests: Sequence[Request] = (),
-) -> Facts:
+) -> PromptStats:
     """What the job saw at a step, with the rows that are to be remembered. A collective, where there are any.
 
     Groups that were drawn after the rows of others, with the data row of these, are no visit to it: their rewards are
     left out.
 
     Args:
-        verdict: on the rows of all processes.
-        batch: this process's.
+        rewards: on the rows of all processes.
+        advantages: this process's.
         key_of: the key of a prompt by its number in the step.
         step: counted from 0.
         replay: whether rows are remembered.
@@ -104,30 +104,32 @@ def step_facts(
         requests: what was asked of the whole job.
 
     Returns:
-        The facts, the same on all processes.
+        The prompt_stats, the same on all processes.
     """
-    scored_N = batch.credit.scored_B & (verdict.group_N == verdict.root_N)
-    said = verdict.counting
-    said_BR = said.value_BR.double().where(said.valid_BR & (verdict.group_N == verdict.root_N)[:, None], 0.0)
+    scored_N = advantages.credit.scored_B & (rewards.group_N == rewards.root_N)
+    said = rewards.counting
+    said_BR = said.value_BR.double().where(said.valid_BR & (rewards.group_N == rewards.root_N)[:, None], 0.0)
     singly = dict(zip(said.names, said_BR.T, strict=True))
-    facts = facts_of_step(verdict.root_N, batch.credit.total_B, scored_N, key_of, step=step, rewards=singly)
+    prompt_stats = ordered_prompt_stats(
+        rewards.root_N, advantages.credit.total_B, scored_N, key_of, step=step, rewards=singly
+    )
     shown = {key_of(request.prompt): request.share for request in requests if request.share is not None}
-    facts = replace(facts, shares=shown)
+    prompt_stats = replace(prompt_stats, shares=shown)
     if replay is None:
-        return facts
-    parts = job.gather(replay_rows(batch, key_of, step=step))
+        return prompt_stats
+    parts = job.gather(replay_rows(advantages, key_of, step=step))
     everyones = sorted((one for part in parts for one in part), key=lambda one: one[:2])
-    return replace(facts, rows=[row for _, _, row in everyones])
+    return replace(prompt_stats, rows=[row for _, _, row in everyones])
 
 
-def replay_rows(batch: Batch, key_of: Callable[[int], str], *, step: int) -> list[tuple[int, int, ReplayRow]]:
+def replay_rows(advantages: Advantages, key_of: Callable[[int], str], *, step: int) -> list[tuple[int, int, ReplayRow]]:
     """This process's rows that were drawn at this step and trained on, each with its group and member."""
-    rollout, mine = batch.rollout, batch.credit.advantage_B[batch.mine]
+    rollout, mine = advantages.rollout, advantages.credit.advantage_B[advantages.mine]
     drawn_B = (
         torch.ones(len(mine), dtype=torch.bool) if rollout.origin_B is None else rollout.origin_B == Origin.ON_POLICY
     )
     found = []
-    for row in (drawn_B & batch.credit.keep_B[batch.mine]).nonzero().flatten().tolist():
+    for row in (drawn_B & advantages.credit.keep_B[advantages.mine]).nonzero().flatten().tolist():
         sample = rollout.samples[row]
         given = rollout.off_policy_sample(row, Origin.REPLAY)
         held = ReplayRow(
@@ -137,7 +139,7 @@ def replay_rows(batch: Batch, key_of: Callable[[int], str], *, step: int) -> lis
             array=sample.latent,
             finished=sample.finished,
             old_logprob_T=None if sample.tokens is None else given.old_logprob_T,
-            reward=float(batch.reward_B[row]),
+            reward=float(advantages.reward_B[row]),
             advantage=float(mine[row]),
             step=step,
             num_forced=sample.num_forced,
@@ -148,12 +150,14 @@ def replay_rows(batch: Batch, key_of: Callable[[int], str], *, step: int) -> lis
     return found
 
 
-def remember(memory: Memory, facts: Facts, learners: Sequence[Learner] = (), *, replay: Replay | None = None) -> Memory:
+def update_prompt_stats(
+    memory: Memory, prompt_stats: PromptStats, learners: Sequence[StateUpdate] = (), *, replay: Replay | None = None
+) -> Memory:
     """The memory after a step: each column by its rule, then what samplers learn of it, then rows to read again.
 
     Args:
         memory: before the step.
-        facts: of the whole job.
+        prompt_stats: of the whole job.
         learners: of samplers and estimators, in a fixed order.
         replay: how many rows are held; None: none.
 
@@ -161,14 +165,14 @@ def remember(memory: Memory, facts: Facts, learners: Sequence[Learner] = (), *, 
         The memory; itself, if no column has a rule and nobody learns.
     """
     if replay is not None:
-        memory = memory.with_replay(facts.rows, per_prompt=replay.per_prompt, total=replay.total)
-    if "share" in memory.columns and facts.shares:
-        shown_K = torch.tensor(list(facts.shares.values()), dtype=torch.float64)
-        memory = memory.write("share", list(facts.shares), shown_K)
+        memory = memory.with_replay(prompt_stats.rows, per_prompt=replay.per_prompt, total=replay.total)
+    if "share" in memory.columns and prompt_stats.shares:
+        shown_K = torch.tensor(list(prompt_stats.shares.values()), dtype=torch.float64)
+        memory = memory.write("share", list(prompt_stats.shares), shown_K)
     ruled = [column for column in memory.columns.values() if column.rule is not None]
     if not ruled and not learners:
         return memory
-    outcomes = outcomes_of(facts)
+    outcomes = outcomes_of(prompt_stats)
     for column in ruled:
         assert column.rule is not None
         number_K = column.rule(memory.read(column.name, outcomes.keys), outcomes)
@@ -178,7 +182,7 @@ def remember(memory: Memory, facts: Facts, learners: Sequence[Learner] = (), *, 
     return memory
 
 
-def remembered(memory: Memory, group_N: Tensor, key_of: Callable[[int], str], column: str) -> Tensor:
+def read_prompt_stats(memory: Memory, group_N: Tensor, key_of: Callable[[int], str], column: str) -> Tensor:
     """(N,) a column's number of the prompt of each of the job's rows.
 
     Args:
@@ -194,18 +198,18 @@ def remembered(memory: Memory, group_N: Tensor, key_of: Callable[[int], str], co
     return memory.read(column, [key_of(group) for group in groups.tolist()])[place_N]
 
 
-def outcomes_of(facts: Facts) -> Outcomes:
+def outcomes_of(prompt_stats: PromptStats) -> Outcomes:
     """The step's rewards per prompt, over the rows that have one; groups of one prompt count as one."""
-    keys = tuple(dict.fromkeys(facts.keys))
+    keys = tuple(dict.fromkeys(prompt_stats.keys))
     place = {key: number for number, key in enumerate(keys)}
-    index_B = torch.tensor([place[key] for key in facts.keys], dtype=torch.long)
-    reward_B = facts.reward_B.double().where(facts.valid_B, 0.0)
+    index_B = torch.tensor([place[key] for key in prompt_stats.keys], dtype=torch.long)
+    reward_B = prompt_stats.reward_B.double().where(prompt_stats.valid_B, 0.0)
     nothing_K = torch.zeros(len(keys), dtype=torch.float64)
     return Outcomes(
         keys=keys,
-        num_K=torch.zeros(len(keys), dtype=torch.int64).index_add(0, index_B, facts.valid_B.long()),
+        num_K=torch.zeros(len(keys), dtype=torch.int64).index_add(0, index_B, prompt_stats.valid_B.long()),
         reward_sum_K=nothing_K.index_add(0, index_B, reward_B),
         reward_square_sum_K=nothing_K.index_add(0, index_B, reward_B**2),
-        step=facts.step,
-        rewards={name: nothing_K.index_add(0, index_B, said_B) for name, said_B in facts.rewards.items()},
+        step=prompt_stats.step,
+        rewards={name: nothing_K.index_add(0, index_B, said_B) for name, said_B in prompt_stats.rewards.items()},
     )

@@ -26,7 +26,7 @@ from mmgrpo.runs.checkpoint import (
 from mmgrpo.runs.folder import RunFolder, claim_folder
 from mmgrpo.runs.resuming import START, Resumption, evaluated_steps, resume_command
 from mmgrpo.system.machine import machine
-from mmgrpo.training.critic import Learnt
+from mmgrpo.training.critic import CriticTrainer
 from mmgrpo.training.ema import Average
 from mmgrpo.training.optimizer import GuardedOptimizer
 from mmgrpo.training.warmup import Warmup
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedState:
     """Everything that training changes.
 
     Attributes:
@@ -51,7 +51,7 @@ class Trained:
     optimizer: GuardedOptimizer
     average: Average | None
     warmup: Warmup | None
-    critic: Learnt | None = None
+    critic: CriticTrainer | None = None
     owns: bool = True
 
     def save(
@@ -110,7 +110,7 @@ class Trained:
 
 
 @final
-class Session:
+class CheckpointedRun:
     """The folder of a run while it goes on, and what of it is on the disk.
 
     Attributes:
@@ -122,7 +122,12 @@ class Session:
     """
 
     def __init__(
-        self, trained: Trained, config: RunConfig, job: Job, resumption: Resumption | None, memory: Memory | None = None
+        self,
+        trained: TrainedState,
+        config: RunConfig,
+        job: Job,
+        resumption: Resumption | None,
+        memory: Memory | None = None,
     ) -> None:
         """Restores the checkpoint of a run that goes on; writes nothing yet.
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, final
 
-from mmgrpo.config import TaskConfig
-from mmgrpo.data.history import Context, History
+from mmgrpo.algorithm import Algorithm
+from mmgrpo.data.history import History
 from mmgrpo.data.stream import StepPrompts
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
@@ -19,43 +19,46 @@ from mmgrpo.policy import Policy
 from mmgrpo.reward import CrossTaskReward
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.ema import Average
-from mmgrpo.training.gather import Followed
-from mmgrpo.training.phases import Gathered, Judged
+from mmgrpo.training.rollout_rounds import UpstreamRollouts
+from mmgrpo.training.step import StepResult, TaskRollouts
 from mmgrpo.types import Plan, Prompt
 
 
 @final
-class Behind:
+class TaskLink:
     """How a task is after another.
 
     Attributes:
         contexts: how it is shown a sample of the other, by the name that its requests have for it.
     """
 
-    def __init__(self, leader: Policy, config: TaskConfig, template: Context, average: Average | None = None) -> None:
-        """Links the two tasks.
+    def __init__(self, leader: Policy, algorithm: Algorithm, average: Average | None = None) -> None:
+        """Links a task to the task before it.
 
         Args:
             leader: the policy whose samples are shown.
-            config: of the task that is after it.
-            template: shows a sample of the leader in place of the prompt.
-            average: of its weights, if one is kept.
+            algorithm: of the task that is after it.
+            average: of the weights of the leader, if one is kept.
         """
+        assert algorithm.config.task is not None
+        assert algorithm.task_template is not None
         self._leader = leader
         self._average = average
-        self._config = config
-        self.contexts = {FOLLOWED: template}
+        self._config = algorithm.config.task
+        self.contexts = {FOLLOWED: algorithm.task_template}
 
-    def followed(self, gathered: Mapping[str, Gathered], job: Job) -> tuple[StepPrompts, Followed]:
+    def followed(self, gathered: Mapping[str, TaskRollouts], job: Job) -> tuple[StepPrompts, UpstreamRollouts]:
         """The other's prompts of this step, and what it has drawn of them. A collective."""
         leader = gathered[str(self._config.after)]
-        samples = leader.experience.samples
+        samples = leader.rollouts.samples
         parts = job.gather([sample.identity for sample in samples])
         owner = {group: rank for rank, part in enumerate(parts) for group, _ in part}
         identities = [identity for part in parts for identity in part]
         planner = following(identities, compare=self._config.compare)
-        shown = leader.experience
-        return leader.prompts, Followed(rollout=shown.rollout, planner=planner, owner=owner, root_of=shown.root_of)
+        shown = leader.rollouts
+        return leader.prompts, UpstreamRollouts(
+            rollout=shown.rollout, planner=planner, owner=owner, root_of=shown.root_of
+        )
 
     def show(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Held-out prompts as the other would have them shown, without noise; as they are where it shows nothing."""
@@ -68,11 +71,11 @@ class Behind:
 
 
 @contextmanager
-def told(rewards: Sequence[NamedReward], after: Mapping[str, Judged]) -> Iterator[None]:
+def cross_task_rewards(rewards: Sequence[NamedReward], after: Mapping[str, StepResult]) -> Iterator[None]:
     """Within it the rewards that go by another task know what came of the samples there."""
     hearing = [reward.function for reward in rewards if isinstance(reward.function, CrossTaskReward)]
     for reward in hearing:
-        reward.hear(outcomes(after[reward.task], reward.reward))
+        reward.hear(downstream_rewards(after[reward.task], reward.reward))
     try:
         yield
     finally:
@@ -80,7 +83,7 @@ def told(rewards: Sequence[NamedReward], after: Mapping[str, Judged]) -> Iterato
             reward.hear({})
 
 
-def outcomes(judged: Judged, reward: str | None) -> dict[tuple[int, int], float]:
+def downstream_rewards(judged: StepResult, reward: str | None) -> dict[tuple[int, int], float]:
     """What came of each sample of the task before, by its group and member: the mean over the rows drawn after it.
 
     Args:
@@ -90,9 +93,9 @@ def outcomes(judged: Judged, reward: str | None) -> dict[tuple[int, int], float]
     Returns:
         The means; none where no reward applied.
     """
-    scores = judged.verdict.scores
+    scores = judged.rewards.scores
     if reward is None:
-        value_N, valid_N = judged.batch.credit.total_B, judged.batch.credit.scored_B
+        value_N, valid_N = judged.advantages.credit.total_B, judged.advantages.credit.scored_B
     else:
         column = scores.names.index(reward)
         value_N, valid_N = scores.value_BR[:, column], scores.valid_BR[:, column]
@@ -103,7 +106,7 @@ def outcomes(judged: Judged, reward: str | None) -> dict[tuple[int, int], float]
     return {identity: sum(each) / len(each) for identity, each in values.items()}
 
 
-def require_told(name: str, rewards: Sequence[Any], tasks: Mapping[str, Sequence[str]]) -> None:
+def require_cross_task_rewards(name: str, rewards: Sequence[Any], tasks: Mapping[str, Sequence[str]]) -> None:
     """Checks whom rewards want to hear of.
 
     Args:

@@ -18,15 +18,15 @@ from mmgrpo.maths.diagnostics import Diagnostics, ValueSum
 from mmgrpo.maths.feedback import Feedback, JobFeedback
 from mmgrpo.policy import Policy
 from mmgrpo.training.feedback import feedback_of
-from mmgrpo.training.judge import Verdict
-from mmgrpo.training.learner import measured
-from mmgrpo.training.views import Seen
+from mmgrpo.training.gradients import with_values
+from mmgrpo.training.score_rollouts import Rewards
+from mmgrpo.training.views import ViewRows
 from mmgrpo.types import Rollout
 from mmgrpo.values import seen_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionCredit:
+class DecisionAdvantages:
     """The advantages after the estimators, and the decisions that the filters keep.
 
     Attributes:
@@ -43,27 +43,27 @@ class DecisionCredit:
     metrics: Mapping[str, float]
 
 
-def credit_by_decision(
+def decision_advantages(
     policy: Policy,
     rollout: Rollout,
     advantage_BT: Tensor,
-    verdict: Verdict,
-    advantages: AdvantageChain,
+    rewards: Rewards,
+    chain: AdvantageChain,
     *,
     reward_B: Tensor,
     step: int,
     job: Job,
     remembered: Callable[[str], Tensor] | None,
-    views: Mapping[str, Seen],
-) -> DecisionCredit:
+    views: Mapping[str, ViewRows],
+) -> DecisionAdvantages:
     """The advantage of each decision after all estimators, and the rows that all filters keep. A collective.
 
     Args:
         policy: what sampled the rows, its weights still the same.
         rollout: this process's rows.
         advantage_BT: float32, the advantage of each row at all of its decisions.
-        verdict: the rewards of the rows of all processes.
-        advantages: the estimators and filters.
+        rewards: the rewards of the rows of all processes.
+        chain: the estimators and filters.
         reward_B: combined reward of each row.
         step: of the run, from 0.
         job: the processes.
@@ -77,9 +77,9 @@ def credit_by_decision(
         ConfigError: an estimator reads the memory, and there is none; or it reads the rewards of turns, and at the
             first step there are exchanges that came to their end, and no turn has one.
     """
-    config, estimators, filters = advantages.config, advantages.estimators, advantages.filters
-    asked = set(advantages.values)
-    rollout = measured(policy, rollout, sorted(asked, key=str), views)
+    config, estimators, filters = chain.config, chain.estimators, chain.filters
+    asked = set(chain.values)
+    rollout = with_values(policy, rollout, sorted(asked, key=str), views)
     asked |= {seen_in(str(value.view)) for value in asked if value.view in views}
     columns = {column.name for one in estimators for column in one.memory}
     if columns and remembered is None:
@@ -87,10 +87,10 @@ def credit_by_decision(
     feedback = feedback_of(
         policy,
         rollout,
-        verdict,
+        rewards,
         reward_B,
         asked=asked,
-        parts=advantages.span_rewards,
+        parts=chain.span_rewards,
         turns=any(one.turns for one in estimators),
         step=step,
         job=job,
@@ -99,7 +99,7 @@ def credit_by_decision(
     readers = [named.name for named, one in zip(config.estimators, estimators, strict=True) if one.turn_rewards]
     if readers and step == 0:
         _require_turn_rewards(feedback, readers, job)
-    labels = advantages.labels
+    labels = chain.labels
     changes: dict[str, ValueSum] = {}
     for label, estimator in zip(labels, estimators, strict=False):
         before_BT, advantage_BT = advantage_BT, estimator.assign(feedback, advantage_BT).float()
@@ -113,7 +113,7 @@ def credit_by_decision(
         rollout = rollout if config.filtered_samples == "mask" else rollout.keep(keep_BT)
     job_changes = job.merge_diagnostics(Diagnostics(change_sums=changes)).change_sums
     metrics = _means(feedback.job) | changed_fracs(job_changes)
-    return DecisionCredit(rollout=rollout, advantage_BT=advantage_BT, zero_std_frac=zero_std_frac, metrics=metrics)
+    return DecisionAdvantages(rollout=rollout, advantage_BT=advantage_BT, zero_std_frac=zero_std_frac, metrics=metrics)
 
 
 def _require_turn_rewards(feedback: Feedback, readers: Sequence[str], job: Job) -> None:

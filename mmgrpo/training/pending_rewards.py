@@ -17,7 +17,7 @@ from mmgrpo.types import Sample, Scores
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredSamples:
+class PendingSamples:
     """The rewards' work on some samples.
 
     Attributes:
@@ -36,7 +36,7 @@ class ScoredSamples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredStep:
+class PendingRewards:
     """The rewards' work on the rows of a step.
 
     Attributes:
@@ -47,9 +47,9 @@ class ScoredStep:
         regrouped_rows: where these stand among the step's; None for those that are not of the step.
     """
 
-    rounds: Sequence[ScoredSamples]
+    rounds: Sequence[PendingSamples]
     rows: Sequence[int]
-    regrouped: ScoredSamples | None = None
+    regrouped: PendingSamples | None = None
     regrouped_rows: Sequence[int | None] = ()
 
     def collected(self) -> Scores:
@@ -64,13 +64,13 @@ class ScoredStep:
         return scores.updated(known, self.regrouped.collected().rows(of_step))
 
 
-def scored_step(
+def pending_rewards(
     scorer: Scorer | None,
-    rounds: Sequence[ScoredSamples],
+    rounds: Sequence[PendingSamples],
     trained_B: Tensor,
     keep_B: Tensor,
     root_of: Mapping[int, int] | None = None,
-) -> ScoredStep:
+) -> PendingRewards:
     """Asks the rewards that may compare the members of a group once more, where no round has shown it as it is kept.
 
     Args:
@@ -90,15 +90,15 @@ def scored_step(
     parted = in_pieces([one.samples for one in rounds], keep_B) if comparing else []
     pieces = [*chains, *(row for row in parted if row not in set(chains))]
     if comparing is None or not pieces:
-        return ScoredStep(rounds=rounds, rows=rows)
+        return PendingRewards(rounds=rounds, rows=rows)
     samples = [everyone[row] for row in pieces]
     pending = comparing.open(group_sizes=Counter(sample.group for sample in samples))
     pending.submit(samples)
     places = {row: place for place, row in enumerate(rows)}
-    return ScoredStep(
+    return PendingRewards(
         rounds=rounds,
         rows=rows,
-        regrouped=ScoredSamples(pending, samples),
+        regrouped=PendingSamples(pending, samples),
         regrouped_rows=[places.get(row) for row in pieces],
     )
 

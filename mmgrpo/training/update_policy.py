@@ -18,15 +18,15 @@ from mmgrpo.distributed.job import Job
 from mmgrpo.maths.aggregates import Totals, count
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.policy import Policy
-from mmgrpo.training.credit import Batch
-from mmgrpo.training.learner import Gradient, accumulate_gradient, measured, nonfinite_rows
+from mmgrpo.training.compute_advantages import Advantages
+from mmgrpo.training.gradients import Gradient, accumulate_gradient, nonfinite_rows, with_values
 from mmgrpo.training.optimizer import Applied, GuardedOptimizer
 from mmgrpo.types import Rollout
 from mmgrpo.values import of_view
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class UpdateMetrics:
     """One optimiser update.
 
     Attributes:
@@ -45,13 +45,13 @@ class Update:
 
 
 @final
-class Lesson:
+class UpdatePlan:
     """What a step's rows teach a policy, update by update."""
 
     def __init__(
         self,
         policy: Policy,
-        batch: Batch,
+        advantages: Advantages,
         objective: Objective,
         *,
         job: Job,
@@ -63,7 +63,7 @@ class Lesson:
 
         Args:
             policy: what is trained.
-            batch: what it learns from.
+            advantages: what it learns from.
             objective: the loss.
             job: the processes; each takes part in every update, with whatever rows it has.
             weight: how much its gradient counts beside those of other lessons.
@@ -72,11 +72,11 @@ class Lesson:
         """
         self.job = job
         self.before_apply = before_apply
-        self._policy, self._batch, self._objective = policy, batch, objective
+        self._policy, self._batch, self._objective = policy, advantages, objective
         self._weight, self._beside = weight, beside
-        self._rollout = _with_still_views(policy, batch, objective)
-        self._spent = self._rollout.num_forwards - batch.rollout.num_forwards
-        self._place_B = _places(batch.rollout.prompt_index_B, batch.chosen_B, job)
+        self._rollout = _with_still_views(policy, advantages, objective)
+        self._spent = self._rollout.num_forwards - advantages.rollout.num_forwards
+        self._place_B = _places(advantages.rollout.prompt_index_B, advantages.chosen_B, job)
         self._number, self._rows, self._taken = 0, list[int](), self._rollout
         self._own = Totals(num_samples=0, num_decisions=0)
 
@@ -98,20 +98,22 @@ class Lesson:
             gradient, self._spent = replace(gradient, num_forwards=gradient.num_forwards + self._spent), 0
             return gradient if self._beside is None else gradient.beside(self._beside(self._number, self._rows))
 
-    def applied(self, gradient: Gradient, totals: Totals, applied: Applied) -> Update:
+    def applied(self, gradient: Gradient, totals: Totals, applied: Applied) -> UpdateMetrics:
         """What the update came to; the rows are older by one if the weights moved."""
         odd = nonfinite_rows(self._policy, self._rows, self._added(totals), self.job) if applied.skipped else []
         self._rollout = self._rollout if applied.skipped else self._rollout.aged()
-        return Update(number=self._number, gradient=gradient, totals=self._own, applied=applied, odd_rows=odd)
+        return UpdateMetrics(number=self._number, gradient=gradient, totals=self._own, applied=applied, odd_rows=odd)
 
     def _added(self, totals: Totals) -> Callable[..., Gradient]:
-        taught, batch = (self._policy, self._taken, self._batch.advantage_BT, self._objective), self._batch
-        return partial(accumulate_gradient, *taught, totals=totals, reward_B=batch.reward_B, views=batch.views)
+        taught, advantages = (self._policy, self._taken, self._batch.advantage_BT, self._objective), self._batch
+        return partial(
+            accumulate_gradient, *taught, totals=totals, reward_B=advantages.reward_B, views=advantages.views
+        )
 
 
-def learn(
+def update_policy(
     policy: Policy,
-    batch: Batch,
+    advantages: Advantages,
     objective: Objective,
     optimizer: GuardedOptimizer,
     *,
@@ -121,12 +123,12 @@ def learn(
     job: Job,
     before_apply: Callable[[], None] = lambda: None,
     beside: Callable[[int, Sequence[int]], Gradient] | None = None,
-) -> Iterator[Update]:
+) -> Iterator[UpdateMetrics]:
     """Updates the weights, once per item: ``epochs`` passes over the rows, each in ``minibatches`` of whole groups.
 
     Args:
         policy: what is trained.
-        batch: what it learns from.
+        advantages: what it learns from.
         objective: the loss.
         optimizer: over its trainable parameters.
         epochs: passes.
@@ -139,14 +141,19 @@ def learn(
     Yields:
         Update: what was done, update by update.
     """
-    lesson = Lesson(policy, batch, objective, job=job, before_apply=before_apply, beside=beside)
+    lesson = UpdatePlan(policy, advantages, objective, job=job, before_apply=before_apply, beside=beside)
     passes = {"epochs": epochs, "minibatches": minibatches, "cycle_masks": cycle_masks}
-    yield from (update for (update,) in learn_together([lesson], optimizer, **passes))
+    yield from (update for (update,) in update_jointly([lesson], optimizer, **passes))
 
 
-def learn_together(
-    lessons: Sequence[Lesson], optimizer: GuardedOptimizer, *, epochs: int, minibatches: int, cycle_masks: bool = False
-) -> Iterator[tuple[Update, ...]]:
+def update_jointly(
+    lessons: Sequence[UpdatePlan],
+    optimizer: GuardedOptimizer,
+    *,
+    epochs: int,
+    minibatches: int,
+    cycle_masks: bool = False,
+) -> Iterator[tuple[UpdateMetrics, ...]]:
     """The same of several lessons for one policy: the rows of all are one batch, each in its own loss.
 
     Means are over the rows of all, so that lessons of one objective are that of all their rows in one.
@@ -188,12 +195,12 @@ def _counted(policy: Policy, weight: float, job: Job) -> Iterator[None]:
         parameter.grad = added if there is None else there if added is None else there.add_(added)
 
 
-def _with_still_views(policy: Policy, batch: Batch, objective: Objective) -> Rollout:
+def _with_still_views(policy: Policy, advantages: Advantages, objective: Objective) -> Rollout:
     """The rollout with what views say whose weights the updates do not move: they are looked at once."""
     asked = {*map(of_view, objective.views), *objective.values}
-    of_views = [value for value in sorted(asked, key=str) if value.view in batch.views]
-    still = [value for value in of_views if not batch.views[str(value.view)].view.moves]
-    return measured(policy, batch.rollout, still, batch.views)
+    of_views = [value for value in sorted(asked, key=str) if value.view in advantages.views]
+    still = [value for value in of_views if not advantages.views[str(value.view)].view.moves]
+    return with_values(policy, advantages.rollout, still, advantages.views)
 
 
 def _places(group_B: Tensor, chosen_B: Tensor, job: Job) -> Tensor:

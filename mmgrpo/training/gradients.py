@@ -37,11 +37,11 @@ from mmgrpo.maths.objectives import ZERO_ON_POLICY, Objective
 from mmgrpo.policy import Policy
 from mmgrpo.training.shared_states import shared
 from mmgrpo.training.streaming import cells, evaluations, index_of
-from mmgrpo.training.views import Seen, looked_at, own_of
+from mmgrpo.training.views import ViewRows, evaluate_views, policy_values
 from mmgrpo.types import Evaluation, Rollout
 from mmgrpo.values import REFERENCE, Value, of_view
 
-NO_VIEWS: Mapping[str, Seen] = MappingProxyType({})
+NO_VIEWS: Mapping[str, ViewRows] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def accumulate_gradient(
     totals: Totals,
     reward_B: Tensor | None = None,
     gather: Callable[[Tensor], Sequence[Tensor]] = lambda mine: [mine],
-    views: Mapping[str, Seen] = NO_VIEWS,
+    views: Mapping[str, ViewRows] = NO_VIEWS,
 ) -> Gradient:
     """Adds the objective's gradient over ``rows`` to the trainable parameters' ``grad``.
 
@@ -100,7 +100,7 @@ def accumulate_gradient(
     if REFERENCE in objective.views:
         _settle_reference(policy)
     whole = _decisions(rollout, advantage_BT, objective, rows, totals, reward_B)
-    in_views = looked_at(rollout.keep(whole.mask_BT), objective.values | objective.first_values, views)
+    in_views = evaluate_views(rollout.keep(whole.mask_BT), objective.values | objective.first_values, views)
     values = whole = replace(whole, values=in_views.values)
     num_forwards = in_views.num_forwards
     num_kept = float(whole.mask_BT.sum())
@@ -152,8 +152,8 @@ def nonfinite_rows(policy: Policy, rows: Sequence[int], accumulate: Callable[...
     return found
 
 
-def measured(
-    policy: Policy, rollout: Rollout, values: Collection[Value], views: Mapping[str, Seen] = NO_VIEWS
+def with_values(
+    policy: Policy, rollout: Rollout, values: Collection[Value], views: Mapping[str, ViewRows] = NO_VIEWS
 ) -> Rollout:
     """The rollout with these values of its decisions known, taken without grad at the weights that sampled.
 
@@ -169,10 +169,10 @@ def measured(
     asked = [value for value in values if value not in rollout.values]
     if not asked:
         return rollout
-    in_views = looked_at(rollout, asked, views)
+    in_views = evaluate_views(rollout, asked, views)
     num_forwards = rollout.num_forwards + in_views.num_forwards
     rollout = replace(rollout, values={**rollout.values, **in_views.values}, num_forwards=num_forwards)
-    asked = own_of(asked, views)
+    asked = policy_values(asked, views)
     if not asked:
         return rollout
     if any(value.view == REFERENCE for value in asked):
@@ -231,13 +231,13 @@ def _decisions(
 
 
 def _values(
-    policy: Policy, rollout: Rollout, whole: Decisions, objective: Objective, views: Mapping[str, Seen]
+    policy: Policy, rollout: Rollout, whole: Decisions, objective: Objective, views: Mapping[str, ViewRows]
 ) -> tuple[Decisions, int]:
     """The decisions with their values at the weights of now, without grad, and the forwards that took.
 
     Log-probabilities that nothing depends on stay the rollout's.
     """
-    asked, nothing_BT = own_of(objective.first_values, views), torch.zeros_like(whole.logprob_BT)
+    asked, nothing_BT = policy_values(objective.first_values, views), torch.zeros_like(whole.logprob_BT)
     if rollout.on_policy:
         there = dict.fromkeys(ZERO_ON_POLICY, nothing_BT) | dict(rollout.values)
         if all(value in there for value in asked):
@@ -261,11 +261,11 @@ def _job_values(
 
 
 def _slice_by_slice(
-    policy: Policy, rollout: Rollout, whole: Decisions, objective: Objective, views: Mapping[str, Seen]
+    policy: Policy, rollout: Rollout, whole: Decisions, objective: Objective, views: Mapping[str, ViewRows]
 ) -> Gradient:
     whole = replace(whole, mask_BT=objective.contributing(whole))
     diagnostics, max_gap, num_forwards = Diagnostics(), 0.0, 0
-    asked = own_of(objective.values, views)
+    asked = policy_values(objective.values, views)
     with closing(evaluations(policy, rollout.keep(whole.mask_BT), asked)) as slices:
         for evaluation in slices:
             decisions = _with_values(_at(whole, evaluation), evaluation)
@@ -278,13 +278,13 @@ def _slice_by_slice(
 
 
 def _values_first(
-    policy: Policy, rollout: Rollout, values: Decisions, objective: Objective, views: Mapping[str, Seen]
+    policy: Policy, rollout: Rollout, values: Decisions, objective: Objective, views: Mapping[str, ViewRows]
 ) -> Gradient:
     values = replace(values, mask_BT=objective.contributing(values))
     if not bool(values.mask_BT.any()):
         return Gradient(Diagnostics(), 0.0, 0)
     logprob_BT = values.logprob_BT.detach().clone().requires_grad_()
-    own = own_of(objective.values, views)
+    own = policy_values(objective.values, views)
     through = {of_view(name): views[name] for name in sorted(objective.through)}
     leaves = {value: values[value].detach().clone().requires_grad_() for value in (*own, *through)}
     decisions = replace(values, logprob_BT=logprob_BT, values={**values.values, **leaves})
@@ -309,7 +309,7 @@ def _values_first(
     return Gradient(diagnostics, max_gap, num_forwards)
 
 
-def _through(seen: Seen, grad_BT: Tensor) -> int:
+def _through(seen: ViewRows, grad_BT: Tensor) -> int:
     """Streams a view's backward with the coefficients of its log-probabilities; gives the forwards that took."""
     num_forwards = 0
     with closing(evaluations(seen.policy, seen.rollout.keep(grad_BT != 0), ())) as slices:

@@ -11,18 +11,18 @@ from mmgrpo.config import RunConfig
 from mmgrpo.data.stream import StepPrompts
 from mmgrpo.runs.progress import RunProgress
 from mmgrpo.runs.stopping import StopRequests
-from mmgrpo.training.credit import Batch
-from mmgrpo.training.gather import Experience
-from mmgrpo.training.judge import Verdict
-from mmgrpo.training.learn import Lesson, Update, learn_together
-from mmgrpo.training.memory import Facts
+from mmgrpo.training.checkpointed_run import CheckpointedRun
+from mmgrpo.training.compute_advantages import Advantages
 from mmgrpo.training.optimizer import GuardedOptimizer
-from mmgrpo.training.sessions import Session
+from mmgrpo.training.prompt_stats import PromptStats
+from mmgrpo.training.rollout_rounds import Rollouts
+from mmgrpo.training.score_rollouts import Rewards
+from mmgrpo.training.update_policy import UpdateMetrics, UpdatePlan, update_jointly
 from mmgrpo.types import Sample, Scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class RunContext:
     """What the tasks of a run share; a run alone has it to itself.
 
     Attributes:
@@ -41,43 +41,43 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class TaskRollouts:
     """What a task has drawn at a step.
 
     Attributes:
         prompts: of the step.
-        experience: what came of them on this process; the rewards are at work on it.
+        rollouts: what came of them on this process; the rewards are at work on it.
         took_s: seconds.
     """
 
     prompts: StepPrompts
-    experience: Experience
+    rollouts: Rollouts
     took_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class StepResult:
     """What a task's rewards said at a step, and what it learns from.
 
     Attributes:
-        experience: what was drawn.
-        verdict: on the samples of all processes.
-        batch: an advantage for every decision.
-        facts: what will be remembered.
+        rollouts: what was drawn.
+        rewards: on the samples of all processes.
+        advantages: an advantage for every decision.
+        prompt_stats: what will be remembered.
         metrics: to be logged with the updates.
         after_N: of a task that is after another, the samples there that each of the job's rows was drawn after.
     """
 
-    experience: Experience
-    verdict: Verdict
-    batch: Batch
-    facts: Facts
+    rollouts: Rollouts
+    rewards: Rewards
+    advantages: Advantages
+    prompt_stats: PromptStats
     metrics: Mapping[str, float]
     after_N: Sequence[Sequence[tuple[int, int]]] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Taught:
+class StepUpdates:
     """What a task's rows teach in the updates of a step, and what it does of them.
 
     Attributes:
@@ -86,8 +86,8 @@ class Taught:
         learnt: is called after the last.
     """
 
-    lesson: Lesson
-    updated: Callable[[Update], None]
+    lesson: UpdatePlan
+    updated: Callable[[UpdateMetrics], None]
     learnt: Callable[[], None]
 
 
@@ -105,24 +105,24 @@ class Task(Protocol):
 
     config: RunConfig
     status: str
-    session: Session
+    session: CheckpointedRun
     optimizer: GuardedOptimizer
 
-    def begin(self, seat: Seat) -> None:
+    def begin(self, context: RunContext) -> None:
         """Puts its folder in order, and tries its rewards."""
 
     def warm_up(self) -> None:
         """What comes before the first step."""
 
-    def gather(self, before: Mapping[str, Gathered]) -> Gathered:
+    def rollout(self, before: Mapping[str, TaskRollouts]) -> TaskRollouts:
         """Draws, knowing what the tasks before it have drawn."""
         ...
 
-    def judge(self, gathered: Gathered, after: Mapping[str, Judged]) -> Judged:
+    def score(self, gathered: TaskRollouts, after: Mapping[str, StepResult]) -> StepResult:
         """Waits for the rewards, which may go by what the tasks after it have earned."""
         ...
 
-    def teach(self, judged: Judged) -> Taught:
+    def update(self, result: StepResult) -> StepUpdates:
         """Begins the step's updates."""
         ...
 
@@ -130,16 +130,16 @@ class Task(Protocol):
         """Judges the weights on held-out prompts, where that is due."""
 
 
-def take_updates(tasks: Sequence[tuple[Task, Judged]]) -> None:
+def take_updates(tasks: Sequence[tuple[Task, StepResult]]) -> None:
     """The updates of a step.
 
     Args:
         tasks: that train one policy, the one that it is of first, with what each has to learn from.
     """
     owner, _ = tasks[0]
-    update, taught = owner.config.update, [task.teach(judged) for task, judged in tasks]
+    update, taught = owner.config.update, [task.update(result) for task, result in tasks]
     passes = {"epochs": update.epochs, "minibatches": update.minibatches, "cycle_masks": update.cycle_masks}
-    for updates in learn_together([one.lesson for one in taught], owner.optimizer, **passes):
+    for updates in update_jointly([one.lesson for one in taught], owner.optimizer, **passes):
         for one, each in zip(taught, updates, strict=True):
             one.updated(each)
         owner.optimizer.require_progress()

@@ -18,17 +18,17 @@ from mmgrpo.maths.strategies import Planner, Request, Round, Setting
 from mmgrpo.maths.strategies.branch_points import Places, Row, height
 from mmgrpo.policy import Policy, SupportsTextOffsets
 from mmgrpo.scoring import PendingScores, Scorer
-from mmgrpo.training.drawing import Drawn, PromptOf, draw
+from mmgrpo.training.concat_rollouts import concat_rollouts, sampling_rows
 from mmgrpo.training.forgetting import keep_forgetting
-from mmgrpo.training.joining import drawn_by, joined
-from mmgrpo.training.scored import ScoredSamples, ScoredStep, scored_step
+from mmgrpo.training.pending_rewards import PendingRewards, PendingSamples, pending_rewards
+from mmgrpo.training.request_sampling import PromptOf, RoundRollouts, sample_requests
 from mmgrpo.types import Plan, Rollout, Sample, Scores
 
 OnSamples = Callable[[Sequence[Sample]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Experience:
+class Rollouts:
     """What a step has gathered on this process, in whole groups; what may not be trained on is left out.
 
     Attributes:
@@ -44,7 +44,7 @@ class Experience:
 
     rollout: Rollout
     keep_B: Tensor
-    scored: ScoredStep
+    scored: PendingRewards
     requests: Sequence[Request]
     num_rounds: int
     seed: int = 0
@@ -58,7 +58,7 @@ class Experience:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class UpstreamRollouts:
     """What another policy has drawn at this step, for one that is shown it.
 
     Attributes:
@@ -75,7 +75,7 @@ class Followed:
 
 
 @dataclass(frozen=True, slots=True)
-class Valued:
+class CombinedRewards:
     """What the rewards of each row come to.
 
     Attributes:
@@ -87,7 +87,7 @@ class Valued:
     valid_B: Tensor
 
 
-def gather(
+def collect_rollouts(
     policy: Policy,
     planner: Planner,
     prompt_of: PromptOf,
@@ -96,12 +96,12 @@ def gather(
     setting: Setting,
     plan: Plan,
     job: Job,
-    value: Callable[[Scores, Tensor], Valued] | None = None,
+    value: Callable[[Scores, Tensor], CombinedRewards] | None = None,
     contexts: Mapping[str, Context] | None = None,
     reads: bool = False,
     on_samples: OnSamples = lambda samples: None,
-    behind: Followed | None = None,
-) -> Experience:
+    behind: UpstreamRollouts | None = None,
+) -> Rollouts:
     """Draws what the planner asks for until it asks for nothing more.
 
     The groups of a round are shared out over the processes; a group stays on the process that drew its first member.
@@ -133,9 +133,9 @@ def gather(
     root_of: dict[int, int] = dict(behind.root_of) if behind else {}
     loads = [0] * job.size
     rounds: list[Round] = []
-    drawn: list[Drawn] = []
+    drawn: list[RoundRollouts] = []
     spent = 0
-    scored: list[ScoredSamples] = []
+    scored: list[PendingSamples] = []
     values = plan.values if planner.places is None else tuple(dict.fromkeys((*plan.values, *planner.places.values)))
     while requests := tuple(planner.ask(rounds, setting)):
         root_of.update(_roots(requests, owner, root_of))
@@ -151,7 +151,7 @@ def gather(
             if job.is_leader:
                 pending.submit(samples)
 
-        one = draw(
+        one = sample_requests(
             policy,
             requests,
             mine,
@@ -165,7 +165,7 @@ def gather(
             others=[behind.rollout] if behind else (),
         )
         drawn.append(one)
-        part = ScoredSamples(pending, one.samples)
+        part = PendingSamples(pending, one.samples)
         if not planner.looks_back:
             scored.append(part)
             break
@@ -179,10 +179,10 @@ def gather(
         raise ConfigError("no decision of the rollout is random, so nothing can be learnt: raise policy.strength")
     trained_B = torch.cat([one.trained_B for one in drawn])
     keep_B = trained_B & _kept(planner, rounds, setting, drawn, job)
-    return Experience(
+    return Rollouts(
         rollout=replace(rollout, num_forwards=spent + sum(part.num_forwards for one in drawn for part in one.rollouts)),
         keep_B=keep_B[trained_B],
-        scored=scored_step(scorer if job.is_leader else None, scored, trained_B, keep_B, root_of),
+        scored=pending_rewards(scorer if job.is_leader else None, scored, trained_B, keep_B, root_of),
         requests=[request for one in drawn for request in one.requests],
         num_rounds=len(drawn),
         seed=setting.seed,
@@ -251,7 +251,7 @@ class _RoundRows:
 
 
 def _rows_of_all(
-    drawn: Drawn, part: ScoredSamples, policy: Policy, places: Places | None, job: Job
+    drawn: RoundRollouts, part: PendingSamples, policy: Policy, places: Places | None, job: Job
 ) -> list[_RoundRows]:
     """What every process says of its rows, in rank order. One collective, whatever a process has drawn."""
 
@@ -273,7 +273,7 @@ def _rows_of_all(
 
 
 def _round(
-    requests: Sequence[Request], said: Sequence[_RoundRows], value: Callable[[Scores, Tensor], Valued] | None
+    requests: Sequence[Request], said: Sequence[_RoundRows], value: Callable[[Scores, Tensor], CombinedRewards] | None
 ) -> Round:
     """The round as all processes know it."""
     if value is None:
@@ -294,7 +294,7 @@ def _round(
     )
 
 
-def _rows(drawn: Drawn, policy: Policy, places: Places) -> list[Row]:
+def _rows(drawn: RoundRollouts, policy: Policy, places: Places) -> list[Row]:
     """What the rows say to whoever looks for places in them."""
     rows = [(rollout, row) for rollout in drawn.rollouts for row in range(len(rollout.samples))]
     found = []
@@ -316,7 +316,7 @@ def _rows(drawn: Drawn, policy: Policy, places: Places) -> list[Row]:
     return found
 
 
-def _joined(drawn: Sequence[Drawn], policy: Policy, plan: Plan) -> Rollout:
+def _joined(drawn: Sequence[RoundRollouts], policy: Policy, plan: Plan) -> Rollout:
     """The rows that may be trained on; where some went on from others, scored together if the policy can."""
     asked = [one.requests[n] for one in drawn for n in one.request_B[one.trained_B].tolist()]
     bare_B = torch.tensor([request.context is None or request.behind_prompt for request in asked])
@@ -328,14 +328,18 @@ def _joined(drawn: Sequence[Drawn], policy: Policy, plan: Plan) -> Rollout:
         if request.continues is not None
         for member in request.members
     }
-    rollout = joined(parts, bare_B=bare_B if plan.environment is None else None, policy=policy if taken else None)
+    rollout = concat_rollouts(
+        parts, bare_B=bare_B if plan.environment is None else None, policy=policy if taken else None
+    )
     if not taken:
         return rollout
     identities = [(sample.group, sample.member) for sample in rollout.samples]
-    return replace(rollout, sampled_by_BT=drawn_by(identities, taken, rollout.shape[1]))
+    return replace(rollout, sampled_by_BT=sampling_rows(identities, taken, rollout.shape[1]))
 
 
-def _kept(planner: Planner, rounds: Sequence[Round], setting: Setting, drawn: Sequence[Drawn], job: Job) -> Tensor:
+def _kept(
+    planner: Planner, rounds: Sequence[Round], setting: Setting, drawn: Sequence[RoundRollouts], job: Job
+) -> Tensor:
     """This process's rows of what the planner keeps."""
     if not planner.looks_back:
         return torch.cat([one.trained_B for one in drawn])

@@ -15,15 +15,15 @@ from mmgrpo.runs.folder import RunFolder
 from mmgrpo.runs.progress import RunProgress
 from mmgrpo.runs.sample_logging import log_samples
 from mmgrpo.runs.stopping import StopRequests, Terminated
-from mmgrpo.training.exhaustion import naming_phase
-from mmgrpo.training.phases import Gathered, Judged, Seat, Task, take_updates
+from mmgrpo.training.out_of_memory import naming_phase
+from mmgrpo.training.step import RunContext, StepResult, Task, TaskRollouts, take_updates
 from mmgrpo.types import Sample, Scores
 
 ALONE = ""
 """The name of the task of a run that has no others."""
 
 
-class Whole(Protocol):
+class MixedRun(Protocol):
     """What a mixed run has beside its tasks: a folder around theirs."""
 
     def begin(self) -> Path:
@@ -48,20 +48,20 @@ class Whole(Protocol):
 
 
 @final
-class Together:
-    """Takes the steps of one task, or of several: all gather, all are judged, all learn.
+class RunLoop:
+    """Takes the steps of one task, or of several: all roll out, all are scored, all update.
 
-    They gather and learn in their order, those of one policy in the same updates, and are judged in the opposite one: a
-    task may be shown what one before it has drawn, and be rewarded by what one after it has earned.
+    Tasks roll out and update in their order, those of one policy in the same updates, and are scored in the reverse
+    order: a task may be shown the samples of a task before it, and be rewarded by those of a task after it.
 
-    A step that is given up before the first of them learns leaves all weights at the step before.
+    A step that is abandoned before the first update leaves all weights at the step before.
 
     Attributes:
         step: steps that all tasks have taken.
     """
 
     def __init__(
-        self, tasks: Mapping[str, Task], config: RunConfig, job: Job, *, step: int = 0, whole: Whole | None = None
+        self, tasks: Mapping[str, Task], config: RunConfig, job: Job, *, step: int = 0, whole: MixedRun | None = None
     ) -> None:
         """Begins nothing yet.
 
@@ -131,25 +131,27 @@ class Together:
         for name, task in self._tasks.items():
             log = partial(self._whole.log, name) if self._whole else self._log
             shown = partial(self._whole.log_samples, name) if self._whole else partial(log_samples, self._job.trackers)
-            task.begin(Seat(progress=self._progress[name], stopping=self._stopping, log=log, show=shown, within=within))
+            task.begin(
+                RunContext(progress=self._progress[name], stopping=self._stopping, log=log, show=shown, within=within)
+            )
         if self._whole:
             self._whole.begun()
 
     def _train_step(self) -> None:
         """One step of GRPO of every task that takes part in it."""
         tasks = {name: task for name, task in self._tasks.items() if self.step % _role(task).every == 0}
-        gathered: dict[str, Gathered] = {}
+        gathered: dict[str, TaskRollouts] = {}
         with naming_phase("the rollout", self.step + 1):
             for name, task in tasks.items():
-                gathered[name] = task.gather(gathered)
-        judged: dict[str, Judged] = {}
+                gathered[name] = task.rollout(gathered)
+        results: dict[str, StepResult] = {}
         with naming_phase("judging", self.step + 1):
             for name, task in reversed(tasks.items()):
-                judged[name] = task.judge(gathered[name], judged)
+                results[name] = task.score(gathered[name], results)
         with naming_phase("the update", self.step + 1):
             for owner, task in tasks.items():
                 if not _role(task).policy_of:
-                    take_updates([(tasks[name], judged[name]) for name in self._training(owner) if name in tasks])
+                    take_updates([(tasks[name], results[name]) for name in self._training(owner) if name in tasks])
         self.step += 1
         every = self._config.checkpoint.every
         if (every and self.step % every == 0) or self.step == self._config.steps:
