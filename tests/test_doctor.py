@@ -308,7 +308,7 @@ def test_nothing_is_random() -> None:
 def test_an_objective_that_the_policy_cannot_serve() -> None:
     found = findings_of(policy_of(), config_of(objective={"entropy_bonus": 0.1}))
     assert not found["first update"].ok
-    assert "denoising steps have no value entropy: leave out what asks for it" in found["first update"].measured
+    assert "denoising steps have no value entropy; supported are" in found["first update"].measured
 
 
 def test_what_cannot_be_examined_is_an_error() -> None:

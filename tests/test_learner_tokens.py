@@ -321,7 +321,7 @@ def test_a_policy_without_entropy_is_refused() -> None:
     rollout = policy.rollout([*prompts_of("llama")], group_size=2, seed=1)
     with pytest.raises(
         ConfigError,
-        match="denoising steps have no value entropy: leave out what asks for it",
+        match="denoising steps have no value entropy; supported are",
     ):
         accumulate_gradient(
             policy, rollout, ADVANTAGE_B[:4, None].expand(rollout.shape), OBJECTIVES["high entropy"],

@@ -1,4 +1,4 @@
-"""The policy and its stock pipeline: the same samples, the same object, and refusals before any training."""
+"""The denoising policy and its stock pipeline: equal samples, an unmodified pipeline, and errors before training."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _generators(prompts: list[Prompt], group_size: int) -> list[torch.Generator]
 
 
 @pytest.mark.parametrize("name", ["sd15", "sd15-lcm", "sd3", "flux", "sana", "z-image", "wan"])
-def test_greedy_samples_are_the_stock_pipelines_own(name: str) -> None:
+def test_greedy_samples_equal_the_stock_pipeline(name: str) -> None:
     prompts = prompts_of(name)[:1]
     settings = settings_of(name, guided=True)
     stock = pipeline_of(name)(
@@ -47,16 +47,16 @@ def test_greedy_samples_are_the_stock_pipelines_own(name: str) -> None:
     assert not rollout.mask_BT.any()
     media = stock.frames if PIPELINES[name].video else stock.images
     for sample, expected in zip(rollout.samples, media, strict=True):
-        found = sample.video if PIPELINES[name].video else sample.image
+        actual = sample.video if PIPELINES[name].video else sample.image
         # A level of 255 where rounding tips it: kernels may round by where in memory their operands lie.
-        np.testing.assert_allclose(np.asarray(found, dtype=float), np.asarray(expected, dtype=float), atol=1)
+        np.testing.assert_allclose(np.asarray(actual, dtype=float), np.asarray(expected, dtype=float), atol=1)
 
 
 def _listed(call: dict[str, Any], rows: int) -> dict[str, Any]:
     return call if "negative_prompt" not in call else {**call, "negative_prompt": [call["negative_prompt"]] * rows}
 
 
-def test_evaluation_call_changes_greedy_samples_alone() -> None:
+def test_evaluation_call_changes_only_greedy_samples() -> None:
     policy = policy_of("sd3", evaluation_call={"num_inference_steps": 6})
     prompts = prompts_of("sd3")
     assert policy.rollout(prompts, group_size=1, seed=SEED, plan=GREEDY).shape == (2, 6)
@@ -75,7 +75,7 @@ def test_evaluation_call_changes_greedy_samples_alone() -> None:
         ("wan", {"solver_order": 1, "disable_corrector": [0, 1, 2, 3]}),
     ],
 )
-def test_strength_zero_is_the_stock_first_order_sampler(name: str, first_order: dict[str, Any]) -> None:
+def test_strength_zero_equals_the_stock_first_order_sampler(name: str, first_order: dict[str, Any]) -> None:
     pipeline, prompts = pipeline_of(name), prompts_of(name)[:1]
     if first_order:
         pipeline.scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config, **first_order)
@@ -87,7 +87,7 @@ def test_strength_zero_is_the_stock_first_order_sampler(name: str, first_order: 
     assert float((final_latent(rollout) - latent).abs().max() / latent.abs().max()) < 5e-6
 
 
-def test_the_pipeline_is_left_as_it_was() -> None:
+def test_the_pipeline_is_restored_after_a_run() -> None:
     pipeline = pipeline_of("sd3")
     del pipeline.__dict__["_progress_bar_config"]
     policy = policy_of("sd3", pipeline)
@@ -107,7 +107,7 @@ def test_the_pipeline_is_left_as_it_was() -> None:
     assert diffusers.utils.logging.get_verbosity() == verbosity
 
 
-def test_the_pipeline_is_left_as_it_was_after_an_exception() -> None:
+def test_the_pipeline_is_restored_after_an_exception() -> None:
     def interrupt(*_: Any) -> Any:
         raise KeyboardInterrupt
 
@@ -132,7 +132,7 @@ def _is_scratch(key: str) -> bool:
     return key in ("_guidance_scale", "_num_timesteps", "_interrupt", "_clip_skip", "_joint_attention_kwargs")
 
 
-def test_native_noise_is_the_stock_samplers() -> None:
+def test_native_noise_equals_the_stock_sampler() -> None:
     policy = policy_of("sd15-euler-a", guided=True)
     rollout = policy.rollout(prompts_of("sd15-euler-a"), group_size=2, seed=SEED)
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
@@ -162,7 +162,7 @@ def test_native_noise_of_a_multistep_solver_is_replayed_in_full() -> None:
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
 
 
-def test_overwritten_elements_are_no_decisions() -> None:
+def test_overwritten_elements_are_excluded_from_decisions() -> None:
     policy = policy_of("sd15-inpaint")
     rollout = policy.rollout(prompts_of("sd15-inpaint"), group_size=2, seed=SEED, plan=Plan(values=(DRIFT,)))
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
@@ -186,7 +186,7 @@ def test_videos_are_lists_of_frames() -> None:
     assert [frame.size for frame in sample.video] == [(32, 32)] * 5
 
 
-def test_negative_prompts_are_the_prompts_own() -> None:
+def test_negative_prompts_belong_to_their_prompts() -> None:
     policy = policy_of("sd3", guided=True)
     plain, warned = Prompt("a red fox"), Prompt("a red fox", negative="blue")
     alone = policy.rollout([plain], group_size=1, seed=SEED, plan=Plan(prompt_ids=(1,)))
@@ -207,7 +207,7 @@ def test_negative_prompts_are_the_prompts_own() -> None:
         ("FlowMatchHeunDiscreteScheduler", "FlowMatchEulerDiscreteScheduler", {}),
     ],
 )
-def test_schedulers_without_decisions_draw_them_with_a_first_order_one(
+def test_schedulers_without_decisions_use_a_first_order_replacement(
     kind: str, stand_in: str, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     name = "sd3" if kind.startswith("FlowMatch") else "sd15"
@@ -229,7 +229,7 @@ def test_schedulers_without_decisions_draw_them_with_a_first_order_one(
     assert type(own.scheduler).__name__ == kind
 
 
-def test_samples_without_noise_keep_the_scheduler_that_draws_no_decisions() -> None:
+def test_deterministic_samples_use_the_original_scheduler() -> None:
     pipeline, prompts = pipeline_of("sd15"), prompts_of("sd15")[:1]
     own: Any = diffusers.PNDMScheduler.from_config(pipeline.scheduler.config, skip_prk_steps=True)
     pipeline.scheduler = own
@@ -243,7 +243,7 @@ def test_samples_without_noise_keep_the_scheduler_that_draws_no_decisions() -> N
     assert np.abs(np.asarray(stock, float) - np.asarray(other, float)).max() > 1
 
 
-def test_a_multistep_scheduler_of_levels_of_its_own_is_drawn_with_first_order_steps() -> None:
+def test_a_multistep_scheduler_with_custom_levels_takes_first_order_steps() -> None:
     pipeline, prompts = pipeline_of("sd15"), prompts_of("sd15")
     pipeline.scheduler = diffusers.IPNDMScheduler()
     policy = policy_of("sd15", pipeline)
@@ -255,7 +255,7 @@ def test_a_multistep_scheduler_of_levels_of_its_own_is_drawn_with_first_order_st
     torch.testing.assert_close(rollout.noise.std_BT[0, 0].item(), 0.7 * 0.8535534, atol=1e-5, rtol=0)
 
 
-def test_a_scheduler_without_a_step_is_refused() -> None:
+def test_a_scheduler_without_step_raises() -> None:
     pipeline = pipeline_of("sd15")
     for name in ("KarrasVeScheduler", "ScoreSdeVeScheduler"):
         pipeline.scheduler = getattr(diffusers, name)()
@@ -263,16 +263,16 @@ def test_a_scheduler_without_a_step_is_refused() -> None:
             policy_of("sd15", pipeline)
 
 
-def test_the_sampler_is_chosen_by_the_scheduler_where_none_is_named() -> None:
+def test_the_default_sampler_depends_on_the_scheduler() -> None:
     for name, sampler in (("sd3", "flow_sde"), ("sd15", "ddim"), ("sd15-lcm", "native"), ("wan", "flow_sde")):
         chosen, named = policy_of(name, sampler=None), policy_of(name, sampler=sampler)
         assert [choice for choice in chosen.resolved_settings if f"sampler {sampler}, which fits" in choice]
         assert named.resolved_settings == ()
-        found, expected = (p.rollout(prompts_of(name), group_size=1, seed=SEED) for p in (chosen, named))
-        assert torch.equal(found.old_logprob_BT, expected.old_logprob_BT)
+        actual, expected = (p.rollout(prompts_of(name), group_size=1, seed=SEED) for p in (chosen, named))
+        assert torch.equal(actual.old_logprob_BT, expected.old_logprob_BT)
 
 
-def test_a_window_outside_the_schedule_is_refused() -> None:
+def test_a_window_outside_the_schedule_raises() -> None:
     policy = policy_of("sd3")
     for same_initial_noise in (False, True):
         with pytest.raises(ConfigError, match=r"window \(2, 3\) is outside.*of its 4 steps, 0 to 2 can be"):
@@ -284,21 +284,21 @@ def test_a_window_outside_the_schedule_is_refused() -> None:
             )
 
 
-def test_samplers_that_do_not_fit_the_scheduler_are_refused() -> None:
+def test_samplers_that_do_not_fit_the_scheduler_raise() -> None:
     with pytest.raises(ConfigError, match="flow_sde needs a flow schedule"):
         policy_of("sd15", sampler="flow_sde").rollout(prompts_of("sd15"), group_size=1, seed=SEED)
     with pytest.raises(ConfigError, match="DDIMScheduler is deterministic here"):
         policy_of("sd15", sampler="native").rollout(prompts_of("sd15"), group_size=1, seed=SEED)
 
 
-def test_denoisers_that_do_not_denoise_are_refused() -> None:
+def test_denoisers_that_do_not_denoise_raise() -> None:
     for wrong in ("text_encoder", "vae"):
         policy = policy_of("sd3", denoisers=(wrong,), lora={"rank": 2, "targets": "all-linear"})
         with pytest.raises(PolicyError, match=rf"does not call \['{wrong}'\] at each step; it calls \['transformer'\]"):
             policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
 
 
-def test_a_scheduler_replaced_behind_the_policys_back_is_refused() -> None:
+def test_a_scheduler_replaced_after_construction_raises() -> None:
     policy = policy_of("sd3")
     policy.pipeline.scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=1.0)
     with pytest.raises(PolicyError, match="scheduler was replaced after the policy was created"):
@@ -315,7 +315,7 @@ def test_prompts_and_their_ids_are_checked() -> None:
         policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED, plan=Plan(prompt_ids=(1, 1)))
 
 
-def test_pictures_are_the_same_in_every_form_that_a_pipeline_gives_them() -> None:
+def test_images_are_equal_for_every_output_type() -> None:
     def drawn(form: str) -> Sequence[Sample]:
         policy = policy_of("sd3", call={"output_type": form})
         return policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED).samples

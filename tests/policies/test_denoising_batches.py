@@ -1,4 +1,4 @@
-"""Rows that depend on what shares their batch: found before the first update, and run alone."""
+"""Rows that depend on their batch: detected before the first update, and run alone."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def test_rows_that_depend_on_their_batch_run_alone(
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_one_prompt_is_enough_to_see_it(name: str) -> None:
+def test_one_prompt_reveals_batch_dependence(name: str) -> None:
     assert _policy(name).rollout(PROMPTS[:1], group_size=2, seed=SEED).num_unbatched == 2
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_samples_without_noise_are_no_others_before_training_than_after(name: str) -> None:
+def test_deterministic_samples_are_equal_before_and_after_the_first_rollout(name: str) -> None:
     greedy = Plan(stochastic=())
     policy = _policy(name)
     before = policy.rollout(PROMPTS, group_size=1, seed=SEED, plan=greedy)
@@ -83,9 +83,9 @@ def test_samples_without_noise_are_no_others_before_training_than_after(name: st
 
 def test_doctor_and_metrics_count_the_rows(tmp_path: Path) -> None:
     run = {"steps": 1, "output": str(tmp_path), "rollout": {"prompts_per_step": 2, "group_size": 2}}
-    found = {finding.check: finding for finding in examine(validated(run), _policy("latte"), [Brightness()], PROMPTS)}
-    assert found["batch invariance"].ok
-    assert found["batch invariance"].measured == "4 of 4 rows depend on the other rows of their batch, and run alone"
+    actual = {finding.check: finding for finding in examine(validated(run), _policy("latte"), [Brightness()], PROMPTS)}
+    assert actual["batch invariance"].ok
+    assert actual["batch invariance"].measured == "4 of 4 rows depend on the other rows of their batch, and run alone"
     trainer = Trainer(_policy("latte"), [Brightness()], PROMPTS, run)
     trainer.train()
     (line,) = [json.loads(line) for line in (trainer.folder.path / "metrics.jsonl").read_text().splitlines()]
@@ -93,7 +93,7 @@ def test_doctor_and_metrics_count_the_rows(tmp_path: Path) -> None:
     assert line["policy/on_policy_gap"] == 0
 
 
-def test_samples_of_rows_drawn_anew_are_handed_over_once() -> None:
+def test_resampled_rows_are_emitted_once() -> None:
     portions: list[Sample] = []
     rollout = _policy("latte").rollout(PROMPTS, group_size=2, seed=SEED, plan=Plan(on_samples=portions.extend))
     assert list(map(id, portions)) == list(map(id, rollout.samples))
@@ -101,6 +101,6 @@ def test_samples_of_rows_drawn_anew_are_handed_over_once() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"reduction": "sum_sqrt"}])
 @pytest.mark.parametrize("name", ["sd15", "sdxl", "sd3", "cogvideox", "wan"])
-def test_rounding_is_no_dependence(name: str, settings: dict[str, Any]) -> None:
+def test_rounding_is_not_batch_dependence(name: str, settings: dict[str, Any]) -> None:
     rollout = policy_of(name, guided=True, **settings).rollout(prompts_of(name), group_size=2, seed=SEED)
     assert rollout.num_unbatched == 0

@@ -1,4 +1,4 @@
-"""Sizes to draw in: a group in one of them, its rows as they would be in a run of that size alone."""
+"""Buckets: one size per group, with the rows of a run at that size."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def test_the_laws_hold(name: str) -> None:
+def test_the_policy_laws_hold(name: str) -> None:
     subject = Subject(
         make=lambda batch: policy(name, batch=batch),
         parameters=parameters_of,
@@ -65,16 +65,16 @@ def test_the_laws_hold(name: str) -> None:
 
 
 @pytest.mark.parametrize("plan", [Plan(), Plan(stochastic=())], ids=["drawn", "without noise"])
-def test_rows_are_those_of_a_run_of_their_size(name: str, plan: Plan) -> None:
-    asked = prompts(name)
-    mixed = policy(name).rollout(asked, group_size=2, seed=3, plan=plan)
+def test_rows_equal_those_of_a_run_at_their_size(name: str, plan: Plan) -> None:
+    requested = prompts(name)
+    mixed = policy(name).rollout(requested, group_size=2, seed=3, plan=plan)
     assert mixed.prompt_index_B.tolist() == [0, 0, 1, 1, 2, 2]
     assert [sample.member for sample in mixed.samples] == [0, 1] * 3
     for bucket, rows in ((0, [0, 1, 4, 5]), (1, [2, 3])):
         size = SIZES[name][bucket]
         alone = policy_of(name, call=size)
         own = Plan(stochastic=plan.stochastic, prompt_ids=tuple(sorted({row // 2 for row in rows})))
-        only = alone.rollout([asked[group] for group in own.prompt_ids or ()], group_size=2, seed=3, plan=own)
+        only = alone.rollout([requested[group] for group in own.prompt_ids or ()], group_size=2, seed=3, plan=own)
         for row, expected in zip(rows, only.samples, strict=True):
             sample = mixed.samples[row]
             frames = sample.video or [sample.image]
@@ -91,10 +91,12 @@ def test_rows_are_those_of_a_run_of_their_size(name: str, plan: Plan) -> None:
 
 @pytest.mark.nightly
 def test_the_order_of_prompts_changes_no_sample() -> None:
-    asked = prompts("flux")
+    requested = prompts("flux")
     plan = Plan(prompt_ids=(7, 8, 9))
-    forth = policy("flux", choose="random").rollout(asked, group_size=2, seed=3, plan=plan)
-    back = policy("flux", choose="random").rollout(asked[::-1], group_size=2, seed=3, plan=Plan(prompt_ids=(9, 8, 7)))
+    forth = policy("flux", choose="random").rollout(requested, group_size=2, seed=3, plan=plan)
+    back = policy("flux", choose="random").rollout(
+        requested[::-1], group_size=2, seed=3, plan=Plan(prompt_ids=(9, 8, 7))
+    )
     again = [4, 5, 2, 3, 0, 1]
     assert torch.equal(forth.old_logprob_BT, back.old_logprob_BT[again])
     assert contract.sample_difference(forth.samples, [back.samples[row] for row in again]) == 0
@@ -111,21 +113,21 @@ def chosen(sizes: Sequence[dict[str, int]], rows: Sequence[DenoisingRow], choose
     parts = buckets.row_sets(
         [[one] for one in rows], SamplingParams(step_sampler=sampling, call={"width": 1, "steps": 4})
     )
-    found = {id(one): dict(part.params.call) for part in parts for one in part.rows}
-    return [{**found[id(one)]} for one in rows]
+    actual = {id(one): dict(part.params.call) for part in parts for one in part.rows}
+    return [{**actual[id(one)]} for one in rows]
 
 
-def test_random_buckets_are_as_likely_and_keyed_by_step_and_group() -> None:
+def test_random_buckets_are_uniform_and_keyed_by_step_and_group() -> None:
     sizes = [{"width": 8 * n, "height": 8} for n in (1, 2, 3, 4)]
     steps = [[row(group, seed=seed) for group in range(400)] for seed in (1, 2)]
-    drawn = [one["width"] for rows in steps for one in chosen(sizes, rows, "random")]
-    counts = [drawn.count(size["width"]) for size in sizes]
+    sampled = [one["width"] for rows in steps for one in chosen(sizes, rows, "random")]
+    counts = [sampled.count(size["width"]) for size in sizes]
     assert sum(counts) == 800
     assert all(abs(count - 200) < 4 * math.sqrt(800 * 0.25 * 0.75) for count in counts)  # within 4 standard errors
-    assert drawn[:400] != drawn[400:]
-    assert [one["width"] for one in chosen(sizes, steps[0][5::-1], "random")] == drawn[5::-1]
+    assert sampled[:400] != sampled[400:]
+    assert [one["width"] for one in chosen(sizes, steps[0][5::-1], "random")] == sampled[5::-1]
     members = [row(3, seed=1, member=member) for member in range(4)]
-    assert {one["width"] for one in chosen(sizes, members, "random")} == {drawn[3]}
+    assert {one["width"] for one in chosen(sizes, members, "random")} == {sampled[3]}
 
 
 @pytest.mark.parametrize(
@@ -138,20 +140,20 @@ def test_random_buckets_are_as_likely_and_keyed_by_step_and_group() -> None:
         ({"width": 300, "height": 500.0}, 480),
     ],
 )
-def test_the_nearest_size_is_nearest_in_form_above_all(columns: dict[str, Any], width: int) -> None:
+def test_the_nearest_size_is_mainly_nearest_in_aspect_ratio(columns: dict[str, Any], width: int) -> None:
     sizes = [{"width": w, "height": h} for w, h in ((832, 480), (480, 832), (1280, 720), (512, 512), (768, 384))]
-    (found,) = chosen(sizes, [row(0, **columns)], "nearest")
-    assert (found["width"], found["steps"]) == (width, 4)
+    (actual,) = chosen(sizes, [row(0, **columns)], "nearest")
+    assert (actual["width"], actual["steps"]) == (width, 4)
 
 
-def test_lengths_tell_sizes_of_one_form_apart() -> None:
+def test_lengths_distinguish_sizes_of_one_aspect_ratio() -> None:
     sizes = [{"width": 8, "height": 8, "num_frames": frames} for frames in (5, 17, 81)]
     rows = [row(n, width=8, height=8, num_frames=frames) for n, frames in enumerate((1, 16, 60, 999))]
     assert [one["num_frames"] for one in chosen(sizes, rows, "nearest")] == [5, 17, 81, 81]
 
 
 @pytest.mark.parametrize("columns", [{}, {"width": 8}, {"width": 8, "height": "8"}, {"width": 8, "height": 0}])
-def test_rows_without_a_size_are_named(columns: dict[str, Any]) -> None:
+def test_rows_without_a_size_raise(columns: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=r"choose: nearest needs .* the row 'x' has .*or set choose: random"):
         chosen([{"width": 8, "height": 8}], [row(0, **columns)], "nearest")
 
@@ -166,13 +168,13 @@ def test_rows_without_a_size_are_named(columns: dict[str, Any]) -> None:
         [{"width": 8, "height": 8, "depth": 8}],
     ],
 )
-def test_sizes_are_whole(sizes: list[dict[str, int]]) -> None:
+def test_invalid_bucket_sizes_raise(sizes: list[dict[str, int]]) -> None:
     with pytest.raises(ValidationError):
         BucketSettings.model_validate({"sizes": sizes})
 
 
 @pytest.mark.parametrize("call", [{"num_frames": 0}, {"height": -8}, {"num_inference_steps": 0}])
-def test_a_call_is_for_something(call: dict[str, int]) -> None:
+def test_call_sizes_below_one_raise(call: dict[str, int]) -> None:
     (name,), (number,) = call, call.values()
     with pytest.raises(ValidationError, match=f"call.{name} must be at least 1, got {number}"):
         DenoisingSettings.model_validate({"call": call})
@@ -180,32 +182,32 @@ def test_a_call_is_for_something(call: dict[str, int]) -> None:
         DenoisingSettings.model_validate({"evaluation_call": call})
 
 
-def test_a_call_without_such_an_argument_is_refused() -> None:
+def test_a_bucket_argument_that_the_call_lacks_raises() -> None:
     with pytest.raises(ConfigError, match=r"policy.buckets.sizes: .* has no argument num_frames"):
         policy_of("flux", buckets={"sizes": [{"width": 16, "height": 16, "num_frames": 5}]})
 
 
 @pytest.mark.nightly
-def test_finished_samples_are_read_in_their_own_size() -> None:
+def test_finished_samples_are_renoised_at_their_size() -> None:
     mixed = policy("flux")
-    drawn = mixed.rollout(prompts("flux"), group_size=1, seed=3, plan=Plan(stochastic=())).samples
-    given = [OffPolicySample(sample=sample, origin=Origin.ON_POLICY) for sample in drawn]
-    read = mixed.read(given, seed=5)
+    sampled = mixed.rollout(prompts("flux"), group_size=1, seed=3, plan=Plan(stochastic=())).samples
+    samples = [OffPolicySample(sample=sample, origin=Origin.ON_POLICY) for sample in sampled]
+    read = mixed.read(samples, seed=5)
     assert contract.largest_difference(values(mixed, read), read.old_logprob_BT, read.mask_BT) < 1e-5
     for number, size in enumerate([*SIZES["flux"], SIZES["flux"][0]]):
-        alone = policy_of("flux", call=size).read([given[number]], seed=5)
+        alone = policy_of("flux", call=size).read([samples[number]], seed=5)
         assert torch.allclose(alone.old_logprob_BT[0], read.old_logprob_BT[number], atol=1e-5)
 
 
 @pytest.mark.nightly
-def test_examples_are_taught_in_their_own_size() -> None:
+def test_examples_are_trained_at_their_size() -> None:
     mixed = policy("flux")
-    drawn = mixed.rollout(prompts("flux"), group_size=1, seed=3, plan=Plan(stochastic=())).samples
-    examples = [Example(sample.prompt, image=sample.image) for sample in drawn]
+    sampled = mixed.rollout(prompts("flux"), group_size=1, seed=3, plan=Plan(stochastic=())).samples
+    examples = [Example(sample.prompt, image=sample.image) for sample in sampled]
     losses = [
         float(policy_of("flux", call=size).supervised_loss([example], seeds=[seed]).mean.detach())
         for example, size, seed in zip(examples, [*SIZES["flux"], SIZES["flux"][0]], (1, 2, 3), strict=True)
     ]
-    found = mixed.supervised_loss(examples, seeds=[1, 2, 3])
-    assert float(found.mean.detach()) == pytest.approx(sum(losses) / 3, rel=1e-5)
-    assert found.num_terms == 3
+    actual = mixed.supervised_loss(examples, seeds=[1, 2, 3])
+    assert float(actual.mean.detach()) == pytest.approx(sum(losses) / 3, rel=1e-5)
+    assert actual.num_terms == 3

@@ -1,4 +1,4 @@
-"""Caches that the owner of a pipeline switched on: off at every decision, on where samples are drawn without noise."""
+"""Caches enabled by the user: disabled for decisions, used for deterministic samples."""
 
 # diffusers exports lazily.
 # pyright: reportPrivateImportUsage=false
@@ -64,9 +64,7 @@ def each(*names: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", each(*CACHES))
-def test_decisions_are_drawn_scored_and_trained_as_if_there_were_no_cache(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_decisions_are_sampled_scored_and_trained_without_caches(name: str, caplog: pytest.LogCaptureFixture) -> None:
     plain = policy_of("flux")
     with caplog.at_level(logging.WARNING, logger="mmgrpo"):
         policy = policy_of("flux", _cached(name))
@@ -83,17 +81,17 @@ def test_decisions_are_drawn_scored_and_trained_as_if_there_were_no_cache(
 
 
 @pytest.mark.parametrize("name", each(*(name for name in CACHES if name != "faster")))  # which needs the real timestep
-def test_samples_without_noise_keep_the_cache(name: str) -> None:
+def test_deterministic_samples_use_the_cache(name: str) -> None:
     policy = policy_of("flux", _cached(name))
     policy.rollout(prompts_of("flux"), group_size=1, seed=SEED)
     with torch.no_grad():
         for parameter in policy.trainable:
             parameter.zero_()
-    found = policy.rollout(prompts_of("flux")[:1], group_size=1, seed=SEED, plan=GREEDY).samples[0]
+    actual = policy.rollout(prompts_of("flux")[:1], group_size=1, seed=SEED, plan=GREEDY).samples[0]
     arguments = settings_of("flux")["call"]
     generator = _generator(prompts_of("flux")[0])
     stock = _cached(name)(prompt=[prompts_of("flux")[0].text], generator=[generator], **arguments).images[0]
-    np.testing.assert_allclose(np.asarray(found.image, float), np.asarray(stock, float), atol=1)
+    np.testing.assert_allclose(np.asarray(actual.image, float), np.asarray(stock, float), atol=1)
     generator = _generator(prompts_of("flux")[0])
     uncached = pipeline_of("flux")(prompt=[prompts_of("flux")[0].text], generator=[generator], **arguments).images[0]
     assert np.abs(np.asarray(stock, float) - np.asarray(uncached, float)).max() > 1
@@ -103,7 +101,7 @@ def _generator(prompt: Prompt) -> torch.Generator:
     return DenoisingRow(prompt=prompt, seed=SEED, group=0, member=0).generator()
 
 
-def test_a_cache_switched_on_later_is_passed_by_too() -> None:
+def test_a_cache_enabled_later_is_disabled_too() -> None:
     policy = policy_of("flux")
     rollout = policy.rollout(prompts_of("flux"), group_size=2, seed=SEED)
     policy.pipeline.transformer.enable_cache(CACHES["first-block"]())

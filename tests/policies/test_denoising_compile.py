@@ -1,4 +1,4 @@
-"""A compiled denoiser: which of its parts are, and that it says what the plain one says."""
+"""Compiled denoisers: which parts are compiled, and equal results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def compiled(denoiser: nn.Module) -> set[str]:
         ("sana", {"SanaTransformer2DModel"}),
     ],
 )
-def test_repeated_blocks_are_compiled_where_they_are_declared_and_all_of_it_elsewhere(name: str, expected: set[str]):
+def test_declared_repeated_blocks_are_compiled_else_the_complete_denoiser(name: str, expected: set[str]):
     assert compiled(policy_of(name, compile=True).pipeline.transformer) == expected
     assert compiled(policy_of(name).pipeline.transformer) == set()
 
@@ -41,16 +41,16 @@ def learnt(policy: DenoisingPolicy, rollout: Rollout) -> tuple[float, Tensor]:
 
 
 @pytest.mark.slow
-def test_compiled_sd3_is_the_plain_one() -> None:
-    found = {}
+def test_compiled_sd3_equals_uncompiled() -> None:
+    actual = {}
     for on in (False, True):
         policy = policy_of("sd3", pipeline_of("sd3"), compile=on, call={"num_inference_steps": 2})
         generator = torch.Generator().manual_seed(0)
         for parameter in policy.trainable:  # a second factor of 0 would let nothing of the first be seen
             parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=generator))
         rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=1)
-        found[on] = (rollout.old_logprob_BT, *learnt(policy, rollout))
-    (logprob_BT, gap, gradient), (compiled_BT, compiled_gap, compiled_gradient) = found[False], found[True]
+        actual[on] = (rollout.old_logprob_BT, *learnt(policy, rollout))
+    (logprob_BT, gap, gradient), (compiled_BT, compiled_gap, compiled_gradient) = actual[False], actual[True]
     torch.testing.assert_close(compiled_BT, logprob_BT, rtol=0, atol=1e-5)
     assert max(gap, compiled_gap) < 1e-5
     assert float((compiled_gradient - gradient).norm() / gradient.norm()) < 1e-4

@@ -1,4 +1,4 @@
-"""What a pipeline is shown beside the text, and loops that look at more than their latents."""
+"""Conditions other than text, and loops that depend on more than their latents."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _video() -> list[Image.Image]:
     return [_picture(40 * frame).resize((32, 32)) for frame in range(5)]
 
 
-def test_a_picture_may_be_given_as_a_path(tmp_path: Path) -> None:
+def test_images_can_be_paths(tmp_path: Path) -> None:
     _picture().save(tmp_path / "source.png")
     policy = policy_of("flux-kontext")
     prompts = [Prompt("a red fox", images=(_picture(),)), Prompt("a red fox", images=(_picture(99),))]
@@ -65,9 +65,7 @@ def _video_to_video() -> Any:
         ("wan", _video_to_video, Prompt("a red fox", videos=(_video(),))),
     ],
 )
-def test_pipelines_that_begin_in_the_middle_of_the_schedule_are_exact(
-    name: str, build: Callable[[], Any], prompt: Prompt
-) -> None:
+def test_pipelines_that_start_mid_schedule_are_exact(name: str, build: Callable[[], Any], prompt: Prompt) -> None:
     call = {"strength": 0.8, "num_inference_steps": 5}
     policy = policy_of(name, build(), without=("num_frames",), call=call)
     rollout = policy.rollout([prompt], group_size=2, seed=SEED)
@@ -79,19 +77,19 @@ def test_pipelines_that_begin_in_the_middle_of_the_schedule_are_exact(
     assert torch.equal(values(policy, shared), shared.old_logprob_BT)
 
 
-def test_a_video_may_be_given_as_a_path(tmp_path: Path) -> None:
+def test_videos_can_be_paths(tmp_path: Path) -> None:
     frames = _video()
     frames[0].save(tmp_path / "source.gif", save_all=True, append_images=frames[1:])
     row = DenoisingRow(prompt=Prompt("a red fox", videos=(str(tmp_path / "source.gif"),)), seed=0, group=0, member=0)
-    found = CallForm().arguments([row], {})["video"]
-    assert [frame.size for frame in found] == [(32, 32)] * 5
+    actual = CallForm().arguments([row], {})["video"]
+    assert [frame.size for frame in actual] == [(32, 32)] * 5
     differences = [
-        np.abs(np.asarray(a, float) - np.asarray(b, float)).mean() for a, b in zip(found, frames, strict=True)
+        np.abs(np.asarray(a, float) - np.asarray(b, float)).mean() for a, b in zip(actual, frames, strict=True)
     ]
     assert max(differences) < 16  # a GIF has 256 colours
 
 
-def test_pictures_in_the_call_are_shown_to_each_row_alone() -> None:
+def test_images_in_the_call_run_rows_alone() -> None:
     names = {"rollout_batch": 4, "update_batch": 4}
     policy = policy_of("sd15-inpaint", **names)
     prompts = prompts_of("sd15-inpaint")
@@ -128,7 +126,7 @@ def test_three_way_guidance_is_exact() -> None:
     assert rollout.num_forwards == 3 * 4 * 2
 
 
-def test_states_shared_by_a_group_have_one_divergence() -> None:
+def test_shared_states_have_one_divergence() -> None:
     plan = Plan(stochastic=(1,), same_initial_noise=True)
     policy = policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=plan)
@@ -143,14 +141,14 @@ def test_states_shared_by_a_group_have_one_divergence() -> None:
     assert (shared.num_forwards, distinct.num_forwards) == (2 * 2, 2 * 4)
 
 
-def test_a_schedule_of_one_step_has_nothing_to_train() -> None:
+def test_a_single_step_schedule_raises() -> None:
     policy = policy_of("sd3", call={"num_inference_steps": 1})
     with pytest.raises(ConfigError, match="set num_inference_steps to 2 or more"):
         policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED)
     assert policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED, plan=Plan(stochastic=())).shape == (2, 1)
 
 
-def test_media_that_a_pipeline_is_not_shown_are_an_error() -> None:
+def test_unsupported_media_raise() -> None:
     policy = policy_of("flux-kontext")
     audio = {"array": np.zeros(80), "sampling_rate": 80}
     with pytest.raises(DataError, match="'a red fox' has 1 audios, which diffusion pipelines do not take"):
@@ -161,7 +159,7 @@ def test_media_that_a_pipeline_is_not_shown_are_an_error() -> None:
         policy.rollout([Prompt("a red fox", images=(_picture(),), messages=messages)], group_size=1, seed=SEED)
 
 
-def test_a_video_file_is_read(tmp_path: Path) -> None:
+def test_video_files_are_opened(tmp_path: Path) -> None:
     """As its frames are, to the codec's rounding."""
     frames = [Image.new("RGB", (32, 32), (40 * n, 40 * n, 40 * n)) for n in range(5)]
     (tmp_path / "a.mp4").write_bytes(encoded(frames, side=32, quality=1))

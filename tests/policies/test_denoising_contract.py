@@ -1,4 +1,4 @@
-"""The laws of a policy on the tiny pipelines, guided and unguided: on two or four each time, on all by night."""
+"""The policy laws on the tiny pipelines, guided and unguided: on two or four per commit, on all nightly."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_on_policy_gap_is_zero_with_shared_noise_and_a_window(drawing_subject: S
     contract.check_on_policy_gap(drawing_subject, Plan(stochastic=(1, 2), same_initial_noise=True))
 
 
-def test_every_decision_is_streamed_once(drawing_subject: Subject) -> None:
+def test_every_decision_is_evaluated_once(drawing_subject: Subject) -> None:
     contract.check_every_decision_once(drawing_subject)
 
 
-def test_rows_and_batches_change_nothing(drawing_subject: Subject) -> None:
+def test_rows_and_batches_do_not_change_evaluations(drawing_subject: Subject) -> None:
     contract.check_rows_and_batches(drawing_subject)
 
 
@@ -77,7 +77,7 @@ def test_prompt_ids_key_the_noise(drawing_subject: Subject) -> None:
     contract.check_prompt_ids(drawing_subject)
 
 
-def test_samples_are_handed_over_as_they_are_drawn(drawing_subject: Subject) -> None:
+def test_samples_are_emitted_as_they_are_sampled(drawing_subject: Subject) -> None:
     contract.check_emitted_samples(drawing_subject)
 
 
@@ -89,13 +89,13 @@ def test_save_and_load_round_trip(subject: Subject, tmp_path: Path) -> None:
     contract.check_save_and_load(subject, tmp_path)
 
 
-def test_gradients_reach_what_is_trained_alone(subject: Subject) -> None:
+def test_gradients_reach_only_trained_weights(subject: Subject) -> None:
     contract.check_gradients(subject)
 
 
-def test_replayed_rows_have_a_ratio_of_one(drawing_subject: Subject) -> None:
+def test_replayed_rows_have_ratio_one(drawing_subject: Subject) -> None:
     contract.check_replayed_rows(drawing_subject)
 
 
-def test_rows_behind_their_own_prompts_have_a_ratio_of_one(drawing_subject: Subject) -> None:
+def test_prompt_override_with_the_same_prompts_has_ratio_one(drawing_subject: Subject) -> None:
     contract.check_own_prompts(drawing_subject)

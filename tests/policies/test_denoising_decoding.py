@@ -1,4 +1,4 @@
-"""Pictures and videos decoded in slices: the same pixels, and less at once."""
+"""Memory-saving decoding of images and videos: the same pixels, smaller inputs."""
 
 from __future__ import annotations
 
@@ -62,28 +62,28 @@ def drawn(policy: DenoisingPolicy, plan: Plan) -> tuple[Rollout, int]:
         pytest.param("ltx", 1e-3, marks=pytest.mark.nightly),
     ],
 )
-def test_rows_one_after_another_have_the_same_pixels(name: str, rounded: float) -> None:
+def test_row_by_row_decoding_gives_the_same_pixels(name: str, rounded: float) -> None:
     plan = Plan(stochastic=(1,))
-    whole, at_once = drawn(policy_of(name), plan)
+    full, at_once = drawn(policy_of(name), plan)
     rows, in_turn = drawn(policy_of(name, decode={"rows": True}), plan)
-    apart = np.abs(pixels([*rows.samples]) - pixels([*whole.samples]))
+    apart = np.abs(pixels([*rows.samples]) - pixels([*full.samples]))
     assert (apart > 0).mean() <= rounded
     assert apart.max() <= bool(rounded) / 255 + 1e-9
-    assert torch.equal(rows.old_logprob_BT, whole.old_logprob_BT)
+    assert torch.equal(rows.old_logprob_BT, full.old_logprob_BT)
     assert in_turn * 4 == at_once
 
 
-def test_tiles_take_less_at_once() -> None:
+def test_tiled_decoding_uses_smaller_inputs() -> None:
     plan, size = Plan(stochastic=()), {"height": 64, "width": 64}
     tiles = {f"tile_sample_{name}": pixels for name, pixels in (*SMALL, *OVERLAPPING)}
-    whole, at_once = drawn(policy_of("wan", call=size), plan)
+    full, at_once = drawn(policy_of("wan", call=size), plan)
     parts, in_turn = drawn(policy_of("wan", call=size, decode={"tiles": tiles}), plan)
     assert in_turn * 4 == at_once  # tiles of 32 x 32
-    apart = np.abs(pixels([*parts.samples]) - pixels([*whole.samples]))
+    apart = np.abs(pixels([*parts.samples]) - pixels([*full.samples]))
     assert 0 < apart.mean() < 0.03  # random weights have the hardest seams; measured 0.014
 
 
-def test_decoders_are_switched_for_a_run_alone() -> None:
+def test_decoder_settings_are_restored_after_a_run() -> None:
     pipeline = pipeline_of("wan")
     policy = DenoisingPolicy(
         pipeline,
@@ -111,6 +111,6 @@ def test_decoders_are_switched_for_a_run_alone() -> None:
         ("wan", {"tiles": {"tile_size": 3}}, r"policy.decode.tiles: AutoencoderKLWan has other arguments: .*tile_size"),
     ],
 )
-def test_what_an_autoencoder_cannot_is_refused(name: str, decode: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_unsupported_decoding_settings_raise(name: str, decode: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         policy_of(name, decode=decode)

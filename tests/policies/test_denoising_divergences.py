@@ -1,4 +1,4 @@
-"""Divergences from the reference and from the policy that sampled."""
+"""Divergences from the reference and from the behavior policy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _divergences(policy: DenoisingPolicy, rollout: Rollout, name: str) -> Tensor
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_zero_at_the_reference_and_positive_away_from_it(name: str) -> None:
+def test_divergence_is_zero_at_the_reference_and_positive_elsewhere(name: str) -> None:
     policy = policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED)
     with torch.no_grad():
@@ -45,17 +45,17 @@ def test_zero_at_the_reference_and_positive_away_from_it(name: str) -> None:
     assert sum(p.grad is None or not bool(p.grad.any()) for p in policy.trainable) == 2
 
 
-def test_estimators_are_those_of_the_two_log_probabilities() -> None:
+def test_estimators_match_the_two_log_probabilities() -> None:
     policy = policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED)
     move(policy.trainable, scale=0.2)
     now_BT = values(policy, rollout)
     difference_BT = now_BT - rollout.old_logprob_BT  # the reference is the policy that sampled
     with torch.no_grad():
-        found = {name: _divergences(policy, rollout, name) for name in ("k1", "k2", "k3")}
-    torch.testing.assert_close(found["k1"], difference_BT, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(found["k2"], difference_BT**2 / 2, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(found["k3"], torch.exp(-difference_BT) - 1 + difference_BT, rtol=1e-4, atol=1e-6)
+        actual = {name: _divergences(policy, rollout, name) for name in ("k1", "k2", "k3")}
+    torch.testing.assert_close(actual["k1"], difference_BT, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(actual["k2"], difference_BT**2 / 2, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(actual["k3"], torch.exp(-difference_BT) - 1 + difference_BT, rtol=1e-4, atol=1e-6)
 
 
 def test_drift_is_zero_on_policy_and_the_closed_form_after_a_change() -> None:
@@ -77,7 +77,7 @@ def test_drift_is_zero_on_policy_and_the_closed_form_after_a_change() -> None:
     assert sum(p.grad is None or not bool(p.grad.any()) for p in policy.trainable) == 2
 
 
-def test_gaussian_divergences_at_the_policy_that_sampled_are_its_drift() -> None:
+def test_gaussian_divergences_from_the_behavior_policy_equal_drift() -> None:
     policy = policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=MEANS)
     move(policy.trainable)
@@ -90,7 +90,7 @@ def test_gaussian_divergences_at_the_policy_that_sampled_are_its_drift() -> None
     torch.testing.assert_close(no_dt_BT, kl_BT * rollout.noise.step_BT, rtol=1e-5, atol=1e-9)
 
 
-def test_a_rollout_without_means_has_no_drift() -> None:
+def test_a_rollout_without_means_raises_for_drift() -> None:
     policy = policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
     assert next(policy.evaluate(rollout)).values == {}
@@ -103,19 +103,19 @@ def test_a_rollout_without_means_has_no_drift() -> None:
     [from_reference("kl"), from_reference("entropy"), ENTROPY, Value("gaussian"), Value("k3", OLD), Value("k3", "ema")],
     ids=str,
 )
-def test_a_value_that_steps_do_not_have_is_refused_with_those_known(value: Value) -> None:
+def test_unknown_values_raise_with_the_supported_ones(value: Value) -> None:
     policy = policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
-    known = (
+    supported = (
         f"denoising steps have no value {value}; "
         "supported are of old: gaussian, gaussian_no_dt, velocity_mse; "
         "of reference: gaussian, gaussian_no_dt, k1, k2, k3, logprob, velocity_mse"
     )
-    with pytest.raises(ConfigError, match=f"^{known}$"):
+    with pytest.raises(ConfigError, match=f"^{supported}$"):
         next(policy.evaluate(rollout, values=[value]))
 
 
-def test_the_references_log_probability_is_that_of_the_weights_before_they_moved() -> None:
+def test_reference_log_probability_equals_that_before_training() -> None:
     policy = policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED)
     move(policy.trainable, scale=0.2)
@@ -130,7 +130,7 @@ def test_the_references_log_probability_is_that_of_the_weights_before_they_moved
         assert evaluation.num_forwards == 2 * len(evaluation.rows)
 
 
-def test_noise_says_the_steps_of_the_schedule() -> None:
+def test_noise_matches_the_schedule() -> None:
     # FlowMatchEuler with shift 3 and 4 steps: sigma = 1, .8571, .6007, .0089..., see its own table.
     policy = policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
@@ -155,7 +155,7 @@ def test_segments_partition_the_steps() -> None:
         policy_of("sd3", segments=(1, 2)).rollout(prompts_of("sd3"), group_size=1, seed=SEED)
 
 
-def test_masked_decisions_are_left_out() -> None:
+def test_masked_decisions_are_not_evaluated() -> None:
     policy = policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED)
     kept = replace(rollout, mask_BT=rollout.mask_BT & (torch.arange(4) == 1))

@@ -1,4 +1,4 @@
-"""Samples that a pipeline fails to make are counted, warned of once, and never scored."""
+"""Failed samples are counted, logged once, and never scored."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _half_broken() -> DenoisingPolicy:
         (_censored, REPLACED, "safety_checker: null"),
     ],
 )
-def test_failed_samples_are_warned_of_once_and_have_no_score(
+def test_failed_samples_warn_once_and_have_no_reward(
     build: Any, reason: str, fix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     pipeline = build()
@@ -108,7 +108,7 @@ def test_failed_samples_are_warned_of_once_and_have_no_score(
     assert reason in line
 
 
-def test_a_row_of_latents_that_are_not_finite_costs_that_row() -> None:
+def test_non_finite_latents_fail_only_their_row() -> None:
     policy, prompts = _half_broken(), [Prompt("a red fox"), Prompt("two blue squares")]
     rollout = policy.rollout(prompts, group_size=2, seed=SEED)
     assert [sample.failure for sample in rollout.samples] == [STATES, STATES, None, None]
@@ -122,7 +122,7 @@ def test_a_row_of_latents_that_are_not_finite_costs_that_row() -> None:
     assert [sample.failure for sample in greedy.samples] == [STATES, None]
 
 
-def test_a_pipeline_of_no_finite_latents_is_an_error() -> None:
+def test_a_pipeline_without_finite_latents_raises() -> None:
     pipeline = pipeline_of("sd15")
     with torch.no_grad():
         pipeline.unet.conv_in.weight.fill_(float("nan"))
@@ -145,16 +145,16 @@ def test_a_run_counts_failed_samples_and_trains_on_the_others(tmp_path: Path) ->
     assert any(not torch.equal(a, b) for a, b in zip(before, trainer.policy.trainable, strict=True))
 
 
-def test_a_preview_says_why_it_has_no_score(tmp_path: Path) -> None:
-    drawn = sample_prompt(
+def test_previews_state_the_failure_reason(tmp_path: Path) -> None:
+    sampled = sample_prompt(
         policy_of("sd15", _not_a_number("sd15")), Prompt("a cat"), [REWARD], count=2, seed=0, noise=False
     )
-    assert drawn.unscored == {"brightness": DECODED}
-    lines = (write_prompt_samples(drawn, tmp_path / "preview") / "samples.jsonl").read_text().splitlines()
+    assert sampled.unscored == {"brightness": DECODED}
+    lines = (write_prompt_samples(sampled, tmp_path / "preview") / "samples.jsonl").read_text().splitlines()
     assert [json.loads(line)["failure"] for line in lines] == [DECODED] * 2
 
 
-def test_sounds_and_arrays_that_are_not_finite_are_failures() -> None:
+def test_non_finite_audio_and_arrays_are_failures() -> None:
     rows = [DenoisingRow(prompt=Prompt("rain"), seed=0, group=n, member=0) for n in range(2)]
     sounds = np.zeros((2, 8), dtype=np.float32)
     sounds[1, 3] = np.nan
@@ -174,11 +174,11 @@ def test_sounds_and_arrays_that_are_not_finite_are_failures() -> None:
         ([], [True, True]),
     ],
 )
-def test_entries_of_a_decoder_are_those_of_rows(decoded: list[list[bool]], expected: list[bool]) -> None:
+def test_decoder_entries_map_to_rows(decoded: list[list[bool]], expected: list[bool]) -> None:
     assert finite_rows([torch.tensor(entries) for entries in decoded], 2) == expected
 
 
-def test_flags_of_safety_checkers_are_read_of_any_output() -> None:
+def test_safety_checker_flags_are_read_from_any_output() -> None:
     image = Image.new("RGB", (4, 4))
     for output in (
         {"images": [image] * 2, "nsfw_content_detected": [False, True]},
@@ -189,7 +189,7 @@ def test_flags_of_safety_checkers_are_read_of_any_output() -> None:
     assert failures_of({"images": [image], "nsfw_content_detected": None}, 1, finite_states=None, decoded=[]) == [None]
 
 
-def test_nothing_fails_in_a_sound_pipeline() -> None:
+def test_a_working_pipeline_has_no_failures() -> None:
     for plan in (Plan(), GREEDY):
         samples = policy_of("sd15").rollout(prompts_of("sd15"), group_size=1, seed=SEED, plan=plan).samples
         assert [sample.failure for sample in samples] == [None, None]

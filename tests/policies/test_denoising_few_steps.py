@@ -1,4 +1,4 @@
-"""Students of few steps: each kind drawn as it was distilled, what one step leaves to train, what the doctor says."""
+"""Distilled models with few steps: sampling as distilled, training a single step, and the doctor."""
 
 # diffusers exports lazily.
 # pyright: reportPrivateImportUsage=false
@@ -43,7 +43,7 @@ def _student(name: str, **settings: Any) -> tuple[DenoisingPolicy, list[Any]]:
         ("AnyFlowPipeline", 3, "cps", [10 / 11 * math.sin(0.35 * math.pi), 5 / 7 * math.sin(0.35 * math.pi), 0.0]),
     ],
 )
-def test_a_student_is_drawn_as_it_was_distilled(name: str, steps: int, sampler: str, std: list[float]) -> None:
+def test_distilled_models_sample_as_distilled(name: str, steps: int, sampler: str, std: list[float]) -> None:
     policy, prompts = _student(name)
     rollout = policy.rollout(prompts, group_size=1, seed=SEED)
     assert policy.num_decisions == steps - 1
@@ -55,7 +55,7 @@ def test_a_student_is_drawn_as_it_was_distilled(name: str, steps: int, sampler: 
     assert any(gradient.any() for gradient in gradients(policy, rollout))
 
 
-def test_a_flow_student_of_four_steps_keeps_its_levels_and_takes_one_forward_a_step() -> None:
+def test_a_four_step_flow_model_keeps_its_levels_with_one_forward_per_step() -> None:
     policy = policy_of("flux", call={"num_inference_steps": 4}, sampler="cps", strength=0.7)
     rollout = policy.rollout(prompts_of("flux"), group_size=1, seed=SEED)
     assert rollout.noise is not None
@@ -87,7 +87,7 @@ def _first_call(kind: str, config: Mapping[str, Any], *, steps: int) -> StepCall
 
 @pytest.mark.parametrize(("kind", "config"), [("FlowMatchLCM", {"shift": 3.0}), ("LCM", BETAS)])
 @pytest.mark.parametrize("steps", [2, 4])
-def test_noising_again_is_cps_of_full_strength(kind: str, config: dict[str, Any], steps: int) -> None:
+def test_renoising_equals_cps_at_full_strength(kind: str, config: dict[str, Any], steps: int) -> None:
     native, ours = (
         StepSampler(sampler=name, strength=1.0, density="gaussian", reduction="mean")
         .decide(_first_call(kind, config, steps=steps), stochastic=True)
@@ -99,7 +99,7 @@ def test_noising_again_is_cps_of_full_strength(kind: str, config: dict[str, Any]
 
 
 @pytest.mark.parametrize(("name", "settings"), [("sd3", {}), ("sd15-lcm", {"sampler": None}), ("flux", {})])
-def test_a_single_step_is_trained_with_noise_of_its_own(name: str, settings: dict[str, Any]) -> None:
+def test_a_single_step_trains_with_last_std(name: str, settings: dict[str, Any]) -> None:
     policy = policy_of(name, call={"num_inference_steps": 1}, last_std=0.1, **settings)
     rollout = policy.rollout(prompts_of(name), group_size=2, seed=SEED)
     assert (policy.num_decisions, rollout.mask_BT.tolist()) == (1, [[True]] * len(rollout.samples))
@@ -111,22 +111,22 @@ def test_a_single_step_is_trained_with_noise_of_its_own(name: str, settings: dic
     assert not greedy.mask_BT.any()
 
 
-def test_the_last_step_is_a_decision_beside_the_others() -> None:
-    plain, drawn = policy_of("sd3"), policy_of("sd3", last_std=0.05)
-    rollouts = [policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED) for policy in (plain, drawn)]
-    assert [policy.num_decisions for policy in (plain, drawn)] == [3, 4]
+def test_the_last_step_is_a_decision_with_last_std() -> None:
+    plain, sampled = policy_of("sd3"), policy_of("sd3", last_std=0.05)
+    rollouts = [policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED) for policy in (plain, sampled)]
+    assert [policy.num_decisions for policy in (plain, sampled)] == [3, 4]
     assert [rollout.mask_BT[0].tolist() for rollout in rollouts] == [[True] * 3 + [False], [True] * 4]
     assert torch.equal(rollouts[0].old_logprob_BT[:, :3], rollouts[1].old_logprob_BT[:, :3])
-    assert torch.equal(values(drawn, rollouts[1]), rollouts[1].old_logprob_BT)
-    last = drawn.rollout(
+    assert torch.equal(values(sampled, rollouts[1]), rollouts[1].old_logprob_BT)
+    last = sampled.rollout(
         prompts_of("sd3"), group_size=2, seed=SEED, plan=Plan(stochastic=(3,), same_initial_noise=True)
     )
     assert last.mask_BT[0].tolist() == [False] * 3 + [True]
     assert len(set(last.state_BT[:2, 3].tolist())) == 1
-    assert torch.equal(values(drawn, last), last.old_logprob_BT)
+    assert torch.equal(values(sampled, last), last.old_logprob_BT)
 
 
-def test_a_single_step_without_noise_leaves_nothing_to_train() -> None:
+def test_a_deterministic_single_step_raises() -> None:
     policy = policy_of("sd3", call={"num_inference_steps": 1})
     with pytest.raises(ConfigError, match=r"set num_inference_steps to 2 or more, or policy\.last_std above 0"):
         policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
@@ -134,14 +134,14 @@ def test_a_single_step_without_noise_leaves_nothing_to_train() -> None:
         assert policy.num_decisions
 
 
-def test_the_doctor_says_that_few_steps_leave_too_much_noise() -> None:
-    found = {}
+def test_the_doctor_reports_excess_noise_of_few_steps() -> None:
+    actual = {}
     for sampler in ("flow_sde", "cps"):
         policy = policy_of("flux", call={"num_inference_steps": 2}, sampler=sampler)
         assert not policy.resolved_settings
         policy.rollout(prompts_of("flux"), group_size=1, seed=SEED)
-        found[sampler] = policy.resolved_settings
-    (said,) = found["flow_sde"]
-    assert "steps of flow_sde leave up to" in said
-    assert said.endswith("sampler cps leaves none")
-    assert not found["cps"]
+        actual[sampler] = policy.resolved_settings
+    (message,) = actual["flow_sde"]
+    assert "steps of flow_sde leave up to" in message
+    assert message.endswith("sampler cps leaves none")
+    assert not actual["cps"]

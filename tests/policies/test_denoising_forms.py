@@ -1,4 +1,4 @@
-"""Calls that take something other than lists of prompts, outputs other than pictures, pipelines made of pipelines."""
+"""Calls with inputs other than lists of prompts, outputs other than images, and combined pipelines."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def _drawn(policy: DenoisingPolicy, prompts: list[Prompt] = PROMPTS, plan: Plan 
 def _same(policy: DenoisingPolicy, prompts: list[Prompt] = PROMPTS) -> None:
     """The policy draws, scores and trains as the plain one does, row by row."""
     plain = _policy()
-    expected, found = _drawn(plain), _drawn(policy, prompts)
-    torch.testing.assert_close(found.old_logprob_BT, expected.old_logprob_BT, rtol=1e-6, atol=1e-6)
+    expected, actual = _drawn(plain), _drawn(policy, prompts)
+    torch.testing.assert_close(actual.old_logprob_BT, expected.old_logprob_BT, rtol=1e-6, atol=1e-6)
     move(plain.trainable)
     move(policy.trainable)
-    torch.testing.assert_close(values(policy, found), values(plain, expected), rtol=1e-5, atol=1e-5)
-    for mine, theirs in zip(gradients(policy, found), gradients(plain, expected), strict=True):
+    torch.testing.assert_close(values(policy, actual), values(plain, expected), rtol=1e-5, atol=1e-5)
+    for mine, theirs in zip(gradients(policy, actual), gradients(plain, expected), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_a_pipeline_that_holds_another_is_trained_through_it() -> None:
+def test_a_combined_pipeline_trains_the_nested_one() -> None:
     policy = _policy(foreign_pipelines.CombinedPipeline)
     inner = policy.pipeline.inner
     _same(policy)
@@ -60,7 +60,7 @@ def test_a_pipeline_that_holds_another_is_trained_through_it() -> None:
     assert inner.scheduler is policy.pipeline.scheduler
 
 
-def test_a_pipeline_that_takes_one_string_is_asked_row_by_row(caplog: Any) -> None:
+def test_a_single_prompt_pipeline_runs_row_by_row(caplog: Any) -> None:
     policy = _policy(foreign_pipelines.OneStringPipeline)
     with caplog.at_level(logging.WARNING):
         _same(policy)
@@ -69,24 +69,24 @@ def test_a_pipeline_that_takes_one_string_is_asked_row_by_row(caplog: Any) -> No
     assert _drawn(policy).num_unbatched == 4
 
 
-def test_a_pipeline_that_takes_one_string_is_sampled_without_noise() -> None:
+def test_a_single_prompt_pipeline_samples_deterministically() -> None:
     plain, policy = _policy(), _policy(foreign_pipelines.OneStringPipeline)
     still = Plan(stochastic=())
     assert sample_difference(_drawn(policy, plan=still).samples, _drawn(plain, plan=still).samples) <= 1
 
 
-def test_a_call_that_cannot_work_is_refused_with_what_it_was_given() -> None:
+def test_a_failing_call_raises_with_its_arguments() -> None:
     policy = _policy(call={"num_inference_steps": "four"})
     with pytest.raises(PolicyError, match=r"call with generator, num_inference_steps, prompt fails with \w+Error"):
         _drawn(policy)
 
 
-def test_columns_of_the_data_are_arguments_of_the_call() -> None:
+def test_data_columns_are_call_arguments() -> None:
     prompts = [Prompt(p.text, columns={"lengths": len(p.text)}) for p in PROMPTS]
     _same(_policy(foreign_pipelines.LabelledPipeline, columns=("lengths",)), prompts)
 
 
-def test_columns_that_the_call_or_the_data_lack_are_errors() -> None:
+def test_missing_columns_raise() -> None:
     with pytest.raises(ConfigError, match=r"no argument colours; it has generator, lengths, num_inference_steps"):
         _policy(foreign_pipelines.LabelledPipeline, columns=("colours",))
     policy = _policy(foreign_pipelines.LabelledPipeline, columns=("lengths",))
@@ -94,14 +94,14 @@ def test_columns_that_the_call_or_the_data_lack_are_errors() -> None:
         _drawn(policy)
 
 
-def test_what_a_prompt_brings_and_the_call_does_not_take_is_an_error() -> None:
+def test_prompt_inputs_that_the_call_lacks_raise() -> None:
     with pytest.raises(ConfigError, match=r"has no argument image; it takes generator, num_inference_steps, prompt"):
         _drawn(_policy(), [Prompt("short", images=(Image.new("RGB", (2, 2)),))])
     with pytest.raises(ConfigError, match=r"has no argument negative_prompt"):
         _drawn(_policy(), [Prompt("short", negative="blue")])
 
 
-def test_sound_is_a_sample(tmp_path: Path) -> None:
+def test_audio_without_a_rate_is_an_array(tmp_path: Path) -> None:
     policy = _policy(foreign_pipelines.SoundPipeline)
     _same(policy)
     rollout = _drawn(policy)
@@ -117,7 +117,7 @@ def test_sound_is_a_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plan", [None, Plan(stochastic=())], ids=["drawn", "without noise"])
-def test_sound_of_a_known_rate_is_an_audio(plan: Plan | None) -> None:
+def test_audio_with_a_known_rate_is_audio(plan: Plan | None) -> None:
     policy = _policy(foreign_pipelines.SoundPipeline, sampling_rate=8)
     for sample, array in zip(
         _drawn(policy, plan=plan).samples,
@@ -130,18 +130,18 @@ def test_sound_of_a_known_rate_is_an_audio(plan: Plan | None) -> None:
         assert torch.equal(sample.audio.values, array.array.clamp(-1, 1))
 
 
-def test_a_rate_that_the_pipeline_says_otherwise_is_refused() -> None:
+def test_a_conflicting_sampling_rate_raises() -> None:
     pipeline = assembly.build("AudioLDMPipeline")
     DenoisingPolicy(pipeline, {"call": {}, "sampling_rate": pipeline.vocoder.config.sampling_rate})
     with pytest.raises(ConfigError, match=r"the pipeline generates audio at \d+ Hz; remove the setting"):
         DenoisingPolicy(pipeline, {"call": {}, "sampling_rate": 7})
 
 
-def test_sound_of_a_row_that_comes_without_a_batch_and_of_no_numbers() -> None:
+def test_unbatched_and_non_finite_audio_is_handled() -> None:
     output = foreign_pipelines.Sounds(audios=torch.tensor([[0.5, -3.0, float("nan")]]))
-    found = audios_of(output, 1, 8)
-    assert found is not None
-    assert found[0].values.tolist() == [[0.5, -1.0, 0.0]]
+    actual = audios_of(output, 1, 8)
+    assert actual is not None
+    assert actual[0].values.tolist() == [[0.5, -1.0, 0.0]]
     (sample,) = samples_of([DenoisingRow(prompt=Prompt("rain"), seed=0, group=0, member=0)], output, rate=8)
     assert sample.failure == DECODED
     flat = audios_of({"frames": [[]], "audio": torch.zeros(3)}, 1, 8)
@@ -160,7 +160,7 @@ def test_sound_of_a_row_that_comes_without_a_batch_and_of_no_numbers() -> None:
         ("LTX2Pipeline", 16000, True),  # of its vocoder, whose autoencoder says the rate of its spectrograms
     ],
 )
-def test_pipelines_of_diffusers_make_sound_at_their_own_rate(name: str, rate: int, seen: bool) -> None:
+def test_diffusers_pipelines_state_their_sampling_rate(name: str, rate: int, seen: bool) -> None:
     call = assembly.arguments(name)
     policy = DenoisingPolicy(assembly.build(name), {"call": call, "rollout_batch": 1, "update_batch": 1})
     (sample,) = policy.rollout([Prompt("a fox")], group_size=1, seed=0, plan=Plan(stochastic=())).samples
@@ -169,7 +169,7 @@ def test_pipelines_of_diffusers_make_sound_at_their_own_rate(name: str, rate: in
     assert float(sample.audio.values.abs().max()) > 0
 
 
-def test_a_helper_that_is_read_by_a_hook_is_called_each_time() -> None:
+def test_a_hooked_encoder_is_not_cached() -> None:
     guide = foreign_pipelines.Guide()
     pipeline = foreign_pipelines.build(foreign_pipelines.HookedPipeline, guide=guide)
     lora = {"rank": 2, "alpha": 2.0, "targets": ("inner", "outer")}
@@ -184,18 +184,18 @@ def test_a_row_may_have_several_entries_in_the_state() -> None:
     assert _drawn(policy).num_unbatched == 4
 
 
-def test_a_scheduler_that_is_no_component_is_watched_too() -> None:
+def test_a_scheduler_outside_the_components_is_recorded() -> None:
     policy = _policy(foreign_pipelines.OwnSchedulerPipeline)
     assert "scheduler" not in policy.pipeline.components
     _same(policy)
 
 
-def test_a_pipeline_that_steps_tokens_is_refused() -> None:
+def test_a_pipeline_that_steps_tokens_raises() -> None:
     with pytest.raises(ReplayError, match=r"a state of dtype torch.int64; denoising policies need floating-point"):
         _drawn(_policy(foreign_pipelines.TokensPipeline))
 
 
-def test_a_pipeline_that_takes_no_steps_is_refused() -> None:
+def test_a_pipeline_without_steps_raises() -> None:
     with pytest.raises(PolicyError, match="SleepingPipeline took no step with its scheduler"):
         _drawn(_policy(foreign_pipelines.SleepingPipeline))
 
@@ -217,26 +217,26 @@ LEVELS_HWC[..., 0] = 1.0
         (([RED], None), 1, [RED]),
     ],
 )
-def test_pictures_and_films_are_found_in_any_output(output: Any, num_rows: int, expected: list[Any]) -> None:
-    found = media_of(output, num_rows)
-    as_lists = [[medium] if isinstance(medium, Image.Image) else medium for medium in found]
+def test_images_and_videos_are_read_from_any_output(output: Any, num_rows: int, expected: list[Any]) -> None:
+    actual = media_of(output, num_rows)
+    as_lists = [[medium] if isinstance(medium, Image.Image) else medium for medium in actual]
     wanted = [[medium] if isinstance(medium, Image.Image) else medium for medium in expected]
     assert [[frame.tobytes() for frame in row] for row in as_lists] == [[f.tobytes() for f in row] for row in wanted]
-    assert [isinstance(medium, list) for medium in found] == [isinstance(medium, list) for medium in expected]
+    assert [isinstance(medium, list) for medium in actual] == [isinstance(medium, list) for medium in expected]
 
 
-def test_another_number_of_results_than_rows_is_refused() -> None:
+def test_a_wrong_number_of_results_raises() -> None:
     with pytest.raises(PolicyError, match="returned 3 results for 2 prompts"):
         media_of({"images": [RED] * 3}, 2)
     with pytest.raises(PolicyError, match="returned a dict without images or arrays for 2 prompts"):
         media_of({"nsfw": [False, False]}, 2)
 
 
-def test_an_array_is_handed_to_rewards_as_it_is() -> None:
+def test_arrays_reach_rewards_unchanged() -> None:
     embedding = torch.tensor([[2.0, -1.0]])
-    (found,) = media_of({"image_embeds": embedding}, 1)
-    assert torch.equal(found, embedding[0])
-    assert Sample(PROMPTS[0], 0, 0, array=found).array is found
+    (actual,) = media_of({"image_embeds": embedding}, 1)
+    assert torch.equal(actual, embedding[0])
+    assert Sample(PROMPTS[0], 0, 0, array=actual).array is actual
 
 
 def test_sizes_of_yaml_reach_the_call_as_tuples() -> None:

@@ -1,4 +1,4 @@
-"""Plans: which members of a group are drawn, from which prompts, and with settings of the rollout's own."""
+"""Plans: members of a group, prompts, and settings of one rollout."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def noise_of(rollout: Rollout, row: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("same_initial_noise", [False, True])
-def test_members_by_number_are_those_of_the_whole_group(name: str, same_initial_noise: bool) -> None:
+def test_numbered_members_equal_those_of_the_complete_group(name: str, same_initial_noise: bool) -> None:
     policy, prompts = policy_of(name), prompts_of(name)[:1]
     window = (1, 2) if same_initial_noise else None
-    whole = policy.rollout(
+    full = policy.rollout(
         prompts, group_size=6, seed=SEED, plan=Plan(stochastic=window, same_initial_noise=same_initial_noise)
     )
     plan = Plan(members=((2, 5),), stochastic=window, same_initial_noise=same_initial_noise)
@@ -37,17 +37,17 @@ def test_members_by_number_are_those_of_the_whole_group(name: str, same_initial_
     assert [sample.member for sample in some.samples] == [2, 5]
     assert some.shape == (2, 4)
     for row, member in enumerate((2, 5)):
-        assert torch.equal(noise_of(some, row), noise_of(whole, member))
-        scale = float(final_latent(whole, member).abs().max())
-        gap = float((final_latent(some, row) - final_latent(whole, member)).abs().max())
+        assert torch.equal(noise_of(some, row), noise_of(full, member))
+        scale = float(final_latent(full, member).abs().max())
+        gap = float((final_latent(some, row) - final_latent(full, member)).abs().max())
         assert gap <= 1e-6 * max(scale, 1.0)
-        assert sample_difference([some.samples[row]], [whole.samples[member]]) <= 1
+        assert sample_difference([some.samples[row]], [full.samples[member]]) <= 1
         rounding = 1e-4 if name == "sd15" else 1e-5
-        torch.testing.assert_close(some.old_logprob_BT[row], whole.old_logprob_BT[member], rtol=rounding, atol=rounding)
+        torch.testing.assert_close(some.old_logprob_BT[row], full.old_logprob_BT[member], rtol=rounding, atol=rounding)
 
 
 @pytest.mark.parametrize("batch", [2, 8])
-def test_ragged_groups_share_their_own_states(batch: int) -> None:
+def test_ragged_groups_share_states_within_groups(batch: int) -> None:
     policy, prompts = policy_of("sd3", batch=batch), prompts_of("sd3")
     members, ids = ((4,), (0, 1, 2)), (7, 9)
     plan = Plan(members=members, prompt_ids=ids, stochastic=(1, 2), same_initial_noise=True)
@@ -82,7 +82,7 @@ def test_two_prompts_of_one_id_are_one_group_on_one_noise() -> None:
     torch.testing.assert_close(values(policy, rollout), rollout.old_logprob_BT, rtol=1e-6, atol=1e-6)
 
 
-def test_a_member_is_drawn_once() -> None:
+def test_duplicate_members_raise() -> None:
     policy = policy_of("sd3")
     with pytest.raises(DataError, match=r"unique within a group; duplicate \(id, member\): \[\(5, 1\)\]"):
         policy.rollout(prompts_of("sd3"), group_size=2, seed=0, plan=Plan(prompt_ids=(5, 5), members=((0, 1), (1, 2))))
@@ -91,7 +91,7 @@ def test_a_member_is_drawn_once() -> None:
 
 
 @pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "wan"]))
-def test_settings_of_a_rollout_are_those_it_is_scored_with(name: str) -> None:
+def test_rollout_settings_are_used_in_scoring(name: str) -> None:
     policy = policy_of(name)
     own = policy.rollout(prompts_of(name), group_size=2, seed=SEED)
     plan = Plan(settings={"strength": 0.3, "call": {"num_inference_steps": 3}})
@@ -108,14 +108,14 @@ def test_settings_of_a_rollout_are_those_it_is_scored_with(name: str) -> None:
     fresh = policy_of(name, strength=0.3, call={"num_inference_steps": 3})
     move(fresh.trainable)
     expected = fresh.rollout(prompts_of(name), group_size=2, seed=SEED)
-    found = policy.rollout(prompts_of(name), group_size=2, seed=SEED, plan=plan)
-    assert torch.equal(found.old_logprob_BT, expected.old_logprob_BT)
-    assert relative_difference(gradients(policy, found), gradients(fresh, expected)) == 0
+    actual = policy.rollout(prompts_of(name), group_size=2, seed=SEED, plan=plan)
+    assert torch.equal(actual.old_logprob_BT, expected.old_logprob_BT)
+    assert relative_difference(gradients(policy, actual), gradients(fresh, expected)) == 0
     again = policy.rollout(prompts_of(name), group_size=2, seed=SEED, plan=Plan())
     assert again.shape == (4, 4)  # nothing of it stays behind
 
 
-def test_settings_reach_samples_without_noise() -> None:
+def test_rollout_settings_apply_to_deterministic_samples() -> None:
     policy = policy_of("sd3", evaluation_call={"num_inference_steps": 5})
     plan = Plan(stochastic=(), settings={"call": {"num_inference_steps": 2, "height": 32}})
     rollout = policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED, plan=plan)
@@ -123,7 +123,7 @@ def test_settings_reach_samples_without_noise() -> None:
     assert [np.asarray(sample.image).shape for sample in rollout.samples] == [(32, 16, 3)] * 2
 
 
-def test_a_sampler_of_the_rollouts_own() -> None:
+def test_a_plan_can_override_the_sampler() -> None:
     policy = policy_of("sd3")
     rollout = policy.rollout(
         prompts_of("sd3"), group_size=2, seed=SEED, plan=Plan(settings={"sampler": "cps", "strength": 0.8})
@@ -143,14 +143,14 @@ def test_a_sampler_of_the_rollouts_own() -> None:
         ({"call": {"steps": 3}}, "the pipeline's call has no argument steps"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_invalid_plan_settings_raise(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         policy_of("sd3").rollout(prompts_of("sd3"), group_size=1, seed=0, plan=Plan(settings=settings))
 
 
 @pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "wan"]))
 @pytest.mark.parametrize("stochastic", [None, (), (1,)])
-def test_latents_are_kept_where_the_plan_asks(name: str, stochastic: tuple[int, ...] | None) -> None:
+def test_latents_are_stored_if_the_plan_requests_them(name: str, stochastic: tuple[int, ...] | None) -> None:
     policy = policy_of(name)
     plain = policy.rollout(prompts_of(name), group_size=2, seed=SEED, plan=Plan(stochastic=stochastic))
     assert all(sample.latent is None for sample in plain.samples)
@@ -170,7 +170,7 @@ def test_latents_are_kept_where_the_plan_asks(name: str, stochastic: tuple[int, 
         assert np.abs(np.asarray(image, dtype=float) - np.asarray(rollout.samples[1].image, dtype=float)).max() <= 1
 
 
-def test_what_only_texts_have_is_refused() -> None:
+def test_text_only_plan_features_raise() -> None:
     policy, prompts = policy_of("sd3"), prompts_of("sd3")[:1]
     for plan in (Plan(environment=dict), Plan(continues=(Continuation([1]),))):
         with pytest.raises(PolicyError, match="support neither multi-turn rollouts nor prefixes"):
@@ -181,26 +181,26 @@ def test_what_only_texts_have_is_refused() -> None:
 
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("same_initial_noise", [False, True])
-def test_a_tail_is_shorter_and_changes_no_decision(order: int, same_initial_noise: bool) -> None:
+def test_a_fast_remainder_is_shorter_and_changes_no_decision(order: int, same_initial_noise: bool) -> None:
     plan = Plan(stochastic=(1, 2), same_initial_noise=same_initial_noise)
     call = {**PIPELINES["sd3"].call, "num_inference_steps": 12}
-    whole = policy_of("sd3", call={**call, "sigmas": [1 - i / 12 for i in range(12)]}).rollout(
+    full = policy_of("sd3", call={**call, "sigmas": [1 - i / 12 for i in range(12)]}).rollout(
         prompts_of("sd3"), group_size=2, seed=SEED, plan=plan
     )
     policy = policy_of("sd3", call=call, fast_remainder={"frac": 0.4, "order": order})
     short = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=plan)
     assert short.shape == (4, 6)  # 3 steps, and int((12 - 2) * 0.4) = 4 points, the last of which is the end
-    torch.testing.assert_close(short.old_logprob_BT[:, :3], whole.old_logprob_BT[:, :3], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(short.old_logprob_BT[:, :3], full.old_logprob_BT[:, :3], rtol=1e-6, atol=1e-6)
     for row in range(4):
         torch.testing.assert_close(
-            short.trace.transitions[row][2].next_state, whole.trace.transitions[row][2].next_state
+            short.trace.transitions[row][2].next_state, full.trace.transitions[row][2].next_state
         )
     torch.testing.assert_close(values(policy, short), short.old_logprob_BT, rtol=1e-6, atol=1e-6)
     trained = gradients(policy, short)
     assert any(float(one.abs().max()) > 0 for one in trained)
 
 
-def test_a_tail_of_second_order_is_the_multistep_solvers() -> None:
+def test_a_second_order_remainder_equals_the_multistep_solver() -> None:
     """x' = (sigma' / sigma) x - alpha' (exp(-h) - 1) (D0 + D1 / 2), D1 = (x0 - x0 before) h / h before: MixGRPO."""
     call = {**PIPELINES["sd3"].call, "num_inference_steps": 12}
     policy, seen = policy_of("sd3", call=call, fast_remainder={"frac": 0.6}), []
@@ -227,7 +227,7 @@ def test_a_tail_of_second_order_is_the_multistep_solvers() -> None:
     torch.testing.assert_close(final_latent(rollout).double(), cleans[7], rtol=1e-4, atol=1e-5)
 
 
-def test_a_tail_needs_a_pipeline_that_takes_its_levels() -> None:
+def test_a_fast_remainder_needs_sigmas() -> None:
     policy = policy_of("sd15", fast_remainder={"frac": 0.5})
     with pytest.raises(ConfigError, match=r"policy\.fast_remainder .* sigmas"):
         policy.rollout(prompts_of("sd15"), group_size=2, seed=SEED, plan=Plan(stochastic=(0,)))

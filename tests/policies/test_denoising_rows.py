@@ -1,4 +1,4 @@
-"""Rows that bring other arguments than those beside them, and prompts that are longer than any before."""
+"""Rows with different arguments in one rollout, and prompts longer than any before."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _sdxl() -> DenoisingPolicy:
 
 
 @pytest.mark.parametrize("name", ["sdxl", "flux", pytest.param("qwen-image", marks=pytest.mark.nightly)])
-def test_a_row_without_a_negative_prompt_is_drawn_and_scored_as_alone(name: str) -> None:
+def test_rows_without_a_negative_prompt_equal_rows_alone(name: str) -> None:
     policy = _sdxl() if name == "sdxl" else policy_of(name, guided=True, without=("negative_prompt",))
     plan = Plan(keep_latents=True)
     both = policy.rollout([NEGATIVE, NONE], group_size=1, seed=SEED, plan=plan)
@@ -63,11 +63,11 @@ def test_evaluations_keep_negative_prompts_to_their_rows() -> None:
     assert torch.equal(both.samples[1].latent, alone.samples[0].latent)  # pyright: ignore[reportArgumentType]
 
 
-def test_samples_that_are_read_keep_negative_prompts_to_their_rows() -> None:
+def test_renoised_samples_keep_negative_prompts_to_their_rows() -> None:
     policy = _sdxl()
-    drawn = policy.rollout([NEGATIVE, NONE], group_size=1, seed=SEED, plan=Plan(stochastic=(), keep_latents=True))
-    given = [OffPolicySample(sample=sample) for sample in drawn.samples]
-    both, alone = policy.read(given, seed=SEED), policy.read(given[1:], seed=SEED)
+    sampled = policy.rollout([NEGATIVE, NONE], group_size=1, seed=SEED, plan=Plan(stochastic=(), keep_latents=True))
+    samples = [OffPolicySample(sample=sample) for sample in sampled.samples]
+    both, alone = policy.read(samples, seed=SEED), policy.read(samples[1:], seed=SEED)
     torch.testing.assert_close(both.old_logprob_BT[1], alone.old_logprob_BT[0], rtol=1e-6, atol=1e-6)
 
 
@@ -79,7 +79,7 @@ def test_examples_keep_negative_prompts_to_their_rows() -> None:
         assert float(policy.supervised_loss(examples, seeds=[0, 1]).mean) == pytest.approx(sum(losses) / 2, rel=1e-6)
 
 
-def test_an_empty_negative_prompt_is_no_missing_one() -> None:
+def test_an_empty_negative_prompt_differs_from_a_missing_one() -> None:
     policy = _sdxl()
     empty, none = (
         policy.rollout([p], group_size=1, seed=SEED) for p in (Prompt("a cat", negative=""), Prompt("a cat"))
@@ -87,7 +87,7 @@ def test_an_empty_negative_prompt_is_no_missing_one() -> None:
     assert not torch.equal(empty.old_logprob_BT, none.old_logprob_BT)  # SDXL takes zeros in place of a missing one
 
 
-def test_a_column_without_a_value_is_left_to_the_pipeline() -> None:
+def test_columns_without_a_value_use_the_pipeline_default() -> None:
     policy = policy_of("sdxl", guided=True, columns=("prompt_2",))
     rows = [Prompt("a cat", columns={"prompt_2": "in the snow"}), Prompt("two dogs", columns={"prompt_2": None})]
     both = policy.rollout(rows, group_size=1, seed=SEED)
@@ -108,7 +108,7 @@ def _padded(name: str) -> tuple[DenoisingPolicy, Prompt]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "CogView4Pipeline" else pytest.mark.nightly) for name in PADDED]
 )
-def test_a_longer_prompt_than_any_before_is_scored_as_alone(name: str) -> None:
+def test_a_longer_prompt_is_scored_like_a_row_alone(name: str) -> None:
     policy, shown = _padded(name)
     policy.rollout([replace(shown, text=text) for text in PADDED[name]], group_size=1, seed=1)
     later = policy.rollout([replace(shown, text=text) for text in ("a cat", LONG)], group_size=1, seed=2)
@@ -118,15 +118,17 @@ def test_a_longer_prompt_than_any_before_is_scored_as_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("first", ["read", "supervised", "greedy"])
-def test_padding_is_measured_before_anything_else_than_a_rollout(first: str) -> None:
+def test_padding_is_measured_outside_rollouts_too(first: str) -> None:
     policy, shown = _padded("CogView4Pipeline")
     prompts = [replace(shown, text=text) for text in ("a cat", LONG)]
     if first == "greedy":
         policy.rollout(prompts, group_size=1, seed=SEED, plan=Plan(stochastic=()))
     elif first == "read":
-        drawn = [policy.rollout([p], group_size=1, seed=SEED, plan=Plan(keep_latents=True)).samples[0] for p in prompts]
-        given = [OffPolicySample(sample=replace(sample, group=n)) for n, sample in enumerate(drawn)]
-        both, alone = policy.read(given, seed=SEED), policy.read(given[:1], seed=SEED)
+        sampled = [
+            policy.rollout([p], group_size=1, seed=SEED, plan=Plan(keep_latents=True)).samples[0] for p in prompts
+        ]
+        samples = [OffPolicySample(sample=replace(sample, group=n)) for n, sample in enumerate(sampled)]
+        both, alone = policy.read(samples, seed=SEED), policy.read(samples[:1], seed=SEED)
         assert torch.equal(both.old_logprob_BT[0], alone.old_logprob_BT[0])
     else:
         examples = [Example(prompt, image=Image.new("RGB", (16, 16), "red")) for prompt in prompts]
@@ -136,7 +138,7 @@ def test_padding_is_measured_before_anything_else_than_a_rollout(first: str) -> 
     assert any("each runs alone" in choice for choice in policy.resolved_settings)
 
 
-def test_another_prompt_behind_a_view_is_measured() -> None:
+def test_prompt_overrides_measure_padding() -> None:
     policy, shown = _padded("CogView4Pipeline")
     rollout = policy.rollout([replace(shown, text="a cat")], group_size=1, seed=SEED)
     assert rollout.num_unbatched == 0
@@ -145,13 +147,13 @@ def test_another_prompt_behind_a_view_is_measured() -> None:
     assert torch.equal(values(policy, view)[0], values(policy, view, [0])[0])
 
 
-def test_padding_that_a_pipeline_masks_leaves_rows_together() -> None:
+def test_masked_padding_keeps_rows_batched() -> None:
     policy = policy_of("sd3", guided=True)
     policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
     assert policy.rollout([*prompts_of("sd3"), Prompt(LONG)], group_size=1, seed=SEED).num_unbatched == 0
 
 
-def test_rounding_in_bfloat16_leaves_rows_together() -> None:
+def test_bfloat16_rounding_keeps_rows_batched() -> None:
     pipeline = pipeline_of("qwen-image").to(torch.bfloat16)  # masked padding takes other kernels: 1.3e-2 on the CPU
     policy = policy_of("qwen-image", pipeline, guided=True)
     assert policy.rollout(prompts_of("qwen-image"), group_size=1, seed=SEED).num_unbatched == 0
@@ -174,6 +176,6 @@ def dependence_on_one(folder: Path, names: Sequence[str]) -> list[float]:
 
 
 @pytest.mark.nightly
-def test_a_dependence_that_one_process_measures_is_the_whole_job_s(tmp_path: Path) -> None:
+def test_batch_dependence_on_one_process_applies_to_all(tmp_path: Path) -> None:
     lines: Any = on_processes(tmp_path, [], module="tests.policies.test_denoising_rows", function="dependence_on_one")
     assert lines[-2:] == [0.0, 1.0]  # the first process at steps 1 and 2

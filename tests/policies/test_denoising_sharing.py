@@ -1,4 +1,4 @@
-"""What a group shares is computed once, and comes out as if each of its rows had been computed alone."""
+"""Shared states of a group are computed once, with the results of separate rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WINDOW = Plan(stochastic=(1, 2), same_initial_noise=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_shared_states_give_the_samples_of_rows_drawn_alone(name: str) -> None:
+def test_shared_states_give_the_samples_of_rows_alone(name: str) -> None:
     prompts = prompts_of(name)
     rollout = policy_of(name).rollout(prompts, group_size=GROUP_SIZE, seed=SEED, plan=WINDOW)
     settings = settings_of(name)
@@ -44,12 +44,12 @@ def test_shared_states_give_the_samples_of_rows_drawn_alone(name: str) -> None:
         with torch.no_grad():
             stage.run(PipelineRun(on_step=alone), stage.form.arguments([row], settings["call"]), seed=SEED)
         scale = float(final_latent(rollout, index).abs().max())
-        for drawn, transition in zip(alone.steps, rollout.trace.transitions[index], strict=True):
-            assert float((drawn.next_state - transition.next_state).abs().max()) < 1e-5 * scale
+        for sampled, transition in zip(alone.steps, rollout.trace.transitions[index], strict=True):
+            assert float((sampled.next_state - transition.next_state).abs().max()) < 1e-5 * scale
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_shared_states_give_the_gradient_of_states_computed_one_by_one(name: str) -> None:
+def test_shared_states_give_the_gradient_of_separate_states(name: str) -> None:
     policy = policy_of(name)
     shared = policy.rollout(prompts_of(name), group_size=GROUP_SIZE, seed=SEED, plan=WINDOW)
     assert shared.state_BT[:, 1].tolist() == [1, 1, 1, 13, 13, 13]  # rows 0 and 3 head the groups, 4 steps a row
@@ -72,12 +72,12 @@ def test_shared_states_are_computed_once() -> None:
 
 
 def test_a_group_larger_than_a_batch_shares_its_states() -> None:
-    whole, split = policy_of("sd3"), policy_of("sd3", batch=2)
-    expected = whole.rollout(prompts_of("sd3"), group_size=GROUP_SIZE, seed=SEED, plan=WINDOW)
-    found = split.rollout(prompts_of("sd3"), group_size=GROUP_SIZE, seed=SEED, plan=WINDOW)
-    assert found.num_forwards == expected.num_forwards
-    assert torch.equal(found.state_BT, expected.state_BT)
-    torch.testing.assert_close(found.old_logprob_BT, expected.old_logprob_BT, rtol=1e-6, atol=1e-6)
+    full, split = policy_of("sd3"), policy_of("sd3", batch=2)
+    expected = full.rollout(prompts_of("sd3"), group_size=GROUP_SIZE, seed=SEED, plan=WINDOW)
+    actual = split.rollout(prompts_of("sd3"), group_size=GROUP_SIZE, seed=SEED, plan=WINDOW)
+    assert actual.num_forwards == expected.num_forwards
+    assert torch.equal(actual.state_BT, expected.state_BT)
+    torch.testing.assert_close(actual.old_logprob_BT, expected.old_logprob_BT, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(values(split, expected), expected.old_logprob_BT, rtol=1e-6, atol=1e-6)
 
 
@@ -100,9 +100,9 @@ def test_shapes_scale_with_the_rows() -> None:
     shapes = OutputShapes()
     assert _answer(shapes, 2) is None
     shapes.learn("net", (torch.rand(2, 3),), {}, {"sample": torch.rand(4, 5), "extra": None})
-    found = _answer(shapes, 3)
-    assert torch.equal(found["sample"], torch.zeros(6, 5))
-    assert found["extra"] is None
+    actual = _answer(shapes, 3)
+    assert torch.equal(actual["sample"], torch.zeros(6, 5))
+    assert actual["extra"] is None
     assert _answer(shapes, 3, return_dict=False) is None  # may answer in another form
     assert shapes.zeros("other", (torch.rand(3, 3),), {}) is None
     assert shapes.zeros("net", (torch.rand(3, 4),), {}) is None
@@ -111,19 +111,19 @@ def test_shapes_scale_with_the_rows() -> None:
 def test_shapes_of_lists_scale_with_their_length() -> None:
     shapes = OutputShapes()
     shapes.learn("net", ([torch.rand(3)], torch.rand(1)), {}, ([torch.rand(3, 7)],))
-    found = shapes.zeros("net", ([torch.rand(3), torch.rand(3)], torch.rand(2)), {})
-    assert found is not None
-    assert [row.shape for row in found[0]] == [(3, 7), (3, 7)]
+    actual = shapes.zeros("net", ([torch.rand(3), torch.rand(3)], torch.rand(2)), {})
+    assert actual is not None
+    assert [row.shape for row in actual[0]] == [(3, 7), (3, 7)]
 
 
 @pytest.mark.parametrize("output", [torch.rand(5, 3), (torch.rand(2, 3), "cache"), torch.tensor(1.0)])
-def test_outputs_that_are_not_rows_of_tensors_are_never_answered_for(output: Any) -> None:
+def test_outputs_without_rows_of_tensors_have_no_zeros(output: Any) -> None:
     shapes = OutputShapes()
     shapes.learn("net", (torch.rand(2, 3),), {}, output)
     assert _answer(shapes, 2) is None
 
 
-def test_a_shape_that_breaks_the_rule_is_forgotten() -> None:
+def test_inconsistent_output_shapes_are_discarded() -> None:
     shapes = OutputShapes()
     shapes.learn("net", (torch.rand(2, 3),), {}, torch.rand(2, 3))
     shapes.learn("net", (torch.rand(2, 3),), {}, torch.rand(2, 4))
@@ -131,7 +131,7 @@ def test_a_shape_that_breaks_the_rule_is_forgotten() -> None:
     assert _answer(shapes, 2) is None
 
 
-def test_a_plan_that_keeps_means_keeps_those_of_every_member() -> None:
+def test_stored_means_exist_for_every_member() -> None:
     plan = replace(WINDOW, values=(DRIFT,))
     policy = policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=GROUP_SIZE, seed=SEED, plan=plan)

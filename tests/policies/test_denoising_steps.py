@@ -1,4 +1,4 @@
-"""Steps that are more than one formula on one level: learned variance, tokens at levels of their own, old defaults."""
+"""Special steps: learned variance, tokens at separate levels, old default schedulers."""
 
 # diffusers exports lazily and annotates tuples and schedulers more narrowly than it takes them.
 # pyright: reportPrivateImportUsage=false, reportArgumentType=false
@@ -97,7 +97,7 @@ def _if_policy(**settings: Any) -> DenoisingPolicy:
 
 
 @pytest.mark.parametrize("sampler", [None, "ddim", "native"])
-def test_learned_variance_is_the_stock_samplers(sampler: str | None) -> None:
+def test_learned_variance_equals_the_stock_sampler(sampler: str | None) -> None:
     policy = _if_policy(sampler=sampler)
     rollout = policy.rollout(PROMPTS, group_size=2, seed=SEED, plan=Plan(values=(DRIFT,)))
     assert rollout.mask_BT[0].tolist() == [True, True, True, False]
@@ -108,7 +108,7 @@ def test_learned_variance_is_the_stock_samplers(sampler: str | None) -> None:
 
 
 @pytest.mark.parametrize(("sampler", "is_trained"), [("native", True), ("ddim", False)])
-def test_the_variance_is_trained_where_it_is_drawn_with(sampler: str, is_trained: bool) -> None:
+def test_learned_variance_is_trained_if_used_in_sampling(sampler: str, is_trained: bool) -> None:
     policy = _if_policy(sampler=sampler, lora=None)
     rollout = policy.rollout(PROMPTS, group_size=2, seed=SEED)
     value = from_reference("gaussian")
@@ -120,7 +120,7 @@ def test_the_variance_is_trained_where_it_is_drawn_with(sampler: str, is_trained
     assert bool(gradient[3:].any()) == is_trained
 
 
-def test_a_group_that_shares_its_noise_may_have_a_learned_variance() -> None:
+def test_shared_noise_supports_learned_variance() -> None:
     policy = _if_policy(sampler="native")
     rollout = policy.rollout(PROMPTS, group_size=2, seed=SEED, plan=Plan(stochastic=(1, 2), same_initial_noise=True))
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
@@ -136,7 +136,7 @@ def _ltx_condition(**settings: Any) -> DenoisingPolicy:
 
 
 @pytest.mark.parametrize("guided", [True, False])
-def test_tokens_at_a_level_of_their_own_are_no_decisions(guided: bool) -> None:
+def test_tokens_at_other_levels_are_excluded_from_decisions(guided: bool) -> None:
     policy = _ltx_condition(guided=guided)
     shown = [Prompt("a red fox", images=(_picture(32),))]
     rollout = policy.rollout(shown, group_size=2, seed=SEED, plan=Plan(values=(DRIFT,)))
@@ -180,7 +180,7 @@ def _with_pndm(kind: Callable[..., Any], **changes: Any) -> Any:
         (StableDiffusionInstructPix2PixPipeline, {"in_channels": 8}, {"num_inference_steps": 4}),
     ],
 )
-def test_the_old_default_scheduler_draws_decisions(kind: Any, changes: dict[str, Any], call: dict[str, Any]) -> None:
+def test_the_old_default_scheduler_supports_decisions(kind: Any, changes: dict[str, Any], call: dict[str, Any]) -> None:
     policy = policy_of("sd15", _with_pndm(kind, **changes), without=("height", "width"), sampler=None, call=call)
     rollout = policy.rollout([Prompt("a red fox", images=(_picture(),))], group_size=2, seed=SEED)
     assert rollout.shape == (2, 4)
@@ -188,7 +188,7 @@ def test_the_old_default_scheduler_draws_decisions(kind: Any, changes: dict[str,
 
 
 @pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.nightly), 4])
-def test_a_pipeline_that_asks_for_the_clean_sample_before_it_steps_is_exact(batch: int) -> None:
+def test_a_pipeline_that_calls_step_twice_is_exact(batch: int) -> None:
     pipeline = assembly.build("CosmosTextToWorldPipeline")
     _, call = prompts_and_call("CosmosTextToWorldPipeline", pipeline)
     settings = {"call": call, "lora": LORA, "rollout_batch": batch, "update_batch": batch, "strength": 1.0}
@@ -201,6 +201,6 @@ def test_a_pipeline_that_asks_for_the_clean_sample_before_it_steps_is_exact(batc
     move(policy.trainable)
     assert all(bool(torch.isfinite(gradient).all()) for gradient in gradients(policy, rollout))
     quiet = DenoisingPolicy(assembly.build("CosmosTextToWorldPipeline"), {**settings, "strength": 0.0})
-    drawn = quiet.rollout(PROMPTS[:1], group_size=1, seed=SEED)
+    sampled = quiet.rollout(PROMPTS[:1], group_size=1, seed=SEED)
     greedy = quiet.rollout(PROMPTS[:1], group_size=1, seed=SEED, plan=Plan(stochastic=()))
-    assert sample_difference(drawn.samples, greedy.samples) <= 1  # without noise its steps are the stock ones
+    assert sample_difference(sampled.samples, greedy.samples) <= 1  # without noise its steps are the stock ones

@@ -1,4 +1,4 @@
-"""Target pictures and videos as states of a pipeline: the layout read off ``decode`` is the one its code has."""
+"""Target images and videos as states of a pipeline: the measured layout matches its code."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def pixels(example: Example) -> Tensor:
 @torch.no_grad()
 def mode(pipeline: Any, example: Example, *, video: bool) -> Tensor:
     """What the autoencoder makes of the target, one row."""
-    given = pixels(example).transpose(0, 1)[None] if video else pixels(example)
-    encoded = pipeline.vae.encode(given)
+    samples = pixels(example).transpose(0, 1)[None] if video else pixels(example)
+    encoded = pipeline.vae.encode(samples)
     return encoded.latent_dist.mode() if "latent_dist" in encoded else encoded.latent
 
 
@@ -124,17 +124,17 @@ def one_row(policy: DenoisingPolicy, text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_targets_are_the_states_that_decode_to_them(name: str) -> None:
+def test_targets_decode_to_their_images(name: str) -> None:
     policy, examples = policy_of(name, uneven(name)), examples_of(name)
     rows = [DenoisingRow(prompt=example.prompt, seed=0, group=0, member=0) for example in examples]
-    found = torch.cat(policy._targets(examples, rows, {**policy.settings.call, "num_inference_steps": 2}))
+    actual = torch.cat(policy._targets(examples, rows, {**policy.settings.call, "num_inference_steps": 2}))
     expected = torch.cat([STATES[name](policy.pipeline, example) for example in examples])
     assert float(expected.std()) > 0.05
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["flux", "qwen-image", "wan"])
-def test_layout_of_a_bfloat16_pipeline_is_read_in_float32(name: str) -> None:
+def test_the_layout_of_a_bfloat16_pipeline_is_measured_in_float32(name: str) -> None:
     plain, half = (policy_of(name, pipeline_of(name).to(dtype)) for dtype in (torch.float32, torch.bfloat16))
     one, other = (read_layout(policy._instrumented, one_row(policy, TEXTS[0])) for policy in (plain, half))
     assert torch.equal(one.source_N, other.source_N)
@@ -167,8 +167,8 @@ def test_flow_matching_loss_on_packed_flux() -> None:
         img_ids=pipeline._prepare_latent_image_ids(2, side, side, torch.device("cpu"), torch.float32),
         return_dict=False,
     )[0]
-    found = float(policy.supervised_loss(examples, seeds=SEEDS).mean)
-    assert found == pytest.approx(float(mse_loss(velocity, noise - clean)), rel=1e-5)
+    actual = float(policy.supervised_loss(examples, seeds=SEEDS).mean)
+    assert actual == pytest.approx(float(mse_loss(velocity, noise - clean)), rel=1e-5)
 
 
 @torch.no_grad()
@@ -181,12 +181,12 @@ def test_flow_matching_loss_on_videos_of_wan() -> None:
     sigma = (timestep / 1000)[:, None, None, None, None]
     embeds, _ = pipeline.encode_prompt(TEXTS, do_classifier_free_guidance=False, max_sequence_length=64)
     velocity = pipeline.transformer((1 - sigma) * clean + sigma * noise, timestep, embeds, return_dict=False)[0]
-    found = float(policy.supervised_loss(examples, seeds=SEEDS).mean)
-    assert found == pytest.approx(float(mse_loss(velocity, noise - clean)), rel=1e-5)
+    actual = float(policy.supervised_loss(examples, seeds=SEEDS).mean)
+    assert actual == pytest.approx(float(mse_loss(velocity, noise - clean)), rel=1e-5)
 
 
 @torch.no_grad()
-def test_euler_teaches_what_ddim_does() -> None:
+def test_euler_and_ddim_give_the_same_supervised_loss() -> None:
     """The network sees the same noised data, whatever way the schedule writes it."""
     losses = []
     for scheduler in (None, EulerDiscreteScheduler):
@@ -198,7 +198,7 @@ def test_euler_teaches_what_ddim_does() -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
-def test_rows_that_are_shown_pictures_are_taught_with_their_own() -> None:
+def test_examples_with_images_train_with_their_images() -> None:
     policy = policy_of("flux-kontext")
     shown = [picture(seed, 16, 16) for seed in (7, 8)]
     examples = [
@@ -214,7 +214,7 @@ def test_rows_that_are_shown_pictures_are_taught_with_their_own() -> None:
     assert abs(float(wrong) - float(alone[1])) > 1e-3 * float(alone[1])
 
 
-def test_videos_teach_what_is_trained() -> None:
+def test_video_examples_train_the_weights() -> None:
     policy = policy_of("wan")
     optimizer = torch.optim.AdamW(policy.trainable, lr=3e-2)
     losses = []
@@ -227,13 +227,13 @@ def test_videos_teach_what_is_trained() -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
-def test_a_pipeline_that_blends_its_states_is_refused() -> None:
+def test_a_pipeline_that_blends_its_states_raises() -> None:
     policy = policy_of("sd15-inpaint")  # it lays the noised picture over what lies outside the mask
     with pytest.raises(PolicyError, match="is not its last state with elements permuted, scaled and shifted"):
         policy.supervised_loss(examples_of("sd15-inpaint"), seeds=SEEDS)
 
 
-def test_a_video_of_other_length_is_refused() -> None:
+def test_a_video_of_another_length_raises() -> None:
     policy, (example, _) = policy_of("wan"), examples_of("wan")
     assert example.video is not None
     with pytest.raises(PolicyError, match=r"num_frames frames"):

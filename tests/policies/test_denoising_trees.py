@@ -1,4 +1,4 @@
-"""Trees of denoising steps: branches share noise and states until they part, and each state is computed once."""
+"""Trees of denoising steps: branches share noise and states until they split, and each state is computed once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def states(tree: str) -> list[int]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_tree_gives_the_samples_of_its_leaves_drawn_alone(name: str) -> None:
+def test_a_tree_gives_the_samples_of_its_leaves_alone(name: str) -> None:
     prompts = prompts_of(name)
     rollout = policy_of(name).rollout(prompts, group_size=4, seed=SEED, plan=BINARY)
     settings = settings_of(name)
@@ -45,11 +45,11 @@ def test_a_tree_gives_the_samples_of_its_leaves_drawn_alone(name: str) -> None:
         with torch.no_grad():
             stage.run(PipelineRun(on_step=alone), stage.form.arguments([row], settings["call"]), seed=SEED)
         scale = float(final_latent(rollout, index).abs().max())
-        for drawn, transition in zip(alone.steps, rollout.trace.transitions[index], strict=True):
-            assert float((drawn.next_state - transition.next_state).abs().max()) < 1e-5 * scale
+        for sampled, transition in zip(alone.steps, rollout.trace.transitions[index], strict=True):
+            assert float((sampled.next_state - transition.next_state).abs().max()) < 1e-5 * scale
 
 
-def test_branches_share_what_they_have_not_parted_at() -> None:
+def test_branches_share_states_until_they_split() -> None:
     rollout = policy_of("sd3").rollout(prompts_of("sd3")[:1], group_size=4, seed=SEED, plan=BINARY)
     # 4 steps a row, a state numbered by its first row. Decision 0 parts {0, 1} from {2, 3}, decision 2 each of these.
     assert rollout.state_BT.tolist() == [states("0 1 2 3"), states("0 1 2 7"), states("0 9 10 11"), states("0 9 10 15")]
@@ -74,12 +74,12 @@ def test_each_state_of_a_tree_is_computed_once(batch: int) -> None:
     for evaluation in policy.evaluate(rollout):
         spent[evaluation.columns[0]] += evaluation.num_forwards
     assert spent == {0: 2 * 1, 1: 2 * 2, 2: 2 * 2}
-    whole = policy_of("sd3").rollout(prompts_of("sd3"), group_size=4, seed=SEED, plan=BINARY)
-    torch.testing.assert_close(rollout.old_logprob_BT, whole.old_logprob_BT, rtol=1e-5, atol=1e-5)
+    full = policy_of("sd3").rollout(prompts_of("sd3"), group_size=4, seed=SEED, plan=BINARY)
+    torch.testing.assert_close(rollout.old_logprob_BT, full.old_logprob_BT, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_gradient_of_a_tree_is_that_of_its_rows_with_states_of_their_own(name: str) -> None:
+def test_a_tree_gives_the_gradient_of_separate_states(name: str) -> None:
     policy = policy_of(name)
     tree = policy.rollout(prompts_of(name), group_size=4, seed=SEED, plan=BINARY)
     gap = (values(policy, tree) - tree.old_logprob_BT).abs()
@@ -90,14 +90,14 @@ def test_the_gradient_of_a_tree_is_that_of_its_rows_with_states_of_their_own(nam
     assert relative_difference(gradients(policy, tree), gradients(policy, distinct)) < 1e-5
 
 
-def test_one_split_into_all_is_noise_that_is_shared() -> None:
+def test_one_split_into_all_members_equals_shared_noise() -> None:
     shared = Plan(stochastic=(1, 2), same_initial_noise=True)
     split = Plan(stochastic=(1, 2), splits=(Split(decision=1, factor=3),))
-    found = [policy_of("sd3").rollout(prompts_of("sd3"), group_size=3, seed=SEED, plan=p) for p in (shared, split)]
-    assert torch.equal(found[0].old_logprob_BT, found[1].old_logprob_BT)
-    assert torch.equal(found[0].state_BT, found[1].state_BT)
+    actual = [policy_of("sd3").rollout(prompts_of("sd3"), group_size=3, seed=SEED, plan=p) for p in (shared, split)]
+    assert torch.equal(actual[0].old_logprob_BT, actual[1].old_logprob_BT)
+    assert torch.equal(actual[0].state_BT, actual[1].state_BT)
     for row in range(6):
-        assert torch.equal(final_latent(found[0], row), final_latent(found[1], row))
+        assert torch.equal(final_latent(actual[0], row), final_latent(actual[1], row))
 
 
 def test_steps_outside_the_window_are_deterministic_in_every_branch() -> None:
@@ -107,7 +107,7 @@ def test_steps_outside_the_window_are_deterministic_in_every_branch() -> None:
     assert rollout.num_forwards == 1 + 2 + 2 + 4
 
 
-def test_the_noise_of_a_split_may_be_spread() -> None:
+def test_the_noise_of_a_split_can_be_scaled() -> None:
     near, far = (
         policy_of("sd3").rollout(
             prompts_of("sd3")[:1],
@@ -137,7 +137,7 @@ def test_the_noise_of_a_split_may_be_spread() -> None:
         (Plan(splits=(Split(decision=9, factor=3),)), ConfigError, r"part at decision 9: "),
     ],
 )
-def test_trees_that_do_not_fit_are_refused(plan: Plan, error: type[Exception], message: str) -> None:
+def test_trees_that_do_not_fit_raise(plan: Plan, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         policy_of("sd3").rollout(prompts_of("sd3"), group_size=3, seed=SEED, plan=plan)
 
@@ -151,11 +151,11 @@ def test_trees_that_do_not_fit_are_refused(plan: Plan, error: type[Exception], m
         ({"members": ((0, 1, 2, 3), (0, 3))}, r"members 0 to 3 of each prompt; asked were \[0, 3\]"),
     ],
 )
-def test_plans_of_no_tree_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_invalid_tree_plans_raise(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         replace(BINARY, **changes)
 
 
-def test_a_split_parts_into_two_at_least() -> None:
+def test_a_split_needs_at_least_two_branches() -> None:
     with pytest.raises(DataError, match=r"factor >= 2 and spread > 0, got 1, 1 and 1\.0"):
         Split(decision=1, factor=1)

@@ -1,4 +1,4 @@
-"""What is trained, in which precision, and its way to disk and back."""
+"""Trained weights: precision, saving and loading."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_adapters_load_into_the_stock_pipeline(name: str, lora: dict[str, Any], 
     assert not np.array_equal(np.asarray(trained.image), np.asarray(untrained.image))
 
 
-def test_the_reference_of_adapters_is_the_pipeline_without_them() -> None:
+def test_the_reference_disables_adapters() -> None:
     policy = policy_of("sd3")
     move(policy.trainable, scale=0.1)
     prompts = prompts_of("sd3")[:1]
@@ -52,7 +52,7 @@ def test_the_reference_of_adapters_is_the_pipeline_without_them() -> None:
     assert np.array_equal(np.asarray(rollout.samples[0].image), np.asarray(stock.images[0]))
 
 
-def test_the_frozen_copy_of_a_full_fine_tune_survives_save_and_load(tmp_path: Path) -> None:
+def test_the_frozen_copy_survives_save_and_load(tmp_path: Path) -> None:
     policy = policy_of("sd3", **FULL)
     rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED)
     with policy.reference():
@@ -83,13 +83,13 @@ def test_a_full_fine_tune_trains_every_weight_of_the_denoiser() -> None:
     assert [id(p) for p in policy.trainable] == [id(p) for p in policy.pipeline.transformer.parameters()]
     # The last block throws its text stream away, so the queries of it alone reach nothing.
     names = [name for name, _ in policy.pipeline.transformer.named_parameters()]
-    idle = {name for name, found in zip(names, gradients(policy, rollout), strict=True) if not found.any()}
+    idle = {name for name, actual in zip(names, gradients(policy, rollout), strict=True) if not actual.any()}
     last = "transformer_blocks.1.attn."
     assert idle == {last + "add_q_proj.weight", last + "add_q_proj.bias", last + "norm_added_q.weight"}
     assert sum(p.requires_grad for p in parameters_of(policy)) == len(policy.trainable)
 
 
-def test_float16_is_refused() -> None:
+def test_float16_raises() -> None:
     with pytest.raises(ConfigError, match=r"float16 gradients underflow.*load the pipeline in bfloat16"):
         policy_of("sd3", pipeline_of("sd3").to(torch.float16))
 
@@ -107,10 +107,10 @@ def test_bfloat16_is_exact_on_policy(name: str) -> None:
     assert not rollout.trace.run_ghosts
     assert all(t[0].mean.dtype == torch.float32 for t in rollout.trace.transitions)
     move(policy.trainable)
-    found = gradients(policy, rollout)
-    assert all(torch.isfinite(gradient).all() for gradient in found)
+    actual = gradients(policy, rollout)
+    assert all(torch.isfinite(gradient).all() for gradient in actual)
     # SD3's last block throws its text stream away: the two factors on the queries of it reach nothing
-    assert sum(not gradient.any() for gradient in found) == (2 if name == "sd3" else 0)
+    assert sum(not gradient.any() for gradient in actual) == (2 if name == "sd3" else 0)
 
 
 def test_a_full_fine_tune_of_a_half_precision_pipeline_keeps_float32_masters() -> None:
@@ -120,10 +120,10 @@ def test_a_full_fine_tune_of_a_half_precision_pipeline_keeps_float32_masters() -
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
     with policy.reference():
         assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
-    found = gradients(policy, rollout)
-    assert all(torch.isfinite(gradient).all() for gradient in found)
-    assert {gradient.dtype for gradient in found} == {torch.float32}
-    assert sum(not gradient.any() for gradient in found) == 3  # the idle ones of the last block
+    actual = gradients(policy, rollout)
+    assert all(torch.isfinite(gradient).all() for gradient in actual)
+    assert {gradient.dtype for gradient in actual} == {torch.float32}
+    assert sum(not gradient.any() for gradient in actual) == 3  # the idle ones of the last block
 
 
 @pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "z-image", "wan"]))
@@ -136,7 +136,7 @@ def test_gradient_checkpointing_changes_no_gradient(name: str) -> None:
     assert relative_difference(gradients(thrifty, rollout), gradients(plain, rollout)) < 1e-6
 
 
-def test_a_saved_pipeline_is_loaded_wrapped_and_restored(tmp_path: Path) -> None:
+def test_a_saved_pipeline_is_loaded_and_restored(tmp_path: Path) -> None:
     model, checkpoint = tmp_path / "model", tmp_path / "checkpoint"
     checkpoint.mkdir()
     pipeline_of("sd3").save_pretrained(model)
@@ -157,7 +157,7 @@ def test_a_saved_pipeline_is_loaded_wrapped_and_restored(tmp_path: Path) -> None
     assert half.pipeline.transformer.dtype == torch.bfloat16
 
 
-def test_a_pipeline_from_python_is_built_and_wrapped() -> None:
+def test_a_pipeline_from_a_python_function_is_supported() -> None:
     settings = {"model": "python:tests.policies.tiny_policies:build_sd3", "lora": {"targets": ("to_q",)}}
     policy = DenoisingPolicy.from_config(settings)
     assert type(policy.pipeline).__name__ == "StableDiffusion3Pipeline"
@@ -173,12 +173,12 @@ def test_a_pipeline_from_python_is_built_and_wrapped() -> None:
         ("/no/such/folder", "'/no/such/folder' cannot be loaded as a diffusers pipeline"),
     ],
 )
-def test_models_that_cannot_be_loaded_are_named(model: str | None, message: str) -> None:
+def test_models_that_cannot_be_loaded_raise(model: str | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DenoisingPolicy.from_config({"model": model})
 
 
-def test_checkpoints_of_another_kind_are_refused(tmp_path: Path) -> None:
+def test_checkpoints_of_another_kind_raise(tmp_path: Path) -> None:
     lora, full = tmp_path / "lora", tmp_path / "full"
     lora.mkdir()
     full.mkdir()
@@ -194,7 +194,7 @@ def test_checkpoints_of_another_kind_are_refused(tmp_path: Path) -> None:
         policy_of("flux").load(lora)
 
 
-def test_lora_targets_that_match_nothing_name_the_layers_there_are() -> None:
+def test_lora_targets_without_matches_list_the_layers() -> None:
     with pytest.raises(
         ConfigError, match=r"\('query',\) match no module of transformer .*to_k, to_out|to_k"
     ) as refusal:
@@ -202,7 +202,7 @@ def test_lora_targets_that_match_nothing_name_the_layers_there_are() -> None:
     assert "to_q" in str(refusal.value)
 
 
-def test_a_pipeline_with_adapters_of_its_own_is_refused_until_they_are_fused(tmp_path: Path) -> None:
+def test_a_pipeline_with_adapters_raises_until_they_are_fused(tmp_path: Path) -> None:
     donor = policy_of("sd3")
     move(donor.trainable, scale=0.1)
     donor.save(tmp_path)
@@ -217,7 +217,7 @@ def test_a_pipeline_with_adapters_of_its_own_is_refused_until_they_are_fused(tmp
     torch.testing.assert_close(values(donor, fused), fused.old_logprob_BT, rtol=1e-4, atol=1e-4)
 
 
-def test_two_experts_are_trained_each_at_its_own_steps(tmp_path: Path) -> None:
+def test_two_experts_train_at_their_steps(tmp_path: Path) -> None:
     def build() -> Any:
         pipeline = pipeline_of("wan")
         low = copy.deepcopy(pipeline.transformer)
@@ -241,7 +241,7 @@ def test_two_experts_are_trained_each_at_its_own_steps(tmp_path: Path) -> None:
     assert torch.equal(values(other, rollout), values(policy, rollout))
 
 
-def test_adapters_start_at_zero_whatever_their_first_factor() -> None:
+def test_adapters_start_at_zero_for_any_initialization() -> None:
     gaussian, kaiming = (policy_of("sd3", lora={"rank": 2, "init": init}) for init in ("gaussian", "kaiming"))
     assert not torch.equal(gaussian.trainable[0], kaiming.trainable[0])
     rollout = gaussian.rollout(prompts_of("sd3"), group_size=2, seed=SEED)

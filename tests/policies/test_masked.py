@@ -1,4 +1,4 @@
-"""Masked policies by hand: what a reveal shows and how likely it was, pictures as the stock pipeline draws them."""
+"""Masked policies by hand: unmasking steps and their log-probabilities, images of the stock pipeline."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SEED = 3
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
 @pytest.mark.parametrize("num_steps", [1, 3, 5, 16])
-def test_a_picture_is_shown_as_fast_as_the_stock_scheduler_shows_it(schedule: str, num_steps: int) -> None:
+def test_image_unmasking_follows_the_stock_schedule(schedule: str, num_steps: int) -> None:
     scheduler: Any = AmusedScheduler(mask_token_id=9, masking_schedule=schedule)  # pyright: ignore[reportArgumentType]
     length = 16
     scheduler.set_timesteps(num_steps, temperature=(2, 0))
@@ -41,11 +41,11 @@ def test_a_picture_is_shown_as_fast_as_the_stock_scheduler_shows_it(schedule: st
     assert COUNTS[schedule](length, num_steps) == counts
 
 
-def test_a_text_is_shown_block_by_block_as_evenly_as_it_comes_out() -> None:
+def test_text_unmasking_is_even_within_blocks() -> None:
     # 10 places in 4 steps: 3 3 2 2, as LLaDA's get_num_transfer_tokens counts them
     assert COUNTS["even"](10, 4) == [3, 3, 2, 2]
-    found = unmasking_steps(12, num_steps=4, block_length=6, schedule="even", noise=(3.0, 0.0))
-    assert [(one.start, one.stop, one.count, one.noise) for one in found] == [
+    actual = unmasking_steps(12, num_steps=4, block_length=6, schedule="even", noise=(3.0, 0.0))
+    assert [(one.start, one.stop, one.count, one.noise) for one in actual] == [
         (0, 6, 3, 3.0),
         (0, 6, 3, 2.0),
         (6, 12, 3, 1.0),
@@ -60,14 +60,14 @@ def by_hand(policy: MaskedPolicy, prompt: Prompt, answer: Sequence[int | None], 
     model, words = policy.predictor.spec.modules["model"], tokenizer()
     turns = [{"role": "user", "content": prompt.text}]
     turn: Any = words.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    asked = words(turn, add_special_tokens=False)["input_ids"]
+    requested = words(turn, add_special_tokens=False)["input_ids"]
     mask = words.convert_tokens_to_ids(MASK)
     shown = [mask if token is None else token for token in answer]
-    found = []
-    for before in (asked, [mask] * len(asked)):
-        logits = model(input_ids=torch.tensor([[*before, *shown]])).logits[0, len(asked) :].double()
-        found.append(logits)
-    logits = found[1] + guidance * (found[0] - found[1])
+    actual = []
+    for before in (requested, [mask] * len(requested)):
+        logits = model(input_ids=torch.tensor([[*before, *shown]])).logits[0, len(requested) :].double()
+        actual.append(logits)
+    logits = actual[1] + guidance * (actual[0] - actual[1])
     logits[:, mask] = -torch.inf
     return (logits / policy.settings.temperature).log_softmax(-1)
 
@@ -83,7 +83,7 @@ def by_hand(policy: MaskedPolicy, prompt: Prompt, answer: Sequence[int | None], 
     ],
     ids=["confidence", "blocks", "left_to_right", "noise"],
 )
-def test_a_decision_is_how_likely_a_token_was_in_the_state_it_was_shown_in(settings: dict[str, Any]) -> None:
+def test_a_decision_is_the_token_log_probability_in_its_state(settings: dict[str, Any]) -> None:
     policy = policy_of("eurobert", **settings)
     rollout = policy.rollout(prompts_of(), group_size=2, seed=SEED, plan=Plan(values=(ENTROPY,)))
     counts = COUNTS["even"](3, 2) * 2 if "block_length" in settings else COUNTS["even"](6, settings["num_steps"])
@@ -95,15 +95,15 @@ def test_a_decision_is_how_likely_a_token_was_in_the_state_it_was_shown_in(setti
         column = 0
         for count in counts:
             logprob = by_hand(policy, sample.prompt, answer, settings.get("guidance_scale", 1.0))
-            places = orders[row, column : column + count].tolist()
-            for place in places:
-                expected = float(logprob[place, sample.tokens[place]])
+            positions = orders[row, column : column + count].tolist()
+            for position in positions:
+                expected = float(logprob[position, sample.tokens[position]])
                 assert float(rollout.old_logprob_BT[row, column]) == pytest.approx(expected, rel=1e-4, abs=2e-5)
-                entropy = float(-(logprob[place].exp() * logprob[place].clamp(min=-1e9)).sum())
+                entropy = float(-(logprob[position].exp() * logprob[position].clamp(min=-1e9)).sum())
                 assert float(rollout.values[ENTROPY][row, column]) == pytest.approx(entropy, rel=1e-4)
                 column += 1
-            for place in places:
-                answer[place] = sample.tokens[place]
+            for position in positions:
+                answer[position] = sample.tokens[position]
         assert None not in answer
         if settings.get("order") == "left_to_right":
             assert orders[row].tolist() == list(range(6))
@@ -112,7 +112,7 @@ def test_a_decision_is_how_likely_a_token_was_in_the_state_it_was_shown_in(setti
 
 
 @torch.no_grad()
-def test_without_noise_the_surest_tokens_are_shown_first() -> None:
+def test_without_noise_the_most_confident_tokens_are_unmasked_first() -> None:
     policy = policy_of("eurobert", num_steps=3)
     rollout = policy.rollout(prompts_of(), group_size=2, seed=SEED, plan=Plan(stochastic=()))
     assert not rollout.mask_BT.any()
@@ -123,11 +123,11 @@ def test_without_noise_the_surest_tokens_are_shown_first() -> None:
     best = by_hand(policy, sample.prompt, [None] * 6, 1.0).max(-1)
     shown = rollout.trace.passes[0].position_Bn[0].tolist()
     assert shown == sorted(best.values.topk(2).indices.tolist())
-    assert [sample.tokens[place] for place in shown] == best.indices[shown].tolist()
+    assert [sample.tokens[position] for position in shown] == best.indices[shown].tolist()
 
 
 @torch.no_grad()
-def test_frequencies_are_what_the_decisions_say() -> None:
+def test_frequencies_match_the_log_probabilities() -> None:
     policy = policy_of("amused", num_steps=1)  # all places at once: the product of their probabilities
     num = 4000
     rollout = policy.rollout([Prompt(TEXTS[0])], group_size=num, seed=SEED)
@@ -146,7 +146,7 @@ def test_frequencies_are_what_the_decisions_say() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
-def test_pictures_without_noise_are_the_stock_pipelines(guidance: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deterministic_images_equal_the_stock_pipeline(guidance: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's draw is made the likeliest, since the stock pipeline has no way to ask for it."""
     call = {"micro_conditioning_aesthetic_score": 5, "micro_conditioning_crop_coord": (1, 2)}
     policy = policy_of("amused", guidance_scale=guidance, pipeline=call, order_noise=(0.0, 0.0))
@@ -154,12 +154,12 @@ def test_pictures_without_noise_are_the_stock_pipelines(guidance: float, monkeyp
     monkeypatch.setattr(torch, "multinomial", lambda p, num, generator=None: p.argmax(-1, keepdim=True))
     (pipeline,) = parts_of("amused")
     theirs = pipeline(list(TEXTS), num_inference_steps=5, guidance_scale=guidance, temperature=(0, 0), **call).images
-    for mine, other in zip(ours, theirs, strict=True):
-        assert np.array_equal(np.asarray(mine.image), np.asarray(other))
-        assert len(set(mine.tokens or ())) > 1
+    for actual, other in zip(ours, theirs, strict=True):
+        assert np.array_equal(np.asarray(actual.image), np.asarray(other))
+        assert len(set(actual.tokens or ())) > 1
 
 
-def test_reveals_are_decisions_and_a_window_draws_some_of_them() -> None:
+def test_unmasking_steps_are_decisions_and_support_windows() -> None:
     tokens = policy_of("amused")
     policy = policy_of("amused", decision="reveal", reduction="sum")
     mean = policy_of("amused", decision="reveal", reduction="mean")
@@ -181,14 +181,14 @@ def test_reveals_are_decisions_and_a_window_draws_some_of_them() -> None:
         _ = tokens.num_decisions
 
 
-def test_members_share_the_first_state_and_nothing_else() -> None:
+def test_members_share_only_the_first_state() -> None:
     rollout = policy_of("eurobert", num_steps=3).rollout(prompts_of(), group_size=2, seed=SEED)
     first = [rollout.state_BT[row, 0].item() for row in range(4)]
     assert first[0] == first[1] != first[2] == first[3]
     assert len(rollout.state_BT[:, -1].unique()) == 4
 
 
-def test_an_evaluation_may_draw() -> None:
+def test_an_evaluation_can_sample() -> None:
     policy = policy_of("amused", evaluation_temperature=1.0)
     rollout = policy.rollout(prompts_of(), group_size=2, seed=SEED, plan=Plan(stochastic=()))
     assert not rollout.mask_BT.any()
@@ -197,7 +197,7 @@ def test_an_evaluation_may_draw() -> None:
     assert [one.tokens for one in rollout.samples] == [one.tokens for one in trained.samples]
 
 
-def test_settings_of_one_rollout_are_kept_with_it() -> None:
+def test_rollout_settings_are_stored_in_its_trace() -> None:
     policy = policy_of("eurobert", num_steps=3)
     rollout = policy.rollout(prompts_of(), group_size=2, seed=SEED, plan=Plan(settings={"temperature": 3.0}))
     own = policy_of("eurobert", num_steps=3, temperature=3.0).rollout(prompts_of(), group_size=2, seed=SEED)
@@ -208,7 +208,7 @@ def test_settings_of_one_rollout_are_kept_with_it() -> None:
 
 
 @torch.no_grad()
-def test_the_same_decisions_behind_another_prompt() -> None:
+def test_the_same_decisions_under_another_prompt() -> None:
     policy = policy_of("eurobert", num_steps=3)
     first, second = prompts_of()
     rollout = policy.rollout([first], group_size=2, seed=SEED)
@@ -218,11 +218,11 @@ def test_the_same_decisions_behind_another_prompt() -> None:
     sample, look = rollout.samples[0], rollout.trace.passes[0]
     assert sample.tokens is not None
     logprob = by_hand(policy, second, [None] * 6, 1.0)
-    expected = [logprob[place, sample.tokens[place]].item() for place in look.position_Bn[0].tolist()]
+    expected = [logprob[position, sample.tokens[position]].item() for position in look.position_Bn[0].tolist()]
     assert found_BT[0, :2].tolist() == pytest.approx(expected, rel=1e-4)
 
 
-def test_weights_under_a_name_are_views() -> None:
+def test_stored_weights_are_views() -> None:
     policy = policy_of("eurobert", num_steps=3, lora={"rank": 2, "alpha": 2.0})
     rollout = policy.rollout(prompts_of(), group_size=2, seed=SEED)
     move(policy.trainable)
@@ -248,13 +248,13 @@ def test_a_text_ends_at_its_first_end_token() -> None:
         policy.predictor.target(replace(example, text="red " * 9))
 
 
-def test_what_is_hidden_of_an_example_is_learnt() -> None:
+def test_supervised_loss_trains_masked_tokens() -> None:
     policy = policy_of("amused", suppress=())
     (pipeline,) = parts_of("amused")
     noise = torch.rand(3, 2 * SIDE, 2 * SIDE, generator=torch.Generator().manual_seed(1))
     image = pipeline.image_processor.postprocess(noise[None], output_type="pil")[0]
     example, seed = Example(Prompt(TEXTS[0]), image=image), 5
-    found = policy.supervised_loss([example], seeds=[seed])
+    actual = policy.supervised_loss([example], seeds=[seed])
     code_L = policy.predictor.target(example)
     with torch.no_grad():
         latent = pipeline.vqvae.encode(pipeline.image_processor.preprocess([image])).latents
@@ -268,11 +268,11 @@ def test_what_is_hidden_of_an_example_is_learnt() -> None:
     micro = torch.tensor([[8.0, 8.0, 0.0, 0.0, 6.0]])
     logits = pipeline.transformer(shown, condition["states"], condition["pooled"], micro)[0].flatten(1).T
     expected = -logits.log_softmax(-1)[hidden, code_L[hidden]].mean()
-    assert found.mean.item() == pytest.approx(expected.item(), rel=1e-5)
-    assert found.num_terms == 1
+    assert actual.mean.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert actual.num_terms == 1
 
 
-def test_folders_and_builders_are_loaded(tmp_path: Path) -> None:
+def test_folders_and_functions_are_loaded(tmp_path: Path) -> None:
     """Of transformers, of diffusers, and with code of their own, to the same tokens as the live model."""
     plan, settings = Plan(stochastic=()), {"length": 6, "num_steps": 2}
     model, words = parts_of("eurobert")
@@ -283,13 +283,13 @@ def test_folders_and_builders_are_loaded(tmp_path: Path) -> None:
     save_with_code(tmp_path / "own")
     for name, more in folders.items():
         loaded = MaskedPolicy.from_config({"model": str(tmp_path / name), **settings, **more})
-        found = loaded.rollout(prompts_of(), group_size=1, seed=SEED, plan=plan)
-        assert [one.tokens for one in found.samples] == [one.tokens for one in expected.samples]
+        actual = loaded.rollout(prompts_of(), group_size=1, seed=SEED, plan=plan)
+        assert [one.tokens for one in actual.samples] == [one.tokens for one in expected.samples]
     (pipeline,) = parts_of("amused")
     pipeline.save_pretrained(tmp_path / "amused")
-    drawn = MaskedPolicy.from_config({"model": str(tmp_path / "amused"), "num_steps": 5})
+    sampled = MaskedPolicy.from_config({"model": str(tmp_path / "amused"), "num_steps": 5})
     ours = policy_of("amused").rollout(prompts_of(), group_size=1, seed=SEED).samples
-    theirs = drawn.rollout(prompts_of(), group_size=1, seed=SEED).samples
+    theirs = sampled.rollout(prompts_of(), group_size=1, seed=SEED).samples
     assert [one.tokens for one in ours] == [one.tokens for one in theirs]
     built = MaskedPolicy.from_config(
         {"model": "python:tests.tiny.masked_models:eurobert", "dtype": "bfloat16", "length": 4}
@@ -301,7 +301,7 @@ def test_folders_and_builders_are_loaded(tmp_path: Path) -> None:
         MaskedPolicy.from_config({"model": str(tmp_path / "nothing")})
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_settings_and_inputs_raise() -> None:
     words = tokenizer()
     config = LlamaConfig(
         vocab_size=len(words), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2

@@ -1,4 +1,4 @@
-"""The laws of a policy on tiny masked models, drawn and read, in full and with LoRA."""
+"""The policy laws on tiny masked models, sampled and remasked, with full fine-tuning and LoRA."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ every_family = pytest.mark.parametrize("name", families("masked", TINY))
 
 @every_family
 @laws(full=FULL, lora=LORA, guided=GUIDED)
-def test_the_laws(name: str, law: Law, settings: dict[str, Any]) -> None:
+def test_the_policy_laws(name: str, law: Law, settings: dict[str, Any]) -> None:
     law(subject(name, **settings))
 
 
 @every_family
-def test_on_policy_gap_in_a_window(name: str) -> None:
+def test_on_policy_gap_is_zero_in_a_window(name: str) -> None:
     contract.check_on_policy_gap(subject(name, **GUIDED), Plan(stochastic=(1, 2)))
 
 
@@ -51,13 +51,13 @@ def test_on_policy_gap_in_a_window(name: str) -> None:
 @pytest.mark.parametrize(
     "settings", [{}, {"num_steps": 4}, {"num_steps": 2, "decision": "reveal", "reduction": "mean"}]
 )
-def test_replayed_rows_have_a_ratio_of_one(name: str, order: str, settings: dict[str, Any]) -> None:
+def test_replayed_rows_have_ratio_one(name: str, order: str, settings: dict[str, Any]) -> None:
     contract.check_replayed_rows(subject(name, order=order, order_noise=(2.0, 0.0), **settings))
 
 
 @every_family
 @pytest.mark.parametrize("estimate", ["whole", "shares", "bound"])
-def test_replayed_rows_have_the_maskings_that_they_had(name: str, estimate: str) -> None:
+def test_replayed_rows_keep_their_maskings(name: str, estimate: str) -> None:
     own = subject(name, num_steps=4, reading={"estimate": estimate, "num_levels": 2})
     policy = own.make(own.rows)
     assert isinstance(policy, MaskedPolicy)
@@ -67,12 +67,12 @@ def test_replayed_rows_have_the_maskings_that_they_had(name: str, estimate: str)
     contract.check_ratio_of_read_rows(own, again, read)
 
 
-def test_rows_of_several_kinds_of_decisions_are_read_together() -> None:
+def test_rows_with_several_kinds_of_decisions_share_a_rollout() -> None:
     policies = [policy_of("eurobert", **settings) for settings in ({"num_steps": 3}, GUIDED | {"num_steps": 2})]
     rollouts = [policy.rollout(prompts_of(), group_size=2, seed=5) for policy in policies]
-    given = [rollout.off_policy_sample(row, Origin.REPLAY) for row in range(4) for rollout in rollouts]
+    samples = [rollout.off_policy_sample(row, Origin.REPLAY) for row in range(4) for rollout in rollouts]
     answer = OffPolicySample(sample=rollouts[0].samples[0])
-    read = policies[0].read([*given, answer], seed=1)
+    read = policies[0].read([*samples, answer], seed=1)
     assert read.num_decisions_B is not None
     assert read.num_decisions_B.tolist() == [6, 2] * 4 + [6]
     assert read.token_BT is None
@@ -90,18 +90,18 @@ def test_rows_of_several_kinds_of_decisions_are_read_together() -> None:
 
 
 @every_family
-def test_tokens_are_in_the_order_of_the_decisions(name: str) -> None:
+def test_tokens_follow_the_order_of_decisions(name: str) -> None:
     policy = policy_of(name, num_steps=4, order="random")
     rollout = policy.rollout(prompts_of(), group_size=2, seed=5)
     assert rollout.token_BT is not None
     order_BL = torch.cat([look.position_Bn for look in rollout.trace.passes], dim=1)
     for row, sample in enumerate(rollout.samples):
-        assert rollout.token_BT[row].tolist() == [list(sample.tokens or ())[place] for place in order_BL[row]]
+        assert rollout.token_BT[row].tolist() == [list(sample.tokens or ())[position] for position in order_BL[row]]
         assert not rollout.tokens_match_sample(row)
     assert (policy_of(name, **GUIDED | {"num_steps": 2})).rollout(prompts_of(), group_size=1, seed=5).token_BT is None
 
 
-def test_a_token_that_is_never_sampled_is_named() -> None:
+def test_a_suppressed_token_raises() -> None:
     policy = policy_of("eurobert")
     sample = policy.rollout(prompts_of(), group_size=1, seed=5).samples[1]
     token = next(iter(sample.tokens or ()))
@@ -109,7 +109,7 @@ def test_a_token_that_is_never_sampled_is_named() -> None:
         policy_of("eurobert", suppress=(token,)).read([OffPolicySample(sample=sample)], seed=0)
 
 
-def test_answers_of_others_have_tokens() -> None:
+def test_demonstrations_have_tokens() -> None:
     policy = policy_of("eurobert")
     prompt = prompts_of()[0]
     (sample,) = policy.read([OffPolicySample(sample=Sample(prompt, 0, 0, text="a red circle"))], seed=0).samples

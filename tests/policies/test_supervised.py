@@ -180,5 +180,5 @@ def test_what_it_cannot_teach_is_said() -> None:
     with pytest.raises(PolicyError, match=r"correction needs a flow-matching scheduler, got \w+; set it to null"):
         wrong.supervised_loss(shown, seeds=SEEDS)
     policy, _ = make("sd3")
-    with pytest.raises(DataError, match="with an image"):
+    with pytest.raises(DataError, match="need an image"):
         policy.supervised_loss([Example(Prompt("a cat"))], seeds=[0])

@@ -44,7 +44,7 @@ def _count_pictures(processor: Any) -> list[int]:
     return counts
 
 
-def test_each_prompt_is_encoded_once_in_whatever_batches() -> None:
+def test_each_prompt_is_encoded_once_for_any_batches() -> None:
     pipeline = pipeline_of("sd3")
     encoded = _count_rows(pipeline.text_encoder), _count_rows(pipeline.text_encoder_2)
     policy = policy_of("sd3", pipeline, guided=True, batch=3)
@@ -75,7 +75,7 @@ def test_a_condition_image_is_encoded_once() -> None:
     assert prepared == [1, 1]
 
 
-def test_rows_are_computed_alone_and_put_together_again() -> None:
+def test_rows_are_encoded_alone_and_concatenated() -> None:
     memo, layer = EncoderCache(2**20), nn.Linear(3, 2)
     rows = torch.tensor([[1.0, 2, 3], [4, 5, 6], [1, 2, 3]])
     with torch.no_grad():
@@ -86,13 +86,13 @@ def test_rows_are_computed_alone_and_put_together_again() -> None:
     assert memo.num_computed == 2
 
 
-def test_what_is_remembered_cannot_be_written_into() -> None:
+def test_cached_outputs_cannot_be_modified() -> None:
     memo, layer = EncoderCache(2**20), nn.Identity()
     memo(layer, layer, (torch.zeros(1, 2),), {}).add_(1)
     assert torch.equal(memo(layer, layer, (torch.zeros(1, 2),), {}), torch.zeros(1, 2))
 
 
-def test_random_and_opaque_inputs_are_never_remembered() -> None:
+def test_random_and_opaque_inputs_are_not_cached() -> None:
     memo, layer = EncoderCache(2**20), nn.Identity()
 
     def sample(x: Tensor, *, source: Any) -> Tensor:
@@ -104,7 +104,7 @@ def test_random_and_opaque_inputs_are_never_remembered() -> None:
     assert memo.num_computed == 0
 
 
-def test_the_least_recently_used_is_forgotten_first() -> None:
+def test_the_least_recently_used_is_evicted_first() -> None:
     memo, layer = EncoderCache(2 * 4 * 10), nn.Identity()  # two rows of ten floats
     a, b, c = (torch.full((1, 10), value) for value in (1.0, 2.0, 3.0))
     for row in (a, b, a, c):
@@ -116,7 +116,7 @@ def test_the_least_recently_used_is_forgotten_first() -> None:
     assert memo.num_computed == 4
 
 
-def test_key_value_caches_are_not_kept() -> None:
+def test_key_value_caches_are_not_cached() -> None:
     class DynamicCache:
         pass
 

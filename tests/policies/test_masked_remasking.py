@@ -1,4 +1,4 @@
-"""Answers hidden again: the maskings by their keys, what they ask for by hand, the bound where all masks are listed."""
+"""Remasked answers: keyed maskings, scores by hand, and the bound over all masks."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def given_of(policy: Any, seed: int = SEED) -> list[OffPolicySample]:
 
 
 @pytest.mark.parametrize(("name", "of"), MODELS)
-def test_now_and_then_are_asked_the_same(name: str, of: str) -> None:
+def test_current_and_behavior_policy_use_the_same_masks(name: str, of: str) -> None:
     policy, again = (policy_of(of, reading=READINGS[name], num_steps=2) for _ in range(2))
-    given = given_of(policy)
-    rollout = policy.read(given, seed=SEED)
+    samples = given_of(policy)
+    rollout = policy.read(samples, seed=SEED)
     assert rollout.on_policy
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT * rollout.mask_BT)  # a ratio of exactly 1
-    turned = again.read(given[::-1], seed=SEED)
+    turned = again.read(samples[::-1], seed=SEED)
     for look, own in zip(turned.trace.passes, rollout.trace.passes, strict=True):
         assert torch.equal(look.masked_BL.flip(0), own.masked_BL)
     assert torch.allclose(turned.old_logprob_BT.flip(0), rollout.old_logprob_BT, atol=1e-5)
     if name != "whole":
         hidden = [look.masked_BL for look in rollout.trace.passes]
-        other = [look.masked_BL for look in policy.read(given, seed=SEED + 1).trace.passes]
+        other = [look.masked_BL for look in policy.read(samples, seed=SEED + 1).trace.passes]
         assert any(not torch.equal(one, two) for one, two in zip(hidden, other, strict=True))
         assert any(not torch.equal(one[0], one[1]) for one in hidden)
     move(policy.trainable)
@@ -56,7 +56,7 @@ def test_now_and_then_are_asked_the_same(name: str, of: str) -> None:
 
 
 @torch.no_grad()
-def test_a_whole_answer_is_asked_for_at_once_behind_a_prompt_with_holes() -> None:
+def test_a_fully_masked_answer_supports_a_partly_masked_prompt() -> None:
     policy = policy_of("eurobert", reading=READINGS["whole"])
     sample = Sample(Prompt(TEXTS[1]), 4, 1, text="a red circle")
     rollout = policy.read([OffPolicySample(sample=sample)], seed=SEED)
@@ -64,7 +64,7 @@ def test_a_whole_answer_is_asked_for_at_once_behind_a_prompt_with_holes() -> Non
     mask = words.get_vocab()[MASK]
     answer = policy.predictor.target(Example(sample.prompt, text=sample.text))
     end = answer.tolist().index(words.eos_token_id)
-    assert rollout.mask_BT.tolist() == [[place <= end for place in range(6)] * 2]
+    assert rollout.mask_BT.tolist() == [[position <= end for position in range(6)] * 2]
     assert rollout.segment_BT.tolist() == [[0] * 6 + [1] * 6]
     holes = []
     for number in (0, 1):
@@ -79,7 +79,7 @@ def test_a_whole_answer_is_asked_for_at_once_behind_a_prompt_with_holes() -> Non
     assert max(holes) < ids.shape[1]
 
 
-def test_shares_rise_to_the_highest_and_later_places_are_hidden_more() -> None:
+def test_masked_fractions_increase_and_later_positions_are_masked_more() -> None:
     # low + (high - low) (k + 1) / K
     alike = share_maskings(8, 4, low=0.5, high=0.9, later=False)
     assert [float(one.probability_L.mean()) for one in alike] == pytest.approx([0.6, 0.7, 0.8, 0.9])
@@ -88,18 +88,18 @@ def test_shares_rise_to_the_highest_and_later_places_are_hidden_more() -> None:
     assert later.probability_L.tolist() == pytest.approx([0.5, 0.625, 0.75, 0.875, 1.0])
 
 
-def test_levels_and_weights_are_gauss_legendres() -> None:
-    found = bound_maskings(2, 3)
+def test_levels_and_weights_match_gauss_legendre() -> None:
+    actual = bound_maskings(2, 3)
     # nodes 1/2 -+ sqrt(3/5)/2 and 1/2, weights 5/18, 8/18, 5/18
-    levels = [float(one.probability_L[0]) for one in found]
+    levels = [float(one.probability_L[0]) for one in actual]
     assert levels == pytest.approx([0.5 - 0.15**0.5, 0.5, 0.5 + 0.15**0.5])
-    weights = [one.weight * level for one, level in zip(found, levels, strict=True)]
+    weights = [one.weight * level for one, level in zip(actual, levels, strict=True)]
     assert weights == pytest.approx([5 / 18, 8 / 18, 5 / 18])
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("num_levels", [2, 3])
-def test_the_bound_is_the_mean_over_all_orders(num_levels: int) -> None:
+def test_the_bound_equals_the_mean_over_all_orders(num_levels: int) -> None:
     """Of three places all masks can be listed, and all orders; two levels are exact for degree 3."""
     policy = policy_of("eurobert", length=3, num_steps=3)
     sample = policy.rollout([Prompt(TEXTS[0])], group_size=1, seed=SEED).samples[0]
@@ -114,9 +114,9 @@ def test_the_bound_is_the_mean_over_all_orders(num_levels: int) -> None:
     chains = []
     for order in permutations(range(3)):
         hidden, chain = torch.ones(3, dtype=torch.bool), 0.0
-        for place in order:
-            chain += float(_logprobs(policy, sample, hidden[None])[0, place])
-            hidden[place] = False
+        for position in order:
+            chain += float(_logprobs(policy, sample, hidden[None])[0, position])
+            hidden[position] = False
         chains.append(chain)
     assert bound == pytest.approx(sum(chains) / 6, rel=1e-4)
     assert len(token_L) == 3
@@ -131,7 +131,7 @@ def _logprobs(policy: Any, sample: Sample, hidden_BL: torch.Tensor) -> torch.Ten
     look = MaskedPass(
         condition_B=trace.passes[0].condition_B, masked_BL=hidden_BL, position_Bn=everywhere_BL, scored_Bn=hidden_BL
     )
-    asked = Rollout(
+    requested = Rollout(
         samples=rollout.samples,
         prompt_index_B=rollout.prompt_index_B,
         old_logprob_BT=torch.zeros(B, L),
@@ -140,7 +140,7 @@ def _logprobs(policy: Any, sample: Sample, hidden_BL: torch.Tensor) -> torch.Ten
         segment_BT=everywhere_BL,
         trace=replace(trace, passes=[look], pooled=None),
     )
-    return values(policy, asked)
+    return values(policy, requested)
 
 
 def _sums(policy: Any, sample: Sample, masks: torch.Tensor) -> list[float]:
@@ -149,19 +149,19 @@ def _sums(policy: Any, sample: Sample, masks: torch.Tensor) -> list[float]:
 
 def test_a_level_of_the_bound_is_one_decision() -> None:
     policy = policy_of("eurobert", reading=READINGS["bound"])
-    given = given_of(policy)
-    rollout = policy.read(given, seed=SEED)
+    samples = given_of(policy)
+    rollout = policy.read(samples, seed=SEED)
     assert rollout.shape == (4, 3)
     for number, masking in enumerate(bound_maskings(6, 3)):
         look = rollout.trace.passes[number]
-        for row, one in enumerate(given):
+        for row, one in enumerate(samples):
             logprob_L = _logprobs(policy, one.sample, look.masked_BL[row : row + 1])[0]
             total = float(logprob_L[look.scored_Bn[row]].sum())
             assert float(rollout.old_logprob_BT[row, number]) == pytest.approx(masking.weight * total, rel=1e-4)
         assert rollout.mask_BT[:, number].tolist() == look.scored_Bn.any(1).tolist()
 
 
-def test_given_log_probabilities_stay_and_captions_have_no_holes() -> None:
+def test_provided_log_probabilities_are_kept_and_captions_are_not_masked() -> None:
     policy = policy_of("eurobert", reading={"estimate": "bound", "num_levels": 2})
     sample = given_of(policy)[0].sample
     old_T = torch.tensor([-3.0, -4.0])
@@ -177,7 +177,7 @@ def test_given_log_probabilities_stay_and_captions_have_no_holes() -> None:
 
 
 @pytest.mark.parametrize("name", READINGS)
-def test_a_run_trains_on_its_samples_hidden_again(name: str) -> None:
+def test_a_run_trains_on_its_remasked_samples(name: str) -> None:
     """What is drawn is random; at the first update every ratio is 1, and each pass has a masking of its own."""
     policy = policy_of("eurobert", reading=READINGS[name], num_steps=2)
     before = [parameter.detach().clone() for parameter in policy.trainable]
@@ -197,7 +197,7 @@ def test_a_run_trains_on_its_samples_hidden_again(name: str) -> None:
     assert any(not torch.equal(old, new) for old, new in zip(before, policy.trainable, strict=True))
 
 
-def test_a_plan_to_be_read_draws_at_random() -> None:
+def test_a_rescoring_plan_samples_at_random() -> None:
     policy = policy_of("eurobert")
     plain = policy.rollout(prompts_of(), group_size=2, seed=SEED)
     rollout = policy.rollout(prompts_of(), group_size=2, seed=SEED, plan=Plan(stochastic=(), for_rescoring=True))

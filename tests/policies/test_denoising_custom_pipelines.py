@@ -1,4 +1,4 @@
-"""Pipelines nobody has seen: they work, or are refused for the reason that holds."""
+"""Custom pipelines: they work, or raise an error with the reason."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def subject() -> Subject:
     )
 
 
-def test_an_unseen_pipeline_keeps_the_contract(subject: Subject, tmp_path: Any) -> None:
+def test_a_custom_pipeline_satisfies_the_contract(subject: Subject, tmp_path: Any) -> None:
     contract.check_on_policy_gap(subject)
     contract.check_on_policy_gap(subject, Plan(stochastic=(1,), same_initial_noise=True))
     contract.check_every_decision_once(subject)
@@ -55,7 +55,7 @@ def test_an_unseen_pipeline_keeps_the_contract(subject: Subject, tmp_path: Any) 
     contract.check_gradients(subject)
 
 
-def test_log_probabilities_are_those_of_a_computation_by_hand() -> None:
+def test_log_probabilities_match_a_manual_computation() -> None:
     policy = _policy()
     rollout = policy.rollout(PROMPTS, group_size=2, seed=3)
     untrained_BT = values(policy, rollout)
@@ -92,7 +92,7 @@ def _by_hand(policy: DenoisingPolicy, rollout: Rollout) -> Tensor:
     return found_BT
 
 
-def test_noise_is_the_rows_own() -> None:
+def test_noise_is_a_function_of_the_row() -> None:
     rollout = _policy(strength=0.0).rollout(PROMPTS, group_size=1, seed=3)
     row = DenoisingRow(prompt=PROMPTS[1], seed=3, group=1, member=0, entry=1)
     assert rollout.trace.rows[1] == row
@@ -103,7 +103,7 @@ def test_noise_is_the_rows_own() -> None:
     ("kind", "kept"),
     [("FieldPipeline", 4), ("CastingPipeline", 4), ("ScalingPipeline", 4), ("PaintingPipeline", 3)],
 )
-def test_elements_that_the_pipeline_overwrites_are_no_decisions(kind: str, kept: int) -> None:
+def test_elements_overwritten_by_the_pipeline_are_excluded(kind: str, kept: int) -> None:
     policy = _policy(foreign_pipelines.build(getattr(foreign_pipelines, kind)))
     rollout = policy.rollout(PROMPTS, group_size=2, seed=3, plan=Plan(values=(DRIFT,)))
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
@@ -116,7 +116,7 @@ def test_elements_that_the_pipeline_overwrites_are_no_decisions(kind: str, kept:
             assert float(rollout.old_logprob_BT[row, t]) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_a_pipeline_with_momentum_is_replayed_in_full() -> None:
+def test_a_pipeline_with_momentum_needs_full_replay() -> None:
     policy = _policy(foreign_pipelines.build(foreign_pipelines.MomentumPipeline))
     rollout = policy.rollout(PROMPTS, group_size=2, seed=3)
     assert rollout.trace.run_ghosts
@@ -126,20 +126,20 @@ def test_a_pipeline_with_momentum_is_replayed_in_full() -> None:
     assert not _policy().rollout(PROMPTS, group_size=2, seed=3).trace.run_ghosts
 
 
-def test_a_pipeline_with_hidden_randomness_is_refused() -> None:
+def test_a_pipeline_with_hidden_randomness_raises() -> None:
     policy = _policy(foreign_pipelines.build(foreign_pipelines.RandomPipeline))
     with pytest.raises(ReplayError, match=r"replaying step 0 of RandomPipeline changes its log-probability"):
         policy.rollout(PROMPTS, group_size=2, seed=3)
 
 
-def test_a_pipeline_that_denoises_without_grad_is_refused() -> None:
+def test_a_pipeline_that_denoises_without_grad_raises() -> None:
     policy = _policy(foreign_pipelines.build(foreign_pipelines.DetachedPipeline))
     rollout = policy.rollout(PROMPTS, group_size=2, seed=3)
     with pytest.raises(PolicyError, match=r"step 0 of DetachedPipeline has no gradient"):
         next(policy.evaluate(rollout))
 
 
-def test_a_frozen_module_of_the_loop_is_passed_through_as_a_ghost() -> None:
+def test_a_frozen_module_of_the_loop_returns_zeros_in_ghosts() -> None:
     guide = foreign_pipelines.Guide()
     pipeline = foreign_pipelines.build(foreign_pipelines.GuidedPipeline, guide=guide)
     policy = _policy(pipeline, denoisers=("net",))
@@ -150,7 +150,7 @@ def test_a_frozen_module_of_the_loop_is_passed_through_as_a_ghost() -> None:
     assert all(parameter.grad is None for parameter in guide.parameters())
 
 
-def test_a_plain_module_is_trained_in_full_and_restored(tmp_path: Any) -> None:
+def test_a_plain_module_supports_full_fine_tuning_and_restore(tmp_path: Any) -> None:
     policy, other = _policy(lora=None), _policy(lora=None)
     rollout = policy.rollout(PROMPTS, group_size=2, seed=3)
     with policy.reference():
@@ -163,11 +163,11 @@ def test_a_plain_module_is_trained_in_full_and_restored(tmp_path: Any) -> None:
         assert torch.equal(values(other, rollout), rollout.old_logprob_BT)
 
 
-def test_denoisers_that_do_not_denoise_are_refused() -> None:
+def test_denoisers_that_do_not_denoise_raise() -> None:
     with pytest.raises(ConfigError, match=r"denoisers \['unet'\] are not components.*\['net'\]"):
         _policy(denoisers=("unet",))
 
 
-def test_lora_targets_that_match_nothing_name_the_layers_there_are() -> None:
+def test_lora_targets_without_matches_list_the_layers() -> None:
     with pytest.raises(ConfigError, match=r"match no module of net \(Net\); its linear layers end in: inner, outer"):
         _policy(lora={"rank": 2, "targets": ("to_q", "to_k")})

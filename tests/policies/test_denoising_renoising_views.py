@@ -1,4 +1,4 @@
-"""Finished samples noised again, under other weights: divergences, and the errors that DiffusionNFT implies."""
+"""Renoised samples under other weights: divergences, and the implied errors of DiffusionNFT."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.policies.tiny_policies import policy_of
 
 
 @pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "wan"]))
-def test_values_of_kept_weights_take_the_same_levels_and_noise(name: str) -> None:
+def test_values_of_stored_weights_use_the_same_levels_and_noise(name: str) -> None:
     policy = policy_of(name, reading=READING)
     rollout = policy.read(latents_of(policy), seed=SEED)
     first_BT = values(policy, rollout)
@@ -45,7 +45,7 @@ NFT = [Value(f"{sign}_error", "kept", (b,)) for b in (1.0, 0.1) for sign in ("po
 
 
 @pytest.mark.parametrize("name", families("drawing", ["sd15", "sd15-v", "sd3", "flux", "wan"]))
-def test_implied_errors_are_equal_at_the_weights_kept(name: str) -> None:
+def test_implied_errors_are_equal_at_the_stored_weights(name: str) -> None:
     policy = policy_of(name, reading={**READING, "low": 0.1})
     rollout = policy.read(latents_of(policy), seed=SEED)
     move(policy.trainable)
@@ -69,53 +69,53 @@ def _gradient(policy: DenoisingPolicy, rollout: Rollout, weights: dict[Value, fl
 
 
 @pytest.mark.parametrize("view", ["kept", OLD])
-def test_implied_errors_are_those_of_the_paper_on_flow(view: str) -> None:
+def test_implied_errors_match_the_paper_on_flow(view: str) -> None:
     policy = policy_of("sd3", reading=READING)
     move(policy.trainable)
     policy.weights.store("kept")
-    asked = [replace(value, view=view) for value in NFT]
-    given = latents_of(policy)
-    rollout = policy.read(given, seed=SEED, plan=Plan(values=tuple(asked)))
+    requested = [replace(value, view=view) for value in NFT]
+    samples = latents_of(policy)
+    rollout = policy.read(samples, seed=SEED, plan=Plan(values=tuple(requested)))
     hand = Hand("sd3", policy)
-    cells = [(row, place) for row in range(4) for place in range(T)]
+    cells = [(row, position) for row in range(4) for position in range(T)]
 
     def velocities() -> dict[tuple[int, int], Tensor]:
-        found = {}
-        for row, place in cells:
-            sample = given[row].sample
+        actual = {}
+        for row, position in cells:
+            sample = samples[row].sample
             assert sample.latent is not None
-            noisy, _, share, _ = hand.noised(sample.latent, sample.group, sample.member, place)
+            noisy, _, share, _ = hand.noised(sample.latent, sample.group, sample.member, position)
             with torch.no_grad():
-                found[row, place] = hand.prediction(sample.prompt.text, noisy, share)
-        return found
+                actual[row, position] = hand.prediction(sample.prompt.text, noisy, share)
+        return actual
 
     old = velocities()
     move(policy.trainable, scale=0.3, seed=8)
     now = velocities()
-    found = {value: value_of(policy, rollout, value) for value in asked}
-    for row, place in cells:
-        sample = given[row].sample
+    actual = {value: value_of(policy, rollout, value) for value in requested}
+    for row, position in cells:
+        sample = samples[row].sample
         clean = sample.latent
         assert clean is not None
-        noisy, _, t, _ = hand.noised(clean, sample.group, sample.member, place)
-        v, v_old = now[row, place], old[row, place]
-        for value in asked:
+        noisy, _, t, _ = hand.noised(clean, sample.group, sample.member, position)
+        v, v_old = now[row, position], old[row, position]
+        for value in requested:
             (b,) = value.numbers
             mixed = b * v + (1 - b) * v_old if value.name == "positive_error" else (1 + b) * v_old - b * v
             error = noisy - t * mixed - clean
             expected = float(error.square().mean() / error.abs().mean())
-            assert float(found[value][row, place]) == pytest.approx(expected, rel=1e-4)
-    assert not torch.allclose(found[asked[0]], found[asked[1]], rtol=1e-2)
+            assert float(actual[value][row, position]) == pytest.approx(expected, rel=1e-4)
+    assert not torch.allclose(actual[requested[0]], actual[requested[1]], rtol=1e-2)
 
 
-def test_what_the_policy_said_when_it_read_is_kept_where_the_plan_asks() -> None:
+def test_old_predictions_are_stored_if_the_plan_requests_them() -> None:
     policy = policy_of("sd3", reading=READING)
-    given = latents_of(policy)
-    rollout = policy.read(given, seed=SEED, plan=Plan(values=(Value("velocity_mse", OLD),)))
+    samples = latents_of(policy)
+    rollout = policy.read(samples, seed=SEED, plan=Plan(values=(Value("velocity_mse", OLD),)))
     assert not value_of(policy, rollout, Value("velocity_mse", OLD)).any()
     move(policy.trainable)
     assert bool((value_of(policy, rollout, Value("velocity_mse", OLD)) > 0).all())
     torch.testing.assert_close(value_of(policy, rollout, Value("logprob", OLD)), rollout.old_logprob_BT)
-    plain = policy.read(given, seed=SEED)
+    plain = policy.read(samples, seed=SEED)
     with pytest.raises(ConfigError, match="predictions of the old policy are not stored"):
         value_of(policy, plain, Value("velocity_mse", OLD))

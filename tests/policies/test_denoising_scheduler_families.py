@@ -1,4 +1,4 @@
-"""Schedulers are read as their own first step reads them, replaced where their steps are no decisions, and sampled."""
+"""Scheduler families: their first step, replacements, and default samplers."""
 
 # diffusers exports lazily.
 # pyright: reportPrivateImportUsage=false
@@ -61,11 +61,11 @@ def _first_call(name: str, config: dict[str, Any]) -> StepCall:
     width = 8 * (scheduler.n_grid if name == "Piflow" else 1)
     output = torch.randn(2, channels, 8, width, generator=generator)
     timestep = scheduler.timesteps[0]
-    given: dict[str, Any] = {"timestep": timestep}
+    samples: dict[str, Any] = {"timestep": timestep}
     if "prev_timestep" in inspect.signature(kind.step).parameters:
-        given |= {"prev_timestep": scheduler.timesteps[1]}
+        samples |= {"prev_timestep": scheduler.timesteps[1]}
     if "timestep_back" in inspect.signature(kind.step).parameters:
-        given |= {"timestep_back": timestep, "old_pred_original_sample": None}
+        samples |= {"timestep_back": timestep, "old_pred_original_sample": None}
     return StepCall(
         iteration=0,
         stream=0,
@@ -74,18 +74,18 @@ def _first_call(name: str, config: dict[str, Any]) -> StepCall:
         model_output=output,
         timestep=timestep,
         sample=scheduler.scale_model_input(sample, timestep) if name == "LCM" else sample,
-        stock=lambda twin=scheduler, **changes: kind.step(twin, **{**given, **changes}),
+        stock=lambda twin=scheduler, **changes: kind.step(twin, **{**samples, **changes}),
     )
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "config"), READ, ids=[f"{n}-{i}" for i, (n, _) in enumerate(READ)])
-def test_the_stock_first_step_is_the_one_that_is_read(name: str, config: dict[str, Any]) -> None:
+def test_the_stock_first_step_matches_the_family(name: str, config: dict[str, Any]) -> None:
     call = _first_call(name, config)
     assert first_step_gap(family_of(call.scheduler), call) < ROUNDING
 
 
-def test_a_step_read_wrongly_shows() -> None:
+def test_a_wrong_family_has_a_first_step_gap() -> None:
     call = _first_call("DDIM", BETAS)
     assert first_step_gap(family_of(diffusers.EulerDiscreteScheduler(**BETAS)), _levelled(call)) > 0.1
 
@@ -119,7 +119,7 @@ def test_the_sampler_fits_the_scheduler(name: str, config: dict[str, Any], sampl
     assert fitting_sampler(getattr(diffusers, f"{name}Scheduler")(**config)) == sampler
 
 
-def test_levels_above_one_take_no_flow_sampler() -> None:
+def test_levels_above_one_reject_flow_samplers() -> None:
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler()  # as Cosmos 2 sets it
     scheduler.register_to_config(sigma_max=80.0, sigma_min=0.002)
     assert fitting_sampler(scheduler) == "ddim"

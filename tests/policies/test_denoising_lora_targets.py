@@ -1,4 +1,4 @@
-"""Which layers carry adapters by default: those of attention, whatever they are called, and no others."""
+"""Default LoRA targets: the linear layers of attention, under any name, and no others."""
 
 from __future__ import annotations
 
@@ -54,31 +54,31 @@ def adapted(denoiser: nn.Module) -> set[str]:
         ("flux2", FLUX2),
     ],
 )
-def test_endings_are_as_short_as_they_can_be(name: str, expected: tuple[str, ...]) -> None:
+def test_lora_target_endings_are_minimal(name: str, expected: tuple[str, ...]) -> None:
     assert adapter_targets({"transformer": pipeline_of(name).transformer}) == expected
 
 
-def test_unusual_names_are_found_by_what_the_layers_are_part_of() -> None:
+def test_attention_layers_with_unusual_names_are_targets() -> None:
     attention = ("text_transformer_blocks.0.self_attention", "visual_transformer_blocks.0.self_attention")
     attention += ("visual_transformer_blocks.0.cross_attention",)
     layers = ("to_query", "to_key", "to_value", "out_layer")  # feed-forwards and embeddings have an out_layer too
     assert adapted(kandinsky5()) == {f"{path}.{layer}" for path in attention for layer in layers}
 
 
-def test_without_attention_all_linear_layers_carry_adapters_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_attention_all_linear_layers_get_adapters_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert adapted(Net()) == {"inner", "outer"}
     assert "transformer (Net) has no recognized attention" in caplog.text
 
 
-def test_torchs_own_attention_is_left_alone() -> None:
+def test_torch_multihead_attention_gets_no_adapters() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16)
     assert adapter_targets({"transformer": layer}) == ("linear1", "linear2")
 
 
-def test_several_denoisers_share_endings_that_fit_all_of_them() -> None:
+def test_several_denoisers_share_target_endings() -> None:
     one, other = pipeline_of("pixart-sigma").transformer, kandinsky5()
-    found = adapter_targets({"transformer": one, "transformer_2": other})
-    assert set(found) == {
+    actual = adapter_targets({"transformer": one, "transformer_2": other})
+    assert set(actual) == {
         *PROJECTIONS, "to_query", "to_key", "to_value", "self_attention.out_layer", "cross_attention.out_layer",
     }  # fmt: skip

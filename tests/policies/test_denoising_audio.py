@@ -1,4 +1,4 @@
-"""Sounds as targets of a denoising policy, and the scheduler of Stable Audio Open."""
+"""Audio targets of a denoising policy, and the scheduler of Stable Audio Open."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ PROMPT = Prompt("a fox")
 
 
 def policy_of(name: str = NAME, pipeline: Any = None, **call: Any) -> DenoisingPolicy:
-    given = {"call": assembly.arguments(name) | call, "rollout_batch": 1, "update_batch": 1, "lora": {"rank": 2}}
-    return DenoisingPolicy(assembly.build(name) if pipeline is None else pipeline, given)
+    samples = {"call": assembly.arguments(name) | call, "rollout_batch": 1, "update_batch": 1, "lora": {"rank": 2}}
+    return DenoisingPolicy(assembly.build(name) if pipeline is None else pipeline, samples)
 
 
 def targets_of(policy: DenoisingPolicy) -> Targets:
     return policy._targets  # pyright: ignore[reportPrivateUsage]
 
 
-def test_a_target_is_what_the_autoencoder_makes_of_it() -> None:
+def test_audio_targets_match_the_autoencoder() -> None:
     policy = policy_of()
     vae = policy.pipeline.vae
     rate = vae.config.sampling_rate
@@ -49,22 +49,22 @@ def test_a_target_is_what_the_autoencoder_makes_of_it() -> None:
         assert torch.equal(state, vae.encode(waveform).latent_dist.mode())
 
 
-def test_channels_and_rates_are_the_autoencoders() -> None:
+def test_targets_use_the_autoencoder_channels_and_rate() -> None:
     policy = policy_of()
     row = DenoisingRow(prompt=PROMPT, seed=0, group=0, member=0)
     arguments = policy._instrumented.form.arguments([row], two_step_call(policy.settings.call))  # pyright: ignore[reportPrivateUsage]
     layout = read_layout(policy._instrumented, arguments)  # pyright: ignore[reportPrivateUsage]
     mono = tone(1, rate=8, duration_s=2.0)
-    found = waveform_of(mono, layout, 8)[0]
-    assert len(found) == 2
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0, :16], mono.values[0, : found.shape[1]])
-    assert torch.equal(waveform_of(Audio(mono.values.repeat(3, 1), 8), layout, 8)[0], found)
+    actual = waveform_of(mono, layout, 8)[0]
+    assert len(actual) == 2
+    assert torch.equal(actual[0], actual[1])
+    assert torch.equal(actual[0, :16], mono.values[0, : actual.shape[1]])
+    assert torch.equal(waveform_of(Audio(mono.values.repeat(3, 1), 8), layout, 8)[0], actual)
     with pytest.raises(PolicyError, match="its rate is unknown"):
         waveform_of(mono, layout, None)
 
 
-def test_the_loss_on_a_sound_falls_down_its_gradient() -> None:
+def test_the_audio_loss_decreases_along_its_gradient() -> None:
     policy = policy_of()
     examples = [Example(PROMPT, audio=tone(1, rate=4, duration_s=2.0))]
     before = policy.supervised_loss(examples, seeds=[0]).mean
@@ -78,7 +78,7 @@ def test_the_loss_on_a_sound_falls_down_its_gradient() -> None:
     assert float(before.detach() - after.detach()) == pytest.approx(fall, rel=0.2)
 
 
-def test_a_finished_sound_is_read() -> None:
+def test_finished_audio_can_be_renoised() -> None:
     policy = policy_of()
     sample = Sample(PROMPT, group=0, member=0, audio=tone(1, rate=4, duration_s=2.0))
     rollout = policy.read([OffPolicySample(sample=sample)], seed=0)
@@ -87,14 +87,14 @@ def test_a_finished_sound_is_read() -> None:
     assert float((values(policy, rollout) - rollout.old_logprob_BT).abs().max()) > 1e-4
 
 
-def test_what_cannot_be_encoded_is_refused() -> None:
+def test_audio_that_cannot_be_encoded_raises() -> None:
     with pytest.raises(DataError, match="need an image, a video or audio"):
         policy_of().supervised_loss([Example(PROMPT)], seeds=[0])
     with pytest.raises(PolicyError, match=r"its autoencoder decodes .*; only waveforms"):
         policy_of("AudioLDMPipeline").supervised_loss([Example(PROMPT, audio=tone())], seeds=[0])
 
 
-def test_the_scheduler_of_stable_audio_open_is_trained() -> None:
+def test_the_stable_audio_open_scheduler_is_supported() -> None:
     """It draws from a Brownian tree of its own, whose package (torchsde) does not come with diffusers."""
     pytest.importorskip("torchsde")
     from diffusers import CosineDPMSolverMultistepScheduler

@@ -1,4 +1,4 @@
-"""Finished samples noised again: levels and noise by their keys, errors by hand, what is refused."""
+"""Renoised samples: keyed levels and noise, errors computed by hand, and invalid inputs."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def test_the_log_probability_is_minus_the_matching_error(name: str) -> None:
     assert bool(rollout.mask_BT.all())
     error_BT, logprob_BT = value_of(policy, rollout, ERROR), values(policy, rollout)
     for row, (which, group, member) in enumerate([(0, 5, 0), (0, 5, 3), (1, 9, 0), (1, 9, 3)]):
-        for place in range(T):
-            noisy, target, share, sigma = hand.noised(clean[which], group, member, place)
+        for position in range(T):
+            noisy, target, share, sigma = hand.noised(clean[which], group, member, position)
             with torch.no_grad():
                 expected = float((hand.prediction(TEXTS[which], noisy, share) - target).square().mean())
-            assert float(error_BT[row, place]) == pytest.approx(expected, rel=2e-5)
-            assert float(logprob_BT[row, place]) == pytest.approx(-2 * sigma * expected, rel=2e-5)
-            assert float(rollout.values[LEVEL][row, place]) == pytest.approx(sigma, abs=1e-6)
+            assert float(error_BT[row, position]) == pytest.approx(expected, rel=2e-5)
+            assert float(logprob_BT[row, position]) == pytest.approx(-2 * sigma * expected, rel=2e-5)
+            assert float(rollout.values[LEVEL][row, position]) == pytest.approx(sigma, abs=1e-6)
     assert torch.equal(logprob_BT, rollout.old_logprob_BT)
     assert rollout.num_forwards == 4 * T
     assert rollout.origin_B is not None
@@ -64,25 +64,25 @@ def test_the_log_probability_is_minus_the_matching_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "wan"]))
-def test_any_batch_has_the_same_noise_and_the_full_gradient(name: str) -> None:
+def test_batches_do_not_change_noise_or_gradient(name: str) -> None:
     wide, narrow, odd = (policy_of(name, batch=batch, reading=READING) for batch in (16, 1, 5))
     for policy in (wide, narrow, odd):
         move(policy.trainable)
-    given = latents_of(wide)
-    rollout = wide.read(given, seed=SEED)
+    samples = latents_of(wide)
+    rollout = wide.read(samples, seed=SEED)
     assert [e.logprob_BT.shape for e in wide.evaluate(rollout)] == [(4, T)]
     assert [e.logprob_BT.shape for e in odd.evaluate(rollout)] == [(1, T)] * 4
     assert [e.logprob_BT.shape for e in narrow.evaluate(rollout)] == [(1, 1)] * (4 * T)
-    whole = gradients(wide, rollout)
+    full = gradients(wide, rollout)
     for policy in (narrow, odd):
-        other = policy.read(given, seed=SEED)
+        other = policy.read(samples, seed=SEED)
         torch.testing.assert_close(other.old_logprob_BT, rollout.old_logprob_BT, rtol=2e-5, atol=1e-6)
         assert torch.equal(other.values[LEVEL], rollout.values[LEVEL])
-        assert relative_difference(gradients(policy, rollout), whole) < 1e-4
-    some = wide.read([given[2], given[1]], seed=SEED)
+        assert relative_difference(gradients(policy, rollout), full) < 1e-4
+    some = wide.read([samples[2], samples[1]], seed=SEED)
     torch.testing.assert_close(some.old_logprob_BT, rollout.old_logprob_BT[[2, 1]], rtol=2e-5, atol=1e-6)
     parts = zip(gradients(wide, rollout, [0, 3]), gradients(wide, rollout, [1, 2]), strict=True)
-    assert relative_difference([one + two for one, two in parts], whole) < 1e-4
+    assert relative_difference([one + two for one, two in parts], full) < 1e-4
     masked = rollout.keep(torch.tensor([[1, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1]]).bool())
     kept_BT = values(wide, masked)
     torch.testing.assert_close(kept_BT, rollout.old_logprob_BT * masked.mask_BT, rtol=2e-5, atol=1e-6)
@@ -91,68 +91,68 @@ def test_any_batch_has_the_same_noise_and_the_full_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("guided", [False, True], ids=["plain", "guided"])
 @pytest.mark.parametrize("name", families("reading", READ))
-def test_every_pipeline_reads_what_it_drew(name: str, guided: bool) -> None:
+def test_every_pipeline_renoises_its_samples(name: str, guided: bool) -> None:
     policy, alone = (policy_of(name, guided=guided, batch=batch, reading=READING) for batch in (12, 1))
     for one in (policy, alone):
         move(one.trainable)
-    given = latents_of(policy, prompts_of(name, TEXTS))
-    rollout = policy.read(given, seed=SEED)
+    samples = latents_of(policy, prompts_of(name, TEXTS))
+    rollout = policy.read(samples, seed=SEED)
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
     torch.testing.assert_close(values(alone, rollout), rollout.old_logprob_BT, rtol=1e-5, atol=1e-5)
     assert relative_difference(gradients(alone, rollout), gradients(policy, rollout)) < 1e-4
 
 
 @torch.no_grad()
-def test_guidance_is_part_of_what_is_matched() -> None:
+def test_guidance_is_part_of_the_prediction() -> None:
     policy = policy_of("sd15", guided=True, reading=READING)
-    given = latents_of(policy)
-    rollout = policy.read(given, seed=SEED)
+    samples = latents_of(policy)
+    rollout = policy.read(samples, seed=SEED)
     assert rollout.num_forwards == 2 * 4 * T
     hand = Hand("sd15", policy)
     for row, text in ((1, TEXTS[0]), (2, TEXTS[1])):
-        sample = given[row].sample
+        sample = samples[row].sample
         assert sample.latent is not None
         noisy, target, share, _ = hand.noised(sample.latent, sample.group, sample.member, 2)
-        without, asked = hand.prediction("", noisy, share), hand.prediction(text, noisy, share)
-        expected = float((without + 4.0 * (asked - without) - target).square().mean())
+        without, requested = hand.prediction("", noisy, share), hand.prediction(text, noisy, share)
+        expected = float((without + 4.0 * (requested - without) - target).square().mean())
         assert float(-rollout.old_logprob_BT[row, 2]) == pytest.approx(expected, rel=1e-4)
 
 
-def test_other_keys_have_other_noise_and_a_group_may_share_it() -> None:
+def test_noise_depends_on_keys_and_can_be_shared_by_a_group() -> None:
     policy = policy_of("sd3", reading=READING)
-    given = latents_of(policy)
-    given = [replace(one, sample=replace(one.sample, latent=given[0].sample.latent)) for one in given]
-    apart, again = (policy.read(given, seed=seed).values[LEVEL] for seed in (SEED, SEED + 1))
+    samples = latents_of(policy)
+    samples = [replace(one, sample=replace(one.sample, latent=samples[0].sample.latent)) for one in samples]
+    apart, again = (policy.read(samples, seed=seed).values[LEVEL] for seed in (SEED, SEED + 1))
     assert len({*apart.flatten().tolist(), *again.flatten().tolist()}) == 2 * 4 * T
-    shared = policy.read(given, seed=SEED, plan=Plan(same_initial_noise=True))
+    shared = policy.read(samples, seed=SEED, plan=Plan(same_initial_noise=True))
     level_BT = shared.values[LEVEL]
     assert torch.equal(level_BT[0], level_BT[1])
     assert torch.equal(level_BT[2], level_BT[3])
     assert not torch.equal(level_BT[0], level_BT[2])
     # The same picture with the same noise, but for what rounding does to it.
     torch.testing.assert_close(shared.old_logprob_BT[0], shared.old_logprob_BT[1], rtol=1e-5, atol=1e-7)
-    as_set = policy_of("sd3", reading={**READING, "shared": True}).read(given, seed=SEED)
+    as_set = policy_of("sd3", reading={**READING, "shared": True}).read(samples, seed=SEED)
     assert torch.equal(as_set.values[LEVEL], level_BT)
     torch.testing.assert_close(as_set.old_logprob_BT, shared.old_logprob_BT, rtol=1e-5, atol=1e-7)
 
 
-def test_levels_are_spread_as_asked() -> None:
-    uniform, place = torch.tensor([0.5, 0.5, 0.25, 0.0]), torch.tensor([0, 1, 2, 3])
-    found = noise_levels(uniform, place, ReadingSettings(num_levels=4, low=0.2, high=0.6))
+def test_levels_follow_the_settings() -> None:
+    uniform, position = torch.tensor([0.5, 0.5, 0.25, 0.0]), torch.tensor([0, 1, 2, 3])
+    actual = noise_levels(uniform, position, ReadingSettings(num_levels=4, low=0.2, high=0.6))
     # (k + u) / 4 = 0.125, 0.375, 0.5625, 0.75; times 0.4, plus 0.2
-    torch.testing.assert_close(found, torch.tensor([0.25, 0.35, 0.425, 0.5]))
+    torch.testing.assert_close(actual, torch.tensor([0.25, 0.35, 0.425, 0.5]))
     plain = ReadingSettings(num_levels=4, levels="uniform", shift=3.0)
     # 3 u / (1 + 2 u) at 0.5 and 0.25: 0.75 and 0.5
-    torch.testing.assert_close(noise_levels(uniform, place, plain), torch.tensor([0.75, 0.75, 0.5, 0.0]))
+    torch.testing.assert_close(noise_levels(uniform, position, plain), torch.tensor([0.75, 0.75, 0.5, 0.0]))
     # the quartiles of a normal number are 0.674490 from its mean: 1 / (1 + e^0.674490)
-    normal = noise_levels(torch.tensor([0.25, 0.5, 0.75, 0.0]), place, ReadingSettings(levels="logit_normal"))
+    normal = noise_levels(torch.tensor([0.25, 0.5, 0.75, 0.0]), position, ReadingSettings(levels="logit_normal"))
     torch.testing.assert_close(normal, torch.tensor([0.337492, 0.5, 0.662508, 0.0]), rtol=1e-5, atol=1e-6)
     with pytest.raises(ConfigError, match="low must be below high"):
-        noise_levels(uniform, place, ReadingSettings(low=0.6, high=0.6))
+        noise_levels(uniform, position, ReadingSettings(low=0.6, high=0.6))
 
 
 @pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "wan"]))
-def test_pictures_and_latents_say_the_same(name: str) -> None:
+def test_images_and_latents_give_equal_scores(name: str) -> None:
     """The tiny autoencoders lose much, so the latent that is compared is that of the picture."""
     policy = policy_of(name, reading=READING)
     pictures = given_of(name)
@@ -166,28 +166,28 @@ def test_pictures_and_latents_say_the_same(name: str) -> None:
 
 
 @torch.no_grad()
-def test_preconditioned_networks_are_read_at_their_own_levels() -> None:
+def test_preconditioned_networks_use_their_levels() -> None:
     """EDM: the network sees x / sqrt(s^2 + d^2) at time log(s) / 4 and says (x0 - c_skip x) / c_out."""
     pipeline = pipeline_of("sd15")
     pipeline.scheduler = EDMEulerScheduler(sigma_min=0.01, sigma_max=10.0, sigma_data=0.5, rho=7.0)
     policy = policy_of("sd15", pipeline, reading=READING)
-    given = latents_of(policy)[:1]
-    rollout = policy.read(given, seed=SEED)
-    clean, d = given[0].sample.latent, 0.5
+    samples = latents_of(policy)[:1]
+    rollout = policy.read(samples, seed=SEED)
+    clean, d = samples[0].sample.latent, 0.5
     assert clean is not None
     embeds, _ = pipeline.encode_prompt([TEXTS[0]], "cpu", 1, False)
-    for place in range(T):
-        uniform, noise = draws(5, 0, place, clean.shape)
+    for position in range(T):
+        uniform, noise = draws(5, 0, position, clean.shape)
         s = (0.01 ** (1 / 7) + uniform * (10 ** (1 / 7) - 0.01 ** (1 / 7))) ** 7
         x, c_skip, c_out = clean + s * noise, d**2 / (s**2 + d**2), s * d / (s**2 + d**2) ** 0.5
         time = 0.25 * torch.tensor([s]).log()
-        said = pipeline.unet(x / (s**2 + d**2) ** 0.5, time, encoder_hidden_states=embeds, return_dict=False)[0]
-        expected = float((said - (clean - c_skip * x) / c_out).square().mean())
-        assert float(rollout.values[LEVEL][0, place]) == pytest.approx(s, rel=1e-4)
-        assert float(-rollout.old_logprob_BT[0, place]) == pytest.approx(expected, rel=1e-3)
+        message = pipeline.unet(x / (s**2 + d**2) ** 0.5, time, encoder_hidden_states=embeds, return_dict=False)[0]
+        expected = float((message - (clean - c_skip * x) / c_out).square().mean())
+        assert float(rollout.values[LEVEL][0, position]) == pytest.approx(s, rel=1e-4)
+        assert float(-rollout.old_logprob_BT[0, position]) == pytest.approx(expected, rel=1e-3)
 
 
-def test_reading_teaches_what_is_trained() -> None:
+def test_renoising_trains_the_weights() -> None:
     policy = policy_of("sd3", reading={"num_levels": 4})
     rollout = policy.read(given_of("sd3"), seed=SEED)
     optimizer = torch.optim.AdamW(policy.trainable, lr=3e-2)
@@ -199,32 +199,32 @@ def test_reading_teaches_what_is_trained() -> None:
     assert float(values(policy, rollout).mean()) > 0.9 * float(rollout.old_logprob_BT.mean())
 
 
-def test_samples_of_any_solver_are_read() -> None:
+def test_samples_of_any_solver_can_be_renoised() -> None:
     pipeline = pipeline_of("sd3")
     pipeline.scheduler = UniPCMultistepScheduler(
         prediction_type="flow_prediction", use_flow_sigmas=True, num_train_timesteps=1000
     )
     policy = policy_of("sd3", pipeline, reading=READING)
-    given = latents_of(policy)
-    rollout = policy.read(given, seed=SEED)
+    samples = latents_of(policy)
+    rollout = policy.read(samples, seed=SEED)
     assert rollout.on_policy
     hand = Hand("sd3", policy)
-    for place in range(T):
-        clean = given[2].sample.latent
+    for position in range(T):
+        clean = samples[2].sample.latent
         assert clean is not None
-        uniform, noise = draws(9, 0, place, clean.shape)
+        uniform, noise = draws(9, 0, position, clean.shape)
         share = int(uniform * 1000) / 1000  # its timesteps are integers
         with torch.no_grad():
-            said = hand.prediction(TEXTS[1], (1 - share) * clean + share * noise, share)
-        expected = float((said - (noise - clean)).square().mean())
-        assert float(-rollout.old_logprob_BT[2, place]) == pytest.approx(expected, rel=2e-5)
+            message = hand.prediction(TEXTS[1], (1 - share) * clean + share * noise, share)
+        expected = float((message - (noise - clean)).square().mean())
+        assert float(-rollout.old_logprob_BT[2, position]) == pytest.approx(expected, rel=2e-5)
 
 
-def test_settings_of_one_reading() -> None:
+def test_plan_settings_override_renoising() -> None:
     policy = policy_of("sd3", reading=READING)
-    given = latents_of(policy)
+    samples = latents_of(policy)
     plan = Plan(settings={"reading": {"num_levels": 2, "weight": 3.0}, "call": {"guidance_scale": 4.0}})
-    rollout = policy.read(given, seed=SEED, plan=plan)
+    rollout = policy.read(samples, seed=SEED, plan=plan)
     assert rollout.shape == (4, 2)
     assert rollout.num_forwards == 2 * 4 * 2  # guided
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
@@ -235,50 +235,53 @@ def test_settings_of_one_reading() -> None:
         ({"call": {"steps": 2}}, "has no argument steps"),
     ):
         with pytest.raises(ConfigError, match=message):
-            policy.read(given, seed=SEED, plan=Plan(settings=settings))
+            policy.read(samples, seed=SEED, plan=Plan(settings=settings))
 
 
-def test_given_log_probabilities_stay() -> None:
+def test_provided_log_probabilities_are_kept() -> None:
     policy = policy_of("sd3", reading=READING)
-    given = latents_of(policy)
-    known = [replace(given[0], old_logprob_T=torch.tensor([-1.0, -2.0, -3.0]), origin=Origin.REPLAY), *given[1:]]
-    rollout = policy.read(known, seed=SEED)
+    samples = latents_of(policy)
+    supported = [
+        replace(samples[0], old_logprob_T=torch.tensor([-1.0, -2.0, -3.0]), origin=Origin.REPLAY),
+        *samples[1:],
+    ]
+    rollout = policy.read(supported, seed=SEED)
     assert rollout.old_logprob_BT[0].tolist() == [-1.0, -2.0, -3.0]
-    assert torch.equal(rollout.old_logprob_BT[1:], policy.read(given, seed=SEED).old_logprob_BT[1:])
+    assert torch.equal(rollout.old_logprob_BT[1:], policy.read(samples, seed=SEED).old_logprob_BT[1:])
     assert rollout.origin_B is not None
     assert rollout.origin_B.tolist() == [1, 0, 0, 0]
 
 
-def read_by(policy: DenoisingPolicy, given: Sequence[OffPolicySample]) -> Any:
-    return policy.read(given, seed=SEED)
+def read_by(policy: DenoisingPolicy, samples: Sequence[OffPolicySample]) -> Any:
+    return policy.read(samples, seed=SEED)
 
 
-def test_what_cannot_be_read_is_refused_by_name() -> None:
+def test_invalid_samples_raise() -> None:
     policy = policy_of("sd3", reading=READING)
-    given = latents_of(policy)
+    samples = latents_of(policy)
     with pytest.raises(DataError, match="needs at least one sample"):
         read_by(policy, [])
     with pytest.raises(DataError, match="num_forced must be 0"):
-        read_by(policy, [replace(given[0], num_forced=1)])
+        read_by(policy, [replace(samples[0], num_forced=1)])
     with pytest.raises(DataError, match=r"old_logprob_T must have 3 numbers, one per level, got shape \(2,\)"):
-        read_by(policy, [replace(given[0], old_logprob_T=torch.zeros(2))])
+        read_by(policy, [replace(samples[0], old_logprob_T=torch.zeros(2))])
     with pytest.raises(DataError, match="need an image, a video or audio"):
         read_by(policy, [OffPolicySample(sample=Sample(Prompt("a cat"), 0, 0))])
     with pytest.raises(PolicyError, match="needs one state shape"):
-        read_by(policy, [OffPolicySample(sample=replace(given[0].sample, latent=torch.zeros(1, 4, 2, 2)))])
-    rollout = policy.read(given, seed=SEED)
+        read_by(policy, [OffPolicySample(sample=replace(samples[0].sample, latent=torch.zeros(1, 4, 2, 2)))])
+    rollout = policy.read(samples, seed=SEED)
     for value in (Value("gaussian", "reference"), Value("k3", "teacher"), Value("positive_error", "reference")):
         with pytest.raises(ConfigError, match="renoised samples have no value"):
             value_of(policy, rollout, value)
 
 
-def test_pipelines_whose_levels_are_not_a_rows_own_are_refused() -> None:
+def test_pipelines_without_levels_per_row_raise() -> None:
     exploding = pipeline_of("sd3")
     exploding.scheduler.register_to_config(sigma_max=80.0)  # as Cosmos 2 does
     policy = policy_of("sd3", reading=READING)
-    given = latents_of(policy)
+    samples = latents_of(policy)
     with pytest.raises(PolicyError, match="is variance-exploding flow"):
-        read_by(policy_of("sd3", exploding, sampler="ddim", reading=READING), given)
+        read_by(policy_of("sd3", exploding, sampler="ddim", reading=READING), samples)
     inpainting = policy_of("sd15-inpaint", reading=READING)
     sample = Sample(Prompt("a cat"), 0, 0, latent=torch.randn(1, 4, 8, 8))
     shape = inpainting.rollout([Prompt("a cat")], group_size=1, seed=0).trace.transitions[0][-1].next_state.shape

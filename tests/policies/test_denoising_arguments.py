@@ -1,4 +1,4 @@
-"""Settings that name arguments, sizes and components of a pipeline: wrong ones are errors before any sampling."""
+"""Settings with arguments, sizes and components of a pipeline: invalid ones raise before sampling."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SEED = 3
     [("sd15", "num_images_per_prompt"), ("wan", "num_videos_per_prompt"), ("flux", "num_images_per_prompt")],
 )
 @pytest.mark.parametrize("section", ["call", "evaluation_call"])
-def test_several_results_of_a_prompt_are_an_error_that_names_the_group(name: str, argument: str, section: str) -> None:
+def test_several_results_per_prompt_raise_and_name_group_size(name: str, argument: str, section: str) -> None:
     with pytest.raises(ConfigError, match=rf"policy\.{section}: {argument} is 2.*set rollout\.group_size"):
         DenoisingPolicy(pipeline_of(name), {section: {argument: 2}})
     assert DenoisingSettings.of({section: {argument: 1}})
 
 
-def test_several_results_of_a_prompt_are_an_error_in_a_plan_and_in_columns() -> None:
+def test_several_results_per_prompt_raise_in_plans_and_columns() -> None:
     policy = policy_of("sd15")
     for argument in ("num_images_per_prompt", "num_waveforms_per_prompt"):
         with pytest.raises(ConfigError, match=rf"policy\.columns: {argument}"):
@@ -45,19 +45,19 @@ def test_several_results_of_a_prompt_are_an_error_in_a_plan_and_in_columns() -> 
 
 
 @pytest.mark.parametrize(("name", "near"), [("sd15", "guidance_scale"), ("flux", "guidance_scale")])
-def test_an_argument_that_a_pipeline_does_not_take_is_an_error_with_the_nearest(name: str, near: str) -> None:
+def test_an_unknown_argument_raises_with_the_nearest_name(name: str, near: str) -> None:
     for section in ("call", "evaluation_call"):
         with pytest.raises(ConfigError, match=rf"policy\.{section}: .* has no argument guidance_scal; {near} for"):
             DenoisingPolicy(pipeline_of(name), {section: {"guidance_scal": 2.0}})
 
 
 @pytest.mark.parametrize("name", ["prompt", "generator"])
-def test_arguments_that_rows_bring_are_no_settings(name: str) -> None:
+def test_arguments_of_rows_raise_as_settings(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"policy\.call\.{name}: each row has its own"):
         DenoisingPolicy(pipeline_of("sd15"), {"call": {name: "a cat"}})
 
 
-def test_a_stored_pipeline_is_checked_before_its_weights_are_loaded(tmp_path: Path) -> None:
+def test_a_stored_pipeline_is_validated_before_loading_weights(tmp_path: Path) -> None:
     pipeline_of("sd3").save_pretrained(tmp_path)
     for weights in tmp_path.glob("*/*.safetensors"):
         weights.unlink()
@@ -70,7 +70,7 @@ def test_a_stored_pipeline_is_checked_before_its_weights_are_loaded(tmp_path: Pa
             load_pipeline(DenoisingSettings.of({"model": str(tmp_path), **settings}))
 
 
-def test_names_that_are_read_of_keyword_arguments_are_arguments() -> None:
+def test_names_read_from_kwargs_are_arguments() -> None:
     names = arguments_of(StableDiffusionPipeline.__call__.__wrapped__)  # pyright: ignore[reportFunctionMemberAccess]
     assert names is not None
     assert {"callback", "callback_steps", "guidance_scale"} <= names
@@ -82,7 +82,7 @@ def test_names_that_are_read_of_keyword_arguments_are_arguments() -> None:
     assert arguments_of(passes_on) is None
 
 
-def test_pictures_are_no_argument_of_a_pipeline_that_would_leave_them_unread() -> None:
+def test_image_arguments_that_the_pipeline_ignores_raise() -> None:
     assert not form_of(StableDiffusionPipeline.__call__.__wrapped__, ()).takes("image")  # pyright: ignore[reportFunctionMemberAccess]
 
 
@@ -95,7 +95,7 @@ def test_pictures_are_no_argument_of_a_pipeline_that_would_leave_them_unread() -
         ("wan", WanPipeline, 8),
     ],
 )
-def test_a_size_that_a_pipeline_cannot_make_is_an_error_with_the_multiple(name: str, kind: type, multiple: int) -> None:
+def test_an_unsupported_size_raises_with_the_multiple(name: str, kind: type, multiple: int) -> None:
     pipeline, low = pipeline_of(name), 37 // multiple * multiple
     for section in ("call", "evaluation_call"):
         with pytest.raises(ConfigError) as error:
@@ -109,14 +109,14 @@ def test_a_size_that_a_pipeline_cannot_make_is_an_error_with_the_multiple(name: 
         DenoisingPolicy(pipeline, {"buckets": sizes})
 
 
-def test_a_call_that_fails_for_one_row_is_no_matter_of_lists(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_that_fails_for_one_row_raises(caplog: pytest.LogCaptureFixture) -> None:
     policy = policy_of("sd15", call={"timesteps": [5, 9], "sigmas": [1.0, 0.5]})  # one of them at most
     with caplog.at_level(logging.WARNING, logger="mmgrpo"), pytest.raises(RowsError, match="Only one of `timesteps`"):
         policy.rollout([Prompt("a cat"), Prompt("a dog")], group_size=1, seed=SEED)
     assert not [record for record in caplog.records if "does not take rows as lists" in record.getMessage()]
 
 
-def test_a_component_is_left_out_and_another_has_its_own_dtype(tmp_path: Path) -> None:
+def test_components_can_be_omitted_or_have_another_dtype(tmp_path: Path) -> None:
     pipeline = pipeline_of("sd3")
     pipeline.save_pretrained(tmp_path)
     components = {"text_encoder_3": None, "tokenizer_3": None, "vae": "float32"}
@@ -129,7 +129,7 @@ def test_a_component_is_left_out_and_another_has_its_own_dtype(tmp_path: Path) -
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
 
 
-def test_components_are_of_stored_pipelines() -> None:
+def test_components_need_a_stored_pipeline() -> None:
     settings = {"model": "python:tests.policies.tiny_policies:build_sd3", "components": {"text_encoder_3": None}}
     with pytest.raises(ConfigError, match=r"policy\.components needs a stored pipeline"):
         load_pipeline(DenoisingSettings.of(settings))

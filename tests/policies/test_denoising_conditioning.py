@@ -1,4 +1,4 @@
-"""Pictures that rows show: batched in the way that a pipeline takes them, and only where its rows stay apart."""
+"""Images of rows: batched in a way that the pipeline accepts, with independent rows."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _runs(policy: DenoisingPolicy) -> list[int]:
     ],
     ids=["kontext", "img2img", "flux2", "klein-of-two", "first-picture-alone"],
 )
-def test_rows_share_runs_as_far_as_the_pipeline_keeps_them_apart(
+def test_rows_share_runs_if_the_pipeline_keeps_them_independent(
     name: str, build: Any, prompts: list[Prompt], showing: MediaBatching, rows: int
 ) -> None:
     settings: dict[str, Any] = {"call": {"num_inference_steps": 3}}
@@ -112,7 +112,7 @@ def test_rows_share_runs_as_far_as_the_pipeline_keeps_them_apart(
     assert any(parameter.grad is not None and parameter.grad.any() for parameter in policy.trainable)
 
 
-def test_pictures_of_several_sizes_and_numbers_run_apart() -> None:
+def test_images_of_different_sizes_and_counts_run_separately() -> None:
     policy = policy_of("flux-kontext")
     small, large = _prompts(), _prompts(side=24)
     prompts = [small[0], small[1], large[0], Prompt("without a picture")]
@@ -125,7 +125,7 @@ def test_pictures_of_several_sizes_and_numbers_run_apart() -> None:
     assert sample_difference(moved.samples, rollout.samples[4:6]) == 0
 
 
-def test_examples_and_finished_samples_with_pictures_share_runs() -> None:
+def test_examples_and_finished_samples_with_images_share_runs() -> None:
     policy = policy_of("flux-kontext")
     prompts, targets = _prompts(), [_picture(5), _picture(6)]
     examples = [Example(prompt=prompt, image=target) for prompt, target in zip(prompts, targets, strict=True)]
@@ -148,7 +148,7 @@ def test_examples_and_finished_samples_with_pictures_share_runs() -> None:
 
 
 @pytest.mark.parametrize("as_list", [False, True])
-def test_columns_are_pictures_of_further_arguments(tmp_path: Path, as_list: bool) -> None:
+def test_image_columns_set_further_arguments(tmp_path: Path, as_list: bool) -> None:
     masks = {"lower": Image.new("L", (16, 16)), "left": Image.new("L", (16, 16))}
     masks["lower"].paste(255, (0, 8, 16, 16))
     masks["left"].paste(255, (0, 0, 8, 16))
@@ -168,21 +168,21 @@ def test_columns_are_pictures_of_further_arguments(tmp_path: Path, as_list: bool
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
     for row, (name, mask) in enumerate(masks.items()):
         in_call = policy_of("sd15-inpaint", without=without, call={"image": _picture(row), "mask_image": mask})
-        known = in_call.rollout([Prompt(TEXTS[row])], group_size=2, seed=SEED, plan=Plan(prompt_ids=(row,)))
-        assert sample_difference(known.samples, rollout.samples[2 * row : 2 * row + 2]) <= 1, name
+        supported = in_call.rollout([Prompt(TEXTS[row])], group_size=2, seed=SEED, plan=Plan(prompt_ids=(row,)))
+        assert sample_difference(supported.samples, rollout.samples[2 * row : 2 * row + 2]) <= 1, name
     with pytest.raises(DataError, match=r"column 'where': .*; prompts.pictures: \[where\] looks beside the data file"):
         policy.rollout(load_prompts(tmp_path / "rows.jsonl"), group_size=1, seed=SEED)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("name", "guided"), [("sd15", False), ("sdxl", True)])
-def test_a_column_goes_to_an_ip_adapter(name: str, guided: bool) -> None:
+def test_an_image_column_sets_the_ip_adapter(name: str, guided: bool) -> None:
     def policy(**settings: Any) -> DenoisingPolicy:
         return policy_of(name, with_ip_adapter(pipeline_of(name)), guided=guided, **settings)
 
     def drawn(by: DenoisingPolicy, row: int, style: int = -1) -> list[Sample]:
-        asked = Prompt(TEXTS[row], columns={"style": _picture(style)} if style >= 0 else {})
-        return list(by.rollout([asked], group_size=2, seed=SEED, plan=Plan(prompt_ids=(row,))).samples)
+        requested = Prompt(TEXTS[row], columns={"style": _picture(style)} if style >= 0 else {})
+        return list(by.rollout([requested], group_size=2, seed=SEED, plan=Plan(prompt_ids=(row,))).samples)
 
     shown = policy(pictures={"ip_adapter_image": "style"})
     prompts = [Prompt(text, columns={"style": _picture(row)}) for row, text in enumerate(TEXTS)]
@@ -190,8 +190,8 @@ def test_a_column_goes_to_an_ip_adapter(name: str, guided: bool) -> None:
     assert shown._instrumented.form.media_batching is MediaBatching.SHARED  # a list is one of adapters
     assert torch.equal(values(shown, rollout), rollout.old_logprob_BT)
     for row in (0, 1):
-        known = drawn(policy(call={"ip_adapter_image": _picture(row)}), row)
-        assert sample_difference(known, rollout.samples[2 * row : 2 * row + 2]) <= 1
+        supported = drawn(policy(call={"ip_adapter_image": _picture(row)}), row)
+        assert sample_difference(supported, rollout.samples[2 * row : 2 * row + 2]) <= 1
     assert sample_difference(drawn(shown, 0, style=1), rollout.samples[:2]) > 1
     shown.pipeline.set_ip_adapter_scale(0.0)
     assert sample_difference(drawn(shown, 0, style=1), drawn(shown, 0, style=0)) == 0
@@ -205,20 +205,20 @@ def test_a_column_goes_to_an_ip_adapter(name: str, guided: bool) -> None:
         ({"image": "where"}, {"where": 1}, ConfigError, "policy.pictures set the argument .*'image'"),
     ],
 )
-def test_pictures_that_fit_nothing_are_refused(
-    pictures: Mapping[str, str], columns: Mapping[str, Any], error: type[Exception], said: str
+def test_invalid_image_settings_raise(
+    pictures: Mapping[str, str], columns: Mapping[str, Any], error: type[Exception], message: str
 ) -> None:
     prompt = Prompt("a red fox", images=(_picture(0),), columns=columns)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         policy_of("flux-kontext", pictures=pictures).rollout([prompt], group_size=1, seed=SEED)
 
 
-def test_pictures_that_a_call_would_leave_unread_are_an_error() -> None:
+def test_images_that_the_call_ignores_raise() -> None:
     with pytest.raises(ConfigError, match="has no argument ip_adapter_imag; ip_adapter_image for ip_adapter_imag"):
         policy_of("sd15", pictures={"ip_adapter_imag": "where"})
 
 
-def test_pictures_that_a_call_may_pass_on_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_images_that_the_call_may_ignore_warn(caplog: pytest.LogCaptureFixture) -> None:
     def passes_on(prompt: str, **kwargs: Any) -> Any:
         return dict(prompt=prompt, **kwargs)
 
@@ -227,7 +227,7 @@ def test_pictures_that_a_call_may_pass_on_are_warned_of(caplog: pytest.LogCaptur
     assert caplog.text.rstrip().endswith("it accepts other arguments, but may ignore them")
 
 
-def test_what_rows_show_is_laid_out_as_each_way_has_it() -> None:
+def test_media_are_batched_in_each_way() -> None:
     one, two = _picture(1), _picture(2)
     assert batch_media([one, two], MediaBatching.EACH) == [one, two]
     assert batch_media([[one, two], [two, one]], MediaBatching.EACH) == [[one, two], [two, one]]
