@@ -66,15 +66,15 @@ def test_the_policy_laws_hold(name: str) -> None:
 
 @pytest.mark.parametrize("plan", [Plan(), Plan(stochastic=())], ids=["drawn", "without noise"])
 def test_rows_equal_those_of_a_run_at_their_size(name: str, plan: Plan) -> None:
-    requested = prompts(name)
-    mixed = policy(name).rollout(requested, group_size=2, seed=3, plan=plan)
+    all_prompts = prompts(name)
+    mixed = policy(name).rollout(all_prompts, group_size=2, seed=3, plan=plan)
     assert mixed.prompt_index_B.tolist() == [0, 0, 1, 1, 2, 2]
     assert [sample.member for sample in mixed.samples] == [0, 1] * 3
     for bucket, rows in ((0, [0, 1, 4, 5]), (1, [2, 3])):
         size = SIZES[name][bucket]
         alone = policy_of(name, call=size)
         own = Plan(stochastic=plan.stochastic, prompt_ids=tuple(sorted({row // 2 for row in rows})))
-        only = alone.rollout([requested[group] for group in own.prompt_ids or ()], group_size=2, seed=3, plan=own)
+        only = alone.rollout([all_prompts[group] for group in own.prompt_ids or ()], group_size=2, seed=3, plan=own)
         for row, expected in zip(rows, only.samples, strict=True):
             sample = mixed.samples[row]
             frames = sample.video or [sample.image]
@@ -91,11 +91,11 @@ def test_rows_equal_those_of_a_run_at_their_size(name: str, plan: Plan) -> None:
 
 @pytest.mark.nightly
 def test_the_order_of_prompts_changes_no_sample() -> None:
-    requested = prompts("flux")
+    all_prompts = prompts("flux")
     plan = Plan(prompt_ids=(7, 8, 9))
-    forth = policy("flux", choose="random").rollout(requested, group_size=2, seed=3, plan=plan)
+    forth = policy("flux", choose="random").rollout(all_prompts, group_size=2, seed=3, plan=plan)
     back = policy("flux", choose="random").rollout(
-        requested[::-1], group_size=2, seed=3, plan=Plan(prompt_ids=(9, 8, 7))
+        all_prompts[::-1], group_size=2, seed=3, plan=Plan(prompt_ids=(9, 8, 7))
     )
     again = [4, 5, 2, 3, 0, 1]
     assert torch.equal(forth.old_logprob_BT, back.old_logprob_BT[again])

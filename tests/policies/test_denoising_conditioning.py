@@ -168,8 +168,8 @@ def test_image_columns_set_further_arguments(tmp_path: Path, as_list: bool) -> N
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
     for row, (name, mask) in enumerate(masks.items()):
         in_call = policy_of("sd15-inpaint", without=without, call={"image": _picture(row), "mask_image": mask})
-        supported = in_call.rollout([Prompt(TEXTS[row])], group_size=2, seed=SEED, plan=Plan(prompt_ids=(row,)))
-        assert sample_difference(supported.samples, rollout.samples[2 * row : 2 * row + 2]) <= 1, name
+        expected = in_call.rollout([Prompt(TEXTS[row])], group_size=2, seed=SEED, plan=Plan(prompt_ids=(row,)))
+        assert sample_difference(expected.samples, rollout.samples[2 * row : 2 * row + 2]) <= 1, name
     with pytest.raises(DataError, match=r"column 'where': .*; prompts.pictures: \[where\] looks beside the data file"):
         policy.rollout(load_prompts(tmp_path / "rows.jsonl"), group_size=1, seed=SEED)
 
@@ -181,8 +181,8 @@ def test_an_image_column_sets_the_ip_adapter(name: str, guided: bool) -> None:
         return policy_of(name, with_ip_adapter(pipeline_of(name)), guided=guided, **settings)
 
     def drawn(by: DenoisingPolicy, row: int, style: int = -1) -> list[Sample]:
-        requested = Prompt(TEXTS[row], columns={"style": _picture(style)} if style >= 0 else {})
-        return list(by.rollout([requested], group_size=2, seed=SEED, plan=Plan(prompt_ids=(row,))).samples)
+        prompt = Prompt(TEXTS[row], columns={"style": _picture(style)} if style >= 0 else {})
+        return list(by.rollout([prompt], group_size=2, seed=SEED, plan=Plan(prompt_ids=(row,))).samples)
 
     shown = policy(pictures={"ip_adapter_image": "style"})
     prompts = [Prompt(text, columns={"style": _picture(row)}) for row, text in enumerate(TEXTS)]
@@ -190,15 +190,15 @@ def test_an_image_column_sets_the_ip_adapter(name: str, guided: bool) -> None:
     assert shown._instrumented.form.media_batching is MediaBatching.SHARED  # a list is one of adapters
     assert torch.equal(values(shown, rollout), rollout.old_logprob_BT)
     for row in (0, 1):
-        supported = drawn(policy(call={"ip_adapter_image": _picture(row)}), row)
-        assert sample_difference(supported, rollout.samples[2 * row : 2 * row + 2]) <= 1
+        expected = drawn(policy(call={"ip_adapter_image": _picture(row)}), row)
+        assert sample_difference(expected, rollout.samples[2 * row : 2 * row + 2]) <= 1
     assert sample_difference(drawn(shown, 0, style=1), rollout.samples[:2]) > 1
     shown.pipeline.set_ip_adapter_scale(0.0)
     assert sample_difference(drawn(shown, 0, style=1), drawn(shown, 0, style=0)) == 0
 
 
 @pytest.mark.parametrize(
-    ("pictures", "columns", "error", "said"),
+    ("pictures", "columns", "error", "message"),
     [
         ({"mask": "where"}, {}, ConfigError, "policy.pictures: the call of .* has no argument mask"),
         ({"ip_adapter_image": "where"}, {"other": 1}, DataError, r"needs the column 'where'; .*\['other'"),

@@ -105,7 +105,7 @@ def test_decoder_settings_are_restored_after_a_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "decode", "said"),
+    ("name", "decode", "message"),
     [
         ("sd3", {"frames": True}, r"policy.decode.frames: AutoencoderKL has no use_framewise_decoding"),
         ("wan", {"tiles": {"tile_size": 3}}, r"policy.decode.tiles: AutoencoderKLWan has other arguments: .*tile_size"),

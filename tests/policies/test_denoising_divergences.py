@@ -106,12 +106,12 @@ def test_a_rollout_without_means_raises_for_drift() -> None:
 def test_unknown_values_raise_with_the_supported_ones(value: Value) -> None:
     policy = policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
-    supported = (
+    expected_message = (
         f"denoising steps have no value {value}; "
         "supported are of old: gaussian, gaussian_no_dt, velocity_mse; "
         "of reference: gaussian, gaussian_no_dt, k1, k2, k3, logprob, velocity_mse"
     )
-    with pytest.raises(ConfigError, match=f"^{supported}$"):
+    with pytest.raises(ConfigError, match=f"^{expected_message}$"):
         next(policy.evaluate(rollout, values=[value]))
 
 

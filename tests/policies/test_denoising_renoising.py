@@ -113,8 +113,8 @@ def test_guidance_is_part_of_the_prediction() -> None:
         sample = samples[row].sample
         assert sample.latent is not None
         noisy, target, share, _ = hand.noised(sample.latent, sample.group, sample.member, 2)
-        without, requested = hand.prediction("", noisy, share), hand.prediction(text, noisy, share)
-        expected = float((without + 4.0 * (requested - without) - target).square().mean())
+        unconditional, conditional = hand.prediction("", noisy, share), hand.prediction(text, noisy, share)
+        expected = float((unconditional + 4.0 * (conditional - unconditional) - target).square().mean())
         assert float(-rollout.old_logprob_BT[row, 2]) == pytest.approx(expected, rel=1e-4)
 
 
@@ -241,11 +241,11 @@ def test_plan_settings_override_renoising() -> None:
 def test_provided_log_probabilities_are_kept() -> None:
     policy = policy_of("sd3", reading=READING)
     samples = latents_of(policy)
-    supported = [
+    with_logprobs = [
         replace(samples[0], old_logprob_T=torch.tensor([-1.0, -2.0, -3.0]), origin=Origin.REPLAY),
         *samples[1:],
     ]
-    rollout = policy.read(supported, seed=SEED)
+    rollout = policy.read(with_logprobs, seed=SEED)
     assert rollout.old_logprob_BT[0].tolist() == [-1.0, -2.0, -3.0]
     assert torch.equal(rollout.old_logprob_BT[1:], policy.read(samples, seed=SEED).old_logprob_BT[1:])
     assert rollout.origin_B is not None

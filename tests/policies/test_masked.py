@@ -60,12 +60,12 @@ def by_hand(policy: MaskedPolicy, prompt: Prompt, answer: Sequence[int | None], 
     model, words = policy.predictor.spec.modules["model"], tokenizer()
     turns = [{"role": "user", "content": prompt.text}]
     turn: Any = words.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    requested = words(turn, add_special_tokens=False)["input_ids"]
+    prompt_ids = words(turn, add_special_tokens=False)["input_ids"]
     mask = words.convert_tokens_to_ids(MASK)
     shown = [mask if token is None else token for token in answer]
     actual = []
-    for before in (requested, [mask] * len(requested)):
-        logits = model(input_ids=torch.tensor([[*before, *shown]])).logits[0, len(requested) :].double()
+    for before in (prompt_ids, [mask] * len(prompt_ids)):
+        logits = model(input_ids=torch.tensor([[*before, *shown]])).logits[0, len(prompt_ids) :].double()
         actual.append(logits)
     logits = actual[1] + guidance * (actual[0] - actual[1])
     logits[:, mask] = -torch.inf

@@ -131,7 +131,7 @@ def _logprobs(policy: Any, sample: Sample, hidden_BL: torch.Tensor) -> torch.Ten
     look = MaskedPass(
         condition_B=trace.passes[0].condition_B, masked_BL=hidden_BL, position_Bn=everywhere_BL, scored_Bn=hidden_BL
     )
-    requested = Rollout(
+    rollout_of_masks = Rollout(
         samples=rollout.samples,
         prompt_index_B=rollout.prompt_index_B,
         old_logprob_BT=torch.zeros(B, L),
@@ -140,7 +140,7 @@ def _logprobs(policy: Any, sample: Sample, hidden_BL: torch.Tensor) -> torch.Ten
         segment_BT=everywhere_BL,
         trace=replace(trace, passes=[look], pooled=None),
     )
-    return values(policy, requested)
+    return values(policy, rollout_of_masks)
 
 
 def _sums(policy: Any, sample: Sample, masks: torch.Tensor) -> list[float]:
