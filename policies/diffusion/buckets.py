@@ -16,7 +16,7 @@ from .denoising_rows import DenoisingRow
 from .sampling_params import SamplingParams
 from .settings import BucketSettings
 
-BUCKET = -3  # seed key of the bucket choice, distinct from decisions, the initial noise and renoising levels
+BUCKET_CHOICE = -3  # seed key of the bucket choice, distinct from decisions, the initial noise and renoising levels
 SIZES = ("width", "height", "num_frames")
 ASPECT_WEIGHT = 4.0  # weight of a change of aspect ratio, relative to one of area or length
 
@@ -82,7 +82,7 @@ class Buckets:
         assert self.settings is not None
         if self.settings.choose == "nearest":
             return self._nearest(_size_of(row))
-        return derive_seed(row.seed, row.group, BUCKET) % len(self._sizes)
+        return derive_seed(row.seed, row.group, BUCKET_CHOICE) % len(self._sizes)
 
     def _nearest(self, size: Size) -> int:
         distances = [_distance(size, Size(**bucket)) for bucket in self._sizes]

@@ -61,7 +61,7 @@ class LatentLayout:
         return flat_N.reshape(self.state_shape)
 
 
-def read_layout(instrumented: InstrumentedPipeline, arguments: Mapping[str, Any]) -> LatentLayout:
+def measure_layout(instrumented: InstrumentedPipeline, arguments: Mapping[str, Any]) -> LatentLayout:
     """Measures the layout of one row's states.
 
     Args:

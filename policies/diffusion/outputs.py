@@ -71,7 +71,7 @@ def samples_of(
     ]
 
 
-def rate_of(pipeline: Any) -> int | None:
+def audio_sampling_rate(pipeline: Any) -> int | None:
     """The sampling rate of the pipeline's audio, in Hz, from its components' configurations; None if they have none.
 
     A vocoder takes precedence over an autoencoder, whose rate may be that of the spectrograms it decodes.

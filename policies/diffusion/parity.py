@@ -51,7 +51,7 @@ class BatchParity:
     dtype: torch.dtype
     _longest: dict[Any, Lengths] = field(default_factory=dict)
 
-    def settle(self, rows: Sequence[DenoisingRow], call: Mapping[str, Any]) -> bool:
+    def ensure(self, rows: Sequence[DenoisingRow], call: Mapping[str, Any]) -> bool:
         """Runs every row alone from now on if rows depend on the prompts of their batch.
 
         Args:

@@ -152,7 +152,7 @@ def decision_scheduler(scheduler: Any) -> Any:
         return replacement.kind.from_config(scheduler.config, trained_betas=scheduler.betas, **replacement.changes)
 
 
-def choices_of(scheduler: Any, decisions: Any, denoisers: Sequence[nn.Module]) -> list[str]:
+def replaced_settings(scheduler: Any, decisions: Any, denoisers: Sequence[nn.Module]) -> list[str]:
     """Settings of the pipeline that decisions replace or disable, in words.
 
     Args:

@@ -46,17 +46,17 @@ from .encoder_cache import EncoderCache
 from .exactness import BATCH_ROUNDING, Exactness
 from .instrumented_pipeline import InstrumentedPipeline
 from .lora_targets import adapter_targets
-from .outputs import rate_of
+from .outputs import audio_sampling_rate
 from .parity import BatchParity
 from .pipeline_loading import (
-    choices_of,
     compile_denoiser,
     configured_scheduler,
     decision_scheduler,
     load_pipeline,
+    replaced_settings,
 )
 from .prompt_override import override_prompts, rows_by_call
-from .renoising import RenoisedTrace, Renoiser, require_read_values
+from .renoising import RenoisedTrace, Renoiser, require_renoising_values
 from .sampler_loop import SamplerLoop
 from .sampling_params import SamplingParams, with_settings, with_tail
 from .scheduler_families import fitting_sampler
@@ -129,7 +129,7 @@ class DenoisingPolicy(
         )
         step_sampler.check_scheduler(self._decisions)
         self._params = SamplingParams(step_sampler=step_sampler, call=settings.call)
-        self._choices = choices_of(scheduler, self._decisions, list(denoisers.values()))
+        self._choices = replaced_settings(scheduler, self._decisions, list(denoisers.values()))
         for choice in self._choices:
             logger.warning("%s: %s", type(pipeline).__name__, choice)
         if settings.sampler is None:
@@ -156,7 +156,7 @@ class DenoisingPolicy(
                 compile_denoiser(module)
         self._buckets = Buckets(settings.buckets)
         self._buckets.require_supported(self._instrumented.form)
-        pipeline_rate = rate_of(pipeline)
+        pipeline_rate = audio_sampling_rate(pipeline)
         if settings.sampling_rate and pipeline_rate not in (None, settings.sampling_rate):
             raise ConfigError(
                 f"policy.sampling_rate is {settings.sampling_rate}, but the pipeline generates audio at "
@@ -254,7 +254,7 @@ class DenoisingPolicy(
     def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
         """Flow matching (or denoising score matching, by the scheduler's prediction type) on the examples' targets."""
         settings = self.settings
-        self._sampler_loop.settle_media_batching([example.prompt for example in examples], self._params)
+        self._sampler_loop.ensure_media_batching([example.prompt for example in examples], self._params)
         mean = supervised_loss(
             self._instrumented,
             self._targets,
@@ -321,14 +321,14 @@ class DenoisingPolicy(
         ``error`` and ``level``; of stored weights, or of ``old`` if the plan has it, ``logprob``, ``velocity_mse``, k1
         to k3; and, with a strength, ``positive_error`` and ``negative_error`` of ``maths.matching``.
         """
-        self._sampler_loop.settle_media_batching([source.sample.prompt for source in samples], self._params)
+        self._sampler_loop.ensure_media_batching([source.sample.prompt for source in samples], self._params)
         return self._renoiser.read(samples, seed, plan or Plan())
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """The same latents under other prompts, of this policy or of one whose pipeline has the same latents."""
         overridden = override_prompts(rollout, prompts)
         for call, rows in rows_by_call(overridden.trace):
-            self._parity.settle(rows, call)
+            self._parity.ensure(rows, call)
         return overridden
 
     def evaluate(
@@ -347,7 +347,7 @@ class DenoisingPolicy(
         """
         selected = list(range(len(rollout.samples))) if rows is None else [int(row) for row in rows]
         if isinstance(rollout.trace, RenoisedTrace):
-            require_read_values(values, self.weights.names)
+            require_renoising_values(values, self.weights.names)
             yield from self._renoiser.evaluate(rollout, selected, values)
         else:
             require_denoising_values(values, self.weights.names)

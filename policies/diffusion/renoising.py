@@ -30,7 +30,7 @@ from .sampling_params import checked_call
 from .settings import ReadingSettings
 from .supervised_denoising import Targets
 
-READ = -2  # seed key of levels and their noise, distinct from sampled decisions and the initial noise
+RENOISING = -2  # seed key of levels and their noise, distinct from sampled decisions and the initial noise
 ERROR, LEVEL = Value("error"), Value("level")
 IMPLIED = ("positive_error", "negative_error")
 DIVERGENCES = ("velocity_mse", *LOGPROB_DIVERGENCES)
@@ -53,7 +53,7 @@ class RenoisedTrace:
     old: tuple[tuple[Tensor, ...], ...] | None = None
 
 
-def require_read_values(values: Collection[Value], stored_views: Collection[str]) -> None:
+def require_renoising_values(values: Collection[Value], stored_views: Collection[str]) -> None:
     """Raises ConfigError for a value that renoised rows do not have, or of a view without stored weights."""
     views = {OLD, *stored_views}
     for value in values:
@@ -115,7 +115,7 @@ class Renoiser:
         ]
         calls = self.buckets.calls(examples, call)
         for shared in {id(row_call): row_call for row_call in calls}.values():
-            self.parity.settle([row for row, row_call in zip(rows, calls, strict=True) if row_call is shared], shared)
+            self.parity.ensure([row for row, row_call in zip(rows, calls, strict=True) if row_call is shared], shared)
         trace = RenoisedTrace(
             clean_samples=tuple(
                 tuple(CleanSample(row=row, data=state, seed=_key(row, t), level_index=t) for t in range(T))
@@ -276,7 +276,7 @@ def _require_renoisable(sources: Sequence[OffPolicySample], num_levels: int) -> 
 
 
 def _key(row: DenoisingRow, level_index: int) -> int:
-    return derive_seed(row.seed, row.group, row.branch(INITIAL_NOISE), READ, level_index)
+    return derive_seed(row.seed, row.group, row.branch(INITIAL_NOISE), RENOISING, level_index)
 
 
 def _can_batch(trace: RenoisedTrace, row: int, other: int) -> bool:

@@ -74,13 +74,13 @@ class SamplerLoop:
 
     def deterministic(self, row_sets: Sequence[RowSet], plan: Plan) -> Rollout:
         """The rows sampled by the stock pipeline with its stock sampler; nothing is recorded."""
-        self._settle_batches(row_sets[0])
+        self._ensure_batch_sizes(row_sets[0])
         outputs: list[tuple[DenoisingRow, Sample, SamplingParams]] = []
         num_forwards, T = 0, 1
         overrides = {} if plan.keep_latents else self.evaluation_call  # kept latents are renoised and trained on
         calls = [{**row_set.params.call, **overrides, **row_set.params.changed_call} for row_set in row_sets]
         for row_set, call in zip(row_sets, calls, strict=True):
-            self.parity.settle(row_set.rows, call)
+            self.parity.ensure(row_set.rows, call)
         for row_set, call in zip(row_sets, calls, strict=True):
             size = row_set.params.batch(self.batches.rollout)
             for chunk in chunked(row_set.rows, size, self.instrumented.form.can_share_run):
@@ -138,7 +138,7 @@ class SamplerLoop:
                 if not self._try_next_batching(chunk.rows[0], reason):
                     self.batches.run_alone(message)
                 return self._sample_chunks(row_sets, plan, chunks)
-            if not chunks and any(self.parity.settle(row_set.rows, row_set.params.call) for row_set in row_sets):
+            if not chunks and any(self.parity.ensure(row_set.rows, row_set.params.call) for row_set in row_sets):
                 return self._sample_chunks(row_sets, plan, chunks)
             self.exactness.excess_noise = max(self.exactness.excess_noise, chunk.excess_noise)
             plan.emit_samples(chunk.samples)
@@ -282,7 +282,7 @@ class SamplerLoop:
         input_kind = self.instrumented.form.input_kind(stem.rows[0])
         return RecordedChunk(stem.rows, params, recorder, samples, run.num_forwards + stem.num_forwards, input_kind)
 
-    def settle_media_batching(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+    def ensure_media_batching(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
         """Selects how the media of several rows are batched, before callers batch rows themselves."""
         rows = [DenoisingRow(prompt=prompt, seed=0, group=n, member=0) for n, prompt in enumerate(prompts)]
         media_rows = [row for row in rows if self.instrumented.form.has_media(row)]
@@ -310,7 +310,7 @@ class SamplerLoop:
         from_call = next((call[name] for name in FRAME_RATE_ARGUMENTS if call.get(name) is not None), None)
         return from_call if self.frame_rate is None else self.frame_rate
 
-    def _settle_batches(self, row_set: RowSet) -> None:
+    def _ensure_batch_sizes(self, row_set: RowSet) -> None:
         """Measures, before the first deterministic samples, if rows can share a run: they have no log-probabilities."""
         rows, params = row_set.rows, row_set.params
         if self.batches.rollout == 1 or len(rows) == 1:
@@ -318,7 +318,7 @@ class SamplerLoop:
         if self.exactness.is_empty:
             alone = [replace(row, branching=NO_BRANCHING) for row in rows]
             self._probe(list({row.prompt.text: row for row in alone}.values())[:2], params)
-        self.settle_media_batching([row.prompt for row in rows], params)
+        self.ensure_media_batching([row.prompt for row in rows], params)
 
     def _probe(self, rows: Sequence[DenoisingRow], params: SamplingParams) -> None:
         """Samples rows, each as a separate group, only to measure how they run."""

@@ -18,7 +18,7 @@ from .buckets import SIZES, Buckets
 from .correction import supervised_error
 from .denoising_rows import DenoisingRow, call_has_media
 from .instrumented_pipeline import InstrumentedPipeline
-from .layout import LatentLayout, read_layout
+from .layout import LatentLayout, measure_layout
 from .noised_prediction import CleanSample, two_step_call
 from .parity import BatchParity
 from .settings import SupervisionSettings
@@ -73,7 +73,7 @@ class Targets:
             raise DataError("examples and renoised samples of a denoising policy need an image, a video or audio")
         size = tuple(call.get(name) for name in (*SIZES, *LENGTHS))
         if size not in self._layouts:
-            self._layouts[size] = read_layout(self._instrumented, self._instrumented.form.arguments(rows[:1], call))
+            self._layouts[size] = measure_layout(self._instrumented, self._instrumented.form.arguments(rows[:1], call))
         return [self._state(example, size, call, remember) for example in examples]
 
     def _state(self, example: Example, size: SizeKey, call: Mapping[str, Any], remember: bool) -> Tensor:
@@ -169,7 +169,7 @@ def supervised_loss(
         clean_samples = [
             CleanSample(row=rows[n], data=state, seed=rows[n].seed) for n, state in zip(indices, states, strict=True)
         ]
-        parity.settle([rows[n] for n in indices], shared_call)
+        parity.ensure([rows[n] for n in indices], shared_call)
         runs_alone = instrumented.form.single or parity.batches.alone or call_has_media(shared_call)
         remaining = iter(clean_samples)
         for run_rows in chunked(

@@ -17,7 +17,7 @@ from mmgrpo.types import OffPolicySample, Origin, Rollout, Sample
 
 from .masked_trace import MaskedTrace, MaskedTraces, TokenSampling, unmasking_passes
 from .predictor import Predictor
-from .remasking import read_trace
+from .remasking import remasked_trace
 from .settings import MaskingSettings
 
 Record = Mapping[str, Any]
@@ -43,7 +43,7 @@ def sampled_records(trace: MaskedTrace, order_BL: Tensor, sampled_T: Tensor) -> 
     return [{**shared, "order": order_L.clone()} for order_L in order_BL]
 
 
-def read_again(
+def remasked_rollout(
     predictor: Predictor,
     given: Sequence[OffPolicySample],
     tokens: Sequence[Tensor],
@@ -98,7 +98,7 @@ def read_again(
                 for source in kind_sources
             ]
             settings = MaskingSettings(**record["reading"]) if "reading" in record else reading
-            trace = read_trace(
+            trace = remasked_trace(
                 predictor, [source.sample for source in kind_sources], token_NL, settings, row_sampling, keys=keys
             )
             mask_NT = trace.mask_BT()

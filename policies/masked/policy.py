@@ -31,7 +31,7 @@ from ..overriding import override_settings
 from ..rescoring import rescore
 from ..weights import Weights
 from .masked_loading import load, predictor_of
-from .masked_records import assembled, parts_of, read_again, sampled_records
+from .masked_records import assembled, parts_of, remasked_rollout, sampled_records
 from .masked_scoring import ScoredPass, batches_of_kind, score_pass
 from .masked_trace import MaskedPass, MaskedTrace, MaskedTraces, TokenSampling, unmasking_passes
 from .settings import MaskedSettings
@@ -201,7 +201,7 @@ class MaskedPolicy(
             else replace(source, sample=replace(source.sample, tokens=token_L.tolist()))
             for source, token_L in zip(samples, tokens, strict=True)
         ]
-        rollout = read_again(
+        rollout = remasked_rollout(
             self.predictor,
             samples,
             tokens,

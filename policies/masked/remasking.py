@@ -18,7 +18,7 @@ from .predictor import Condition, Predictor
 from .settings import MaskingSettings
 from .unmasking_schedule import Masking, bound_maskings, share_maskings, whole_maskings
 
-READ = -2
+REMASKING = -2
 """Seed key of the maskings, distinct from sampling."""
 
 
@@ -33,7 +33,7 @@ def maskings_of(length: int, settings: MaskingSettings) -> list[Masking]:
     return share_maskings(length, num, low=settings.low, high=settings.high, later=later)
 
 
-def read_trace(
+def remasked_trace(
     predictor: Predictor,
     samples: Sequence[Sample],
     token_BL: Tensor,
@@ -65,7 +65,7 @@ def read_trace(
     position_BL = torch.arange(token_BL.shape[1]).expand_as(token_BL)
     passes = []
     for number, masking in enumerate(maskings_of(token_BL.shape[1], settings)):
-        mask_seeds = [derive_seed(seed, group, member, READ, number) for seed, group, member in keys]
+        mask_seeds = [derive_seed(seed, group, member, REMASKING, number) for seed, group, member in keys]
         generators = [torch.Generator().manual_seed(key) for key in mask_seeds]
         uniform_BL = torch.stack([torch.rand(token_BL.shape[1], generator=generator) for generator in generators])
         masked_BL = uniform_BL < masking.probability_L

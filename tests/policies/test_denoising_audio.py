@@ -8,7 +8,7 @@ import pytest
 import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.diffusion.denoising_rows import DenoisingRow
-from mmgrpo.policies.diffusion.layout import read_layout
+from mmgrpo.policies.diffusion.layout import measure_layout
 from mmgrpo.policies.diffusion.noised_prediction import two_step_call
 from mmgrpo.policies.diffusion.supervised_denoising import Targets
 from mmgrpo.policies.diffusion.waveforms import waveform_of
@@ -39,7 +39,7 @@ def test_audio_targets_match_the_autoencoder() -> None:
     sound = Audio(torch.linspace(-1, 1, 400).reshape(2, 200).contiguous(), rate)
     call, row = two_step_call(policy.settings.call), DenoisingRow(prompt=PROMPT, seed=0, group=0, member=0)
     (state,) = targets_of(policy)([Example(PROMPT, audio=sound)], [row], call)
-    layout = read_layout(policy._instrumented, policy._instrumented.form.arguments([row], call))  # pyright: ignore[reportPrivateUsage]
+    layout = measure_layout(policy._instrumented, policy._instrumented.form.arguments([row], call))  # pyright: ignore[reportPrivateUsage]
     waveform = waveform_of(sound, layout, rate)
     N = waveform.shape[-1]
     expected = torch.zeros(2, N)
@@ -53,7 +53,7 @@ def test_targets_use_the_autoencoder_channels_and_rate() -> None:
     policy = policy_of()
     row = DenoisingRow(prompt=PROMPT, seed=0, group=0, member=0)
     arguments = policy._instrumented.form.arguments([row], two_step_call(policy.settings.call))  # pyright: ignore[reportPrivateUsage]
-    layout = read_layout(policy._instrumented, arguments)  # pyright: ignore[reportPrivateUsage]
+    layout = measure_layout(policy._instrumented, arguments)  # pyright: ignore[reportPrivateUsage]
     mono = tone(1, rate=8, duration_s=2.0)
     actual = waveform_of(mono, layout, 8)[0]
     assert len(actual) == 2

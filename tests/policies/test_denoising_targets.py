@@ -11,7 +11,7 @@ import torch
 from diffusers import EulerDiscreteScheduler, FluxPipeline, LTXPipeline, QwenImagePipeline
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.diffusion.denoising_rows import DenoisingRow
-from mmgrpo.policies.diffusion.layout import read_layout
+from mmgrpo.policies.diffusion.layout import measure_layout
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import mse_loss
@@ -136,7 +136,7 @@ def test_targets_decode_to_their_images(name: str) -> None:
 @pytest.mark.parametrize("name", ["flux", "qwen-image", "wan"])
 def test_the_layout_of_a_bfloat16_pipeline_is_measured_in_float32(name: str) -> None:
     plain, half = (policy_of(name, pipeline_of(name).to(dtype)) for dtype in (torch.float32, torch.bfloat16))
-    one, other = (read_layout(policy._instrumented, one_row(policy, TEXTS[0])) for policy in (plain, half))
+    one, other = (measure_layout(policy._instrumented, one_row(policy, TEXTS[0])) for policy in (plain, half))
     assert torch.equal(one.source_N, other.source_N)
     torch.testing.assert_close(one.scale_N, other.scale_N, rtol=2e-6, atol=0)
     assert {module.dtype for module in (half.pipeline.vae, half.pipeline.transformer)} == {torch.bfloat16}
