@@ -52,23 +52,24 @@ def train(name: str, overrides: Sequence[str] = ()) -> Policy:
         setting = algorithm.step_setting(step, memory, prompts.key)
         value = partial(mmgrpo.combine_rewards, reward_functions=rewards, chain=algorithm.advantages, step=step)
         plan, reads = mmgrpo.plan_at(algorithm, policy, step), config.rollout.training_states == "renoised"
-        rollouts = mmgrpo.gather(
+        rollouts = mmgrpo.collect_rollouts(
             policy, algorithm.strategy, prompts.prompt, scorer, setting=setting, job=job,
             contexts=algorithm.prompt_templates, plan=plan, value=value, reads=reads)  # fmt: skip
-        scored = mmgrpo.judge(rollouts, rewards, step=step, job=job)
-        batch = mmgrpo.estimate(
+        scored = mmgrpo.score_rollouts(rollouts, rewards, step=step, job=job)
+        batch = mmgrpo.compute_advantages(
             policy, rollouts, scored, algorithm.advantages, job=job, step=step, views=views,
             truncated=config.objective.truncated,
-            remembered=partial(mmgrpo.remembered, memory, scored.root_N, prompts.key))  # fmt: skip
+            remembered=partial(mmgrpo.read_prompt_stats, memory, scored.root_N, prompts.key))  # fmt: skip
         passes = {name: getattr(config.update, name) for name in ("epochs", "minibatches", "cycle_masks")}
         terms = auxiliaries.beside(algorithm, batch, step * passes["epochs"] * passes["minibatches"])
-        for update in mmgrpo.learn(policy, batch, algorithm.objective, optimizer, **passes, job=job, beside=terms):
+        given = {**passes, "job": job, "beside": terms}
+        for update in mmgrpo.update_policy(policy, batch, algorithm.objective, optimizer, **given):
             reward = float(batch.credit.total_B.mean())
             print(f"step {step + 1}.{update.number}: reward {reward:.3f}, gradient {update.applied.grad_norm:.3g}")
         replay = algorithm.strategy.replay
-        stats = mmgrpo.step_facts(
+        stats = mmgrpo.step_prompt_stats(
             scored, batch, prompts.key, job=job, step=step, replay=replay, requests=rollouts.requests)  # fmt: skip
-        memory = mmgrpo.remember(memory, stats, stream.learners, replay=replay)
+        memory = mmgrpo.update_prompt_stats(memory, stats, stream.learners, replay=replay)
     return policy
 
 
