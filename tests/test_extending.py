@@ -61,13 +61,9 @@ def defined(page: str) -> dict[str, Any]:
 def lines_of(section: str) -> list[tuple[str, str]]:
     """The registry lines that a section shows, each with its registry."""
     text = re.sub(r"```.*?```", "", section, flags=re.DOTALL)
-    found = re.findall(r"`([A-Z_]+)`|`\"(\w+)\": \w+`", text)
-    registry, lines = "", []
-    for name, entry in found:
-        registry = name or registry
-        if entry:
-            lines.append((registry, entry))
-    return lines
+    registered = re.findall(r"`@([A-Z_]+)\.register` above `(\w+)`", text)
+    listed = [("COLUMNS", name) for name in re.findall(r"`\"(\w+)\": \w+`", text)]
+    return [*registered, *listed]
 
 
 def _put(registry: str, name: str, function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +79,8 @@ def test_example_trains(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     names, lines = defined("extending.md"), lines_of(SECTIONS[title])
     assert lines
     for registry, entry in lines:
-        assert f"`{HOMES[registry].__name__.replace('.', '/')}.py`" in SECTIONS[title]
+        module = HOMES[registry].__name__.replace(".", "/")
+        assert re.search(rf"`{module}(\.py)?`", SECTIONS[title])
         _put(registry, entry, names[entry], monkeypatch)
     (text,) = re.findall(r"```yaml\n(.*?)```", SECTIONS[title], re.DOTALL)
     config = {"output": str(tmp_path), "steps": 2, **yaml.safe_load(text)}
