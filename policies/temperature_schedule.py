@@ -17,10 +17,10 @@ class TemperatureSchedule(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    high: float = Field(default=1.2, gt=0, description="the factor that it begins with")
-    low: float = Field(default=0.1, gt=0, description="the least factor")
-    pace: float = Field(default=500.0, gt=0, description="tokens until the factor has fallen by e - 1")
-    after: int = Field(default=10, ge=0, description="tokens that are drawn at the temperature itself")
+    high: float = Field(default=1.2, gt=0, description="initial factor of the schedule")
+    low: float = Field(default=0.1, gt=0, description="minimum of the factor")
+    pace: float = Field(default=500.0, gt=0, description="number of tokens after which the factor has fallen by e - 1")
+    after: int = Field(default=10, ge=0, description="number of first tokens with factor 1")
 
     def factor(self, t: int) -> float:
         """The factor of the token after t tokens."""

@@ -19,7 +19,7 @@ from mmgrpo.policy import NamedWeights
 from mmgrpo.shards import is_sharded, load_module, save_module
 from mmgrpo.values import REFERENCE
 
-from .adapter_files import AdapterFiles, PeftFiles, lora_config, require_same_shapes
+from .adapter_formats import AdapterFiles, PeftFiles, lora_config, require_same_shapes
 from .adapters import read_adapter, read_tensors
 from .lora import LoraSettings
 from .named_weights import ADAPTER, ModuleCopies, NamedAdapters, require_name

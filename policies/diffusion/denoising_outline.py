@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mmgrpo.errors import ConfigError
 from mmgrpo.outline import Outline, Pass
 
-from ..adapter_files import DiffusersFiles
+from ..adapter_formats import DiffusersFiles
 from ..model_source import DTYPES, call_builder, require_model
 from ..shapes import ModelConfigs, model_configs, to_meta
 from ..weights import Weights

@@ -31,7 +31,7 @@ from mmgrpo.policy import (
 from mmgrpo.types import Evaluation, Example, OffPolicySample, Plan, Prompt, Rollout, SupervisedLoss
 from mmgrpo.values import Value
 
-from ..adapter_files import DiffusersFiles
+from ..adapter_formats import DiffusersFiles
 from ..merging import merge_adapters
 from ..model_source import DTYPES
 from ..weights import Weights

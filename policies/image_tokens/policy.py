@@ -26,7 +26,7 @@ from mmgrpo.policy import (
 from mmgrpo.types import Evaluation, Example, OffPolicySample, Plan, Prompt, Rollout, SupervisedLoss
 from mmgrpo.values import ENTROPY, Value
 
-from ..adapter_files import PeftFiles
+from ..adapter_formats import PeftFiles
 from ..distribution import LOGIT_VALUES, required_views, view_values
 from ..merging import merge_adapters
 from ..rescoring import rescore, scatter_to_mask

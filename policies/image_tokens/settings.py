@@ -17,13 +17,13 @@ class ImageTokensSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     decides: ClassVar[str] = "tokens"  # which methods are for it
-    is_scheduled: ClassVar[bool] = True  # every picture is of as many codes
+    is_scheduled: ClassVar[bool] = True  # every image has the same number of codes
     resumable: ClassVar[tuple[str, ...]] = (
         "attention", "template", "guidance_scale", "temperature", "top_k", "top_p", "min_p", "temperature_schedule",
         "caption_dropout", "share_prefix", "gradient_checkpointing", "rescore", "rollout_batch", "update_tokens",
         "head_bytes",
     )  # fmt: skip
-    """What a resumed run may have otherwise."""
+    """Settings that may differ in a resumed run."""
     of_a_rollout: ClassVar[tuple[str, ...]] = (
         "guidance_scale",
         "temperature",
@@ -32,103 +32,109 @@ class ImageTokensSettings(BaseModel):
         "min_p",
         "temperature_schedule",
     )
-    """What a plan may set otherwise for one rollout."""
+    """Settings that a plan may override for one rollout."""
 
     model: str | None = Field(
         default=None,
         description="path or hub id, or python:module:function that returns a model and its processor or tokenizer, "
-        "and may return an autoencoder as a third",
+        "and optionally an autoencoder",
     )
     autoencoder: str | None = Field(
         default=None,
-        description="what makes pictures of codes and codes of pictures, where the model holds none that does both: "
-        "path or hub id of a diffusers VQModel (its subfolder after a colon), or python:module:function; null: the "
-        "model's own",
+        description="converts between codes and images, for a model without one: path or hub id of a diffusers VQModel "
+        "(its subfolder after a colon), or python:module:function; null: the model's own",
     )
-    revision: str | None = Field(default=None, description="of the hub repository")
+    revision: str | None = Field(default=None, description="revision of the hub repository")
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32",
-        description="of the arithmetic; weights that are trained in full are kept in float32 beside it",
+        description="dtype of the arithmetic; weights that are trained in full are stored in float32",
     )
     attention: str | None = Field(
-        default=None, description="attn_implementation of transformers: sdpa, eager, ...; null: it chooses"
+        default=None, description="attn_implementation of transformers: sdpa, eager, ...; null: its default"
     )
     processor: dict[str, Any] = Field(default_factory=dict, description="arguments of AutoProcessor.from_pretrained")
     grid: tuple[int, int] | None = Field(
-        default=None, description="height and width of a picture in tokens; null: what model or processor say"
+        default=None, description="height and width of an image in tokens; null: those of the model or the processor"
     )
     first_code: int | None = Field(
         default=None,
-        description="where the vocabulary has the codes one after the other, the id of the first; null: what the model "
-        "says, else behind the tokenizer's last",
+        description="id of the first code, if the codes are a range of the vocabulary; null: that of the model, else "
+        "the first id after the tokenizer's",
     )
     begin: str | None = Field(
         default=None,
-        description="what stands between a prompt and its picture, a text of the tokenizer's; null: the processor's "
-        "own, if it has one",
+        description="text between a prompt and its image; null: that of the processor, if it has one",
     )
     chat: bool | None = Field(
         default=None,
-        description="put prompts into the chat template; null: if there is one; false: the prompt's text as it is",
+        description="render prompts with the chat template; null: if there is one; false: use the prompt's text as it "
+        "is",
     )
     template: dict[str, Any] = Field(default_factory=dict, description="further variables of the chat template")
     guidance_scale: float | None = Field(
         default=None,
         ge=1,
-        description="s of classifier-free guidance, u + s (c - u), in drawing and in scoring; 1 has none; null: the "
-        "generation config's, else 1",
+        description="s of classifier-free guidance, u + s (c - u), in sampling and scoring; 1: no guidance; null: that "
+        "of the generation config, else 1",
     )
-    temperature: float = Field(default=1.0, gt=0, description="divides the guided logits, in drawing and in scoring")
-    top_k: int | None = Field(default=None, ge=1, description="draw among the k likeliest; scored on the same codes")
-    top_p: float | None = Field(default=None, gt=0, le=1, description="draw in the nucleus; scored on the same codes")
+    temperature: float = Field(default=1.0, gt=0, description="divisor of the guided logits, in sampling and scoring")
+    top_k: int | None = Field(default=None, ge=1, description="sample from the k likeliest codes; also in scoring")
+    top_p: float | None = Field(
+        default=None, gt=0, le=1, description="sample from the nucleus of this probability; also in scoring"
+    )
     min_p: float | None = Field(
-        default=None, ge=0, le=1, description="drop codes below this share of the likeliest; scored on the same"
+        default=None,
+        ge=0,
+        le=1,
+        description="drop codes below this share of the likeliest one's probability; also in scoring",
     )
     temperature_schedule: TemperatureSchedule | None = Field(
         default=None,
-        description="codes are drawn the colder, the later they come; it is no part of how they are scored. null: all "
-        "alike",
+        description="factor on the temperature that decreases along the codes, in sampling only; null: a constant "
+        "temperature",
     )
     caption_dropout: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="share of the warm-up's examples that are taught without their prompt, so that there is something "
-        "to guide away from; published models learn with 0.1",
+        description="share of the warm-up's examples that are trained without their prompt, as guidance needs; "
+        "published models use 0.1",
     )
     lora: LoraSettings | None = Field(
-        default=None, description="null: every weight that drawing goes through is trained, the autoencoder never"
+        default=None, description="null: train every weight that generates images, except the autoencoder"
     )
     adapter: str | None = Field(
         default=None,
-        description="start from what another run trained: its folder, a checkpoint, or adapters as peft keeps them",
+        description="initial weights from another run: its folder, a checkpoint, or adapters in the format of peft",
     )
     share_prefix: bool | None = Field(
         default=None,
-        description="in updates, run a prompt once for all rows that share it; null: unless gradient_checkpointing",
+        description="in updates, run a prompt once for all of its rows; null: unless gradient_checkpointing",
     )
     gradient_checkpointing: bool = Field(
-        default=False, description="memory for time; switches share_prefix off, as transformers drops the cache"
+        default=False, description="less memory, more time; disables share_prefix, since transformers drops the cache"
     )
     rescore: bool = Field(
         default=False,
-        description="take the rollout's log-probabilities from the update's forward, for one forward more: drawing "
-        "rounds otherwise, which bfloat16 makes visible in the ratio",
+        description="take the rollout's log-probabilities from an update's forward, at the cost of one more forward: "
+        "decoding rounds differently, which bfloat16 makes visible in the ratio",
     )
-    rollout_batch: int = Field(default=64, ge=1, description="pictures that are drawn together")
+    rollout_batch: int = Field(default=64, ge=1, description="images per sampling batch")
     update_tokens: int = Field(
-        default=16384, ge=1, description="tokens per forward in updates, those of guidance counted too"
+        default=16384, ge=1, description="tokens per forward in updates, including those of guidance"
     )
     head_bytes: int = Field(
-        default=256 * 1024**2, ge=1, description="float32 logits held at a time; longer batches go through in chunks"
+        default=256 * 1024**2,
+        ge=1,
+        description="maximum size of float32 logits in memory; longer batches are processed in chunks",
     )
 
     def overridden(self, changed: Mapping[str, Any]) -> ImageTokensSettings:
-        """These settings with some of drawing changed. Raises ConfigError for others, and for values out of range."""
+        """These settings with some overrides. Raises ConfigError for settings that a rollout cannot override."""
         return override_settings(self, changed, self.of_a_rollout)
 
     def described(self) -> list[tuple[str, str]]:
-        """What ``mmgrpo explain`` says of these settings: labels and texts."""
+        """Labels and texts of these settings for ``mmgrpo explain``."""
         cuts = [
             f"{name} = {value:g}" for name in ("top_k", "top_p", "min_p") if (value := getattr(self, name)) is not None
         ]

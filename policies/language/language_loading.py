@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError
 
-from ..adapter_files import PeftFiles
+from ..adapter_formats import PeftFiles
 from ..model_source import DTYPES, call_builder, require_model
 from ..text_models import language_linears, language_parameters, pretrained
 from ..vocabulary import num_logits, unnamed_ids

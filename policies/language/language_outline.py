@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from mmgrpo.outline import Outline, Pass
 
-from ..adapter_files import PeftFiles
+from ..adapter_formats import PeftFiles
 from ..model_source import DTYPES, call_builder, require_model
 from ..prefix import GrowingLayer, cache_argument
 from ..sampling import SamplingDistribution, sample_tokens, token_logprobs

@@ -1,4 +1,4 @@
-"""The configuration of a language policy, as a run's ``policy:`` section holds it."""
+"""Settings of a language policy: the section ``policy:`` of a run."""
 
 from __future__ import annotations
 
@@ -16,105 +16,117 @@ from ..temperature_schedule import TemperatureSchedule
 
 
 class LanguageSettings(BaseModel):
-    """How a transformers model writes, what of it is trained, and in what batches it runs."""
+    """Sampling, training and batching of a transformers language or vision-language model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    decides: ClassVar[str] = "tokens"  # which methods are for it
+    decides: ClassVar[str] = "tokens"  # the kind of methods that apply
     resumable: ClassVar[tuple[str, ...]] = (
         "attention", "system", "template", "video", "max_new_tokens", "temperature", "top_k", "top_p", "min_p",
         "temperature_schedule", "suppress", "segment_end", "share_prefix", "gradient_checkpointing", "rescore",
         "rollout_batch", "compile", "update_tokens", "head_bytes", "memo_bytes",
     )  # fmt: skip
-    """What a resumed run may have otherwise."""
+    """Settings that may differ in a resumed run."""
     of_a_rollout: ClassVar[tuple[str, ...]] = (
         "temperature", "top_k", "top_p", "min_p", "temperature_schedule", "max_new_tokens",
     )  # fmt: skip
-    """What a plan may set otherwise for one rollout."""
+    """Settings that a plan may override for one rollout."""
 
     model: str | None = Field(
         default=None,
         description="path or hub id, or python:module:function that returns a model and its processor or tokenizer",
     )
-    revision: str | None = Field(default=None, description="of the hub repository")
+    revision: str | None = Field(default=None, description="revision of the hub repository")
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32",
-        description="of the arithmetic; weights that are trained in full are kept in float32 beside it",
+        description="dtype of the arithmetic; weights that are trained in full are stored in float32",
     )
     attention: str | None = Field(
         default=None,
-        description="attn_implementation of transformers: sdpa, eager, flash_attention_2, ...; null: it chooses",
+        description="attn_implementation of transformers: sdpa, eager, flash_attention_2, ...; null: its default",
     )
     processor: dict[str, Any] = Field(
         default_factory=dict, description="arguments of AutoProcessor.from_pretrained, for example {max_pixels: 401408}"
     )
     chat: bool | None = Field(
         default=None,
-        description="put prompts into the chat template; null: if there is one; false: the prompt's text as it is",
+        description="render prompts with the chat template; null: if there is one; false: use the prompt's text as it "
+        "is",
     )
-    system: str | None = Field(default=None, description="system turn for prompts that have none")
+    system: str | None = Field(default=None, description="system turn for prompts without one")
     template: dict[str, Any] = Field(
         default_factory=dict, description="further variables of the chat template, for example {enable_thinking: false}"
     )
     video: dict[str, Any] = Field(
         default_factory=dict,
-        description="how video files are sampled and resized, by qwen-vl-utils: fps, nframes, min_frames, max_frames, "
-        "video_start, video_end, min_pixels, max_pixels, total_pixels, resized_height, resized_width; of a list of "
-        "frames the sizes and sample_fps alone. Options beside a video in a row override them",
+        description="sampling and resizing of videos, by qwen-vl-utils: fps, nframes, min_frames, max_frames, "
+        "video_start, video_end, min_pixels, max_pixels, total_pixels, resized_height, resized_width; for a "
+        "list of frames only the sizes and sample_fps. Video options of a row override them",
     )
-    max_new_tokens: int = Field(default=256, ge=1, description="longest completion")
-    temperature: float = Field(default=1.0, gt=0, description="divides the logits, in sampling and in scoring")
-    top_k: int | None = Field(default=None, ge=1, description="sample among the k likeliest; scored on the same tokens")
-    top_p: float | None = Field(default=None, gt=0, le=1, description="sample in the nucleus; scored on the same")
+    max_new_tokens: int = Field(default=256, ge=1, description="maximum number of tokens of a completion")
+    temperature: float = Field(default=1.0, gt=0, description="divisor of the logits, in sampling and scoring")
+    top_k: int | None = Field(default=None, ge=1, description="sample from the k likeliest tokens; also in scoring")
+    top_p: float | None = Field(
+        default=None, gt=0, le=1, description="sample from the nucleus of this probability; also in scoring"
+    )
     min_p: float | None = Field(
-        default=None, ge=0, le=1, description="drop tokens below this share of the likeliest; scored on the same"
+        default=None,
+        ge=0,
+        le=1,
+        description="drop tokens below this share of the likeliest one's probability; also in scoring",
     )
     temperature_schedule: TemperatureSchedule | None = Field(
         default=None,
-        description="tokens are drawn the colder, the later they come, by a factor on the temperature; it is no part "
-        "of how they are scored. null: all alike",
+        description="factor on the temperature that decreases along a completion, in sampling only; null: a constant "
+        "temperature",
     )
     suppress: tuple[int, ...] = Field(
-        default=(), description="token ids that are never sampled, beside the model's image, video and audio tokens"
+        default=(),
+        description="token ids that are never sampled, in addition to the model's image, video and audio tokens",
     )
     segment_end: str | None = Field(
         default=None,
-        description="regular expression; a segment of a completion ends with a token in which it is found, for example "
-        "[.!?\\n]; null: a completion is one segment",
+        description="regular expression of the last token of a segment, for example [.!?\\n]; null: a completion is "
+        "one segment",
     )
-    lora: LoraSettings | None = Field(default=None, description="null: every weight is trained")
+    lora: LoraSettings | None = Field(default=None, description="null: train every weight")
     adapter: str | None = Field(
         default=None,
-        description="start from what another run trained: its folder, a checkpoint, or adapters as peft or diffusers "
-        "keep them; without lora the whole weights of a run. The reference without adapters stays the model itself",
+        description="initial weights from another run: its folder, a checkpoint, or adapters in the format of peft or "
+        "diffusers; without lora the full weights of a run. The reference without adapters is the model "
+        "itself",
     )
     freeze_vision: bool = Field(
-        default=False, description="train nothing outside the language model; LoRA is on the language model anyway"
+        default=False, description="train only the language model; LoRA is always on the language model only"
     )
     share_prefix: bool | None = Field(
         default=None,
-        description="in updates, run a prompt once for all rows that share it; null: where the model's cache allows",
+        description="in updates, run a prompt once for all of its rows; null: if the model's cache supports it",
     )
     gradient_checkpointing: bool = Field(
-        default=False, description="memory for time; switches share_prefix off, as transformers drops the cache"
+        default=False, description="less memory, more time; disables share_prefix, since transformers drops the cache"
     )
     rescore: bool = Field(
         default=False,
-        description="take the rollout's log-probabilities from the update's forward, for one forward more: decoding "
-        "rounds otherwise, which bfloat16 makes visible in the ratio",
+        description="take the rollout's log-probabilities from an update's forward, at the cost of one more forward: "
+        "decoding rounds differently, which bfloat16 makes visible in the ratio",
     )
-    rollout_batch: int = Field(default=64, ge=1, description="rows that are decoded together")
+    rollout_batch: int = Field(default=64, ge=1, description="rows per decoding batch")
     compile: bool = Field(
         default=False,
         description="decode over a static cache with torch.compile (CUDA graphs on a GPU); finished rows then stay in "
-        "the batch, and each new shape compiles once: worth it for small models and many tokens",
+        "the batch, and each new shape is compiled once: useful for small models and many tokens",
     )
     update_tokens: int = Field(
-        default=16384, ge=1, description="tokens per forward in updates, prompts counted once where they are shared"
+        default=16384, ge=1, description="tokens per forward in updates; the tokens of a shared prompt are counted once"
     )
     head_bytes: int = Field(
-        default=256 * 1024**2, ge=1, description="float32 logits held at a time; longer batches go through in chunks"
+        default=256 * 1024**2,
+        ge=1,
+        description="maximum size of float32 logits in memory; longer batches are processed in chunks",
     )
-    memo_bytes: int = Field(default=1024**3, ge=0, description="memory for processed prompts, oldest dropped first")
+    memo_bytes: int = Field(
+        default=1024**3, ge=0, description="memory of the cache of processed prompts; the oldest are dropped first"
+    )
 
     @field_validator("video")
     @classmethod
@@ -128,11 +140,11 @@ class LanguageSettings(BaseModel):
         return options
 
     def overridden(self, changed: Mapping[str, Any]) -> LanguageSettings:
-        """These settings with some of drawing changed. Raises ConfigError for others, and for values out of range."""
+        """These settings with some overrides. Raises ConfigError for settings that a rollout cannot override."""
         return override_settings(self, changed, self.of_a_rollout)
 
     def described(self) -> list[tuple[str, str]]:
-        """What ``mmgrpo explain`` says of these settings: labels and texts."""
+        """Labels and texts of these settings for ``mmgrpo explain``."""
         cuts = [
             f"{name} = {value:g}" for name in ("top_k", "top_p", "min_p") if (value := getattr(self, name)) is not None
         ]

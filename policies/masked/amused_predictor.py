@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Example, Prompt, Sample
 
-from ..adapter_files import DiffusersFiles
+from ..adapter_formats import DiffusersFiles
 from .codebook import NOISE, STEPS, Codebook
 from .predictor import Condition, PredictorSpec
 from .settings import MaskedSettings

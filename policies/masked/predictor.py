@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mmgrpo.types import Example, Prompt, Sample
 
-from ..adapter_files import AdapterFiles
+from ..adapter_formats import AdapterFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

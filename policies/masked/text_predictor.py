@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Example, Prompt, Sample
 
-from ..adapter_files import PeftFiles
+from ..adapter_formats import PeftFiles
 from ..chat_template import render, require_no_arguments, require_room
 from ..vocabulary import TextDecoder, num_logits, unnamed_ids
 from .codebook import NOISE, STEPS, Codebook

@@ -1,4 +1,4 @@
-"""The configuration of a policy that writes and draws, as a run's ``policy:`` section holds it."""
+"""Settings of a unified policy: the section ``policy:`` of a run."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ OF_BOTH = ("model", "revision", "dtype", "attention", "processor", "lora", "adap
 
 
 class UnifiedSettings(BaseModel):
-    """One model of transformers that writes and draws, and how it does each."""
+    """One transformers model that generates texts and images, with the settings of each."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    decides: ClassVar[str] = "tokens"  # which methods are for it
+    decides: ClassVar[str] = "tokens"  # the kind of methods that apply
     resumable: ClassVar[tuple[str, ...]] = ("attention", "gradient_checkpointing", "write", "draw")
-    """What a resumed run may have otherwise."""
+    """Settings that may differ in a resumed run."""
 
     model: str | None = Field(
         default=None, description="path or hub id, or python:module:function that returns a model and its processor"
     )
-    revision: str | None = Field(default=None, description="of the hub repository")
-    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of the arithmetic")
-    attention: str | None = Field(default=None, description="attn_implementation of transformers; null: it chooses")
+    revision: str | None = Field(default=None, description="revision of the hub repository")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="dtype of the arithmetic")
+    attention: str | None = Field(default=None, description="attn_implementation of transformers; null: its default")
     processor: dict[str, Any] = Field(default_factory=dict, description="arguments of AutoProcessor.from_pretrained")
-    lora: LoraSettings | None = Field(default=None, description="null: every weight but the autoencoder's is trained")
+    lora: LoraSettings | None = Field(default=None, description="null: train every weight except the autoencoder")
     adapter: str | None = Field(
-        default=None, description="start from what another run trained, as policy.adapter has it"
+        default=None, description="initial weights from another run, as policy.adapter of the policy language"
     )
-    gradient_checkpointing: bool = Field(default=False, description="memory for time")
+    gradient_checkpointing: bool = Field(default=False, description="less memory, more time")
     column: str = Field(
         default="draw",
-        description="column of the prompts: where it is true a picture is drawn, elsewhere a text written",
+        description="column of the prompts: true generates an image, false a text",
     )
     write: dict[str, Any] = Field(
         default_factory=dict,
-        description="how it writes: further keys of the policy language, as max_new_tokens",
+        description="settings of texts: further keys of the policy language, such as max_new_tokens",
     )
     draw: dict[str, Any] = Field(
-        default_factory=dict, description="how it draws: further keys of the policy image_tokens, as guidance_scale"
+        default_factory=dict,
+        description="settings of images: further keys of the policy image_tokens, such as guidance_scale",
     )
 
     @model_validator(mode="after")

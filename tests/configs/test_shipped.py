@@ -10,7 +10,7 @@ from typing import Any, final, get_args
 import pytest
 import yaml
 from diffusers import QwenImageEditPipeline
-from mmgrpo.policies.adapter_files import DiffusersFiles
+from mmgrpo.policies.adapter_formats import DiffusersFiles
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.diffusion.lora_targets import adapter_targets
 from mmgrpo.policies.diffusion.settings import DenoisingSettings

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 from diffusers import Kandinsky5Transformer3DModel
-from mmgrpo.policies.adapter_files import DiffusersFiles
+from mmgrpo.policies.adapter_formats import DiffusersFiles
 from mmgrpo.policies.diffusion.lora_targets import adapter_targets
 from mmgrpo.policies.lora import LoraSettings
 from mmgrpo.policies.weights import Weights
