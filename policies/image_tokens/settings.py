@@ -1,4 +1,4 @@
-"""The configuration of a policy that draws pictures token by token, as a run's ``policy:`` section holds it."""
+"""Settings of an image-token policy: the section ``policy:`` of a run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..temperature_schedule import TemperatureSchedule
 
 
 class ImageTokensSettings(BaseModel):
-    """How a model draws pictures out of tokens, what of it is trained, and in what batches it runs."""
+    """Sampling, training and batching of a model that generates images as tokens."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    decides: ClassVar[str] = "tokens"  # which methods are for it
+    decides: ClassVar[str] = "tokens"  # the kind of methods that apply
     is_scheduled: ClassVar[bool] = True  # every image has the same number of codes
     resumable: ClassVar[tuple[str, ...]] = (
         "attention", "template", "guidance_scale", "temperature", "top_k", "top_p", "min_p", "temperature_schedule",
