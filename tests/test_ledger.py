@@ -140,11 +140,11 @@ def test_what_is_open_says_what_it_wants() -> None:
     assert paper.lacks == ("policy_other",)
     counted = summary([paper, PAPERS["mpo"], PAPERS["dr-grpo"]])
     assert counted.startswith("3 papers: 1 have a file, 0 are a setting, 2 are open, of which 1 need ")
-    assert "No place yet for: policy_other." in paper_section("hi-grpo")
+    assert "Not supported yet: policy_other." in paper_section("hi-grpo")
     section = paper_section("dppo")
-    assert "No place yet" not in section
+    assert "Not supported yet" not in section
     assert "- needs `decision_numbers`: Bounds and weights of single decisions; set in objective.modulations" in section
-    assert "Its formula is to be read first." in paper_section("cropi")
+    assert "Its formula has not been read yet." in paper_section("cropi")
     assert paper_section("2503.20783") == paper_section("dr-grpo")
 
 
@@ -175,9 +175,7 @@ def test_unknown_paper_names_those_that_hold_the_name() -> None:
 
 def test_method_outside_of_the_ledger_is_found_by_any_of_its_names() -> None:
     for name in ("dapo", "DAPO", "2503.14476"):
-        assert paper_section(name) == (
-            "## DAPO\n\n`methods/dapo`: DAPO, arXiv:2503.14476, is not among the papers that were surveyed.\n"
-        )
+        assert paper_section(name) == ("## DAPO\n\n`methods/dapo`: DAPO, arXiv:2503.14476, is not in the survey.\n")
 
 
 def shown(*words: str) -> str:

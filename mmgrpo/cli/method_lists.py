@@ -17,7 +17,7 @@ from mmgrpo.docgen.papers import (
     counts,
     paper_index,
     paper_section,
-    place_text,
+    group_text,
     state_text,
     summary,
 )
@@ -101,7 +101,7 @@ def paper_lines(applies_to: str | None, group: str | None) -> Iterator[Table | s
     yield _counted(papers)
     yield f"\n{summary(papers)}\n"
     for name, members in by_group(papers).items():
-        yield from _table(f"{name}: {place_text(name)}", ((p.row.id, _paper(p)) for p in members), 0)
+        yield from _table(f"{name}: {group_text(name)}", ((p.row.id, _paper(p)) for p in members), 0)
     yield "mmgrpo methods --paper ID describes a paper and its requirements."
 
 

@@ -45,16 +45,16 @@ PREAMBLE = """# Configuration
 
 Generated from the typed models by `python -m mmgrpo.docgen.configuration > docs/configuration.md`.
 
-A configuration is YAML. `include:` names files that are laid under it, in order, each a path (beside the file, or from
-the working directory) or a shipped name such as `methods/flow-grpo`; overrides `a.b=c` are laid over it. Mappings merge
-key by key, except that of two mappings with different `name` the upper one replaces the lower; everything else is
-replaced, and `a.b=null` clears a key. A run or a model is merged before the methods of the same `include:`, and a list
-that drops functions of a method is an error; a method's rewards are added to `rewards` ([methods](methods.md)). An
-unknown key is an error that names the nearest one. `use_paper_hparams: true`, or `use_paper_hparams=true`, puts the
-published scale of the included methods in force.
+A configuration is YAML. `include:` merges base files in order, each a path (relative to the file, or to the working
+directory) or a shipped name such as `methods/flow-grpo`; the file itself overrides them, and `a.b=c` on the command
+line overrides both. Mappings merge key by key, but a mapping with another `name` replaces the earlier one; all other
+values are replaced, and `a.b=null` clears a key. A run or a model is merged before the methods of the same `include:`,
+and a list that drops functions of a method raises an error; rewards of a method are added to `rewards`
+([methods](methods.md)). An unknown key is an error that names the nearest one. `use_paper_hparams: true`, or `use_paper_hparams=true`,
+applies the published scale of the included methods.
 
-"Named" is a name with its numbers beside it, `{name: clipped, low: 0.2, high: 0.2}`, or the bare name where it takes
-none; the names are listed [below](#names). The value that a run used stands in `config.yaml` of its folder."""
+"Named" is a name with its numbers, `{name: clipped, low: 0.2, high: 0.2}`, or the bare name if it takes none; the names
+are listed [below](#names). `config.yaml` in the run folder has the values of a run."""
 
 FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "prompts.sampler": PROMPT_SAMPLERS,

@@ -24,8 +24,9 @@ PREAMBLE = """# Methods
 
 Generated from the YAML files by `python -m mmgrpo.docgen.methods > docs/methods.md`.
 
-A method is a partial configuration that names functions of `mmgrpo.maths` and their numbers. Lay it over a model, the
-model first, and add prompts and rewards: a recipe is no more than that.
+A method is a partial configuration that names functions of `mmgrpo.maths` and their numbers. Include it after a model,
+and add prompts and rewards: a recipe is no more than that. `mmgrpo methods --for "entropy collapse"` searches the
+methods by the problem that they solve.
 
 ```yaml
 include: [models/sd3.5-medium, methods/flow-grpo]
@@ -33,52 +34,52 @@ prompts: {source: prompts.txt}
 rewards: [{name: jpeg_size}]
 ```
 
-A method's file sets what makes it that method and leaves the scale to the run: no batch, no learning rate, no number of
-steps. Those of the published run stand under `paper_hparams:` in the same file. `mmgrpo explain` says which of them a
-run has otherwise, and `use_paper_hparams: true` in the file that includes the method, or `use_paper_hparams=true` on
-the command line, puts them in force where the method lies: over the model, under what the file itself says, and under
-overrides. `mmgrpo methods NAME` shows a method's section of this page.
+The file of a method sets its mechanism and leaves the scale to the run: no batch size, no learning rate, no number of
+steps. The values of the published run are under `paper_hparams:` in the same file. `mmgrpo explain` lists the differences
+of a run from them. `use_paper_hparams: true` in the file that includes the method, or `use_paper_hparams=true` on the command line,
+merges them together with the method: they override the model; the file itself and overrides override them.
+`mmgrpo methods NAME` shows the section of a method on this page.
 
-`rewards:` are those of your run. No method replaces them, and they replace none of a method: a method that works
-by rewards states them under `method.rewards`, and they are added to yours. `added` rewards count beside yours.
-`substitutes` count in place of your verifiers: computed of them (`of: verifiers`), or without them, and then your
-verifiers are reported at weight 0. `fallback` rewards are the paper's, for a run that states none. A verifier is a
-reward with a weight above 0, but for those of form and length (`format`, `overlong`, ...); `verifier: true` or `false`
-at a reward overrides that. A reward of the run with the name and label of a method's overrides its settings one by one,
+`rewards:` are the rewards of your run. Methods add rewards under `method.rewards` and do not replace yours. `added`
+rewards count in addition to yours. `substitutes` count instead of your verifiers: they are computed from them
+(`of: verifiers`), or without them, and then your verifiers are reported at weight 0. `fallback` rewards are those of
+the paper, for a run without rewards. A verifier is a reward with a weight above 0, except rewards of format and length
+(`format`, `overlong`, ...); `verifier: true` or `false` at a reward overrides that. A reward of the run with the name
+and label of a method's reward overrides its settings one by one,
 `rewards: [{name: exact_match}, {name: rarity, marks: [<A>, <B>]}]`; one with its label and `from_method: NAME` replaces
-it, and counts as it does in what it does not state. A live function with its label replaces it too, unless it is the
-run's only verifier. `mmgrpo explain` lists the rewards of the run and where each is from.
+it, and keeps its settings where it has none. A live function with its label replaces it too, unless it is the only
+verifier of the run. `mmgrpo explain` lists the rewards of the run and their sources.
 
-`method.needs` names what a method needs of a run (a verifier, rows with images, an environment whose turns carry a
-reward, ...); a run that lacks it is an error before it starts. A run or a model is merged before the methods of the
-same `include:`, in either order, and a list such as `advantage.estimators` of your file that drops functions of a
-method is an error.
+`method.needs` lists the requirements of a method (a verifier, rows with images, an environment whose turns carry a
+reward, ...); a run that lacks one raises an error before it starts. A run or a model is merged before the methods of
+the same `include:`, in either order. A list of your file, such as `advantage.estimators`, that drops functions of a
+method raises an error.
 
 ## Writing one
 
-A file of your own is included by its path, and one of a package's as `methods/NAME`, the name of its entry point in
-the group `mmgrpo.methods`.
+Include a file of your own by its path, and one of a package as `methods/NAME`, the name of its entry point in the group
+`mmgrpo.methods`.
 
 ```yaml
 method:
   name: my-method
   title: My method
-  use_when: Use it when ...             # one sentence; mmgrpo methods --for searches it
-  paper: "2601.00001"                 # on arXiv; leave it out if it is not published
+  use_when: Use it when ...           # one sentence; mmgrpo methods --for searches it
+  paper: "2601.00001"                 # arXiv number; omit it if the method is not published
   kind: surrogates                    # a heading below
   applies_to: both                    # tokens, denoising, masked or both
   published_on: Qwen2.5-7B, all weights
-  needs: [verifier]                   # of the run; leave it out if there is nothing
-  rewards:                            # of the method; leave them out if it adds none
+  needs: [verifier]                   # requirements of the run, if any
+  rewards:                            # rewards of the method, if any
     fallback: [{name: exact_match}]
     added: [{name: rarity, of: verifiers, marks: [<COT>, <CODE>]}]
-  sources:                            # of every key, here and under published, where its value was read
+  sources:                            # the source of every key, here and under published
     method.rewards: eq. 2
     objective.surrogate: eq. 3
     rollout.group_size: app. B
     update.lr: app. B
-  deviations: [What differs from the paper, and why.]
-  evidence: [What was checked, and against what.]   # a number, the authors' code, a run that trained
+  deviations: [A difference from the paper, and its reason.]
+  evidence: [A check.]                # a number, the authors' code, a run that trained
 objective:
   surrogate: {name: clipped, low: 0.2, high: 0.3}
 paper_hparams:
@@ -86,10 +87,10 @@ paper_hparams:
   update: {lr: 1.0e-6}
 ```
 
-What belongs above `paper_hparams:` is what the paper compares with its baseline at equal cost: functions, bounds, the
-divergence and its weight, sampler, window, shared noise. What follows from the model, the data or the number of GPUs
-stands below.
-`tests/configs` holds every shipped file to it: each key has a source, the file lies over every model, and trains.
+Above `paper_hparams:` belong the settings that the paper compares with its baseline at equal cost: functions, bounds, the
+divergence and its weight, sampler, window, shared noise. Settings that depend on the model, the data or the number of
+GPUs belong under `paper_hparams:`.
+`tests/configs` checks every shipped file: each key has a source, and the file merges with every model and trains.
 """
 
 

@@ -1,7 +1,6 @@
-"""The papers of the survey, and how far each is in: ``python -m mmgrpo.docgen.papers > docs/papers.md``.
+"""The surveyed papers and their state: ``python -m mmgrpo.docgen.papers > docs/papers.md``.
 
-``configs/papers.jsonl`` has a line for each. That a paper has a file is read off the files: one of its name, or
-one that says its arXiv number.
+``configs/papers.jsonl`` has a line per paper. A paper has a file if a file has its name or its arXiv number.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from mmgrpo.system.yamls import parse_yaml
 LEDGER = CONFIGS / "papers.jsonl"
 
 RUNS = ("recipes", "papers")
-"""Folders of whole runs."""
+"""Folders of complete runs."""
 
 TIERS = ("core", "recipe", "extension")
 
@@ -35,13 +34,13 @@ State = Literal["file", "setting", "open"]
 STATES: tuple[State, ...] = ("file", "setting", "open")
 
 GROUPS: Mapping[str, tuple[str, str | None]] = {
-    "none": ("Nothing that is not there", "advantage, objective, rewards"),
+    "none": ("No new function", "advantage, objective, rewards"),
     "advantage_fn": ("Advantages of a group", "advantage.scale"),
     "surrogate_fn": ("Surrogates", "objective.surrogate"),
-    "ratio_level_fn": ("Levels of the ratio", "objective.ratio_level"),
+    "ratio_level_fn": ("Ratio levels", "objective.ratio_level"),
     "selection_fn": ("Selections of decisions", "objective.selections"),
-    "aggregate_fn": ("Means of a loss", "objective.aggregate"),
-    "sampler_fn": ("Samplers, of denoisers alone", "policy.sampler"),
+    "aggregate_fn": ("Aggregates of a loss", "objective.aggregate"),
+    "sampler_fn": ("Samplers of denoising policies", "policy.sampler"),
     "peft_setting": ("Adapters other than LoRA and DoRA", None),
     "reward_group": ("Rewards of a whole group", "rewards"),
     "reward_task": ("Verifiers of a task", "rewards"),
@@ -49,51 +48,51 @@ GROUPS: Mapping[str, tuple[str, str | None]] = {
     "reward_model_scalar": ("Reward models of texts, and served solvers", "rewards"),
     "reward_execution": ("Rewards that execute", "rewards"),
     "scoped_rewards": ("Rewards of spans, steps and ranks", "advantage.estimators"),
-    "decision_credit": ("What each decision is worth", "advantage.estimators"),
-    "sample_filter": ("Which members train", "advantage.filters"),
+    "decision_credit": ("Credit of each decision", "advantage.estimators"),
+    "sample_filter": ("Filters of group members", "advantage.filters"),
     "group_losses": ("Losses of a whole group", "objective.terms"),
     "decision_numbers": ("Bounds and weights of single decisions", "objective.modulations"),
-    "aux_losses": ("Losses beside the objective", "auxiliary"),
+    "aux_losses": ("Auxiliary losses", "auxiliary"),
     "views": ("The same tokens under other weights or another prompt", "views"),
-    "vocab_terms": ("What the distribution says beyond the drawn token", "objective.terms, objective.modulations"),
+    "vocab_terms": ("Terms of the full token distribution", "objective.terms, objective.modulations"),
     "rounds": ("Rollouts in rounds, groups of any size", "rollout.strategy"),
-    "forest": ("Trunks, branches and exits", "rollout.tree, rollout.strategy"),
-    "contexts": ("Members in contexts of their own", "rollout.prompt_templates"),
-    "foreign_members": ("Rows that the policy of now did not draw", "objective.off_policy"),
-    "prompt_state": ("What is remembered of prompts, and sampling by it", "prompts.sampler"),
+    "forest": ("Trees: shared prefixes, branches and exits", "rollout.tree, rollout.strategy"),
+    "contexts": ("Separate prompts for group members", "rollout.prompt_templates"),
+    "foreign_members": ("Off-policy rows", "objective.off_policy"),
+    "prompt_state": ("Statistics of prompts, and sampling by them", "prompts.sampler"),
     "prompt_mixture": ("Several prompt sources", "prompts.sources"),
-    "schedules": ("Numbers that change over the run", "schedules"),
-    "reference_update": ("References that move", "reference"),
-    "forward_process": ("Losses on samples that are noised again", "rollout.training_states"),
-    "trainer_hooks": ("The optimiser's step and the weights", "update.hooks"),
+    "schedules": ("Settings that change over the run", "schedules"),
+    "reference_update": ("Reference updates", "reference"),
+    "forward_process": ("Losses on re-noised samples", "rollout.training_states"),
+    "trainer_hooks": ("Optimizer step and weights", "update.hooks"),
     "multi_turn": ("Turns, tools and environments", "rollout.environment"),
     "staged_rollouts": ("Rollouts of several calls: proposer and solver, drafts, chunks", None),
-    "critic": ("A learned value of states", "critic"),
-    "policy_handle": ("Rewards that ask the policy itself", None),
+    "critic": ("A learned value function", "critic"),
+    "policy_handle": ("Rewards computed by the policy", None),
     "internals": ("Hidden states, attention maps, curvature", None),
     "policy_masked": ("Policies of masked tokens", "policy.name: masked, policy.reading"),
     "policy_image_tokens": ("Policies of image tokens", "policy.name: image_tokens"),
-    "policy_audio": ("Policies that hear", "policy.model and the sounds of prompts"),
-    "policy_robotics": ("Policies in robots' environments", "policy.name"),
-    "policy_other": ("Policies that are one of a kind", None),
-    "data_pipeline": ("Data made outside a run", None),
+    "policy_audio": ("Audio policies", "policy.model and the audio of prompts"),
+    "policy_robotics": ("Policies in robot environments", "policy.name"),
+    "policy_other": ("Other policies", None),
+    "data_pipeline": ("Data generated outside a run", None),
     "scale": ("Engines for sampling at scale", None),
 }
-"""What papers add, by name: heading, and the key of a run where its functions go; None: it has no place yet."""
+"""Contribution of papers -> heading, and the configuration key of its functions; None: not supported yet."""
 
 PREAMBLE = """# Papers
 
 Generated from `configs/papers.jsonl` and the YAML files by `python -m mmgrpo.docgen.papers > docs/papers.md`. On the
-command line: `mmgrpo methods --papers`, of one `mmgrpo methods --paper ID`.
+command line: `mmgrpo methods --papers`, or `mmgrpo methods --paper ID` for one paper.
 
-A paper that has a *file* is included by it; [methods](methods.md) has the source of each value and what the file does
-otherwise. A *setting* needs none: its line says what to set, and what that leaves out. What is *open* says what the
-paper adds: where the groups that it needs have their place, that is a function, a line in a registry and a YAML
-([extending](extending.md)); where one has none, it is missing from the engine. Core are the objectives and rollouts,
-recipes are data, rewards and stages over them, extensions are further from GRPO.
+A paper with a *file* is implemented by that file; [methods](methods.md) has the source of each value and the
+deviations. A *setting* needs no file: the row has the settings, and the parts that they do not cover. The row of an
+*open* paper has its contribution: if every group that it needs has a configuration key, the paper needs a function, a
+line in a registry and a YAML ([extending](extending.md)); otherwise the engine does not support it yet. Core papers are
+objectives and rollouts, recipes are data, rewards and stages, extensions are further from GRPO.
 
-A new file closes its paper's row by having its name, or its arXiv number where the row says one. What its row says of
-it counts for nothing from then on.
+A new file completes the row of its paper if it has its name, or its arXiv number if the row has one. The state in the
+row is then ignored.
 """
 
 
@@ -103,28 +102,28 @@ class PaperRow(Section):
     id: str
     title: str
     tier: Literal["core", "recipe", "extension"]
-    arxiv: str | None = Field(default=None, description="where no file of the paper's own name says it")
-    group: str = Field(description="of GROUPS: what it adds first of all")
+    arxiv: str | None = Field(default=None, description="arXiv number, if no file of that name has it")
+    group: str = Field(description="main contribution, a key of GROUPS")
     studied_on: str = Field(description="kind of model in its experiments")
-    needs: tuple[str, ...] = Field(default=(), description="of GROUPS")
-    files: tuple[str, ...] = Field(default=(), description="those that have neither its name nor its number")
-    setting: str | None = Field(default=None, description="what to set, if that is all")
-    leaves_out: str | None = Field(default=None, description="what the setting does not cover")
-    adds: str | None = Field(default=None, description="what the engine is not told by any setting")
-    code: str | None = Field(default=None, description="where its formula was read: repository and file")
+    needs: tuple[str, ...] = Field(default=(), description="required groups, keys of GROUPS")
+    files: tuple[str, ...] = Field(default=(), description="files without its name and number")
+    setting: str | None = Field(default=None, description="settings that implement it, if it needs no file")
+    leaves_out: str | None = Field(default=None, description="parts that the setting does not cover")
+    adds: str | None = Field(default=None, description="contribution that no setting covers")
+    code: str | None = Field(default=None, description="source of its formula: repository and file")
     unread: bool = Field(default=False, description="its formula was not read, in the paper or in its code")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paper:
-    """A paper, and how far it is in.
+    """A paper and its files.
 
     Attributes:
         row: its line in the ledger.
-        files: what includes it.
-        arxiv: its number; empty if nobody wrote it down.
-        applies_to: the policies that its files are for, in words; without one, what it was studied on.
-        evidence: what was checked of its files.
+        files: names of its files.
+        arxiv: arXiv number; empty if it is not recorded.
+        applies_to: the policies that its files are for, in words; without a file, those of its experiments.
+        evidence: checks of its files.
     """
 
     row: PaperRow
@@ -135,28 +134,28 @@ class Paper:
 
     @property
     def state(self) -> State:
-        """How far it is in."""
+        """The state of the paper."""
         if self.files:
             return "file"
         return "setting" if self.row.setting else "open"
 
     @property
     def lacks(self) -> tuple[str, ...]:
-        """The groups that it needs and that have no place in the engine."""
+        """The groups that it needs and that the engine does not support."""
         return tuple(name for name in self.row.needs if GROUPS[name][1] is None)
 
 
 def ledger(path: Path = LEDGER) -> list[PaperRow]:
-    """The lines of the ledger.
+    """The rows of the ledger.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Returns:
-        One row a paper, in the order of the file.
+        A row per paper, in the order of the file.
 
     Raises:
-        ConfigError: a line is no row, or names a group that there is not.
+        ConfigError: a line is no valid row, or names an unknown group.
     """
     lines = path.read_text(encoding="utf-8").splitlines()
     rows = [_parse_row(f"{path.name}, line {number}", line) for number, line in enumerate(lines, 1)]
@@ -167,13 +166,13 @@ def ledger(path: Path = LEDGER) -> list[PaperRow]:
 
 
 def paper_index(methods: Iterable[MethodRow] | None = None) -> list[Paper]:
-    """The papers of the ledger, with the files that they have.
+    """The papers of the ledger with their files.
 
     Args:
-        methods: of the index; None: those that are shipped and those of other packages.
+        methods: rows of the method index; None: all methods.
 
     Returns:
-        One a line of the ledger.
+        A paper per row of the ledger.
     """
     method_rows = method_index() if methods is None else methods
     files = [_file(row) for row in method_rows]
@@ -182,13 +181,13 @@ def paper_index(methods: Iterable[MethodRow] | None = None) -> list[Paper]:
 
 
 def unlisted(papers: Iterable[Paper], methods: Iterable[MethodRow]) -> list[MethodRow]:
-    """Methods whose paper has no line in the ledger."""
+    """Methods whose paper is not in the ledger."""
     includes = {include for paper in papers for include in paper.files}
     return [method for method in methods if method.include not in includes]
 
 
 def by_group(papers: Iterable[Paper]) -> dict[str, list[Paper]]:
-    """The papers by the group that each adds first of all; groups without one are left out."""
+    """The papers by the group of their main contribution, without empty groups."""
     members_by_group: dict[str, list[Paper]] = {name: [] for name in GROUPS}
     for paper in papers:
         members_by_group[paper.row.group].append(paper)
@@ -196,20 +195,20 @@ def by_group(papers: Iterable[Paper]) -> dict[str, list[Paper]]:
 
 
 def counts(papers: Iterable[Paper]) -> list[tuple[str, ...]]:
-    """Rows of a table: group, how many papers of each tier, how many in each state; the last row sums up."""
+    """Rows of a table: group, number of papers per tier, number per state; the last row has the totals."""
     groups = by_group(papers)
     rows = [_count_row(name, members) for name, members in groups.items()]
     return [*rows, _count_row("all", [paper for members in groups.values() for paper in members])]
 
 
 def summary(papers: Iterable[Paper]) -> str:
-    """The counts in a sentence, and of those that are open, how many the engine has no place for."""
+    """The counts in a sentence, and the number of open papers that the engine does not support."""
     papers = list(papers)
     states = Counter(paper.state for paper in papers)
     missing = sum(paper.state == "open" and bool(paper.lacks) for paper in papers)
     return (
         f"{len(papers)} papers: {states['file']} have a file, {states['setting']} are a setting, {states['open']} are "
-        f"open, of which {missing} need something that has no place in the engine yet."
+        f"open, of which {missing} need a feature that the engine does not have yet."
     )
 
 
@@ -218,28 +217,28 @@ HEAD = ("group", *TIERS, *STATES)
 
 
 def state_text(paper: Paper) -> str:
-    """How far a paper is in, in one line."""
+    """The state of a paper, in one line."""
     row = paper.row
     if paper.files:
         return ", ".join(paper.files)
     if row.setting:
         return f"setting: {row.setting}" + (f"; leaves out: {row.leaves_out}" if row.leaves_out else "")
-    unread = " Its formula is to be read first." if row.unread else ""
-    lacks = f" No place yet for: {', '.join(paper.lacks)}." if paper.lacks else ""
+    unread = " Its formula has not been read yet." if row.unread else ""
+    lacks = f" Not supported yet: {', '.join(paper.lacks)}." if paper.lacks else ""
     return f"open: {row.adds}.{lacks}{unread}"
 
 
 def paper_section(name: str) -> str:
-    """What is known of one paper.
+    """The section of a paper.
 
     Args:
-        name: its id or its arXiv number, or those of a method that is outside of the ledger.
+        name: id or arXiv number of the paper, or those of a method whose paper is not in the ledger.
 
     Returns:
         Markdown.
 
     Raises:
-        UnknownNameError: there is none; those whose id holds the name are named.
+        UnknownNameError: there is no such paper; the message lists ids that contain the name.
     """
     methods = method_index()
     papers, query = paper_index(methods), name.lower()
@@ -248,29 +247,29 @@ def paper_section(name: str) -> str:
             return "\n".join(_section(paper)) + "\n"
     for row in unlisted(papers, methods):
         if query in (row.method.name.lower(), row.method.paper):
-            return f"## {row.method.title}\n\n{_unlisted(row)}, is not among the papers that were surveyed.\n"
+            return f"## {row.method.title}\n\n{_unlisted(row)}, is not in the survey.\n"
     near = ", ".join(paper.row.id for paper in papers if query in paper.row.id.lower())
     hint = f"there are {near}" if near else "mmgrpo methods --papers lists them"
     raise UnknownNameError(f"no paper {name!r}; {hint}")
 
 
 def papers_page(papers: Iterable[Paper], others: Iterable[MethodRow]) -> str:
-    """The ledger as a page of Markdown.
+    """The ledger as a Markdown page.
 
     Args:
-        papers: those of the ledger.
-        others: methods whose paper is not among them.
+        papers: papers of the ledger.
+        others: methods whose paper is not in the ledger.
 
     Returns:
-        Counts, a table for each group, and the others.
+        Counts, a table per group, and the others.
     """
     papers = list(papers)
     lines = [PREAMBLE, "## How many", "", summary(papers), "", f"| {' | '.join(HEAD)} |", f"|{' --- |' * len(HEAD)}"]
     lines += [f"| {' | '.join(row)} |" for row in counts(papers)]
     for name, members in by_group(papers).items():
-        lines += ["", f"## {name}", "", f"{place_text(name)}.", "", "| id | paper | tier | state |", "|" + " --- |" * 4]
+        lines += ["", f"## {name}", "", f"{group_text(name)}.", "", "| id | paper | tier | state |", "|" + " --- |" * 4]
         lines += [f"| `{p.row.id}` | {_title_link(p)} | {p.row.tier} | {_cell(state_text(p))} |" for p in members]
-    lines += ["", "## Not among them", "", "Files of papers that were not part of the survey.", ""]
+    lines += ["", "## Other papers", "", "Files of papers outside of the survey.", ""]
     lines += [f"- {_unlisted(method)}" for method in others]
     return "\n".join(lines) + "\n"
 
@@ -280,10 +279,10 @@ def _unlisted(row: MethodRow) -> str:
     return f"`{row.include}`: {row.method.title}, {where}"
 
 
-def place_text(group: str) -> str:
-    """What a group of papers adds, and where that goes."""
-    heading, place = GROUPS[group]
-    return f"{heading}; {'no place yet' if place is None else f'set in {place}'}"
+def group_text(group: str) -> str:
+    """The contribution of a group of papers, and its configuration key."""
+    heading, key = GROUPS[group]
+    return f"{heading}; {'not supported yet' if key is None else f'set in {key}'}"
 
 
 def _parse_row(where: str, line: str) -> PaperRow:
@@ -295,7 +294,7 @@ def _parse_row(where: str, line: str) -> PaperRow:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of a paper: what includes it, its name, its arXiv number, whom it is for and what was checked of it."""
+    """A file of a paper: its include name, name, arXiv number, kinds of policies and evidence."""
 
     include: str
     name: str
@@ -310,7 +309,7 @@ def _file(row: MethodRow) -> _File:
 
 
 def _run_file(include: str) -> _File:
-    """What a run's file itself says, not what it includes."""
+    """The file of a complete run, without the values that it includes."""
     values = parse_yaml(find_config(include).read_text(encoding="utf-8"))
     section = values.get("recipe") or values.get("method") or {}
     return _File(
@@ -319,7 +318,7 @@ def _run_file(include: str) -> _File:
 
 
 def _is_of(row: PaperRow, arxiv: str, file: _File) -> bool:
-    """The number decides where both have one; several papers have a name in common."""
+    """Whether a file is of a paper: by number if both have one, because papers share names, else by name."""
     return file.number == arxiv if file.number and arxiv else file.name == row.id
 
 
@@ -352,9 +351,9 @@ def _section(paper: Paper) -> Iterator[str]:
     if paper.arxiv:
         yield f"arXiv:{paper.arxiv}."
     yield from ("", f"- {state_text(paper)}")
-    yield from (f"- needs `{name}`: {place_text(name)}" for name in row.needs)
+    yield from (f"- needs `{name}`: {group_text(name)}" for name in row.needs)
     if row.code:
-        yield f"- its formula was read in {row.code}"
+        yield f"- source of its formula: {row.code}"
     yield from (f"- checked: {evidence}" for evidence in paper.evidence)
 
 
