@@ -15,9 +15,9 @@ from mmgrpo.docgen.papers import (
     Paper,
     by_group,
     counts,
+    group_text,
     paper_index,
     paper_section,
-    group_text,
     state_text,
     summary,
 )
