@@ -50,8 +50,8 @@ directory) or a shipped name such as `methods/flow-grpo`; the file itself overri
 line overrides both. Mappings merge key by key, but a mapping with another `name` replaces the earlier one; all other
 values are replaced, and `a.b=null` clears a key. A run or a model is merged before the methods of the same `include:`,
 and a list that drops functions of a method raises an error; rewards of a method are added to `rewards`
-([methods](methods.md)). An unknown key is an error that names the nearest one. `use_paper_hparams: true`, or `use_paper_hparams=true`,
-applies the published scale of the included methods.
+([methods](methods.md)). An unknown key is an error that names the nearest one. `use_paper_hparams: true`, or
+`use_paper_hparams=true`, applies the published scale of the included methods.
 
 "Named" is a name with its numbers, `{name: clipped, low: 0.2, high: 0.2}`, or the bare name if it takes none; the names
 are listed [below](#names). `config.yaml` in the run folder has the values of a run."""

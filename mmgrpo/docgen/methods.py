@@ -35,9 +35,10 @@ rewards: [{name: jpeg_size}]
 ```
 
 The file of a method sets its mechanism and leaves the scale to the run: no batch size, no learning rate, no number of
-steps. The values of the published run are under `paper_hparams:` in the same file. `mmgrpo explain` lists the differences
-of a run from them. `use_paper_hparams: true` in the file that includes the method, or `use_paper_hparams=true` on the command line,
-merges them together with the method: they override the model; the file itself and overrides override them.
+steps. The values of the published run are under `paper_hparams:` in the same file. `mmgrpo explain` lists the
+differences of a run from them. `use_paper_hparams: true` in the file that includes the method, or
+`use_paper_hparams=true` on the command line, merges them together with the method: they override the model; the file
+itself and overrides override them.
 `mmgrpo methods NAME` shows the section of a method on this page.
 
 `rewards:` are the rewards of your run. Methods add rewards under `method.rewards` and do not replace yours. `added`
@@ -73,7 +74,7 @@ method:
   rewards:                            # rewards of the method, if any
     fallback: [{name: exact_match}]
     added: [{name: rarity, of: verifiers, marks: [<COT>, <CODE>]}]
-  sources:                            # the source of every key, here and under published
+  sources:                            # the source of every key, here and in paper_hparams
     method.rewards: eq. 2
     objective.surrogate: eq. 3
     rollout.group_size: app. B
@@ -87,9 +88,9 @@ paper_hparams:
   update: {lr: 1.0e-6}
 ```
 
-Above `paper_hparams:` belong the settings that the paper compares with its baseline at equal cost: functions, bounds, the
-divergence and its weight, sampler, window, shared noise. Settings that depend on the model, the data or the number of
-GPUs belong under `paper_hparams:`.
+Above `paper_hparams:` belong the settings that the paper compares with its baseline at equal cost: functions, bounds,
+the divergence and its weight, sampler, window, shared noise. Settings that depend on the model, the data or the number
+of GPUs belong under `paper_hparams:`.
 `tests/configs` checks every shipped file: each key has a source, and the file merges with every model and trains.
 """
 
