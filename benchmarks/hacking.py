@@ -18,7 +18,7 @@ from typing import Any
 
 from mmgrpo import Trainer, load_config
 from mmgrpo.config import RunConfig
-from mmgrpo.data.prompts import load_prompts_of
+from mmgrpo.data.prompt_loading import load_prompts_of
 from mmgrpo.runs.checkpoint import weights_folder
 from mmgrpo.training.build import build_policy, build_rewards
 

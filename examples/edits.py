@@ -15,7 +15,7 @@ from mmgrpo.examples.digits import SIDE, DigitSplit, Labels, Pixels, load_split,
 from sklearn.svm import SVC
 from threadpoolctl import threadpool_limits
 
-from mmgrpo.data.media import opened
+from mmgrpo.data.image_loading import load_image
 from mmgrpo.errors import DataError
 from mmgrpo.types import Example, Prompt, Sample
 
@@ -160,7 +160,7 @@ def _distances(sample: Sample) -> dict[str, float] | None:
     """Root mean squares between the image and each edit of its source, and the source, under ``""``."""
     if sample.image is None or len(sample.prompt.images) == 0:
         return None
-    source, generated = to_pixels(opened(sample.prompt.images[0])), to_pixels(sample.image)
+    source, generated = to_pixels(load_image(sample.prompt.images[0])), to_pixels(sample.image)
     targets = {"": source, **{name: edit(source) for name, edit in EDITS.items()}}
     return {name: float(np.sqrt(((generated - target) ** 2).mean())) for name, target in targets.items()}
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mmgrpo.algorithm import Algorithm
     from mmgrpo.config import RunConfig
     from mmgrpo.config.loading import load_config
-    from mmgrpo.data.prompts import load_prompts_of
+    from mmgrpo.data.prompt_loading import load_prompts_of
     from mmgrpo.distributed.job import Job
     from mmgrpo.scoring import Scorer
     from mmgrpo.training.auxiliary import Auxiliaries
@@ -60,7 +60,7 @@ HOMES = {
     "collect_rollouts": "mmgrpo.training.rollout_rounds",
     "score_rollouts": "mmgrpo.training.score_rollouts",
     "update_policy": "mmgrpo.training.update_policy",
-    "load_prompts_of": "mmgrpo.data.prompts",
+    "load_prompts_of": "mmgrpo.data.prompt_loading",
     "update_prompt_stats": "mmgrpo.training.prompt_stats",
     "read_prompt_stats": "mmgrpo.training.prompt_stats",
     "step_prompt_stats": "mmgrpo.training.prompt_stats",

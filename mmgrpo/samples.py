@@ -63,7 +63,7 @@ class Prompt:
         text: the prompt as text.
         images: input images (an image to edit, the image of a question).
         videos: input videos, each a sequence of frames or a path.
-        audios: input audio, each an ``Audio``, a path, or another form that ``mmgrpo.data.sounds`` opens.
+        audios: input audio, each an ``Audio``, a path, or another form that ``mmgrpo.data.audio_loading`` opens.
         messages: the prompt as chat messages, for models that take turns instead of one text.
         negative: the negative prompt of classifier-free guidance; None leaves the pipeline's default.
         columns: further columns of the data row, passed to every reward unchanged.

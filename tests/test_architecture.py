@@ -61,10 +61,10 @@ CONTRACTS = (
     "layouts",
     "shards",
     "outline",
-    "data.media",
-    "data.sounds",
+    "data.image_loading",
+    "data.audio_loading",
 )
-CONTRACTS += ("data.sounds", "serving.wire", "system.lazy", "system.extras", "system.hub", "system.targets")
+CONTRACTS += ("data.audio_loading", "serving.wire", "system.lazy", "system.extras", "system.hub", "system.targets")
 CONTRACTS += (
     "system.bounded_http",
     "system.out_of_memory",

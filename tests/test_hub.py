@@ -19,7 +19,7 @@ ASKED = ("gated/model", "nobody/nothing", "old/model", "./no/folder", "/no/such/
 LOAD = """
 import json, sys
 from mmgrpo.errors import MmgrpoError
-from mmgrpo.data.prompts import load_prompts
+from mmgrpo.data.prompt_loading import load_prompts
 from mmgrpo.policies.diffusion.pipeline_loading import load_pipeline
 from mmgrpo.policies.diffusion.settings import DenoisingSettings
 from mmgrpo.policies.language.language_loading import load_model

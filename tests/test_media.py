@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmgrpo.data.media import Gallery, embedded, opened
+from mmgrpo.data.image_loading import LazyImages, decode_image_text, load_image
 from mmgrpo.errors import DataError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)
@@ -44,7 +44,7 @@ def test_every_form_gives_the_same_picture(path: Path):
         f"data:image/png;base64,{text}",
     ]
     for form in forms:
-        image = opened(form)
+        image = load_image(form)
         assert image.mode == "RGB"
         assert np.array_equal(np.asarray(image), PIXELS), form
 
@@ -53,23 +53,23 @@ def test_orientation_is_applied_once(tmp_path: Path):
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned 90 degrees clockwise
     Image.fromarray(PIXELS).save(tmp_path / "turned.png", exif=exif)
-    once = opened(tmp_path / "turned.png")
+    once = load_image(tmp_path / "turned.png")
     assert np.array_equal(np.asarray(once), np.rot90(PIXELS, -1))
-    assert np.array_equal(np.asarray(opened(once)), np.rot90(PIXELS, -1))
+    assert np.array_equal(np.asarray(load_image(once)), np.rot90(PIXELS, -1))
 
 
 def test_every_mode_becomes_rgb_and_transparency_white():
-    grey = opened(Image.fromarray(PIXELS[..., 0]))
+    grey = load_image(Image.fromarray(PIXELS[..., 0]))
     assert np.array_equal(np.asarray(grey), np.repeat(PIXELS[..., :1], 3, axis=2))
     layer = Image.new("RGBA", (3, 1), (200, 0, 0, 255))
     layer.putpixel((1, 0), (200, 0, 0, 0))
     layer.putpixel((2, 0), (255, 0, 0, 51))  # 51 / 255 = 0.2 of red over 0.8 of white
-    assert np.asarray(opened(layer)).tolist() == [[[200, 0, 0], [255, 255, 255], [255, 204, 204]]]
+    assert np.asarray(load_image(layer)).tolist() == [[[200, 0, 0], [255, 255, 255], [255, 204, 204]]]
 
 
 def test_the_given_image_is_left_as_it_is():
     image = Image.fromarray(PIXELS)
-    opened(image).putpixel((0, 0), (0, 0, 0))
+    load_image(image).putpixel((0, 0), (0, 0, 0))
     assert np.array_equal(np.asarray(image), PIXELS)
 
 
@@ -89,16 +89,18 @@ def test_what_cannot_be_opened_is_named(path: Path, tmp_path: Path):
     ]
     for image, said in cases:
         with pytest.raises(DataError, match=said):
-            opened(image)
+            load_image(image)
 
 
 def test_only_images_count_as_base64():
-    assert embedded("a/folder/of/words" * 10) is None
-    assert embedded(base64.b64encode(b"some text that is long enough to be taken for an image").decode()) is None
+    assert decode_image_text("a/folder/of/words" * 10) is None
+    assert (
+        decode_image_text(base64.b64encode(b"some text that is long enough to be taken for an image").decode()) is None
+    )
 
 
 def test_a_gallery_opens_what_is_looked_at(path: Path):
-    gallery = Gallery([path, "absent.png", Image.fromarray(PIXELS)])
+    gallery = LazyImages([path, "absent.png", Image.fromarray(PIXELS)])
     assert len(gallery) == 3
     assert [image.size for image in gallery[::2]] == [(5, 3), (5, 3)]
     assert np.array_equal(np.asarray(gallery[0]), PIXELS)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from mmgrpo.cli import app
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import CONFIGS, load_config, shipped
-from mmgrpo.data.prompts import load_prompts_of
+from mmgrpo.data.prompt_loading import load_prompts_of
 from mmgrpo.errors import DataError
 
 NOTE = (

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from mmgrpo.cli import app
 from mmgrpo.config.loading import find_config, load_config
 from mmgrpo.config.registry import decides, is_scheduled, names, resolve, settings_type
-from mmgrpo.data.prompts import load_prompts_of
+from mmgrpo.data.prompt_loading import load_prompts_of
 from mmgrpo.doctor.examination import examine
 from mmgrpo.errors import ConfigError
 from mmgrpo.testing import LAWS, Subject

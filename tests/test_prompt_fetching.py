@@ -21,9 +21,9 @@ from mmgrpo.policies.diffusion.denoising_rows import DenoisingRow
 from PIL import Image
 
 from mmgrpo.config.loading import validated
-from mmgrpo.data.media import is_fetched, opened
+from mmgrpo.data.image_loading import is_fetched, load_image
+from mmgrpo.data.prompt_loading import load_prompts, load_prompts_of
 from mmgrpo.data.prompt_media import MAX_BYTES
-from mmgrpo.data.prompts import load_prompts, load_prompts_of
 from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt
 from tests.policies.tiny_language import policy_of
@@ -174,7 +174,7 @@ def test_what_lies_here_is_read(tmp_path: Path) -> None:
 
 
 def colours(prompt: Prompt) -> list[int]:
-    return [opened(image).getpixel((0, 0))[0] for image in prompt.images]  # pyright: ignore
+    return [load_image(image).getpixel((0, 0))[0] for image in prompt.images]  # pyright: ignore
 
 
 def test_with_the_setting_images_are_fetched_when_they_are_looked_at(server: Server, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_pipe_is_no_image(tmp_path: Path) -> None:
     """It would be waited for for ever."""
     os.mkfifo(tmp_path / "pipe.png")
     with pytest.raises(DataError, match=r"pipe.png is no ordinary file"):
-        opened(str(tmp_path / "pipe.png"))
+        load_image(str(tmp_path / "pipe.png"))
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "p", "video": "pipe.png"}) + "\n")
     with pytest.raises(DataError, match=r"line 1: .*pipe.png is no ordinary file"):
         load_prompts(tmp_path / "rows.jsonl")

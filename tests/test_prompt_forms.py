@@ -17,8 +17,8 @@ from datasets import Image as ImageFeature
 from PIL import Image
 from trl.data_utils import prepare_multimodal_messages
 
-from mmgrpo.data.media import opened
-from mmgrpo.data.prompts import load_prompts
+from mmgrpo.data.image_loading import load_image
+from mmgrpo.data.prompt_loading import load_prompts
 from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt
 from tests.policies.tiny_language import policy_of
@@ -45,7 +45,7 @@ def png(colour: int) -> bytes:
 
 
 def colours(prompt: Prompt) -> list[int]:
-    return [opened(image).getpixel((0, 0))[0] for image in prompt.images]  # pyright: ignore
+    return [load_image(image).getpixel((0, 0))[0] for image in prompt.images]  # pyright: ignore
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from PIL import Image
 
 from mmgrpo.config.loading import validated
 from mmgrpo.data import sounds
+from mmgrpo.data.audio_loading import load_audio
 from mmgrpo.data.clips import encoded
-from mmgrpo.data.media import opened
-from mmgrpo.data.prompts import load_prompts, load_prompts_of
-from mmgrpo.data.sounds import heard
+from mmgrpo.data.image_loading import load_image
+from mmgrpo.data.prompt_loading import load_prompts, load_prompts_of
 from mmgrpo.data.videos import require_video
 from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt
@@ -84,7 +84,7 @@ def test_what_lies_outside_is_refused_unless_it_is_allowed(form: str, outside: P
     (prompt,) = load_prompts(file, pictures=pictures, allow_outside=True)
     shown = [*prompt.columns.get("mask", ()), *prompt.images]
     if shown:
-        assert opened(shown[-1]).getpixel((0, 0)) == (200, 0, 0)
+        assert load_image(shown[-1]).getpixel((0, 0)) == (200, 0, 0)
 
 
 @pytest.mark.parametrize("end", ["file://{}/a.zip", "local://{}/a.zip", "{}/linked/a.zip", "../outside/a.zip"])
@@ -115,7 +115,7 @@ def test_what_lies_within_is_read_whatever_it_is_called(outside: Path, monkeypat
             monkeypatch.chdir(data if folder == Path() else outside)
             written({"prompt": "p", "image": name}, data)
             (prompt,) = load_prompts(folder / "rows.jsonl")
-            assert opened(prompt.images[0]).getpixel((0, 0)) == (0, 7, 0)
+            assert load_image(prompt.images[0]).getpixel((0, 0)) == (0, 7, 0)
 
 
 def test_stored_images_that_are_paths_are_refused_in_any_column(outside: Path) -> None:
@@ -163,9 +163,9 @@ def test_a_picture_that_would_unpack_to_too_much_is_an_error_of_its_row(side: in
     with pytest.raises(DataError, match=r"line 1: .*bomb.png cannot be opened as an image \(Decompression"):
         load_prompts(written({"prompt": "p", "image": "bomb.png"}, tmp_path))
     with pytest.raises(DataError, match=r"bomb.png cannot be opened as an image \(Decompression"):
-        opened(tmp_path / "bomb.png")
+        load_image(tmp_path / "bomb.png")
     with pytest.raises(DataError, match=r"cannot be opened as an image \(Decompression"):
-        opened(bomb(side))
+        load_image(bomb(side))
 
 
 def test_a_video_with_frames_that_large_is_refused_where_it_is_read(
@@ -185,7 +185,7 @@ def test_a_video_with_frames_that_large_is_refused_where_it_is_read(
 
 
 def test_a_sound_that_would_unpack_to_too_much_is_refused(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert heard(str(outside / "a.wav")).values.shape == (1, 80)
+    assert load_audio(str(outside / "a.wav")).values.shape == (1, 80)
     monkeypatch.setattr(sounds, "MAX_VALUES", 79)
     with pytest.raises(DataError, match=r"a.wav cannot be opened as a sound .*it has more than 79 values"):
-        heard(str(outside / "a.wav"))
+        load_audio(str(outside / "a.wav"))

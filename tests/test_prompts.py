@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict, Features, List, Value
 from datasets import Image as ImageFeature
 from PIL import Image
 
-from mmgrpo.data.prompts import load_prompts
+from mmgrpo.data.prompt_loading import load_prompts
 from mmgrpo.data.stream import PromptStream
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Prompt

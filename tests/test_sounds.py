@@ -17,9 +17,9 @@ import torch
 from datasets import Audio as AudioFeature
 from datasets import Dataset, DatasetInfo, Features, Value
 
+from mmgrpo.data.audio_loading import audio_from_array, encode_wav, load_audio, resample_audio
 from mmgrpo.data.keys import prompt_keys
-from mmgrpo.data.prompts import load_prompts
-from mmgrpo.data.sounds import at_rate, from_array, heard, wav
+from mmgrpo.data.prompt_loading import load_prompts
 from mmgrpo.data.spectrograms import SPECTRUM, WAVE, WIDTH, spectrogram
 from mmgrpo.errors import DataError
 from mmgrpo.runs.prompt_samples import PromptSamples, write_prompt_samples
@@ -37,7 +37,7 @@ def scores(count: int) -> Scores:
 
 
 def same(found: Any, expected: Audio, *, within: float = 0.0) -> bool:
-    opened = heard(found)
+    opened = load_audio(found)
     gap = (opened.values - expected.values).abs().max() if opened.values.shape == expected.values.shape else 1.0
     return opened.sampling_rate == expected.sampling_rate and float(gap) <= within
 
@@ -62,10 +62,10 @@ def test_what_is_no_sound_is_refused(values: Any, rate: Any, said: str) -> None:
 
 def test_a_sound_of_any_form(tmp_path: Path) -> None:
     sound = tone(channels=2)
-    data = wav(sound)
+    data = encode_wav(sound)
     (tmp_path / "a.wav").write_bytes(data)
     text = base64.b64encode(data).decode()
-    assert heard(sound) is sound
+    assert load_audio(sound) is sound
     assert sound.duration_s == 0.5
     forms = [
         tmp_path / "a.wav",
@@ -99,7 +99,7 @@ def test_what_datasets_decode_to_is_heard() -> None:
 
 
 def test_values_beyond_one_are_cut_off() -> None:
-    assert from_array([0.5, 3.0, -2.0], 8).values.tolist() == [[0.5, 1.0, -1.0]]
+    assert audio_from_array([0.5, 3.0, -2.0], 8).values.tolist() == [[0.5, 1.0, -1.0]]
 
 
 @pytest.mark.parametrize("encoder", ["flac", "mp3"])
@@ -115,7 +115,7 @@ def test_compressed_files(tmp_path: Path, encoder: str) -> None:
         resampler = av.AudioResampler(format=stream.format, layout="mono", rate=16000, frame_size=stream.frame_size)
         for part in (*resampler.resample(frame), *resampler.resample(None), None):
             container.mux(stream.encode(part))
-    found = heard(tmp_path / f"a.{encoder}")
+    found = load_audio(tmp_path / f"a.{encoder}")
     assert found.sampling_rate == 16000
     assert found.duration_s == pytest.approx(1.0, abs=0.1)
     middle = found.values[0, 2000:6000]
@@ -126,14 +126,14 @@ def test_compressed_files(tmp_path: Path, encoder: str) -> None:
 
 def test_a_playlist_is_no_sound(tmp_path: Path) -> None:
     """ffmpeg would open what it names: other files, and URLs."""
-    (tmp_path / "a.wav").write_bytes(wav(tone()))
+    (tmp_path / "a.wav").write_bytes(encode_wav(tone()))
     listed = f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile://{tmp_path}/a.wav\n#EXT-X-ENDLIST\n"
     for name, text in (("a.m3u8", listed), ("a.wav.txt", "ffconcat version 1.0\nfile a.wav\n"), ("b.wav", listed)):
         (tmp_path / name).write_text(text)
         with pytest.raises(DataError, match=f"{name} cannot be opened as a sound"):
-            heard(tmp_path / name)
+            load_audio(tmp_path / name)
         with pytest.raises(DataError, match="cannot be opened as a sound"):
-            heard(text.encode())
+            load_audio(text.encode())
 
 
 @pytest.mark.parametrize(
@@ -151,12 +151,12 @@ def test_a_playlist_is_no_sound(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_heard_says_why(form: Any, said: str) -> None:
     with pytest.raises(DataError, match=said):
-        heard(form)
+        load_audio(form)
 
 
 def test_mono_is_the_mean_of_the_channels() -> None:
-    assert float(at_rate(tone(channels=2), 16000, mono=True).values.abs().max()) == 0
-    assert at_rate(tone(), 16000).values.shape == (1, 8000)
+    assert float(resample_audio(tone(channels=2), 16000, mono=True).values.abs().max()) == 0
+    assert resample_audio(tone(), 16000).values.shape == (1, 8000)
 
 
 def dataset(stored: list[dict[str, Any]]) -> Dataset:
@@ -171,7 +171,7 @@ class TestRows:
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
         for number in (1, 2):
-            (tmp_path / f"{number}.wav").write_bytes(wav(tone(220 * number)))
+            (tmp_path / f"{number}.wav").write_bytes(encode_wav(tone(220 * number)))
         return tmp_path
 
     def read(self, folder: Path, row: dict[str, Any]) -> Prompt:
@@ -207,14 +207,14 @@ class TestRows:
         assert same(prompt.audios[0], Audio(torch.tensor([[0.0, 0.5]]), 8))
 
     def test_a_dataset_with_sounds_is_decoded_when_asked(self, folder: Path) -> None:
-        stored = [{"bytes": wav(tone()), "path": None}, {"bytes": None, "path": str(folder / "2.wav")}]
+        stored = [{"bytes": encode_wav(tone()), "path": None}, {"bytes": None, "path": str(folder / "2.wav")}]
         one, two = load_prompts(dataset(stored))
         assert same(one.audios[0], tone(), within=HALF_STEP)
         assert same(pickle.loads(pickle.dumps(one.audios))[0], tone(), within=HALF_STEP)
         assert two.audios == (str(folder / "2.wav"),)
 
     def test_bytes_that_are_no_sound_name_their_row(self) -> None:
-        stored = [{"bytes": data, "path": None} for data in (wav(tone()), b"nothing")]
+        stored = [{"bytes": data, "path": None} for data in (encode_wav(tone()), b"nothing")]
         with pytest.raises(DataError, match=r"the dataset, row 1: .* cannot be opened as a sound"):
             load_prompts(dataset(stored))
 
@@ -253,9 +253,9 @@ class TestFiles:
         assert lines[0]["sounds"] == lines[1]["sounds"]
         first, second, third = lines[0]["sounds"]
         assert second is None
-        saved = heard(tmp_path / "samples/step-000000" / first)
+        saved = load_audio(tmp_path / "samples/step-000000" / first)
         assert (saved.sampling_rate, saved.duration_s) == (16000, 0.5)
-        assert heard(tmp_path / "samples/step-000000" / third).duration_s == 30
+        assert load_audio(tmp_path / "samples/step-000000" / third).duration_s == 30
         assert sorted(os.listdir(tmp_path / "samples/images")) == sorted(Path(name).name for name in (first, third))
 
     def test_samples_of_a_prompt_have_a_sheet_of_spectrograms(self, tmp_path: Path) -> None:
@@ -273,7 +273,9 @@ class TestServing:
         assert first.audio is not None
         assert same(first.audio, tone(rate=44100))
         assert second.audio is None
-        assert [same(a, b) for a, b in zip(second.prompt.audios, map(heard, prompt.audios), strict=True)] == [True] * 2
+        assert [same(a, b) for a, b in zip(second.prompt.audios, map(load_audio, prompt.audios), strict=True)] == [
+            True
+        ] * 2
 
     def test_sounds_count_among_the_pixels(self) -> None:
         body, kind = packed([Sample(Prompt("p"), 0, 0, audio=tone(duration_s=1.0))], form="png")

@@ -80,7 +80,7 @@ def prompt_of_command(
     settings: RunConfig, text: str, columns: Mapping[str, object], *, images: Sequence[Path], audios: Sequence[Path]
 ) -> Prompt:
     """The prompt of the command line, parsed like a row of the prompts. Raises DataError for missing media."""
-    from mmgrpo.data.rows import prompt_of_row
+    from mmgrpo.data.prompt_rows import prompt_of_row
 
     media = {"images": list(map(str, images)), "audios": list(map(str, audios))}
     row = {"prompt": text, **{name: paths for name, paths in media.items() if paths}, **columns}
@@ -191,7 +191,7 @@ def _set_threads(threads: int | None) -> None:
 
 def prompts_of(settings: RunConfig) -> list[Prompt]:
     """The prompts of the ``prompts:`` section. Raises ConfigError without one, DataError for missing files."""
-    from mmgrpo.data.prompts import load_prompts_of, require_source
+    from mmgrpo.data.prompt_loading import load_prompts_of, require_source
 
     if settings.prompts is None:
         raise ConfigError("the configuration has no prompts: section; set prompts.source to a file or dataset")
@@ -231,7 +231,7 @@ def evaluation_of(settings: RunConfig, checkpoint: Path | None, *, trust: bool =
     A task that follows another one gets its prompts from the leader's policy at the same checkpoint.
     """
     from mmgrpo.config import TrackingConfig
-    from mmgrpo.data.prompts import load_prompts_of
+    from mmgrpo.data.prompt_loading import load_prompts_of
     from mmgrpo.distributed.accelerator import make_accelerator
     from mmgrpo.distributed.job import Job
     from mmgrpo.scoring import Scorer

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from mmgrpo.data.prompt_media import refuse_fetch
+from mmgrpo.data.prompt_media import require_fetch_allowed
 from mmgrpo.errors import DataError
 from mmgrpo.system.yamls import YamlError, parse_yaml
 
@@ -127,7 +127,7 @@ def refuse_fetching_card(folder: Path) -> None:
     except Exception:  # a card that is none is for load_dataset to speak of
         return
     for text in _texts_in(configs):
-        refuse_fetch(text, str(card), allow_fetch=False)
+        require_fetch_allowed(text, str(card), allow_fetch=False)
 
 
 def _texts_in(value: Any) -> Iterator[str]:

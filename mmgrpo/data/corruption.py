@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from mmgrpo.data.history import NOTHING, Context, History
-from mmgrpo.data.media import opened
+from mmgrpo.data.image_loading import load_image
 from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.types import Prompt
@@ -33,5 +33,5 @@ def corrupt_images(
     images = []
     for place, image in enumerate(prompt.images):
         random = np.random.default_rng(derive_seed(history.seed, *keys, place))
-        images.append(Image.fromarray(spoil(np.asarray(opened(image)), random)))
+        images.append(Image.fromarray(spoil(np.asarray(load_image(image)), random)))
     return replace(prompt, images=images)

@@ -13,8 +13,16 @@ from typing import Any, final
 
 from PIL import Image
 
-from mmgrpo.data.media import UNREADABLE, embedded, image_at, is_fetched, is_url, path_of, unreadable, upright
-from mmgrpo.data.sounds import embedded_sound, heard, require_sound
+from mmgrpo.data.audio_loading import load_audio, require_audio
+from mmgrpo.data.image_loading import (
+    UNREADABLE,
+    apply_orientation,
+    is_fetched,
+    is_url,
+    open_image_file,
+    path_from_text,
+    unreadable_message,
+)
 from mmgrpo.data.videos import require_video
 from mmgrpo.errors import DataError
 from mmgrpo.samples import Audio
@@ -87,7 +95,7 @@ class StoredMedium:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class RemoteMedium:
     """An image or sound in an archive or, where that is allowed, on the network; read whenever it is asked for.
 
     Attributes:
@@ -112,7 +120,7 @@ class Elsewhere:
         return data
 
 
-def refuse_fetch(source: str, where: str, *, allow_fetch: bool) -> None:
+def require_fetch_allowed(source: str, where: str, *, allow_fetch: bool) -> None:
     """Refuses (DataError) what only the network has, unless it may be asked."""
     if is_fetched(source) and not allow_fetch:
         raise DataError(
@@ -121,7 +129,7 @@ def refuse_fetch(source: str, where: str, *, allow_fetch: bool) -> None:
         )
 
 
-def refuse_outside(path: str, where: str, roots: Sequence[Path] | None) -> None:
+def require_inside(path: str, where: str, roots: Sequence[Path] | None) -> None:
     """Refuses (DataError) a file, links followed, that lies in none of the folders; None: it may lie anywhere."""
     if roots is None:
         return
@@ -133,7 +141,7 @@ def refuse_outside(path: str, where: str, roots: Sequence[Path] | None) -> None:
         )
 
 
-def refuse_far(value: Any, where: str, *, allow_fetch: bool, roots: Sequence[Path] | None) -> None:
+def require_reachable(value: Any, where: str, *, allow_fetch: bool, roots: Sequence[Path] | None) -> None:
     """Refuses (DataError) encoded media as datasets store them, however deep in a value, that lie elsewhere.
 
     Args:
@@ -145,14 +153,14 @@ def refuse_far(value: Any, where: str, *, allow_fetch: bool, roots: Sequence[Pat
     if isinstance(value, Mapping):
         source = value.get("path")
         if isinstance(source, str) and value.get("bytes") is None:
-            refuse_fetch(source, where, allow_fetch=allow_fetch)
+            require_fetch_allowed(source, where, allow_fetch=allow_fetch)
             if not is_fetched(source):
-                refuse_outside(archive_of(source), where, roots)
+                require_inside(archive_of(source), where, roots)
         for inner in value.values():
-            refuse_far(inner, where, allow_fetch=allow_fetch, roots=roots)
+            require_reachable(inner, where, allow_fetch=allow_fetch, roots=roots)
     if isinstance(value, list | tuple):
         for inner in value:
-            refuse_far(inner, where, allow_fetch=allow_fetch, roots=roots)
+            require_reachable(inner, where, allow_fetch=allow_fetch, roots=roots)
 
 
 def hub_folders() -> tuple[Path, ...]:
@@ -197,7 +205,7 @@ def holds_media(feature: Any) -> bool:
 
 
 @final
-class Encoded(Sequence[Any]):
+class LazyMedia(Sequence[Any]):
     """Media of a kind of which some are encoded: those are decoded whenever they are looked at, and never kept."""
 
     def __init__(self, items: Sequence[Any], kind: str) -> None:
@@ -209,30 +217,32 @@ class Encoded(Sequence[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         chosen = self._items[index]
-        return Encoded(chosen, self._kind) if isinstance(index, slice) else _decoded(chosen, self._kind)
+        return LazyMedia(chosen, self._kind) if isinstance(index, slice) else _decoded(chosen, self._kind)
 
     def __iter__(self) -> Iterator[Any]:
         return (_decoded(item, self._kind) for item in self._items)
 
     def here(self) -> Iterator[Any]:
         """Those that this machine has, decoded."""
-        return (_decoded(item, self._kind) for item in self._items if not isinstance(item, Elsewhere))
+        return (_decoded(item, self._kind) for item in self._items if not isinstance(item, RemoteMedium))
 
     def __reduce__(self) -> Any:
         """What travels between processes are the media of the row, not the dataset they lie in."""
-        carried = (bytes(item.data()) if isinstance(item, StoredMedium | Elsewhere) else item for item in self._items)
-        return Encoded, (tuple(carried), self._kind)
+        carried = (
+            bytes(item.data()) if isinstance(item, StoredMedium | RemoteMedium) else item for item in self._items
+        )
+        return LazyMedia, (tuple(carried), self._kind)
 
 
-def held(items: Sequence[Any], kind: str = "image") -> Sequence[Any]:
+def lazy_media(items: Sequence[Any], kind: str = "image") -> Sequence[Any]:
     """Media as a prompt holds them: paths and open ones as they are, encoded ones decoded when looked at."""
-    encoded = any(isinstance(item, bytes | StoredMedium | Elsewhere) for item in items)
-    return Encoded(items, kind) if encoded else tuple(items)
+    encoded = any(isinstance(item, bytes | StoredMedium | RemoteMedium) for item in items)
+    return LazyMedia(items, kind) if encoded else tuple(items)
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowLocation:
     """Where a row is.
 
     Attributes:
@@ -255,7 +265,7 @@ class Place:
 
     def pictures(self, value: Any) -> Sequence[Any]:
         """The pictures of another column, one or a list, as a prompt holds them."""
-        return held([self.medium(item, "image").item for item in _listed(value)])
+        return lazy_media([self.medium(item, "image").item for item in _listed(value)])
 
     def medium(self, item: Any, kind: str) -> Medium:
         """A medium as a prompt may hold it, checked as far as that takes no decoding.
@@ -277,7 +287,7 @@ class Place:
             inner = self.medium(item[keys[0]], kind)
             return Medium(inner.item, {**options, **inner.options})
         if kind == "video" and isinstance(item, list | tuple):
-            return Medium(held([self.medium(frame, "image").item for frame in item]))
+            return Medium(lazy_media([self.medium(frame, "image").item for frame in item]))
         return Medium(self._checked(self._located(item, kind), kind))
 
     def _located(self, item: Any, kind: str) -> Any:
@@ -285,10 +295,10 @@ class Place:
             return self._located(item.source, kind)
         if not isinstance(item, str):
             return item
-        path = path_of(item)
+        path = path_from_text(item)
         placed = path if self.folder is None else str(self.folder / path)
         if os.path.exists(placed):
-            refuse_outside(placed, self.where, self.roots)
+            require_inside(placed, self.where, self.roots)
             return placed
         try:
             data = _EMBEDDED[kind](item) if kind in _EMBEDDED else None
@@ -300,25 +310,25 @@ class Place:
             return self._elsewhere(item, kind)
         if self.folder is None:
             return item
-        raise DataError(f"{self.where}: {missing(Path(placed))}; paths count from {self.folder}")
+        raise DataError(f"{self.where}: {missing_path_message(Path(placed))}; paths count from {self.folder}")
 
-    def _elsewhere(self, source: str, kind: str) -> Elsewhere:
+    def _elsewhere(self, source: str, kind: str) -> RemoteMedium:
         if kind == "video":
             raise DataError(
                 f"{self.where}: the video {source[:200]!r} is a URL, and videos are not fetched; download it and give "
                 "its path"
             )
-        refuse_fetch(source, self.where, allow_fetch=self.allow_fetch)
+        require_fetch_allowed(source, self.where, allow_fetch=self.allow_fetch)
         if not is_fetched(source):
-            refuse_outside(archive_of(source), self.where, self.roots)
-        return Elsewhere(source)
+            require_inside(archive_of(source), self.where, self.roots)
+        return RemoteMedium(source)
 
     def _checked(self, item: Any, kind: str) -> Any:
         """The item, if its first bytes are of such a medium; video files and what is elsewhere are not opened yet."""
         if isinstance(item, str) and os.path.exists(item) and not os.path.isfile(item):
             raise DataError(f"{self.where}: {item} is no ordinary file; give the path of the {kind} itself")
         absent = isinstance(item, str) and not os.path.exists(item)
-        if isinstance(item, Elsewhere | (Audio if kind == "audio" else Image.Image)) or absent:
+        if isinstance(item, RemoteMedium | (Audio if kind == "audio" else Image.Image)) or absent:
             return item
         if not isinstance(item, str | bytes | StoredMedium):
             raise DataError(
@@ -332,49 +342,49 @@ class Place:
                 require_video(bytes(item.data()) if isinstance(item, StoredMedium) else item)
             elif kind == "audio":
                 data = bytes(item.data()) if isinstance(item, StoredMedium) else item
-                require_sound(data, item if isinstance(item, str) else "the sound")
+                require_audio(data, item if isinstance(item, str) else "the sound")
             else:
                 _identify(item)
         except DataError as error:
             raise DataError(f"{self.where}: {error}") from error
         except UNREADABLE as error:
-            raise DataError(f"{self.where}: {unreadable(item, error)}") from error
+            raise DataError(f"{self.where}: {unreadable_message(item, error)}") from error
         return item
 
     def _sound(self, item: Mapping[str, Any]) -> Audio:
         try:
-            return heard(item)
+            return load_audio(item)
         except DataError as error:
             raise DataError(f"{self.where}: {error}") from error
 
 
-_EMBEDDED = {"image": embedded, "audio": embedded_sound}
+_EMBEDDED = {"image": decode_image_text, "audio": decode_audio_text}
 _OR = {"image": "", "video": ", bytes or a list of frames", "audio": " or have an array and a sampling_rate"}
 
 
 def _identify(item: str | bytes | StoredMedium) -> None:
     if isinstance(item, str):
-        image_at(item).close()
+        open_image_file(item).close()
         return
     data = memoryview(item if isinstance(item, bytes) else item.data())
     try:
-        image_at(BytesIO(data[:HEAD_BYTES])).close()
+        open_image_file(BytesIO(data[:HEAD_BYTES])).close()
     except UNREADABLE:  # some formats are read whole
-        image_at(BytesIO(data)).close()
+        open_image_file(BytesIO(data)).close()
 
 
 def _decoded(item: Any, kind: str) -> Any:
-    if not isinstance(item, bytes | StoredMedium | Elsewhere):
+    if not isinstance(item, bytes | StoredMedium | RemoteMedium):
         return item
     if kind == "video":
         return item if isinstance(item, bytes) else bytes(item.data())
     if kind == "audio":
-        return heard(item if isinstance(item, bytes) else bytes(item.data()))
+        return load_audio(item if isinstance(item, bytes) else bytes(item.data()))
     try:
-        return upright(image_at(BytesIO(item if isinstance(item, bytes) else item.data())))
+        return apply_orientation(open_image_file(BytesIO(item if isinstance(item, bytes) else item.data())))
     except UNREADABLE as error:
         lies = f"row {item.row} of the dataset, column '{item.column}'," if isinstance(item, StoredMedium) else item
-        raise DataError(unreadable(lies.source if isinstance(lies, Elsewhere) else lies, error)) from error
+        raise DataError(unreadable_message(lies.source if isinstance(lies, RemoteMedium) else lies, error)) from error
 
 
 def _listed(value: Any, *, whole: bool = False) -> list[Any]:
@@ -384,7 +394,7 @@ def _listed(value: Any, *, whole: bool = False) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) and not whole else [value]
 
 
-def missing(path: Path) -> str:
+def missing_path_message(path: Path) -> str:
     """Says that a path does not exist and what is nearest to it in its folder."""
     if not path.parent.is_dir():
         return f"{path} does not exist, nor does its folder"

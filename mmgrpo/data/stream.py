@@ -10,7 +10,7 @@ from typing import final
 from mmgrpo.config import PromptsConfig
 from mmgrpo.data.keys import prompt_keys
 from mmgrpo.data.samplers import Pool, PromptSampler, in_order, permutation, shuffled
-from mmgrpo.data.unreadable import fault_of
+from mmgrpo.data.unreadable_rows import prompt_fault
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.prompt_weights import apportioned
 from mmgrpo.maths.seeds import derive_seed
@@ -213,7 +213,7 @@ class PromptStream:
         if self._prompts[place].source not in self._skipping:
             return True
         if place not in self._faults:
-            self._faults[place] = fault = fault_of(self._prompts[place], self._check)
+            self._faults[place] = fault = prompt_fault(self._prompts[place], self._check)
             if fault is not None:
                 num = sum(one is not None for one in self._faults.values())
                 logger.warning("prompt %d is left out, number %d of those that cannot be read: %s", place, num, fault)

@@ -13,8 +13,8 @@ from typing import Any, final
 import numpy as np
 from PIL import Image
 
+from mmgrpo.data.image_loading import load_image, require_local_file, require_pixels
 from mmgrpo.data.image_modes import in_rgb
-from mmgrpo.data.media import local_file, opened, require_pixels
 from mmgrpo.errors import DataError
 
 FORMATS = ("mov", "matroska", "webm", "avi", "gif", "mpegts", "mpeg", "flv", "asf", "ogg", "mpegvideo", "m4v")
@@ -89,7 +89,7 @@ def open_video(source: str | Path | bytes) -> VideoFile:
     Raises:
         DataError: it does not exist, has no video, is cut off, cannot be decoded, or its frames are too large.
     """
-    path = source if isinstance(source, bytes) else local_file(str(source))
+    path = source if isinstance(source, bytes) else require_local_file(str(source))
     with _reading(path) as (container, stream):
         rate, num_named = float(stream.average_rate or 0), stream.frames
         length = (container.duration or 0) / AV_TIME_BASE if len(container.streams) == 1 else 0.0
@@ -120,7 +120,7 @@ def require_video(path: str | bytes) -> None:
 
 def frames_of_video(video: Any) -> list[Image.Image]:
     """Every frame of a prompt's video: a path, bytes, or a list of frames in any form that ``opened`` takes."""
-    return open_video(video).frames() if isinstance(video, FILES) else [opened(frame) for frame in video]
+    return open_video(video).frames() if isinstance(video, FILES) else [load_image(frame) for frame in video]
 
 
 @dataclass(frozen=True, slots=True)

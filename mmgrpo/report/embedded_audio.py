@@ -8,7 +8,7 @@ import io
 import av
 from PIL import Image
 
-from mmgrpo.data.sounds import at_rate, heard
+from mmgrpo.data.audio_loading import load_audio, resample_audio
 from mmgrpo.data.spectrograms import spectrogram
 from mmgrpo.errors import DataError
 from mmgrpo.samples import Audio
@@ -33,13 +33,13 @@ def played(data: bytes, share: int) -> tuple[str, Image.Image, bool] | None:
     if not data.startswith(RIFF):
         return None
     try:
-        audio = heard(data)
+        audio = load_audio(data)
     except (DataError, MemoryError):
         return None
     if len(data) <= share:
         return _uri("audio/wav", data), spectrogram(audio), True
     rate = next((rate for rate in RATES if rate <= audio.sampling_rate), RATES[-1])
-    small = at_rate(audio, rate, mono=True)
+    small = resample_audio(audio, rate, mono=True)
     most = max(1, int(share * 8 / BIT_RATE * rate * 0.9))
     return _uri("audio/mpeg", _mp3(Audio(small.values[:, :most], rate))), spectrogram(audio), False
 

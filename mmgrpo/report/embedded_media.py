@@ -13,7 +13,7 @@ from pathlib import Path
 from PIL import Image, ImageSequence
 
 from mmgrpo.data.clips import decoded, encoded, filmstrip
-from mmgrpo.data.media import UNREADABLE
+from mmgrpo.data.image_loading import UNREADABLE
 from mmgrpo.errors import DataError
 from mmgrpo.report.embedded_audio import PICTURE_QUALITY, played
 from mmgrpo.report.run_files import RunFiles

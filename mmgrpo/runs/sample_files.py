@@ -16,9 +16,9 @@ import numpy as np
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from mmgrpo.data.audio_loading import encode_wav, load_audio, resample_audio
 from mmgrpo.data.clips import encoded, filmstrip
-from mmgrpo.data.media import opened
-from mmgrpo.data.sounds import at_rate, heard, wav
+from mmgrpo.data.image_loading import load_image
 from mmgrpo.errors import DataError
 from mmgrpo.types import Audio, Prompt, Sample, Scores
 
@@ -237,7 +237,7 @@ class _SavedImage:
 def _save_prompt_image(folder: Path, image: Any) -> _SavedImage | None:
     """Saves a prompt's image, downscaled; returns None for a format that only the policy can open."""
     try:
-        small = opened(image)
+        small = load_image(image)
     except DataError:
         return None
     size = small.size
@@ -255,11 +255,11 @@ def _save_prompt_image(folder: Path, image: Any) -> _SavedImage | None:
 def _save_prompt_audio(folder: Path, prefix: str, audio: Any) -> str | None:
     """Saves the beginning of a prompt's audio in mono; returns None for a format that only the policy can open."""
     try:
-        full = heard(audio)
+        full = load_audio(audio)
     except DataError:
         return None
     beginning = Audio(full.values[:, : int(MAX_AUDIO_S * full.sampling_rate)], full.sampling_rate)
-    data = wav(at_rate(beginning, min(MAX_AUDIO_HZ, full.sampling_rate), mono=True))
+    data = encode_wav(resample_audio(beginning, min(MAX_AUDIO_HZ, full.sampling_rate), mono=True))
     name = f"{hashlib.sha256(data).hexdigest()[:16]}.wav"
     folder.mkdir(exist_ok=True)
     if not (folder / name).exists():
@@ -272,7 +272,7 @@ def _save_media(folder: Path, row: int, sample: Sample) -> dict[str, str | None]
     visual, audio = _save_visual(folder, row, sample), f"{row:04d}.wav"
     if sample.audio is None:
         return {"file": visual}
-    (folder / audio).write_bytes(wav(sample.audio))
+    (folder / audio).write_bytes(encode_wav(sample.audio))
     return {"file": audio} if visual is None else {"file": visual, "sound": audio}
 
 

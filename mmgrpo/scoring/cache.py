@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from mmgrpo.data.media import path_of
+from mmgrpo.data.image_loading import path_from_text
 from mmgrpo.scoring.result_parsing import Result
 from mmgrpo.types import Prompt, Sample
 
@@ -130,7 +130,7 @@ def _on_disk(media: object) -> object:
         return media
     if not isinstance(media, str | Path):
         return media
-    path = path_of(media) if isinstance(media, str) else media
+    path = path_from_text(media) if isinstance(media, str) else media
     try:
         status = os.stat(path)
     except (OSError, ValueError):

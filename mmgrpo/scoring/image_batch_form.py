@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmgrpo.data.media import opened
+from mmgrpo.data.image_loading import load_image
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.scoring.result_parsing import to_list
 from mmgrpo.types import Sample
@@ -117,7 +117,7 @@ def _pixels(sample: Sample) -> Tensor | None:
 
 
 def _image(image: Any) -> Tensor:
-    pixels_HWC = np.asarray(opened(image), dtype=np.float32)
+    pixels_HWC = np.asarray(load_image(image), dtype=np.float32)
     return torch.from_numpy(pixels_HWC / 255).permute(2, 0, 1).contiguous()
 
 

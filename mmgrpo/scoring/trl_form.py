@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from inspect import Parameter, isawaitable
 from typing import Any, final
 
-from mmgrpo.data.media import Gallery
+from mmgrpo.data.image_loading import LazyImages
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.reward import Reward
 from mmgrpo.scoring.image_batch_form import ImageBatchReward, is_image_batch_form, parameters_of
@@ -132,12 +132,12 @@ class TrlReward:
             "prompts": _of_each_prompt(samples, lambda prompt: _prompt_argument(prompt, placed=looks)),
             "completions": [_completion(sample) for sample in samples],
             "completion_ids": [None if sample.tokens is None else list(sample.tokens) for sample in samples],
-            "images": [Gallery(sample.prompt.images) for sample in samples],
+            "images": [LazyImages(sample.prompt.images) for sample in samples],
             "videos": [list(sample.prompt.videos) for sample in samples],
             "audios": [list(sample.prompt.audios) for sample in samples],
         }
         if "image" in self._named:
-            arguments["image"] = _of_each_prompt(samples, lambda prompt: next(iter(Gallery(prompt.images)), None))
+            arguments["image"] = _of_each_prompt(samples, lambda prompt: next(iter(LazyImages(prompt.images)), None))
         return {name: list_ for name, list_ in arguments.items() if self._anything or name in self._named}
 
 
@@ -162,7 +162,7 @@ def _prompt_argument(prompt: Prompt, *, placed: bool) -> Any:
     """
     if prompt.messages is None or not placed or not prompt.images:
         return prompt.text if prompt.messages is None else prompt.messages
-    images = iter(Gallery(prompt.images))
+    images = iter(LazyImages(prompt.images))
     has_placeholders = any(_is_image_placeholder(part) for message in prompt.messages for part in _parts(message))
     messages: list[dict[str, Any]] = []
     for message in prompt.messages:

@@ -16,8 +16,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, Va
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from mmgrpo.data.media import opened
-from mmgrpo.data.sounds import heard
+from mmgrpo.data.audio_loading import load_audio
+from mmgrpo.data.image_loading import load_image
 from mmgrpo.data.videos import frames_of_video
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.samples import TURNS
@@ -236,9 +236,9 @@ def _packed_prompt(prompt: Prompt, columns: Sequence[str] | None, tensors: dict[
         "negative": prompt.negative,
         "prefix": prompt.prefix,
         "messages": None if prompt.messages is None else [dict(message) for message in prompt.messages],
-        "images": [packed_image(opened(image), tensors) for image in prompt.images],
+        "images": [packed_image(load_image(image), tensors) for image in prompt.images],
         "videos": [packed_video(frames_of_video(video), tensors) for video in prompt.videos],
-        "audios": [packed_audio(heard(sound), tensors) for sound in prompt.audios],
+        "audios": [packed_audio(load_audio(sound), tensors) for sound in prompt.audios],
     }
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from mmgrpo.data.media import UNREADABLE
+from mmgrpo.data.image_loading import UNREADABLE
 from mmgrpo.errors import DataError
 from mmgrpo.samples import Audio
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from mmgrpo.config import Named, PromptsConfig, RewardConfig, RunConfig
-from mmgrpo.data.prompts import load_prompts, reading_of
-from mmgrpo.data.rows import prompt_of_row, require_unicode
-from mmgrpo.data.unreadable import Unreadable
+from mmgrpo.data.prompt_loading import load_prompts, reading_settings
+from mmgrpo.data.prompt_rows import prompt_of_row, require_unicode
+from mmgrpo.data.unreadable_rows import UnreadableRows
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.policy import Policy
 from mmgrpo.scoring import NamedReward, named_rewards
@@ -86,13 +86,13 @@ def prompts_of(given: Any, config: RunConfig) -> list[Prompt]:
     the items of a sequence are left out, with a warning, under ``prompts.on_error: skip``.
     """
     if isinstance(given, str | Path) or hasattr(given, "column_names"):
-        return load_prompts(given, **(reading_of(config.prompts) if config.prompts else {}))
+        return load_prompts(given, **(reading_settings(config.prompts) if config.prompts else {}))
     if not isinstance(given, Sequence):
         raise DataError(
             f"prompts must be a path, a datasets.Dataset, or a list of texts, rows or Prompts, got "
             f"{type(given).__name__}; make a list of it"
         )
-    unreadable = Unreadable(skip=config.prompts is not None and config.prompts.on_error == "skip")
+    unreadable = UnreadableRows(skip=config.prompts is not None and config.prompts.on_error == "skip")
     readers = (partial(_prompt_of, item, number, config.prompts) for number, item in enumerate(given))
     prompts = [prompt for reader in readers for prompt in unreadable.read(reader)]
     unreadable.tell("prompts", len(prompts))

@@ -17,8 +17,8 @@ from torch import Tensor
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import AuxiliaryConfig
 from mmgrpo.data.history import History
-from mmgrpo.data.media import Gallery, opened
-from mmgrpo.data.prompts import load_prompts
+from mmgrpo.data.image_loading import LazyImages, load_image
+from mmgrpo.data.prompt_loading import load_prompts
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.diagnostics import Diagnostics
@@ -232,8 +232,8 @@ def answer_of(prompt: Prompt, column: str, *, writes: bool) -> Example:
     if writes:
         return Example(prompt, text=answer)
     if isinstance(answer, list | tuple):
-        return Example(prompt, video=list(Gallery(answer)))
-    return Example(prompt, image=opened(answer))
+        return Example(prompt, video=list(LazyImages(answer)))
+    return Example(prompt, image=load_image(answer))
 
 
 def answered_rows(*, source: str, column: str, writes: bool = False, limit: int | None = None) -> list[Example]:

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.parts import tasks_of
-from mmgrpo.data.prompts import load_prompts_of
+from mmgrpo.data.prompt_loading import load_prompts_of
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.explain.explanation import explanation

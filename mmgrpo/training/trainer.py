@@ -15,9 +15,9 @@ from accelerate.utils import set_seed
 from mmgrpo.algorithm import Algorithm, require_advantages
 from mmgrpo.config import RunConfig, TaskConfig
 from mmgrpo.config.parts import require_single
-from mmgrpo.data.prompts import load_prompts_of
+from mmgrpo.data.prompt_loading import load_prompts_of
 from mmgrpo.data.stream import StepPrompts
-from mmgrpo.data.unreadable import check_of, readable, require_media
+from mmgrpo.data.unreadable_rows import prompt_check, require_media, usable_prompts
 from mmgrpo.distributed.job import Job
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.explain.idle import idle_mechanisms
@@ -120,8 +120,8 @@ class Trainer:
         self._begin_step(0, Memory())
         self.behind = TaskLink(leader.policy, self.algorithm, leader.average) if leader else None
         if self.behind is None:
-            require_media(asked, self.config.prompts, check_of(policy))
-        self.stream = self.algorithm.prompt_stream(asked, check_of(policy))
+            require_media(asked, self.config.prompts, prompt_check(policy))
+        self.stream = self.algorithm.prompt_stream(asked, prompt_check(policy))
         self.job.local_share(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")
         require_movable(policy, self.config.reference)
         require_advantages(self.algorithm)
@@ -149,8 +149,8 @@ class Trainer:
         held_out = partial(load_prompts_of, key="evaluation.prompts", note=self.config.note)
         self.held_out = held_out(evaluation.prompts) if evaluation else []
         if evaluation and evaluation.prompts.on_error == "skip":
-            self.held_out = readable(self.held_out, "evaluation.prompts", check_of(policy))
-        require_media(self.held_out, evaluation.prompts if evaluation else None, check_of(policy))
+            self.held_out = usable_prompts(self.held_out, "evaluation.prompts", prompt_check(policy))
+        require_media(self.held_out, evaluation.prompts if evaluation else None, prompt_check(policy))
         require_rows(judges, self.held_out, "evaluation.prompts")
         self.status = "running"
         self._explanation = explanation(run_rewards.explained(self.config))

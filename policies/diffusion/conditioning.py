@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
-from mmgrpo.data.media import opened, opened_column
+from mmgrpo.data.image_loading import load_image, load_image_column
 from mmgrpo.data.media_options import options_of
 from mmgrpo.data.videos import frames_of_video
 from mmgrpo.errors import DataError
@@ -86,10 +86,10 @@ def load_media(prompt: Prompt, *, image: str, columns: Mapping[str, str]) -> dic
             f"{', '.join(unsupported)}. Remove them; policy.call or policy.buckets set the size"
         )
     media = {
-        image: [opened(image) for image in prompt.images],
+        image: [load_image(image) for image in prompt.images],
         "video": [frames_of_video(video) for video in prompt.videos],
     }
-    media |= {argument: opened_column(prompt.columns, name) for argument, name in columns.items()}
+    media |= {argument: load_image_column(prompt.columns, name) for argument, name in columns.items()}
     return {name: items[0] if len(items) == 1 else items for name, items in media.items() if items}
 
 
@@ -127,7 +127,7 @@ def contrasting_prompt(
         prompt,
         text=_repeated(prompt.text, times),
         negative=None if prompt.negative is None else _repeated(prompt.negative, times),
-        images=[ImageOps.invert(opened(image)) for image in prompt.images],
+        images=[ImageOps.invert(load_image(image)) for image in prompt.images],
         videos=[[ImageOps.invert(frame) for frame in frames_of_video(video)] for video in prompt.videos],
         columns={
             **prompt.columns,
@@ -142,7 +142,7 @@ def _repeated(text: str, times: int) -> str:
 
 
 def _negatives(prompt: Prompt, column: str) -> list[Image.Image]:
-    return [ImageOps.invert(picture) for picture in opened_column(prompt.columns, column)]
+    return [ImageOps.invert(picture) for picture in load_image_column(prompt.columns, column)]
 
 
 def _num_bytes(item: Any) -> int:

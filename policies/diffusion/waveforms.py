@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmgrpo.data.sounds import at_rate
+from mmgrpo.data.audio_loading import resample_audio
 from mmgrpo.errors import PolicyError
 from mmgrpo.types import Audio
 
@@ -33,7 +33,7 @@ def waveform_of(audio: Audio, layout: LatentLayout, rate: int | None) -> Tensor:
             "of a known rate can. Set policy.sampling_rate, or train without audio targets"
         )
     C, N = decoded.shape[1:]
-    values = at_rate(audio, rate).values
+    values = resample_audio(audio, rate).values
     if len(values) != C:
         values = values.mean(0, keepdim=True).expand(C, -1)
     return pad(values[:, :N], (0, max(0, N - values.shape[1])))[None]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from inspect import signature
 from typing import Any
 
-from mmgrpo.data.sounds import at_rate, heard
+from mmgrpo.data.audio_loading import load_audio, resample_audio
 from mmgrpo.errors import DataError
 
 ARGUMENTS = ("audio", "audios")
@@ -37,5 +37,5 @@ def audio_arguments(processor: Any, sounds: Sequence[Any]) -> dict[str, Any]:
             f"{type(processor).__name__} takes no audio; use one with audio input (Qwen2-Audio, Qwen2.5-Omni, ...), "
             "or remove the audios"
         )
-    values = [at_rate(heard(sound), rate, mono=True).values[0].numpy() for sound in sounds]
+    values = [resample_audio(load_audio(sound), rate, mono=True).values[0].numpy() for sound in sounds]
     return {name: values, "audio_kwargs": {"sampling_rate": rate}}

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmgrpo.data.media import opened
+from mmgrpo.data.image_loading import load_image
 from mmgrpo.data.media_options import FRAMES, SIZES, bounds_of, options_of, resized_size
 from mmgrpo.data.videos import FILES, VideoFile, open_video
 from mmgrpo.errors import DataError
@@ -62,7 +62,7 @@ def visual_inputs(prompt: Prompt, processor: Any, video_settings: Mapping[str, A
     """
     image_options, video_options = options_of(prompt, "image"), options_of(prompt, "video")
     arguments: dict[str, Any] = {}
-    images = [opened(image) for image in prompt.images]
+    images = [load_image(image) for image in prompt.images]
     if any(image_options):
         images = _resized(images, image_options, getattr(processor, "image_processor", None), prompt)
         arguments["images_kwargs"] = {"do_resize": False}
@@ -137,7 +137,7 @@ def _video(
             dropped = {name for option in options for name in unset.get(option, ())}
             merged = {name: value for name, value in settings.items() if name not in dropped} | dict(options)
             return _from_file(open_video(video), merged, patch)
-        frames = [opened(frame) for frame in video]
+        frames = [load_image(frame) for frame in video]
         if not frames:
             raise ValueError("it has no frames")
         if options:

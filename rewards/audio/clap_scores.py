@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from mmgrpo.data.sounds import at_rate
+from mmgrpo.data.audio_loading import resample_audio
 from mmgrpo.types import Audio, Sample
 
 from ..models.checkpoints import Dtype, freeze, in_batches, load_once, require_positive, resolve_device, resolve_dtype
@@ -79,7 +79,7 @@ class ClapScore:
 
 def _windows(sound: Audio, extractor: Any) -> list[Any]:
     """Split audio into windows of the model's length; a remainder below a tenth of it is dropped."""
-    values_N = at_rate(sound, extractor.sampling_rate, mono=True).values[0]
+    values_N = resample_audio(sound, extractor.sampling_rate, mono=True).values[0]
     size = int(extractor.nb_max_samples)
     pieces = values_N.split(size)
     return [piece.numpy() for n, piece in enumerate(pieces) if n == 0 or 10 * len(piece) >= size]

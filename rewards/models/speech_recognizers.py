@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from mmgrpo.data.sounds import at_rate
+from mmgrpo.data.audio_loading import resample_audio
 from mmgrpo.errors import RewardError
 from mmgrpo.types import Audio
 
@@ -43,7 +43,7 @@ class RecognizerSource:
         device = resolve_device(self.device)
         model, processor = load_once(_load_recognizer, self.model, device, resolve_dtype("recognizer", self.dtype))
         rate = processor.feature_extractor.sampling_rate
-        values = [at_rate(sound, rate, mono=True).values[0].numpy() for sound in sounds]
+        values = [resample_audio(sound, rate, mono=True).values[0].numpy() for sound in sounds]
         order = sorted(range(len(values)), key=lambda i: len(values[i]))
         transcripts = [""] * len(values)
         for _, alike in groupby(order, key=lambda i: len(values[i])):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from mmgrpo.data.media import opened
+from mmgrpo.data.image_loading import load_image
 from mmgrpo.data.media_options import options_of, resized_size
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Prompt
@@ -126,7 +126,7 @@ class Coordinates:
                 f"the size of the original image is needed: add a column '{self.original_size}' with "
                 f"[width, height]; the prompt has {len(images)} images, and the size is read from a single image only"
             )
-        return opened(images[0]).size
+        return load_image(images[0]).size
 
     def _resized(self, prompt: Prompt) -> Sequence[float]:
         stated = prompt.columns.get(self.resized_size)

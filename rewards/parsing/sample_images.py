@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from mmgrpo.data.media import opened, opened_column
+from mmgrpo.data.image_loading import load_image, load_image_column
 from mmgrpo.types import Prompt, Sample
 
 
@@ -35,7 +35,7 @@ def text_of(prompt: Prompt, column: str | None) -> str | None:
 
 def as_rgb(image: Any) -> Image.Image:
     """An image as RGB; transparent pixels become white."""
-    return image if isinstance(image, Image.Image) and image.mode == "RGB" else opened(image)
+    return image if isinstance(image, Image.Image) and image.mode == "RGB" else load_image(image)
 
 
 def frames_of(sample: Sample, count: int | None = None) -> list[Image.Image]:
@@ -71,4 +71,4 @@ def column_image(prompt: Prompt, column: str) -> Image.Image | None:
 
     Raises: DataError if it cannot be opened, with the resolution of paths relative to the data file.
     """
-    return next(iter(opened_column(prompt.columns, column)), None)
+    return next(iter(load_image_column(prompt.columns, column)), None)

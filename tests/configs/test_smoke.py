@@ -15,7 +15,7 @@ from PIL import Image
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config, shipped
-from mmgrpo.data.prompts import load_prompts_of
+from mmgrpo.data.prompt_loading import load_prompts_of
 from mmgrpo.maths.windows import shortened
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.build import build_rewards

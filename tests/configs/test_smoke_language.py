@@ -15,7 +15,7 @@ import torch
 from mmgrpo.policies.language import LanguagePolicy
 
 from mmgrpo.config.loading import load_config
-from mmgrpo.data.prompts import load_prompts_of
+from mmgrpo.data.prompt_loading import load_prompts_of
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.build import build_rewards
 from mmgrpo.training.trainer import Trainer

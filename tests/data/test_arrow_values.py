@@ -13,7 +13,7 @@ from datasets import Dataset
 from mmgrpo import build_rewards
 from mmgrpo.config import RewardConfig
 from mmgrpo.data.arrow_values import without_null_keys
-from mmgrpo.data.prompts import load_prompts
+from mmgrpo.data.prompt_loading import load_prompts
 from mmgrpo.types import Prompt, Sample
 
 

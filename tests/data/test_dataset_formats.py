@@ -18,9 +18,9 @@ from PIL import Image
 
 from mmgrpo.config.loading import validated
 from mmgrpo.data import bounds
-from mmgrpo.data.media import opened
-from mmgrpo.data.prompts import load_prompts
-from mmgrpo.data.rows import prompt_of_row
+from mmgrpo.data.image_loading import load_image
+from mmgrpo.data.prompt_loading import load_prompts
+from mmgrpo.data.prompt_rows import prompt_of_row
 from mmgrpo.errors import DataError
 from mmgrpo.training.arguments import prompts_of
 from mmgrpo.types import Prompt
@@ -77,7 +77,7 @@ class TestFormats:
         stream = pictured("red").to_iterable_dataset().with_format(format_name)
         (prompt,) = load_prompts(stream, limit=1)
         assert (prompt.text, prompt.columns["answer"]) == ("0", 0)
-        assert opened(prompt.images[0]).getpixel((0, 0)) == (255, 0, 0)
+        assert load_image(prompt.images[0]).getpixel((0, 0)) == (255, 0, 0)
         assert prompt.columns["goal"].getpixel((0, 0)) == (255, 0, 0)
 
     def test_a_streamed_row_that_cannot_be_decoded_is_skipped(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -330,7 +330,7 @@ class TestBounds:
         """With a quadratic pattern each line takes minutes."""
         blanks = " " * 300_000
         with pytest.raises(DataError):
-            opened(blanks + "!")
+            load_image(blanks + "!")
         prompt = prompt_of_row(
             {"messages": [{"role": "user", "content": blanks + "x"}]}, "prompt", where="row", folder=None
         )

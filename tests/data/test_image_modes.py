@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmgrpo.data.media import opened
-from mmgrpo.data.prompt_media import Place
+from mmgrpo.data.image_loading import load_image
+from mmgrpo.data.prompt_media import RowLocation
 from mmgrpo.errors import DataError
 
 RAMP = np.tile(np.linspace(0, 65535, 64).astype(np.uint16), (4, 1))
@@ -20,7 +20,7 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage
 
 
 def shown(image: object) -> np.ndarray:
-    return np.asarray(opened(image)).astype(int)
+    return np.asarray(load_image(image)).astype(int)
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
@@ -74,7 +74,7 @@ def test_floats_have_a_range_of_1_or_255(tmp_path: Path, top: int):
 )
 def test_values_out_of_range_are_an_error(values: np.ndarray, reason: str):
     with pytest.raises(DataError, match=reason):
-        opened(Image.fromarray(values))
+        load_image(Image.fromarray(values))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"])
@@ -122,6 +122,6 @@ def test_postscript_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert lazy.format == "EPS"
     for image in (tmp_path / "a.png", EPS, lazy):
         with pytest.raises(DataError, match=r"PostScript is not opened.*convert it to PNG"):
-            opened(image)
+            load_image(image)
     with pytest.raises(DataError, match=r"row 3: .*PostScript is not opened"):
-        Place("row 3", tmp_path).medium("a.png", "image")
+        RowLocation("row 3", tmp_path).medium("a.png", "image")

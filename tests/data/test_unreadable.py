@@ -12,9 +12,9 @@ from PIL import Image
 
 from mmgrpo import Trainer
 from mmgrpo.config.loading import validated
-from mmgrpo.data.prompts import load_prompts, load_prompts_of
+from mmgrpo.data.prompt_loading import load_prompts, load_prompts_of
 from mmgrpo.data.stream import PromptStream
-from mmgrpo.data.unreadable import fault_of_media
+from mmgrpo.data.unreadable_rows import media_fault
 from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt
 from tests.policies.tiny_language import picture, policy_of
@@ -93,8 +93,8 @@ def test_rows_of_a_dataset_are_left_out_and_named(tmp_path: Path, caplog: pytest
         "2",
     ]  # the cut one begins well
     assert "1 of 4 rows" in caplog.records[-1].getMessage()
-    assert [fault_of_media(prompt) is None for prompt in found] == [True, False, True]
-    assert "row 1 of the dataset, column 'image', cannot be opened as an image" in str(fault_of_media(found[1]))
+    assert [media_fault(prompt) is None for prompt in found] == [True, False, True]
+    assert "row 1 of the dataset, column 'image', cannot be opened as an image" in str(media_fault(found[1]))
 
 
 def prompts(folder: Path, *, cut: int | None) -> list[Prompt]:
@@ -157,7 +157,7 @@ def test_a_section_says_what_is_done(tmp_path: Path) -> None:
 
 
 def test_pictures_that_are_open_are_taken_as_they_are() -> None:
-    assert fault_of_media(Prompt("a", images=[Image.new("RGB", (2, 2))])) is None
+    assert media_fault(Prompt("a", images=[Image.new("RGB", (2, 2))])) is None
 
 
 def unfit(folder: Path) -> list[Prompt]:

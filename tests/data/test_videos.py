@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmgrpo.data.prompts import load_prompts
-from mmgrpo.data.unreadable import fault_of_media
+from mmgrpo.data.prompt_loading import load_prompts
+from mmgrpo.data.unreadable_rows import media_fault
 from mmgrpo.data.videos import frames_of_video, open_video
 from mmgrpo.errors import DataError
 
@@ -154,5 +154,5 @@ def test_a_broken_video_is_a_fault_of_its_row(tmp_path: Path):
     rows = [f'{{"prompt": "p", "video": "{name}.mp4"}}' for name in "ab"]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     first, second = load_prompts(tmp_path / "rows.jsonl")
-    assert fault_of_media(first) is None
-    assert "b.mp4 cannot be opened as a video" in (fault_of_media(second) or "")
+    assert media_fault(first) is None
+    assert "b.mp4 cannot be opened as a video" in (media_fault(second) or "")

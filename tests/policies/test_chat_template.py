@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from mmgrpo.policies.language import LanguagePolicy
 
-from mmgrpo.data.rows import prompt_of_row
+from mmgrpo.data.prompt_rows import prompt_of_row
 from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt
 from tests.policies import tiny_image_tokens, tiny_masked

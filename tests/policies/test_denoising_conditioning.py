@@ -17,7 +17,7 @@ from mmgrpo.policies.diffusion.call_form import form_of
 from mmgrpo.policies.diffusion.conditioning import MediaBatching, batch_media
 from PIL import Image
 
-from mmgrpo.data.prompts import load_prompts
+from mmgrpo.data.prompt_loading import load_prompts
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Example, OffPolicySample, Plan, Prompt, Sample
 from tests.policies.contract import sample_difference, values

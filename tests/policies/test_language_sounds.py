@@ -19,7 +19,7 @@ from transformers import (
     Qwen2_5OmniThinkerForConditionalGeneration,
 )
 
-from mmgrpo.data.sounds import at_rate, wav
+from mmgrpo.data.audio_loading import encode_wav, resample_audio
 from mmgrpo.errors import DataError
 from mmgrpo.types import Plan, Prompt
 from tests.breadth.language.families import families
@@ -96,7 +96,9 @@ def test_what_is_written_depends_on_what_is_heard() -> None:
     policy = hearing()
     rollout = policy.rollout([Prompt("what ?", audios=[LOW])], group_size=2, seed=0)
     before = values(policy, rollout)
-    others = [Prompt("what ?", audios=[sound]) for sound in (at_rate(LOW, 4000), silence(rate=8000, duration_s=0.3))]
+    others = [
+        Prompt("what ?", audios=[sound]) for sound in (resample_audio(LOW, 4000), silence(rate=8000, duration_s=0.3))
+    ]
     same, other = (values(policy, policy.override_prompts(rollout, [prompt] * 2)) for prompt in others)
     torch.testing.assert_close(same, before, rtol=0, atol=2e-2)  # the processor hears at 4 kHz
     assert float((other - before).abs().max()) > 0.1
@@ -115,10 +117,10 @@ def test_a_group_hears_its_prompt_once() -> None:
 
 def test_a_sound_of_any_form_and_rate_is_the_same_to_the_model(tmp_path: Path) -> None:
     policy = hearing()
-    sound = at_rate(LOW, 4000)
-    (tmp_path / "a.wav").write_bytes(wav(sound))
+    sound = resample_audio(LOW, 4000)
+    (tmp_path / "a.wav").write_bytes(encode_wav(sound))
     array = {"array": sound.values[0].numpy(), "sampling_rate": 4000}
-    forms = [sound, array, str(tmp_path / "a.wav"), wav(sound)]
+    forms = [sound, array, str(tmp_path / "a.wav"), encode_wav(sound)]
     given = [policy._encoder(Prompt("what ?", audios=[form])).media["input_features"] for form in forms]  # pyright: ignore[reportPrivateUsage]
     assert rate_of(policy.processor) == 4000
     for features in given[1:]:

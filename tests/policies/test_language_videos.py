@@ -17,8 +17,8 @@ from PIL import Image
 from qwen_vl_utils import vision_process
 
 from mmgrpo import Trainer
-from mmgrpo.data.prompts import load_prompts
-from mmgrpo.data.rows import prompt_of_row
+from mmgrpo.data.prompt_loading import load_prompts
+from mmgrpo.data.prompt_rows import prompt_of_row
 from mmgrpo.data.videos import frames_of_video, open_video
 from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt, Sample

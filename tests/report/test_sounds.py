@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mmgrpo.data.sounds import heard, wav
+from mmgrpo.data.audio_loading import encode_wav, load_audio
 from mmgrpo.data.spectrograms import spectrogram
 from tests.heard import tone
 from tests.report.folder import STEPS, sample, write_lines
@@ -27,14 +27,14 @@ def write(run: Path, rows: list[dict], data: bytes) -> None:
 
 
 def test_a_short_sound_travels_as_it_is(run: Path) -> None:
-    write(run, [sample("0.wav", r, 0.5) for r in range(6)], wav(tone()))
+    write(run, [sample("0.wav", r, 0.5) for r in range(6)], encode_wav(tone()))
     page = render(run)
     players = page.attributes("audio")
     assert len(players) == len(page.attributes("img")) == 30
     assert all("controls" in one and one["src"].startswith("data:audio/wav;base64,") for one in players)
-    assert set(sounds(page)) == {wav(tone())}
+    assert set(sounds(page)) == {encode_wav(tone())}
     shown = np.asarray(decoded(page.attributes("img")[0]["src"]).convert("RGB")).astype(int)
-    expected = np.asarray(spectrogram(heard(wav(tone())))).astype(int)
+    expected = np.asarray(spectrogram(load_audio(encode_wav(tone())))).astype(int)
     assert abs(shown - expected).mean() < 8  # WebP
     assert "media-src data:" in next(
         m["content"] for m in page.attributes("meta") if "content" in m and "src" in m["content"]
@@ -44,11 +44,11 @@ def test_a_short_sound_travels_as_it_is(run: Path) -> None:
 def test_long_sounds_are_reduced_until_the_page_is_small(run: Path) -> None:
     long = tone(440, rate=44100, duration_s=6, channels=2)
     left = type(long)(long.values[:1].repeat(2, 1).contiguous(), 44100)  # 1 MB, more than 160 kB
-    write(run, [sample("0.wav", r, 0.5) for r in range(6)], wav(left))
+    write(run, [sample("0.wav", r, 0.5) for r in range(6)], encode_wav(left))
     page = render(run)
     assert (run / "report.html").stat().st_size < 8_000_000
     assert "30 images are reduced" in page.texts("p", "lead")[0]
-    kept = heard(sounds(page)[0])
+    kept = load_audio(sounds(page)[0])
     assert kept.sampling_rate == 24000
     assert kept.duration_s == pytest.approx(6, abs=0.2)
     middle = kept.values[0, 24000:48000]
@@ -58,17 +58,17 @@ def test_long_sounds_are_reduced_until_the_page_is_small(run: Path) -> None:
 def test_a_video_is_played_with_its_sound(run: Path) -> None:
     for step in STEPS:
         spectrogram(tone(880)).save(run / f"samples/step-{step:06d}/0.png")
-    write(run, [sample("0.png", r, 0.5) | {"sound": "0.wav"} for r in range(6)], wav(tone()))
+    write(run, [sample("0.png", r, 0.5) | {"sound": "0.wav"} for r in range(6)], encode_wav(tone()))
     page = render(run)
-    assert set(sounds(page)) == {wav(tone())}
+    assert set(sounds(page)) == {encode_wav(tone())}
     assert np.array_equal(np.asarray(decoded(page.attributes("img")[0]["src"])), np.asarray(spectrogram(tone(880))))
 
 
 def test_what_a_text_answers_can_be_heard(run: Path) -> None:
     rows = [sample(None, r, 0.5, text="a tone") | {"sounds": ["0.wav", None]} for r in range(6)]
-    write(run, rows, wav(tone()))
+    write(run, rows, encode_wav(tone()))
     page = render(run)
-    assert set(sounds(page)) == {wav(tone())}
+    assert set(sounds(page)) == {encode_wav(tone())}
     assert len(page.attributes("audio")) == 6
     assert any("hole" in one.get("class", "") for one in page.attributes("span"))
 

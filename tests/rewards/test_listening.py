@@ -16,7 +16,7 @@ from mmgrpo.rewards.parsing.error_rates import ErrorRate
 from mmgrpo.rewards.text.transcripts import WordErrorRate
 from transformers import AutoModelForCTC, AutoProcessor, ClapModel, ClapProcessor, WhisperForConditionalGeneration
 
-from mmgrpo.data.sounds import at_rate
+from mmgrpo.data.audio_loading import resample_audio
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.types import Audio, Prompt, Sample
 from tests.heard import silence, tone
@@ -86,7 +86,7 @@ class TestRecognisers:
         model, processor = AutoModelForCTC.from_pretrained(ctc).eval(), AutoProcessor.from_pretrained(ctc)
         expected = []
         for sound in (LONG, SHORT, LONG):
-            values = at_rate(sound, listeners.RATE, mono=True).values[0].numpy()
+            values = resample_audio(sound, listeners.RATE, mono=True).values[0].numpy()
             inputs = processor(values, sampling_rate=listeners.RATE, return_tensors="pt")
             expected += processor.batch_decode(model(**inputs).logits.argmax(-1))
         assert len(set(expected)) == 2
@@ -113,7 +113,7 @@ class TestRecognisers:
         folder = str(listeners.save_whisper(tmp_path))
         model: Any = WhisperForConditionalGeneration.from_pretrained(folder).eval()
         processor = AutoProcessor.from_pretrained(folder)
-        values = at_rate(SHORT, listeners.RATE, mono=True).values[0].numpy()
+        values = resample_audio(SHORT, listeners.RATE, mono=True).values[0].numpy()
         features = processor(values, sampling_rate=listeners.RATE, return_tensors="pt").input_features
         expected = processor.batch_decode(model.generate(features), skip_special_tokens=True)
         assert expected[0].strip()

@@ -10,7 +10,7 @@ from mmgrpo.rewards.models.image_features import SSIM_C1, ssim
 from PIL import Image
 from transformers import AutoModel, AutoProcessor
 
-from mmgrpo.data.media import Gallery
+from mmgrpo.data.image_loading import LazyImages
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.drawn import drew, noise, numbers, said
@@ -111,7 +111,7 @@ def test_only_what_lies_outside_the_mask_counts() -> None:
         edited(image, source),
         drew(image, mask=mask),
     ]
-    rows[0] = edited(image, source, mask=Gallery((mask,)))  # as prompts.pictures makes it
+    rows[0] = edited(image, source, mask=LazyImages((mask,)))  # as prompts.pictures makes it
     kept = 1 - 0.2 / 8
     everything = 1 - (8 + 0.2) / 16
     scores = EditConsistency()(rows)

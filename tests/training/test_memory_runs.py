@@ -13,7 +13,7 @@ import torch
 from mmgrpo.examples.digits import digit_prompts
 
 from mmgrpo.config.loading import validated
-from mmgrpo.data.prompts import load_prompts_of
+from mmgrpo.data.prompt_loading import load_prompts_of
 from mmgrpo.errors import ConfigError
 from mmgrpo.runs.checkpoint import load_checkpoint
 from mmgrpo.training.trainer import Trainer

@@ -14,7 +14,7 @@ import torch
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config
-from mmgrpo.data.prompts import load_prompts_of
+from mmgrpo.data.prompt_loading import load_prompts_of
 from mmgrpo.runs.folder import has_ended, run_status
 from mmgrpo.training.build import build_policy, build_rewards
 from mmgrpo.training.trainer import Trainer

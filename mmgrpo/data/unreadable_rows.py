@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import final
 
 from mmgrpo.config import PromptsConfig
-from mmgrpo.data.media import opened
-from mmgrpo.data.prompt_media import Encoded
+from mmgrpo.data.image_loading import load_image
+from mmgrpo.data.prompt_media import LazyMedia
 from mmgrpo.data.videos import FILES, open_video
 from mmgrpo.errors import DataError
 from mmgrpo.policy import Policy, SupportsPromptCheck
@@ -19,7 +19,7 @@ NUM_NAMED = 20
 
 
 @final
-class Unreadable:
+class UnreadableRows:
     """What is done about the rows of a source that cannot be read."""
 
     def __init__(self, *, skip: bool) -> None:
@@ -71,7 +71,7 @@ def tell(source: str, faults: Sequence[str], num_read: int) -> None:
         logger.warning("%s: %d of %d rows cannot be read and are left out: %s", source, num, num + num_read, named)
 
 
-def fault_of_media(prompt: Prompt) -> str | None:
+def media_fault(prompt: Prompt) -> str | None:
     """What is wrong with the first of a prompt's media that cannot be decoded; None if nothing is.
 
     Images, frames of lists and sounds are decoded whole; of a video file the first frame, and the times of the others.
@@ -79,23 +79,23 @@ def fault_of_media(prompt: Prompt) -> str | None:
     Media that lie elsewhere are not looked at: what the network has may differ from process to process.
     """
     try:
-        for images in (prompt.images, *(value for value in prompt.columns.values() if isinstance(value, Encoded))):
-            for image in images.here() if isinstance(images, Encoded) else images:
-                opened(image)
+        for images in (prompt.images, *(value for value in prompt.columns.values() if isinstance(value, LazyMedia))):
+            for image in images.here() if isinstance(images, LazyMedia) else images:
+                load_image(image)
         for video in prompt.videos:
             if isinstance(video, FILES):
                 open_video(video)
             else:
                 for frame in video:
-                    opened(frame)
-        for _ in prompt.audios.here() if isinstance(prompt.audios, Encoded) else ():
+                    load_image(frame)
+        for _ in prompt.audios.here() if isinstance(prompt.audios, LazyMedia) else ():
             pass
     except DataError as error:
         return str(error)
     return None
 
 
-def fault_of(prompt: Prompt, check: Callable[[Prompt], None]) -> str | None:
+def prompt_fault(prompt: Prompt, check: Callable[[Prompt], None]) -> str | None:
     """Why a prompt cannot be used; None if it can.
 
     Args:
@@ -105,7 +105,7 @@ def fault_of(prompt: Prompt, check: Callable[[Prompt], None]) -> str | None:
     Returns:
         What is wrong with its media, or with the prompt for this policy.
     """
-    fault = fault_of_media(prompt)
+    fault = media_fault(prompt)
     if fault is not None:
         return fault
     try:
@@ -138,17 +138,17 @@ def require_media(prompts: Sequence[Prompt], section: PromptsConfig | None, chec
             check(prompt)
 
 
-def check_of(policy: Policy) -> Callable[[Prompt], None]:
+def prompt_check(policy: Policy) -> Callable[[Prompt], None]:
     """The check of prompts that a policy makes; of one that takes any, none."""
     return policy.check_prompt if isinstance(policy, SupportsPromptCheck) else lambda prompt: None
 
 
-def readable(prompts: list[Prompt], source: str, check: Callable[[Prompt], None]) -> list[Prompt]:
+def usable_prompts(prompts: list[Prompt], source: str, check: Callable[[Prompt], None]) -> list[Prompt]:
     """Those that can be used, by their media and by the policy; the others are counted and named.
 
     Raises DataError if there are none.
     """
-    faults = [fault_of(prompt, check) for prompt in prompts]
+    faults = [prompt_fault(prompt, check) for prompt in prompts]
     kept = [prompt for prompt, fault in zip(prompts, faults, strict=True) if fault is None]
     tell(source, [fault for fault in faults if fault is not None], len(kept))
     if not kept:

@@ -28,12 +28,12 @@ from mmgrpo.data.prompt_media import (
     StoredMedium,
     holds_media,
     hub_folders,
-    missing,
-    refuse_far,
+    missing_path_message,
+    require_reachable,
     stored_items,
 )
-from mmgrpo.data.rows import FORMS, MEDIA_COLUMNS, form_of, prompt_of_row
-from mmgrpo.data.unreadable import Unreadable
+from mmgrpo.data.prompt_rows import MEDIA_COLUMNS, ROW_FORMATS, prompt_of_row, row_format_of
+from mmgrpo.data.unreadable_rows import UnreadableRows
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.hub import explain_load_error
 from mmgrpo.system.targets import import_python_target, is_python_target
@@ -102,7 +102,7 @@ def load_prompts(
     if limit is not None and limit < 1:
         raise DataError(f"limit must be at least 1 or absent, got {limit}")
     require_limit(source, limit)
-    unreadable = Unreadable(skip=on_error == "skip")
+    unreadable = UnreadableRows(skip=on_error == "skip")
     rules = _Rules(text_column, allow_fetch, unreadable, tuple(pictures), allow_outside)
     read = _read(str(source), split, rules) if isinstance(source, str | Path) else _live(source, split, rules)
     where = source if isinstance(source, str | Path) else "the dataset"
@@ -145,14 +145,14 @@ def load_prompts_of(config: PromptsConfig, *, key: str = "prompts", note: str | 
 
 def _load(config: ReadingConfig, source: str, key: str, note: str | None) -> list[Prompt]:
     try:
-        return load_prompts(source, **reading_of(config))
+        return load_prompts(source, **reading_settings(config))
     except DataError as error:
         if is_python_target(source) or Path(source).expanduser().exists():
             raise
         raise DataError(f"{key}: {error}; {_wanted(config, key, note)}") from error
 
 
-def reading_of(config: ReadingConfig) -> dict[str, Any]:
+def reading_settings(config: ReadingConfig) -> dict[str, Any]:
     """How a section has its source read, as ``load_prompts`` takes it."""
     return config.model_dump(include=set(ReadingConfig.model_fields))
 
@@ -166,7 +166,7 @@ def require_source(config: PromptsConfig, *, key: str, note: str | None) -> None
             continue
         path = Path(source).expanduser()
         if not path.exists():
-            raise DataError(f"{where}: {missing(path)}; {_wanted(part, where, note)}")
+            raise DataError(f"{where}: {missing_path_message(path)}; {_wanted(part, where, note)}")
 
 
 def _wanted(config: ReadingConfig, key: str, note: str | None) -> str:
@@ -189,7 +189,7 @@ class _Rules:
 
     text_column: str
     allow_fetch: bool
-    unreadable: Unreadable
+    unreadable: UnreadableRows
     pictures: tuple[str, ...] = ()
     allow_outside: bool = False
 
@@ -226,7 +226,7 @@ def _read(source: str, split: str | None, rules: _Rules) -> Iterable[Prompt]:
         _refuse_split(source, split)
         return _from_file(path, rules)
     if _is_place(source):
-        raise DataError(missing(path))
+        raise DataError(missing_path_message(path))
     return _from_hub(source, split, rules)
 
 
@@ -320,7 +320,7 @@ def _from_hub(source: str, split: str | None, rules: _Rules) -> Iterator[Prompt]
         loaded = load_dataset(name, subset or None)
     except Exception as error:  # the library has no common class for what can go wrong on the way to a dataset
         cause = explain_load_error(name, error, kind="dataset")
-        near = "" if local else f"; and as a path {missing(Path(source))}"
+        near = "" if local else f"; and as a path {missing_path_message(Path(source))}"
         raise DataError(f"as a dataset '{source}' cannot be loaded: {cause}{near}") from error
     return _from_dataset(_one_split(loaded, source, split), rules, source, Path(source) if local else None)
 
@@ -340,8 +340,8 @@ def _one_split(loaded: Any, source: str, split: str | None) -> Any:
 
 def _from_dataset(dataset: Any, rules: _Rules, where: str, folder: Path | None) -> Iterator[Prompt]:
     if is_transformed(dataset):
-        stored = {rules.text_column, *(form.column for form in FORMS), *MEDIA_COLUMNS, *rules.pictures}
-        check = partial(refuse_far, allow_fetch=rules.allow_fetch, roots=rules.roots(folder))
+        stored = {rules.text_column, *(form.column for form in ROW_FORMATS), *MEDIA_COLUMNS, *rules.pictures}
+        check = partial(require_reachable, allow_fetch=rules.allow_fetch, roots=rules.roots(folder))
         rows = transformed_rows(dataset, where, stored, check)
         return chain.from_iterable(
             rules.prompt(lambda read=read: without_null_keys(read()), f"{where}, row {number}", folder)
@@ -351,7 +351,7 @@ def _from_dataset(dataset: Any, rules: _Rules, where: str, folder: Path | None) 
 
 
 def _from_table(dataset: Any, rules: _Rules, where: str, folder: Path | None) -> Iterator[Prompt]:
-    form = form_of(dataset.column_names, rules.text_column)
+    form = row_format_of(dataset.column_names, rules.text_column)
     if form is None:
         raise DataError(
             f"{where} has no column '{rules.text_column}'; set text_column to one of {dataset.column_names}"
@@ -365,7 +365,7 @@ def _from_table(dataset: Any, rules: _Rules, where: str, folder: Path | None) ->
     def row(number: int) -> dict[str, Any]:
         for name in with_media:  # before they are decoded, which would fetch them
             value, called = as_stored[number].column(name)[0].as_py(), f"{where}, row {number}, column '{name}'"
-            refuse_far(value, called, allow_fetch=rules.allow_fetch, roots=roots)
+            require_reachable(value, called, allow_fetch=rules.allow_fetch, roots=roots)
         found = read_row(partial(plain.__getitem__, number), f"{where}, row {number}") if plain.column_names else {}
         found |= {name: _stored(encoded, number, name, rules.pictures) for name in shown}
         return {name: without_null_keys(value) for name, value in found.items()}

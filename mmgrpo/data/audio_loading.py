@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmgrpo.data.media import local_file, path_of
+from mmgrpo.data.image_loading import path_from_text, require_local_file
 from mmgrpo.errors import DataError
 from mmgrpo.maths.sounds import resampled
 from mmgrpo.samples import Audio
@@ -29,7 +29,7 @@ HELD = ("data", "bytes", "path")
 """Keys under which a mapping may hold a file."""
 
 
-def heard(sound: object) -> Audio:
+def load_audio(sound: object) -> Audio:
     """The whole sound; what lies beyond -1 and 1 is cut off, as a player does.
 
     Args:
@@ -47,28 +47,28 @@ def heard(sound: object) -> Audio:
     if isinstance(sound, Audio):
         return sound
     if isinstance(sound, Path):
-        return _decoded(local_file(str(sound)), str(sound))
+        return _decoded(require_local_file(str(sound)), str(sound))
     if isinstance(sound, bytes | bytearray | memoryview):
         return _decoded(BytesIO(sound), f"the sound of {len(sound)} bytes")
     if isinstance(sound, str):
-        data = None if os.path.exists(path_of(sound)) else embedded_sound(sound)
-        return _decoded(local_file(sound), sound) if data is None else heard(data)
+        data = None if os.path.exists(path_from_text(sound)) else decode_audio_text(sound)
+        return _decoded(require_local_file(sound), sound) if data is None else load_audio(data)
     if isinstance(sound, Mapping):
         if sound.get("array") is not None:
-            return from_array(sound["array"], sound.get("sampling_rate"))
+            return audio_from_array(sound["array"], sound.get("sampling_rate"))
         held = next((sound[key] for key in HELD if sound.get(key) is not None), None)
         if held is not None:
-            return heard(held)
+            return load_audio(held)
     if callable(getattr(sound, "get_all_samples", None)):
         whole: Any = sound.get_all_samples()  # pyright: ignore[reportAttributeAccessIssue]
-        return from_array(whole.data, whole.sample_rate)
+        return audio_from_array(whole.data, whole.sample_rate)
     raise DataError(
         "a sound must be a path, bytes, base64, an mmgrpo.types.Audio or a mapping with 'array' and 'sampling_rate', "
         f"'bytes' or 'path', got a {type(sound).__name__}"
     )
 
 
-def from_array(array: Any, rate: Any) -> Audio:
+def audio_from_array(array: Any, rate: Any) -> Audio:
     """A sound of numbers: (samples,), (channels, samples) or (samples, channels), the shorter axis being the channels.
 
     Raises: DataError for numbers of another form, or that are not finite, and for no rate.
@@ -90,7 +90,7 @@ def from_array(array: Any, rate: Any) -> Audio:
     return Audio(values.clamp(-1, 1).contiguous(), whole)
 
 
-def wav(audio: Audio) -> bytes:
+def encode_wav(audio: Audio) -> bytes:
     """The sound as a WAV file of 16 bit; ``heard`` reads it back to within half a step, 1.5e-5."""
     levels_NC = (audio.values.T * FULL_SCALE).round().clamp(-FULL_SCALE, FULL_SCALE - 1)
     buffer = BytesIO()
@@ -100,13 +100,13 @@ def wav(audio: Audio) -> bytes:
     return buffer.getvalue()
 
 
-def at_rate(audio: Audio, rate: int, *, mono: bool = False) -> Audio:
+def resample_audio(audio: Audio, rate: int, *, mono: bool = False) -> Audio:
     """The sound at another sampling rate, in Hz; ``mono``: as one channel, the mean of its own."""
     values = audio.values.mean(0, keepdim=True) if mono else audio.values
     return Audio(resampled(values, audio.sampling_rate, rate).clamp(-1, 1), rate)
 
 
-def embedded_sound(text: str) -> bytes | None:
+def decode_audio_text(text: str) -> bytes | None:
     """The file that a ``data:`` URL or a long base64 text holds; None for any other text.
 
     Raises: DataError for a ``data:`` URL that is cut off.
@@ -125,7 +125,7 @@ def embedded_sound(text: str) -> bytes | None:
     return found
 
 
-def require_sound(item: str | bytes, name: str) -> None:
+def require_audio(item: str | bytes, name: str) -> None:
     """Looks whether a file or its bytes begin as a sound does. Raises DataError if not."""
     with _opened(item if isinstance(item, str) else BytesIO(item), name):
         pass
@@ -146,7 +146,7 @@ def _decoded(source: str | BytesIO, name: str) -> Audio:
             raise DataError(_unreadable(name, error)) from error
         if not parts:
             raise DataError(_unreadable(name, ValueError("it holds no samples")))
-        return from_array(torch.from_numpy(np.concatenate(parts, axis=1)), stream.rate)
+        return audio_from_array(torch.from_numpy(np.concatenate(parts, axis=1)), stream.rate)
 
 
 def _within(frames: Iterator[Any]) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from mmgrpo.data.media_options import require_options
-from mmgrpo.data.prompt_media import COLUMNS, PAYLOADS, Medium, Place
+from mmgrpo.data.prompt_media import COLUMNS, PAYLOADS, Medium, RowLocation
 from mmgrpo.errors import DataError
 
 TAG = re.compile("(<image>|<video>|<audio>)")
@@ -48,8 +48,8 @@ class Conversation:
     text: str
 
 
-def conversation(
-    given: Sequence[Any], beside: Mapping[str, Sequence[Medium]], *, tags: bool, place: Place
+def parse_conversation(
+    given: Sequence[Any], beside: Mapping[str, Sequence[Medium]], *, tags: bool, place: RowLocation
 ) -> Conversation:
     """The messages with every medium in its place.
 
@@ -91,7 +91,7 @@ def conversation(
     )
 
 
-def _shown_part(slot: Slot, medium: Medium, place: Place) -> dict[str, Any]:
+def _shown_part(slot: Slot, medium: Medium, place: RowLocation) -> dict[str, Any]:
     part = {"type": slot.kind, **slot.options, **medium.options}
     require_options(slot.kind, part, place.where)
     return part
@@ -102,7 +102,7 @@ def _slots(turns: Sequence[Message]) -> list[Slot]:
     return [part for content in contents for part in content if isinstance(part, Slot)]
 
 
-def checked_message(message: Any, place: Place) -> Message:
+def parse_message(message: Any, place: RowLocation) -> Message:
     """A chat message whose content is a text or a list, or null or absent beside tool calls.
 
     Args:
@@ -131,7 +131,7 @@ def checked_message(message: Any, place: Place) -> Message:
     return {**message, "content": content, **({"tool_calls": calls} if calls else {})}
 
 
-def _tool_calls(value: Any, place: Place) -> list[Any]:
+def _tool_calls(value: Any, place: RowLocation) -> list[Any]:
     try:
         calls = json.loads(value) if isinstance(value, str) and value.strip() else value
         calls = [json.loads(call) if isinstance(call, str) else call for call in calls or ()]
@@ -145,7 +145,7 @@ def _tool_calls(value: Any, place: Place) -> list[Any]:
     return calls
 
 
-def _turn(message: Message, tags: bool, place: Place) -> Message:
+def _turn(message: Message, tags: bool, place: RowLocation) -> Message:
     """The message with its placeholders as slots; keys that hold nothing are left out, as arrow fills them in."""
     content = message["content"]
     if isinstance(content, str) and tags and TAG.search(content):
@@ -156,7 +156,7 @@ def _turn(message: Message, tags: bool, place: Place) -> Message:
     return {**{key: value for key, value in message.items() if value is not None}, "content": content}
 
 
-def _part(part: Any, role: str, place: Place) -> dict[str, Any] | Slot:
+def _part(part: Any, role: str, place: RowLocation) -> dict[str, Any] | Slot:
     known = ("text", *KINDS)
     held = {key: value for key, value in part.items() if value is not None} if isinstance(part, Mapping) else {}
     name = held.get("type") or next((key for key in known if key in held), None)
@@ -177,7 +177,7 @@ def _as_parts(content: str | list[Any]) -> list[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _mismatch(kind: str, num_waiting: int, num_given: int, place: Place) -> str:
+def _mismatch(kind: str, num_waiting: int, num_given: int, place: RowLocation) -> str:
     one, several = COLUMNS[kind]
     return (
         f"{place.where}: the messages hold {num_waiting} {kind} placeholders and the row {num_given} {several} for "
@@ -186,7 +186,7 @@ def _mismatch(kind: str, num_waiting: int, num_given: int, place: Place) -> str:
     )
 
 
-def _last_user_text(messages: Sequence[Mapping[str, Any]], tags: bool, place: Place) -> str:
+def _last_user_text(messages: Sequence[Mapping[str, Any]], tags: bool, place: RowLocation) -> str:
     asked = [message["content"] for message in messages if message["role"] == "user"]
     text = next((text for content in reversed(asked) if (text := _plain(content, tags))), "")
     if not text and not any(isinstance(content, list | tuple) or (tags and content) for content in asked):

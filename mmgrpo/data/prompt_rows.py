@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from mmgrpo.data.prompt_media import COLUMNS, Place, held
-from mmgrpo.data.turns import TAG, Conversation, checked_message, conversation
+from mmgrpo.data.chat_messages import TAG, Conversation, parse_conversation, parse_message
+from mmgrpo.data.prompt_media import COLUMNS, RowLocation, lazy_media
 from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt
 
@@ -21,7 +21,7 @@ REFERENCE, BOX = "<ref-object>", "<bbox>"
 
 @final
 @dataclass(frozen=True, slots=True)
-class Form:
+class RowFormat:
     """How rows are laid out.
 
     Attributes:
@@ -37,22 +37,22 @@ class Form:
     is_kept: bool = False
 
 
-FORMS = (
-    Form("prompt"),  # TRL, verl
-    Form("messages", always_tagged=True, ends_in_reference=True),  # ms-swift
-    Form("problem", is_kept=True),  # EasyR1, R1-V
+ROW_FORMATS = (
+    RowFormat("prompt"),  # TRL, verl
+    RowFormat("messages", always_tagged=True, ends_in_reference=True),  # ms-swift
+    RowFormat("problem", is_kept=True),  # EasyR1, R1-V
 )
 """Known layouts; a row has the first whose column it holds."""
 
 
-def form_of(columns: Iterable[str], text_column: str) -> Form | None:
+def row_format_of(columns: Iterable[str], text_column: str) -> RowFormat | None:
     """The layout of rows with these columns; None if no column holds a prompt.
 
     A ``text_column`` other than the first form's is taken at its word.
     """
     columns = set(columns)
-    named = next((form for form in FORMS if form.column == text_column), Form(text_column))
-    candidates = FORMS if named is FORMS[0] else (named,)
+    named = next((form for form in ROW_FORMATS if form.column == text_column), RowFormat(text_column))
+    candidates = ROW_FORMATS if named is ROW_FORMATS[0] else (named,)
     return next((form for form in candidates if form.column in columns), None)
 
 
@@ -86,17 +86,17 @@ def prompt_of_row(
     """
     if not isinstance(row, Mapping):
         raise DataError(f"{where} must be an object with a '{text_column}', got {type(row).__name__}")
-    form = form_of(row, text_column)
+    form = row_format_of(row, text_column)
     asked = row[form.column] if form else None
     if form is None or not asked or not isinstance(asked, str | list):
         raise DataError(
             f"{where} has no prompt: '{text_column}' must be a text or a list of chat messages, got {asked!r:.60}; its "
             f"columns are {', '.join(map(str, row))}; text_column names the one that holds the prompt"
         )
-    place = Place(where, folder, allow_fetch, roots)
+    place = RowLocation(where, folder, allow_fetch, roots)
     asked = _decoded_messages(asked)
     if isinstance(asked, list):
-        asked = [checked_message(message, place) for message in asked]
+        asked = [parse_message(message, place) for message in asked]
     beside = {kind: place.media(row, kind) for kind in COLUMNS}
     tags = form.always_tagged or any(name in row for name in MEDIA_COLUMNS)
     messages, offered = _messages(asked, row, form, place), _ground_truth(row)
@@ -112,13 +112,13 @@ def prompt_of_row(
     if messages is None:
         found = Conversation(None, {kind: [m.item for m in media] for kind, media in beside.items()}, str(asked))
     else:
-        found = conversation(messages, beside, tags=tags, place=place)
+        found = parse_conversation(messages, beside, tags=tags, place=place)
     require_unicode([found.text, found.messages, row.get("negative_prompt")], where)
     return Prompt(
         found.text,
-        images=held(found.media["image"]),
-        videos=held(found.media["video"], "video"),
-        audios=held(found.media["audio"], "audio"),
+        images=lazy_media(found.media["image"]),
+        videos=lazy_media(found.media["video"], "video"),
+        audios=lazy_media(found.media["audio"], "audio"),
         messages=found.messages,
         negative=_negative(row, where),
         columns=columns,
@@ -197,7 +197,7 @@ def _chat_template_kwargs(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     return kwargs
 
 
-def _messages(asked: str | list[Any], row: Mapping[str, Any], form: Form, place: Place) -> list[Any] | None:
+def _messages(asked: str | list[Any], row: Mapping[str, Any], form: RowFormat, place: RowLocation) -> list[Any] | None:
     if isinstance(asked, str):
         return None
     objects = row.get("objects")
@@ -207,7 +207,7 @@ def _messages(asked: str | list[Any], row: Mapping[str, Any], form: Form, place:
     return list(asked) if names is None else _with_names(asked, names, place)
 
 
-def _with_names(messages: Sequence[Any], names: Sequence[str], place: Place) -> list[Any]:
+def _with_names(messages: Sequence[Any], names: Sequence[str], place: RowLocation) -> list[Any]:
     """ms-swift's ``<ref-object>`` tags replaced, in order, by the names that ``objects`` holds."""
     texts = [message["content"] if _is_turn(message) else None for message in messages]
     num_tags = sum(text.count(REFERENCE) for text in texts if isinstance(text, str))

@@ -34,7 +34,7 @@ _LOCAL_HOPS = frozenset(("file", "local", "zip", "tar", "gzip", "bz2", "xz", "lz
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}+={0,2}+\s*+")
 
 
-def opened(image: object) -> Image.Image:
+def load_image(image: object) -> Image.Image:
     """The whole image, upright and in RGB.
 
     The EXIF orientation is applied; what is transparent becomes white; more than 8 bits a channel are scaled to 8, as
@@ -54,30 +54,30 @@ def opened(image: object) -> Image.Image:
     try:
         if isinstance(source, Image.Image):
             require_decoder(source)
-            return in_rgb(upright(source))
-        with image_at(BytesIO(source) if isinstance(source, bytes) else source) as picture:
-            return in_rgb(upright(picture))
+            return in_rgb(apply_orientation(source))
+        with open_image_file(BytesIO(source) if isinstance(source, bytes) else source) as picture:
+            return in_rgb(apply_orientation(picture))
     except UNREADABLE as error:
-        raise DataError(unreadable(image, error)) from error
+        raise DataError(unreadable_message(image, error)) from error
 
 
-def opened_all(value: object) -> list[Image.Image]:
+def load_images(value: object) -> list[Image.Image]:
     """The pictures that a value holds, one or a sequence of several, each as ``opened``; None holds none."""
     if value is None:
         return []
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
-        return [opened(one) for one in value]
-    return [opened(value)]
+        return [load_image(one) for one in value]
+    return [load_image(value)]
 
 
-def opened_column(columns: Mapping[str, object], name: str) -> list[Image.Image]:
+def load_image_column(columns: Mapping[str, object], name: str) -> list[Image.Image]:
     """The pictures in a column of a row, as ``opened_all`` finds them.
 
     Raises: DataError if one cannot be opened, and how a path is found that lies beside the data file.
     """
     found = columns.get(name)
     try:
-        return opened_all(found)
+        return load_images(found)
     except DataError as error:
         if not isinstance(found, str | list):
             raise
@@ -85,7 +85,7 @@ def opened_column(columns: Mapping[str, object], name: str) -> list[Image.Image]
 
 
 @final
-class Gallery(Sequence[Image.Image]):
+class LazyImages(Sequence[Image.Image]):
     """Images that are opened one by one, each time they are looked at."""
 
     def __init__(self, images: Sequence[object]) -> None:
@@ -97,12 +97,12 @@ class Gallery(Sequence[Image.Image]):
     @overload
     def __getitem__(self, index: int) -> Image.Image: ...
     @overload
-    def __getitem__(self, index: slice) -> Gallery: ...
-    def __getitem__(self, index: int | slice) -> Image.Image | Gallery:
-        return Gallery(self._images[index]) if isinstance(index, slice) else opened(self._images[index])
+    def __getitem__(self, index: slice) -> LazyImages: ...
+    def __getitem__(self, index: int | slice) -> Image.Image | LazyImages:
+        return LazyImages(self._images[index]) if isinstance(index, slice) else load_image(self._images[index])
 
 
-def image_at(source: str | Path | BytesIO) -> Image.Image:
+def open_image_file(source: str | Path | BytesIO) -> Image.Image:
     """What Pillow finds in a file, not read yet.
 
     Raises: DecompressionBombError for more pixels than ``Image.MAX_IMAGE_PIXELS``, of which Pillow would only warn;
@@ -151,7 +151,7 @@ def require_pixels(width: int, height: int) -> None:
         raise Image.DecompressionBombError(f"{width} x {height} pixels are more than {limit}; it may be a bomb")
 
 
-def upright(image: Image.Image) -> Image.Image:
+def apply_orientation(image: Image.Image) -> Image.Image:
     """The image turned as its EXIF orientation says, in its own mode and with the format of its file."""
     turned = ImageOps.exif_transpose(image)
     turned.format = image.format
@@ -160,7 +160,7 @@ def upright(image: Image.Image) -> Image.Image:
     return turned
 
 
-def embedded(text: str) -> bytes | None:
+def decode_image_text(text: str) -> bytes | None:
     """The file that a ``data:`` URL or a base64 text of an image holds; None for any other text.
 
     Raises: DataError for a ``data:`` URL that is cut off.
@@ -178,13 +178,13 @@ def embedded(text: str) -> bytes | None:
         return None
     try:
         data = base64.b64decode(text)
-        image_at(BytesIO(data)).close()
+        open_image_file(BytesIO(data)).close()
     except (*UNREADABLE, binascii.Error):
         return None
     return data
 
 
-def path_of(text: str) -> str:
+def path_from_text(text: str) -> str:
     """The path that a text names, with or without ``file://`` before it."""
     return unquote(urlparse(text).path) if text.startswith("file://") else text
 
@@ -201,12 +201,12 @@ def is_fetched(text: str) -> bool:
     return is_url(text) and not all(scheme.lower() in _LOCAL_HOPS for scheme in schemes)
 
 
-def local_file(text: str) -> str:
+def require_local_file(text: str) -> str:
     """The path of a file of this machine that a text names, with or without ``file://`` before it.
 
     Raises: DataError for a URL, for nothing is fetched, and for what is no ordinary file, such as a pipe.
     """
-    path = path_of(text)
+    path = path_from_text(text)
     if not os.path.exists(path) and is_url(text):
         raise DataError(f"{text[:200]} is a URL and nothing is fetched; download it and give its path")
     if os.path.exists(path) and not os.path.isfile(path):
@@ -214,7 +214,7 @@ def local_file(text: str) -> str:
     return path
 
 
-def unreadable(image: object, error: Exception) -> str:
+def unreadable_message(image: object, error: Exception) -> str:
     """Says that an image cannot be opened, and which."""
     name = str(image)[:200] if isinstance(image, str | Path) else f"the image ({_described(image)})"
     reason = f"{type(error).__name__}: {error}"[:200]
@@ -225,7 +225,7 @@ def _source(image: object) -> Image.Image | bytes | Path:
     if isinstance(image, Image.Image):
         return image
     if isinstance(image, Path):
-        return Path(local_file(str(image)))
+        return Path(require_local_file(str(image)))
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
     if isinstance(image, Mapping):
@@ -233,8 +233,8 @@ def _source(image: object) -> Image.Image | bytes | Path:
         if held is not None:
             return _source(held)
     if isinstance(image, str):
-        data = None if os.path.exists(path_of(image)) else embedded(image)
-        return Path(local_file(image)) if data is None else data
+        data = None if os.path.exists(path_from_text(image)) else decode_image_text(image)
+        return Path(require_local_file(image)) if data is None else data
     raise DataError(
         f"an image must be a PIL image, a path, bytes, base64 or a mapping with 'bytes' or 'path', got "
         f"{_described(image)}"
