@@ -13,10 +13,11 @@ from typing import Any, final
 
 from PIL import Image
 
-from mmgrpo.data.audio_loading import load_audio, require_audio
+from mmgrpo.data.audio_loading import decode_audio_text, load_audio, require_audio
 from mmgrpo.data.image_loading import (
     UNREADABLE,
     apply_orientation,
+    decode_image_text,
     is_fetched,
     is_url,
     open_image_file,
