@@ -140,7 +140,7 @@ def trainer(folder: Path, when: str) -> Trainer:
 
 def test_a_run_stops_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"1\.png cannot be opened as an image .*replace it or leave its row out"):
-        trainer(tmp_path, "stop").train()
+        trainer(tmp_path, "raise").train()
 
 
 def test_a_run_goes_on_without_it_and_counts(tmp_path: Path) -> None:
