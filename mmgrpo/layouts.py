@@ -51,7 +51,7 @@ class Layout(Protocol):
         """The shard of the gradient, which is summed over all processes, in the same memory."""
         ...
 
-    def whole(self, value: Tensor) -> Tensor:
+    def gather(self, value: Tensor) -> Tensor:
         """Gathers a tensor with the entries of the shard from all processes; a collective."""
         ...
 
@@ -83,8 +83,8 @@ class OnMesh:
         """The local tensor of the gradient."""
         return None if parameter.grad is None else parameter.grad.to_local()
 
-    def whole(self, value: Tensor) -> Tensor:
-        """As ``Layout.whole``."""
+    def gather(self, value: Tensor) -> Tensor:
+        """As ``Layout.gather``."""
         from torch.distributed.tensor import DTensor
 
         sharded = DTensor.from_local(

@@ -243,7 +243,7 @@ def check_ratio_of_read_rows(subject: Subject, policy: Policy, rollout: Rollout)
     stored = [rollout.off_policy_sample(row, Origin.REPLAY) for row in reversed(range(subject.rows))]
     has_tokens = all(sample.tokens is not None for sample in rollout.samples)
     if not has_tokens:
-        stored = [replace(one, old_logprob_T=None) for one in stored]
+        stored = [replace(sample, old_logprob_T=None) for sample in stored]
     try:
         read = policy.read(stored, seed=SEED + 1)
     except PolicyError:

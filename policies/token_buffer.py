@@ -45,7 +45,7 @@ class TokenBuffer:
         limit_N: Tensor,
         device: torch.device,
         uniform_NT: Tensor | None = None,
-        given_NT: Tensor | None = None,
+        forced_NT: Tensor | None = None,
         random_T: Tensor | None = None,
         numbers: tuple[str, ...] = (),
         embedding_VD: Tensor | None = None,
@@ -57,7 +57,7 @@ class TokenBuffer:
             limit_N: maximum number of tokens of each row.
             device: device of the logits.
             uniform_NT: the random number of each decision, in [0, 1); None takes the likeliest token.
-            given_NT: tokens to store whatever the logits are; None samples them.
+            forced_NT: tokens to store whatever the logits are; None samples them.
             random_T: bool, False at decisions that take the likeliest token nevertheless; None: all are sampled.
             numbers: statistics to store per token, by their names in ``TOKEN_STATISTICS``.
             embedding_VD: the embedding of each token, for statistics that need it.
@@ -67,7 +67,7 @@ class TokenBuffer:
         self.limit_N = limit_N.to(device)
         self._sampling = sampling
         self._uniform_NT = None if uniform_NT is None else uniform_NT.to(device)
-        self._given_NT = None if given_NT is None else given_NT.to(device)
+        self._forced_NT = None if forced_NT is None else forced_NT.to(device)
         self._random_T = random_T
         self._token_NT = torch.zeros(rows, length, dtype=torch.long, device=device)
         self._logprob_NT = torch.zeros(rows, length, device=device)
@@ -87,8 +87,8 @@ class TokenBuffer:
             logits_nV = logits_nV.masked_fill(~keep_nV, -torch.inf)
             for row, support in zip(row_n.tolist(), Support.of(keep_nV), strict=True):
                 self._supports[row].append(support)
-        if self._given_NT is not None:
-            token_n = self._given_NT[row_n, t]
+        if self._forced_NT is not None:
+            token_n = self._forced_NT[row_n, t]
         elif self._uniform_NT is not None and (self._random_T is None or bool(self._random_T[t])):
             token_n = sample_tokens(self._sampling.cooled(logits_nV, t), self._uniform_NT[row_n, t])
         else:

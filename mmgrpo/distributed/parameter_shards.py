@@ -131,7 +131,7 @@ def register_gathered_state(module: nn.Module, before: Callable[[], None], *, ke
 
     def gather_tensors(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
         for key, parameter, layout in sharded_parameters(prefix):
-            tensor = layout.whole(layout.part(parameter))
+            tensor = layout.gather(layout.part(parameter))
             state[key] = tensor.cpu() if keeps() else tensor.new_empty(0)
 
     def load_shards(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:

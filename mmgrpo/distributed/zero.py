@@ -55,8 +55,8 @@ class FlatLayout:
         """Returns the local gradient, which has the length of the run after a backward."""
         return parameter.grad
 
-    def whole(self, value: Tensor) -> Tensor:
-        """Implements ``Layout.whole``."""
+    def gather(self, value: Tensor) -> Tensor:
+        """Implements ``Layout.gather``."""
         padded = torch.cat([value, value.new_zeros(len(self._local) - len(value))])
         gathered = value.new_empty(len(padded) * self._num_parts)
         torch.distributed.all_gather_into_tensor(gathered, padded)

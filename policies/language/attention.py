@@ -64,7 +64,7 @@ def attention_values(
         layer_values.append([attention_distance(weight_HTL, inf).mean(1), *numbers])
 
     with _observed_attention(transformer.model, len(token_T), record_weights):
-        transformer.whole([prompt], [token_T], fill=fill)
+        transformer.full_states([prompt], [token_T], fill=fill)
     if not layer_values:
         name = type(transformer.model).__name__
         raise ConfigError(f"{values[0]}: the layers of {name} hand out no attention weights: use another model")

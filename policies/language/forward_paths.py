@@ -138,7 +138,7 @@ class CachedPath(ForwardPath):
         """Last hidden states."""
         owners = [trace.prompt_of_B[row] for row in rows]
         if not self.shared:
-            return self.transformer.whole([trace.prompts[owner] for owner in owners], tokens, fill=self.fill)
+            return self.transformer.full_states([trace.prompts[owner] for owner in owners], tokens, fill=self.fill)
         unique = sorted(set(owners))
         device = self.transformer.device
         prefix = self.transformer.prefill([trace.prompts[owner] for owner in unique], max_tokens=self.max_tokens)

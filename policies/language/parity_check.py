@@ -157,15 +157,15 @@ def measure_path(path: ForwardPath, trial: ParityCase, *, alone: bool = False) -
 def decoded_logprobs(path: ForwardPath, trial: ParityCase) -> Tensor:
     """Log-probabilities of the case's tokens from decoding, row by row."""
     prompts, completions = trial.trace.prompts, trial.trace.completions
-    given_NT = pad_sequence([c.token_T for c in completions], batch_first=True)
+    forced_NT = pad_sequence([c.token_T for c in completions], batch_first=True)
     logprobs_by_row: dict[int, Tensor] = {}
     for batch in path.decode_batches(prompts, trial.trace.prompt_of_B, len(completions)):
         owners = sorted({trial.trace.prompt_of_B[row] for row in batch})
         buffer = TokenBuffer(
             trial.sampling,
-            limit_N=torch.full((len(batch),), given_NT.shape[1]),
+            limit_N=torch.full((len(batch),), forced_NT.shape[1]),
             device=trial.end_ids.device,
-            given_NT=given_NT[batch],
+            forced_NT=forced_NT[batch],
         )
         index = [owners.index(trial.trace.prompt_of_B[row]) for row in batch]
         path.write([prompts[owner] for owner in owners], index, buffer, trial.end_ids)

@@ -93,14 +93,14 @@ class PathCandidates:
     """The forward paths of a model, before any is checked.
 
     Attributes:
-        shared: paths that run a prompt once per group in updates too, if the cache allows it.
-        whole: paths that run each row in full in updates.
+        per_group: paths that run a prompt once per group in updates too, if the cache allows it.
+        per_row: paths that run each row in full in updates.
         plain: the plain path.
         against: reasons why other paths are missing.
     """
 
-    shared: Sequence[CachedPath]
-    whole: Sequence[CachedPath]
+    per_group: Sequence[CachedPath]
+    per_row: Sequence[CachedPath]
     plain: PlainPath
     against: Sequence[str]
 

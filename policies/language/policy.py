@@ -364,7 +364,7 @@ class LanguagePolicy(
     def _selectors(self) -> tuple[PathSelector, PathSelector]:
         """The path selectors of rollouts and updates, and of the warm-up."""
         candidates = path_candidates(self.model, self.settings, self._autocast)
-        if not candidates.whole:
+        if not candidates.per_row:
             # a model that reads its own masks off its tokens would skip the padding token
             self._sampling = self._sampling.without([self._tokenizer.pad_token_id], keep=self._end_ids.tolist())
         trial = ParityCase(
@@ -380,7 +380,7 @@ class LanguagePolicy(
             PathSelector(
                 paths, candidates.plain, trial, self._tolerance, within=self.weights.current, against=candidates.against
             )
-            for paths in ([*candidates.shared, *candidates.whole], candidates.whole)
+            for paths in ([*candidates.per_group, *candidates.per_row], candidates.per_row)
         )
         return rollout_selector, warmup_selector
 

@@ -98,7 +98,7 @@ class Transformer:
 
         return extend_prefix(prefix, token_NR.shape[1], run, takes_positions=self._takes_positions)
 
-    def whole(self, prompts: Sequence[EncodedPrompt], tokens: Sequence[Tensor], *, fill: int = 0) -> Tensor:
+    def full_states(self, prompts: Sequence[EncodedPrompt], tokens: Sequence[Tensor], *, fill: int = 0) -> Tensor:
         """Runs prompts with their completions in one forward, without a cache; all prompts must be of one kind.
 
         Args:
