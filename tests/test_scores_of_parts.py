@@ -15,7 +15,7 @@ from mmgrpo.rewards.judges.remote_reward import RemoteReward
 from mmgrpo.errors import DataError, RewardError
 from mmgrpo.runs.sample_files import write_samples
 from mmgrpo.scoring import Gate, NamedReward, Scorer, score
-from mmgrpo.scoring.shaping import shaped
+from mmgrpo.scoring.shaping import shape_scores
 from mmgrpo.types import Prompt, Sample, Scope, Score, Scores
 from tests.serving.loopback import serving
 
@@ -102,7 +102,7 @@ def test_a_closed_gate_is_closed_for_parts() -> None:
         gate = Gate("open", 1.0, otherwise)  # type: ignore[arg-type]
         rewards = [NamedReward("open", open_first), NamedReward("words", words, gate=gate)]
         scores = score(samples, rewards)
-        counting = shaped(scores, rewards, 0).scores.scopes["words"]
+        counting = shape_scores(scores, rewards, 0).scores.scopes["words"]
         assert list(counting[0] or ()) == list(scores.scopes["words"][0] or ())
         assert counting[1] == expected
 

@@ -15,7 +15,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.maths.schedules import linear_weight
 from mmgrpo.scoring import Gate, NamedReward, named_rewards, score
-from mmgrpo.scoring.shaping import shaped
+from mmgrpo.scoring.shaping import shape_scores
 from mmgrpo.training.build import build_rewards
 from mmgrpo.training.compute_advantages import reward_metrics
 from mmgrpo.types import Prompt, Sample, Scores
@@ -29,7 +29,7 @@ def giving(name: str, values: list[float | None], **terms: Any) -> NamedReward:
 
 
 def counting(rewards: list[NamedReward], step: int = 0) -> tuple[Scores, dict[str, float]]:
-    found = shaped(score(SAMPLES, rewards, max_failure_frac=1.0), rewards, step)
+    found = shape_scores(score(SAMPLES, rewards, max_failure_frac=1.0), rewards, step)
     return found.scores, dict(found.metrics)
 
 
@@ -65,7 +65,7 @@ def test_gates_in_a_row_and_before_the_clip() -> None:
 def test_a_clip_changes_what_counts_and_not_what_is_logged() -> None:
     reward = giving("x", [-2.0, 0.5, 8.0, None], clip=(0.0, 1.0), weight=2.0)
     said = score(SAMPLES, [reward])
-    found = shaped(said, [reward], 0)
+    found = shape_scores(said, [reward], 0)
     assert column(found.scores, 0) == [0.0, 0.5, 1.0, None]
     credit = credit_of(found.scores, 4, AdvantageConfig.model_validate({"scale": "none"}))
     # totals 0, 1, 2 of mean 1

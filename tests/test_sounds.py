@@ -24,7 +24,7 @@ from mmgrpo.data.spectrograms import SPECTRUM, WAVE, WIDTH, spectrogram
 from mmgrpo.errors import DataError
 from mmgrpo.runs.prompt_samples import PromptSamples, write_prompt_samples
 from mmgrpo.runs.sample_files import write_samples
-from mmgrpo.serving.wire import JSON, MIN_PIXELS, Form, packed, unpacked
+from mmgrpo.serving.wire import JSON, MIN_PIXELS, Form, pack_samples, unpack_request
 from mmgrpo.types import Audio, Prompt, Sample, Scores
 from tests.heard import silence, tone
 
@@ -269,7 +269,7 @@ class TestServing:
     def test_sounds_arrive_exactly(self, form: Form) -> None:
         prompt = Prompt("p", audios=(tone(330, channels=2), {"array": [0.25], "sampling_rate": 8}))
         samples = [Sample(prompt, 0, 0, audio=tone(rate=44100)), Sample(prompt, 0, 1, text="x")]
-        _, (first, second) = unpacked(*packed(samples, form=form))
+        _, (first, second) = unpack_request(*pack_samples(samples, form=form))
         assert first.audio is not None
         assert same(first.audio, tone(rate=44100))
         assert second.audio is None
@@ -278,11 +278,11 @@ class TestServing:
         ] * 2
 
     def test_sounds_count_among_the_pixels(self) -> None:
-        body, kind = packed([Sample(Prompt("p"), 0, 0, audio=tone(duration_s=1.0))], form="png")
+        body, kind = pack_samples([Sample(Prompt("p"), 0, 0, audio=tone(duration_s=1.0))], form="png")
         assert kind == JSON
-        assert unpacked(body, JSON, max_pixels=8000)[1][0].audio is not None
+        assert unpack_request(body, JSON, max_pixels=8000)[1][0].audio is not None
         with pytest.raises(DataError, match="exceed the pixel limit of the server"):
-            unpacked(body, JSON, max_pixels=8000 - 1)
+            unpack_request(body, JSON, max_pixels=8000 - 1)
         assert MIN_PIXELS < 8000
 
     @pytest.mark.parametrize(
@@ -300,9 +300,9 @@ class TestServing:
         ],
     )
     def test_what_is_no_sound_is_refused(self, change: dict[str, Any], said: str) -> None:
-        body, _ = packed([Sample(Prompt("p"), 0, 0, audio=tone())], form="png")
+        body, _ = pack_samples([Sample(Prompt("p"), 0, 0, audio=tone())], form="png")
         request = json.loads(body)
         sound = request["samples"][0]["audio"]
         (sound if "sampling_rate" in change else sound["values"]).update(change)
         with pytest.raises(DataError, match=said):
-            unpacked(json.dumps(request).encode(), JSON)
+            unpack_request(json.dumps(request).encode(), JSON)

@@ -14,7 +14,7 @@ from mmgrpo.types import Scope, Scores
 
 
 @dataclass(frozen=True, slots=True)
-class Shaped:
+class ShapedScores:
     """The scores that training uses.
 
     Attributes:
@@ -27,7 +27,7 @@ class Shaped:
     metrics: Mapping[str, float]
 
 
-def shaped(scores: Scores, rewards: Sequence[NamedReward], step: int) -> Shaped:
+def shape_scores(scores: Scores, rewards: Sequence[NamedReward], step: int) -> ShapedScores:
     """The shaped scores at a step; clips and weights apply to samples, gates also to their parts.
 
     Args:
@@ -62,7 +62,7 @@ def shaped(scores: Scores, rewards: Sequence[NamedReward], step: int) -> Shaped:
             scopes[name] = _gated_scopes(scopes[name], gated)
     weight_R = torch.tensor([reward.weight_at(step) for reward in rewards], dtype=torch.float32)
     counting = replace(scores, value_BR=value_BR, valid_BR=valid_BR, weight_R=weight_R, scopes=scopes)
-    return Shaped(counting, metrics)
+    return ShapedScores(counting, metrics)
 
 
 @dataclass(frozen=True, slots=True)

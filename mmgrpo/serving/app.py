@@ -19,7 +19,7 @@ from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.scoring import NamedReward
 from mmgrpo.serving.batching import Batcher, TooBusyError
 from mmgrpo.serving.server_metrics import CONTENT_TYPE, Metrics
-from mmgrpo.serving.wire import JSON, unpacked
+from mmgrpo.serving.wire import JSON, unpack_request
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ async def _scored(
     start = time.monotonic()
     content_type = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     try:
-        name, samples = await run_in_threadpool(unpacked, body, content_type, max_pixels=limits.pixels)
+        name, samples = await run_in_threadpool(unpack_request, body, content_type, max_pixels=limits.pixels)
     except DataError as error:
         raise _RefusedError(400, str(error)) from None
     if name is None and len(batchers) == 1:

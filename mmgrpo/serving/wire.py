@@ -155,7 +155,7 @@ def token_of(variable: str | None) -> str | None:
     return token
 
 
-def packed(
+def pack_samples(
     samples: Sequence[Sample],
     *,
     reward: str | None = None,
@@ -195,11 +195,11 @@ def packed(
     return save(tensors, metadata={"request": text.decode()}), SAFETENSORS
 
 
-def unpacked(body: bytes, content_type: str, *, max_pixels: int = MAX_PIXELS) -> tuple[str | None, list[Sample]]:
+def unpack_request(body: bytes, content_type: str, *, max_pixels: int = MAX_PIXELS) -> tuple[str | None, list[Sample]]:
     """Deserialize a request.
 
     Args:
-        body: as ``packed`` returns it.
+        body: as ``pack_samples`` returns it.
         content_type: likewise.
         max_pixels: maximum total pixels of the images; each counts as at least ``MIN_PIXELS``.
 

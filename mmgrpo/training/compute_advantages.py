@@ -14,7 +14,7 @@ from mmgrpo.maths.advantages import clamp_advantage
 from mmgrpo.maths.group_stats import Groups, grouped
 from mmgrpo.policy import Policy
 from mmgrpo.scoring import NamedReward
-from mmgrpo.scoring.shaping import shaped
+from mmgrpo.scoring.shaping import shape_scores
 from mmgrpo.training.decision_advantages import decision_advantages
 from mmgrpo.training.gradients import with_values
 from mmgrpo.training.rollout_rounds import CombinedRewards, Rollouts
@@ -84,7 +84,7 @@ def combine_rewards(
     scores: Scores, group_B: Tensor, *, reward_functions: Sequence[NamedReward], chain: AdvantageChain, step: int
 ) -> CombinedRewards:
     """What the scores of a round come to as they count at a step, for planners."""
-    counting = shaped(scores, reward_functions, step).scores
+    counting = shape_scores(scores, reward_functions, step).scores
     return CombinedRewards(combined_reward(counting, group_B, chain), counting.scored_B)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmgrpo.distributed.job import Job
 from mmgrpo.scoring import NamedReward
-from mmgrpo.scoring.shaping import shaped
+from mmgrpo.scoring.shaping import shape_scores
 from mmgrpo.training.rollout_rounds import Rollouts
 from mmgrpo.types import Scores
 
@@ -65,7 +65,7 @@ def score_rollouts(rollouts: Rollouts, reward_functions: Sequence[NamedReward], 
     start = sum(len(group_B) for group_B in groups[: job.rank])
     if step == 0 and job.rank == 0:
         _tell_unapplied(scores)
-    counting = shaped(scores, reward_functions, step)
+    counting = shape_scores(scores, reward_functions, step)
     return Rewards(
         scores=scores,
         counting=counting.scores,

@@ -16,7 +16,7 @@ from mmgrpo.data.audio_loading import resample_audio
 from mmgrpo.types import Audio, Sample
 
 from ..models.checkpoints import Dtype, freeze, in_batches, load_once, require_positive, resolve_device, resolve_dtype
-from ..parsing.sample_images import text_of
+from ..parsing.sample_images import prompt_text
 
 
 @final
@@ -56,7 +56,7 @@ class ClapScore:
         self._batch_size = require_positive("ClapScore.batch_size", batch_size)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        texts = [text_of(sample.prompt, self.text_column) for sample in samples]
+        texts = [prompt_text(sample.prompt, self.text_column) for sample in samples]
         pairs = [(s.audio, t) for s, t in zip(samples, texts, strict=True) if s.audio is not None and t is not None]
         cosines = iter(self._cosines([sound for sound, _ in pairs], [text for _, text in pairs]) if pairs else [])
         is_scored = [s.audio is not None and t is not None for s, t in zip(samples, texts, strict=True)]

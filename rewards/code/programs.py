@@ -13,7 +13,7 @@ from typing import Any, Literal, final
 from mmgrpo.types import Sample, Score
 
 from ..models.checkpoints import require_positive
-from ..parsing.code_blocks import ExtractCode, code_in
+from ..parsing.code_blocks import ExtractCode, extract_code
 from ..parsing.explanations import excerpt, parts
 from ..parsing.extraction import require_choice
 from ..parsing.reference_values import find_reference_error, read_references
@@ -93,7 +93,7 @@ class CodeTests:
         return find_reference_error(value, read_tests, "Python code, or a list of inputs and outputs")
 
     def _score(self, text: str, tests: Tests) -> Score | None:
-        code = code_in(text, self._extract)
+        code = extract_code(text, self._extract)
         if code is None:
             return Score(self._wrong, {"parsed": None, "reason": "no code"})
         if isinstance(tests, str):
@@ -166,7 +166,7 @@ class RunTime:
         return find_reference_error(value, _pairs, "a list of inputs and outputs")
 
     def _score(self, text: str, tests: tuple[Exchange, ...], program: str) -> Score | None:
-        code = code_in(text, self._extract)
+        code = extract_code(text, self._extract)
         answer_cost = None if code is None else self._taken(code, tests[: self._max_tests])
         if answer_cost is None:
             return Score(self._wrong, {"parsed": excerpt(code), "reason": "not right"})

@@ -12,8 +12,8 @@ from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.types import Sample, Score
 
 from ..models.checkpoints import require_positive
-from ..parsing.code_blocks import ExtractCode, code_in
-from ..parsing.explanations import compared
+from ..parsing.code_blocks import ExtractCode, extract_code
+from ..parsing.explanations import comparison
 from ..parsing.extraction import require_choice
 from .parallel_scoring import score_in_parallel
 from .sandbox import PYTHON, Program, SandboxLimits, run
@@ -98,9 +98,9 @@ class SqlExecution:
         return request | {"database": str(path)}
 
     def _score(self, text: str, request: dict[str, str]) -> Score | None:
-        query = code_in(text, self._extract)
+        query = extract_code(text, self._extract)
         if query is None:
-            return Score(0.0, compared(None, request["reference"], "no query"))
+            return Score(0.0, comparison(None, request["reference"], "no query"))
         program = Program(
             command=(*PYTHON, "query_worker.py", "request.json"),
             files={"query_worker.py": WORKER.read_text(), "request.json": json.dumps(request | {"query": query})},
@@ -116,7 +116,7 @@ class SqlExecution:
             else {"error": "it takes too long or too much", "same": False, "columns": 0.0}
         )
         why = result["error"] or (None if result.get("same") else "other rows")
-        return Score(self._value(result), compared(query, request["reference"], why))
+        return Score(self._value(result), comparison(query, request["reference"], why))
 
     def _value(self, result: Mapping[str, Any]) -> float:
         if result["error"] is not None:

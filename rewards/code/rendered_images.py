@@ -14,7 +14,7 @@ from mmgrpo.reward import Reward
 from mmgrpo.types import Sample, Score
 
 from ..models.checkpoints import require_positive
-from ..parsing.code_blocks import ExtractCode, code_in
+from ..parsing.code_blocks import ExtractCode, extract_code
 from ..parsing.extraction import require_choice
 from .parallel_scoring import score_in_parallel
 from .sandbox import Program, SandboxLimits, run
@@ -86,7 +86,7 @@ class Rendered:
 
     def _render(self, text: str, binary: str) -> Image.Image | str:
         """The image, or the reason why there is none."""
-        code = code_in(text, self._extract)
+        code = extract_code(text, self._extract)
         if code is None:
             return "no code"
         outcome = run(

@@ -14,7 +14,7 @@ from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.types import Sample, Score
 
 from ..models.checkpoints import require_positive
-from ..parsing.code_blocks import ExtractCode, code_in
+from ..parsing.code_blocks import ExtractCode, extract_code
 from ..parsing.explanations import excerpt
 from ..parsing.extraction import require_choice
 from .parallel_scoring import score_in_parallel
@@ -92,7 +92,7 @@ class Command:
         return list(score_in_parallel(self._concurrency, score, samples, rows))
 
     def _score(self, text: str, binary: str, row: Mapping[str, str]) -> Score:
-        code = code_in(text, self._extract)
+        code = extract_code(text, self._extract)
         if code is None:
             return Score(0.0, {"parsed": None, "reason": "no code"})
         if self._forbid is not None and self._forbid.search(code):

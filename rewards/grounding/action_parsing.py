@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..parsing.coordinates import points_in, stated_boxes
+from ..parsing.coordinates import parse_boxes, parse_points
 from ..parsing.extraction import finite, json_values
 
 MAX_ACTIONS = 100
@@ -86,7 +86,7 @@ class Action:
         return (self.box[0] + self.box[2]) / 2, (self.box[1] + self.box[3]) / 2
 
 
-def actions_in(source: Any) -> list[Action]:
+def parse_actions(source: Any) -> list[Action]:
     """Parse the actions in a text, or in the value of a data row, in order, at most ``MAX_ACTIONS``.
 
     Parsed are JSON objects such as ``{"action": "click", "coordinate": [x, y], "text": ".."}``, also with nested
@@ -194,6 +194,6 @@ def _point_and_box(
     if value is None and fields.get("x") is not None and fields.get("y") is not None:
         value = [fields["x"], fields["y"]]
     written = value if isinstance(value, str) else str(list(value)) if isinstance(value, list | tuple) else ""
-    points = points_in(written) if len(written) <= 200 else []
-    boxes = stated_boxes(written) if len(written) <= 200 and len(points) != 1 else []
+    points = parse_points(written) if len(written) <= 200 else []
+    boxes = parse_boxes(written) if len(written) <= 200 and len(points) != 1 else []
     return points[0] if len(points) == 1 else None, boxes[0].numbers if len(boxes) == 1 else None

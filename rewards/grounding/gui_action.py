@@ -13,10 +13,10 @@ from mmgrpo.types import Prompt, Sample, Score
 from ..parsing.boxes import Box
 from ..parsing.coordinate_frames import Declared, coordinates_from
 from ..parsing.coordinates import StatedBox
-from ..parsing.explanations import compared, points_explanation, rounded
+from ..parsing.explanations import comparison, points_explanation, rounded
 from ..parsing.extraction import Extract, extract_answer, normalize_text, require_extract, require_fraction, words
 from ..parsing.reference_values import find_reference_error, read_references
-from .action_parsing import Action, actions_in
+from .action_parsing import Action, parse_actions
 
 POINTING = ("click", "double_click", "right_click", "long_press", "hover", "drag")
 
@@ -84,17 +84,19 @@ class GuiAction:
 
     def _single_action(self, value: Any) -> Action | None:
         """The action of a data row; None unless there is exactly one, whose box, if present, has an area."""
-        actions = actions_in(value)
+        actions = parse_actions(value)
         if len(actions) != 1 or (actions[0].box and self._coordinates.with_area(StatedBox(actions[0].box)) is None):
             return None
         return actions[0]
 
     def _score(self, sample: Sample, wanted: Action) -> Score:
-        stated = actions_in(extract_answer(sample.text or "", self._extract) or "")
+        stated = parse_actions(extract_answer(sample.text or "", self._extract) or "")
         if len(stated) != 1:
-            return Score(0.0, compared(None, _named(wanted), f"{len(stated) or 'no'} actions, where one is asked for"))
+            return Score(
+                0.0, comparison(None, _named(wanted), f"{len(stated) or 'no'} actions, where one is asked for")
+            )
         parts = {"type": float(self._kind(stated[0]) == self._kind(wanted))}
-        explanation = compared(_written(stated[0]), _named(wanted))
+        explanation = comparison(_written(stated[0]), _named(wanted))
         if self._kind(wanted) in self._pointing and wanted.position is not None:
             parts["place"], point_explanation = self._placed(sample.prompt, stated[0], wanted)
             explanation |= point_explanation

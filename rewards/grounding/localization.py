@@ -16,12 +16,12 @@ from ..parsing.coordinate_frames import Declared, coordinates_from
 from ..parsing.coordinates import (
     StatedBox,
     pair,
-    points_in,
+    parse_boxes,
+    parse_points,
+    parse_spans,
     span_iou,
-    spans_in,
-    stated_boxes,
 )
-from ..parsing.explanations import boxes_explanation, points_explanation, rounded, spans_explanation, too_many
+from ..parsing.explanations import boxes_explanation, points_explanation, rounded, spans_explanation, too_many_boxes
 from ..parsing.extraction import Extract, extract_answer, require_choice, require_extract, require_fraction
 from ..parsing.reference_values import find_reference_error, read_references, score_against_reference
 
@@ -72,7 +72,7 @@ class BoxIou:
         return find_reference_error(value, self._coordinates.single_reference, "exactly one box with an area")
 
     def _score(self, sample: Sample, reference: StatedBox) -> Score:
-        stated = stated_boxes(extract_answer(sample.text or "", self._extract) or "")
+        stated = parse_boxes(extract_answer(sample.text or "", self._extract) or "")
         boxes, (wanted,) = self._coordinates.boxes(sample.prompt, stated, [reference])
         reason = _count_error("box", len(boxes)) or ("the box is empty" if boxes[0].empty else None)
         explanation = boxes_explanation(boxes, [wanted], pairs=[] if reason else [(0, 0, iou(boxes[0], wanted))])
@@ -139,9 +139,9 @@ class Detection:
         )
 
     def _score(self, sample: Sample, references: list[StatedBox]) -> Score:
-        stated = stated_boxes(extract_answer(sample.text or "", self._extract) or "")
+        stated = parse_boxes(extract_answer(sample.text or "", self._extract) or "")
         if len(stated) > self._max_boxes:
-            return Score(0.0, too_many(len(stated), self._max_boxes))
+            return Score(0.0, too_many_boxes(len(stated), self._max_boxes))
         boxes, reference_boxes = self._coordinates.boxes(sample.prompt, stated, references)
         pairs = self._pairs(boxes, stated, reference_boxes, references) if boxes and reference_boxes else []
         explanation = boxes_explanation(boxes, reference_boxes, labels=[box.label for box in stated], pairs=pairs)
@@ -211,7 +211,7 @@ class PointInBox:
         return find_reference_error(value, self._coordinates.single_reference, "exactly one box with an area")
 
     def _score(self, sample: Sample, reference: StatedBox) -> Score:
-        stated = points_in(extract_answer(sample.text or "", self._extract) or "")
+        stated = parse_points(extract_answer(sample.text or "", self._extract) or "")
         _, (wanted,) = self._coordinates.boxes(sample.prompt, [], [reference])
         points, reason = self._coordinates.points(sample.prompt, stated), _count_error("point", len(stated))
         explanation = points_explanation(points, wanted) | ({} if reason is None else {"reason": reason})
@@ -251,7 +251,8 @@ class TemporalIou:
 
     def _score(self, text: str, reference: tuple[float, float]) -> Score:
         stated = [
-            (start / self._fps, end / self._fps) for start, end in spans_in(extract_answer(text, self._extract) or "")
+            (start / self._fps, end / self._fps)
+            for start, end in parse_spans(extract_answer(text, self._extract) or "")
         ]
         explanation, reason = spans_explanation(stated, reference), _count_error("span", len(stated))
         if reason is None and stated[0][1] <= stated[0][0]:
@@ -267,5 +268,5 @@ def _count_error(kind: str, count: int) -> str | None:
 
 
 def _span(value: Any) -> tuple[float, float] | None:
-    span = pair(value) if not isinstance(value, str) else next(iter(spans_in(value)), None)
+    span = pair(value) if not isinstance(value, str) else next(iter(parse_spans(value)), None)
     return span if span is not None and span[1] > span[0] else None

@@ -18,7 +18,7 @@ from ..parsing.coordinates import StatedBox
 from ..parsing.explanations import mask_entry, masks_explanation, rounded
 from ..parsing.extraction import Extract, extract_answer, require_extract, require_fraction
 from ..parsing.reference_values import find_reference_error, read_references
-from ..parsing.regions import Polygon, RegionMask, Shape, painted, shapes_in
+from ..parsing.regions import Polygon, RegionMask, Shape, parse_shapes, rasterize_polygon
 
 Regions: TypeAlias = "Sequence[Polygon | RegionMask | None]"  # None for an empty box
 
@@ -75,7 +75,7 @@ class MaskIou:
 
     def _region(self, value: Any) -> list[Shape] | None:
         """The reference: masks of one size, or polygons and boxes; None if they have no area."""
-        shapes = shapes_in(value) or []
+        shapes = parse_shapes(value) or []
         sizes = {shape.size if isinstance(shape, RegionMask) else None for shape in shapes}
         return shapes if len(sizes) == 1 and any(map(self._has_area, shapes)) else None
 
@@ -85,7 +85,7 @@ class MaskIou:
         return self._coordinates.with_area(shape) is not None if isinstance(shape, StatedBox) else True
 
     def _score(self, sample: Sample, reference: list[Shape]) -> Score:
-        stated = shapes_in(extract_answer(sample.text or "", self._extract) or "")
+        stated = parse_shapes(extract_answer(sample.text or "", self._extract) or "")
         if not stated:
             return Score(0.0, {"reason": "too many regions" if stated is None else "no region"})
         source, target = self._source_and_target(sample.prompt, reference)
@@ -144,7 +144,9 @@ class _Raster:
         grid_HW = np.zeros((self.rows, self.columns), dtype=bool)
         for shape in shapes:
             if isinstance(shape, Polygon):
-                grid_HW |= painted([self._on_grid(*corner) for corner in shape.corners], self.columns, self.rows)
+                grid_HW |= rasterize_polygon(
+                    [self._on_grid(*corner) for corner in shape.corners], self.columns, self.rows
+                )
             elif shape is not None:
                 grid_HW |= self._sampled(shape)
         return grid_HW

@@ -12,8 +12,8 @@ from mmgrpo.types import Sample, Score
 
 from ..parsing.boxes import Box, iou
 from ..parsing.coordinate_frames import Declared, coordinates_from
-from ..parsing.coordinates import StatedBox, stated_boxes
-from ..parsing.explanations import boxes_explanation, rounded, too_many
+from ..parsing.coordinates import StatedBox, parse_boxes
+from ..parsing.explanations import boxes_explanation, rounded, too_many_boxes
 from ..parsing.extraction import Extract, extract_answer, require_choice, require_extract, require_fraction
 from ..parsing.reference_values import find_reference_error, read_references
 
@@ -83,9 +83,9 @@ class AveragePrecision:
         )
 
     def _score(self, sample: Sample, references: list[StatedBox]) -> Score:
-        stated = stated_boxes(extract_answer(sample.text or "", self._extract) or "")
+        stated = parse_boxes(extract_answer(sample.text or "", self._extract) or "")
         if len(stated) > self._max_boxes:
-            return Score(0.0, too_many(len(stated), self._max_boxes))
+            return Score(0.0, too_many_boxes(len(stated), self._max_boxes))
         boxes, reference_boxes = self._coordinates.boxes(sample.prompt, stated, references)
         explanation = boxes_explanation(boxes, reference_boxes, labels=[box.label for box in stated])
         if not references or not stated:

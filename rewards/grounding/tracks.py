@@ -11,7 +11,7 @@ from mmgrpo.types import Sample, Score
 
 from ..parsing.boxes import iou
 from ..parsing.coordinate_frames import Declared, coordinates_from
-from ..parsing.coordinates import StatedBox, pair, span_iou, stated_boxes
+from ..parsing.coordinates import StatedBox, pair, parse_boxes, span_iou
 from ..parsing.explanations import MAX_SHAPES, rounded, spans_explanation
 from ..parsing.extraction import (
     Extract,
@@ -96,14 +96,14 @@ class Tracking:
         )
 
     def _reference(self, value: Any) -> _Track | None:
-        track = track_in(value)
+        track = parse_track(value)
         boxes = track.boxes.values()
         if not 0 < len(boxes) <= MAX_MOMENTS or not all(map(self._coordinates.with_area, boxes)):
             return None
         return track if track.span is None or track.span[1] > track.span[0] else None
 
     def _score(self, sample: Sample, reference: _Track) -> Score:
-        stated = track_in(extract_answer(sample.text or "", self._extract) or "")
+        stated = parse_track(extract_answer(sample.text or "", self._extract) or "")
         if len(stated.boxes) > self._max_moments:
             return Score(0.0, {"reason": f"{len(stated.boxes)} boxes, more than {self._max_moments}"})
         matches = self._met(stated, reference)
@@ -139,7 +139,7 @@ class Tracking:
         return matches
 
 
-def track_in(source: Any) -> _Track:
+def parse_track(source: Any) -> _Track:
     """Parse the boxes by moment in a text, or in the value of a data row; the last box of a moment is used.
 
     Args:
@@ -167,13 +167,13 @@ def _moments(value: Any, depth: int) -> Iterator[tuple[float, StatedBox]]:
             yield from _moments(inner, depth + 1)
     elif isinstance(value, Mapping):
         moment_value = next((_moment(value[key]) for key in _MOMENT_KEYS if key in value), None)
-        boxes = stated_boxes(value) if moment_value is not None else []
+        boxes = parse_boxes(value) if moment_value is not None else []
         if moment_value is not None and len(boxes) == 1:
             yield moment_value, boxes[0]
             return
         for key, inner in value.items():
             moment = _moment(key)
-            box_list = stated_boxes(inner) if moment is not None else []
+            box_list = parse_boxes(inner) if moment is not None else []
             if moment is not None and len(box_list) == 1:
                 yield moment, box_list[0]
             else:

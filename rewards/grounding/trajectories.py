@@ -9,9 +9,9 @@ from typing import Any, TypeAlias, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt, Sample, Score
 
-from ..parsing.boxes import FrameName, Point, normalised_frame
+from ..parsing.boxes import FrameName, Point, normalized_frame
 from ..parsing.coordinate_frames import Declared, coordinates_from
-from ..parsing.coordinates import points_in
+from ..parsing.coordinates import parse_points
 from ..parsing.explanations import paths_explanation
 from ..parsing.extraction import Extract, extract_answer, require_extract
 from ..parsing.reference_values import find_reference_error, read_references
@@ -64,7 +64,7 @@ class Trajectory:
         return find_reference_error(value, _path, "a list of points")
 
     def _score(self, sample: Sample, reference: Sequence[Coordinate]) -> Score:
-        stated = points_in(extract_answer(sample.text or "", self._extract) or "")
+        stated = parse_points(extract_answer(sample.text or "", self._extract) or "")
         reference_path = self._points(sample.prompt, reference, self._coordinates.reference_frame)
         if not 0 < len(stated) <= MAX_POINTS:
             reason = f"{len(stated)} points, more than {MAX_POINTS}" if stated else "no point"
@@ -78,7 +78,7 @@ class Trajectory:
 
     def _points(self, prompt: Prompt, path: Sequence[Coordinate], frame: FrameName) -> list[Point]:
         """A path in units of image sides, clipped to the image."""
-        source, unit = self._coordinates.sized(frame, prompt), normalised_frame("norm1")
+        source, unit = self._coordinates.sized(frame, prompt), normalized_frame("norm1")
         points = [Point(x, y, source).to(unit) for x, y in path]
         return [Point(min(max(point.x, 0.0), 1.0), min(max(point.y, 0.0), 1.0), unit) for point in points]
 
@@ -135,7 +135,7 @@ def _between(direction: Coordinate, other: Coordinate) -> float:
 
 
 def _path(value: Any) -> list[Coordinate] | None:
-    points = points_in(value if isinstance(value, str) else str(value))
+    points = parse_points(value if isinstance(value, str) else str(value))
     return points if 0 < len(points) <= MAX_POINTS else None
 
 

@@ -16,7 +16,7 @@ from ..models.checkpoints import Dtype, require_positive, resolve_dtype
 from ..models.clip_models import ClipSource, unit
 from ..parsing.boxes import CoordinateFrame
 from ..parsing.explanations import boxes_explanation, excerpt
-from ..parsing.sample_images import as_rgb
+from ..parsing.sample_images import to_rgb
 from .compositional_prompts import COLOURS
 from .detectors import DetectorSource
 from .scenes import Clause, DetectedObject, clauses_of, evaluate_clauses, select_detections
@@ -89,7 +89,7 @@ class Compositional:
         include, exclude = (clauses_of(sample.prompt.columns, name) for name in ("include", "exclude"))
         if sample.image is None or not include + exclude:
             return None
-        image = as_rgb(sample.image)
+        image = to_rgb(sample.image)
         threshold = self._thresholds[sample.prompt.columns.get("tag") == "counting"]
         labels_to_detect = list(dict.fromkeys([*(clause.label for clause in include + exclude), *self._classes]))
         objects = select_detections(

@@ -18,7 +18,7 @@ from ..models.checkpoints import load_once, require_positive, resolve_device
 from ..models.ocr_engines import ENGINES, Engine, Line
 from ..parsing.explanations import boxes_explanation
 from ..parsing.extraction import require_choice
-from ..parsing.sample_images import frames_of
+from ..parsing.sample_images import sample_frames
 
 Reader = Callable[[Image.Image], str]
 Around = Literal["forgiven", "counted"]
@@ -91,7 +91,7 @@ class OcrAccuracy:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         wanted = [wanted_text(sample, self.column) for sample in samples]
-        frames = [frames_of(s, self._frames) if text else [] for s, text in zip(samples, wanted, strict=True)]
+        frames = [sample_frames(s, self._frames) if text else [] for s, text in zip(samples, wanted, strict=True)]
         read = self._reader() if any(frames) else None
         values: list[float | Score | None] = []
         for text, images in zip(wanted, frames, strict=True):

@@ -16,7 +16,7 @@ from ..models.clip_models import ClipSource, unit
 from ..models.image_features import SSIM_RADIUS, FeatureSource, ssim
 from ..parsing.explanations import parts
 from ..parsing.extraction import require_choice
-from ..parsing.sample_images import as_rgb, column_image, reference_image, text_of
+from ..parsing.sample_images import column_image, prompt_text, reference_image, to_rgb
 from .textures import grey
 
 Measure = Literal["mse", "ssim", "feature"]
@@ -57,7 +57,7 @@ class ImageSimilarity:
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
         references = [None if s.image is None else reference_image(s.prompt, self.column) for s in samples]
         pairs = {
-            i: (as_rgb(sample.image), reference)
+            i: (to_rgb(sample.image), reference)
             for i, (sample, reference) in enumerate(zip(samples, references, strict=True))
             if reference is not None
         }
@@ -105,7 +105,7 @@ class EditConsistency:
         source = None if mask is None else reference_image(sample.prompt, self.column)
         if mask is None or source is None:
             return None
-        image = as_rgb(sample.image)
+        image = to_rgb(sample.image)
         unmasked_HW = np.asarray(mask.convert("L").resize(image.size, Image.Resampling.NEAREST)) < 128
         if not unmasked_HW.any():
             return None
@@ -166,11 +166,11 @@ class EditDirection:
         texts: list[str] = []
         rows: list[int] = []
         for i, sample in enumerate(samples):
-            captions = [text_of(sample.prompt, column) for column in self._captions]
+            captions = [prompt_text(sample.prompt, column) for column in self._captions]
             source = None if sample.image is None else reference_image(sample.prompt, self.column)
             if source is not None and None not in captions:
                 rows.append(i)
-                images += [source, as_rgb(sample.image)]
+                images += [source, to_rgb(sample.image)]
                 texts += [caption or "" for caption in captions]
         values: list[float | Score | None] = [None] * len(samples)
         if rows:

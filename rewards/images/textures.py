@@ -18,7 +18,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
 from ..parsing.explanations import parts
-from ..parsing.sample_images import frames_of
+from ..parsing.sample_images import sample_frames
 
 Grey = NDArray[Any]
 
@@ -72,7 +72,7 @@ class Colour:
 
     def _score(self, sample: Sample) -> float | None:
         wanted = _rgb(sample.prompt.columns.get(self.column) if self.colour is None else self.colour)
-        frames = frames_of(sample)
+        frames = sample_frames(sample)
         if wanted is None or not frames:
             return None
         goal = lab(np.array(wanted, dtype=np.float64))
@@ -101,7 +101,7 @@ class Sharpness:
         self._size = size
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        frame_values = [[self._sharpness(frame) for frame in frames_of(sample)] for sample in samples]
+        frame_values = [[self._sharpness(frame) for frame in sample_frames(sample)] for sample in samples]
         return [float(np.mean(values)) if values else None for values in frame_values]
 
     def _sharpness(self, image: Image.Image) -> float:
@@ -142,7 +142,9 @@ class GridArtifacts:
         self._period = period
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        frame_shares = [[grid_shares(grey(frame), self._period) for frame in frames_of(sample)] for sample in samples]
+        frame_shares = [
+            [grid_shares(grey(frame), self._period) for frame in sample_frames(sample)] for sample in samples
+        ]
         return [self._scored([shares for shares in frames if shares]) for frames in frame_shares]
 
     def _scored(self, frames: Sequence[Mapping[str, float]]) -> Score | None:

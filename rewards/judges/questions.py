@@ -15,7 +15,7 @@ from mmgrpo.types import Sample, Score
 
 from ..parsing.explanations import excerpt
 from ..parsing.extraction import finite, require_choice
-from ..parsing.sample_images import as_rgb, frames_of
+from ..parsing.sample_images import sample_frames, to_rgb
 
 SHOWS = 'Does this picture show "{prompt}"? Answer yes or no.'
 HOW_WELL = (
@@ -179,5 +179,5 @@ def escape_quoted(text: str, template: str) -> str:
 
 def judge_images(sample: Sample, frames: int, source: bool) -> Sequence[Image.Image]:
     """The images for a judge: optionally those of the prompt first, then the image or the frames of the video."""
-    generated = frames_of(sample, frames)
-    return [*map(as_rgb, sample.prompt.images), *generated] if source and generated else generated
+    generated = sample_frames(sample, frames)
+    return [*map(to_rgb, sample.prompt.images), *generated] if source and generated else generated

@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import ValidationError
 
 from mmgrpo.errors import ConfigError, DataError, RewardError
-from mmgrpo.serving.wire import Form, ScoreResponse, WireScope, check_values, packed, token_of
+from mmgrpo.serving.wire import Form, ScoreResponse, WireScope, check_values, pack_samples, token_of
 from mmgrpo.system.bounded_http import BoundedConnection, BoundedSecureConnection, read_body
 from mmgrpo.types import Sample, Scope, Score
 
@@ -99,7 +99,7 @@ class RemoteReward:
 
     def _request_scores(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         try:
-            body, content_type = packed(samples, reward=self._reward, form=self._form, columns=self._columns)
+            body, content_type = pack_samples(samples, reward=self._reward, form=self._form, columns=self._columns)
         except DataError as error:
             raise RewardError(f"samples cannot be sent to {self._url}: {error}") from error
         try:

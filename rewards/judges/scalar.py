@@ -91,10 +91,10 @@ class RewardModel:
     @torch.no_grad()
     def _scores(self, pairs: Sequence[tuple[Sample, str]]) -> list[Score]:
         model, tokenizer = load_once(_classifier, self._model, resolve_device(self._device), self._dtype)
-        encoded = [_read(tokenizer, sample, answer, self._max_tokens) for sample, answer in pairs]
+        encoded = [_encode(tokenizer, sample, answer, self._max_tokens) for sample, answer in pairs]
         size = self._batch_size if model.config.pad_token_id is not None else 1
         scores: list[Score | None] = [None] * len(pairs)
-        for rows in _alike([len(tokens["input_ids"]) for tokens in encoded], size):
+        for rows in _equal_length_batches([len(tokens["input_ids"]) for tokens in encoded], size):
             inputs = {name: torch.tensor([encoded[i][name] for i in rows]).to(model.device) for name in encoded[0]}
             for row, logit_K in zip(rows, model(**inputs).logits.float().cpu(), strict=True):
                 scores[row] = self._score(logit_K)
@@ -181,7 +181,7 @@ class StepRewardModel:
         return Score(AGGREGATES[self._aggregate](probs), {"reason": f"{len(probs)} steps"}, scopes)
 
 
-def _read(tokenizer: Any, sample: Sample, answer: str, max_tokens: int) -> dict[str, list[int]]:
+def _encode(tokenizer: Any, sample: Sample, answer: str, max_tokens: int) -> dict[str, list[int]]:
     """Encode prompt and answer in the model's format; truncated at the beginning."""
     prompt, answer_text = sample.prompt, marks_apart(tokenizer, answer)
     if tokenizer.chat_template:
@@ -193,7 +193,7 @@ def _read(tokenizer: Any, sample: Sample, answer: str, max_tokens: int) -> dict[
     return {name: list(ids)[-max_tokens:] for name, ids in encoded.items()}
 
 
-def _alike(lengths: Sequence[int], size: int) -> list[Sequence[int]]:
+def _equal_length_batches(lengths: Sequence[int], size: int) -> list[Sequence[int]]:
     """Batches of rows of equal length, so that nothing is padded."""
     kinds: dict[int, list[int]] = {}
     for row, length in enumerate(lengths):

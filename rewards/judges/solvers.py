@@ -14,7 +14,7 @@ from mmgrpo.types import Sample, Score
 from ..models.checkpoints import require_positive
 from ..parsing.explanations import parts
 from ..parsing.extraction import Extract, extract_answer, require_choice, require_extract
-from ..parsing.sample_images import as_rgb
+from ..parsing.sample_images import to_rgb
 from .judge_config import judge_of
 from .judge_protocol import ReplyParams
 from .questions import Question, Scale, fill_template
@@ -91,7 +91,7 @@ class Solver:
             text = fill_template(self._question, sample, _NO_SCALE, quoted={"response": response})
             values[i] = None
             if text is not None:
-                questions[i] = Question([*map(as_rgb, sample.prompt.images)] if self._shows_source else [], text)
+                questions[i] = Question([*map(to_rgb, sample.prompt.images)] if self._shows_source else [], text)
         replies = self._judge.replies(list(questions.values()), self._reply_params) if questions else []
         for i, reply_texts in zip(questions, replies, strict=True):
             values[i] = self._score(samples[i], reply_texts)

@@ -10,7 +10,7 @@ from mmgrpo.types import Sample, Score
 
 from ..parsing.extraction import Extract, extract_answer, require_extract
 from ..parsing.reference_values import read_references
-from ..parsing.sample_images import as_rgb
+from ..parsing.sample_images import to_rgb
 from .judge_config import judge_of
 from .judge_protocol import JudgeMode, JudgeScoring, ReplyParams
 from .questions import Question, Scale, WhichScore, fill_template
@@ -99,7 +99,7 @@ class TextJudge:
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         rubrics = self._rubrics(samples)
         texts = [self._texts(sample, rubric) for sample, rubric in zip(samples, rubrics, strict=True)]
-        sample_images = [[*map(as_rgb, s.prompt.images)] if self._shows_source else [] for s in samples]
+        sample_images = [[*map(to_rgb, s.prompt.images)] if self._shows_source else [] for s in samples]
         questions = [
             Question(images, text)
             for images, sample_texts in zip(sample_images, texts, strict=True)

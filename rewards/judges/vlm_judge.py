@@ -9,7 +9,7 @@ from typing import Any, final
 from mmgrpo.types import Sample, Score
 
 from ..models.checkpoints import Dtype, require_positive
-from ..parsing.sample_images import text_of
+from ..parsing.sample_images import prompt_text
 from .judge_protocol import JudgeMode, JudgeScoring, ReplyParams, score_pairs
 from .local import JudgeSource
 from .questions import Question, Scale, WhichScore, default_image_question, fill_template, judge_images
@@ -114,7 +114,7 @@ class PromptLikelihood:
         self._source = _source(model, processor, template, system, device, dtype, batch_size)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        texts = [text_of(sample.prompt, self.text_column) or None for sample in samples]
+        texts = [prompt_text(sample.prompt, self.text_column) or None for sample in samples]
         images = [judge_images(sample, self._frames, source=False) for sample in samples]
         return score_pairs(images, texts, self._likelihoods)
 

@@ -15,7 +15,7 @@ from mmgrpo.errors import DataError
 FrameName = Literal["original", "resized", "norm1000", "norm1"]
 Layout = Literal["xyxy", "xywh", "yxyx"]
 
-NORMALISED: Mapping[str, float] = {"norm1000": 1000.0, "norm1": 1.0}
+NORMALIZED_FRAMES: Mapping[str, float] = {"norm1000": 1000.0, "norm1": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class CoordinateFrame:
             raise DataError(f"width and height of a frame must be positive, got {edges} for '{self.name}'")
 
 
-def normalised_frame(name: Literal["norm1000", "norm1"]) -> CoordinateFrame:
+def normalized_frame(name: Literal["norm1000", "norm1"]) -> CoordinateFrame:
     """The frame 0 to 1000, or 0 to 1, along both axes."""
-    return CoordinateFrame(name, NORMALISED[name], NORMALISED[name])
+    return CoordinateFrame(name, NORMALIZED_FRAMES[name], NORMALIZED_FRAMES[name])
 
 
 @dataclass(frozen=True, slots=True)

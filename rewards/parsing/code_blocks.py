@@ -12,7 +12,7 @@ ExtractCode = Literal["fenced", "tag", "none"]
 _FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 
 
-def code_in(text: str, how: ExtractCode) -> str | None:
+def extract_code(text: str, how: ExtractCode) -> str | None:
     """Extract the code of an answer; None if there is none.
 
     ``fenced`` is the last block between lines of three backticks, ``tag`` the content of ``<answer>..</answer>``

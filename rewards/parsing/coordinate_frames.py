@@ -11,7 +11,7 @@ from mmgrpo.data.media_options import options_of, resized_size
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Prompt
 
-from .boxes import NORMALISED, Box, CoordinateFrame, FrameName, Layout, Point, box_of
+from .boxes import NORMALIZED_FRAMES, Box, CoordinateFrame, FrameName, Layout, Point, box_of
 from .coordinates import StatedBox, box_list, single_box
 from .extraction import require_choice
 
@@ -111,8 +111,8 @@ class Coordinates:
 
     def sized(self, name: FrameName, prompt: Prompt) -> CoordinateFrame:
         """A frame of the prompt's image with its size, also if no conversion is needed."""
-        if name in NORMALISED:
-            return CoordinateFrame(name, NORMALISED[name], NORMALISED[name])
+        if name in NORMALIZED_FRAMES:
+            return CoordinateFrame(name, NORMALIZED_FRAMES[name], NORMALIZED_FRAMES[name])
         width, height = self._original(prompt) if name == "original" else self._resized(prompt)
         return CoordinateFrame(name, width, height)
 

@@ -30,7 +30,7 @@ class StatedBox:
     score: float | None = None
 
 
-def stated_boxes(source: Any) -> list[StatedBox]:
+def parse_boxes(source: Any) -> list[StatedBox]:
     """Parse the boxes in a text, or in the value of a data row, in order.
 
     A box is a list of four numbers, two corners, an object that names its edges (``x1 y1 x2 y2``, ``xmin ymin xmax
@@ -49,17 +49,17 @@ def stated_boxes(source: Any) -> list[StatedBox]:
 
 def single_box(value: Any) -> StatedBox | None:
     """The box of a data row; None unless there is exactly one."""
-    boxes = stated_boxes(value)
+    boxes = parse_boxes(value)
     return boxes[0] if len(boxes) == 1 else None
 
 
 def box_list(value: Any) -> list[StatedBox] | None:
     """The boxes of a data row; empty for an empty list or its text, None for anything else without boxes."""
-    boxes = stated_boxes(value)
+    boxes = parse_boxes(value)
     return boxes if boxes or value in ([], (), "[]") else None
 
 
-def points_in(text: str) -> list[tuple[float, float]]:
+def parse_points(text: str) -> list[tuple[float, float]]:
     """Parse the points in a text, in order: lists of two numbers, or objects with one; or exactly two bare numbers."""
     values = json_values(text)
     if values:
@@ -68,7 +68,7 @@ def points_in(text: str) -> list[tuple[float, float]]:
     return [] if two is None else [(two[0], two[1])]
 
 
-def spans_in(text: str) -> list[tuple[float, float]]:
+def parse_spans(text: str) -> list[tuple[float, float]]:
     """Parse the time spans in a text: lists of two numbers, objects with start and end; or exactly two times."""
     spans = [span for value in json_values(text) for span in _spans(value, 0)]
     stated = [] if spans else seconds(text)

@@ -22,7 +22,7 @@ def excerpt(text: str | None) -> str | None:
     return text if text is None or len(text) <= MAX_CHARS else f"{text[: MAX_CHARS - 1]}\u2026"
 
 
-def compared(
+def comparison(
     parsed: str | float | None, reference: str | float | Sequence[str], reason: str | None = None
 ) -> dict[str, Any]:
     """Explanation of a comparison: the parsed answer, the reference, and an optional reason.
@@ -42,7 +42,7 @@ def compared(
 
 def transcript_comparison(transcript: str, reference: str, rate: float) -> dict[str, Any]:
     """Explanation of a transcript: the transcript, its reference and its error rate."""
-    return compared(transcript, reference, f"error rate {rate:.2f}")
+    return comparison(transcript, reference, f"error rate {rate:.2f}")
 
 
 def rounded(parts: Mapping[str, float]) -> dict[str, float]:
@@ -55,7 +55,7 @@ def parts(numbers: Mapping[str, float]) -> dict[str, Any]:
     return {"parts": rounded({name: number for name, number in numbers.items() if math.isfinite(number)})}
 
 
-def too_many(count: int, most: int) -> dict[str, Any]:
+def too_many_boxes(count: int, most: int) -> dict[str, Any]:
     """Explanation for an answer with too many boxes; no box is listed."""
     return {"boxes": [], "num_boxes": count, "reason": f"{count} boxes, more than {most}"}
 

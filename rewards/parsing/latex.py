@@ -1,8 +1,8 @@
 r"""Normalizes mathematical notation to one form of LaTeX, without evaluating it.
 
-``tidied`` takes LaTeX with or without delimiters, Unicode and plain notations ("2*sqrt(3)", "3 1/2", "1.5e3") and
-returns LaTeX that a grammar can parse completely: ``2\cdot\sqrt{3}``, ``\frac{7}{2}``, ``1.5\times 10^{3}``. Unknown
-notation is kept, so that the grammar raises an error instead of parsing a part.
+``normalize_latex`` takes LaTeX with or without delimiters, Unicode and plain notations ("2*sqrt(3)", "3 1/2", "1.5e3")
+and returns LaTeX that a grammar can parse completely: ``2\cdot\sqrt{3}``, ``\frac{7}{2}``, ``1.5\times 10^{3}``.
+Unknown notation is kept, so that the grammar raises an error instead of parsing a part.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _TEXTS = re.compile(r"\\(?:text(?:bf|it|rm|normal|sf|tt)?|mathrm|mbox|hbox|opera
 _DIGITS = r"(?:\d+(?:\.\d*)?|\.\d+)"
 
 
-def tidied(text: str) -> str:
+def normalize_latex(text: str) -> str:
     """The text in one form of LaTeX; empty if it is longer than ``MAX_CHARS``."""
     if len(text) > MAX_CHARS or re.fullmatch(r"\s*0[xX][0-9A-Fa-f]+\s*", text):
         return ""
-    text = _unicode(unfenced(text))
+    text = _unicode(strip_delimiters(text))
     for step in (_spaced, _commands, _plain_notation, _decimals, _arguments, _mixed):
         text = step(text)
     return re.sub(r"\s+", " ", text).strip()
 
 
-def unfenced(text: str) -> str:
+def strip_delimiters(text: str) -> str:
     """Remove math delimiters, boxes, emphasis and a final period around the complete text."""
     before = None
     while before != text:
@@ -94,7 +94,7 @@ _OPENS = r"\\begin\{[a-z]+\*?\}|\\\{|\\langle|\\lfloor|\\lceil|[(\[{]"
 _CLOSES = r"\\end\{[a-z]+\*?\}|\\\}|\\rangle|\\rfloor|\\rceil|[)\]}]"
 
 
-def pieces(text: str, separators: str) -> list[str]:
+def split_top_level(text: str, separators: str) -> list[str]:
     """Split a text at a pattern outside brackets, braces and environments."""
     depth, start, parts = 0, 0, []
     for mark in re.finditer(rf"(?P<open>{_OPENS})|(?P<close>{_CLOSES})|(?P<separator>{separators})", text):

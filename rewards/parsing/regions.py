@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from .coordinates import MAX_COORDINATE, StatedBox, stated_boxes
+from .coordinates import MAX_COORDINATE, StatedBox, parse_boxes
 from .extraction import finite, json_values
 
 MAX_PIXELS = 4096 * 4096
@@ -49,7 +49,7 @@ class RegionMask:
 Shape = Polygon | RegionMask | StatedBox
 
 
-def shapes_in(source: Any) -> list[Shape] | None:
+def parse_shapes(source: Any) -> list[Shape] | None:
     """Parse the regions in a text, or in the value of a data row; None if they are too many or too large.
 
     A polygon is a list of at least three points ``[x, y]`` or a flat list of at least six numbers; a mask is an object
@@ -60,7 +60,7 @@ def shapes_in(source: Any) -> list[Shape] | None:
         return [RegionMask(_covered(source))] if source.width * source.height <= MAX_PIXELS else []
     values = json_values(source) if isinstance(source, str) else [source]
     if isinstance(source, str) and not values:
-        return list(stated_boxes(source))
+        return list(parse_boxes(source))
     shapes: list[Shape] = []
     pixels = 0
     for shape in _shapes(values, 0):
@@ -77,7 +77,7 @@ def _covered(image: Image.Image) -> np.ndarray:
     return np.asarray(image if is_deep else image.convert("L")) != 0
 
 
-def decoded(size: Any, counts: Any) -> np.ndarray | None:
+def decode_rle(size: Any, counts: Any) -> np.ndarray | None:
     """Decode COCO's run-length encoding: runs in column-major order that alternate between 0 and 1, starting with 0.
 
     Args:
@@ -97,7 +97,7 @@ def decoded(size: Any, counts: Any) -> np.ndarray | None:
     return np.repeat(values, runs).reshape(width, height).T
 
 
-def painted(corners: Sequence[tuple[float, float]], width: int, height: int) -> np.ndarray:
+def rasterize_polygon(corners: Sequence[tuple[float, float]], width: int, height: int) -> np.ndarray:
     """Rasterize a polygon by the even-odd rule: (height, width) bool, pixels whose centers are inside.
 
     Args:
@@ -130,17 +130,17 @@ def _shapes(value: Any, depth: int) -> Iterator[Shape]:
     if corners is not None:
         yield Polygon(corners)
     elif isinstance(value, Mapping) and "counts" in value and "size" in value:
-        grid_HW = decoded(value["size"], value["counts"])
+        grid_HW = decode_rle(value["size"], value["counts"])
         if grid_HW is not None:
             yield RegionMask(grid_HW)
     elif isinstance(value, Mapping):
         shape_value = next((value[key] for key in _SHAPE_KEYS if value.get(key) is not None), None)
-        boxes = stated_boxes(value) if shape_value is None else []
+        boxes = parse_boxes(value) if shape_value is None else []
         yield from boxes
         for inner in [] if boxes else value.values() if shape_value is None else [shape_value]:
             yield from _shapes(inner, depth + 1)
     elif isinstance(value, list | tuple):
-        boxes = stated_boxes(value) if all(finite(item) is not None for item in value) or _two_corners(value) else []
+        boxes = parse_boxes(value) if all(finite(item) is not None for item in value) or _two_corners(value) else []
         yield from boxes
         for inner in [] if boxes else value:
             yield from _shapes(inner, depth + 1)

@@ -17,33 +17,33 @@ def score_image_texts(
     text_column: str | None = None,
 ) -> list[float | None]:
     """``score(images, texts)`` of the samples with image and text, in one call; None for the others."""
-    texts = [text_of(sample.prompt, text_column) for sample in samples]
+    texts = [prompt_text(sample.prompt, text_column) for sample in samples]
     rows = [i for i, s in enumerate(samples) if s.image is not None and texts[i] is not None]
     values: list[float | None] = [None] * len(samples)
     if rows:
-        scores = score([as_rgb(samples[i].image) for i in rows], [texts[i] or "" for i in rows])
+        scores = score([to_rgb(samples[i].image) for i in rows], [texts[i] or "" for i in rows])
         for i, value in zip(rows, scores, strict=True):
             values[i] = float(value)
     return values
 
 
-def text_of(prompt: Prompt, column: str | None) -> str | None:
+def prompt_text(prompt: Prompt, column: str | None) -> str | None:
     """The text of the prompt, or of a column; None if the value is not a text."""
     text = prompt.text if column is None else prompt.columns.get(column)
     return text if isinstance(text, str) else None
 
 
-def as_rgb(image: Any) -> Image.Image:
+def to_rgb(image: Any) -> Image.Image:
     """An image as RGB; transparent pixels become white."""
     return image if isinstance(image, Image.Image) and image.mode == "RGB" else load_image(image)
 
 
-def frames_of(sample: Sample, count: int | None = None) -> list[Image.Image]:
+def sample_frames(sample: Sample, count: int | None = None) -> list[Image.Image]:
     """The image, or ``count`` evenly spaced frames of the video including first and last; empty without either."""
     if sample.image is not None:
-        return [as_rgb(sample.image)]
+        return [to_rgb(sample.image)]
     frames = list(sample.video or ())
-    return [as_rgb(frames[i]) for i in evenly_spaced(len(frames), count)]
+    return [to_rgb(frames[i]) for i in evenly_spaced(len(frames), count)]
 
 
 def evenly_spaced(total: int, count: int | None) -> list[int]:
@@ -63,7 +63,7 @@ def reference_image(prompt: Prompt, column: str | None) -> Image.Image | None:
     if column is not None:
         return column_image(prompt, column)
     image = next(iter(prompt.images), None)
-    return None if image is None else as_rgb(image)
+    return None if image is None else to_rgb(image)
 
 
 def column_image(prompt: Prompt, column: str) -> Image.Image | None:

@@ -10,7 +10,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.system.extras import required
 from mmgrpo.types import Sample, Score
 
-from ..parsing.explanations import compared
+from ..parsing.explanations import comparison
 from ..parsing.extraction import (
     MAX_ANSWER_CHARS,
     Extract,
@@ -64,7 +64,7 @@ class ExactMatch:
         answer = extract_answer(text, self._extract)
         plain = None if answer is None else normalize_text(answer, ignore_case=self._ignore_case)
         equal = plain is not None and plain in [normalize_text(a, ignore_case=self._ignore_case) for a in accepted]
-        return Score(float(equal), compared(answer, accepted))
+        return Score(float(equal), comparison(answer, accepted))
 
 
 @final
@@ -100,7 +100,7 @@ class YesNo:
     def _score(self, text: str, reference: list[bool]) -> Score:
         answer = _truth(extract_answer(text, self._extract) or "")
         parsed = None if answer is None else _yes_or_no(answer)
-        return Score(float(answer == reference[0]), compared(parsed, _yes_or_no(reference[0])))
+        return Score(float(answer == reference[0]), comparison(parsed, _yes_or_no(reference[0])))
 
 
 @final
@@ -149,7 +149,7 @@ class Classification:
             named = _named(answer_words, self._labels | wanted)
         reason = "several classes" if not named <= wanted and len(named) > 1 else None
         return Score(
-            float(bool(named) and named <= wanted), compared(", ".join(sorted(named)) or None, sorted(wanted), reason)
+            float(bool(named) and named <= wanted), comparison(", ".join(sorted(named)) or None, sorted(wanted), reason)
         )
 
 
@@ -200,7 +200,7 @@ class LabelSet:
 
     def _score(self, text: str, reference: set[str]) -> Score:
         named = _named(label_words(extract_answer(text, self._extract) or ""), self._labels)
-        explanation = compared(", ".join(sorted(named)) or None, ", ".join(sorted(reference)))
+        explanation = comparison(", ".join(sorted(named)) or None, ", ".join(sorted(reference)))
         if named == reference or not named:
             return Score(float(named == reference), explanation)
         value = self._right * len(named & reference) - self._wrong * len(named ^ reference)
@@ -256,10 +256,10 @@ class EditDistance:
         answer = extract_answer(text, self._extract)
         plain = None if answer is None else normalize_text(answer, ignore_case=self._ignore_case)
         if plain is None:
-            return Score(0.0, compared(answer, accepted, None if answer is None else "too long"))
+            return Score(0.0, comparison(answer, accepted, None if answer is None else "too long"))
         likeness = [self._similarity(plain, normalize_text(a, ignore_case=self._ignore_case) or "") for a in accepted]
         best = max(likeness)
-        explanation = compared(answer, accepted[likeness.index(best)])
+        explanation = comparison(answer, accepted[likeness.index(best)])
         if best < self._floor:
             return Score(0.0, explanation | {"reason": f"{best:.2f} alike, below {self._floor:g}"})
         return Score(best, explanation)

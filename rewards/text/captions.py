@@ -9,7 +9,7 @@ from typing import Any, Literal, final
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.types import Sample, Score
 
-from ..parsing.explanations import compared
+from ..parsing.explanations import comparison
 from ..parsing.extraction import Extract, extract_answer, require_choice, require_extract, words
 from ..parsing.reference_values import accepted_texts, find_reference_error, score_against_reference
 from .ngrams import Words, bleu, cider, document_frequencies, rouge_l
@@ -70,7 +70,7 @@ class CaptionScore:
         answer = extract_answer(text, self._extract) or ""
         answer_words = words(answer)
         nearest = max(references, key=lambda reference: rouge_l(answer_words, reference))
-        return Score(self._value(answer_words, references, nearest), compared(answer or None, " ".join(nearest)))
+        return Score(self._value(answer_words, references, nearest), comparison(answer or None, " ".join(nearest)))
 
     def _value(self, answer_words: Words, references: list[Words], nearest: Words) -> float:
         if self._metric == "rouge_l":

@@ -10,7 +10,7 @@ from typing import Any, Literal, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..parsing.explanations import compared
+from ..parsing.explanations import comparison
 from ..parsing.extraction import Extract, extract_answer, normalize_text, require_choice, require_extract
 from ..parsing.reference_values import accepted_texts, find_reference_error, score_against_reference
 
@@ -70,7 +70,7 @@ class ChartAnswer:
     def _score(self, text: str, accepted: list[str]) -> Score:
         answer = _plain(extract_answer(text, self._extract) or "")
         right = answer is not None and any(self._right(answer, _plain(reference)) for reference in accepted)
-        return Score(float(right), compared(answer or None, accepted))
+        return Score(float(right), comparison(answer or None, accepted))
 
     def _right(self, answer: str, wanted: str | None) -> bool:
         if wanted is None or not answer:

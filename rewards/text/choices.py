@@ -11,7 +11,7 @@ from typing import Any, Literal, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..parsing.explanations import compared
+from ..parsing.explanations import comparison
 from ..parsing.extraction import Extract, extract_answer, finite, label_key, require_choice, require_extract, words
 from ..parsing.letters import standalone_letters
 from ..parsing.numerals import numbers
@@ -96,10 +96,10 @@ class MultipleChoice:
         stated = self._stated(answer, choice, len(reference) > 1)
         right = "".join(sorted(reference))
         if len(reference) > 1:
-            return Score(float(set(stated) == reference), compared(", ".join(sorted(set(stated))) or None, right))
+            return Score(float(set(stated) == reference), comparison(", ".join(sorted(set(stated))) or None, right))
         if self._several == "wrong" and len(set(stated)) > 1:
-            return Score(0.0, compared(", ".join(sorted(set(stated))), right, "several letters"))
-        return Score(float(stated[-1:] == [right]), compared(stated[-1] if stated else None, right))
+            return Score(0.0, comparison(", ".join(sorted(set(stated))), right, "several letters"))
+        return Score(float(stated[-1:] == [right]), comparison(stated[-1] if stated else None, right))
 
     def _reference(self, value: str | int, choice: Mapping[str, str]) -> set[str] | int | None:
         """The letters of the reference, or the index of its option; None if it has neither."""
@@ -129,7 +129,7 @@ class MultipleChoice:
         stated = {int(number) for number in numbers(answer, spoken=False) if number == int(number)}
         if not stated and standalone_letters(answer, self._letters):
             return None
-        return Score(float(stated == {reference}), compared(", ".join(map(str, sorted(stated))) or None, reference))
+        return Score(float(stated == {reference}), comparison(", ".join(map(str, sorted(stated))) or None, reference))
 
 
 def option_letters(value: Any, letters: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..parsing.explanations import compared, rounded
+from ..parsing.explanations import comparison, rounded
 from ..parsing.extraction import Extract, extract_answer, finite, require_extract
 from ..parsing.numerals import numbers
 from ..parsing.reference_values import find_reference_error, read_references
@@ -75,10 +75,10 @@ class Brier:
             return outcome
         stated = numbers(extract_answer(text, self._extract) or "", spoken=False)
         if not stated:
-            return Score(self._missing, compared(None, outcome, "no probability"))
+            return Score(self._missing, comparison(None, outcome, "no probability"))
         probability = min(max(stated[-1] / self._scale, 0.0), 1.0)
         value = 1 - (probability - outcome) ** 2
-        return Score(value, compared(probability, outcome) | {"parts": rounded({"error": probability - outcome})})
+        return Score(value, comparison(probability, outcome) | {"parts": rounded({"error": probability - outcome})})
 
 
 def _outcome(value: Any) -> float | None:

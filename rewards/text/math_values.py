@@ -18,7 +18,7 @@ import sympy
 from latex2sympy2_extended import latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
-from ..parsing.latex import pieces, tidied
+from ..parsing.latex import normalize_latex, split_top_level
 from ..parsing.numerals import numbers
 from ..parsing.units import SCALES, unit_of
 from .math_types import MathValue, UnreadError
@@ -59,7 +59,7 @@ MAX_READINGS = 8
 @lru_cache(maxsize=512)
 def values_of(text: str) -> tuple[MathValue, ...]:
     """The interpretations of a text, most likely first; empty if it cannot be parsed completely."""
-    tidy = tidied(text)
+    tidy = normalize_latex(text)
     readings: list[MathValue] = []
     natural = re.sub(r"\\log(?![A-Za-z_]|\s*_)", r"\\ln", tidy)
     attempts = [(_words, tidy), (_compound_quantity, tidy), (_parse_text, tidy)]
@@ -135,7 +135,7 @@ def _compound_quantity(text: str) -> MathValue | None:
 
 def _parse_text(text: str) -> MathValue:
     text = _unlabeled(text)
-    parts = [part for part in pieces(text, rf"[,;]|{_AND_OR}") if part]
+    parts = [part for part in split_top_level(text, rf"[,;]|{_AND_OR}") if part]
     if not parts:
         raise UnreadError(text)
     if len(parts) == 1:
@@ -208,7 +208,7 @@ def _bracketed(text: str) -> MathValue | None:
         return None
     if opening == r"\{":
         return _set(inner) if closing == r"\}" else None
-    parts = pieces(inner, "[,;]")
+    parts = split_top_level(inner, "[,;]")
     if len(parts) < 2:
         return _single(inner) if opening in ("(", "[") and closing in (")", "]") and parts != [""] else None
     return MathValue("tuple", items=tuple(_single(part) for part in parts), operators=(opening, closing))
@@ -227,7 +227,7 @@ def _set(inner: str) -> MathValue:
     builder = re.match(r"\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?[|:]\s*(.+)$", inner)
     if builder:
         return _parse_text(builder[2])
-    return MathValue("set", items=tuple(_single(part) for part in pieces(inner, "[,;]") if part))
+    return MathValue("set", items=tuple(_single(part) for part in split_top_level(inner, "[,;]") if part))
 
 
 def _matrix(text: str) -> MathValue | None:
@@ -235,7 +235,7 @@ def _matrix(text: str) -> MathValue | None:
     if match is None:
         return None
     body = re.sub(r"\\hline|\\\\\s*$", "", match[1].strip()).strip()
-    rows = [pieces(row, "&") for row in pieces(body, r"\\\\(?:\[[^\]]*\])?")]
+    rows = [split_top_level(row, "&") for row in split_top_level(body, r"\\\\(?:\[[^\]]*\])?")]
     if len({len(row) for row in rows}) != 1:
         raise UnreadError(text)
     return MathValue(
@@ -248,10 +248,10 @@ def _relation(text: str) -> MathValue | None:
     member = re.fullmatch(r"([A-Za-z](?:_\{?\w+\}?)?(?:\([A-Za-z]\))?)\s*\\in(?![A-Za-z])\s*(.+)", text)
     if member:
         return MathValue("relation", items=(_expression(member[1]), _single(member[2])), operators=("=",))
-    approximate = pieces(text, r"\\approx|\\simeq|\\doteq|\\sim(?![A-Za-z])")
+    approximate = split_top_level(text, r"\\approx|\\simeq|\\doteq|\\sim(?![A-Za-z])")
     if len(approximate) > 1:
         return _approximate([part for part in approximate if part])
-    sides = pieces(text, _RELATION)
+    sides = split_top_level(text, _RELATION)
     if len(sides) < 2:
         return None
     name = re.fullmatch(r"[A-Za-z](?:\^\{-1\}|_\{?\w+\}?)?\s*\(\s*[A-Za-z]\s*\)", sides[0])
@@ -264,7 +264,7 @@ def _relation(text: str) -> MathValue | None:
 
 def _relations_of(text: str) -> Iterator[str]:
     marks = [match[0] for match in re.finditer(_RELATION, text)]
-    if len(marks) + 1 != len(pieces(text, _RELATION)):
+    if len(marks) + 1 != len(split_top_level(text, _RELATION)):
         raise UnreadError(text)
     yield from marks
 
@@ -283,7 +283,7 @@ def _approximate(parts: list[str]) -> MathValue:
 
 
 def _ratio(text: str) -> MathValue | None:
-    parts = pieces(text, r":|\\colon|\\text\{to\}|(?<![A-Za-z])to(?![A-Za-z])")
+    parts = split_top_level(text, r":|\\colon|\\text\{to\}|(?<![A-Za-z])to(?![A-Za-z])")
     items = tuple(_single(part) for part in parts) if len(parts) > 1 else ()
     if not items or any(item.kind != "number" for item in items):
         return None

@@ -19,7 +19,7 @@ from mmgrpo.system.extras import is_installed, missing
 from mmgrpo.system.folders import PACKAGE
 from mmgrpo.types import Sample, Score
 
-from ..parsing.explanations import compared, excerpt
+from ..parsing.explanations import comparison, excerpt
 from ..parsing.extraction import extract_answer, without_thought
 from ..parsing.reference_values import read_references, shortest_notation
 from ..parsing.scalars import plain_value
@@ -119,7 +119,7 @@ class MathVerify:
             return float("nan")
         if reply["is_equal"] is None:
             return None
-        return Score(float(reply["is_equal"]), compared(reply["parsed"], gold, reply["reason"]))
+        return Score(float(reply["is_equal"]), comparison(reply["parsed"], gold, reply["reason"]))
 
 
 @final

@@ -9,7 +9,7 @@ from typing import Any, Literal, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..parsing.explanations import compared
+from ..parsing.explanations import comparison
 from ..parsing.extraction import Extract, extract_answer, finite, require_choice, require_extract
 from ..parsing.numerals import stated_numbers
 from ..parsing.reference_values import find_reference_error, score_against_reference
@@ -75,7 +75,7 @@ class NumberList:
 
     def _score(self, text: str, reference: list[float]) -> Score:
         stated = self._read(extract_answer(text, self._extract) or "")
-        explanation = compared(_listed(stated), _listed(reference) or "")
+        explanation = comparison(_listed(stated), _listed(reference) or "")
         if len(stated) > MAX_NUMBERS:
             return Score(0.0, explanation | {"reason": f"{len(stated)} numbers, more than {MAX_NUMBERS}"})
         if self._mode == "contains":

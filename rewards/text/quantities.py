@@ -8,7 +8,7 @@ from typing import Any, Literal, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..parsing.explanations import compared
+from ..parsing.explanations import comparison
 from ..parsing.extraction import Extract, extract_answer, finite, require_choice, require_extract
 from ..parsing.numerals import has_terms, stated_numbers
 from ..parsing.reference_values import find_reference_error, score_against_reference
@@ -66,7 +66,7 @@ class Number:
         answer, reason = self._answer.number(text)
         allowed = max(self._absolute, self._relative * abs(reference))
         right = answer is not None and abs(answer - reference) <= allowed
-        return Score(float(right), compared(answer, reference, reason))
+        return Score(float(right), comparison(answer, reference, reason))
 
 
 @final
@@ -97,7 +97,7 @@ class MeanRelativeAccuracy:
 
     def _score(self, text: str, reference: float) -> Score:
         answer, reason = self._answer.number(text)
-        explanation = compared(answer, reference, reason)
+        explanation = comparison(answer, reference, reason)
         if answer is None or reference == 0:
             return Score(float(answer is not None and answer == 0), explanation)
         error = abs(answer - reference)
@@ -142,7 +142,7 @@ class CountMatch:
 
     def _score(self, text: str, reference: float) -> Score:
         answer, reason = self._answer.number(text)
-        explanation = compared(answer, reference, reason)
+        explanation = comparison(answer, reference, reason)
         if answer is None or self._mode == "exact":
             return Score(float(answer == reference), explanation)
         return Score(max(0.0, 1 - abs(answer - reference) / max(reference, 1.0)), explanation)
@@ -180,7 +180,7 @@ class FirstError:
 
     def _score(self, text: str, reference: float) -> Score:
         answer, reason = self._answer.number(text)
-        explanation = compared(answer, reference, reason)
+        explanation = comparison(answer, reference, reason)
         stated_step = _step(answer)
         if stated_step is None or (stated_step < 0) != (reference < 0):
             return Score(-1.0, explanation)

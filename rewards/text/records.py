@@ -12,7 +12,7 @@ from mmgrpo.system.extras import required
 from mmgrpo.types import Sample, Score
 
 from ..models.text_features import TextFeatures
-from ..parsing.explanations import compared, excerpt, rounded
+from ..parsing.explanations import comparison, excerpt, rounded
 from ..parsing.extraction import (
     Extract,
     extract_answer,
@@ -86,7 +86,7 @@ class RecordSimilarity:
 
     def _score(self, text: str, reference: Mapping[str, Any]) -> Score:
         stated = _record(extract_answer(text, self._extract) or "")
-        explanation = compared(
+        explanation = comparison(
             None if stated is None else json.dumps(stated, ensure_ascii=False), json.dumps(reference)
         )
         missing = [key for key in reference if key not in (stated or {})]
@@ -144,7 +144,7 @@ class FieldMatch:
         answer = extract_answer(text, self._extract) or ""
         record = _record(answer)
         stated, wanted = {} if record is None else dict(self._fields(record)), dict(self._fields(reference))
-        explanation = compared(excerpt(answer or None), json.dumps(reference, ensure_ascii=False))
+        explanation = comparison(excerpt(answer or None), json.dumps(reference, ensure_ascii=False))
         if not 0 < len(stated) <= MAX_LEAVES:
             return Score(0.0, explanation | {"reason": f"{len(stated)} fields" if stated else "no field"})
         right = sum(path in wanted and wanted[path] == value for path, value in stated.items())

@@ -9,7 +9,7 @@ from typing import Any, Literal, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
-from ..parsing.explanations import compared
+from ..parsing.explanations import comparison
 from ..parsing.extraction import Extract, characters, extract_answer, require_choice, require_extract, words
 from ..parsing.reference_values import find_reference_error, score_against_reference, shortest_notation
 
@@ -81,7 +81,7 @@ class Ordering:
         answer = extract_answer(text, self._extract) or ""
         stated = self._read(answer)
         share = _MODES[self._mode](stated, reference)
-        explanation = compared(" ".join(stated) or None, " ".join(reference))
+        explanation = comparison(" ".join(stated) or None, " ".join(reference))
         most = 1.0 if self._per_item is None else self._per_item * len(reference)
         return Score(share * most * (sum(1 for _ in groupby(reference)) if self._turns else 1), explanation)
 

@@ -64,7 +64,7 @@ class TableSimilarity:
         return find_reference_error(value, _reference, "an HTML table")
 
     def _score(self, text: str, reference: Node) -> Score:
-        table = table_in(extract_answer(text, self._extract) or "")
+        table = parse_table(extract_answer(text, self._extract) or "")
         if table is None:
             return Score(0.0, {"parsed": None, "reference": _shape(reference), "reason": "no table"})
         explanation = {"parsed": _shape(table), "reference": _shape(reference)}
@@ -79,7 +79,7 @@ class TableSimilarity:
         return 0.0 if self._structure else self._distance(first.text, second.text)
 
 
-def table_in(text: str) -> Node | None:
+def parse_table(text: str) -> Node | None:
     """Parse the first HTML table in a text, closed or not; None if there is none."""
     building, end = _Building(), 0
     for tag in _TAG.finditer(text):
@@ -189,7 +189,7 @@ def _span(side: str, attributes: str) -> int:
 
 
 def _reference(value: Any) -> Node | None:
-    table = table_in(value) if isinstance(value, str) else None
+    table = parse_table(value) if isinstance(value, str) else None
     return table if table is not None and 0 < _size(table) <= MAX_NODES else None
 
 

@@ -8,7 +8,7 @@ from typing import Any, final
 from mmgrpo.types import Sample, Score
 
 from ..models.text_features import TextFeatures
-from ..parsing.explanations import compared
+from ..parsing.explanations import comparison
 from ..parsing.extraction import Extract, extract_answer, require_extract
 from ..parsing.reference_values import accepted_texts, find_reference_error, read_references
 
@@ -57,11 +57,11 @@ class TextSimilarity:
     def _nearest(self, text: str, accepted: Sequence[str]) -> Score:
         answer = extract_answer(text, self._extract)
         if not answer:
-            return Score(0.0, compared(answer, accepted))
+            return Score(0.0, comparison(answer, accepted))
         feature_ND = self._encoder.features([answer, *accepted])
         cosine, which = (feature_ND[1:] @ feature_ND[0]).max(0)
         return self._score(answer, accepted[int(which)], float(cosine))
 
     def _score(self, answer: str, nearest: str, cosine: float) -> Score:
         value = cosine if self._threshold is None else float(cosine >= self._threshold)
-        return Score(value, compared(answer, nearest) | {"parts": {"cosine": round(cosine, 4)}})
+        return Score(value, comparison(answer, nearest) | {"parts": {"cosine": round(cosine, 4)}})

@@ -9,7 +9,7 @@ from typing import Any, final
 
 from mmgrpo.types import Sample, Score
 
-from ..parsing.explanations import compared, rounded
+from ..parsing.explanations import comparison, rounded
 from ..parsing.extraction import Extract, extract_answer, json_values, require_extract
 from ..parsing.reference_values import find_reference_error, score_against_reference
 
@@ -58,8 +58,8 @@ class ToolCalls:
         return find_reference_error(value, _reference, "one or more tool calls")
 
     def _score(self, text: str, reference: list[ToolCall]) -> Score:
-        stated = calls_in(extract_answer(text, self._extract) or "")
-        explanation = compared(_named(stated), _named(reference) or "")
+        stated = parse_calls(extract_answer(text, self._extract) or "")
+        explanation = comparison(_named(stated), _named(reference) or "")
         if len(stated) > MAX_CALLS:
             return Score(0.0, explanation | {"reason": f"{len(stated)} calls, more than {MAX_CALLS}"})
         if not stated:
@@ -70,7 +70,7 @@ class ToolCalls:
         return Score(share, explanation | {"parts": rounded({"names": names, "matched": matched})})
 
 
-def calls_in(source: Any) -> list[ToolCall]:
+def parse_calls(source: Any) -> list[ToolCall]:
     """Parse the calls in a text, or in the value of a data row, in order."""
     return list(_calls(json_values(source) if isinstance(source, str) else source, 0))
 
@@ -119,7 +119,7 @@ def _equal(first: Any, second: Any) -> bool:
 
 
 def _reference(value: Any) -> list[ToolCall] | None:
-    calls = calls_in(value)
+    calls = parse_calls(value)
     return calls if 0 < len(calls) <= MAX_CALLS else None
 
 

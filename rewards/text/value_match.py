@@ -8,7 +8,7 @@ from typing import Any, Literal, final
 
 from mmgrpo.types import Sample, Score
 
-from ..parsing.explanations import compared
+from ..parsing.explanations import comparison
 from ..parsing.extraction import Extract, extract_answer, finite, json_values, require_choice, require_extract
 from ..parsing.reference_values import find_reference_error, score_against_reference
 
@@ -65,7 +65,7 @@ class ValueMatch:
         equal = sum(path in stated and stated[path] == cell for path, cell in wanted.items())
         value = equal / len(wanted) if self._part == "cells" else float(stated == wanted)
         parsed = json.dumps(values[-1], ensure_ascii=False) if values else None
-        return Score(value, compared(parsed, f"{len(wanted)} cells", f"{equal} of {len(wanted)} cells are right"))
+        return Score(value, comparison(parsed, f"{len(wanted)} cells", f"{equal} of {len(wanted)} cells are right"))
 
     def _cells(self, value: Any) -> dict[tuple[Any, ...], Any]:
         if isinstance(value, Mapping):

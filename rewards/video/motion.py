@@ -24,7 +24,7 @@ from ..models.checkpoints import Dtype, require_positive, resolve_dtype
 from ..models.image_features import FeatureSource
 from ..parsing.explanations import parts
 from ..parsing.extraction import require_choice
-from ..parsing.sample_images import as_rgb, evenly_spaced
+from ..parsing.sample_images import evenly_spaced, to_rgb
 
 MotionMeasure = Literal["direction", "magnitude"]
 SteadyMeasure = Literal["pixels", "feature"]
@@ -239,4 +239,4 @@ def _small(frame: Image.Image) -> NDArray[Any]:
 
 def _chosen(sample: Sample, count: int | None) -> list[Image.Image]:
     frames = list(sample.video or ())
-    return [as_rgb(frames[i]) for i in evenly_spaced(len(frames), count)]
+    return [to_rgb(frames[i]) for i in evenly_spaced(len(frames), count)]

@@ -19,7 +19,7 @@ from mmgrpo.types import Sample, Score
 
 from ..models.checkpoints import Dtype, batches, load_once, require_positive, resolve_device, resolve_dtype
 from ..parsing.explanations import parts
-from ..parsing.sample_images import as_rgb, text_of
+from ..parsing.sample_images import prompt_text, to_rgb
 from .video_align_checkpoint import (
     DIMENSIONS,
     FIELD,
@@ -90,7 +90,7 @@ class VideoAlign:
         self._batch_size = require_positive("VideoAlign.batch_size", batch_size)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        texts = [text_of(sample.prompt, self.text_column) for sample in samples]
+        texts = [prompt_text(sample.prompt, self.text_column) for sample in samples]
         videos = [list(sample.video or ()) for sample in samples]
         rows = [i for i, text in enumerate(texts) if text is not None and len(videos[i]) > 1]
         values: list[float | Score | None] = [None] * len(samples)
@@ -131,7 +131,7 @@ def model_frames(frames: Sequence[Image.Image], recipe: Recipe, video_fps: float
         count = min(wanted, min(total, MAX_FRAMES) // 2 * 2)
     count = min(max(round(count / 2) * 2, 2), total)
     chosen = torch.linspace(0, total - 1, count).round().long().tolist()
-    pixels = torch.stack([torch.from_numpy(np.array(as_rgb(frames[i]))) for i in chosen]).permute(0, 3, 1, 2)
+    pixels = torch.stack([torch.from_numpy(np.array(to_rgb(frames[i]))) for i in chosen]).permute(0, 3, 1, 2)
     height, width = smart_resize(
         *pixels.shape[-2:], factor=factor, min_pixels=MIN_TOKENS * factor**2, max_pixels=recipe.max_pixels
     )

@@ -13,7 +13,7 @@ from mmgrpo.config.loading import load_config
 from mmgrpo.config.parts import runs_of
 from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.scoring import score
-from mmgrpo.scoring.shaping import shaped
+from mmgrpo.scoring.shaping import shape_scores
 from mmgrpo.training.build import build_rewards
 from mmgrpo.types import Prompt, Sample
 from tests.configs.paid.executed import SOLVED
@@ -49,7 +49,7 @@ def test_answers_are_paid_as_the_judge_says(name: str, monkeypatch: pytest.Monke
             for reward in runs_of(load_config(f"papers/{name}"))[judged.run].rewards
         ]
         rewards = build_rewards([RewardConfig.model_validate(asking(reward, server.url)) for reward in told])
-        scores = shaped(score(samples, rewards), rewards, 0).scores
+        scores = shape_scores(score(samples, rewards), rewards, 0).scores
     assert scores.valid_BR.all()
     total_B = (scores.value_BR * scores.weight_R).sum(1)
     assert total_B.tolist() == pytest.approx([paid for *_, paid in judged.answers], abs=1e-6)
@@ -68,7 +68,7 @@ def test_edits_are_paid_by_the_least_of_their_scores() -> None:
     with running(Server(says=says)) as server:
         told = [reward.model_dump(exclude_unset=True) | {"url": server.url} for reward in config.rewards]
         rewards = build_rewards([RewardConfig.model_validate(settings) for settings in told])
-        scores = shaped(score(edits, rewards), rewards, 0).scores
+        scores = shape_scores(score(edits, rewards), rewards, 0).scores
     value_RPG = scores.value_BR.T[:, None]
     total_PG = COMBINATIONS[config.advantage.combine.name](value_RPG, scores.weight_R, scores.valid_BR.T[:, None])
     assert total_PG[0].tolist() == pytest.approx([math.sqrt(0.4 * 0.6), math.sqrt(0.2 * 0.6)])
@@ -91,5 +91,5 @@ def test_meaning_counts_beside_the_judge(tmp_path: Path) -> None:
         told = [reward.model_dump(exclude_unset=True) for reward in load_config("papers/medix-r1").rewards]
         told[1] |= {"model": encoder, "threshold": 0.999}
         rewards = build_rewards([RewardConfig.model_validate(asking(reward, server.url)) for reward in told])
-        scores = shaped(score(samples, rewards), rewards, 0).scores
+        scores = shape_scores(score(samples, rewards), rewards, 0).scores
     assert (scores.value_BR * scores.weight_R).sum(1).tolist() == pytest.approx(list(answers.values()), abs=1e-6)

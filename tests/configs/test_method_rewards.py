@@ -19,7 +19,7 @@ from mmgrpo.config.registry import names
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.scoring import NamedReward
-from mmgrpo.scoring.shaping import shaped
+from mmgrpo.scoring.shaping import shape_scores
 from mmgrpo.training.build import build_rewards
 from mmgrpo.training.compute_advantages import group_advantages
 from mmgrpo.training.live_rewards import joined_rewards
@@ -320,7 +320,7 @@ def advantages(config: RunConfig, samples: Sequence[Sample]) -> torch.Tensor:
         valid_BR=torch.ones(len(samples), len(rewards)).bool(),
     )
     group_B = torch.zeros(len(samples), dtype=torch.long)
-    shaping = shaped(scores, rewards, 0)
+    shaping = shape_scores(scores, rewards, 0)
     return group_advantages(shaping.scores, group_B, Algorithm.of(config).advantages).advantage_B
 
 

@@ -13,7 +13,7 @@ from mmgrpo.config.loading import dump_config, find_config, load_config, read_la
 from mmgrpo.config.sections import has
 from mmgrpo.explain.method_settings import recipe_rows
 from mmgrpo.scoring import score
-from mmgrpo.scoring.shaping import shaped
+from mmgrpo.scoring.shaping import shape_scores
 from mmgrpo.training.build import build_rewards
 from mmgrpo.types import Prompt, Sample
 from tests.configs.paid import ELSEWHERE, PAID, ROUTED
@@ -79,7 +79,7 @@ def test_answers_are_paid_as_in_the_authors_code(name: str) -> None:
         )
         for member, (columns, text, length, _) in enumerate(PAID[name])
     ]
-    scores = shaped(score(samples, rewards), rewards, 0).scores
+    scores = shape_scores(score(samples, rewards), rewards, 0).scores
     assert scores.valid_BR.any(1).all()
     assert scores.valid_BR.all() == (name not in ROUTED)
     total_B = (scores.value_BR * scores.weight_R).where(scores.valid_BR, 0.0).sum(1)

@@ -17,7 +17,7 @@ from PIL import Image
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError, ReplayError
 from mmgrpo.runs.sample_files import write_samples
-from mmgrpo.serving.wire import packed, unpacked
+from mmgrpo.serving.wire import pack_samples, unpack_request
 from mmgrpo.types import Plan, Prompt, Rollout, Sample, Scores
 from tests.breadth import assembly
 from tests.policies import foreign_pipelines
@@ -112,7 +112,7 @@ def test_audio_without_a_rate_is_an_array(tmp_path: Path) -> None:
     write_samples(tmp_path, rollout.samples, scores)
     saved = torch.from_numpy(np.load(tmp_path / "0001.npy"))
     assert torch.equal(saved, rollout.trace.transitions[1][-1].next_state.reshape(2, 2))
-    _, sent = unpacked(*packed(rollout.samples))
+    _, sent = unpack_request(*pack_samples(rollout.samples))
     assert [torch.equal(a.array, b.array) for a, b in zip(sent, rollout.samples, strict=True)] == [True] * 4  # type: ignore[arg-type]
 
 

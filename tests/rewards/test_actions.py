@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 import pytest
-from mmgrpo.rewards.grounding.action_parsing import MAX_ACTIONS, Action, actions_in
+from mmgrpo.rewards.grounding.action_parsing import MAX_ACTIONS, Action, parse_actions
 from mmgrpo.rewards.grounding.gui_action import GuiAction, word_f1
 
 from mmgrpo.errors import ConfigError
@@ -44,7 +44,7 @@ def reward(**settings: Any) -> GuiAction:
     ],
 )
 def test_clicks_are_read_as_models_write_them(text: str):
-    (action,) = actions_in(text)
+    (action,) = parse_actions(text)
     assert (action.kind, action.position, action.text) == ("click", (3, 4), None)
 
 
@@ -59,14 +59,16 @@ def test_clicks_are_read_as_models_write_them(text: str):
     ],
 )
 def test_texts_are_read_as_models_write_them(text: str):
-    assert actions_in(text) == [Action("type", text="it's on")]
+    assert parse_actions(text) == [Action("type", text="it's on")]
 
 
 def test_other_actions():
-    assert actions_in("scroll(direction='down', point='<point>5 6</point>')") == [Action("scroll", (5, 6), text="down")]
-    assert actions_in("press_home()") == actions_in('{"action": "home"}') == [Action("press_home")]
-    assert actions_in("wait( )\nfinished(content='ok')") == [Action("wait"), Action("finished", text="ok")]
-    assert actions_in({"action": "click", "gt_bbox": [1, 2, 3, 4]}) == [Action("click", box=(1, 2, 3, 4))]
+    assert parse_actions("scroll(direction='down', point='<point>5 6</point>')") == [
+        Action("scroll", (5, 6), text="down")
+    ]
+    assert parse_actions("press_home()") == parse_actions('{"action": "home"}') == [Action("press_home")]
+    assert parse_actions("wait( )\nfinished(content='ok')") == [Action("wait"), Action("finished", text="ok")]
+    assert parse_actions({"action": "click", "gt_bbox": [1, 2, 3, 4]}) == [Action("click", box=(1, 2, 3, 4))]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,7 @@ def test_other_actions():
     ],
 )  # fmt: skip
 def test_what_is_no_action(text: str):
-    assert actions_in(text) == []
+    assert parse_actions(text) == []
     assert score_of(reward(), text, CLICK) == 0
 
 
@@ -137,7 +139,7 @@ def test_several_actions_are_wrong():
     assert explained(reward(), wrote("click(5, 5) click(5, 5)", CLICK)) == {
         "parsed": None, "reference": "click", "reason": "2 actions, where one is asked for",
     }  # fmt: skip
-    assert len(actions_in("a() " * 1000)) == MAX_ACTIONS
+    assert len(parse_actions("a() " * 1000)) == MAX_ACTIONS
 
 
 def test_spaces_and_what_it_says():

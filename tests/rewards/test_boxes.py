@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
-from mmgrpo.rewards.parsing.boxes import Box, CoordinateFrame, FrameName, Point, box_of, giou, iou, normalised_frame
+from mmgrpo.rewards.parsing.boxes import Box, CoordinateFrame, FrameName, Point, box_of, giou, iou, normalized_frame
 from mmgrpo.rewards.parsing.coordinate_frames import Coordinates
 from PIL import Image
 
@@ -13,7 +13,7 @@ from mmgrpo.types import Prompt
 
 PIXELS = CoordinateFrame("original", 640, 480)
 RESIZED = CoordinateFrame("resized", 308, 224)
-SPACES = (PIXELS, RESIZED, normalised_frame("norm1000"), normalised_frame("norm1"))
+SPACES = (PIXELS, RESIZED, normalized_frame("norm1000"), normalized_frame("norm1"))
 
 
 def box(left: float, top: float, right: float, bottom: float, frame: CoordinateFrame = PIXELS) -> Box:
@@ -32,10 +32,10 @@ def edges(one: Box) -> list[float]:
 
 def test_conversion_by_hand():
     half = box(320, 120, 640, 480)  # the right half from a quarter down
-    assert half.to(normalised_frame("norm1000")) == Box(500, 250, 1000, 1000, normalised_frame("norm1000"))
-    assert half.to(normalised_frame("norm1")) == Box(0.5, 0.25, 1, 1, normalised_frame("norm1"))
+    assert half.to(normalized_frame("norm1000")) == Box(500, 250, 1000, 1000, normalized_frame("norm1000"))
+    assert half.to(normalized_frame("norm1")) == Box(0.5, 0.25, 1, 1, normalized_frame("norm1"))
     assert half.to(RESIZED) == Box(154, 56, 308, 224, RESIZED)
-    assert Point(64, 48, PIXELS).to(normalised_frame("norm1000")) == Point(100, 100, normalised_frame("norm1000"))
+    assert Point(64, 48, PIXELS).to(normalized_frame("norm1000")) == Point(100, 100, normalized_frame("norm1000"))
 
 
 def test_conversions_are_round_trips_and_keep_every_overlap():

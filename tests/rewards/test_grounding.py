@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from mmgrpo.rewards.grounding.localization import BoxIou, Detection, PointInBox, TemporalIou
-from mmgrpo.rewards.parsing.coordinates import points_in, spans_in, stated_boxes
+from mmgrpo.rewards.parsing.coordinates import parse_boxes, parse_points, parse_spans
 from PIL import Image
 
 from mmgrpo.errors import ConfigError, DataError
@@ -35,7 +35,7 @@ def same(**settings: Any) -> dict[str, Any]:
     ],
 )
 def test_boxes_are_read_as_models_write_them(text: str):
-    assert [box.numbers for box in stated_boxes(text)] == [(10, 20, 30, 40)]
+    assert [box.numbers for box in parse_boxes(text)] == [(10, 20, 30, 40)]
 
 
 @pytest.mark.parametrize(
@@ -43,25 +43,30 @@ def test_boxes_are_read_as_models_write_them(text: str):
     ["", "10 20 30", "1 2 3 4 5", "[10, 20, 30]", "[10, 20, 30, 'wide']", "[1e9, 0, 1, 1]", "[true, 1, 2, 3]", "[[]]"],
 )
 def test_what_is_no_box_is_none(text: str):
-    assert stated_boxes(text) == []
+    assert parse_boxes(text) == []
     assert score_of(BoxIou(**same()), text, [10, 20, 30, 40]) == 0
 
 
 def test_labels_and_lists_of_boxes():
-    listed = stated_boxes('{"objects": [{"bbox": [1, 2, 3, 4], "label": "Polar_Bear"}, {"box": [5, 6, 7, 8]}]}')
-    columns = stated_boxes({"bbox": [[1, 2, 3, 4], [5, 6, 7, 8]], "label": ["polar bear", None]})
+    listed = parse_boxes('{"objects": [{"bbox": [1, 2, 3, 4], "label": "Polar_Bear"}, {"box": [5, 6, 7, 8]}]}')
+    columns = parse_boxes({"bbox": [[1, 2, 3, 4], [5, 6, 7, 8]], "label": ["polar bear", None]})
     assert [(box.numbers, box.label) for box in listed] == [((1, 2, 3, 4), "polar bear"), ((5, 6, 7, 8), None)]
     assert columns == listed
 
 
 def test_points_and_spans():
-    assert points_in("[3, 4]") == points_in("(3, 4)") == points_in("click 3, 4") == [(3, 4)]
-    assert points_in('{"point_2d": [3, 4]}') == points_in('{"action": "click", "x": 3, "y": 4}') == [(3, 4)]
-    assert points_in("[[1, 2], [3, 4]]") == [(1, 2), (3, 4)]
-    assert points_in("1 2 3") == []
-    assert spans_in("[3, 700]") == spans_in('{"start": 3, "end": 700}') == spans_in("from 3 s to 700 s") == [(3, 700)]
-    assert spans_in("0:03 to 11:40") == [(3, 700)]
-    assert spans_in("at 3 s") == []
+    assert parse_points("[3, 4]") == parse_points("(3, 4)") == parse_points("click 3, 4") == [(3, 4)]
+    assert parse_points('{"point_2d": [3, 4]}') == parse_points('{"action": "click", "x": 3, "y": 4}') == [(3, 4)]
+    assert parse_points("[[1, 2], [3, 4]]") == [(1, 2), (3, 4)]
+    assert parse_points("1 2 3") == []
+    assert (
+        parse_spans("[3, 700]")
+        == parse_spans('{"start": 3, "end": 700}')
+        == parse_spans("from 3 s to 700 s")
+        == [(3, 700)]
+    )
+    assert parse_spans("0:03 to 11:40") == [(3, 700)]
+    assert parse_spans("at 3 s") == []
 
 
 def test_box_iou_modes_by_hand():

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from mmgrpo.rewards.grounding.masks import MaskIou
-from mmgrpo.rewards.parsing.regions import MAX_PIXELS, Polygon, RegionMask, painted, shapes_in
-from mmgrpo.rewards.parsing.regions import decoded as decoded_or_none
+from mmgrpo.rewards.parsing.regions import MAX_PIXELS, Polygon, RegionMask, parse_shapes, rasterize_polygon
+from mmgrpo.rewards.parsing.regions import decode_rle as decoded_or_none
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
@@ -80,21 +80,25 @@ def test_compressed_masks_are_read_as_coco_writes_them():
 )  # fmt: skip
 def test_malformed_masks_are_none(size: Any, counts: Any):
     assert decoded_or_none(size, counts) is None
-    assert shapes_in({"size": size, "counts": counts}) == []
+    assert parse_shapes({"size": size, "counts": counts}) == []
 
 
 def test_pixels_are_painted_by_their_centres():
-    assert painted([(0, 0), (3, 0), (3, 2), (0, 2)], 4, 3).astype(int).tolist() == [[1, 1, 1, 0], [1, 1, 1, 0], [0] * 4]
-    assert painted([(0.6, 0), (2.4, 0), (2.4, 9), (0.6, 9)], 4, 1).astype(int).tolist() == [[0, 1, 0, 0]]
+    assert rasterize_polygon([(0, 0), (3, 0), (3, 2), (0, 2)], 4, 3).astype(int).tolist() == [
+        [1, 1, 1, 0],
+        [1, 1, 1, 0],
+        [0] * 4,
+    ]
+    assert rasterize_polygon([(0.6, 0), (2.4, 0), (2.4, 9), (0.6, 9)], 4, 1).astype(int).tolist() == [[0, 1, 0, 0]]
     # under the diagonal of 4 x 4: centres (x, y) with x < y
-    lower = painted([(0, 0), (4, 4), (0, 4)], 4, 4)
+    lower = rasterize_polygon([(0, 0), (4, 4), (0, 4)], 4, 4)
     assert [[bool(x + 0.5 < y + 0.5) for x in range(4)] for y in range(4)] == [
         [bool(lower[y, x]) and x != y for x in range(4)] for y in range(4)
     ]
-    bow = painted([(0, 0), (8, 8), (8, 0), (0, 8)], 8, 8)  # two triangles that touch in the middle
+    bow = rasterize_polygon([(0, 0), (8, 8), (8, 0), (0, 8)], 8, 8)  # two triangles that touch in the middle
     assert [bow[4, 1], bow[4, 6], bow[1, 4], bow[6, 4]] == [True, True, False, False]
-    assert not painted([(-5, -5), (-1, -5), (-1, 9)], 4, 4).any()
-    assert painted([(-1e6, -1e6), (1e6, -1e6), (1e6, 1e6), (-1e6, 1e6)], 4, 4).all()
+    assert not rasterize_polygon([(-5, -5), (-1, -5), (-1, 9)], 4, 4).any()
+    assert rasterize_polygon([(-1e6, -1e6), (1e6, -1e6), (1e6, 1e6), (-1e6, 1e6)], 4, 4).all()
 
 
 def test_painted_area_is_the_shoelace_area():
@@ -104,7 +108,9 @@ def test_painted_area_is_the_shoelace_area():
         corners = [(250 + 200 * np.cos(a), 250 + 200 * np.sin(a)) for a in angles]
         xs, ys = np.array(corners).T
         area = abs(np.dot(xs, np.roll(ys, -1)) - np.dot(ys, np.roll(xs, -1))) / 2
-        assert painted(corners, 500, 500).sum() == pytest.approx(area, abs=500)  # less than the outline's length
+        assert rasterize_polygon(corners, 500, 500).sum() == pytest.approx(
+            area, abs=500
+        )  # less than the outline's length
 
 
 @pytest.mark.parametrize(
@@ -121,7 +127,7 @@ def test_painted_area_is_the_shoelace_area():
     ],
 )  # fmt: skip
 def test_regions_are_read_as_models_write_them(text: str, kinds: list[type] | None):
-    found = shapes_in(text)
+    found = parse_shapes(text)
     assert found is not None
     if kinds is None:
         assert [getattr(shape, "numbers", None) for shape in found] == [(0, 0, 4, 4)]

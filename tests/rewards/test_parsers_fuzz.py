@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mmgrpo.rewards.grounding.action_parsing import MAX_ACTIONS, actions_in
-from mmgrpo.rewards.grounding.tracks import MAX_MOMENTS, span_iou, track_in
+from mmgrpo.rewards.grounding.action_parsing import MAX_ACTIONS, parse_actions
+from mmgrpo.rewards.grounding.tracks import MAX_MOMENTS, parse_track, span_iou
 from mmgrpo.rewards.parsing.boxes import Box, CoordinateFrame, iou
-from mmgrpo.rewards.parsing.coordinates import MAX_COORDINATE, points_in, spans_in, stated_boxes
+from mmgrpo.rewards.parsing.coordinates import MAX_COORDINATE, parse_boxes, parse_points, parse_spans
 from mmgrpo.rewards.parsing.extraction import extract_answer, json_document, json_values, normalize_text, words
 from mmgrpo.rewards.parsing.numerals import numbers, seconds
-from mmgrpo.rewards.parsing.regions import MAX_SHAPES, decoded, painted, shapes_in
+from mmgrpo.rewards.parsing.regions import MAX_SHAPES, decode_rle, parse_shapes, rasterize_polygon
 from mmgrpo.rewards.text.number_lists import coefficients
-from mmgrpo.rewards.text.tables import table_in
-from mmgrpo.rewards.text.tool_calls import calls_in
+from mmgrpo.rewards.text.tables import parse_table
+from mmgrpo.rewards.text.tool_calls import parse_calls
 
 fuzzed = settings(
     max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
@@ -50,16 +50,16 @@ BOX = st.tuples(EDGE, EDGE, EDGE, EDGE).map(list)
 
 def check_everything(source: Any) -> None:
     """What rows and texts go through."""
-    for box in stated_boxes(source):
+    for box in parse_boxes(source):
         assert all(math.isfinite(number) and abs(number) <= MAX_COORDINATE for number in box.numbers)
         assert box.score is None or math.isfinite(box.score)
-    actions = actions_in(source)
+    actions = parse_actions(source)
     assert len(actions) <= MAX_ACTIONS
     assert all(action.position is None or all(map(math.isfinite, action.position)) for action in actions)
-    shapes = shapes_in(source)
+    shapes = parse_shapes(source)
     assert shapes is None or len(shapes) <= MAX_SHAPES
-    assert all(isinstance(call.name, str) for call in calls_in(source))
-    track = track_in(source)
+    assert all(isinstance(call.name, str) for call in parse_calls(source))
+    track = parse_track(source)
     assert len(track.boxes) <= MAX_MOMENTS + 1
     assert all(map(math.isfinite, [*track.boxes, *(track.span or ())]))
 
@@ -69,9 +69,9 @@ def check_everything(source: Any) -> None:
 def test_any_text(text: str) -> None:
     check_everything(text)
     assert all(map(math.isfinite, [*numbers(text), *seconds(text), *coefficients(text, "x")]))
-    table = table_in(text)
+    table = parse_table(text)
     assert table is None or table.kind == ("table", 1, 1)
-    assert all(len(pair) == 2 for pair in points_in(text) + spans_in(text))
+    assert all(len(pair) == 2 for pair in parse_points(text) + parse_spans(text))
     assert isinstance(json.dumps([json_values(text), json_document(text)], allow_nan=False), str)
     assert all(word == word.casefold() for word in words(text) if word.isascii())
     for how in ("none", "tag", "boxed", "line", {"tag": "answer"}):
@@ -95,7 +95,7 @@ def test_any_value_of_a_row_and_any_json(value: Any) -> None:
 @given(st.lists(BOX, min_size=1, max_size=5), st.text("ab ,.:\n", max_size=8))
 def test_boxes_are_read_back(boxes: list[list[int]], before: str) -> None:
     said = before + json.dumps([{"bbox_2d": box, "label": "a", "score": 0.5} for box in boxes])
-    assert [(list(box.numbers), box.label, box.score) for box in stated_boxes(said)] == [(b, "a", 0.5) for b in boxes]
+    assert [(list(box.numbers), box.label, box.score) for box in parse_boxes(said)] == [(b, "a", 0.5) for b in boxes]
 
 
 @fuzzed
@@ -109,7 +109,7 @@ def test_json_is_read_back(value: Any) -> None:
 @given(st.integers(-(10**6), 10**6), st.integers(-(10**6), 10**6), st.text("abc'\"\\ ,()[]=", max_size=12))
 def test_calls_are_read_back(x: int, y: int, text: str) -> None:
     said = f"click(x={x}, y={y}, text={text!r})"
-    (action,) = actions_in(said)
+    (action,) = parse_actions(said)
     assert (action.kind, action.position) == ("click", (x, y))
     assert action.text == (text if text.strip() else None)
 
@@ -122,7 +122,7 @@ def test_masks_are_read_back(height: int, width: int, data: st.DataObject) -> No
     for cell in cells:
         counts, current = ([*counts, 0], cell) if cell != current else (counts, current)
         counts[-1] += 1
-    grid = decoded([height, width], counts)
+    grid = decode_rle([height, width], counts)
     assert grid is not None
     assert grid.T.reshape(-1).tolist() == cells
 
@@ -141,7 +141,7 @@ def test_overlaps_are_symmetric_and_bounded(one: list[int], other: list[int]) ->
 @given(st.tuples(EDGE, EDGE, EDGE, EDGE))
 def test_a_painted_box_has_its_area(edges: tuple[int, int, int, int]) -> None:
     left, top, right, bottom = (edge % 40 for edge in edges)
-    grid = painted([(left, top), (right, top), (right, bottom), (left, bottom)], 40, 40)
+    grid = rasterize_polygon([(left, top), (right, top), (right, bottom), (left, bottom)], 40, 40)
     expected = np.zeros((40, 40), bool)
     expected[min(top, bottom) : max(top, bottom), min(left, right) : max(left, right)] = True
     assert np.array_equal(grid, expected)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from mmgrpo.rewards.code.programs import CodeTests, RunTime, gain, read_tests
-from mmgrpo.rewards.parsing.code_blocks import code_in
+from mmgrpo.rewards.parsing.code_blocks import extract_code
 
 from mmgrpo.errors import ConfigError
 from tests.rewards.sandboxed import needs_sandbox
@@ -189,7 +189,7 @@ def test_gain_in_time(own: float, known: float, paid: float) -> None:
     ],
 )
 def test_code_of_an_answer(text: str, how: Any, code: str | None) -> None:
-    assert code_in(text, how) == code
+    assert extract_code(text, how) == code
 
 
 def test_settings_are_checked() -> None:

@@ -16,7 +16,7 @@ from mmgrpo.config import RewardConfig
 from mmgrpo.config.loading import load_config
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.scoring import score
-from mmgrpo.scoring.shaping import shaped
+from mmgrpo.scoring.shaping import shape_scores
 from mmgrpo.training.build import build_rewards
 from mmgrpo.types import Prompt, Sample, Score
 from tests.configs.method_steps import Step, taught
@@ -128,7 +128,7 @@ def test_the_two_right_answers_of_the_best_weakest_step_teach(stepped: str) -> N
     samples = [
         Sample(Prompt("q", columns={"answer": "7"}), 0, i, text=f"so\n\n\\boxed{{{n}}}") for i, n in enumerate((7, 8))
     ]
-    scores = shaped(score(samples, rewards), rewards, 0).scores
+    scores = shape_scores(score(samples, rewards), rewards, 0).scores
     (alone,) = said
     assert isinstance(alone, Score)
     assert (scores.value_BR * scores.weight_R).sum(1).tolist() == pytest.approx([alone.value, 0.0])

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from mmgrpo.rewards.grounding.tracks import Tracking, track_in
+from mmgrpo.rewards.grounding.tracks import Tracking, parse_track
 from mmgrpo.rewards.parsing.coordinates import span_iou
 
 from mmgrpo.errors import ConfigError
@@ -43,7 +43,7 @@ def said(boxes: dict[str, Any], **more: Any) -> str:
     ],
 )
 def test_tracks_are_read_as_models_write_them(text: str):
-    assert {moment: box.numbers for moment, box in track_in(text).boxes.items()} == {1: tuple(BOX), 2: tuple(HALF)}
+    assert {moment: box.numbers for moment, box in parse_track(text).boxes.items()} == {1: tuple(BOX), 2: tuple(HALF)}
 
 
 def test_spans_are_read():
@@ -53,9 +53,9 @@ def test_spans_are_read():
         '{"time": ["0:02", "6 s"]}',
         '{"start": 2, "end": 6}',
     ):
-        assert track_in(text).span == (2, 6)
+        assert parse_track(text).span == (2, 6)
     for text in ("", "[2, 6]", '{"time": 2}', '{"time": [2, "now"]}', said({"1": BOX})):
-        assert track_in(text).span is None
+        assert parse_track(text).span is None
 
 
 def test_mean_iou_by_hand():

@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.numpy import save
 
 from mmgrpo.errors import DataError
-from mmgrpo.serving.wire import JSON, MIN_PIXELS, SAFETENSORS, Form, packed, unpacked
+from mmgrpo.serving.wire import JSON, MIN_PIXELS, SAFETENSORS, Form, pack_samples, unpack_request
 from mmgrpo.types import Prompt, Sample
 
 FORMS = get_args(Form)
@@ -68,7 +68,7 @@ def test_everything_arrives(form: Form):
         Sample(Prompt("other"), 4, 0, video=[noise("L", seed=i) for i in range(3)], frame_rate=12.5),
         Sample(Prompt("other"), 5, 0, array=torch.linspace(0, 1, 30).reshape(2, 3, 5)),
     ]
-    name, found = unpacked(*packed(samples, reward="r", form=form))
+    name, found = unpack_request(*pack_samples(samples, reward="r", form=form))
     assert name == "r"
     assert [(s.group, s.member, s.text, s.finished) for s in found] == [
         (3, 0, "a\n\u2028b", False), (3, 1, None, True), (4, 0, None, True), (5, 0, None, True),
@@ -98,7 +98,7 @@ def test_everything_arrives(form: Form):
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGB", "RGBA"])
 def test_pictures_of_every_mode_arrive_exactly(mode: str, form: Form):
     image = noise(mode)
-    _, (found,) = unpacked(*packed([Sample(Prompt("x"), 0, 0, image=image)], form=form))
+    _, (found,) = unpack_request(*pack_samples([Sample(Prompt("x"), 0, 0, image=image)], form=form))
     assert found.image is not None
     assert same(found.image, image)
     assert found.image.getpalette() == image.getpalette()
@@ -107,35 +107,35 @@ def test_pictures_of_every_mode_arrive_exactly(mode: str, form: Form):
 @pytest.mark.parametrize("form", FORMS)
 def test_frames_of_different_sizes_arrive(form: Form):
     video = [noise("RGB", (4, 4)), noise("RGB", (2, 3)), noise("P")]
-    _, (found,) = unpacked(*packed([Sample(Prompt("x"), 0, 0, video=video)], form=form))
+    _, (found,) = unpack_request(*pack_samples([Sample(Prompt("x"), 0, 0, video=video)], form=form))
     assert [same(a, b) for a, b in zip(found.video or (), video, strict=True)] == [True] * 3
 
 
 def test_a_transparent_colour_arrives():
     image = noise("RGB")
     image.info["transparency"] = (1, 2, 3)
-    _, (found,) = unpacked(*packed([Sample(Prompt("x"), 0, 0, image=image)]))
+    _, (found,) = unpack_request(*pack_samples([Sample(Prompt("x"), 0, 0, image=image)]))
     assert found.image is not None
     assert found.image.info["transparency"] == (1, 2, 3)
 
 
 def test_content_types_and_columns():
     sample = Sample(Prompt("x", columns={"a": 1, "b": object()}), 0, 0, text="t")
-    body, content_type = packed([sample], columns=["a", "c"])
+    body, content_type = pack_samples([sample], columns=["a", "c"])
     assert content_type == JSON
     assert json.loads(body)["prompts"][0]["columns"] == {"a": 1}
-    assert packed([Sample(Prompt("x"), 0, 0, image=noise("RGB"))])[1] == SAFETENSORS
-    assert packed([Sample(Prompt("x"), 0, 0, image=noise("RGB"))], form="png")[1] == JSON
+    assert pack_samples([Sample(Prompt("x"), 0, 0, image=noise("RGB"))])[1] == SAFETENSORS
+    assert pack_samples([Sample(Prompt("x"), 0, 0, image=noise("RGB"))], form="png")[1] == JSON
     with pytest.raises(DataError, match="list the columns to send"):
-        packed([sample])
+        pack_samples([sample])
     with pytest.raises(DataError, match=r"film.mp4 cannot be opened as a video"):
-        packed([Sample(Prompt("x", videos=("film.mp4",)), 0, 0, text="t")])
+        pack_samples([Sample(Prompt("x", videos=("film.mp4",)), 0, 0, text="t")])
     with pytest.raises(DataError, match="mode CMYK cannot be saved as PNG"):
-        packed([Sample(Prompt("x"), 0, 0, image=noise("RGB").convert("CMYK"))])
+        pack_samples([Sample(Prompt("x"), 0, 0, image=noise("RGB").convert("CMYK"))])
 
 
 def test_half_a_surrogate_pair_travels_as_a_question_mark():
-    _, (found,) = unpacked(*packed([Sample(Prompt("x"), 0, 0, text="a\ud800b")]))
+    _, (found,) = unpack_request(*pack_samples([Sample(Prompt("x"), 0, 0, text="a\ud800b")]))
     assert found.text == "a?b"
 
 
@@ -156,7 +156,7 @@ def jpeg(image: Image.Image) -> str:
 
 
 def test_the_plainest_request():
-    name, (sample,) = unpacked(document(), JSON)
+    name, (sample,) = unpack_request(document(), JSON)
     assert name is None
     assert (sample.prompt.text, sample.text, sample.group) == ("x", "t", 0)
 
@@ -192,7 +192,7 @@ HOSTILE = {
 def test_what_is_no_request_is_refused(name: str):
     body, reason = HOSTILE[name]
     with pytest.raises(DataError, match=reason):
-        unpacked(body, JSON, max_pixels=10**8)
+        unpack_request(body, JSON, max_pixels=10**8)
 
 
 def safetensors_of(array: Any, **changes: Any) -> bytes:
@@ -222,7 +222,7 @@ HOSTILE_TENSORS = {
 def test_what_are_no_tensors_is_refused(name: str):
     body, reason = HOSTILE_TENSORS[name]
     with pytest.raises(DataError, match=reason):
-        unpacked(body, SAFETENSORS)
+        unpack_request(body, SAFETENSORS)
 
 
 def test_a_tensor_counts_as_often_as_it_is_named():
@@ -231,35 +231,37 @@ def test_a_tensor_counts_as_often_as_it_is_named():
         save({"a": np.zeros((100, 100), np.uint8)}, metadata={"request": document(samples=[NAMED] * num).decode()})
         for num in (3, 4)
     )
-    assert len(unpacked(three, SAFETENSORS, max_pixels=30_000)[1]) == 3
+    assert len(unpack_request(three, SAFETENSORS, max_pixels=30_000)[1]) == 3
     with pytest.raises(DataError, match="exceed the pixel limit of the server"):
-        unpacked(four, SAFETENSORS, max_pixels=39_999)
+        unpack_request(four, SAFETENSORS, max_pixels=39_999)
 
 
 def test_a_tiny_picture_counts_for_more():
     body = document(samples=[{"prompt": 0, "image": png(Image.new("L", (2, 2)))}] * 3)
-    assert len(unpacked(body, JSON, max_pixels=3 * MIN_PIXELS)[1]) == 3
+    assert len(unpack_request(body, JSON, max_pixels=3 * MIN_PIXELS)[1]) == 3
     with pytest.raises(DataError, match="exceed the pixel limit of the server"):
-        unpacked(body, JSON, max_pixels=3 * MIN_PIXELS - 1)
+        unpack_request(body, JSON, max_pixels=3 * MIN_PIXELS - 1)
 
 
 def test_pickles_are_not_even_looked_at():
     for content_type in ("application/octet-stream", "application/python-pickle", "text/html" * 99):
         with pytest.raises(DataError, match="the content type must be"):
-            unpacked(b"\x80\x04", content_type)
+            unpack_request(b"\x80\x04", content_type)
 
 
 def test_fuzz():
     """Bytes changed at random are refused or read, and raise nothing else."""
-    whole, content_type = packed([Sample(Prompt("x"), 0, i, text="t", image=noise("RGB", seed=i)) for i in range(2)])
-    text, _ = packed([Sample(Prompt("x", columns={"a": [1]}), 0, 0, text="t", image=noise("P"))], form="png")
+    whole, content_type = pack_samples(
+        [Sample(Prompt("x"), 0, i, text="t", image=noise("RGB", seed=i)) for i in range(2)]
+    )
+    text, _ = pack_samples([Sample(Prompt("x", columns={"a": [1]}), 0, 0, text="t", image=noise("P"))], form="png")
     draw, refused = random.Random(0), 0
     for body, kind in [(whole, content_type), (text, JSON)] * 300:
         changed = bytearray(body)
         for _ in range(draw.randint(1, 8)):
             changed[draw.randrange(len(changed))] = draw.randrange(256)
         try:
-            unpacked(bytes(changed[: draw.choice([None, len(changed) // 2])]), kind)
+            unpack_request(bytes(changed[: draw.choice([None, len(changed) // 2])]), kind)
         except DataError:
             refused += 1
     assert refused > 300

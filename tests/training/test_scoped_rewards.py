@@ -18,7 +18,7 @@ from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError, PolicyError, RewardError
 from mmgrpo.policy import Policy
 from mmgrpo.scoring import NamedReward, Scorer
-from mmgrpo.scoring.shaping import shaped
+from mmgrpo.scoring.shaping import shape_scores
 from mmgrpo.training.compute_advantages import Advantages, compute_advantages
 from mmgrpo.training.pending_rewards import PendingRewards
 from mmgrpo.training.rollout_rounds import Rollouts
@@ -58,7 +58,7 @@ def credit(
     keep_B = torch.ones(len(rollout.samples), dtype=torch.bool)
     verdict = Rewards(
         scores=scores,
-        counting=shaped(scores, rewards, 0).scores,
+        counting=shape_scores(scores, rewards, 0).scores,
         group_N=rollout.prompt_index_B,
         root_N=rollout.prompt_index_B,
         keep_N=keep_B,
