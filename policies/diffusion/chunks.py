@@ -13,12 +13,12 @@ from torch import Tensor
 from mmgrpo.errors import ConfigError, DataError, PolicyError, ReplayError
 from mmgrpo.types import Noise, Plan, Prompt, Rollout, Sample
 
-from .branching import branching_of, require_split_noise, states_of
 from .denoising_rows import DenoisingRow
 from .denoising_trace import DenoisingTrace
 from .failures import STATES
 from .recorder import Recorder, is_stochastic
 from .sampling_params import SamplingParams
+from .state_sharing import branching_of, require_split_noise, states_of
 
 SINGLE_STEP = (
     "a single step ends on the clean sample and is deterministic: set num_inference_steps to 2 or more, or "

@@ -18,7 +18,6 @@ from mmgrpo.types import Evaluation, Example, OffPolicySample, Plan, Rollout
 from mmgrpo.values import OLD, Value
 
 from .batches import Batches
-from .branching import branching_of
 from .buckets import Buckets
 from .call_form import CallForm
 from .denoising_rows import INITIAL_NOISE, DenoisingRow, call_has_media
@@ -28,6 +27,7 @@ from .noised_prediction import CleanSample, NoisedPrediction, predict_at_levels,
 from .parity import BatchParity
 from .sampling_params import checked_call
 from .settings import ReadingSettings
+from .state_sharing import branching_of
 from .supervised_denoising import Targets
 
 RENOISING = -2  # seed key of levels and their noise, distinct from sampled decisions and the initial noise

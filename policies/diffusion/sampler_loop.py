@@ -16,7 +16,6 @@ from mmgrpo.system.out_of_memory import is_out_of_memory
 from mmgrpo.types import Plan, Prompt, Rollout, Sample
 
 from .batches import Batches, chunked
-from .branching import Branch, Stem, branches
 from .buckets import RowSet
 from .call_form import RewoundError, RowsError
 from .chunks import RecordedChunk, assemble
@@ -31,6 +30,7 @@ from .parity import BatchParity
 from .pipeline_run import PipelineRun, StepCall, Stop
 from .recorder import Recorder, owner_of, split_rows
 from .sampling_params import SamplingParams
+from .state_sharing import Branch, Stem, branches
 
 logger = logging.getLogger(__name__)
 

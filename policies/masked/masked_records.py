@@ -45,7 +45,7 @@ def sampled_records(trace: MaskedTrace, order_BL: Tensor, sampled_T: Tensor) -> 
 
 def remasked_rollout(
     predictor: Predictor,
-    given: Sequence[OffPolicySample],
+    sources: Sequence[OffPolicySample],
     tokens: Sequence[Tensor],
     reading: MaskingSettings,
     sampling: TokenSampling,
@@ -56,7 +56,7 @@ def remasked_rollout(
 
     Args:
         predictor: the model.
-        given: the answers.
+        sources: the answers.
         tokens: of each, (L,).
         reading: maskings of answers without a record.
         sampling: token distribution of answers without sampling settings in a record.
@@ -69,9 +69,9 @@ def remasked_rollout(
         DataError: a replayed row with log-probabilities and without a record of its decisions, or a token that is never
             sampled.
     """
-    _require_sampled(predictor, given, tokens)
+    _require_sampled(predictor, sources, tokens)
     rows_of: dict[str, list[int]] = {}
-    for row, source in enumerate(given):
+    for row, source in enumerate(sources):
         if source.record is None and source.origin == Origin.REPLAY and source.old_logprob_T is not None:
             raise DataError(
                 f"the replayed answer to {source.sample.prompt.text!r:.60} has log-probabilities without a record of "
@@ -80,9 +80,9 @@ def remasked_rollout(
         rows_of.setdefault(_kind(source.record or {}), []).append(row)
     parts, masks, records = [], [], {}
     for rows in rows_of.values():
-        record = given[rows[0]].record or {}
+        record = sources[rows[0]].record or {}
         row_sampling = TokenSampling(**record["settings"]) if "settings" in record else sampling
-        kind_sources, token_NL = [given[row] for row in rows], torch.stack([tokens[row] for row in rows])
+        kind_sources, token_NL = [sources[row] for row in rows], torch.stack([tokens[row] for row in rows])
         if "order" in record:
             trace = _unmasked_trace(predictor, kind_sources, token_NL, row_sampling)
             mask_NT = trace.mask_BT() & torch.stack([(source.record or {})["sampled"] for source in kind_sources])
@@ -107,8 +107,8 @@ def remasked_rollout(
         parts.append((torch.tensor(rows), trace))
         masks.append(mask_NT)
         records |= dict(zip(rows, new_records, strict=True))
-    samples = [source.sample for source in given]
-    return assembled(parts, samples, masks, [records[row] for row in range(len(given))])
+    samples = [source.sample for source in sources]
+    return assembled(parts, samples, masks, [records[row] for row in range(len(sources))])
 
 
 def assembled(
