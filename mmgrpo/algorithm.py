@@ -46,7 +46,7 @@ from mmgrpo.maths.objectives import Foreign, Objective
 from mmgrpo.maths.origins import ORIGINS
 from mmgrpo.maths.prompt_weights import ANSWER_WEIGHTS
 from mmgrpo.maths.ratios import BOUNDS
-from mmgrpo.maths.schedules import WEIGHT_SCHEDULES
+from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.selections import SELECTIONS, Selection
 from mmgrpo.maths.steps import STEP_WEIGHTS
@@ -451,7 +451,7 @@ def reward_schedule(config: RewardConfig) -> Callable[[int], float]:
     """Step -> factor of the weight of a reward; 1 without a schedule. Raises ConfigError as ``objective_of``."""
     if config.schedule is None:
         return lambda step: 1.0
-    schedule = bound(f"rewards ({config.known_as}).schedule", WEIGHT_SCHEDULES, config.schedule)
+    schedule = bound(f"rewards ({config.known_as}).schedule", SCHEDULES, config.schedule)
     schedule(0)  # raises for numbers that do not go together
     return schedule
 

@@ -13,7 +13,7 @@ from mmgrpo.config.numbers import bound
 from mmgrpo.config.schedules import Course
 from mmgrpo.data.stream import PromptStream
 from mmgrpo.maths.controllers import CONTROLLERS
-from mmgrpo.maths.schedules import VALUE_SCHEDULES
+from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.system.yamls import parse_yaml
 from mmgrpo.training.prompt_stats import PromptStats, update_prompt_stats
 from mmgrpo.types import Prompt
@@ -33,7 +33,7 @@ def test_the_sampler() -> None:
 
 def test_the_schedule_and_the_controller() -> None:
     names = shown(PAGE)
-    schedules = {**VALUE_SCHEDULES, "triangle": names["triangle_value"]}
+    schedules = {**SCHEDULES, "triangle": names["triangle_value"]}
     named = Named.model_validate({"name": "triangle", "low": 0, "high": 1, "period": 4})
     assert [bound("schedules.x", schedules, named)(step) for step in range(6)] == [0, 0.5, 1, 0.5, 0, 0.5]
     controllers = {**CONTROLLERS, "halved_above": names["halved_above"]}

@@ -42,7 +42,7 @@ HOMES = {
     "MODULATIONS": modulations,
     "PLANNERS": strategies,
     "SAMPLERS": samplers,
-    "VALUE_SCHEDULES": schedules,
+    "SCHEDULES": schedules,
     "CONTROLLERS": controllers,
 }
 """The module of each registry."""

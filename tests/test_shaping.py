@@ -13,7 +13,7 @@ from mmgrpo.config.loading import validated
 from mmgrpo.config.registry import resolve
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
-from mmgrpo.maths.schedules import linear_weight
+from mmgrpo.maths.schedules import linear
 from mmgrpo.scoring import Gate, NamedReward, named_rewards, score
 from mmgrpo.scoring.shaping import shape_scores
 from mmgrpo.training.build import build_rewards
@@ -77,7 +77,7 @@ def test_a_clip_changes_what_counts_and_not_what_is_logged() -> None:
 
 
 def test_a_weight_over_training() -> None:
-    rewards = [giving("x", [1.0] * 4, weight=4.0, schedule=partial(linear_weight, initial=0, final=1, end=10))]
+    rewards = [giving("x", [1.0] * 4, weight=4.0, schedule=partial(linear, start=0, end=1, steps=10))]
     assert [counting(rewards, step)[0].weight_R.tolist() for step in (0, 5, 10)] == [[0.0], [2.0], [4.0]]
     assert counting(rewards, 5)[1] == {"reward/x/weight": 2.0}
     credit = credit_of(counting(rewards, 0)[0], 4, AdvantageConfig())
@@ -106,7 +106,7 @@ REWARDS: list[dict[str, Any]] = [
         "clip": [0.0, 0.5],
         "gate": {"reward": "form", "at_least": 1, "otherwise": "zero"},
     },
-    {"name": "format", "label": "form", "schedule": {"name": "linear", "initial": 1.0, "final": 0.0, "end": 50}},
+    {"name": "format", "label": "form", "schedule": {"name": "linear", "start": 1.0, "end": 0.0, "steps": 50}},
 ]
 
 
@@ -152,8 +152,8 @@ def test_live_gates_are_checked_and_evaluations_take_none() -> None:
         validated({"evaluation": {"prompts": {"source": "x.txt"}, "rewards": [{"name": "count", "clip": [0, 1]}]}})
     with pytest.raises(ConfigError, match="leave out combine: min"):
         validated({"advantage": {"scale": "gdpo", "combine": "min"}})
-    with pytest.raises(ConfigError, match="linear needs final, end"):
-        build_rewards([RewardConfig.model_validate({"name": "count", "schedule": {"name": "linear", "initial": 1}})])
+    with pytest.raises(ConfigError, match="linear needs end, steps"):
+        build_rewards([RewardConfig.model_validate({"name": "count", "schedule": {"name": "linear", "start": 1}})])
 
 
 def test_keys_of_the_engine_are_no_settings_of_a_reward() -> None:

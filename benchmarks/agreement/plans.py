@@ -11,7 +11,7 @@ from mmgrpo.policies.temperature_schedule import TemperatureSchedule
 from benchmarks.agreement.authors import Source
 from benchmarks.agreement.comparing import Case, Numbers, Rows
 from mmgrpo.config.loading import find_config, read_layers
-from mmgrpo.maths.schedules import VALUE_SCHEDULES
+from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.maths.windows import WINDOWS
 
 NUM_STEPS = 25
@@ -42,7 +42,7 @@ def _progress(theirs: SimpleNamespace, rows: Rows) -> Numbers:
 def _cooled(rows: Rows) -> Numbers:
     files = _read("ead")
     pace = dict(files["schedules"]["policy.temperature_schedule.pace"])
-    now = VALUE_SCHEDULES[pace.pop("name")](200 * rows.seed, **pace)
+    now = SCHEDULES[pace.pop("name")](200 * rows.seed, **pace)
     temperature_schedule = TemperatureSchedule(**{**files["policy"]["temperature_schedule"], "pace": now})
     return {"factor": torch.tensor([temperature_schedule.factor(token) for token in TOKENS])}
 

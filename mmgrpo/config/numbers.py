@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mmgrpo.config.registry import suggestion
-from mmgrpo.config.renamed import RENAMED_FUNCTIONS, renamed_key
+from mmgrpo.config.renamed import RENAMED_FUNCTIONS, RENAMED_NUMBERS, renamed_key
 from mmgrpo.config.sections import Named
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.system.targets import import_python_target, is_python_target
@@ -51,7 +51,8 @@ def bound(
     for key in named.numbers:
         if key not in allowed:
             fix = suggestion(key, allowed) if allowed else "; it takes no numbers"
-            if (new := renamed_key(f"{where}.{key}")) is not None:
+            new = RENAMED_NUMBERS.get(key) or renamed_key(f"{where}.{key}")
+            if new is not None and (new in allowed or "." in new):
                 fix = f"; it is now {new}"
             raise ConfigError(f"{where}: {named.name} takes no {key!r}{fix}")
     for key, value in named.numbers.items():

@@ -66,6 +66,9 @@ RENAMED_FUNCTIONS: Mapping[str, str] = {
 }
 """Earlier name of a registered function -> its new name."""
 
+RENAMED_NUMBERS: Mapping[str, str] = {"initial": "start", "final": "end"}
+"""Earlier number of a registered function -> its new name."""
+
 
 def renamed_key(key: str) -> str | None:
     """The new name of a dotted key, which may be inside another section (``evaluation.prompts...``); None: none."""

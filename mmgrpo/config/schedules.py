@@ -16,7 +16,7 @@ from mmgrpo.config.registry import settings_type
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.controllers import CONTROLLERS, METRICS, SERIES
-from mmgrpo.maths.schedules import VALUE_SCHEDULES
+from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.memory import Memory
 
 STATE = "controllers."
@@ -111,9 +111,7 @@ class Course:
             ConfigError: a schedule or controller that is none, a key that there is not, or a value that it cannot have.
         """
         self._config = config
-        self.schedules = {
-            key: bound(f"schedules.{key}", VALUE_SCHEDULES, named) for key, named in config.schedules.items()
-        }
+        self.schedules = {key: bound(f"schedules.{key}", SCHEDULES, named) for key, named in config.schedules.items()}
         self.controllers = {key: _controller(key, named, config) for key, named in config.controllers.items()}
         self.keys = frozenset(moving_keys(config.schedules, config.controllers, config.phases))
         self._known: Moved | None = None

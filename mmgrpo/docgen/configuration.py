@@ -30,7 +30,7 @@ from mmgrpo.maths.filters import FILTERS
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
 from mmgrpo.maths.modulations import MODULATIONS
 from mmgrpo.maths.ratios import BOUNDS
-from mmgrpo.maths.schedules import VALUE_SCHEDULES, WEIGHT_SCHEDULES
+from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.strategies import PLANNERS
@@ -58,8 +58,8 @@ are listed [below](#names). `config.yaml` in the run folder has the values of a 
 
 FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "prompts.sampler": PROMPT_SAMPLERS,
-    "rewards[].schedule": WEIGHT_SCHEDULES,
-    "schedules": VALUE_SCHEDULES,
+    "rewards[].schedule": SCHEDULES,
+    "schedules": SCHEDULES,
     "controllers": CONTROLLERS,
     "advantage.scale": SCALES,
     "advantage.combine": COMBINATIONS,

@@ -39,7 +39,7 @@ from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
 from mmgrpo.maths.modulations import MODULATIONS
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.ratios import BOUNDS, RATIO_LEVELS, normalised_log_ratio
-from mmgrpo.maths.schedules import WEIGHT_SCHEDULES
+from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.surrogates import SURROGATES
@@ -218,7 +218,7 @@ def _terms(reward: RewardConfig) -> Iterator[str]:
     if counts:
         yield ", ".join(counts)
     if reward.schedule is not None:
-        function = named_in("rewards.schedule", WEIGHT_SCHEDULES, reward.schedule.name)
+        function = named_in("rewards.schedule", SCHEDULES, reward.schedule.name)
         numbers = _numbers(with_defaults(function, reward.schedule.numbers))
         yield f"weight times {reward.schedule.name}: {formula_of(function)}{numbers}"
     if reward.timeout_s is not None:

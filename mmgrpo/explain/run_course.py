@@ -11,7 +11,7 @@ from mmgrpo.config.numbers import named_in
 from mmgrpo.data.samplers import SAMPLERS
 from mmgrpo.explain.formulas import formula_of, numbers_text, with_defaults
 from mmgrpo.maths.controllers import CONTROLLERS, METRICS
-from mmgrpo.maths.schedules import VALUE_SCHEDULES
+from mmgrpo.maths.schedules import SCHEDULES
 
 
 def prompt_rows(prompts: PromptsConfig, held_out: str) -> Iterator[tuple[str, str]]:
@@ -42,7 +42,7 @@ def course_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
     """Rows on schedules, phases and controllers with their values."""
     config = algorithm.config
     for key, named in config.schedules.items():
-        function = named_in(f"schedules.{key}", VALUE_SCHEDULES, named.name)
+        function = named_in(f"schedules.{key}", SCHEDULES, named.name)
         schedule = algorithm.course.schedules[key]
         ends = (
             f"from {_value(schedule(0))} at the first step to {_value(schedule(max(config.steps - 1, 0)))} at the last"

@@ -23,7 +23,7 @@ from mmgrpo.distributed.job import Job
 from mmgrpo.distributed.parameter_shards import local_shards
 from mmgrpo.environment import Environment
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.schedules import SCHEDULES
+from mmgrpo.maths.schedules import learning_rate_factor
 from mmgrpo.policy import Policy
 from mmgrpo.runs.checkpoint import FOLDER, is_checkpoint
 from mmgrpo.runs.resuming import policy_weights_folder
@@ -198,7 +198,8 @@ def build_schedule(
     optimizer: torch.optim.Optimizer, *, name: str, num_updates: int, num_warmup: int, floor: float
 ) -> LambdaLR:
     """The learning-rate schedule, stepped once per optimiser update."""
-    return LambdaLR(optimizer, partial(SCHEDULES[name], num_updates=num_updates, num_warmup=num_warmup, floor=floor))
+    factor = partial(learning_rate_factor, schedule=name, num_updates=num_updates, num_warmup=num_warmup, floor=floor)
+    return LambdaLR(optimizer, factor)
 
 
 def _named_reward(config: RewardConfig, live: Functions) -> NamedReward:

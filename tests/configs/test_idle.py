@@ -64,7 +64,7 @@ def test_stages_and_weights_that_move_after_the_last_step_are_warnings() -> None
     (sentence,) = idle_mechanisms(Algorithm.of(load_config("methods/grpo", {**values, "steps": 30})))
     assert sentence.startswith("no effect in 30 steps: phases: objective.kl_beta changes at step 30")
     assert idle_mechanisms(Algorithm.of(load_config("methods/grpo", {**values, "steps": 31}))) == ()
-    weight = {"name": "linear", "initial": 1.0, "final": 0.0, "start": 29, "end": 40}
+    weight = {"name": "linear", "start": 1.0, "end": 0.0, "begin": 29, "steps": 11}
     rewards = [{"name": "brightness", "schedule": weight}]
     (sentence,) = idle_mechanisms(Algorithm.of(load_config("methods/grpo", {"rewards": rewards, "steps": 30})))
     assert sentence.startswith("no effect in 30 steps: rewards (brightness).schedule: the factor is 1 at every step")

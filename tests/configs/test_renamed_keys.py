@@ -9,6 +9,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from mmgrpo.config import Named
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.config.numbers import bound, named_in
 from mmgrpo.config.registry import settings_type
@@ -17,6 +18,7 @@ from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.maths.aggregates import AGGREGATES
 from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.maths.strategies import PLANNERS
 from mmgrpo.maths.terms import TERMS
 
@@ -85,6 +87,12 @@ def test_an_earlier_name_of_a_function_names_the_new_one(old: str) -> None:
     (functions,) = [registry for registry in (AGGREGATES, ESTIMATORS, PLANNERS) if new in registry]
     with pytest.raises(UnknownNameError, match=rf"unknown name {old!r}; it is now {new}"):
         named_in("key", functions, old)
+
+
+def test_an_earlier_number_of_a_schedule_names_the_new_one() -> None:
+    schedule = Named.model_validate({"name": "linear", "initial": 1.0, "final": 0.0, "end": 10})
+    with pytest.raises(ConfigError, match="linear takes no 'initial'; it is now start"):
+        bound("rewards.schedule", SCHEDULES, schedule)
 
 
 def test_an_earlier_key_inside_another_section_names_the_new_one() -> None:

@@ -16,7 +16,7 @@ from mmgrpo.maths.combinations import (
     normalised_sum,
     weighted_sum,
 )
-from mmgrpo.maths.schedules import cosine_weight, linear_weight
+from mmgrpo.maths.schedules import cosine, linear
 
 REWARD_RPG = torch.tensor([[[1.0, 3.0, 2.0]], [[10.0, 30.0, math.nan]]])
 VALID_RPG = ~REWARD_RPG.isnan()
@@ -72,15 +72,15 @@ def test_what_does_not_apply_is_not_read(name: str) -> None:
 
 
 def test_a_weight_goes_along_a_line() -> None:
-    assert [linear_weight(s, initial=1, final=0, start=10, end=20) for s in (0, 10, 15, 20, 99)] == [1, 1, 0.5, 0, 0]
-    with pytest.raises(ConfigError, match="start = 3 and end = 3"):
-        linear_weight(0, initial=0, final=1, start=3, end=3)
+    assert [linear(s, start=1, end=0, begin=10, steps=10) for s in (0, 10, 15, 20, 99)] == [1, 1, 0.5, 0, 0]
+    with pytest.raises(ConfigError, match="steps = 0"):
+        linear(0, start=0, end=1, begin=3, steps=0)
 
 
 def test_cosine_weights():
     # a third of the way: (1 + cos 60 degrees) / 2
-    found = [cosine_weight(step, initial=1, final=0, start=3, end=9) for step in (0, 3, 5, 6, 9, 99)]
+    found = [cosine(step, start=1, end=0, begin=3, steps=6) for step in (0, 3, 5, 6, 9, 99)]
     assert found == pytest.approx([1, 1, 0.75, 0.5, 0, 0])
-    assert cosine_weight(5, initial=2, final=4, end=10) == pytest.approx(3)
-    with pytest.raises(ConfigError, match="start = 3 and end = 3"):
-        cosine_weight(0, initial=0, final=1, start=3, end=3)
+    assert cosine(5, start=2, end=4, steps=10) == pytest.approx(3)
+    with pytest.raises(ConfigError, match="steps = 0"):
+        cosine(0, start=0, end=1, begin=3, steps=0)

@@ -4,23 +4,23 @@ import pytest
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.controllers import adaptive_kl, dual_ascent
-from mmgrpo.maths.schedules import cosine_value, linear_value, step_value
+from mmgrpo.maths.schedules import cosine, linear, step_value
 from mmgrpo.methods.advantages.curriculum_grpo import exponential_value
 from mmgrpo.methods.off_policy.g2rpo_a import against_trend
 
 
 def test_linear() -> None:
     numbers = {"start": 0.0, "end": 0.04, "steps": 100}
-    assert [linear_value(step, **numbers) for step in (0, 50, 100, 900)] == [0, 0.02, 0.04, 0.04]
-    assert [linear_value(step, begin=50, **numbers) for step in (0, 50, 100)] == [0, 0, 0.02]
+    assert [linear(step, **numbers) for step in (0, 50, 100, 900)] == [0, 0.02, 0.04, 0.04]
+    assert [linear(step, begin=50, **numbers) for step in (0, 50, 100)] == [0, 0, 0.02]
     with pytest.raises(ConfigError, match="at least one step"):
-        linear_value(0, start=0, end=1, steps=0)
+        linear(0, start=0, end=1, steps=0)
 
 
 def test_cosine() -> None:
     numbers = {"start": 2.0, "end": 1.0, "steps": 4}
     # 1 + (1 + cos(pi x)) / 2 at x = 0, 1/4, 1/2, 1
-    found = [cosine_value(step, **numbers) for step in (0, 1, 2, 4, 9)]
+    found = [cosine(step, **numbers) for step in (0, 1, 2, 4, 9)]
     assert found == pytest.approx([2.0, 1.853553390593, 1.5, 1.0, 1.0])
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.schedules import VALUE_SCHEDULES
+from mmgrpo.maths.schedules import SCHEDULES
 
 
-@VALUE_SCHEDULES.register("exponential")
+@SCHEDULES.register("exponential")
 def exponential_value(
     step: int, *, start: float, factor: float, every: int = 1, low: float = -math.inf, high: float = math.inf
 ) -> float:
