@@ -23,6 +23,7 @@ from mmgrpo.types import Plan, Prompt, Sample
 from tests.policies import contract
 from tests.policies.contract import Subject
 from tests.tiny.language_models import make as make_language_model
+from tests.words import per_thousand
 
 DOCS = CONFIGS.resolve().parent / "docs"
 PROMPTS = [Prompt("one"), Prompt("two")]
@@ -132,6 +133,37 @@ def leads_somewhere(page: Path, target: str) -> bool:
         return path.exists()
     headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+GENERATED = ("methods.md", "papers.md", "configuration.md", "rewards.md", "breadth-denoising.md", "breadth-language.md")
+PAGES = [DOCS.parent / "README.md", *(page for page in sorted(DOCS.glob("*.md")) if page.name not in GENERATED)]
+FORMER_WORDS = (
+    "lies",
+    "stands",
+    "beside",
+    "told",
+    "drawn",
+    "whoever",
+    "nobody",
+    "somebody",
+    "knob",
+    "learnt",
+    "taught",
+)
+
+
+def test_pages_follow_the_glossary() -> None:
+    text = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    prose = {page: re.sub(r"```.*?```|`[^`]*`", " ", text[page], flags=re.DOTALL).lower() for page in PAGES}
+    assert [page.name for page in PAGES if per_thousand(page) > 2] == []
+    assert [(page.name, w) for page in PAGES for w in FORMER_WORDS if re.search(rf"\b{w}\b", prose[page])] == []
+
+
+def test_files_that_pages_name_exist() -> None:
+    pattern = r"`((?:mmgrpo|policies|rewards|examples|configs|tests|benchmarks)/[\w/.-]+\.(?:py|yaml|md|toml))`"
+    named = {file for page in PAGES for file in re.findall(pattern, page.read_text(encoding="utf-8"))}
+    assert len(named) > 50
+    assert sorted(file for file in named if not (DOCS.parent / file).exists()) == []
 
 
 @pytest.mark.parametrize("page", ["symptoms.md", "several-gpus.md"])
