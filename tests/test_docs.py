@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -164,6 +165,23 @@ def test_files_that_pages_name_exist() -> None:
     named = {file for page in PAGES for file in re.findall(pattern, page.read_text(encoding="utf-8"))}
     assert len(named) > 50
     assert sorted(file for file in named if not (DOCS.parent / file).exists()) == []
+
+
+def test_names_of_modules_on_pages_exist() -> None:
+    pattern = r"\bmmgrpo(?:\.[a-z_]+)+(?:\.[A-Za-z_]+)?\b(?![/:-])(?<!yaml)"
+    named = {name for page in PAGES for name in re.findall(pattern, page.read_text(encoding="utf-8"))}
+    groups = {f"mmgrpo.{group}" for group in ("settings", "environments")}  # entry points, not modules
+    assert len(named) > 20
+    assert sorted(name for name in named - groups if not resolves(name)) == []
+
+
+def resolves(name: str) -> bool:
+    """Whether a dotted name is a module, or an attribute of one."""
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 @pytest.mark.parametrize("page", ["symptoms.md", "several-gpus.md"])
