@@ -188,7 +188,7 @@ def test_rewards_are_tried_before_the_warm_up_and_a_failed_start_leaves_no_folde
     def broken(samples: Sequence[Sample]) -> list[float]:
         raise RuntimeError("scorer is down")
 
-    for settings, said in (({"warmup": WARMUP}, "was tried on 2 samples before"), ({}, "failed on 8 of 8 samples")):
+    for settings, said in (({"warmup": WARMUP}, "was called on 2 samples before"), ({}, "failed on 8 of 8 samples")):
         with pytest.raises(RewardError, match=f"{said}.*scorer is down"):
             started(tmp_path / "runs", broken, **settings).train()
         assert not list((tmp_path / "runs").iterdir())
@@ -228,7 +228,7 @@ def test_more_updates_a_step_keep_the_place_in_the_schedule(tmp_path: Path) -> N
     ("change", "said"),
     [
         ({"seed": 1}, r"seed: 0 -> 1 \(every random number follows from it\)"),
-        ({"update": {**BASE["update"], "ema": None}}, r"update\.ema: .* -> None \(an average goes through"),
+        ({"update": {**BASE["update"], "ema": None}}, r"update\.ema: .* -> None \(an average needs every step"),
         ({"warmup": WARMUP}, r"warmup: None -> .* \(it belongs to the start of a run\)"),
     ],
 )
@@ -261,7 +261,7 @@ def test_of_a_policy_what_does_not_touch_its_weights_may_change(tmp_path: Path) 
     assert [str(change) for change in allowed.changes] == ["policy.update_batch: 8 -> 2"]
     assert (allowed.config.name, allowed.config.output) == ("x", "runs")  # the folder is where it is
     for other in ({"lora": {"rank": 4}}, {"model": "python:m:g"}, {"name": "language"}):
-        with pytest.raises(ConfigError, match=r"policy\..*the weights and the samples so far"):
+        with pytest.raises(ConfigError, match=r"policy\..*the weights and samples so far"):
             allowed_config(tmp_path, validated({"policy": {**policy, **other}}))
 
 
@@ -364,7 +364,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(
 
 
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no checkpoint and holds none"):
+    with pytest.raises(CheckpointError, match="no checkpoint and contains none"):
         run(tmp_path, resume=tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Reads prompts from what people already have."""
+"""Loads prompts from files, folders, datasets of the hub and Python functions."""
 
 from __future__ import annotations
 
@@ -95,19 +95,19 @@ def load_prompts(
         At least one prompt, in the order of the source.
 
     Raises:
-        DataError: for a source that is missing, empty or malformed, with the line or row and the cure; a setting that
-            has no effect on the source is refused too.
+        DataError: for a source that is missing, empty or malformed, with the line or row and a fix; or a setting
+            has no effect on the source.
         ConfigError: for ``python:`` sources that do not exist.
     """
     if limit is not None and limit < 1:
         raise DataError(f"limit must be at least 1 or absent, got {limit}")
     require_limit(source, limit)
     unreadable = UnreadableRows(skip=on_error == "skip")
-    rules = _Rules(text_column, allow_fetch, unreadable, tuple(pictures), allow_outside)
+    rules = _ReadingRules(text_column, allow_fetch, unreadable, tuple(pictures), allow_outside)
     read = _read(str(source), split, rules) if isinstance(source, str | Path) else _live(source, split, rules)
     where = source if isinstance(source, str | Path) else "the dataset"
     prompts = list(islice(read, limit))
-    unreadable.tell(str(where), len(prompts))
+    unreadable.warn(str(where), len(prompts))
     if not prompts:
         raise DataError(f"{where} holds no prompts; it needs at least one")
     for name in rules.pictures:
@@ -153,16 +153,16 @@ def _load(config: ReadingConfig, source: str, key: str, note: str | None) -> lis
 
 
 def reading_settings(config: ReadingConfig) -> dict[str, Any]:
-    """How a section has its source read, as ``load_prompts`` takes it."""
+    """Returns the settings of a section as keyword arguments of ``load_prompts``."""
     return config.model_dump(include=set(ReadingConfig.model_fields))
 
 
 def require_source(config: PromptsConfig, *, key: str, note: str | None) -> None:
-    """Looks whether the files that a section names are there, before anything is loaded. Raises DataError if not."""
+    """Checks that the files of a section exist, before anything is loaded. Raises DataError."""
     parts = [(config, config.source, f"{key}.source")]
     parts += [(part, part.source, f"{key}.sources[{number}].source") for number, part in enumerate(config.sources)]
     for part, source, where in parts:
-        if source is None or is_python_target(source) or not _is_place(source):
+        if source is None or is_python_target(source) or not _is_path(source):
             continue
         path = Path(source).expanduser()
         if not path.exists():
@@ -170,22 +170,22 @@ def require_source(config: PromptsConfig, *, key: str, note: str | None) -> None
 
 
 def _wanted(config: ReadingConfig, key: str, note: str | None) -> str:
-    """What a source may be, how to name another, and what the configuration says that it wants."""
+    """Returns how to provide the source, with the note of the configuration."""
     rows = f"rows with the column '{config.text_column}' as .jsonl, .json or .parquet"
-    said = f"; note: {' '.join(note.split())}" if note else ""
-    return f"put a prompt a line there as .txt, or {rows} (docs/data.md), or set {key}=FILE_OR_DATASET{said}"
+    note_text = f"; note: {' '.join(note.split())}" if note else ""
+    return f"put a prompt a line there as .txt, or {rows} (docs/data.md), or set {key}=FILE_OR_DATASET{note_text}"
 
 
-def _is_place(source: str) -> bool:
-    """Whether a source that is not there cannot be a dataset of the hub."""
+def _is_path(source: str) -> bool:
+    """Whether a source is a path, and cannot be a dataset of the hub."""
     path = Path(source).expanduser()
     return path.suffix in _READERS or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Rules:
-    """How rows are read: the prompt's column, where media may lie, further columns of pictures."""
+class _ReadingRules:
+    """Rules for reading rows: the prompt column, allowed locations of media, further image columns."""
 
     text_column: str
     allow_fetch: bool
@@ -194,13 +194,13 @@ class _Rules:
     allow_outside: bool = False
 
     def roots(self, folder: Path | None) -> tuple[Path, ...] | None:
-        """The folders that media may lie in: that of the file, or for a dataset of the hub those it is kept in."""
+        """Returns the allowed folders of media: that of the file, or for a dataset of the hub its caches."""
         if self.allow_outside:
             return None
         return hub_folders() if folder is None else (folder,)
 
     def prompt(self, find: Callable[[], Any], where: str, folder: Path | None) -> Iterator[Prompt]:
-        """The prompt that a row stands for, once the row is found; none where it is left out."""
+        """Yields the prompt of a row; nothing for a row that is skipped."""
         return self.unreadable.read(
             lambda: prompt_of_row(
                 find(),
@@ -214,30 +214,30 @@ class _Rules:
         )
 
 
-def _read(source: str, split: str | None, rules: _Rules) -> Iterable[Prompt]:
+def _read(source: str, split: str | None, rules: _ReadingRules) -> Iterable[Prompt]:
     if is_python_target(source):
-        _refuse_split(source, split)
-        _refuse_rules(source, rules)
+        _require_no_split(source, split)
+        _require_no_rules(source, rules)
         return _from_python(source)
     path = Path(source).expanduser()
     if path.is_dir():
         return _from_folder(path, split, rules)
     if path.is_file():
-        _refuse_split(source, split)
+        _require_no_split(source, split)
         return _from_file(path, rules)
-    if _is_place(source):
+    if _is_path(source):
         raise DataError(missing_path_message(path))
     return _from_hub(source, split, rules)
 
 
-def _live(dataset: Dataset | DatasetDict, split: str | None, rules: _Rules) -> Iterator[Prompt]:
-    rules = replace(rules, allow_outside=True)  # whoever holds it has said where its media lie
+def _live(dataset: Dataset | DatasetDict, split: str | None, rules: _ReadingRules) -> Iterator[Prompt]:
+    rules = replace(rules, allow_outside=True)  # the caller, who passed the dataset, trusts its media
     return _from_dataset(_one_split(dataset, "the dataset", split), rules, "the dataset", None)
 
 
 def _from_python(source: str) -> list[Prompt]:
-    found = import_python_target(source)
-    prompts = found() if callable(found) else found
+    target = import_python_target(source)
+    prompts = target() if callable(target) else target
     if not isinstance(prompts, Iterable):
         raise DataError(f"'{source}' must give a list of Prompt, got {type(prompts).__name__}")
     prompts = list(prompts)
@@ -247,14 +247,14 @@ def _from_python(source: str) -> list[Prompt]:
     return prompts
 
 
-def _from_file(path: Path, rules: _Rules) -> Iterator[Prompt]:
+def _from_file(path: Path, rules: _ReadingRules) -> Iterator[Prompt]:
     if path.suffix not in _READERS:
         raise DataError(f"cannot read prompts from {path}; known endings are {', '.join(_READERS)}")
     return _READERS[path.suffix](path, rules)
 
 
-def _from_text(path: Path, rules: _Rules) -> Iterator[Prompt]:
-    _refuse_rules(path, rules)
+def _from_text(path: Path, rules: _ReadingRules) -> Iterator[Prompt]:
+    _require_no_rules(path, rules)
     lines = [line.strip() for line in text_of(path).split("\n") if line.strip()]
     if num := sum(line.startswith("#") for line in lines):
         logger.warning(
@@ -263,7 +263,7 @@ def _from_text(path: Path, rules: _Rules) -> Iterator[Prompt]:
     return iter([Prompt(line) for line in lines])
 
 
-def _from_json_lines(path: Path, rules: _Rules) -> Iterator[Prompt]:
+def _from_json_lines(path: Path, rules: _ReadingRules) -> Iterator[Prompt]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
@@ -271,23 +271,23 @@ def _from_json_lines(path: Path, rules: _Rules) -> Iterator[Prompt]:
                 yield from rules.prompt(partial(row_of, line, where), where, path.parent)
 
 
-def _from_json(path: Path, rules: _Rules) -> Iterator[Prompt]:
+def _from_json(path: Path, rules: _ReadingRules) -> Iterator[Prompt]:
     try:
         rows = json_of(text_of(path), str(path))
     except json.JSONDecodeError as error:
-        cure = "; one object per line belongs in a .jsonl file" if error.msg == "Extra data" else ""
-        raise DataError(f"{path}, line {error.lineno} is not JSON: {error.msg}{cure}") from error
+        fix = "; one object per line belongs in a .jsonl file" if error.msg == "Extra data" else ""
+        raise DataError(f"{path}, line {error.lineno} is not JSON: {error.msg}{fix}") from error
     if not isinstance(rows, list):
         raise DataError(f"{path} must hold a list of objects, got {type(rows).__name__}")
     for number, row in enumerate(rows):
         yield from rules.prompt(partial(_itself, row), f"{path}, item {number}", path.parent)
 
 
-def _from_parquet(path: Path, rules: _Rules) -> Iterator[Prompt]:
+def _from_parquet(path: Path, rules: _ReadingRules) -> Iterator[Prompt]:
     return _from_dataset(read_parquet(path), rules, where=str(path), folder=path.parent)
 
 
-_READERS: dict[str, Callable[[Path, _Rules], Iterator[Prompt]]] = {
+_READERS: dict[str, Callable[[Path, _ReadingRules], Iterator[Prompt]]] = {
     ".txt": _from_text,
     ".jsonl": _from_json_lines,
     ".json": _from_json,
@@ -295,7 +295,7 @@ _READERS: dict[str, Callable[[Path, _Rules], Iterator[Prompt]]] = {
 }
 
 
-def _from_folder(path: Path, split: str | None, rules: _Rules) -> Iterator[Prompt]:
+def _from_folder(path: Path, split: str | None, rules: _ReadingRules) -> Iterator[Prompt]:
     from datasets import load_from_disk
 
     if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
@@ -307,7 +307,7 @@ def _from_folder(path: Path, split: str | None, rules: _Rules) -> Iterator[Promp
     return _from_hub(str(path), split, rules)
 
 
-def _from_hub(source: str, split: str | None, rules: _Rules) -> Iterator[Prompt]:
+def _from_hub(source: str, split: str | None, rules: _ReadingRules) -> Iterator[Prompt]:
     from datasets import load_dataset
 
     local = Path(source).is_dir()
@@ -329,7 +329,7 @@ def _one_split(loaded: Any, source: str, split: str | None) -> Any:
     from datasets import DatasetDict, IterableDatasetDict
 
     if not isinstance(loaded, DatasetDict | IterableDatasetDict):
-        _refuse_split(source, split)
+        _require_no_split(source, split)
         return loaded
     if split is None and len(loaded) == 1:
         return next(iter(loaded.values()))
@@ -338,7 +338,7 @@ def _one_split(loaded: Any, source: str, split: str | None) -> Any:
     return loaded[split]
 
 
-def _from_dataset(dataset: Any, rules: _Rules, where: str, folder: Path | None) -> Iterator[Prompt]:
+def _from_dataset(dataset: Any, rules: _ReadingRules, where: str, folder: Path | None) -> Iterator[Prompt]:
     if is_transformed(dataset):
         stored = {rules.text_column, *(form.column for form in ROW_FORMATS), *MEDIA_COLUMNS, *rules.pictures}
         check = partial(require_reachable, allow_fetch=rules.allow_fetch, roots=rules.roots(folder))
@@ -350,7 +350,7 @@ def _from_dataset(dataset: Any, rules: _Rules, where: str, folder: Path | None) 
     return _from_table(dataset.with_format(None), rules, where, folder)
 
 
-def _from_table(dataset: Any, rules: _Rules, where: str, folder: Path | None) -> Iterator[Prompt]:
+def _from_table(dataset: Any, rules: _ReadingRules, where: str, folder: Path | None) -> Iterator[Prompt]:
     form = row_format_of(dataset.column_names, rules.text_column)
     if form is None:
         raise DataError(
@@ -385,14 +385,18 @@ def _itself(row: Any) -> Any:
     return row
 
 
-def _refuse_split(source: str, split: str | None) -> None:
+def _require_no_split(source: str, split: str | None) -> None:
     if split is not None:
         raise DataError(f"{source} has no splits, so split={split!r} does nothing; remove it")
 
 
-def _refuse_rules(source: str | Path, rules: _Rules) -> None:
+def _require_no_rules(source: str | Path, rules: _ReadingRules) -> None:
     if rules.text_column != "prompt":
         raise DataError(f"{source} has no columns, so text_column={rules.text_column!r} does nothing; remove it")
-    said = {"allow_fetch": rules.allow_fetch, "allow_outside": rules.allow_outside, "pictures": list(rules.pictures)}
-    if idle := [name for name, value in said.items() if value]:
+    settings = {
+        "allow_fetch": rules.allow_fetch,
+        "allow_outside": rules.allow_outside,
+        "pictures": list(rules.pictures),
+    }
+    if idle := [name for name, value in settings.items() if value]:
         raise DataError(f"{source} names no files, so {' and '.join(idle)} do nothing; remove that")

@@ -1,4 +1,4 @@
-"""Which prompts a step takes: pure functions of the memory, the step and the seed.
+"""Prompt samplers: pure functions of the prompt statistics, the step and the seed that choose a step's prompts.
 
 To add a sampler: a function of its numbers that returns a ``PromptSampler``, and a line in ``SAMPLERS``.
 
@@ -36,15 +36,15 @@ class Pool:
     """The prompts of a source.
 
     Attributes:
-        keys: of each.
-        prompts: in the order of the source.
+        keys: the key of each prompt.
+        prompts: the prompts in source order.
     """
 
     keys: tuple[str, ...]
     prompts: Sequence[Prompt]
 
     def column(self, name: str) -> Tensor:
-        """(N,) float64 numbers that the rows hold in a column. Raises DataError where one has none."""
+        """Returns the (N,) float64 numbers of a column. Raises DataError for a row without a number."""
         numbers = [prompt.columns.get(name) for prompt in self.prompts]
         for row, number in enumerate(numbers):
             if isinstance(number, bool) or not isinstance(number, int | float):
@@ -56,18 +56,18 @@ class Draw(Protocol):
     """Chooses a step's prompts."""
 
     def __call__(self, memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
-        """Places in the pool, ``num`` of them, the same for the same arguments; steps count from 0."""
+        """Returns ``num`` indices into the pool, deterministic in the arguments; steps count from 0."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSampler:
-    """A way to choose prompts.
+    """A prompt sampler.
 
     Attributes:
-        draw: chooses those of a step.
-        columns: of the memory, that it reads.
-        learn: what it makes of a step in its own state.
+        draw: chooses the prompts of a step.
+        columns: statistics columns that it reads.
+        learn: updates its own statistics after a step; None: it has none.
     """
 
     draw: Draw
@@ -153,7 +153,7 @@ def mixed(*, share: float, first: PromptSampler, second: PromptSampler) -> Promp
         ordered = sorted(others, key=lambda index: index in chosen)
         return [*chosen, *ordered[: num - num_first]]
 
-    learners = [one.learn for one in (first, second) if one.learn is not None]
+    learners = [sampler.learn for sampler in (first, second) if sampler.learn is not None]
     return PromptSampler(draw, (*first.columns, *second.columns), partial(_learn_all, learners) if learners else None)
 
 
@@ -164,7 +164,7 @@ def _learn_all(learners: Sequence[Callable[[Memory, Outcomes], Memory]], memory:
 
 
 def _next_of_permutation(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
-    """An epoch is ceil(N / num) steps over a permutation of its own; its last step is filled up from the start."""
+    """Takes the next prompts of the epoch's permutation; an epoch has ceil(N / num) steps; the last wraps around."""
     N = len(pool.keys)
     epoch, step_in_epoch = divmod(step, -(-N // num))
     order = permutation(derive_seed(seed, epoch), N)
@@ -174,7 +174,7 @@ def _next_of_permutation(memory: Memory, step: int, pool: Pool, num: int, seed: 
 def longest_waiting(
     memory: Memory, step: int, pool: Pool, num: int, seed: int, wanted_N: Tensor, *, others: bool = True
 ) -> list[int]:
-    """The wanted prompts that were drawn longest ago, in the epoch's own order where equally long; then the others."""
+    """Returns the wanted prompts, least recently sampled first, ties in the epoch's order; then the others."""
     N = len(pool.keys)
     order = permutation(derive_seed(seed, step // -(-N // num)), N)
     last_N, wanted = memory.read("last_step", pool.keys).tolist(), wanted_N.tolist()
@@ -184,24 +184,24 @@ def longest_waiting(
 
 
 def is_sampled_B(log_weight_N: Tensor, step: int, num: int, seed: int) -> list[int]:
-    """Places drawn one after another with probability by their weights, none twice while there are others."""
+    """Samples indices by their weights without replacement; repeats only after all were sampled."""
     uniform_N = uniform(derive_seed(seed, DRAW, step), len(log_weight_N))
     return _first(log_weight_N - (-uniform_N.log()).log(), num)
 
 
 def _first(score_N: Tensor, num: int) -> list[int]:
-    """The places of the highest scores, highest first; round and round where there are fewer."""
+    """Returns the indices of the highest scores, highest first; wraps around if there are fewer."""
     ranked = score_N.argsort(descending=True, stable=True)[:num].tolist()
     return [ranked[i % len(ranked)] for i in range(num)]
 
 
 def uniform(seed: int, size: int) -> Tensor:
     """(N,) float64 in (0, 1)."""
-    drawn_N = torch.rand(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return drawn_N.clamp(min=torch.finfo(torch.float64).tiny)
+    uniform_N = torch.rand(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return uniform_N.clamp(min=torch.finfo(torch.float64).tiny)
 
 
 @lru_cache(maxsize=8)
 def permutation(seed: int, size: int) -> tuple[int, ...]:
-    """The numbers below ``size`` in an order that follows from the seed."""
+    """Returns a permutation of the numbers below ``size`` that is a function of the seed."""
     return tuple(torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist())

@@ -1,4 +1,4 @@
-"""Rows that cannot be read: an error that names the first, or, where that is asked for, counted, named and left out."""
+"""Unreadable rows: they raise an error that names the first one, or are skipped, counted and named in a warning."""
 
 from __future__ import annotations
 
@@ -20,63 +20,62 @@ NUM_NAMED = 20
 
 @final
 class UnreadableRows:
-    """What is done about the rows of a source that cannot be read."""
+    """Skips the unreadable rows of a source, or lets their errors through."""
 
     def __init__(self, *, skip: bool) -> None:
-        """Nothing was read yet.
+        """Has read no row yet.
 
         Args:
-            skip: whether they are left out.
+            skip: whether to skip unreadable rows.
         """
         self._skip = skip
-        self._said: list[str] = []
+        self._faults: list[str] = []
 
-    def read(self, find: Callable[[], Prompt]) -> Iterator[Prompt]:
-        """The prompt of a row, or nothing where it is left out.
+    def read(self, read_row: Callable[[], Prompt]) -> Iterator[Prompt]:
+        """Yields the prompt of a row; nothing for a row that is skipped.
 
         Args:
-            find: reads it.
+            read_row: reads the prompt.
 
         Yields:
             Prompt: the prompt.
 
         Raises:
-            DataError: it cannot be read, and such rows are not to be left out.
+            DataError: the row is unreadable, and such rows are not skipped.
         """
         try:
-            found = find()
+            prompt = read_row()
         except DataError as error:
             if not self._skip:
                 raise
-            self._said.append(str(error))
+            self._faults.append(str(error))
         else:
-            yield found
+            yield prompt
 
-    def tell(self, source: str, num_read: int) -> None:
-        """Warns of the rows that were left out."""
-        tell(source, self._said, num_read)
+    def warn(self, source: str, num_read: int) -> None:
+        """Logs a warning about the skipped rows."""
+        warn_unreadable(source, self._faults, num_read)
 
 
-def tell(source: str, faults: Sequence[str], num_read: int) -> None:
-    """Warns of rows that are left out, with their number and the first of them by name.
+def warn_unreadable(source: str, faults: Sequence[str], num_read: int) -> None:
+    """Logs a warning about skipped rows, with their number and the first ones by name.
 
     Args:
-        source: where they are.
-        faults: what is wrong with each, with its name.
-        num_read: how many others there are.
+        source: name of the source.
+        faults: a message per skipped row.
+        num_read: number of other rows.
     """
     if faults:
         num = len(faults)
-        named = "; ".join([*faults[:NUM_NAMED], *([f"and {num - NUM_NAMED} more"] if num > NUM_NAMED else [])])
-        logger.warning("%s: %d of %d rows cannot be read and are left out: %s", source, num, num + num_read, named)
+        messages = "; ".join([*faults[:NUM_NAMED], *([f"and {num - NUM_NAMED} more"] if num > NUM_NAMED else [])])
+        logger.warning("%s: %d of %d rows cannot be read and are left out: %s", source, num, num + num_read, messages)
 
 
 def media_fault(prompt: Prompt) -> str | None:
-    """What is wrong with the first of a prompt's media that cannot be decoded; None if nothing is.
+    """Returns a message about the first of a prompt's media that cannot be decoded; None if all can.
 
-    Images, frames of lists and sounds are decoded whole; of a video file the first frame, and the times of the others.
-
-    Media that lie elsewhere are not looked at: what the network has may differ from process to process.
+    Images, frame lists and audio are decoded completely; of a video file the first frame and all timestamps.
+    Remote media are not checked: the network may answer each process differently.
     """
     try:
         for images in (prompt.images, *(value for value in prompt.columns.values() if isinstance(value, LazyMedia))):
@@ -96,14 +95,14 @@ def media_fault(prompt: Prompt) -> str | None:
 
 
 def prompt_fault(prompt: Prompt, check: Callable[[Prompt], None]) -> str | None:
-    """Why a prompt cannot be used; None if it can.
+    """Returns why a prompt cannot be used; None if it can.
 
     Args:
-        prompt: of the data.
-        check: raises DataError for a prompt that the policy cannot take.
+        prompt: a prompt of the data.
+        check: raises DataError for a prompt that the policy does not support.
 
     Returns:
-        What is wrong with its media, or with the prompt for this policy.
+        A message about its media, or about the prompt for this policy.
     """
     fault = media_fault(prompt)
     if fault is not None:
@@ -119,9 +118,9 @@ def require_media(prompts: Sequence[Prompt], section: PromptsConfig | None, chec
     """Checks the first prompt of each combination of kinds of media before a run, unless bad rows are skipped.
 
     Args:
-        prompts: of the run.
-        section: of the configuration that they are from; None for prompts in Python.
-        check: raises DataError for a prompt that the policy cannot take, such as one whose media it does not see.
+        prompts: prompts of the run.
+        section: their section of the configuration; None for prompts from Python.
+        check: raises DataError for a prompt that the policy does not support, such as one with media it cannot read.
 
     Raises:
         DataError: as the check does.
@@ -139,18 +138,18 @@ def require_media(prompts: Sequence[Prompt], section: PromptsConfig | None, chec
 
 
 def prompt_check(policy: Policy) -> Callable[[Prompt], None]:
-    """The check of prompts that a policy makes; of one that takes any, none."""
+    """Returns the policy's check of prompts; a function without effect if it has none."""
     return policy.check_prompt if isinstance(policy, SupportsPromptCheck) else lambda prompt: None
 
 
 def usable_prompts(prompts: list[Prompt], source: str, check: Callable[[Prompt], None]) -> list[Prompt]:
-    """Those that can be used, by their media and by the policy; the others are counted and named.
+    """Returns the prompts that can be used; counts and names the others in a warning.
 
-    Raises DataError if there are none.
+    Raises DataError if none can be used.
     """
     faults = [prompt_fault(prompt, check) for prompt in prompts]
-    kept = [prompt for prompt, fault in zip(prompts, faults, strict=True) if fault is None]
-    tell(source, [fault for fault in faults if fault is not None], len(kept))
-    if not kept:
+    usable = [prompt for prompt, fault in zip(prompts, faults, strict=True) if fault is None]
+    warn_unreadable(source, [fault for fault in faults if fault is not None], len(usable))
+    if not usable:
         raise DataError(f"{source}: no row can be used; the first: {faults[0]}")
-    return kept
+    return usable

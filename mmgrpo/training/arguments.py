@@ -95,7 +95,7 @@ def prompts_of(given: Any, config: RunConfig) -> list[Prompt]:
     unreadable = UnreadableRows(skip=config.prompts is not None and config.prompts.on_error == "skip")
     readers = (partial(_prompt_of, item, number, config.prompts) for number, item in enumerate(given))
     prompts = [prompt for reader in readers for prompt in unreadable.read(reader)]
-    unreadable.tell("prompts", len(prompts))
+    unreadable.warn("prompts", len(prompts))
     return prompts
 
 
