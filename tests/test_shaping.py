@@ -119,8 +119,8 @@ def test_the_configuration_says_it_and_explain_shows_it() -> None:
     said = " ".join(explanation(config).split())
     assert "2 exact_match" in said
     assert "exact_match clipped to [0, 0.5], counts where form >= 1, else 0" in said
-    assert "form weight times linear: factor = initial + (final - initial) * (step - start) / (end - start)" in said
-    assert "initial = 1, final = 0, start = 0, end = 50" in said
+    assert "form weight times linear: value = start + (end - start) min(max(step - begin, 0) / steps, 1)" in said
+    assert "start = 1, end = 0, steps = 50, begin = 0" in said
     assert "mean_minus_variance: total = mean_r x - factor * mean_r (x - mean_r x)^2, x = w_r r, factor = 0.5" in said
 
 
