@@ -10,7 +10,6 @@ from typing import final
 from mmgrpo.config import PromptsConfig
 from mmgrpo.data.keys import prompt_keys
 from mmgrpo.data.samplers import Pool, PromptSampler, in_order, permutation, shuffled
-from mmgrpo.data.unreadable_rows import prompt_fault
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.prompt_weights import apportioned
 from mmgrpo.maths.seeds import derive_seed
@@ -215,6 +214,8 @@ class PromptStream:
         if self._prompts[index].source not in self._skipping:
             return True
         if index not in self._faults:
+            from mmgrpo.data.unreadable_rows import prompt_fault  # loads torch, which lists and explain do without
+
             self._faults[index] = fault = prompt_fault(self._prompts[index], self._check)
             if fault is not None:
                 num = sum(fault is not None for fault in self._faults.values())

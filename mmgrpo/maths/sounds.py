@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import gcd
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-from torch.nn.functional import conv1d, pad
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CROSSINGS = 16
 """Zeros of the sinc on each side, before the window ends it."""
@@ -34,8 +36,8 @@ def resampled(values_CN: Tensor, rate: int, new_rate: int) -> Tensor:
         return values_CN
     kernel, width = _kernel(old, new)
     num = -(-values_CN.shape[-1] * new // old)
-    padded_C1N = pad(values_CN[:, None], (width, width + old))
-    found_CNJ = conv1d(padded_C1N, kernel.to(values_CN), stride=old).transpose(1, 2)
+    padded_C1N = torch.nn.functional.pad(values_CN[:, None], (width, width + old))
+    found_CNJ = torch.nn.functional.conv1d(padded_C1N, kernel.to(values_CN), stride=old).transpose(1, 2)
     return found_CNJ.reshape(len(values_CN), -1)[:, :num]
 
 
@@ -57,7 +59,7 @@ def power_spectrogram(values_N: Tensor, *, window: int, hop: int) -> Tensor:
     Shapes: (N,) -> (K, F), K = window / 2 + 1; a shorter sound is padded with zeros to one window.
     Units: ``window`` and ``hop`` in samples; row k is the frequency k rate / window.
     """
-    padded_N = pad(values_N, (0, max(0, window - len(values_N))))
+    padded_N = torch.nn.functional.pad(values_N, (0, max(0, window - len(values_N))))
     hann = torch.hann_window(window, dtype=values_N.dtype)
     found_KF = torch.stft(padded_N, window, hop, window=hann, center=False, return_complex=True)
     return 2 * (found_KF.abs() / hann.sum()).square()
