@@ -135,7 +135,7 @@ class DenoisingPolicy(
         if settings.sampler is None:
             self._choices.append(f"sampler {step_sampler.sampler}, which fits {type(self._decisions).__name__}")
         targets = adapter_targets(denoisers) if settings.lora and not settings.lora.targets else ()
-        weights = self.weights = Weights(denoisers, settings.lora, targets, DiffusersFiles(pipeline))
+        self.weights: Weights = Weights(denoisers, settings.lora, targets, DiffusersFiles(pipeline))
         if settings.adapter is not None:
             self.weights.load_initial(Path(settings.adapter))
         self._instrumented = InstrumentedPipeline(
@@ -144,7 +144,7 @@ class DenoisingPolicy(
             self._decisions,
             tuple(denoisers),
             EncoderCache(settings.memo_bytes),
-            copies=lambda: weights.active_copies,
+            copies=lambda: self.weights.active_copies,
             columns=settings.columns,
             pictures=settings.pictures,
             decode=settings.decode,

@@ -113,7 +113,7 @@ class ImageTokensPolicy(
             )
         mapping = getattr(model.base_model, "vocabulary_mapping", None)
         grid = resolve_grid(settings.grid, autoencoder, processor, getattr(mapping, "eol_token_id", None))
-        self.weights = Weights({"model": model}, settings.lora, language_linears(model), PeftFiles())
+        self.weights: Weights = Weights({"model": model}, settings.lora, language_linears(model), PeftFiles())
         if settings.adapter is not None:
             self.weights.load_initial(Path(settings.adapter))
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None

@@ -120,7 +120,7 @@ class LanguagePolicy(
         self._end_ids = torch.tensor(ends, device=model.device)
         never = suppressed_token_ids(model, processor, self._tokenizer, settings.suppress, end_ids=ends)
         self._sampling = SamplingDistribution.of(settings, never)
-        self.weights = weights or trained_weights(model, settings)
+        self.weights: Weights = weights or trained_weights(model, settings)
         if settings.gradient_checkpointing:
             enable_checkpointing(model)
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None

@@ -79,7 +79,7 @@ class MaskedPolicy(
         if dtype == torch.float16:
             raise ConfigError("float16 gradients underflow without a loss scaler; load it in bfloat16 or float32")
         spec = self.predictor.spec
-        self.weights = Weights(spec.modules, settings.lora, spec.targets, spec.files)
+        self.weights: Weights = Weights(spec.modules, settings.lora, spec.targets, spec.files)
         if settings.adapter is not None:
             self.weights.load_initial(Path(settings.adapter))
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None

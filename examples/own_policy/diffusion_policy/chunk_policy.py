@@ -65,7 +65,7 @@ class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows,
         self.settings = settings if isinstance(settings, ChunkSettings) else ChunkSettings(**(settings or {}))
         self.network = Denoiser(self.settings).to(device)
         self.device = torch.device(device)
-        self.weights = Weights({"network": self.network})
+        self.weights: Weights = Weights({"network": self.network})
         self._steps, self._kernels = steps(self.settings), kernels(self.settings)
 
     @classmethod
