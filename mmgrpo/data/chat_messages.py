@@ -49,19 +49,19 @@ class Conversation:
 
 
 def parse_conversation(
-    given: Sequence[Any], beside: Mapping[str, Sequence[Medium]], *, tags: bool, place: RowLocation
+    messages: Sequence[Any], row_media: Mapping[str, Sequence[Medium]], *, tags: bool, location: RowLocation
 ) -> Conversation:
-    """The messages with every medium in its place.
+    """Returns the messages with a part for every medium.
 
     A part may carry its medium; the others take theirs in order from those beside the messages. Where no part is left
     to take them, images, then videos, then sounds go before the first user turn, as in TRL's
     ``prepare_multimodal_messages``.
 
     Args:
-        given: the messages, each as ``checked_message`` returns it.
-        beside: the row's media by kind.
+        given: the messages, each as ``parse_message`` returns it.
+        row_media: the row's media by kind.
         tags: whether ``<image>``, ``<video>`` and ``<audio>`` in a content that is a text are placeholders.
-        place: where the row is.
+        location: location of the row.
 
     Returns:
         The conversation.
@@ -69,31 +69,31 @@ def parse_conversation(
     Raises:
         DataError: for malformed messages, parts of other types, and as many placeholders as there are no media for.
     """
-    turns = [_turn(message, tags, place) for message in given]
-    text = _last_user_text(given, tags, place)
+    turns = [_turn(message, tags, location) for message in messages]
+    text = _last_user_text(messages, tags, location)
     for kind in reversed(COLUMNS):
         num_waiting = sum(slot.kind == kind and slot.medium is None for slot in _slots(turns))
-        if num_waiting == 0 and beside[kind]:
+        if num_waiting == 0 and row_media[kind]:
             first = next(turn for turn in turns if turn["role"] == "user")
-            first["content"] = [*[Slot(kind)] * len(beside[kind]), *_as_parts(first["content"])]
-        elif num_waiting != len(beside[kind]):
-            raise DataError(_mismatch(kind, num_waiting, len(beside[kind]), place))
-    queues = {kind: iter(media) for kind, media in beside.items()}
-    shown = [(slot, slot.medium or next(queues[slot.kind])) for slot in _slots(turns)]
-    parts = iter([_shown_part(slot, medium, place) for slot, medium in shown])
+            first["content"] = [*[Slot(kind)] * len(row_media[kind]), *_as_parts(first["content"])]
+        elif num_waiting != len(row_media[kind]):
+            raise DataError(_mismatch(kind, num_waiting, len(row_media[kind]), location))
+    queues = {kind: iter(media) for kind, media in row_media.items()}
+    slots_media = [(slot, slot.medium or next(queues[slot.kind])) for slot in _slots(turns)]
+    parts = iter([_shown_part(slot, medium, location) for slot, medium in slots_media])
     for turn in turns:
         if isinstance(turn["content"], list):
             turn["content"] = [next(parts) if isinstance(part, Slot) else part for part in turn["content"]]
     return Conversation(
         messages=turns,
-        media={kind: [medium.item for slot, medium in shown if slot.kind == kind] for kind in COLUMNS},
+        media={kind: [medium.item for slot, medium in slots_media if slot.kind == kind] for kind in COLUMNS},
         text=text,
     )
 
 
-def _shown_part(slot: Slot, medium: Medium, place: RowLocation) -> dict[str, Any]:
+def _shown_part(slot: Slot, medium: Medium, location: RowLocation) -> dict[str, Any]:
     part = {"type": slot.kind, **slot.options, **medium.options}
-    require_options(slot.kind, part, place.where)
+    require_options(slot.kind, part, location.where)
     return part
 
 
@@ -102,12 +102,12 @@ def _slots(turns: Sequence[Message]) -> list[Slot]:
     return [part for content in contents for part in content if isinstance(part, Slot)]
 
 
-def parse_message(message: Any, place: RowLocation) -> Message:
+def parse_message(message: Any, location: RowLocation) -> Message:
     """A chat message whose content is a text or a list, or null or absent beside tool calls.
 
     Args:
         message: of a row of data; its ``tool_calls`` may be a text of JSON, or a list of such texts.
-        place: where the row is.
+        location: location of the row.
 
     Returns:
         The message with ``content`` (None beside tool calls alone) and with ``tool_calls`` as a list of mappings.
@@ -116,22 +116,22 @@ def parse_message(message: Any, place: RowLocation) -> Message:
         DataError: it is no such message.
     """
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise DataError(f"{place.where}: a chat message needs 'role' and 'content', got {message!r:.80}")
-    calls = _tool_calls(message.get("tool_calls"), place)
+        raise DataError(f"{location.where}: a chat message needs 'role' and 'content', got {message!r:.80}")
+    calls = _tool_calls(message.get("tool_calls"), location)
     content = message.get("content")
     if "content" not in message and not calls:
-        raise DataError(f"{place.where}: a chat message needs 'role' and 'content', got {message!r:.80}")
+        raise DataError(f"{location.where}: a chat message needs 'role' and 'content', got {message!r:.80}")
     if not isinstance(content, str | list | tuple) and not (content is None and calls):
-        raise DataError(f"{place.where}: a message's content must be a text or a list of parts, got {content!r:.80}")
+        raise DataError(f"{location.where}: a message's content must be a text or a list of parts, got {content!r:.80}")
     if not isinstance(content, str) and not all(isinstance(part, Mapping) for part in content or ()):
         raise DataError(
-            f"{place.where}: the parts of a message must be objects such as {{'type': 'text', 'text': ...}}, got "
+            f"{location.where}: the parts of a message must be objects such as {{'type': 'text', 'text': ...}}, got "
             f"{content!r:.80}"
         )
     return {**message, "content": content, **({"tool_calls": calls} if calls else {})}
 
 
-def _tool_calls(value: Any, place: RowLocation) -> list[Any]:
+def _tool_calls(value: Any, location: RowLocation) -> list[Any]:
     try:
         calls = json.loads(value) if isinstance(value, str) and value.strip() else value
         calls = [json.loads(call) if isinstance(call, str) else call for call in calls or ()]
@@ -139,59 +139,59 @@ def _tool_calls(value: Any, place: RowLocation) -> list[Any]:
         calls = [None]
     if not all(isinstance(call, Mapping) for call in calls):
         raise DataError(
-            f"{place.where}: 'tool_calls' of a message must be a list of objects, or a text of JSON that is one, got "
+            f"{location.where}: 'tool_calls' of a message must be a list of objects, or its JSON text, got "
             f"{value!r:.80}"
         )
     return calls
 
 
-def _turn(message: Message, tags: bool, place: RowLocation) -> Message:
+def _turn(message: Message, tags: bool, location: RowLocation) -> Message:
     """The message with its placeholders as slots; keys that hold nothing are left out, as arrow fills them in."""
     content = message["content"]
     if isinstance(content, str) and tags and TAG.search(content):
         split = (segment for segment in TAG.split(content) if segment)
         content = [{"type": s[1:-1]} if TAG.fullmatch(s) else {"type": "text", "text": s} for s in split]
     if isinstance(content, list | tuple):
-        content = [_part(part, message["role"], place) for part in content]
+        content = [_part(part, message["role"], location) for part in content]
     return {**{key: value for key, value in message.items() if value is not None}, "content": content}
 
 
-def _part(part: Any, role: str, place: RowLocation) -> dict[str, Any] | Slot:
-    known = ("text", *KINDS)
-    held = {key: value for key, value in part.items() if value is not None} if isinstance(part, Mapping) else {}
-    name = held.get("type") or next((key for key in known if key in held), None)
-    if name == "text" and isinstance(held.get("text"), str):
-        return {"type": "text", **held}
+def _part(part: Any, role: str, location: RowLocation) -> dict[str, Any] | Slot:
+    valid_types = ("text", *KINDS)
+    fields = {key: value for key, value in part.items() if value is not None} if isinstance(part, Mapping) else {}
+    name = fields.get("type") or next((key for key in valid_types if key in fields), None)
+    if name == "text" and isinstance(fields.get("text"), str):
+        return {"type": "text", **fields}
     if name not in KINDS:
         raise DataError(
-            f"{place.where}: a part of the {role} turn is neither of the known types ({', '.join(known)}) nor a text, "
-            f"got {part!r:.80}; leave it out or write it as one of them"
+            f"{location.where}: a part of the {role} turn is neither of the known types "
+            f"({', '.join(valid_types)}) nor a text, got {part!r:.80}; leave it out or write it as one of them"
         )
     kind = KINDS[name]
-    if any(key in held for key in PAYLOADS[kind]):
-        return Slot(kind, place.medium(held, kind))
-    return Slot(kind, None, {key: value for key, value in held.items() if key not in ("type", "text", "detail")})
+    if any(key in fields for key in PAYLOADS[kind]):
+        return Slot(kind, location.medium(fields, kind))
+    return Slot(kind, None, {key: value for key, value in fields.items() if key not in ("type", "text", "detail")})
 
 
 def _as_parts(content: str | list[Any]) -> list[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _mismatch(kind: str, num_waiting: int, num_given: int, place: RowLocation) -> str:
+def _mismatch(kind: str, num_waiting: int, num_media: int, location: RowLocation) -> str:
     one, several = COLUMNS[kind]
     return (
-        f"{place.where}: the messages hold {num_waiting} {kind} placeholders and the row {num_given} {several} for "
+        f"{location.where}: the messages hold {num_waiting} {kind} placeholders and the row {num_media} {several} for "
         f"them; write one <{kind}> tag or {kind} part for each in '{one}' or '{several}', or no placeholder at all to "
         f"show them before the first user turn"
     )
 
 
-def _last_user_text(messages: Sequence[Mapping[str, Any]], tags: bool, place: RowLocation) -> str:
-    asked = [message["content"] for message in messages if message["role"] == "user"]
-    text = next((text for content in reversed(asked) if (text := _plain(content, tags))), "")
-    if not text and not any(isinstance(content, list | tuple) or (tags and content) for content in asked):
+def _last_user_text(messages: Sequence[Mapping[str, Any]], tags: bool, location: RowLocation) -> str:
+    contents = [message["content"] for message in messages if message["role"] == "user"]
+    text = next((text for content in reversed(contents) if (text := _plain(content, tags))), "")
+    if not text and not any(isinstance(content, list | tuple) or (tags and content) for content in contents):
         raise DataError(
-            f"{place.where}: the chat messages hold no user turn with text; one is needed as the prompt's text"
+            f"{location.where}: the chat messages hold no user turn with text; one is needed as the prompt's text"
         )
     return text
 

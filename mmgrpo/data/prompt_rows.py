@@ -87,39 +87,41 @@ def prompt_of_row(
     if not isinstance(row, Mapping):
         raise DataError(f"{where} must be an object with a '{text_column}', got {type(row).__name__}")
     form = row_format_of(row, text_column)
-    asked = row[form.column] if form else None
-    if form is None or not asked or not isinstance(asked, str | list):
+    value = row[form.column] if form else None
+    if form is None or not value or not isinstance(value, str | list):
         raise DataError(
-            f"{where} has no prompt: '{text_column}' must be a text or a list of chat messages, got {asked!r:.60}; its "
+            f"{where} has no prompt: '{text_column}' must be a text or a list of chat messages, got {value!r:.60}; its "
             f"columns are {', '.join(map(str, row))}; text_column names the one that holds the prompt"
         )
-    place = RowLocation(where, folder, allow_fetch, roots)
-    asked = _decoded_messages(asked)
-    if isinstance(asked, list):
-        asked = [parse_message(message, place) for message in asked]
-    beside = {kind: place.media(row, kind) for kind in COLUMNS}
+    location = RowLocation(where, folder, allow_fetch, roots)
+    value = _decoded_messages(value)
+    if isinstance(value, list):
+        value = [parse_message(message, location) for message in value]
+    row_media = {kind: location.media(row, kind) for kind in COLUMNS}
     tags = form.always_tagged or any(name in row for name in MEDIA_COLUMNS)
-    messages, offered = _messages(asked, row, form, place), _ground_truth(row)
+    messages, extra_columns = _messages(value, row, form, location), _ground_truth(row)
     if messages and form.ends_in_reference and _is_turn(messages[-1], "assistant"):
-        offered["solution"] = _text(messages.pop())
-    has_options = any(medium.options for media in beside.values() for medium in media)
-    if isinstance(asked, str) and ((tags and TAG.search(asked)) or has_options):
-        messages = [{"role": "user", "content": asked}]
+        extra_columns["solution"] = _text(messages.pop())
+    has_options = any(medium.options for media in row_media.values() for medium in media)
+    if isinstance(value, str) and ((tags and TAG.search(value)) or has_options):
+        messages = [{"role": "user", "content": value}]
     used = ("negative_prompt", *MEDIA_COLUMNS, *(() if form.is_kept else (form.column,)))
     columns = {name: value for name, value in row.items() if name not in used}
-    columns |= {name: value for name, value in offered.items() if columns.get(name) is None}
-    columns |= {name: place.pictures(columns[name]) for name in pictures if columns.get(name) is not None}
+    columns |= {name: value for name, value in extra_columns.items() if columns.get(name) is None}
+    columns |= {name: location.pictures(columns[name]) for name in pictures if columns.get(name) is not None}
     if messages is None:
-        found = Conversation(None, {kind: [m.item for m in media] for kind, media in beside.items()}, str(asked))
+        conversation = Conversation(
+            None, {kind: [m.item for m in media] for kind, media in row_media.items()}, str(value)
+        )
     else:
-        found = parse_conversation(messages, beside, tags=tags, place=place)
-    require_unicode([found.text, found.messages, row.get("negative_prompt")], where)
+        conversation = parse_conversation(messages, row_media, tags=tags, location=location)
+    require_unicode([conversation.text, conversation.messages, row.get("negative_prompt")], where)
     return Prompt(
-        found.text,
-        images=lazy_media(found.media["image"]),
-        videos=lazy_media(found.media["video"], "video"),
-        audios=lazy_media(found.media["audio"], "audio"),
-        messages=found.messages,
+        conversation.text,
+        images=lazy_media(conversation.media["image"]),
+        videos=lazy_media(conversation.media["video"], "video"),
+        audios=lazy_media(conversation.media["audio"], "audio"),
+        messages=conversation.messages,
         negative=_negative(row, where),
         columns=columns,
         chat_template_kwargs=_chat_template_kwargs(row, where),
@@ -144,25 +146,25 @@ def _negative(row: Mapping[str, Any], where: str) -> str | None:
     return value
 
 
-def _decoded_messages(asked: str | list[Any]) -> str | list[Any]:
+def _decoded_messages(prompt: str | list[Any]) -> str | list[Any]:
     """The chat messages that a text of JSON, or of Python's notation, holds; any other text as it is.
 
     One message, and an object with the key ``messages``, are read as such lists are. Messages of another form, such as
-    those with ``from`` and ``value``, are given back as a list too, for which ``checked_message`` raises an error.
+    those with ``from`` and ``value``, are given back as a list too, for which ``parse_message`` raises an error.
     """
-    if isinstance(asked, list) or asked.strip()[:1] + asked.strip()[-1:] not in ("[]", "{}"):
-        return asked
-    value = _literal(asked.strip())
+    if isinstance(prompt, list) or prompt.strip()[:1] + prompt.strip()[-1:] not in ("[]", "{}"):
+        return prompt
+    value = _literal(prompt.strip())
     if isinstance(value, dict):
         value = value.get("messages", [value] if "content" in value or "value" in value else None)
     is_chat = isinstance(value, list) and bool(value) and all(map(_is_like_message, value))
-    return value if is_chat else asked
+    return value if is_chat else prompt
 
 
 def _literal(text: str) -> Any:
     """The value of a text of JSON or of Python's notation (``str(messages)``); None where it is neither."""
-    in_python = any(f"'{key}'" in text for key in ("role", "from", "ground_truth"))
-    for load in (json.loads, *([ast.literal_eval] if in_python else [])):
+    is_python = any(f"'{key}'" in text for key in ("role", "from", "ground_truth"))
+    for load in (json.loads, *([ast.literal_eval] if is_python else [])):
         try:
             return load(text)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -197,29 +199,31 @@ def _chat_template_kwargs(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     return kwargs
 
 
-def _messages(asked: str | list[Any], row: Mapping[str, Any], form: RowFormat, place: RowLocation) -> list[Any] | None:
-    if isinstance(asked, str):
+def _messages(
+    value: str | list[Any], row: Mapping[str, Any], form: RowFormat, location: RowLocation
+) -> list[Any] | None:
+    if isinstance(value, str):
         return None
     objects = row.get("objects")
     names = objects.get("ref") if form.ends_in_reference and isinstance(objects, Mapping) else None
     if names is not None and not isinstance(names, list | tuple):
-        raise DataError(f"{place.where}: objects.ref must be a list of names, got {names!r:.60}")
-    return list(asked) if names is None else _with_names(asked, names, place)
+        raise DataError(f"{location.where}: objects.ref must be a list of names, got {names!r:.60}")
+    return list(value) if names is None else _with_names(value, names, location)
 
 
-def _with_names(messages: Sequence[Any], names: Sequence[str], place: RowLocation) -> list[Any]:
+def _with_names(messages: Sequence[Any], names: Sequence[str], location: RowLocation) -> list[Any]:
     """ms-swift's ``<ref-object>`` tags replaced, in order, by the names that ``objects`` holds."""
     texts = [message["content"] if _is_turn(message) else None for message in messages]
     num_tags = sum(text.count(REFERENCE) for text in texts if isinstance(text, str))
-    asked = [text for message, text in zip(messages, texts, strict=True) if not _is_turn(message, "assistant")]
+    prompt_texts = [text for message, text in zip(messages, texts, strict=True) if not _is_turn(message, "assistant")]
     if num_tags > len(names):
         raise DataError(
-            f"{place.where}: the messages hold {num_tags} {REFERENCE} tags and objects.ref {len(names)} names; give "
+            f"{location.where}: the messages hold {num_tags} {REFERENCE} tags and objects.ref {len(names)} names; give "
             f"each tag its name"
         )
-    if any(BOX in text for text in asked if isinstance(text, str)):
+    if any(BOX in text for text in prompt_texts if isinstance(text, str)):
         raise DataError(
-            f"{place.where}: the prompt holds a {BOX} tag, and each model reads boxes in its own form; write the "
+            f"{location.where}: the prompt holds a {BOX} tag, and each model reads boxes in its own form; write the "
             f"coordinates out as yours does"
         )
     following = iter(names)
