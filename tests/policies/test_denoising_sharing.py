@@ -99,7 +99,7 @@ def _answer(shapes: OutputShapes, rows: int, **others: Any) -> Any:
 def test_shapes_scale_with_the_rows() -> None:
     shapes = OutputShapes()
     assert _answer(shapes, 2) is None
-    shapes.learn("net", (torch.rand(2, 3),), {}, {"sample": torch.rand(4, 5), "extra": None})
+    shapes.record("net", (torch.rand(2, 3),), {}, {"sample": torch.rand(4, 5), "extra": None})
     actual = _answer(shapes, 3)
     assert torch.equal(actual["sample"], torch.zeros(6, 5))
     assert actual["extra"] is None
@@ -110,7 +110,7 @@ def test_shapes_scale_with_the_rows() -> None:
 
 def test_shapes_of_lists_scale_with_their_length() -> None:
     shapes = OutputShapes()
-    shapes.learn("net", ([torch.rand(3)], torch.rand(1)), {}, ([torch.rand(3, 7)],))
+    shapes.record("net", ([torch.rand(3)], torch.rand(1)), {}, ([torch.rand(3, 7)],))
     actual = shapes.zeros("net", ([torch.rand(3), torch.rand(3)], torch.rand(2)), {})
     assert actual is not None
     assert [row.shape for row in actual[0]] == [(3, 7), (3, 7)]
@@ -119,15 +119,15 @@ def test_shapes_of_lists_scale_with_their_length() -> None:
 @pytest.mark.parametrize("output", [torch.rand(5, 3), (torch.rand(2, 3), "cache"), torch.tensor(1.0)])
 def test_outputs_without_rows_of_tensors_have_no_zeros(output: Any) -> None:
     shapes = OutputShapes()
-    shapes.learn("net", (torch.rand(2, 3),), {}, output)
+    shapes.record("net", (torch.rand(2, 3),), {}, output)
     assert _answer(shapes, 2) is None
 
 
 def test_inconsistent_output_shapes_are_discarded() -> None:
     shapes = OutputShapes()
-    shapes.learn("net", (torch.rand(2, 3),), {}, torch.rand(2, 3))
-    shapes.learn("net", (torch.rand(2, 3),), {}, torch.rand(2, 4))
-    shapes.learn("net", (torch.rand(2, 3),), {}, torch.rand(2, 3))
+    shapes.record("net", (torch.rand(2, 3),), {}, torch.rand(2, 3))
+    shapes.record("net", (torch.rand(2, 3),), {}, torch.rand(2, 4))
+    shapes.record("net", (torch.rand(2, 3),), {}, torch.rand(2, 3))
     assert _answer(shapes, 2) is None
 
 

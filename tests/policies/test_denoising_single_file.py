@@ -104,7 +104,7 @@ def test_missing_configurations_and_components_raise(folder: Path, tmp_path: Pat
     save_file(unet, tmp_path / "unet.safetensors")
     message = refusal(folder, model=str(tmp_path / "unet.safetensors"))
     assert "cannot be loaded as a StableDiffusionPipeline configured as" in message
-    assert "where components are missing from the file, build the pipeline in a function" in message
+    assert "if components are missing from the file, build the pipeline in a function" in message
 
 
 def test_a_truncated_file_raises(folder: Path, tmp_path: Path) -> None:

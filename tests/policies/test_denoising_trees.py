@@ -132,9 +132,9 @@ def test_the_noise_of_a_split_can_be_scaled() -> None:
         (
             Plan(splits=(Split(decision=3, factor=3),)),
             ConfigError,
-            r"part at decision 3: .* 4 steps \[0, 1, 2\] are drawn",
+            r"split at decision 3: .* 4 steps \[0, 1, 2\] are stochastic",
         ),
-        (Plan(splits=(Split(decision=9, factor=3),)), ConfigError, r"part at decision 9: "),
+        (Plan(splits=(Split(decision=9, factor=3),)), ConfigError, r"split at decision 9: "),
     ],
 )
 def test_trees_that_do_not_fit_raise(plan: Plan, error: type[Exception], message: str) -> None:
@@ -147,8 +147,8 @@ def test_trees_that_do_not_fit_raise(plan: Plan, error: type[Exception], message
     [
         ({"splits": (Split(decision=2, factor=2), Split(decision=0, factor=2))}, r"increasing decisions, got \[2, 0\]"),
         ({"same_initial_noise": True}, "leave out same_initial_noise"),
-        ({"stochastic": (0, 1)}, r"none is drawn at \[2\]: .* \[0, 1\]"),
-        ({"members": ((0, 1, 2, 3), (0, 3))}, r"members 0 to 3 of each prompt; asked were \[0, 3\]"),
+        ({"stochastic": (0, 1)}, r"\[2\] are deterministic: .* \[0, 1\]"),
+        ({"members": ((0, 1, 2, 3), (0, 3))}, r"members 0 to 3 of each prompt, got \[0, 3\]"),
     ],
 )
 def test_invalid_tree_plans_raise(changes: dict[str, Any], message: str) -> None:
