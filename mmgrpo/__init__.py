@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mmgrpo.config.loading import load_config
     from mmgrpo.data.prompt_loading import load_prompts_of
     from mmgrpo.distributed.job import Job
+    from mmgrpo.loop import Loop
     from mmgrpo.scoring import Scorer
     from mmgrpo.training.auxiliary import Auxiliaries
     from mmgrpo.training.build import (
@@ -48,6 +49,7 @@ HOMES = {
     ),
     "Auxiliaries": "mmgrpo.training.auxiliary",
     "Job": "mmgrpo.distributed.job",
+    "Loop": "mmgrpo.loop",
     "Scorer": "mmgrpo.scoring",
     "Warmup": "mmgrpo.training.warmup",
     "Algorithm": "mmgrpo.algorithm",
@@ -74,6 +76,7 @@ __all__ = [
     "Evaluation",
     "Example",
     "Job",
+    "Loop",
     "MixedTrainer",
     "Noise",
     "Plan",

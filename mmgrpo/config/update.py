@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -53,3 +53,13 @@ class UpdateConfig(Section):
         "back, or further, along the way of `inner` updates before `slow` more; {name: mask, share, seed} trains a "
         "share of the weights",
     )
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer updates of a step."""
+        return self.epochs * self.minibatches
+
+    @property
+    def passes(self) -> dict[str, Any]:
+        """The arguments of ``update_policy`` that say how often, and in which parts, the rows are used."""
+        return {"epochs": self.epochs, "minibatches": self.minibatches, "cycle_masks": self.cycle_masks}

@@ -66,12 +66,14 @@ class UpstreamRollouts:
         planner: what is drawn after them, in place of what the configuration plans.
         owner: the process of each group.
         root_of: the group whose data row a group has, where that is another one.
+        templates: how its samples are shown, by name.
     """
 
     rollout: Rollout
     planner: Planner
     owner: Mapping[int, int]
     root_of: Mapping[int, int]
+    templates: Mapping[str, Context] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,8 +138,7 @@ def take_updates(tasks: Sequence[tuple[Task, StepResult]]) -> None:
     """
     owner, _ = tasks[0]
     update, taught = owner.config.update, [task.update(result) for task, result in tasks]
-    passes = {"epochs": update.epochs, "minibatches": update.minibatches, "cycle_masks": update.cycle_masks}
-    for updates in update_jointly([one.lesson for one in taught], owner.optimizer, **passes):
+    for updates in update_jointly([one.lesson for one in taught], owner.optimizer, **update.passes):
         for one, each in zip(taught, updates, strict=True):
             one.updated(each)
         owner.optimizer.require_progress()

@@ -26,11 +26,7 @@ from mmgrpo.types import Plan, Prompt
 
 @final
 class TaskLink:
-    """How a task is after another.
-
-    Attributes:
-        contexts: how it is shown a sample of the other, by the name that its requests have for it.
-    """
+    """Links a task of a mixed run to the task before it, whose samples it is shown."""
 
     def __init__(self, leader: Policy, algorithm: Algorithm, average: Average | None = None) -> None:
         """Links a task to the task before it.
@@ -45,7 +41,7 @@ class TaskLink:
         self._leader = leader
         self._average = average
         self._config = algorithm.config.task
-        self.contexts = {FOLLOWED: algorithm.task_template}
+        self._templates = {FOLLOWED: algorithm.task_template}
 
     def followed(self, gathered: Mapping[str, TaskRollouts], job: Job) -> tuple[StepPrompts, UpstreamRollouts]:
         """The other's prompts of this step, and what it has drawn of them. A collective."""
@@ -57,7 +53,7 @@ class TaskLink:
         planner = following(identities, compare=self._config.compare)
         shown = leader.rollouts
         return leader.prompts, UpstreamRollouts(
-            rollout=shown.rollout, planner=planner, owner=owner, root_of=shown.root_of
+            rollout=shown.rollout, planner=planner, owner=owner, root_of=shown.root_of, templates=self._templates
         )
 
     def show(self, prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -65,7 +61,7 @@ class TaskLink:
         plan = Plan(stochastic=(), prompt_ids=tuple(range(len(prompts))))
         with self._average.applied() if self._average else nullcontext():
             written = self._leader.rollout(prompts, group_size=1, seed=0, plan=plan).samples
-        context = self.contexts[FOLLOWED]
+        context = self._templates[FOLLOWED]
         shown = {one.group: context(prompts[one.group], 0, History(samples=[one])) for one in written}
         return [shown[group] or prompt for group, prompt in enumerate(prompts)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
-from mmgrpo.algorithm import Algorithm, require_advantages
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig, TaskConfig
 from mmgrpo.config.parts import require_single
 from mmgrpo.data.prompt_loading import load_prompts_of
-from mmgrpo.data.stream import StepPrompts
 from mmgrpo.data.unreadable_rows import prompt_check, require_media, usable_prompts
 from mmgrpo.distributed.job import Job
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.explain.idle import idle_mechanisms
+from mmgrpo.loop import Loop
 from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy, SupportsUnbatchedRows
 from mmgrpo.runs.alerts import Alert, Watchdog, first_step_note, watchdog_inputs
@@ -34,29 +35,23 @@ from mmgrpo.runs.sample_logging import MAX_LOGGED_SAMPLES
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.required_columns import require_rows
 from mmgrpo.training.arguments import RewardGiven, policy_of, prompts_of, rewards_of, with_policy, with_policy_name
-from mmgrpo.training.auxiliary import Auxiliaries
-from mmgrpo.training.build import build_rewards, exchange_plan, optimizer_of, plan_at
-from mmgrpo.training.build_views import build_views, require_images
+from mmgrpo.training.build import build_rewards, exchange_plan
+from mmgrpo.training.build_views import require_images
 from mmgrpo.training.checkpointed_run import CheckpointedRun, TrainedState
-from mmgrpo.training.compute_advantages import SampleAdvantages, combine_rewards, compute_advantages
-from mmgrpo.training.critic import CriticTrainer, build_critic
-from mmgrpo.training.ema import Average
+from mmgrpo.training.compute_advantages import SampleAdvantages
 from mmgrpo.training.evaluation import evaluate, probe_rewards
 from mmgrpo.training.live_rewards import rewards_of_run
 from mmgrpo.training.out_of_memory import naming_phase
-from mmgrpo.training.prompt_stats import PromptStats, read_prompt_stats, step_prompt_stats, update_prompt_stats
-from mmgrpo.training.references import ensure_reference, move_reference, require_movable
+from mmgrpo.training.prompt_stats import PromptStats
+from mmgrpo.training.references import ensure_reference, move_reference
 from mmgrpo.training.reward_changes import reward_changes
-from mmgrpo.training.rollout_rounds import Rollouts, UpstreamRollouts, collect_rollouts
 from mmgrpo.training.run_loop import ALONE, RunLoop
-from mmgrpo.training.score_rollouts import score_rollouts
 from mmgrpo.training.source_metrics import source_metrics
 from mmgrpo.training.step import RunContext, StepResult, StepUpdates, TaskRollouts
 from mmgrpo.training.step_log import StepLog
 from mmgrpo.training.step_metrics import UNBATCHED_ROWS, step_metrics, update_metrics
-from mmgrpo.training.step_rewards import StepRewards
 from mmgrpo.training.task_chain import TaskLink, cross_task_rewards, require_cross_task_rewards
-from mmgrpo.training.update_policy import UpdateMetrics, UpdatePlan
+from mmgrpo.training.update_policy import UpdateMetrics
 from mmgrpo.training.warmup import warmup_of
 from mmgrpo.types import Prompt, Sample, Scores
 
@@ -116,29 +111,16 @@ class Trainer:
             if owner is None:
                 self.job.distribute(policy)
         self.algorithm = Algorithm.of(self.config)
-        self.scoring = StepRewards(self.rewards, self.algorithm)
-        self._begin_step(0, Memory())
+        self.now = self.algorithm.at(0, Memory())
         self.behind = TaskLink(leader.policy, self.algorithm, leader.average) if leader else None
         if self.behind is None:
             require_media(asked, self.config.prompts, prompt_check(policy))
-        self.stream = self.algorithm.prompt_stream(asked, prompt_check(policy))
-        self.job.local_share(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")
-        require_movable(policy, self.config.reference)
-        require_advantages(self.algorithm)
-        plan_at(self.algorithm, policy, 0)
-        self.parameters = policy.trainable
-        update = self.config.update
-        self.average = owner.average if owner else Average(self.parameters, update.ema) if update.ema else None
-        self.views = build_views(self.algorithm, policy, device=device, average=self.average)
-        if self.behind is None:
             require_images(asked, self.algorithm)
-        given = {"job": self.job, "average": self.average}
-        self.optimizer = owner.optimizer if owner else optimizer_of(self.config, self.parameters, **given)
+        loop_of = partial(Loop.of, job=self.job, device=device, owner=owner.loop if owner else None)
+        self.loop = loop_of(self.algorithm, policy, self.rewards, asked)
+        self.parameters, self.optimizer, self.average = policy.trainable, self.loop.optimizer, self.loop.average
+        self.scoring, self.stream, self.critic = self.loop.scoring, self.loop.stream, self.loop.critic
         self.warmup = warmup_of(policy, self.config, self.job)
-        self.auxiliaries = Auxiliaries(policy, self.config.auxiliary, seed=self.config.seed, job=self.job)
-        self.critic = (
-            CriticTrainer(self.config, build_critic(self.config, device), self.job) if self.config.critic else None
-        )
         evaluation = self.config.evaluation
         judges = build_rewards(evaluation.rewards) if evaluation and evaluation.rewards else self.rewards
         self.judges = Scorer(judges, max_failure_frac=1.0, cache_mb=self.config.runtime.reward_cache_mb)
@@ -207,19 +189,16 @@ class Trainer:
 
     def rollout(self, before: Mapping[str, TaskRollouts]) -> TaskRollouts:
         """Draws what the planner asks for at this step, and hands it to the rewards."""
-        clock = time.perf_counter()
-        self._begin_step(self.step, self.session.memory)
-        if self._owns:
-            self.optimizer.begin(
-                self.now.config.update, rests=bool(self.critic and self.critic.is_warming_up(self.step))
-            )
-        prompts, behind = self.stream.at_step(self.step, self.session.memory), None
+        clock, job = time.perf_counter(), self.job
+        step, upstream = self.loop.at(self.step, self.session.memory), None
         if self.behind:
-            prompts, behind = self.behind.followed(before, self.job)
-        with self.job.gathered_for_rollout(self.config.runtime):
-            rollouts = self._gathered(prompts, behind)
-        rollouts = self.critic.valued(rollouts) if self.critic else rollouts
-        return TaskRollouts(prompts, rollouts, time.perf_counter() - clock)
+            prompts, upstream = self.behind.followed(before, job)
+            step = replace(step, prompts=prompts)
+        self._step, self.now = step, step.algorithm
+        size = self.now.config.rollout.prompts_per_step // job.size * self.now.config.rollout.group_size
+        give_up = self._context.stopping.raise_if_terminated_alone
+        rollouts = step.rollout(self._context.progress.track("rollout", size, give_up), upstream=upstream)
+        return TaskRollouts(step.prompts, rollouts, time.perf_counter() - clock)
 
     def score(self, gathered: TaskRollouts, after: Mapping[str, StepResult]) -> StepResult:
         """Waits for the rewards, and says what each sample earned."""
@@ -228,18 +207,8 @@ class Trainer:
         self._context.progress.track("reward")
         self._context.stopping.raise_if_terminated()
         with cross_task_rewards(self.scoring.rewards, after):
-            rewards = score_rollouts(rollouts, self.scoring.rewards, step=self.step, job=self.job)
-        advantages = compute_advantages(
-            self.policy,
-            rollouts,
-            rewards,
-            self.now.advantages,
-            truncated=config.objective.truncated,
-            step=self.step,
-            job=self.job,
-            remembered=partial(read_prompt_stats, self.session.memory, rewards.root_N, prompts.key),
-            views=self.views,
-        )
+            rewards = self._step.score(rollouts)
+        advantages = self._step.compute_advantages(rollouts, rewards)
         metrics = step_metrics(rollouts, rewards, advantages, config.advantage, self.job) | self.now.moved.metrics
         metrics |= reward_changes(
             rewards, advantages, self.now.advantages, reward_functions=self.scoring.rewards, job=self.job
@@ -249,10 +218,7 @@ class Trainer:
         metrics |= source_metrics(rewards.scores, rewards.root_N, prompts.prompt)
         if self.stream.skips:
             metrics["prompts/unreadable"] = prompts.num_replaced
-        replay, requests = self.now.strategy.replay, rollouts.requests
-        prompt_stats = step_prompt_stats(
-            rewards, advantages, prompts.key, step=self.step, replay=replay, job=self.job, requests=requests
-        )
+        prompt_stats = self._step.prompt_stats(rollouts, rewards, advantages)
         metrics |= {"time/rollout_s": gathered.took_s, "time/reward_s": time.perf_counter() - clock}
         self._context.stopping.raise_if_terminated()
         shown = self.job.gather([sample.after for sample in rollouts.samples]) if self.behind else []
@@ -262,45 +228,11 @@ class Trainer:
         """Begins the step's updates."""
         self.step += 1
         self._keep(result.rollouts.samples, result.rewards.scores, result.advantages.credit)
-        advantages, update = result.advantages, self.config.update
-        account = StepLog(result, num_updates=update.epochs * update.minibatches)
-        self._context.progress.track(f"update 1 of {account.num_updates}")
-        beside = self.auxiliaries.beside(self.now, advantages, (self.step - 1) * account.num_updates)
-        lesson = UpdatePlan(
-            self.policy,
-            advantages,
-            self.now.objective,
-            job=self.job,
-            weight=self.config.task.weight if self.config.task else 1.0,
-            before_apply=self._begin_moving,
-            beside=self.critic.beside(advantages, beside, step=self.step - 1) if self.critic else beside,
-        )
-        return StepUpdates(lesson, partial(self._updated, account), partial(self._learnt, account, result.prompt_stats))
-
-    def _begin_step(self, step: int, memory: Memory) -> None:
-        self.now = self.algorithm.at(step, memory)
-        self.scoring.move(self.now)
-
-    def _gathered(self, prompts: StepPrompts, behind: UpstreamRollouts | None) -> Rollouts:
-        """What the planner asks for at this step, drawn and handed to the rewards."""
-        rollout, step = self.now.config.rollout, self.step
-        num_drawn = rollout.prompts_per_step // self.job.size * rollout.group_size
-        return collect_rollouts(
-            self.policy,
-            behind.planner if behind else self.now.strategy,
-            prompts.prompt,
-            self.scoring.scorer,
-            setting=self.now.step_setting(step, self.session.memory, prompts.key),
-            plan=plan_at(self.now, self.policy, step),
-            job=self.job,
-            contexts={**self.now.prompt_templates, **(self.behind.contexts if self.behind else {})},
-            behind=behind,
-            reads=rollout.training_states == "renoised",
-            value=partial(combine_rewards, reward_functions=self.scoring.rewards, chain=self.now.advantages, step=step),
-            on_samples=self._context.progress.track(
-                "rollout", num_drawn, self._context.stopping.raise_if_terminated_alone
-            ),
-        )
+        update = self.config.update
+        log = StepLog(result, num_updates=update.epochs * update.minibatches)
+        self._context.progress.track(f"update 1 of {log.num_updates}")
+        plan = self._step.plan_update(result.advantages, self._begin_update)
+        return StepUpdates(plan, partial(self._updated, log), partial(self._learnt, log, result.prompt_stats))
 
     def _updated(self, account: StepLog, update: UpdateMetrics) -> None:
         if update.applied.skipped:
@@ -319,16 +251,12 @@ class Trainer:
         self._heed(self.watchdog.after_step(account.summary) if self.watchdog else [])
         if self._owns:
             move_reference(self.policy, self.config.reference, self.step, self.optimizer)
-        memory = update_prompt_stats(
-            self.session.memory, prompt_stats, self.stream.learners, replay=self.now.strategy.replay
-        )
+        memory = self._step.updated_memory(prompt_stats)
         self.session.memory = self.now.course.controlled(memory, account.last)
         self.session.whole_step = self.step
 
-    def _begin_moving(self) -> None:
+    def _begin_update(self) -> None:
         self.session.whole_step = None
-        if self.critic:
-            self.critic.apply()
 
     def _heed(self, alarms: Sequence[Alert]) -> None:
         """Passes alarms on; one that the configuration names ends the run after this step, with a checkpoint."""

@@ -56,7 +56,7 @@ class UpdatePlan:
         *,
         job: Job,
         weight: float = 1.0,
-        before_apply: Callable[[], None] = lambda: None,
+        before_apply: Sequence[Callable[[], None]] = (),
         beside: Callable[[int, Sequence[int]], Gradient] | None = None,
     ) -> None:
         """Looks once at what the updates do not move.
@@ -121,7 +121,7 @@ def update_policy(
     minibatches: int,
     cycle_masks: bool = False,
     job: Job,
-    before_apply: Callable[[], None] = lambda: None,
+    before_apply: Sequence[Callable[[], None]] = (),
     beside: Callable[[int, Sequence[int]], Gradient] | None = None,
 ) -> Iterator[UpdateMetrics]:
     """Updates the weights, once per item: ``epochs`` passes over the rows, each in ``minibatches`` of whole groups.
@@ -174,7 +174,8 @@ def update_jointly(
         optimizer.clear()
         gradients = [lesson.accumulate(totals) for lesson in lessons]
         for lesson in lessons:
-            lesson.before_apply()
+            for call in lesson.before_apply:
+                call()
         applied = optimizer.apply()
         yield tuple(one.applied(gradient, totals, applied) for one, gradient in zip(lessons, gradients, strict=True))
 

@@ -137,7 +137,9 @@ def test_rewards_and_advantages(name: str) -> None:
         valid_BR=torch.ones(len(said), len(rewards)).bool(),
     )
     group_B = torch.tensor(given.groups or [0] * len(said))
-    total_B = combine_rewards(scores, group_B, rewards=rewards, config=config.advantage, step=0).reward_B
+    total_B = combine_rewards(
+        scores, group_B, reward_functions=rewards, chain=Algorithm.of(config).advantages, step=0
+    ).reward_B
     torch.testing.assert_close(total_B, torch.tensor(given.rewards, dtype=torch.float64), rtol=0, atol=2e-6)
     if given.advantages:
         advantage_B = group_advantages(scores, group_B, Algorithm.of(config).advantages).advantage_B
