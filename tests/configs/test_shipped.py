@@ -73,7 +73,7 @@ def settings_in(name: str) -> list[tuple[str, Any]]:
     return [
         (key, [as_written(item) for item in value] if isinstance(value, list) else value)
         for key, value in leaves(written(name))
-        if key.split(".")[0] not in ("include", "method", "paper_hparams", "rewards")
+        if key.split(".")[0] not in ("include", "method", "paper_hparams", "use_paper_hparams", "rewards")
     ]
 
 
@@ -320,7 +320,7 @@ def test_second_attention_of_sd35_is_left_alone() -> None:
 def test_recipe_keeps_what_it_includes_and_accounts_for_what_it_changes(name: str) -> None:
     model, method, *task = written(name)["include"]
     resolved = plain(dump_config(load_config(name)))
-    published = list(leaves(written(method).get("paper_hparams", {}))) if written(name).get("paper_hparams") else []
+    published = list(leaves(written(method).get("paper_hparams", {}))) if written(name).get("use_paper_hparams") else []
     layers = [settings_in(model), settings_in(method), published, *map(settings_in, task), settings_in(name)]
     expected = {key: value for layer in layers for key, value in layer}
     assert {key: found_at(resolved, key) for key in expected if key != "evaluation.rewards"} == {
