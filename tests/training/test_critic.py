@@ -190,4 +190,4 @@ def test_doctor_asks_the_critic(tmp_path: Path) -> None:
     findings = examine(config_of(tmp_path), policy, [NamedReward("sometimes", sometimes)], prompts_of("llama"))
     (found,) = [finding for finding in findings if finding.check == "critic"]
     assert found.ok
-    assert re.fullmatch(r"expects 0 to 0 of \d+ decisions", found.measured)
+    assert re.fullmatch(r"predicts 0 to 0 of \d+ decisions", found.measured)
