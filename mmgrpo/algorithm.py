@@ -477,7 +477,10 @@ def _nested_sampler(value: Any, key: str) -> PromptSampler:
 
 
 def require_advantages(algorithm: Algorithm) -> None:
-    """Checks that the run has what estimators and filters read, and that filters leave a member of a group out.
+    """Checks that the run has the inputs of estimators and filters, and that filters leave a member of a group out.
+
+    Args:
+        algorithm: the composed algorithm, with its configuration.
 
     Raises:
         ConfigError: an estimator reads tokens, turns or rewards of turns that the run lacks, or a filter keeps all

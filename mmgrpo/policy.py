@@ -116,6 +116,12 @@ class NamedWeights(ABC):
     def using(self, name: str) -> AbstractContextManager[None]:
         """A context in which the policy has the weights of that name, frozen; ``reference`` always exists.
 
+        Args:
+            name: name of the weights, as given to ``store``.
+
+        Returns:
+            The context manager.
+
         Raises:
             ConfigError: no weights have that name.
         """

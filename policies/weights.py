@@ -94,6 +94,9 @@ class Weights(NamedWeights):
 
         A reference that was never stored is the adapters switched off, or a copy of the full weights at its first use.
 
+        Args:
+            name: one of ``names``.
+
         Raises:
             ConfigError: no weights have that name.
         """

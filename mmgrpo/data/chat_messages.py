@@ -58,7 +58,7 @@ def parse_conversation(
     ``prepare_multimodal_messages``.
 
     Args:
-        given: the messages, each as ``parse_message`` returns it.
+        messages: the messages, each as ``parse_message`` returns it.
         row_media: the row's media by kind.
         tags: whether ``<image>``, ``<video>`` and ``<audio>`` in a content that is a text are placeholders.
         location: location of the row.

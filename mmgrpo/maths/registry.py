@@ -27,7 +27,7 @@ class Registry(Mapping[str, Value], Generic[Value]):
         """A registry.
 
         Args:
-            stated: functions by name; another registry stays one, so that what it gains is here too.
+            *stated: functions by name; another registry stays one, so that what it gains is here too.
         """
         self._stated = stated
         self._registered: dict[str, Value] = {}

@@ -139,7 +139,7 @@ def update_policy(
         beside: adds further gradient, given the update's number and this process's rows (``Auxiliaries.beside``).
 
     Yields:
-        Update: what was done, update by update.
+        UpdateMetrics: the metrics of each update, in order.
     """
     lesson = UpdatePlan(policy, advantages, objective, job=job, before_apply=before_apply, beside=beside)
     passes = {"epochs": epochs, "minibatches": minibatches, "cycle_masks": cycle_masks}
@@ -166,7 +166,7 @@ def update_jointly(
         cycle_masks: likewise.
 
     Yields:
-        tuple[Update, ...]: an update, as each of the lessons took part in it.
+        tuple[UpdateMetrics, ...]: the metrics of each update, one per lesson.
     """
     for number in range(epochs * minibatches):
         parts = [one.begin(number, epochs=epochs, minibatches=minibatches, cycle_masks=cycle_masks) for one in lessons]
