@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image
-
 from mmgrpo.errors import DataError
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
+    from PIL import Image
     from torch import Tensor
 
 MAX_RATE = 768_000

@@ -8,25 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-from PIL import Image
-
 from mmgrpo.data.history import NOTHING, Context, History
-from mmgrpo.data.image_loading import load_image
 from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.system.lazy import PIL_Image as Image
+from mmgrpo.system.lazy import numpy as np
 from mmgrpo.types import Prompt
 
 IMAGE_CONTEXTS: Registry[Callable[..., Context]] = Registry()
 """Contexts that spoil images, by name; called with their settings."""
 
-Spoil = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+Spoil = Callable[["np.ndarray", "np.random.Generator"], "np.ndarray"]
 """Pixels (H, W, 3) of 0 to 255 and random numbers -> pixels."""
 
 
 def corrupt_images(
     prompt: Prompt, member: int, history: History = NOTHING, *, spoil: Spoil, per_member: bool
 ) -> Prompt | None:
+    from mmgrpo.data.image_loading import load_image  # here, as it imports pillow, which explain does without
+
     if len(prompt.images) == 0:
         return None
     keys = (member,) if per_member else ()

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
+from mmgrpo.system.lazy import PIL_Image as Image
 from mmgrpo.types import Audio, Prompt
 
 ID_COLUMNS = ("id", "uid", "_id", "index")

@@ -1,4 +1,4 @@
-"""Imports on first use, so that formulas, signatures and settings can be read without torch."""
+"""Imports on first use, so that formulas, signatures and settings can be read without torch, numpy and pillow."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as numpy
+    import PIL.Image as PIL_Image
     import torch as torch
 else:
 
@@ -18,6 +20,8 @@ else:
             return getattr(importlib.import_module(self.__name__), name)
 
     torch = _FirstUse("torch")
+    numpy = _FirstUse("numpy")
+    PIL_Image = _FirstUse("PIL.Image")
 
 
 def exports(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
-
 from mmgrpo.data.corruption import IMAGE_CONTEXTS, corrupt_images
 from mmgrpo.data.history import Context
 from mmgrpo.errors import ConfigError
+from mmgrpo.system.lazy import numpy as np
 
 
 @IMAGE_CONTEXTS.register

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from mmgrpo.data.contexts import CONTEXTS
 from mmgrpo.data.corruption import IMAGE_CONTEXTS, corrupt_images
 from mmgrpo.data.history import NOTHING, Context, History
@@ -15,6 +13,7 @@ from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Estimator, Feedback
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.terms import ratio_of
+from mmgrpo.system.lazy import numpy as np
 from mmgrpo.system.lazy import torch
 from mmgrpo.types import Prompt
 from mmgrpo.values import ENTROPY, of_view
