@@ -25,7 +25,7 @@ FORMATS = ("wav", "w64", "aiff", "au", "flac", "mp3", "ogg", "mov", "matroska", 
 MAX_VALUES = 2**27
 """Values that a sound may unpack to: 25 minutes of 44.1 kHz stereo."""
 FULL_SCALE = 2**15
-HELD = ("data", "bytes", "path")
+FILE_KEYS = ("data", "bytes", "path")
 """Keys under which a mapping may hold a file."""
 
 
@@ -56,12 +56,12 @@ def load_audio(sound: object) -> Audio:
     if isinstance(sound, Mapping):
         if sound.get("array") is not None:
             return audio_from_array(sound["array"], sound.get("sampling_rate"))
-        held = next((sound[key] for key in HELD if sound.get(key) is not None), None)
-        if held is not None:
-            return load_audio(held)
+        stored = next((sound[key] for key in FILE_KEYS if sound.get(key) is not None), None)
+        if stored is not None:
+            return load_audio(stored)
     if callable(getattr(sound, "get_all_samples", None)):
-        whole: Any = sound.get_all_samples()  # pyright: ignore[reportAttributeAccessIssue]
-        return audio_from_array(whole.data, whole.sample_rate)
+        samples: Any = sound.get_all_samples()  # pyright: ignore[reportAttributeAccessIssue]
+        return audio_from_array(samples.data, samples.sample_rate)
     raise DataError(
         "a sound must be a path, bytes, base64, an mmgrpo.types.Audio or a mapping with 'array' and 'sampling_rate', "
         f"'bytes' or 'path', got a {type(sound).__name__}"
@@ -85,9 +85,9 @@ def audio_from_array(array: Any, rate: Any) -> Audio:
         raise DataError("a sound holds values that are not finite numbers; replace it or leave its row out")
     if values.shape[0] > values.shape[1]:
         values = values.T
-    is_whole = isinstance(rate, np.integer) or (isinstance(rate, float) and rate.is_integer())
-    whole: Any = int(rate) if is_whole else rate
-    return Audio(values.clamp(-1, 1).contiguous(), whole)
+    is_integer = isinstance(rate, np.integer) or (isinstance(rate, float) and rate.is_integer())
+    rate_hz: Any = int(rate) if is_integer else rate
+    return Audio(values.clamp(-1, 1).contiguous(), rate_hz)
 
 
 def encode_wav(audio: Audio) -> bytes:
@@ -115,14 +115,14 @@ def decode_audio_text(text: str) -> bytes | None:
     if not head and (len(text) < 64 or "://" in text):
         return None
     try:
-        found = base64.b64decode(data, validate=True)
+        payload = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError) as error:
         if not head:
             return None
         raise DataError(f"the sound {text[:40]}... is not base64: {error}") from error
-    if head and not (comma and found):
+    if head and not (comma and payload):
         raise DataError(f"the sound {text[:40]} is a data: URL that holds no data; is it cut off?")
-    return found
+    return payload
 
 
 def require_audio(item: str | bytes, name: str) -> None:

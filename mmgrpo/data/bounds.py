@@ -23,7 +23,7 @@ MAX_EXPANSION = 200
 MIN_BYTES = 2**28
 """What any file may expand to."""
 
-_READ_WHOLE_BYTES = 2**26  # larger parquet files of a folder are not read twice
+_MAX_CHECKED_BYTES = 2**26  # larger parquet files of a folder are not read twice
 
 
 def _arrow_stream(codec: str) -> Callable[[Path], IO[bytes]]:
@@ -109,7 +109,7 @@ def require_bounded(folder: Path) -> None:
             _require_within(path, _zip_size(path), limit_of(path))
         elif packed := next((packed for mark, packed in _COMPRESSED.items() if head.startswith(mark)), None):
             _require_stream(path, *packed)
-        elif path.stat().st_size <= _READ_WHOLE_BYTES:
+        elif path.stat().st_size <= _MAX_CHECKED_BYTES:
             if path.suffix == ".parquet":
                 for _ in parquet_batches(path)[0]:
                     pass

@@ -80,7 +80,7 @@ def parse_conversation(
             raise DataError(_mismatch(kind, num_waiting, len(row_media[kind]), location))
     queues = {kind: iter(media) for kind, media in row_media.items()}
     slots_media = [(slot, slot.medium or next(queues[slot.kind])) for slot in _slots(turns)]
-    parts = iter([_shown_part(slot, medium, location) for slot, medium in slots_media])
+    parts = iter([_media_part(slot, medium, location) for slot, medium in slots_media])
     for turn in turns:
         if isinstance(turn["content"], list):
             turn["content"] = [next(parts) if isinstance(part, Slot) else part for part in turn["content"]]
@@ -91,7 +91,7 @@ def parse_conversation(
     )
 
 
-def _shown_part(slot: Slot, medium: Medium, location: RowLocation) -> dict[str, Any]:
+def _media_part(slot: Slot, medium: Medium, location: RowLocation) -> dict[str, Any]:
     part = {"type": slot.kind, **slot.options, **medium.options}
     require_options(slot.kind, part, location.where)
     return part
@@ -178,11 +178,11 @@ def _as_parts(content: str | list[Any]) -> list[Any]:
 
 
 def _mismatch(kind: str, num_waiting: int, num_media: int, location: RowLocation) -> str:
-    one, several = COLUMNS[kind]
+    column, list_column = COLUMNS[kind]
     return (
-        f"{location.where}: the messages hold {num_waiting} {kind} placeholders and the row {num_media} {several} for "
-        f"them; write one <{kind}> tag or {kind} part for each in '{one}' or '{several}', or no placeholder at all to "
-        f"show them before the first user turn"
+        f"{location.where}: the messages hold {num_waiting} {kind} placeholders and the row {num_media} {list_column} "
+        f"for them; write one <{kind}> tag or {kind} part for each in '{column}' or '{list_column}', or no placeholder "
+        f"at all to show them before the first user turn"
     )
 
 

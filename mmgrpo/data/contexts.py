@@ -24,7 +24,7 @@ from mmgrpo.types import Prompt, Sample
 CONTEXTS: Registry[Callable[..., Context]] = Registry(IMAGE_CONTEXTS, SYSTEM_CONTEXTS)
 """Contexts by the name that ``rollout.prompt_templates`` and ``views`` use; called with their settings."""
 
-PLACE = re.compile(r"{([^{}]+)}")
+PLACEHOLDER = re.compile(r"{([^{}]+)}")
 """What a text names in braces."""
 
 PEER = "{prompt}\n\nAnother answer, which is right:\n\n{answer}\n\nNow answer the question."
@@ -36,7 +36,7 @@ def template(*, text: str) -> Context:
 
     Raises: ConfigError for a text that would be the same for all prompts; DataError where a row has no such column.
     """
-    if not PLACE.search(text):
+    if not PLACEHOLDER.search(text):
         raise ConfigError(f"the text of a template holds {{prompt}}, or the {{COLUMN}} of its row, got {text!r:.80}")
     return partial(in_template, text=text)
 
@@ -123,10 +123,10 @@ def draft(*, of: str, text: str, right: str = "", wrong: str = "", at_least: flo
     return partial(_after_draft, choose=DRAFTS[of], text=text, verdicts=(right, wrong), at_least=at_least)
 
 
-def require_places(what: str, text: str, *places: str) -> None:
-    if any("{" + place + "}" not in text for place in places):
-        named = " and ".join("{" + place + "}" for place in places)
-        raise ConfigError(f"the text of a {what} holds {named}, got {text!r:.80}")
+def require_places(what: str, text: str, *names: str) -> None:
+    if any("{" + name + "}" not in text for name in names):
+        placeholders = " and ".join("{" + name + "}" for name in names)
+        raise ConfigError(f"the text of a {what} holds {placeholders}, got {text!r:.80}")
 
 
 def compile_pattern(name: str, pattern: str) -> re.Pattern[str]:
@@ -162,8 +162,8 @@ def _after_peer(
     peer = next((sample for sample in right if sample.member != member), None)
     if peer is None or (wrong_alone and any(sample.member == member for sample in right)):
         return None
-    written = require_text_of(peer)
-    answer = written if omitted is None else omitted.sub("", written)
+    text_of_peer = require_text_of(peer)
+    answer = text_of_peer if omitted is None else omitted.sub("", text_of_peer)
     return with_text(prompt, fill_template(prompt, text, {"answer": answer}))
 
 
@@ -179,14 +179,14 @@ def require_text_of(sample: Sample) -> str:
 
 def _best(scored: Sequence[Scored], member: int) -> Scored:
     del member
-    return max(scored, key=lambda one: float("-inf") if one[1] is None else one[1])
+    return max(scored, key=lambda pair: float("-inf") if pair[1] is None else pair[1])
 
 
-def _own(scored: Sequence[Scored], member: int) -> Scored:
+def _of_member(scored: Sequence[Scored], member: int) -> Scored:
     return scored[member % len(scored)]
 
 
-DRAFTS: Mapping[str, Callable[[Sequence[Scored], int], Scored]] = MappingProxyType({"best": _best, "own": _own})
+DRAFTS: Mapping[str, Callable[[Sequence[Scored], int], Scored]] = MappingProxyType({"best": _best, "own": _of_member})
 """Which answer of its group ``draft`` shows to a member, by name."""
 
 
@@ -203,34 +203,33 @@ def _after_draft(
     scored = list(zip(history.samples, history.rewards, strict=True))
     if not scored:
         return prompt
-    chosen, reward = choose(scored, member)
-    verdict = verdicts[0] if reward is not None and reward >= at_least else verdicts[1]
-    return with_text(
-        prompt,
-        fill_template(prompt, text, {"draft": require_text_of(chosen), "verdict": fill_template(prompt, verdict, {})}),
-    )
+    answer, reward = choose(scored, member)
+    verdict_text = verdicts[0] if reward is not None and reward >= at_least else verdicts[1]
+    values = {"draft": require_text_of(answer), "verdict": fill_template(prompt, verdict_text, {})}
+    return with_text(prompt, fill_template(prompt, text, values))
 
 
 def text_column(name: str, prompt: Prompt, column: str) -> str:
     """A text that the prompt's row brings along."""
-    whole = prompt.columns.get(column)
-    if not isinstance(whole, str):
+    value = prompt.columns.get(column)
+    if not isinstance(value, str):
         raise DataError(f"{name} needs a text in the column {column!r}; the row has {sorted(prompt.columns)}")
-    return whole
+    return value
 
 
 def _after_answers(
     prompt: Prompt, member: int, history: History = NOTHING, *, text: str, pattern: re.Pattern | None, each: str
 ) -> Prompt | None:
     del member
-    found = [_matched(require_text_of(sample), pattern) for sample in history.samples]
-    if not found or any(one is None for one in found):
+    answers = [_matched(require_text_of(sample), pattern) for sample in history.samples]
+    if not answers or any(answer is None for answer in answers):
         return None
-    answers = {f"answer_{number}": str(answer) for number, answer in enumerate(found, 1)}
-    shown = [each.replace("{number}", str(n)).replace("{answer}", str(answer)) for n, answer in enumerate(found, 1)]
-    return with_text(
-        prompt, fill_template(prompt, text, {**answers, "answer": answers["answer_1"], "answers": "\n\n".join(shown)})
-    )
+    values = {f"answer_{number}": str(answer) for number, answer in enumerate(answers, 1)}
+    numbered = [
+        each.replace("{number}", str(n)).replace("{answer}", str(answer)) for n, answer in enumerate(answers, 1)
+    ]
+    values |= {"answer": values["answer_1"], "answers": "\n\n".join(numbered)}
+    return with_text(prompt, fill_template(prompt, text, values))
 
 
 def _matched(text: str, pattern: re.Pattern | None) -> str | None:
@@ -242,16 +241,16 @@ def _matched(text: str, pattern: re.Pattern | None) -> str | None:
 
 def fill_template(prompt: Prompt, text: str, further: Mapping[str, str]) -> str:
     """The text with what its places stand for; what comes in is not looked at for places again."""
-    known = {**prompt.columns, "prompt": prompt.text, **further}
+    values = {**prompt.columns, "prompt": prompt.text, **further}
 
-    def found(place: re.Match) -> str:
-        if place[1] not in known and not place[1].isidentifier():
-            return place[0]
-        if place[1] not in known:
-            raise DataError(f"a context asks for the column {place[1]!r}; the row has {sorted(prompt.columns)}")
-        return str(known[place[1]])
+    def replacement(match: re.Match) -> str:
+        if match[1] not in values and not match[1].isidentifier():
+            return match[0]
+        if match[1] not in values:
+            raise DataError(f"a context asks for the column {match[1]!r}; the row has {sorted(prompt.columns)}")
+        return str(values[match[1]])
 
-    return PLACE.sub(found, text)
+    return PLACEHOLDER.sub(replacement, text)
 
 
 def with_text(prompt: Prompt, text: str) -> Prompt:

@@ -31,7 +31,7 @@ def corrupt_images(
         return None
     keys = (member,) if per_member else ()
     images = []
-    for place, image in enumerate(prompt.images):
-        random = np.random.default_rng(derive_seed(history.seed, *keys, place))
+    for index, image in enumerate(prompt.images):
+        random = np.random.default_rng(derive_seed(history.seed, *keys, index))
         images.append(Image.fromarray(spoil(np.asarray(load_image(image)), random)))
     return replace(prompt, images=images)

@@ -66,7 +66,7 @@ def load_images(value: object) -> list[Image.Image]:
     if value is None:
         return []
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
-        return [load_image(one) for one in value]
+        return [load_image(image) for image in value]
     return [load_image(value)]
 
 
@@ -75,11 +75,11 @@ def load_image_column(columns: Mapping[str, object], name: str) -> list[Image.Im
 
     Raises: DataError if one cannot be opened, and how a path is found that lies beside the data file.
     """
-    found = columns.get(name)
+    value = columns.get(name)
     try:
-        return load_images(found)
+        return load_images(value)
     except DataError as error:
-        if not isinstance(found, str | list):
+        if not isinstance(value, str | list):
             raise
         raise DataError(f"column '{name}': {error}; prompts.pictures: [{name}] looks beside the data file") from error
 
@@ -153,11 +153,11 @@ def require_pixels(width: int, height: int) -> None:
 
 def apply_orientation(image: Image.Image) -> Image.Image:
     """The image turned as its EXIF orientation says, in its own mode and with the format of its file."""
-    turned = ImageOps.exif_transpose(image)
-    turned.format = image.format
+    upright = ImageOps.exif_transpose(image)
+    upright.format = image.format
     if getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == 0:
-        turned.info[WHITE_IS_ZERO] = True  # the tag itself belongs to the file
-    return turned
+        upright.info[WHITE_IS_ZERO] = True  # the tag itself belongs to the file
+    return upright
 
 
 def decode_image_text(text: str) -> bytes | None:
@@ -168,12 +168,12 @@ def decode_image_text(text: str) -> bytes | None:
     if text.startswith("data:"):
         head, comma, data = text.partition(",")
         try:
-            found = base64.b64decode(data, validate=True) if head.endswith(";base64") else unquote_to_bytes(data)
+            payload = base64.b64decode(data, validate=True) if head.endswith(";base64") else unquote_to_bytes(data)
         except binascii.Error as error:
             raise DataError(f"the image {text[:40]}... is not base64 as it says: {error}") from error
-        if not comma or not found:
+        if not comma or not payload:
             raise DataError(f"the image {text[:40]} is a data: URL that holds no data; is it cut off?")
-        return found
+        return payload
     if not _BASE64.fullmatch(text):
         return None
     try:
@@ -229,9 +229,9 @@ def _source(image: object) -> Image.Image | bytes | Path:
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
     if isinstance(image, Mapping):
-        held = image.get("bytes") or image.get("path")
-        if held is not None:
-            return _source(held)
+        stored = image.get("bytes") or image.get("path")
+        if stored is not None:
+            return _source(stored)
     if isinstance(image, str):
         data = None if os.path.exists(path_from_text(image)) else decode_image_text(image)
         return Path(require_local_file(image)) if data is None else data

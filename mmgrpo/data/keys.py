@@ -30,15 +30,15 @@ def prompt_keys(prompts: Sequence[Prompt]) -> tuple[str, ...]:
         Keys that are the same in every process and every run on the same rows, in the prompts' order.
     """
     for name in ID_COLUMNS:
-        named = [prompt.columns.get(name) for prompt in prompts]
-        plain = all(isinstance(one, str | int) and not isinstance(one, bool) for one in named)
-        if plain and len({str(one) for one in named}) == len(named):
-            return tuple(str(one) for one in named)
-    seen: Counter[str] = Counter()
+        ids = [prompt.columns.get(name) for prompt in prompts]
+        is_plain = all(isinstance(value, str | int) and not isinstance(value, bool) for value in ids)
+        if is_plain and len({str(value) for value in ids}) == len(ids):
+            return tuple(str(value) for value in ids)
+    counts: Counter[str] = Counter()
     keys = []
     for content in map(_content_hash, prompts):
-        keys.append(f"{content}.{seen[content]}" if seen[content] else content)
-        seen[content] += 1
+        keys.append(f"{content}.{counts[content]}" if counts[content] else content)
+        counts[content] += 1
     return tuple(keys)
 
 
@@ -46,15 +46,15 @@ def _content_hash(prompt: Prompt) -> str:
     media = [_names(prompt.images), _names(prompt.videos), *([_names(prompt.audios)] if len(prompt.audios) else [])]
     columns = [[str(name), prompt.columns[name]] for name in sorted(prompt.columns, key=str)]
     content = [prompt.text, prompt.messages, prompt.negative, columns, media]
-    written = json.dumps(content, default=_described, skipkeys=True, ensure_ascii=False)
-    return hashlib.blake2b(written.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+    json_text = json.dumps(content, default=_described, skipkeys=True, ensure_ascii=False)
+    return hashlib.blake2b(json_text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
 def _names(media: Sequence[Any]) -> list[Any]:
     """Files by their names; what would be decoded as it is read is only counted."""
     if not isinstance(media, tuple | list):
         return [None] * len(media)
-    return [Path(one).name if isinstance(one, str | Path) else one for one in media]
+    return [Path(medium).name if isinstance(medium, str | Path) else medium for medium in media]
 
 
 def _described(value: Any) -> Any:

@@ -56,9 +56,11 @@ def options_of(prompt: Prompt, kind: str) -> list[dict[str, Any]]:
     """The options beside each of a prompt's images or videos, in their order; an empty dict where there are none."""
     contents = [turn["content"] for turn in prompt.messages or () if isinstance(turn["content"], Sequence)]
     parts = [part for content in contents if not isinstance(content, str) for part in content]
-    found = [{name: part[name] for name in OPTIONS[kind] if name in part} for part in parts if part.get("type") == kind]
+    options = [
+        {name: part[name] for name in OPTIONS[kind] if name in part} for part in parts if part.get("type") == kind
+    ]
     media = prompt.images if kind == "image" else prompt.videos
-    return found if len(found) == len(media) else [{} for _ in media]
+    return options if len(options) == len(media) else [{} for _ in media]
 
 
 def bounds_of(options: Mapping[str, Any], least: int, most: int) -> tuple[int, int]:

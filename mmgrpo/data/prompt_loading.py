@@ -112,8 +112,8 @@ def load_prompts(
         raise DataError(f"{where} holds no prompts; it needs at least one")
     for name in rules.pictures:
         if not any(name in prompt.columns for prompt in prompts):
-            there = ", ".join(dict.fromkeys(column for prompt in prompts for column in prompt.columns)) or "none"
-            raise DataError(f"pictures names the column '{name}', which no row of {where} has; there are {there}")
+            columns = ", ".join(dict.fromkeys(column for prompt in prompts for column in prompt.columns)) or "none"
+            raise DataError(f"pictures names the column '{name}', which no row of {where} has; there are {columns}")
     return prompts
 
 
@@ -232,7 +232,7 @@ def _read(source: str, split: str | None, rules: _ReadingRules) -> Iterable[Prom
 
 def _live(dataset: Dataset | DatasetDict, split: str | None, rules: _ReadingRules) -> Iterator[Prompt]:
     rules = replace(rules, allow_outside=True)  # the caller, who passed the dataset, trusts its media
-    return _from_dataset(_one_split(dataset, "the dataset", split), rules, "the dataset", None)
+    return _from_dataset(_select_split(dataset, "the dataset", split), rules, "the dataset", None)
 
 
 def _from_python(source: str) -> list[Prompt]:
@@ -299,7 +299,7 @@ def _from_folder(path: Path, split: str | None, rules: _ReadingRules) -> Iterato
     from datasets import load_from_disk
 
     if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
-        return _from_dataset(_one_split(load_from_disk(path), str(path), split), rules, str(path), path)
+        return _from_dataset(_select_split(load_from_disk(path), str(path), split), rules, str(path), path)
     files = [path / pattern.format(split) for pattern in _SPLIT_FILES if split is not None]
     for file in files:
         if file.is_file():
@@ -322,10 +322,10 @@ def _from_hub(source: str, split: str | None, rules: _ReadingRules) -> Iterator[
         cause = explain_load_error(name, error, kind="dataset")
         near = "" if local else f"; and as a path {missing_path_message(Path(source))}"
         raise DataError(f"as a dataset '{source}' cannot be loaded: {cause}{near}") from error
-    return _from_dataset(_one_split(loaded, source, split), rules, source, Path(source) if local else None)
+    return _from_dataset(_select_split(loaded, source, split), rules, source, Path(source) if local else None)
 
 
-def _one_split(loaded: Any, source: str, split: str | None) -> Any:
+def _select_split(loaded: Any, source: str, split: str | None) -> Any:
     from datasets import DatasetDict, IterableDatasetDict
 
     if not isinstance(loaded, DatasetDict | IterableDatasetDict):
@@ -356,8 +356,10 @@ def _from_table(dataset: Any, rules: _ReadingRules, where: str, folder: Path | N
         raise DataError(
             f"{where} has no column '{rules.text_column}'; set text_column to one of {dataset.column_names}"
         )
-    shown = [name for name in (form.column, *MEDIA_COLUMNS, *rules.pictures) if holds_media(dataset.features.get(name))]
-    encoded, plain = dataset.select_columns(shown).with_format("arrow"), dataset.remove_columns(shown)
+    media_columns = [
+        name for name in (form.column, *MEDIA_COLUMNS, *rules.pictures) if holds_media(dataset.features.get(name))
+    ]
+    encoded, plain = dataset.select_columns(media_columns).with_format("arrow"), dataset.remove_columns(media_columns)
     roots = rules.roots(folder)
     with_media = [name for name in plain.column_names if holds_media(plain.features[name])]
     as_stored = plain.select_columns(with_media).with_format("arrow")
@@ -366,9 +368,9 @@ def _from_table(dataset: Any, rules: _ReadingRules, where: str, folder: Path | N
         for name in with_media:  # before they are decoded, which would fetch them
             value, called = as_stored[number].column(name)[0].as_py(), f"{where}, row {number}, column '{name}'"
             require_reachable(value, called, allow_fetch=rules.allow_fetch, roots=roots)
-        found = read_row(partial(plain.__getitem__, number), f"{where}, row {number}") if plain.column_names else {}
-        found |= {name: _stored(encoded, number, name, rules.pictures) for name in shown}
-        return {name: without_null_keys(value) for name, value in found.items()}
+        values = read_row(partial(plain.__getitem__, number), f"{where}, row {number}") if plain.column_names else {}
+        values |= {name: _stored(encoded, number, name, rules.pictures) for name in media_columns}
+        return {name: without_null_keys(value) for name, value in values.items()}
 
     for number in range(len(dataset)):
         yield from rules.prompt(partial(row, number), f"{where}, row {number}", folder)

@@ -260,9 +260,9 @@ class RowLocation:
 
     def media(self, row: Mapping[str, Any], kind: str) -> list[Medium]:
         """The media of a kind in their columns, in order."""
-        one, several = COLUMNS[kind]
-        given = _listed(row.get(one), whole=kind == "video") + _listed(row.get(several))
-        return [self.medium(item, kind) for item in given]
+        column, list_column = COLUMNS[kind]
+        items = _listed(row.get(column), is_single=kind == "video") + _listed(row.get(list_column))
+        return [self.medium(item, kind) for item in items]
 
     def pictures(self, value: Any) -> Sequence[Any]:
         """The pictures of another column, one or a list, as a prompt holds them."""
@@ -297,10 +297,10 @@ class RowLocation:
         if not isinstance(item, str):
             return item
         path = path_from_text(item)
-        placed = path if self.folder is None else str(self.folder / path)
-        if os.path.exists(placed):
-            require_inside(placed, self.where, self.roots)
-            return placed
+        full_path = path if self.folder is None else str(self.folder / path)
+        if os.path.exists(full_path):
+            require_inside(full_path, self.where, self.roots)
+            return full_path
         try:
             data = _EMBEDDED[kind](item) if kind in _EMBEDDED else None
         except DataError as error:
@@ -311,7 +311,7 @@ class RowLocation:
             return self._elsewhere(item, kind)
         if self.folder is None:
             return item
-        raise DataError(f"{self.where}: {missing_path_message(Path(placed))}; paths count from {self.folder}")
+        raise DataError(f"{self.where}: {missing_path_message(Path(full_path))}; paths count from {self.folder}")
 
     def _elsewhere(self, source: str, kind: str) -> RemoteMedium:
         if kind == "video":
@@ -384,15 +384,17 @@ def _decoded(item: Any, kind: str) -> Any:
     try:
         return apply_orientation(open_image_file(BytesIO(item if isinstance(item, bytes) else item.data())))
     except UNREADABLE as error:
-        lies = f"row {item.row} of the dataset, column '{item.column}'," if isinstance(item, StoredMedium) else item
-        raise DataError(unreadable_message(lies.source if isinstance(lies, RemoteMedium) else lies, error)) from error
+        source = item.source if isinstance(item, RemoteMedium) else item
+        if isinstance(item, StoredMedium):
+            source = f"row {item.row} of the dataset, column '{item.column}',"
+        raise DataError(unreadable_message(source, error)) from error
 
 
-def _listed(value: Any, *, whole: bool = False) -> list[Any]:
-    """A column's media; a list is one medium where it stands for a ``whole`` video."""
+def _listed(value: Any, *, is_single: bool = False) -> list[Any]:
+    """The media of a column; ``is_single``: a list is one medium, the frames of a video."""
     if value is None:
         return []
-    return list(value) if isinstance(value, list | tuple) and not whole else [value]
+    return list(value) if isinstance(value, list | tuple) and not is_single else [value]
 
 
 def missing_path_message(path: Path) -> str:

@@ -28,19 +28,19 @@ class RowFormat:
         column: holds the prompt, as a text or as chat messages.
         always_tagged: ``<image>``, ``<video>`` and ``<audio>`` are placeholders even in a row without such columns.
         ends_in_reference: a last assistant turn is the reference answer, not part of the prompt.
-        is_kept: the column is one for the rewards too.
+        is_reward_column: the column is one for the rewards too.
     """
 
     column: str
     always_tagged: bool = False
     ends_in_reference: bool = False
-    is_kept: bool = False
+    is_reward_column: bool = False
 
 
 ROW_FORMATS = (
     RowFormat("prompt"),  # TRL, verl
     RowFormat("messages", always_tagged=True, ends_in_reference=True),  # ms-swift
-    RowFormat("problem", is_kept=True),  # EasyR1, R1-V
+    RowFormat("problem", is_reward_column=True),  # EasyR1, R1-V
 )
 """Known layouts; a row has the first whose column it holds."""
 
@@ -105,7 +105,7 @@ def prompt_of_row(
     has_options = any(medium.options for media in row_media.values() for medium in media)
     if isinstance(value, str) and ((tags and TAG.search(value)) or has_options):
         messages = [{"role": "user", "content": value}]
-    used = ("negative_prompt", *MEDIA_COLUMNS, *(() if form.is_kept else (form.column,)))
+    used = ("negative_prompt", *MEDIA_COLUMNS, *(() if form.is_reward_column else (form.column,)))
     columns = {name: value for name, value in row.items() if name not in used}
     columns |= {name: value for name, value in extra_columns.items() if columns.get(name) is None}
     columns |= {name: location.pictures(columns[name]) for name in pictures if columns.get(name) is not None}

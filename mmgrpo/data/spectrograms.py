@@ -49,11 +49,11 @@ def _spectrum(values_N: torch.Tensor, rate: int) -> np.ndarray:
     hop = max(1, (len(values_N) - window) // WIDTH)
     power_KF = power_spectrogram(values_N, window=window, hop=hop).numpy()
     frequency_Y = np.geomspace(rate / 2, min(LOWEST_HZ, rate / 4), SPECTRUM)
-    place_Y = (frequency_Y * window / rate).clip(0, len(power_KF) - 1)
-    place_X = np.linspace(0, power_KF.shape[1] - 1, WIDTH).round().astype(int)
-    floor_Y, share_Y = np.floor(place_Y).astype(int), (place_Y % 1)[:, None]
+    bin_Y = (frequency_Y * window / rate).clip(0, len(power_KF) - 1)
+    column_X = np.linspace(0, power_KF.shape[1] - 1, WIDTH).round().astype(int)
+    floor_Y, share_Y = np.floor(bin_Y).astype(int), (bin_Y % 1)[:, None]
     next_Y = np.minimum(floor_Y + 1, len(power_KF) - 1)
-    power_YX = ((1 - share_Y) * power_KF[floor_Y] + share_Y * power_KF[next_Y])[:, place_X]
+    power_YX = ((1 - share_Y) * power_KF[floor_Y] + share_Y * power_KF[next_Y])[:, column_X]
     level_YX = (10 * np.log10(power_YX + 1e-12) / RANGE_DB + 1).clip(0, 1)
     anchors = np.linspace(0, 1, len(COLOURS))
     channels = [np.interp(level_YX, anchors, channel) for channel in np.array(COLOURS).T]

@@ -64,8 +64,8 @@ class StepPrompts:
         self,
         prompts: Sequence[Prompt],
         keys: Sequence[str],
-        own: Sequence[int],
-        further: Callable[[], Sequence[int]],
+        sampled: Sequence[int],
+        extra: Callable[[], Sequence[int]],
         is_readable: Callable[[int], bool] = lambda index: True,
     ) -> None:
         """Replaces the unreadable prompts of the step.
@@ -73,8 +73,8 @@ class StepPrompts:
         Args:
             prompts: all prompts.
             keys: key of each prompt.
-            own: indices of the step's sampled prompts.
-            further: returns the indices of extra prompts, in order.
+            sampled: indices of the step's sampled prompts.
+            extra: returns the indices of extra prompts, in order.
             is_readable: whether the prompt at an index is readable.
 
         Raises:
@@ -83,13 +83,13 @@ class StepPrompts:
         self._prompts = prompts
         self._keys = keys
         self._is_readable = is_readable
-        self._rest = self._readable(further)
-        self._further: list[int] = []
-        readable = [index if is_readable(index) else None for index in own]
+        self._rest = self._readable(extra)
+        self._extra: list[int] = []
+        readable = [index if is_readable(index) else None for index in sampled]
         filled = [next(self._rest, None) if index is None else index for index in readable]
-        self._own = [index for index in filled if index is not None]
+        self._sampled = [index for index in filled if index is not None]
         self.num_replaced = sum(index is None for index in readable)
-        if len(self._own) < len(own):
+        if len(self._sampled) < len(sampled):
             raise DataError("a step cannot be filled: too few prompts are left that can be used")
 
     def prompt(self, number: int) -> Prompt:
@@ -101,15 +101,15 @@ class StepPrompts:
         return self._keys[self._index(number)]
 
     def _index(self, number: int) -> int:
-        if number < len(self._own):
-            return self._own[number]
-        extra = number - len(self._own)
-        while len(self._further) <= extra and (index := next(self._rest, None)) is not None:
-            self._further.append(index)
-        return (self._further or self._own)[extra % len(self._further or self._own)]
+        if number < len(self._sampled):
+            return self._sampled[number]
+        extra = number - len(self._sampled)
+        while len(self._extra) <= extra and (index := next(self._rest, None)) is not None:
+            self._extra.append(index)
+        return (self._extra or self._sampled)[extra % len(self._extra or self._sampled)]
 
-    def _readable(self, further: Callable[[], Sequence[int]]) -> Iterator[int]:
-        yield from (index for index in further() if self._is_readable(index))
+    def _readable(self, extra: Callable[[], Sequence[int]]) -> Iterator[int]:
+        yield from (index for index in extra() if self._is_readable(index))
 
 
 @final
@@ -197,13 +197,15 @@ class PromptStream:
         Returns:
             Pairs, source by source.
         """
-        return [(index, self._prompts[index]) for index in self._own(step, memory or self.memory)]
+        return [(index, self._prompts[index]) for index in self._sampled_indices(step, memory or self.memory)]
 
     def at_step(self, step: int, memory: Memory | None = None) -> StepPrompts:
         """Returns the prompts of a step by number: ``num_per_step`` sampled ones, then extra ones."""
         memory = memory or self.memory
-        own = self._own(step, memory)
-        return StepPrompts(self._prompts, self.keys, own, lambda: self._further(step, memory, own), self._is_readable)
+        sampled = self._sampled_indices(step, memory)
+        return StepPrompts(
+            self._prompts, self.keys, sampled, lambda: self._extra_indices(step, memory, sampled), self._is_readable
+        )
 
     @property
     def skips(self) -> bool:
@@ -222,16 +224,16 @@ class PromptStream:
                 logger.warning("prompt %d is left out, number %d of those that cannot be read: %s", index, num, fault)
         return self._faults[index] is None
 
-    def _own(self, step: int, memory: Memory) -> list[int]:
+    def _sampled_indices(self, step: int, memory: Memory) -> list[int]:
         chosen: list[int] = []
         for source, num, start in zip(self._sources, self._shares(step), self._starts_at(step), strict=True):
             indices = self._sample(source, step, memory, num, start) if num else []
             chosen += [source.indices[index] for index in indices]
         return chosen
 
-    def _further(self, step: int, memory: Memory, own: Sequence[int]) -> list[int]:
+    def _extra_indices(self, step: int, memory: Memory, sampled: Sequence[int]) -> list[int]:
         """Returns the indices of all other prompts in the sampler's order, the sources interleaved by weight."""
-        taken = set(own)
+        taken = set(sampled)
         ranked: list[tuple[float, int]] = []
         for source, weight in zip(self._sources, self._weights, strict=True):
             N = len(source.indices)

@@ -98,15 +98,15 @@ def open_video(source: str | Path | bytes) -> VideoFile:
         raise DataError(_unreadable(path, f"it is cut off: {len(spans)} of {num_named} frames are there"))
     if any(span.start is None for span in spans):
         spans = _decoded_spans(path, rate)
-    shown = {span.start: span for span in spans if span.start is not None and not span.is_discarded}
-    if not shown:
+    span_at = {span.start: span for span in spans if span.start is not None and not span.is_discarded}
+    if not span_at:
         raise DataError(_unreadable(path, "it has no frames"))
-    first, *_, last = sorted(shown) * 2
-    if last - first + (shown[last].duration or 1 / (rate or 1)) < MIN_COMPLETE * length:
+    first, *_, last = sorted(span_at) * 2
+    if last - first + (span_at[last].duration or 1 / (rate or 1)) < MIN_COMPLETE * length:
         raise DataError(_unreadable(path, f"it is cut off: {last - first:.2f} of {length:.2f} s are there"))
-    times_F = [time - first for time in sorted(shown)]
+    times_F = [time - first for time in sorted(span_at)]
     is_constant = rate > 0 and all(abs(time - n / rate) <= SLACK / rate for n, time in enumerate(times_F))
-    fps = rate if is_constant else _mean_rate(times_F, shown[last].duration)
+    fps = rate if is_constant else _mean_rate(times_F, span_at[last].duration)
     with _reading(path) as (container, stream):
         size = next(_frames_at(container, stream, [0.0])).size
     return VideoFile(path, times_F, fps, size, SLACK / fps if is_constant else 0.0)
@@ -158,21 +158,21 @@ def _mean_rate(times_F: Sequence[float], last_duration: float) -> float:
 
 def _frames_at(container: Any, stream: Any, times: Sequence[float]) -> Iterator[Image.Image]:
     """The last frame that is shown by each time (seconds after the first frame, ascending)."""
-    remaining, start, before = list(times), None, None
+    remaining, start, previous = list(times), None, None
     rate = float(stream.average_rate or 0)
     for number, frame in enumerate(_decoded(container, stream)):
         time = _time_of(frame, number, rate)
         start = time if start is None else start
-        while remaining and before is not None and time - start > remaining[0] + TICK_S:
-            yield _image_of(before)
+        while remaining and previous is not None and time - start > remaining[0] + TICK_S:
+            yield _image_of(previous)
             remaining.pop(0)
         if not remaining:
             return
-        before = frame
-    if before is None:
+        previous = frame
+    if previous is None:
         raise DataError(_unreadable(str(container.name), "it has no frames"))
     for _ in remaining:
-        yield _image_of(before)
+        yield _image_of(previous)
 
 
 def _decoded(container: Any, stream: Any) -> Iterator[Any]:
@@ -210,8 +210,8 @@ def _reading(path: str | bytes) -> Iterator[tuple[Any, Any]]:
     with container:
         streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
         if not streams:
-            held = "sound alone" if container.streams.audio else "no video"
-            raise DataError(_unreadable(path, f"it holds {held}"))
+            content = "sound alone" if container.streams.audio else "no video"
+            raise DataError(_unreadable(path, f"it holds {content}"))
         if streams[0].codec_context is None:
             raise DataError(_unreadable(path, "its codec is unknown"))
         try:
