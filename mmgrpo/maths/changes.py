@@ -75,9 +75,9 @@ def modulation_changed(modulated: Modulated, mask_BT: Tensor, bounds: Mapping[st
         if factor_BT is not None:
             changed_BT = changed_BT | (factor_BT != 1)
     for name, bound_BT in (("low", modulated.low_BT), ("high", modulated.high_BT)):
-        own = bounds.get(name)
+        default = bounds.get(name)
         if bound_BT is not None:
-            changed_BT = changed_BT | (torch.ones_like(mask_BT) if own is None else bound_BT != own)
+            changed_BT = changed_BT | (torch.ones_like(mask_BT) if default is None else bound_BT != default)
     return changed_count(changed_BT, mask_BT)
 
 

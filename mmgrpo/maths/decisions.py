@@ -97,12 +97,12 @@ class Decisions:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Decisions:
         """Every tensor changed in the same way: moved, or some cells of it taken."""
-        own: dict[str, Any] = {
+        tensors: dict[str, Any] = {
             each.name: change(tensor)
             for each in fields(self)
             if each.name.endswith("_BT") and (tensor := getattr(self, each.name)) is not None
         }
-        return replace(self, **own, values={value: change(tensor) for value, tensor in self.values.items()})
+        return replace(self, **tensors, values={value: change(tensor) for value, tensor in self.values.items()})
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for each in fields(self):

@@ -102,9 +102,9 @@ class Diagnostics:
             "policy/clip_low_frac": float(sums.clip_low_count / num_decisions),
             "policy/clip_high_frac": float(sums.clip_high_count / num_decisions),
         }
-        for name, known in sums.value_sums.items():
-            if known.count > 0:
-                metrics[f"policy/{name}_mean"] = float(known.total / known.count)
+        for name, value_sum in sums.value_sums.items():
+            if value_sum.count > 0:
+                metrics[f"policy/{name}_mean"] = float(value_sum.total / value_sum.count)
         if len(sums.loss_sums) > 1:
             metrics |= {f"policy/loss/{name}": float(loss) for name, loss in sums.loss_sums.items()}
         return metrics
@@ -130,14 +130,14 @@ def of_value(name: str, value_BT: Tensor, keep_BT: Tensor) -> dict[str, ValueSum
     return {name: ValueSum(total(keep_BT), total(value_BT.where(keep_BT, 0.0)))}
 
 
-def _added(mine: Mapping[str, T], theirs: Mapping[str, T], nothing: T) -> dict[str, T]:
-    return {name: mine.get(name, nothing) + theirs.get(name, nothing) for name in {**mine, **theirs}}
+def _added(left: Mapping[str, T], right: Mapping[str, T], nothing: T) -> dict[str, T]:
+    return {name: left.get(name, nothing) + right.get(name, nothing) for name in {**left, **right}}
 
 
-def _larger(mine: Tensor | float, theirs: Tensor | float) -> Tensor | float:
+def _larger(left: Tensor | float, right: Tensor | float) -> Tensor | float:
     """The larger of two numbers that are not negative, without waiting for the device."""
-    if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
-        return torch.maximum(mine, theirs)
-    if isinstance(mine, torch.Tensor) or isinstance(theirs, torch.Tensor):
-        return mine if isinstance(mine, torch.Tensor) else theirs  # the other one is the 0 of no decisions
-    return max(mine, theirs)
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return torch.maximum(left, right)
+    if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
+        return left if isinstance(left, torch.Tensor) else right  # the other one is the 0 of no decisions
+    return max(left, right)

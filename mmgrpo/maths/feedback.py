@@ -180,7 +180,7 @@ class Feedback:
     step: int = 0
     remembered: Mapping[str, Tensor] = field(default_factory=dict)
     exchanges: Turns | None = None
-    summed: Callable[[Tensor], Tensor] = lambda mine: mine
+    summed: Callable[[Tensor], Tensor] = lambda local: local
 
     def __post_init__(self) -> None:
         shape = self.mask_BT.shape
@@ -197,7 +197,9 @@ class Feedback:
             if vector is not None:
                 _require_vector(name, vector, shape[:1])
         matrices = ("segment_BT", "state_BT", "old_logprob_BT", "std_BT", "token_BT", "sampled_by_BT")
-        named = {name: getattr(self, name) for name in matrices} | {str(v): found for v, found in self.values.items()}
+        named = {name: getattr(self, name) for name in matrices} | {
+            str(v): value_BT for v, value_BT in self.values.items()
+        }
         named |= {f"scope_BT of {name}": scoped.scope_BT for name, scoped in self.scoped.items()}
         named |= {} if self.exchanges is None else {"scope_BT of the turns": self.exchanges.given.scope_BT}
         wrong = [name for name, tensor in named.items() if tensor is not None and tensor.shape != shape]
@@ -208,7 +210,7 @@ class Feedback:
 
     def __getitem__(self, value: Value) -> Tensor:
         """A value that was asked for, 0 where the mask is False. Raises ConfigError if it was not asked for."""
-        found_BT = self._named("value", str(value), {str(known): found for known, found in self.values.items()})
+        found_BT = self._named("value", str(value), {str(key): value_BT for key, value_BT in self.values.items()})
         return found_BT.where(self.mask_BT, 0.0)
 
     def reward(self, name: str) -> Column:
@@ -268,11 +270,11 @@ class Feedback:
         """
         return row_mean(value_BT, self.mask_BT)
 
-    def _named(self, kind: str, name: str, known: Mapping[str, Known]) -> Known:
-        if name not in known:
-            there = ", ".join(known) or "none"
-            raise ConfigError(f"no {kind} {name!r} is known of these samples; there are: {there}")
-        return known[name]
+    def _named(self, kind: str, name: str, values: Mapping[str, Known]) -> Known:
+        if name not in values:
+            names = ", ".join(values) or "none"
+            raise ConfigError(f"no {kind} {name!r} is known of these samples; there are: {names}")
+        return values[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

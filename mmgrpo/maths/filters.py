@@ -133,10 +133,10 @@ def standardised_among(
     keep_B = keep(feedback, advantage_BT)
     advantage_B = torch.zeros_like(feedback.reward_B)
     for rows in members(feedback):
-        kept = rows[keep_B[rows]]
-        reward_G = feedback.reward_B[kept]
-        if len(kept) > 1 and bool((reward_G != reward_G[0]).any()):
-            advantage_B[kept] = (reward_G - reward_G.mean()) / (reward_G.std() + eps)
+        kept_rows = rows[keep_B[rows]]
+        reward_G = feedback.reward_B[kept_rows]
+        if len(kept_rows) > 1 and bool((reward_G != reward_G[0]).any()):
+            advantage_B[kept_rows] = (reward_G - reward_G.mean()) / (reward_G.std() + eps)
     return advantage_B[:, None].to(advantage_BT).expand_as(advantage_BT)
 
 

@@ -134,16 +134,16 @@ def forest(state_BT: Tensor, mask_BT: Tensor, group_B: Tensor) -> Forest:
     leaf_B1 = past + torch.arange(B)[:, None]
     following_BT = _following(mask_BT)
     next_BT = torch.cat([node_BT, leaf_B1], dim=1).gather(1, following_BT)
-    kept = mask_BT.nonzero(as_tuple=True)
-    names_M, number_K = torch.cat([node_BT[kept], next_BT[kept]]).unique(return_inverse=True)
+    cells = mask_BT.nonzero(as_tuple=True)
+    names_M, number_K = torch.cat([node_BT[cells], next_BT[cells]]).unique(return_inverse=True)
     from_BT, to_BT = torch.zeros_like(state_BT), torch.zeros_like(state_BT)
-    from_BT[kept], to_BT[kept] = number_K.chunk(2) if len(number_K) else (number_K, number_K)
+    from_BT[cells], to_BT[cells] = number_K.chunk(2) if len(number_K) else (number_K, number_K)
     depth_M, group_M = torch.zeros_like(names_M), torch.zeros_like(names_M)
     parent_M = torch.arange(len(names_M))
-    depth_M[to_BT[kept]] = before_BT[kept] + 1
-    group_M[from_BT[kept]] = group_B[:, None].expand(B, T)[kept]
-    group_M[to_BT[kept]] = group_B[:, None].expand(B, T)[kept]
-    parent_M[to_BT[kept]] = from_BT[kept]
+    depth_M[to_BT[cells]] = before_BT[cells] + 1
+    group_M[from_BT[cells]] = group_B[:, None].expand(B, T)[cells]
+    group_M[to_BT[cells]] = group_B[:, None].expand(B, T)[cells]
+    parent_M[to_BT[cells]] = from_BT[cells]
     return Forest(from_BT=from_BT, to_BT=to_BT, mask_BT=mask_BT, depth_M=depth_M, group_M=group_M, parent_M=parent_M)
 
 

@@ -39,12 +39,12 @@ def centred(reward: Tensor, valid: Tensor) -> Tensor:
 
     Shapes: (..., G), bool of the same -> the same.   Units: those of the reward.
     """
-    kept = reward.where(valid, 0.0)
-    mean = kept.sum(-1, keepdim=True) / valid.sum(-1, keepdim=True).clamp(min=1)
+    valid_reward = reward.where(valid, 0.0)
+    mean = valid_reward.sum(-1, keepdim=True) / valid.sum(-1, keepdim=True).clamp(min=1)
     highest = reward.where(valid, -torch.inf).amax(-1, keepdim=True)
     lowest = reward.where(valid, torch.inf).amin(-1, keepdim=True)
     # the mean of equal numbers need not be that number in floating point, and eps would not hide it
-    return (kept - mean).where(valid & (highest > lowest), 0.0)
+    return (valid_reward - mean).where(valid & (highest > lowest), 0.0)
 
 
 def divided(deviation: Tensor, scale: Tensor) -> Tensor:

@@ -244,11 +244,11 @@ def detached(decisions: Decisions, value: Value) -> Tensor:
 
     Shapes: -> (B, T).   Raises: ConfigError if they do neither.
     """
-    own = {LOGPROB: decisions.logprob_BT, OLD_LOGPROB: decisions.old_logprob_BT, ADVANTAGE: decisions.advantage_BT}
-    return (own[value] if value in own else decisions[value]).detach()
+    tensors = {LOGPROB: decisions.logprob_BT, OLD_LOGPROB: decisions.old_logprob_BT, ADVANTAGE: decisions.advantage_BT}
+    return (tensors[value] if value in tensors else decisions[value]).detach()
 
 
-def _product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    if one is None or other is None:
-        return one if other is None else other
-    return one * other
+def _product(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+    if left is None or right is None:
+        return left if right is None else right
+    return left * right

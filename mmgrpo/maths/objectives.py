@@ -153,13 +153,13 @@ class Objective:
 
     def _terms(self) -> Iterator[Term]:
         if self.surrogate is not None:
-            own = SurrogateTerm(
+            surrogate = SurrogateTerm(
                 surrogate=self.surrogate,
                 ratio_level=self.ratio_level,
                 bound=self.bound,
                 normalised=self.normalise_ratio,
             ).as_term()
-            yield own if self.foreign is None else of_origins(own, (DRAWN,))
+            yield surrogate if self.foreign is None else of_origins(surrogate, (DRAWN,))
         if self.foreign is not None:
             yield self.foreign.as_term()
         if self.kl_beta > 0 and self.divergence is not None:
@@ -197,9 +197,9 @@ class Objective:
     @property
     def first_values(self) -> frozenset[Value]:
         """What has to be known of all decisions, without grad, before the first can be differentiated."""
-        looked_at = frozenset(value for one in self.modulations for value in one.values)
-        looked_at |= frozenset((ENTROPY,)) if self.selects_by_entropy else frozenset()
-        return looked_at if self.separable else looked_at | self.values
+        values = frozenset(value for modulation in self.modulations for value in modulation.values)
+        values |= frozenset((ENTROPY,)) if self.selects_by_entropy else frozenset()
+        return values if self.separable else values | self.values
 
     @property
     def needs_values(self) -> bool:
@@ -219,8 +219,8 @@ class Objective:
     @property
     def job_values(self) -> tuple[Value, ...]:
         """What selections and modulations have to know of the kept decisions of the whole job's update, in order."""
-        asked = {value for one in self.modulations for value in one.job}
-        return tuple(sorted(asked | ({ENTROPY} if self.selects_by_entropy else set()), key=str))
+        values = {value for modulation in self.modulations for value in modulation.job}
+        return tuple(sorted(values | ({ENTROPY} if self.selects_by_entropy else set()), key=str))
 
     @property
     def rollout_knows_values(self) -> bool:
@@ -318,10 +318,10 @@ class Objective:
                 "fill it from Objective.mean_weights"
             )
         parts = [term.loss(decisions) for term in self.terms]
-        value, found = parts[0].value, parts[0].diagnostics
+        value, diagnostics = parts[0].value, parts[0].diagnostics
         for part in parts[1:]:
-            value, found = value + part.value, found + part.diagnostics
-        return Loss(value, found + Diagnostics(num_decisions=total(decisions.mask_BT)))
+            value, diagnostics = value + part.value, diagnostics + part.diagnostics
+        return Loss(value, diagnostics + Diagnostics(num_decisions=total(decisions.mask_BT)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,16 +338,16 @@ class Adjusted:
 
 
 def _modulated(decisions: Decisions, modulations: Sequence[Modulated]) -> Decisions:
-    found = Modulated()
+    combined = Modulated()
     for modulation in modulations:
-        found = modulation.after(found)
-    weight_BT = decisions.weight_BT if found.loss_BT is None else decisions.weight_BT * found.loss_BT
+        combined = modulation.after(combined)
+    weight_BT = decisions.weight_BT if combined.loss_BT is None else decisions.weight_BT * combined.loss_BT
     return replace(
         decisions,
         weight_BT=weight_BT,
-        low_BT=found.low_BT,
-        high_BT=found.high_BT,
-        divergence_factor_BT=found.divergence_BT,
+        low_BT=combined.low_BT,
+        high_BT=combined.high_BT,
+        divergence_factor_BT=combined.divergence_BT,
     )
 
 

@@ -323,10 +323,10 @@ def ddim(step: Step, *, strength: float) -> Kernel:
         return _deterministic(step)
     alpha, sigma = step.level.alpha, step.level.sigma
     next_alpha, next_sigma = step.next_level.alpha, step.next_level.sigma
-    kept = alpha * next_sigma / next_alpha if next_alpha > 0 else math.inf
-    if kept > sigma * (1 + _ROUNDING):
+    scaled_next_sigma = alpha * next_sigma / next_alpha if next_alpha > 0 else math.inf
+    if scaled_next_sigma > sigma * (1 + _ROUNDING):
         raise ConfigError(f"ddim needs levels whose signal-to-noise ratio rises, got {step.level} -> {step.next_level}")
-    std = strength * next_sigma / sigma * math.sqrt(max(sigma**2 - kept**2, 0.0))
+    std = strength * next_sigma / sigma * math.sqrt(max(sigma**2 - scaled_next_sigma**2, 0.0))
     if std > next_sigma * (1 + _ROUNDING):
         raise ConfigError(
             f"ddim would add noise of std {std:.6g} where the next level holds {next_sigma:.6g}; "

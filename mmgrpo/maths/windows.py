@@ -67,9 +67,9 @@ def random_subset(
     Raises: ConfigError if there are fewer than ``size``, or it is neither a share nor whole.
     Source: Flow-Factory's ``num_sde_steps``; DanceGRPO's random fraction of timesteps, arXiv:2505.07818.
     """
-    whole = subset_size(size, (num_decisions if high is None else high) - low)
-    end = _checked_end(num_decisions, size=whole, low=low, high=high)
-    return tuple(sorted(random.Random(derive_seed(seed)).sample(range(low, end), whole)))
+    num_sampled = subset_size(size, (num_decisions if high is None else high) - low)
+    end = _checked_end(num_decisions, size=num_sampled, low=low, high=high)
+    return tuple(sorted(random.Random(derive_seed(seed)).sample(range(low, end), num_sampled)))
 
 
 def subset_size(size: float, num_decisions: int) -> int:

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 def agreement(feedback: Feedback, shares: str) -> list[tuple[Tensor, Tensor]]:
     """The members of each group of which the reward says a share above 0, and their shares."""
-    said = feedback.reward(shares)
-    known_B = said.valid_B & (said.value_B > 0)
+    column = feedback.reward(shares)
+    known_B = column.valid_B & (column.value_B > 0)
     of_members = (rows[known_B[rows]] for rows in members(feedback))
-    return [(rows, said.value_B[rows]) for rows in of_members if len(rows)]
+    return [(rows, column.value_B[rows]) for rows in of_members if len(rows)]
 
 
 def shared_prefix(token_GT: Tensor, mask_GT: Tensor, member: int) -> Tensor:

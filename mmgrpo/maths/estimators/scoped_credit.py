@@ -69,33 +69,33 @@ def from_parts(reward: str, weight: float, of: Values) -> Estimator:
 
 
 def _laid(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float, of: Values) -> Tensor:
-    said = feedback.scopes(reward)
-    value_BS = of(said, feedback.groups).where(said.valid_BS, 0.0)
-    return advantage_BT + weight * said.laid(value_BS).to(advantage_BT)
+    scoped = feedback.scopes(reward)
+    value_BS = of(scoped, feedback.groups).where(scoped.valid_BS, 0.0)
+    return advantage_BT + weight * scoped.laid(value_BS).to(advantage_BT)
 
 
-def by_scope(said: Scoped, groups: Groups, *, eps: float) -> Tensor:
-    return standardised_BS(said.value_BS.double(), said.valid_BS, groups, eps)
+def by_scope(scoped: Scoped, groups: Groups, *, eps: float) -> Tensor:
+    return standardised_BS(scoped.value_BS.double(), scoped.valid_BS, groups, eps)
 
 
-def _returns(said: Scoped, groups: Groups) -> Tensor:
+def _returns(scoped: Scoped, groups: Groups) -> Tensor:
     del groups
-    return to_end(said.value_BS.double().where(said.valid_BS, 0.0))
+    return to_end(scoped.value_BS.double().where(scoped.valid_BS, 0.0))
 
 
 def _segments(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float, below: float) -> Tensor:
-    said = feedback.scopes(reward)
-    S = said.value_BS.shape[1]
-    number_BT = said.scope_BT.where(feedback.mask_BT, -1)
+    scoped = feedback.scopes(reward)
+    S = scoped.value_BS.shape[1]
+    number_BT = scoped.scope_BT.where(feedback.mask_BT, -1)
     last_B1 = number_BT.amax(1, keepdim=True)
     ends_BS = torch.arange(S) >= last_B1
-    after_BS = torch.nn.functional.pad(said.value_BS[:, 1:], (0, 1)).double()
-    known_BS = torch.nn.functional.pad(said.valid_BS[:, 1:], (0, 1))
+    after_BS = torch.nn.functional.pad(scoped.value_BS[:, 1:], (0, 1)).double()
+    known_BS = torch.nn.functional.pad(scoped.valid_BS[:, 1:], (0, 1))
     after_BS = feedback.reward_B[:, None].where(ends_BS, after_BS)
-    known_BS = said.valid_BS & feedback.valid_B[:, None].where(ends_BS, known_BS)
-    change_BS = (after_BS - said.value_BS).where(known_BS, 0.0)
+    known_BS = scoped.valid_BS & feedback.valid_B[:, None].where(ends_BS, known_BS)
+    change_BS = (after_BS - scoped.value_BS).where(known_BS, 0.0)
     unlikely_BT = feedback.old_logprob_BT.exp() < below if below < 1 else torch.ones_like(feedback.mask_BT)
-    return advantage_BT + weight * said.laid(change_BS).where(unlikely_BT, 0.0).to(advantage_BT)
+    return advantage_BT + weight * scoped.laid(change_BS).where(unlikely_BT, 0.0).to(advantage_BT)
 
 
 def standardised_BS(value_BS: Tensor, valid_BS: Tensor, groups: Groups, eps: float) -> Tensor:

@@ -122,16 +122,16 @@ def _prune_width(feedback: Feedback, advantage_BT: Tensor, *, share: float) -> T
 
 def forest_of(feedback: Feedback) -> Forest:
     """The forest that was drawn where rows took over the beginnings of others, else the one that their states make."""
-    drawn = feedback.sampled_by_BT
-    states_BT = feedback.state_BT if drawn is None else drawn_states(drawn)
+    sampled_by_BT = feedback.sampled_by_BT
+    states_BT = feedback.state_BT if sampled_by_BT is None else drawn_states(sampled_by_BT)
     return forest(states_BT, feedback.mask_BT, feedback.group_B)
 
 
 def node_value(mean_of: str) -> NodeValue:
-    known = {"leaves": Forest.below, "children": Forest.expected}
-    if mean_of not in known:
+    means = {"leaves": Forest.below, "children": Forest.expected}
+    if mean_of not in means:
         raise ConfigError(f"the value of a node is the mean of its leaves or its children, not of {mean_of!r}")
-    return known[mean_of]
+    return means[mean_of]
 
 
 def node_pairs(one_M: Tensor, other_M: Tensor) -> Tensor:

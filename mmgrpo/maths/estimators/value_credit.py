@@ -30,8 +30,8 @@ def gae(*, gamma: float = 1.0, decay: float = 0.95, value: str = VALUE.name, vie
     Units: those of the reward; gamma and decay are dimensionless (1 and 0.95).
     Source: GAE, arXiv:1506.02438, eq. 16.
     """
-    asked = Value(value, view)
-    return Estimator(assign=partial(gae_BT, gamma=gamma, decay=decay, value=asked), values=(asked,))
+    source = Value(value, view)
+    return Estimator(assign=partial(gae_BT, gamma=gamma, decay=decay, value=source), values=(source,))
 
 
 def gae_BT(feedback: Feedback, advantage_BT: Tensor, *, gamma: float, decay: float, value: Value) -> Tensor:
@@ -83,11 +83,11 @@ def log_ratio(
     values = (teacher,) if scale == 1 else (teacher, ground)
 
     def assign(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
-        reward_BT, seen_BT = feedback[teacher] - feedback.old_logprob_BT, feedback.seen(view)
+        reward_BT, mask_BT = feedback[teacher] - feedback.old_logprob_BT, feedback.seen(view)
         if scale != 1:
             reward_BT = reward_BT + (scale - 1) * (feedback[teacher] - feedback[ground])
-            seen_BT = seen_BT & feedback.seen(base)
-        return keep * advantage_BT + weight * reward_BT.where(seen_BT, 0.0).to(advantage_BT)
+            mask_BT = mask_BT & feedback.seen(base)
+        return keep * advantage_BT + weight * reward_BT.where(mask_BT, 0.0).to(advantage_BT)
 
     return Estimator(assign=assign, values=values, unscored=True)
 
@@ -185,9 +185,9 @@ def imitated(*, reward: str, weight: float = 1.0) -> Estimator:
 
 
 def _imitated(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float) -> Tensor:
-    said, trains_B = feedback.reward(reward), feedback.length_B > 0
-    own_B = said.valid_B & trains_B
-    value_B = said.value_B.where(own_B, 0.0)
+    column, trains_B = feedback.reward(reward), feedback.length_B > 0
+    own_B = column.valid_B & trains_B
+    value_B = column.value_B.where(own_B, 0.0)
     others, total = feedback.summed(torch.stack([(trains_B & ~own_B).sum().double(), value_B.sum().double()]))
     share_B1 = (weight * value_B * others / total if total > 0 else value_B)[:, None].to(advantage_BT)
     return share_B1.expand_as(advantage_BT).where(own_B[:, None], advantage_BT)

@@ -148,12 +148,12 @@ class Round:
 
     def rewards(self) -> dict[int, dict[int, float]]:
         """The rewards of the members that any applied to, by member, of every prompt that has one."""
-        found: dict[int, dict[int, float]] = {}
-        columns = (one.tolist() for one in (self.prompt_B, self.member_B, self.reward_B, self.valid_B))
+        rewards_by_prompt: dict[int, dict[int, float]] = {}
+        columns = (column.tolist() for column in (self.prompt_B, self.member_B, self.reward_B, self.valid_B))
         for prompt, member, reward, valid in zip(*columns, strict=True):
             if valid:
-                found.setdefault(prompt, {})[member] = reward
-        return found
+                rewards_by_prompt.setdefault(prompt, {})[member] = reward
+        return rewards_by_prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,13 +194,13 @@ class Replay:
     total: int
 
 
-def trained(one: Round) -> Tensor:
+def trained(round_: Round) -> Tensor:
     """The rows of a round that may be trained on.
 
     Shapes: -> bool (B,).
     """
-    may = torch.tensor([request.trained for request in one.requests], dtype=torch.bool)
-    return may[one.request_B]
+    may = torch.tensor([request.trained for request in round_.requests], dtype=torch.bool)
+    return may[round_.request_B]
 
 
 def all_trained(rounds: Sequence[Round], setting: Setting) -> Sequence[Tensor]:
@@ -208,7 +208,7 @@ def all_trained(rounds: Sequence[Round], setting: Setting) -> Sequence[Tensor]:
 
     Shapes: -> bool (B,) of each round.
     """
-    return [trained(one) for one in rounds]
+    return [trained(round_) for round_ in rounds]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,9 +246,9 @@ def ask_then(
     return further(rounds[0], setting) if len(rounds) == 1 else ()
 
 
-def failed(one: Round, setting: Setting, below: float) -> Sequence[int]:
+def failed(round_: Round, setting: Setting, below: float) -> Sequence[int]:
     """The prompts whose members' rewards in a round are all under a bound; none applied: it has not failed."""
-    rewards = one.rewards()
+    rewards = round_.rewards()
     return [prompt for prompt in range(setting.num_prompts) if max(rewards.get(prompt, NOBODY).values()) < below]
 
 
@@ -290,10 +290,10 @@ def refill(
         raise ConfigError(f"refill needs rounds >= 1, target >= 1 and factor > 0, got {rounds}, {target}, {factor}")
     if variance is not None and not 0 <= variance <= 1:
         raise ConfigError(f"refill's variance is a share of the largest there is, from 0 to 1, got {variance}")
-    found = informative if variance is None else partial(varied, least=variance)
+    find_groups = informative if variance is None else partial(varied, least=variance)
     return Planner(
-        ask=partial(_ask_missing, num_rounds=rounds, target=target, factor=factor, found=found),
-        kept=partial(_first_informative, target=target, found=found),
+        ask=partial(_ask_missing, num_rounds=rounds, target=target, factor=factor, find_groups=find_groups),
+        kept=partial(_first_informative, target=target, find_groups=find_groups),
         looks_back=True,
     )
 
@@ -303,21 +303,21 @@ Found: TypeAlias = Callable[[Sequence[Round]], list[int]]
 
 
 def _ask_missing(
-    rounds: Sequence[Round], setting: Setting, *, num_rounds: int, target: int | None, factor: float, found: Found
+    rounds: Sequence[Round], setting: Setting, *, num_rounds: int, target: int | None, factor: float, find_groups: Found
 ) -> Sequence[Request]:
     if not rounds:
         return setting.groups(0, setting.num_prompts)
-    missing = (target or setting.num_prompts) - len(found(rounds))
+    missing = (target or setting.num_prompts) - len(find_groups(rounds))
     if missing <= 0 or len(rounds) == num_rounds:
         return ()
-    return setting.groups(sum(len(one.requests) for one in rounds), math.ceil(missing * factor))
+    return setting.groups(sum(len(round_.requests) for round_ in rounds), math.ceil(missing * factor))
 
 
 def _first_informative(
-    rounds: Sequence[Round], setting: Setting, *, target: int | None, found: Found
+    rounds: Sequence[Round], setting: Setting, *, target: int | None, find_groups: Found
 ) -> Sequence[Tensor]:
-    chosen = torch.tensor(found(rounds)[: target or setting.num_prompts], dtype=torch.long)
-    return [trained(one) & torch.isin(one.prompt_B, chosen) for one in rounds]
+    chosen = torch.tensor(find_groups(rounds)[: target or setting.num_prompts], dtype=torch.long)
+    return [trained(round_) & torch.isin(round_.prompt_B, chosen) for round_ in rounds]
 
 
 def informative(rounds: Sequence[Round]) -> list[int]:
@@ -355,7 +355,7 @@ def varied(rounds: Sequence[Round], *, least: float) -> list[int]:
 
 def _by_prompt(rounds: Sequence[Round]) -> tuple[Tensor, Tensor, Tensor]:
     """Rewards that apply, the prompts that have any, and which of these each is of."""
-    valid_B = torch.cat([one.valid_B for one in rounds])
-    reward_B = torch.cat([one.reward_B for one in rounds])[valid_B]
-    prompt_P, place_B = torch.cat([one.prompt_B for one in rounds])[valid_B].unique(return_inverse=True)
+    valid_B = torch.cat([round_.valid_B for round_ in rounds])
+    reward_B = torch.cat([round_.reward_B for round_ in rounds])[valid_B]
+    prompt_P, place_B = torch.cat([round_.prompt_B for round_ in rounds])[valid_B].unique(return_inverse=True)
     return reward_B, prompt_P, place_B

@@ -83,18 +83,20 @@ def _ask_again(
 
 def _unsolved(rounds: Sequence[Round], setting: Setting, below: float) -> list[int]:
     """The prompts that failed at every attempt; what is drawn for the planner alone is none."""
-    attempts = [one for one in rounds if bool(trained(one).any())]
-    return sorted(set(failed(rounds[0], setting, below)).difference(*(_solved(one, below) for one in attempts[1:])))
+    attempts = [round_ for round_ in rounds if bool(trained(round_).any())]
+    return sorted(
+        set(failed(rounds[0], setting, below)).difference(*(_solved(round_, below) for round_ in attempts[1:]))
+    )
 
 
-def _solved(one: Round, below: float) -> set[int]:
-    return set(one.prompt_B[one.valid_B & (one.reward_B >= below)].tolist())
+def _solved(round_: Round, below: float) -> set[int]:
+    return set(round_.prompt_B[round_.valid_B & (round_.reward_B >= below)].tolist())
 
 
 def _right_before(prompts: Sequence[int], setting: Setting, below: float, num: int, first: int) -> tuple[Request, ...]:
     """Right answers of earlier steps, to be read as members of groups that are unsolved."""
-    found = {prompt: replayed(setting.memory, setting.key_of(prompt), num, "reward") for prompt in prompts}
-    right = {prompt: [row for row in rows if row.reward >= below] for prompt, rows in found.items()}
+    replay_rows = {prompt: replayed(setting.memory, setting.key_of(prompt), num, "reward") for prompt in prompts}
+    right = {prompt: [row for row in rows if row.reward >= below] for prompt, rows in replay_rows.items()}
     return tuple(
         Request(prompt=prompt, members=tuple(range(first, first + len(rows))), given=rows)
         for prompt, rows in right.items()
@@ -104,9 +106,9 @@ def _right_before(prompts: Sequence[int], setting: Setting, below: float, num: i
 
 def _last_attempts(rounds: Sequence[Round], setting: Setting) -> Sequence[Tensor]:
     """The rows of each prompt's last round in which anything of it may be trained on."""
-    keep = [trained(one) for one in rounds]
+    keep = [trained(round_) for round_ in rounds]
     for number, keep_B in enumerate(keep):
-        later = {prompt for one in rounds[number + 1 :] for prompt in one.prompt_B[trained(one)].tolist()}
+        later = {prompt for round_ in rounds[number + 1 :] for prompt in round_.prompt_B[trained(round_)].tolist()}
         keep[number] = keep_B & ~torch.isin(rounds[number].prompt_B, torch.tensor(sorted(later), dtype=torch.long))
     return keep
 
@@ -160,23 +162,23 @@ def _ask_twice(
 ) -> Sequence[Request]:
     first, prompts = drafts or setting.group_size, range(setting.num_prompts)
     if not rounds:
-        own = tuple(range(first))
-        return tuple(Request(prompt=prompt, members=own, trained=train_drafts) for prompt in prompts)
+        draft_members = tuple(range(first))
+        return tuple(Request(prompt=prompt, members=draft_members, trained=train_drafts) for prompt in prompts)
     if len(rounds) > 1:
         return ()
-    own = tuple(range(first, first + (members or first)))
-    shown = prompts if below is None else failed(rounds[0], setting, below)
+    draft_members = tuple(range(first, first + (members or first)))
+    revised_prompts = prompts if below is None else failed(rounds[0], setting, below)
     return tuple(
-        Request(prompt=prompt, members=own, context=context, behind_prompt=behind_prompt)
-        if prompt in shown
-        else Request(prompt=prompt, members=own)
+        Request(prompt=prompt, members=draft_members, context=context, behind_prompt=behind_prompt)
+        if prompt in revised_prompts
+        else Request(prompt=prompt, members=draft_members)
         for prompt in prompts
     )
 
 
 def _best_second(rounds: Sequence[Round], setting: Setting, *, num: int) -> Sequence[Tensor]:
     """All drafts that train, and the second answers of the highest rewards; of equal ones the first."""
-    drafts, *others = (trained(one) for one in rounds)
+    drafts, *others = (trained(round_) for round_ in rounds)
     if not others:
         return [drafts]
     second = rounds[1]

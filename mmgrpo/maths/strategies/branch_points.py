@@ -58,13 +58,13 @@ class Places:
 
     def __call__(self, row: Row) -> list[int]:
         """The places that are some, in their order."""
-        found = dict.fromkeys(int(place) for place in self.find(row))
-        return [place for place in found if max(row.begins, 0) < place < row.num_decisions]
+        candidates = dict.fromkeys(int(position) for position in self.find(row))
+        return [position for position in candidates if max(row.begins, 0) < position < row.num_decisions]
 
 
-def height(row: Row, found: Sequence[int]) -> float:
+def height(row: Row, positions: Sequence[int]) -> float:
     """The value that the first of a row's places goes by; minus infinity where there is none."""
-    return float(row.value_T[found[0]]) if found and row.value_T is not None else -math.inf
+    return float(row.value_T[positions[0]]) if positions and row.value_T is not None else -math.inf
 
 
 def at_decisions(*, at: Sequence[int]) -> Places:
@@ -120,9 +120,9 @@ def _highest(row: Row, *, apart: int) -> Sequence[int]:
     if row.value_T is None:
         raise ConfigError("branches at uncertain decisions need their entropies, which this policy does not give")
     chosen: list[int] = []
-    for place in torch.argsort(row.value_T[: row.num_decisions], descending=True, stable=True).tolist():
-        if place > row.begins and all(abs(place - other) >= apart for other in chosen):
-            chosen.append(place)
+    for position in torch.argsort(row.value_T[: row.num_decisions], descending=True, stable=True).tolist():
+        if position > row.begins and all(abs(position - other) >= apart for other in chosen):
+            chosen.append(position)
     return chosen
 
 
@@ -154,11 +154,11 @@ def before_text(*, pattern: str, room: int = 0) -> Places:
     """
     if room < 0:
         raise ConfigError(f"places lie some decisions before a row's end, or none, got {room}")
-    return Places(find=partial(_before_match, found=at_text(pattern=pattern).find, room=room), text=True)
+    return Places(find=partial(_before_match, find_match=at_text(pattern=pattern).find, room=room), text=True)
 
 
-def _before_match(row: Row, *, found: Callable[[Row], Sequence[int]], room: int) -> Sequence[int]:
-    return range(1, min(next(iter(found(row)), row.num_decisions), row.num_decisions - room + 1))
+def _before_match(row: Row, *, find_match: Callable[[Row], Sequence[int]], room: int) -> Sequence[int]:
+    return range(1, min(next(iter(find_match(row)), row.num_decisions), row.num_decisions - room + 1))
 
 
 def budgets(*, at: Sequence[int], pattern: str, room: int = 0) -> Places:
@@ -170,16 +170,16 @@ def budgets(*, at: Sequence[int], pattern: str, room: int = 0) -> Places:
     Source: AnytimeReasoner, arXiv:2505.13438.
     """
     before, after = before_text(pattern=pattern, room=room), at_text(pattern=pattern)
-    given = at_decisions(at=at)
-    return Places(find=partial(_budgets, given=given.find, before=before.find, after=after.find), text=True)
+    at_budgets = at_decisions(at=at)
+    return Places(find=partial(_budgets, at_budgets=at_budgets.find, before=before.find, after=after.find), text=True)
 
 
 def _budgets(
     row: Row,
     *,
-    given: Callable[[Row], Sequence[int]],
+    at_budgets: Callable[[Row], Sequence[int]],
     before: Callable[[Row], Sequence[int]],
     after: Callable[[Row], Sequence[int]],
 ) -> Sequence[int]:
     within = before(row)
-    return [*(place for place in given(row) if place in within), *after(row)[:1]]
+    return [*(position for position in at_budgets(row) if position in within), *after(row)[:1]]

@@ -56,7 +56,7 @@ Then = Callable[[int], str]
 """What is put behind the decisions that are taken over up to a place."""
 
 
-def _nothing(place: int) -> str:
+def _nothing(position: int) -> str:
     return ""
 
 
@@ -80,23 +80,32 @@ def _ask(
         return setting.groups(0, setting.num_prompts)
     if len(rounds) > num_rounds:
         return ()
-    taken = {(one.prompt, one.continues) for done in rounds for one in done.requests if one.continues is not None}
-    there = setting.group_size * (1 + most * (factor - 1)) ** (len(rounds) - 1)
-    asked = []
+    taken = {
+        (request.prompt, request.continues)
+        for done in rounds
+        for request in done.requests
+        if request.continues is not None
+    }
+    num_taken = setting.group_size * (1 + most * (factor - 1)) ** (len(rounds) - 1)
+    requests = []
     for prompt, member, places in sorted(_rows(rounds)):
-        free = (branch for place in places if (prompt, branch := Branch(member, place, then(place))) not in taken)
+        free = (
+            branch for position in places if (prompt, branch := Branch(member, position, then(position))) not in taken
+        )
         best = list(islice(free, among or most))
-        drawn = Random(derive_seed(setting.seed, prompt, member, len(rounds)))
-        for order, branch in enumerate(best if among is None else drawn.sample(best, min(most, len(best)))):
-            first = there + (member * most + order) * (factor - 1)
-            asked.append(Request(prompt=prompt, members=tuple(range(first, first + factor - 1)), continues=branch))
-    return asked
+        random = Random(derive_seed(setting.seed, prompt, member, len(rounds)))
+        for order, branch in enumerate(best if among is None else random.sample(best, min(most, len(best)))):
+            first = num_taken + (member * most + order) * (factor - 1)
+            requests.append(Request(prompt=prompt, members=tuple(range(first, first + factor - 1)), continues=branch))
+    return requests
 
 
 def _rows(rounds: Sequence[Round]) -> list[tuple[int, int, Sequence[int]]]:
     """Prompt, member and places of every row that is there."""
     return [
         (prompt, member, tuple(places))
-        for one in rounds
-        for prompt, member, places in zip(one.prompt_B.tolist(), one.member_B.tolist(), one.places_B, strict=True)
+        for round_ in rounds
+        for prompt, member, places in zip(
+            round_.prompt_B.tolist(), round_.member_B.tolist(), round_.places_B, strict=True
+        )
     ]

@@ -96,18 +96,20 @@ def stages(*, then: Sequence[Mapping[str, Any]], first: Mapping[str, Any] | None
     Source: proposer and solver: SvS, arXiv:2508.14029; rounds of thinking: MOTIF, arXiv:2507.02851; Delethink,
         arXiv:2510.06557.
     """
-    begun, further = _made(First, first or {}), tuple(_made(Stage, one) for one in then)
+    begun, further = _made(First, first or {}), tuple(_made(Stage, settings) for settings in then)
     _require_chain(begun, further)
     return Planner(ask=partial(_ask_stage, first=begun, then=further), looks_back=True)
 
 
 def _made(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    known = {one.name for one in fields(kind)}
-    if wrong := sorted(values.keys() - known):
-        raise ConfigError(f"stages: a stage takes {', '.join(sorted(known))}; got {', '.join(wrong)}")
+    names = {field.name for field in fields(kind)}
+    if wrong := sorted(values.keys() - names):
+        raise ConfigError(f"stages: a stage takes {', '.join(sorted(names))}; got {', '.join(wrong)}")
     if kind is Stage and not isinstance(values.get("context"), str):
         raise ConfigError("phases: each stage after the first names its context, one of rollout.prompt_templates")
-    ordered: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items()}
+    ordered: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
     return kind(**ordered)
 
 
@@ -115,12 +117,12 @@ def _require_chain(first: First, then: Sequence[Stage]) -> None:
     labels = [first.context, *(stage.context for stage in then)]
     if not then or len(set(labels)) < len(labels):
         raise ConfigError("stages needs one stage or more after the first, each with a context of its own")
-    for place, stage in enumerate(then):
+    for index, stage in enumerate(then):
         choices = ((stage.rows, Which), (stage.show, Show), (stage.group, Into))
         for value, allowed in choices:
             if value not in get_args(allowed):
                 raise ConfigError(f"stages: {stage.context}: choose from {', '.join(get_args(allowed))}, got {value!r}")
-        if stage.of is not None and stage.of not in labels[: place + 1]:
+        if stage.of is not None and stage.of not in labels[: index + 1]:
             raise ConfigError(f"stages: {stage.context} follows {stage.of!r}, which is no stage before it")
         if min(stage.members or 1, stage.most or 1, stage.times) < 1:
             raise ConfigError(f"stages: {stage.context}: members, most and times are 1 or more")
@@ -132,11 +134,19 @@ def _ask_stage(rounds: Sequence[Round], setting: Setting, *, first: First, then:
     """The first stage, in their order, that has rows to follow and was not drawn yet."""
     if not rounds:
         members = tuple(range(first.members or setting.group_size))
-        given = {"context": first.context, "trained": first.trained, "settings": first.settings}
-        return tuple(Request(prompt=prompt, members=members, **given) for prompt in range(setting.num_prompts))
+        return tuple(
+            Request(
+                prompt=prompt,
+                members=members,
+                context=first.context,
+                trained=first.trained,
+                settings=first.settings,
+            )
+            for prompt in range(setting.num_prompts)
+        )
     num_rounds = 1
-    for place, stage in enumerate(then):
-        before = then[place - 1].context if place else first.context
+    for index, stage in enumerate(then):
+        before = then[index - 1].context if index else first.context
         followed = stage.of if stage.of is not None else before
         for time in range(stage.times):
             requests = _requests(stage, rounds[:num_rounds], setting, stage.context if time else followed)
@@ -147,14 +157,14 @@ def _ask_stage(rounds: Sequence[Round], setting: Setting, *, first: First, then:
 
 
 def _requests(stage: Stage, rounds: Sequence[Round], setting: Setting, followed: str | None) -> tuple[Request, ...]:
-    parents = next((one for one in reversed(rounds) if one.requests[0].context == followed), None)
+    parents = next((round_ for round_ in reversed(rounds) if round_.requests[0].context == followed), None)
     if parents is None:
         return ()
-    asked = [request for one in rounds for request in one.requests]
-    unused = max(request.prompt for request in asked) + 1
+    earlier = [request for round_ in rounds for request in round_.requests]
+    unused = max(request.prompt for request in earlier) + 1
     taken: dict[int, int] = {}
     begun: dict[int, int] = {}
-    for request in asked:
+    for request in earlier:
         taken[request.prompt] = max(taken.get(request.prompt, 0), max(request.members) + 1)
     requests, num = [], stage.members or setting.group_size
     for number, after in enumerate(_shown(stage, parents)):
@@ -186,14 +196,14 @@ def _shown(stage: Stage, parents: Round) -> Iterator[tuple[Identity, ...]]:
         rows = rows[parents.member_B[rows].argsort()]
         members = [(group, int(member)) for member in parents.member_B[rows]]
         if stage.show == "pair":
-            sides = [one for side_B in (right_B, ~right_B) for one in _first(members, side_B[rows])]
+            sides = [member for side_B in (right_B, ~right_B) for member in _first(members, side_B[rows])]
             members = sides if len(sides) == 2 else []
         members = members[: stage.most] if stage.show == "each" else members
-        yield from ([(one,) for one in members] if stage.show == "each" else [tuple(members)] if members else [])
+        yield from ([(member,) for member in members] if stage.show == "each" else [tuple(members)] if members else [])
 
 
 def _first(members: Sequence[Identity], of_side: Tensor) -> Sequence[Identity]:
-    return [one for one, is_so in zip(members, of_side.tolist(), strict=True) if is_so][:1]
+    return [member for member, is_so in zip(members, of_side.tolist(), strict=True) if is_so][:1]
 
 
 def _chosen(stage: Stage, parents: Round, right_B: Tensor) -> Tensor:

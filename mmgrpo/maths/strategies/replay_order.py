@@ -73,9 +73,9 @@ def replayed(
     """
     if strategy not in STRATEGIES:
         raise ConfigError(f"unknown replay strategy {strategy!r}; choose from {', '.join(STRATEGIES)}")
-    held = [row for row in memory.replay.get(key, ()) if at_least is None or row.reward >= at_least]
-    return STRATEGIES[strategy](held, num) if len(held) >= least else []
+    rows = [row for row in memory.replay.get(key, ()) if at_least is None or row.reward >= at_least]
+    return STRATEGIES[strategy](rows, num) if len(rows) >= least else []
 
 
 def _spread(rows: Sequence[ReplayRow]) -> float:
-    return sum((one.reward - other.reward) ** 2 for one, other in combinations(rows, 2))
+    return sum((first.reward - second.reward) ** 2 for first, second in combinations(rows, 2))

@@ -89,8 +89,8 @@ def _attempt_again(
 
 def _without_replaced(rounds: Sequence[Round], setting: Setting, *, members: int) -> Sequence[Tensor]:
     """All but the last members of each group that was drawn again."""
-    keep = [trained(one) for one in rounds]
-    again = torch.tensor([request.prompt for one in rounds[1:] for request in one.requests], dtype=torch.long)
+    keep = [trained(round_) for round_ in rounds]
+    again = torch.tensor([request.prompt for round_ in rounds[1:] for request in round_.requests], dtype=torch.long)
     replaced_B = torch.isin(rounds[0].prompt_B, again) & (rounds[0].member_B >= setting.group_size - members)
     return [keep[0] & ~replaced_B, *keep[1:]]
 
@@ -124,13 +124,13 @@ def _ask_scouts(
     return tuple(Request(prompt=prompt, members=_extremes(rounds[0], prompt, best, worst)) for prompt in prompts)
 
 
-def _extremes(one: Round, prompt: int, best: int, worst: int) -> tuple[int, ...]:
+def _extremes(round_: Round, prompt: int, best: int, worst: int) -> tuple[int, ...]:
     """Numbers of the best and the worst members; what no reward applied to is the worst."""
-    rows = (one.prompt_B == prompt).nonzero().flatten()
-    reward_G = one.reward_B[rows].where(one.valid_B[rows], -torch.inf)
+    rows = (round_.prompt_B == prompt).nonzero().flatten()
+    reward_G = round_.reward_B[rows].where(round_.valid_B[rows], -torch.inf)
     order = reward_G.argsort(descending=True, stable=True)
     chosen = torch.cat([order[:best], order[len(order) - worst :]])
-    return tuple(sorted(int(one.member_B[rows[place]]) for place in chosen))
+    return tuple(sorted(int(round_.member_B[rows[index]]) for index in chosen))
 
 
 @PLANNERS.register
@@ -181,14 +181,14 @@ def _ask_with_replay(
     if setting.step < start:
         return groups
     read = partial(replayed, setting.memory, num=num, strategy=strategy, least=least, at_least=at_least)
-    rows = [read(setting.key_of(one.prompt)) for one in groups]
-    return (*groups, *(_beside(one, given) for one, given in zip(groups, rows, strict=True) if given))
+    rows_by_group = [read(setting.key_of(group.prompt)) for group in groups]
+    return (*groups, *(_beside(group, rows) for group, rows in zip(groups, rows_by_group, strict=True) if rows))
 
 
-def _beside(group: Request, given: Sequence[ReplayRow | Answer]) -> Request:
+def _beside(group: Request, samples: Sequence[ReplayRow | Answer]) -> Request:
     """Samples to read as further members of a whole group."""
     first = len(group.members)
-    return Request(prompt=group.prompt, members=tuple(range(first, first + len(given))), given=tuple(given))
+    return Request(prompt=group.prompt, members=tuple(range(first, first + len(samples))), given=tuple(samples))
 
 
 @PLANNERS.register
@@ -223,7 +223,7 @@ def with_answer(
 
 def _ask_with_answer(rounds: Sequence[Round], setting: Setting, *, answers: Sequence[Answer]) -> Sequence[Request]:
     groups = fixed().ask(rounds, setting)
-    return (*groups, *(_beside(one, answers) for one in groups))
+    return (*groups, *(_beside(group, answers) for group in groups))
 
 
 def _answer_failed(first: Round, setting: Setting, *, answers: Sequence[Answer], below: float) -> Sequence[Request]:
@@ -252,8 +252,8 @@ def in_contexts(
     """
     if not contexts or (sizes and len(sizes) != len(contexts)) or any(size < 1 for size in sizes):
         raise ConfigError(f"in_contexts takes contexts, and a size of 1 or more for each or none, got {sizes}")
-    shown = partial(_shown, contexts=contexts, sizes=sizes, behind_prompt=behind_prompt, as_own=as_own)
-    return Planner(ask=lambda rounds, setting: () if rounds else tuple(shown(setting)))
+    group_requests = partial(_shown, contexts=contexts, sizes=sizes, behind_prompt=behind_prompt, as_own=as_own)
+    return Planner(ask=lambda rounds, setting: () if rounds else tuple(group_requests(setting)))
 
 
 def _shown(
@@ -268,8 +268,8 @@ def _shown(
     ends = list(accumulate(sizes))
     for prompt in range(setting.num_prompts):
         for context, size, end in zip(contexts, sizes, ends, strict=True):
-            behind = behind_prompt and context is not None
+            is_behind = behind_prompt and context is not None
             members = tuple(range(end - size, end))
             yield Request(
-                prompt=prompt, members=members, context=context, behind_prompt=behind, as_own=behind and as_own
+                prompt=prompt, members=members, context=context, behind_prompt=is_behind, as_own=is_behind and as_own
             )

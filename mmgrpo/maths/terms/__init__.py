@@ -185,10 +185,10 @@ def weighted(term: Term, weight: float) -> Term:
         return Term(name=term.name, loss=partial(_nothing, name=term.name), active=_no_decision)
 
     def loss(decisions: Decisions) -> Loss:
-        found = term.loss(decisions)
-        value = weight * found.value
-        read = dict(zip((term.name,), found.diagnostics.value_sums.values(), strict=False))
-        return Loss(value, replace(found.diagnostics, loss_sums={term.name: total(value)}, value_sums=read))
+        result = term.loss(decisions)
+        value = weight * result.value
+        read = dict(zip((term.name,), result.diagnostics.value_sums.values(), strict=False))
+        return Loss(value, replace(result.diagnostics, loss_sums={term.name: total(value)}, value_sums=read))
 
     return replace(term, loss=loss)
 
@@ -204,11 +204,13 @@ def of_origins(term: Term, origins: Sequence[int]) -> Term:
         The term, active on those rows.
     """
 
-    def seen(decisions: Decisions) -> Decisions:
+    def of_source(decisions: Decisions) -> Decisions:
         return replace(decisions, mask_BT=decisions.mask_BT & of_origin(decisions, origins))
 
     return replace(
-        term, loss=lambda decisions: term.loss(seen(decisions)), active=lambda decisions: term.active(seen(decisions))
+        term,
+        loss=lambda decisions: term.loss(of_source(decisions)),
+        active=lambda decisions: term.active(of_source(decisions)),
     )
 
 
@@ -293,5 +295,5 @@ def _weighed(decisions: Decisions, *, coupled: bool) -> Tensor:
 def _penalty(name: str, decisions: Decisions, value: Value, times_BT: Tensor, factor: float) -> Loss:
     keep_BT = decisions.mask_BT
     loss = factor * (decisions.plain_weight_BT.where(keep_BT, 0.0) * times_BT.where(keep_BT, 0.0)).sum()
-    found = Diagnostics(loss_sums={name: total(loss)}, value_sums=of_value(name, decisions[value], keep_BT))
-    return Loss(loss, found)
+    diagnostics = Diagnostics(loss_sums={name: total(loss)}, value_sums=of_value(name, decisions[value], keep_BT))
+    return Loss(loss, diagnostics)

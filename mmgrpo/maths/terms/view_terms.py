@@ -107,8 +107,8 @@ def mean_of(
     """
     keep_BT = decisions.seen(view)
     value = factor * (decisions.plain_weight_BT.where(keep_BT, 0.0) * value_BT.where(keep_BT, 0.0)).sum()
-    found = of_value(name, value_BT.detach() if read_BT is None else read_BT, keep_BT)
-    return Loss(value, Diagnostics(loss_sums={name: total(value)}, value_sums=found))
+    value_sums = of_value(name, value_BT.detach() if read_BT is None else read_BT, keep_BT)
+    return Loss(value, Diagnostics(loss_sums={name: total(value)}, value_sums=value_sums))
 
 
 def in_view(decisions: Decisions, view: str, *, grad: bool = False) -> Tensor:

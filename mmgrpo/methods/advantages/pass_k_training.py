@@ -47,6 +47,6 @@ def pass_at_k_advantage(
 def _all_wrong(wrong: Tensor, count: Tensor, k: int) -> Tensor:
     """C(wrong, k) / C(count, k): the chance that k drawn of count, of which some are wrong, are all so."""
     chance = torch.ones_like(count)
-    for drawn in range(k):
-        chance = chance * (wrong - drawn).clamp(min=0) / (count - drawn).clamp(min=1)
+    for num_sampled in range(k):
+        chance = chance * (wrong - num_sampled).clamp(min=0) / (count - num_sampled).clamp(min=1)
     return chance

@@ -51,11 +51,11 @@ def risk_advantage(
 
 def _of_sheets(score_G: Tensor, whole_G: Tensor, *, low: float, high: float, tail: float, eps: float) -> Tensor:
     """What each sheet is worth, (G,); 0 where it is not whole, or alone."""
-    whole = score_G[whole_G]
-    if len(whole) < 2:
+    full_score_G = score_G[whole_G]
+    if len(full_score_G) < 2:
         return torch.zeros_like(score_G)
-    begin, end = whole.quantile(low), whole.quantile(high)
+    begin, end = full_score_G.quantile(low), full_score_G.quantile(high)
     middle_G = ((score_G - begin).clamp(min=0) - (score_G - end).clamp(min=0) + begin - end) / (high - low + eps)
     lowest_G = -(begin - score_G).clamp(min=0) / (low + eps)
-    worth_G = (tail * lowest_G + middle_G) / (tail + 1) / (whole.std() + eps)
+    worth_G = (tail * lowest_G + middle_G) / (tail + 1) / (full_score_G.std() + eps)
     return worth_G.where(whole_G, 0.0)

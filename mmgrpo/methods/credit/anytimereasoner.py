@@ -68,16 +68,16 @@ def budget_advantages(
 
     Source: AnytimeReasoner's code, ``compute_cot_advantage``.
     """
-    S, found = len(score_S), []
+    S, advantages = len(score_S), []
     for s in range(S):
-        returns = [sum(p * q for p, q in zip(weight_S[s:], one[s:], strict=True)) for one in (score_S, *peers)]
-        own, others = returns[0], returns[1:]
+        returns = [sum(p * q for p, q in zip(weight_S[s:], scores[s:], strict=True)) for scores in (score_S, *peers)]
+        thought_return, peer_returns = returns[0], returns[1:]
         before = 0.0
         if s > 0:
             earlier = sum(2**j * score_S[j] for j in range(s)) / (2**s - 1)
             before = earlier * sum(weight_S[s:])
-        found.append(own - (s * before + (S - s) * sum(others) / len(others)) / S)
-    return found
+        advantages.append(thought_return - (s * before + (S - s) * sum(peer_returns) / len(peer_returns)) / S)
+    return advantages
 
 
 def _taken(feedback: Feedback) -> Tensor:
@@ -90,11 +90,11 @@ def _taken(feedback: Feedback) -> Tensor:
 
 def _exits(feedback: Feedback, taken: Sequence[int], at: tuple[int, ...]) -> dict[int, list[list[int]]]:
     """The rows that answer at each budget of each thought, the thought's own among the last; never none."""
-    found: dict[int, list[list[int]]] = {row: [[] for _ in (*at, 0)] for row, num in enumerate(taken) if num == 0}
+    exits: dict[int, list[list[int]]] = {row: [[] for _ in (*at, 0)] for row, num in enumerate(taken) if num == 0}
     for row, num in enumerate(taken):
         root = row if feedback.sampled_by_BT is None else int(feedback.sampled_by_BT[row, 0])
-        found[root][at.index(num) if num in at else -1].append(row)
-    return {root: [rows or of_S[-1] for rows in of_S] for root, of_S in found.items()}
+        exits[root][at.index(num) if num in at else -1].append(row)
+    return {root: [rows or of_S[-1] for rows in of_S] for root, of_S in exits.items()}
 
 
 @PLANNERS.register
@@ -112,5 +112,5 @@ def exits_at(*, at: Sequence[int], then: str, num: int = 4, before: str = "</thi
     return branching(places, factor=num + 1, rounds=1, most=len(at) + 1, then=partial(_within, at=tuple(at), text=then))
 
 
-def _within(place: int, *, at: tuple[int, ...], text: str) -> str:
-    return text if place in at else ""
+def _within(position: int, *, at: tuple[int, ...], text: str) -> str:
+    return text if position in at else ""

@@ -28,9 +28,9 @@ def clipped_differences(*, reward: str, weight: float = 1.0, limit: float | None
     return from_parts(reward, weight, partial(_clip_delta, limit=limit))
 
 
-def _clip_delta(said: Scoped, groups: Groups, *, limit: float | None) -> Tensor:
+def _clip_delta(scoped: Scoped, groups: Groups, *, limit: float | None) -> Tensor:
     del groups
-    value_BS = said.value_BS.double().where(said.valid_BS, 0.0)
+    value_BS = scoped.value_BS.double().where(scoped.valid_BS, 0.0)
     if limit is not None:
-        value_BS = (value_BS - limit).clamp(max=0).where(said.valid_BS, 0.0)
+        value_BS = (value_BS - limit).clamp(max=0).where(scoped.valid_BS, 0.0)
     return value_BS - torch.nn.functional.pad(value_BS[:, 1:], (0, 1))

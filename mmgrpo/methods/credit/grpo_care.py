@@ -64,11 +64,11 @@ def _likely_answers(
 ) -> Tensor:
     answer_BT = feedback.mask_BT & feedback.seen(view) & (feedback.scopes(part).scope_BT >= 0)
     likely_B = row_mean(feedback[of_view(view)], answer_BT).double().exp().clamp(max=ceiling)
-    given = feedback.reward(of)
-    known_B = feedback.valid_B & given.valid_B & answer_BT.any(1)
-    right_B = known_B & (given.value_B > 0.1)
-    right_B &= centred_among(given.value_B.where(given.valid_B, torch.nan), feedback.group_B) >= 0
+    column = feedback.reward(of)
+    known_B = feedback.valid_B & column.valid_B & answer_BT.any(1)
+    right_B = known_B & (column.value_B > 0.1)
+    right_B &= centred_among(column.value_B.where(column.valid_B, torch.nan), feedback.group_B) >= 0
     above_B = centred_among(likely_B.where(right_B, torch.nan), feedback.group_B)
-    bonus_B = (strength * given.value_B).where(right_B & (above_B >= -margin), 0.0)
+    bonus_B = (strength * column.value_B).where(right_B & (above_B >= -margin), 0.0)
     reward_B = (feedback.reward_B + bonus_B).where(feedback.valid_B, torch.nan)
     return standardised_among(reward_B, feedback.group_B, eps=eps).float()[:, None].expand(advantage_BT.shape)

@@ -50,12 +50,12 @@ class _Passage:
 def _sure_segments(feedback: Feedback, advantage_BT: Tensor, *, share: float, least: int, right: float) -> Tensor:
     entropy_BT, factor_BT = feedback[ENTROPY].double(), torch.ones_like(advantage_BT)
     for rows in members(feedback):
-        kept = [feedback.mask_BT[row].nonzero()[:, 0] for row in rows]
-        entropies = [entropy_BT[row, places] for row, places in zip(rows, kept, strict=True)]
+        positions_by_row = [feedback.mask_BT[row].nonzero()[:, 0] for row in rows]
+        entropies = [entropy_BT[row, positions] for row, positions in zip(rows, positions_by_row, strict=True)]
         limits = [_limit(entropy_N, share) for entropy_N in entropies]
         passages = [
-            list(_passages(feedback.tokens[row, places].tolist(), (entropy_N < limit).tolist(), least))
-            for row, places, entropy_N, limit in zip(rows, kept, entropies, limits, strict=True)
+            list(_passages(feedback.tokens[row, positions].tolist(), (entropy_N < limit).tolist(), least))
+            for row, positions, entropy_N, limit in zip(rows, positions_by_row, entropies, limits, strict=True)
         ]
         is_right = (feedback.reward_B[rows] >= right).tolist()
         factors = [
@@ -63,18 +63,18 @@ def _sure_segments(feedback: Feedback, advantage_BT: Tensor, *, share: float, le
             for entropy_N, limit, kind in zip(entropies, limits, is_right, strict=True)
         ]
         _share_out(factors, passages, is_right)
-        for row, places, factor_N in zip(rows, kept, factors, strict=True):
-            factor_BT[row, places] = factor_N.to(factor_BT)
+        for row, positions, factor_N in zip(rows, positions_by_row, factors, strict=True):
+            factor_BT[row, positions] = factor_N.to(factor_BT)
     return advantage_BT * factor_BT
 
 
 def _share_out(factors: Sequence[Tensor], passages: Sequence[Sequence[_Passage]], is_right: Sequence[bool]) -> None:
     """Raises the factors of what members of one kind share, then clears what both kinds do."""
-    found = [list(_holders(text, passages)) for text in _shared(passages)]
-    for places in sorted(found, key=lambda places: len({is_right[member] for member, _ in places})):
-        kinds = {is_right[member] for member, _ in places}
-        holders = len({member for member, _ in places})
-        for member, span in places:
+    spans_by_text = [list(_holders(text, passages)) for text in _shared(passages)]
+    for spans in sorted(spans_by_text, key=lambda spans: len({is_right[member] for member, _ in spans})):
+        kinds = {is_right[member] for member, _ in spans}
+        holders = len({member for member, _ in spans})
+        for member, span in spans:
             counts = holders / is_right.count(is_right[member])
             factors[member][span] = 0.0 if len(kinds) == 2 else factors[member][span].clamp(min=counts)
 
@@ -85,21 +85,21 @@ def _limit(entropy_N: Tensor, share: float) -> Tensor:
 
 def _passages(tokens: Sequence[int], is_low: Sequence[bool], least: int) -> Iterator[_Passage]:
     start = 0
-    for place in range(len(tokens) + 1):
-        if place == len(tokens) or not is_low[place]:
-            if place - start >= least:
-                yield _Passage(" " + " ".join(map(str, tokens[start:place])) + " ", start)
-            start = place + 1
+    for end in range(len(tokens) + 1):
+        if end == len(tokens) or not is_low[end]:
+            if end - start >= least:
+                yield _Passage(" " + " ".join(map(str, tokens[start:end])) + " ", start)
+            start = end + 1
 
 
 def _shared(passages: Sequence[Sequence[_Passage]]) -> list[str]:
     """The passages that another member's passage holds, less those that hold a shorter such one."""
-    texts = ["|".join(one.text for one in own) for own in passages]
+    texts = ["|".join(passage.text for passage in member_passages) for member_passages in passages]
     shared = {
-        one.text
-        for member, own in enumerate(passages)
-        for one in own
-        if any(one.text in text for other, text in enumerate(texts) if other != member)
+        passage.text
+        for member, member_passages in enumerate(passages)
+        for passage in member_passages
+        if any(passage.text in text for other, text in enumerate(texts) if other != member)
     }
     shortest: list[str] = []
     for text in sorted(shared, key=lambda text: (len(text), text)):
@@ -111,8 +111,8 @@ def _shared(passages: Sequence[Sequence[_Passage]]) -> list[str]:
 def _holders(text: str, passages: Sequence[Sequence[_Passage]]) -> Iterator[tuple[int, slice]]:
     """The members that have it, each with the decisions that wrote it, the first of several in a passage."""
     length = text.count(" ") - 1
-    for member, own in enumerate(passages):
-        for one in own:
-            if (at := one.text.find(text)) >= 0:
-                start = one.start + one.text.count(" ", 0, at)
+    for member, member_passages in enumerate(passages):
+        for passage in member_passages:
+            if (at := passage.text.find(text)) >= 0:
+                start = passage.start + passage.text.count(" ", 0, at)
                 yield member, slice(start, start + length)

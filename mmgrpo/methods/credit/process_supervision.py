@@ -29,11 +29,11 @@ def process_supervision(*, reward: str, weight: float = 1.0, eps: float = 1e-4) 
     return from_parts(reward, weight, partial(_process, eps=eps))
 
 
-def _process(said: Scoped, groups: Groups, *, eps: float) -> Tensor:
-    value_SPG, valid_SPG = by_group(said.value_BS.double(), said.valid_BS, groups)
+def _process(scoped: Scoped, groups: Groups, *, eps: float) -> Tensor:
+    value_SPG, valid_SPG = by_group(scoped.value_BS.double(), scoped.valid_BS, groups)
     S, P, G = value_SPG.shape
     if S * G < 2:
-        return torch.zeros_like(said.value_BS, dtype=torch.float64)
+        return torch.zeros_like(scoped.value_BS, dtype=torch.float64)
     value_PN, valid_PN = (each.transpose(0, 1).reshape(P, S * G) for each in (value_SPG, valid_SPG))
     score_PN = group_advantage(value_PN, valid_PN, eps=eps)
     return to_end(groups.rows(score_PN.reshape(P, S, G).transpose(0, 1)).T)

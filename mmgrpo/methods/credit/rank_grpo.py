@@ -30,7 +30,7 @@ def ranks(*, reward: str, weight: float = 1.0, discounted: bool = True, eps: flo
     return from_parts(reward, weight, values)
 
 
-def _ranks(said: Scoped, groups: Groups, *, eps: float) -> Tensor:
-    discount_S = (torch.arange(said.value_BS.shape[1], dtype=torch.float64) + 2).log2()
-    gain_BS = said.value_BS.double().where(said.valid_BS, 0.0) / discount_S
-    return standardised_BS(to_end(gain_BS), said.valid_BS, groups, eps)
+def _ranks(scoped: Scoped, groups: Groups, *, eps: float) -> Tensor:
+    discount_S = (torch.arange(scoped.value_BS.shape[1], dtype=torch.float64) + 2).log2()
+    gain_BS = scoped.value_BS.double().where(scoped.valid_BS, 0.0) / discount_S
+    return standardised_BS(to_end(gain_BS), scoped.valid_BS, groups, eps)

@@ -47,9 +47,9 @@ def _shorter_branches(feedback: Feedback, advantage_BT: Tensor, *, power: float,
             shared_T = torch.zeros_like(feedback.mask_BT[row])
             if drawn_BT is not None:
                 shared_T = (drawn_BT[row] == drawn_BT[shortest]).cumprod(0).bool() & feedback.mask_BT[row]
-            own, shorter = length_B[row] - shared_T.sum(), length_B[shortest] - shared_T.sum()
-            if row != shortest and own > 0:
-                less_BT[row] = (1 - (shorter.clamp(min=0) / own) ** power).to(less_BT).where(~shared_T, 0.0)
+            length, shorter = length_B[row] - shared_T.sum(), length_B[shortest] - shared_T.sum()
+            if row != shortest and length > 0:
+                less_BT[row] = (1 - (shorter.clamp(min=0) / length) ** power).to(less_BT).where(~shared_T, 0.0)
     return advantage_BT - advantage_BT.abs() * less_BT
 
 
@@ -73,21 +73,23 @@ def _ask_one(rounds: Sequence[Round], setting: Setting, *, from_root: float) -> 
     member = len(rounds)
     if member == setting.group_size:
         return ()
-    asked = []
+    requests = []
     for prompt in range(setting.num_prompts):
         parts = Random(derive_seed(setting.seed, prompt, member)).random() >= from_root
-        asked.append(Request(prompt=prompt, members=(member,), continues=_highest(rounds, prompt) if parts else None))
-    return asked
+        requests.append(
+            Request(prompt=prompt, members=(member,), continues=_highest(rounds, prompt) if parts else None)
+        )
+    return requests
 
 
 def _highest(rounds: Sequence[Round], prompt: int) -> Branch | None:
     """The first of the highest places in the rows of a prompt; None where they have none."""
-    found = [
+    branches = [
         (height, Branch(member, places[0]))
-        for one in rounds
+        for round_ in rounds
         for of, member, places, height in zip(
-            one.prompt_B.tolist(), one.member_B.tolist(), one.places_B, one.heights_B, strict=True
+            round_.prompt_B.tolist(), round_.member_B.tolist(), round_.places_B, round_.heights_B, strict=True
         )
         if of == prompt and places
     ]
-    return max(found, key=lambda one: one[0])[1] if found else None
+    return max(branches, key=lambda branch: branch[0])[1] if branches else None

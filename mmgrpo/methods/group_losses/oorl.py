@@ -71,8 +71,8 @@ def _ask_answers_of_source(
 ) -> Sequence[Request]:
     read = tuple(range(len(answers)))
     return tuple(
-        Request(prompt=one.prompt, members=read, given=answers)
-        if setting.key_of(one.prompt).startswith(f"{source}/")
-        else one
-        for one in fixed().ask(rounds, setting)
+        Request(prompt=request.prompt, members=read, given=answers)
+        if setting.key_of(request.prompt).startswith(f"{source}/")
+        else request
+        for request in fixed().ask(rounds, setting)
     )

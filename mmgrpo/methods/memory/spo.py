@@ -24,9 +24,9 @@ def remembered_baseline(*, column: str = "value", normalise: bool = True, eps: f
     Source: SPO, arXiv:2509.13232, and its code (verl, recipe/spo, with eps 1e-8). Deviation: ``value`` forgets at one
         pace, where SPO's tracker forgets the faster the further the policy has moved.
     """
-    kept = column_of(column)
+    memory_column = column_of(column)
     assign = partial(_remembered_baseline, column=column, normalise=normalise, eps=eps)
-    return Estimator(assign=assign, memory=(kept,))
+    return Estimator(assign=assign, memory=(memory_column,))
 
 
 def _remembered_baseline(

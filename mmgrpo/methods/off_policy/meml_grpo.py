@@ -47,7 +47,7 @@ def _weakest(
 ) -> Prompt | None:
     parts: dict[str | None, dict[int, bool]] = {}
     scored = zip(history.samples, history.rewards, strict=True)
-    for sample, reward in sorted(scored, key=lambda one: one[0].member):
+    for sample, reward in sorted(scored, key=lambda scored_sample: scored_sample[0].member):
         parts.setdefault(sample.context, {})[sample.member] = reward is not None and reward >= right
     if not parts:
         return None
@@ -65,5 +65,5 @@ def _weakest(
 
 def _told(prompt: Prompt, text: str) -> Prompt:
     messages = prompt.messages or [{"role": "user", "content": prompt.text}]
-    own = [turn for turn in messages if turn.get("role") != "system"]
-    return replace(prompt, messages=[{"role": "system", "content": text}, *own])
+    turns = [turn for turn in messages if turn.get("role") != "system"]
+    return replace(prompt, messages=[{"role": "system", "content": text}, *turns])

@@ -89,7 +89,7 @@ def evenly(num_decisions: int, group_size: int, *, factor: int = 2, spread: floa
         )
     interval = (num_decisions + 1) // rounds
     return at_decisions(
-        num_decisions, group_size, at=[place * interval for place in range(rounds)], factor=factor, spread=spread
+        num_decisions, group_size, at=[index * interval for index in range(rounds)], factor=factor, spread=spread
     )
 
 

@@ -67,7 +67,7 @@ def exits(*, num: int, then: str, before: str = "</think>", room: int = 256) -> 
     """
     require_text(then)
     places = before_text(pattern=before, room=room)
-    return branching(places, factor=2, rounds=1, most=num, among=MANY, then=lambda place: then)
+    return branching(places, factor=2, rounds=1, most=num, among=MANY, then=lambda position: then)
 
 
 MANY = 2**31

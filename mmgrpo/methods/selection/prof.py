@@ -54,9 +54,9 @@ def _consistent(
     right: float,
 ) -> Tensor:
     del advantage_BT
-    said = feedback.scopes(reward)
-    steps_B = said.valid_BS.sum(1)
-    score_B = said.value_BS.double().where(said.valid_BS, 0.0).sum(1) / steps_B.clamp(min=1)
+    scoped = feedback.scopes(reward)
+    steps_B = scoped.valid_BS.sum(1)
+    score_B = scoped.value_BS.double().where(scoped.valid_BS, 0.0).sum(1) / steps_B.clamp(min=1)
     right_B = feedback.reward_B >= right
     odd_B = (steps_B <= 1) | (steps_B >= most_steps)
     # an odd sample loses its place among the right ones, and among the wrong ones, whose worst are kept

@@ -46,7 +46,11 @@ def _outdo_begun(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     del advantage_BT
     begun_B, keep_B = ~feedback.mask_BT[:, 0], torch.zeros_like(feedback.valid_B)
     for rows in members(feedback):
-        begun, whole = rows[begun_B[rows]], rows[~begun_B[rows]]
-        outdone = len(begun) > 0 and len(whole) > 0 and feedback.reward_B[whole].max() < feedback.reward_B[begun].min()
-        keep_B[whole] = not outdone
+        prefix_rows, full_rows = rows[begun_B[rows]], rows[~begun_B[rows]]
+        outdone = (
+            len(prefix_rows) > 0
+            and len(full_rows) > 0
+            and feedback.reward_B[full_rows].max() < feedback.reward_B[prefix_rows].min()
+        )
+        keep_B[full_rows] = not outdone
     return keep_B

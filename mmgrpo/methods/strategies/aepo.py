@@ -59,8 +59,8 @@ def with_tempered(
             f"{temperature}"
         )
     again = partial(_again, share=share, settings={"temperature": temperature})
-    kept = partial(_in_places, most=most, halved=temperature < 1, better=better, eps=eps)
-    return Planner(ask=partial(ask_then, further=again), kept=kept, looks_back=True)
+    select_rows = partial(_in_places, most=most, halved=temperature < 1, better=better, eps=eps)
+    return Planner(ask=partial(ask_then, further=again), kept=select_rows, looks_back=True)
 
 
 def _again(first: Round, setting: Setting, *, share: float, settings: dict[str, float]) -> Sequence[Request]:
@@ -86,20 +86,20 @@ def _in_places(
     return [taken_B, placed_B]
 
 
-def _ordered(one: Round) -> list[int]:
+def _ordered(round_: Round) -> list[int]:
     """The rows of a round by prompt and member."""
-    identities = list(zip(one.prompt_B.tolist(), one.member_B.tolist(), strict=True))
+    identities = list(zip(round_.prompt_B.tolist(), round_.member_B.tolist(), strict=True))
     return sorted(range(len(identities)), key=identities.__getitem__)
 
 
-def _advantages(one: Round, eps: float) -> list[float]:
+def _advantages(round_: Round, eps: float) -> list[float]:
     """How far each row is above the mean of its prompt's rows, in their deviations; 0 where no reward applied."""
-    found = torch.zeros_like(one.reward_B)
-    for prompt in one.prompt_B.unique():
-        of_B = (one.prompt_B == prompt) & one.valid_B
+    advantage_B = torch.zeros_like(round_.reward_B)
+    for prompt in round_.prompt_B.unique():
+        of_B = (round_.prompt_B == prompt) & round_.valid_B
         if int(of_B.sum()) > 1:
-            found[of_B] = group_advantage(one.reward_B[of_B][None], eps=eps)[0]
-    return found.tolist()
+            advantage_B[of_B] = group_advantage(round_.reward_B[of_B][None], eps=eps)[0]
+    return advantage_B.tolist()
 
 
 @CONTROLLERS.register

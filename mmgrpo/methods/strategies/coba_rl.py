@@ -51,10 +51,10 @@ def _ask_by_capability(
 ) -> Sequence[Request]:
     if rounds:
         return ()
-    seen, budget = rates_seen(setting), setting.group_size * setting.num_prompts
-    if not seen or budget < least * setting.num_prompts:
+    known_rates, budget = rates_seen(setting), setting.group_size * setting.num_prompts
+    if not known_rates or budget < least * setting.num_prompts:
         return setting.groups(0, setting.num_prompts)
-    rates = dict.fromkeys(range(setting.num_prompts), 0.5) | seen
+    rates = dict.fromkeys(range(setting.num_prompts), 0.5) | known_rates
     alpha = beta_of(_failures(setting.memory), total)
     return sized(explored(rates, budget, least=least, most=most, alpha=alpha, beta=total - alpha))
 
@@ -122,8 +122,8 @@ def _by_wrong_share(
         more = min(int(left * weight[prompt] / sum(weight.values())), most - sizes[prompt])
         sizes[prompt], left = sizes[prompt] + more, left - more
     open_ones = [prompt for prompt in open_ones if sizes[prompt] < most]
-    each, odd = divmod(left, len(open_ones)) if open_ones else (0, 0)
-    for place, prompt in enumerate(open_ones):
-        more = min(each + (place < odd), most - sizes[prompt])
+    each, remainder = divmod(left, len(open_ones)) if open_ones else (0, 0)
+    for index, prompt in enumerate(open_ones):
+        more = min(each + (index < remainder), most - sizes[prompt])
         sizes[prompt], left = sizes[prompt] + more, left - more
     return left

@@ -27,5 +27,5 @@ def _with_part(
     prompt: Prompt, member: int, history: History = NOTHING, *, column: str, share: float, text: str
 ) -> Prompt:
     del member, history
-    whole = text_column("column_part", prompt, column)
-    return with_text(prompt, fill_template(prompt, text, {"part": whole[: round(share * len(whole))]}))
+    full_text = text_column("column_part", prompt, column)
+    return with_text(prompt, fill_template(prompt, text, {"part": full_text[: round(share * len(full_text))]}))

@@ -43,9 +43,11 @@ def _ask_by_value(
 ) -> Sequence[Request]:
     if rounds:
         return ()
-    seen = rates_seen(setting)
+    known_rates = rates_seen(setting)
     sizes = dict.fromkeys(range(setting.num_prompts), setting.group_size)
-    sizes |= shared_out(seen, setting.group_size * len(seen), least=least, most=most, confidence=confidence)
+    sizes |= shared_out(
+        known_rates, setting.group_size * len(known_rates), least=least, most=most, confidence=confidence
+    )
     return sized(sizes)
 
 
@@ -62,8 +64,8 @@ def shared_out(
     alike = [prompt for prompt, rate in rates.items() if rate <= 0] or [p for p, rate in rates.items() if rate >= 1]
     needed = sum(int(min(most, _samples_needed(rates[prompt], confidence))) for prompt in mixed)
     spare = max(left - needed, 0) if alike else 0
-    for place in range(spare):
-        sizes[alike[place % len(alike)]] += 1
+    for index in range(spare):
+        sizes[alike[index % len(alike)]] += 1
     largest_gains(sizes, mixed, left - spare, most=most, gain=lambda prompt, num: _gain(num, rates[prompt]))
     return sizes
 

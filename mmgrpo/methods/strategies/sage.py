@@ -31,5 +31,5 @@ def _with_found(
     prompt: Prompt, member: int, history: History = NOTHING, *, pattern: re.Pattern[str], text: str
 ) -> Prompt:
     del member
-    found = [match[1] for sample in history.samples if (match := pattern.search(require_text_of(sample)))]
-    return with_text(prompt, fill_template(prompt, text, {"found": found[-1]})) if found else prompt
+    matches = [match[1] for sample in history.samples if (match := pattern.search(require_text_of(sample)))]
+    return with_text(prompt, fill_template(prompt, text, {"found": matches[-1]})) if matches else prompt

@@ -52,7 +52,7 @@ def _hinted(
 
 def _with_least_hinted(rounds: Sequence[Round], setting: Setting, *, below: float) -> Sequence[Tensor]:
     """All drawn members, the first right hinted one in the place of its group's last."""
-    keep = [trained(one) for one in rounds]
+    keep = [trained(round_) for round_ in rounds]
     if len(rounds) < 2:
         return keep
     hinted = rounds[1]

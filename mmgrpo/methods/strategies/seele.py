@@ -61,7 +61,9 @@ def _fitted(points: tuple[tuple[float, float], ...]) -> Curve:
     for margin in (0.0, 1.0):
         rates.setdefault(margin, [margin])
     share_N = torch.tensor(list(rates), dtype=torch.float64)
-    rate_N = torch.tensor([sum(found) / len(found) for found in rates.values()], dtype=torch.float64)
+    rate_N = torch.tensor(
+        [sum(prompt_rates) / len(prompt_rates) for prompt_rates in rates.values()], dtype=torch.float64
+    )
     slope_K = torch.arange(1, 2 * STEEPEST + 1, dtype=torch.float64) / 2
     middle_M = torch.arange(101, dtype=torch.float64) / 100
     rise_KMN = torch.sigmoid(slope_K[:, None, None] * (share_N - middle_M[:, None]))
@@ -97,14 +99,14 @@ def adaptive_hints(*, context: str, rounds: int = 4, target: float = 0.5, first:
 def _ask(
     rounds: Sequence[Round], setting: Setting, *, context: str, num_rounds: int, target: float, first: float
 ) -> Sequence[Request]:
-    size, odd = divmod(setting.group_size, num_rounds)
-    if odd:
+    size, remainder = divmod(setting.group_size, num_rounds)
+    if remainder:
         raise ConfigError(f"{setting.group_size} members do not come in {num_rounds} equal rounds: change group_size")
     if len(rounds) == num_rounds:
         return ()
     prompts = range(setting.num_prompts)
     if rounds:
-        shares = [fitted([_point(one, prompt) for one in rounds]).share_for(target) for prompt in prompts]
+        shares = [fitted([_point(round_, prompt) for round_ in rounds]).share_for(target) for prompt in prompts]
     else:
         last_P = setting.memory.read("share", [setting.key_of(prompt) for prompt in prompts])
         shares = [share if share >= 0 else first for share in last_P.tolist()]
@@ -115,9 +117,9 @@ def _ask(
     ]
 
 
-def _point(one: Round, prompt: int) -> tuple[float, float]:
+def _point(round_: Round, prompt: int) -> tuple[float, float]:
     """What a round showed of a prompt's answer, and how many of its members were right; none applied: none."""
-    share = next(request.share for request in one.requests if request.prompt == prompt)
+    share = next(request.share for request in round_.requests if request.prompt == prompt)
     assert share is not None
-    rewards = one.rewards_of(prompt)
+    rewards = round_.rewards_of(prompt)
     return share, float(rewards.mean()) if len(rewards) else 0.0

@@ -29,14 +29,14 @@ def with_drafts(*, lenience: float = 0.0, per_prompt: int = 16, total: int = 100
 def _ask(rounds: Sequence[Round], setting: Setting, *, lenience: float) -> Sequence[Request]:
     if rounds:
         return ()
-    asked = []
+    requests = []
     for prompt in range(setting.num_prompts):
-        held = setting.memory.replay.get(setting.key_of(prompt), ())
-        drafts = [row for row in held if row.step == held[-1].step][: setting.group_size]
+        rows = setting.memory.replay.get(setting.key_of(prompt), ())
+        drafts = [row for row in rows if row.step == rows[-1].step][: setting.group_size]
         members = tuple(range(setting.group_size))
         if drafts:
             drafted = members[: len(drafts)]
-            asked.append(Request(prompt=prompt, members=drafted, given=drafts, lenience=lenience))
+            requests.append(Request(prompt=prompt, members=drafted, given=drafts, lenience=lenience))
         if rest := members[len(drafts) :]:
-            asked.append(Request(prompt=prompt, members=rest))
-    return asked
+            requests.append(Request(prompt=prompt, members=rest))
+    return requests

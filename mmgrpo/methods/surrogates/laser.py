@@ -76,8 +76,8 @@ def self_reward(*, token: int, scale: float = 0.1, anchor: float = -23.0, right:
         members_P = groups.valid(keep_BT.any(1)).sum(1)
         value_P = (weight_PG * error_PG.square()).sum(1) / members_P.clamp(min=1)
         mean = value_P.sum() / decisions.num_groups
-        found = ValueSum(total(there_PG), total(said_B.where(ended_BT.any(1), 0.0)))
-        return Loss(mean, Diagnostics(loss_sums={"self_reward": total(mean)}, value_sums={"self_reward": found}))
+        value_sum = ValueSum(total(there_PG), total(said_B.where(ended_BT.any(1), 0.0)))
+        return Loss(mean, Diagnostics(loss_sums={"self_reward": total(mean)}, value_sums={"self_reward": value_sum}))
 
     return Term(name="self_reward", loss=loss, values=(value,), couples=GROUP)
 

@@ -31,7 +31,7 @@ def uniform_policy_value(*, before: str, rho: float = 1.0) -> Term:
         value_BT = rho * (decisions[LOGPROB_MEAN] - decisions[at_first]).detach().where(keep_BT, 0.0)
         next_BT = torch.cat([value_BT[:, 1:], torch.zeros_like(value_BT[:, :1])], dim=1)
         error_BT = rho * log_ratio(decisions) - (decisions.advantage_BT + next_BT)
-        found = mean_of("uniform_policy_value", decisions, error_BT.square())
-        return replace(found, diagnostics=replace(found.diagnostics, num_weighed=total(keep_BT)))
+        result = mean_of("uniform_policy_value", decisions, error_BT.square())
+        return replace(result, diagnostics=replace(result.diagnostics, num_weighed=total(keep_BT)))
 
     return Term(name="uniform_policy_value", loss=loss, values=(LOGPROB_MEAN, at_first), couples=ROW)

@@ -51,7 +51,7 @@ def clipped_with_candidates(
     if num < 1:
         raise ConfigError(f"the likeliest candidates are 1 or more, got {num}")
     candidates = top_logprob(num)
-    own = SurrogateTerm(
+    surrogate = SurrogateTerm(
         surrogate=partial(clipped, low=low, high=high),
         ratio_level="token",
         bound=None,
@@ -65,12 +65,14 @@ def clipped_with_candidates(
         unsure_BT = above_row_quantile(decisions[ENTROPY].detach(), decisions.mask_BT, quantile)
         shared_BT = unsure_BT & (decisions.reward_BT >= right)
         apart_BT = (decisions[candidates] - decisions.logprob_BT).where(shared_BT, 0.0)
-        return own.loss(replace(decisions, logprob_BT=decisions.logprob_BT + share * (apart_BT - apart_BT.detach())))
+        return surrogate.loss(
+            replace(decisions, logprob_BT=decisions.logprob_BT + share * (apart_BT - apart_BT.detach()))
+        )
 
     def active(decisions: Decisions) -> Tensor:
-        return decisions.mask_BT & own.active(decisions).any(1, keepdim=True)
+        return decisions.mask_BT & surrogate.active(decisions).any(1, keepdim=True)
 
-    return replace(own, loss=loss, values=(ENTROPY, candidates), couples=ROW, active=active)
+    return replace(surrogate, loss=loss, values=(ENTROPY, candidates), couples=ROW, active=active)
 
 
 @MODULATIONS.register

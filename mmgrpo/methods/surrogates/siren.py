@@ -39,9 +39,9 @@ def anchored_entropy(*, mass: float = 0.8, quantile: float = 0.8, anchor: float 
         group_P = groups.matrix(row_B).where(there_PG, 0.0).sum(1) / there_PG.sum(1).clamp(min=1)
         apart_P = (group_P - anchor).where(there_PG.any(1), 0.0)
         loss = apart_P.square().sum() / decisions.num_groups * float(anchor > 0)
-        found = ValueSum(total(there_PG), total(row_B.where(keep_BT.any(1), 0.0)))
+        value_sum = ValueSum(total(there_PG), total(row_B.where(keep_BT.any(1), 0.0)))
         name = "anchored_entropy"
-        return Loss(loss, Diagnostics(loss_sums={name: total(loss)}, value_sums={name: found}))
+        return Loss(loss, Diagnostics(loss_sums={name: total(loss)}, value_sums={name: value_sum}))
 
     return Term(name="anchored_entropy", loss=loss, values=(value,), couples=GROUP)
 

@@ -25,5 +25,5 @@ def masked_image(*, share: float = 0.6, patch: int = 14, per_member: bool = True
 def _masked(pixels: np.ndarray, random: np.random.Generator, *, share: float, patch: int) -> np.ndarray:
     height, width = pixels.shape[:2]
     black = random.random((-(-height // patch), -(-width // patch))) < share
-    whole = black.repeat(patch, axis=0).repeat(patch, axis=1)[:height, :width]
-    return np.where(whole[..., None], 0, pixels).astype(np.uint8)
+    full_mask = black.repeat(patch, axis=0).repeat(patch, axis=1)[:height, :width]
+    return np.where(full_mask[..., None], 0, pixels).astype(np.uint8)

@@ -75,8 +75,8 @@ def _by_chance(
     prompt: Prompt, member: int, history: History = NOTHING, *, noised: Context, chance: float, per_member: bool
 ) -> Prompt | None:
     keys = (member,) if per_member else ()
-    seen = np.random.default_rng(derive_seed(history.seed, *keys)).random() < chance
-    return noised(prompt, member, history) if seen else prompt
+    is_noised = np.random.default_rng(derive_seed(history.seed, *keys)).random() < chance
+    return noised(prompt, member, history) if is_noised else prompt
 
 
 def _noised(pixels: np.ndarray, random: np.random.Generator, *, share: float) -> np.ndarray:
