@@ -127,7 +127,7 @@ def _seconds(call: Any) -> float:
 
 
 def _line(name: str, predicted: float, measured: float) -> str:
-    return f"{name} | {predicted:,.4g} | {measured_speed:,.4g} | {100 * (predicted / measured_speed - 1):+.0f} %"
+    return f"{name} | {predicted:,.4g} | {measured:,.4g} | {100 * (predicted / measured - 1):+.0f} %"
 
 
 if __name__ == "__main__":
