@@ -177,8 +177,8 @@ class AdvantageConfig(Section):
     def scaling(self) -> Named:
         """The scale with all its numbers, eps and correction among them where they were set."""
         spread = {"eps": self.eps, "correction": self.correction}
-        given = {name: value for name, value in spread.items() if value is not None}
-        return self.scale.model_copy(update=given) if given else self.scale
+        stated = {name: value for name, value in spread.items() if value is not None}
+        return self.scale.model_copy(update=stated) if stated else self.scale
 
 
 class EvaluationConfig(Section):
@@ -320,9 +320,9 @@ class RunConfig(Section):
         labels = [reward.known_as for reward in self.rewards]
         if len(set(labels)) < len(labels):
             raise ValueError(f"rewards are logged by name, and {labels} repeat: give each a label")
-        beside = [one.label for one in self.auxiliary]
-        if len(set(beside)) < len(beside):
-            raise ValueError(f"auxiliary losses are logged by label, and {beside} repeat: give each its own")
+        auxiliary_labels = [loss.label for loss in self.auxiliary]
+        if len(set(auxiliary_labels)) < len(auxiliary_labels):
+            raise ValueError(f"auxiliary losses are logged by label, and {auxiliary_labels} repeat: give each its own")
         if unknown := list(unknown_keys(RunConfig, self.paper_hparams)):
             named = [key if (new := renamed_key(key)) is None else f"{key} (now {new})" for key in unknown]
             raise ValueError(f"paper_hparams: no key of the configuration is {', '.join(named)}")

@@ -54,7 +54,7 @@ def composed(layers: Sequence[Values], lay: Lay) -> dict[str, Any]:
     if not methods or len(layers) < 2:
         return merged
     if len({_name(layers[number]) for number in methods}) < 2:
-        return _told(merged, [], layers[methods[-1]])
+        return _with_sections(merged, [], layers[methods[-1]])
     uppermost, lower = layers[methods[-1]], methods[:-1]
     _require_one_policy([layers[number]["method"] for number in methods])
     for number in lower:
@@ -65,7 +65,7 @@ def composed(layers: Sequence[Values], lay: Lay) -> dict[str, Any]:
                 "put it after that, or include one of the two"
             )
         _require_drawn(layers[number], merged, [layers[above] for above in methods if above > number])
-    return _told(merged, [layers[number] for number in lower], uppermost)
+    return _with_sections(merged, [layers[number] for number in lower], uppermost)
 
 
 def require_functions(below: Values, above: Values, where: str) -> None:
@@ -88,7 +88,7 @@ def require_functions(below: Values, above: Values, where: str) -> None:
         if not (isinstance(lower, list) and isinstance(upper, list) and upper):
             continue
         stated = {_identity(function) for function in upper}
-        if dropped := [str(_identity(one)[0]) for one in lower if _identity(one) not in stated]:
+        if dropped := [str(_identity(lost)[0]) for lost in lower if _identity(lost) not in stated]:
             raise ConfigError(
                 f"{where}: {key} replaces the list of methods/{_name(below)} and drops {', '.join(dropped)}: state "
                 f"{'these' if len(dropped) > 1 else 'it'} in {key} too; [] to leave out the whole list; or method: "
@@ -99,9 +99,9 @@ def require_functions(below: Values, above: Values, where: str) -> None:
 def _runs_first(layers: Sequence[Values]) -> list[Values]:
     """The layers with runs and models before the first method."""
     first = next((number for number, values in enumerate(layers) if _name(values)), len(layers))
-    behind = [is_run(values) and not _name(values) for values in layers[first:]]
-    runs = [values for values, moves in zip(layers[first:], behind, strict=True) if moves]
-    others = [values for values, moves in zip(layers[first:], behind, strict=True) if not moves]
+    are_runs = [is_run(values) and not _name(values) for values in layers[first:]]
+    runs = [values for values, is_moved in zip(layers[first:], are_runs, strict=True) if is_moved]
+    others = [values for values, is_moved in zip(layers[first:], are_runs, strict=True) if not is_moved]
     return [*layers[:first], *runs, *others]
 
 
@@ -116,27 +116,38 @@ def _adds_rewards(values: Values) -> bool:
     return isinstance(rewards, Mapping) and bool(rewards.get("substitutes") or rewards.get("added"))
 
 
-def _told(merged: dict[str, Any], lower: Sequence[Values], uppermost: Values) -> dict[str, Any]:
+def _with_sections(merged: dict[str, Any], lower: Sequence[Values], uppermost: Values) -> dict[str, Any]:
     """With the methods that its method lies over, and what each had where another value is in force."""
-    *over, own = [section for layer in (*lower, uppermost) for section in _sections(layer, merged)]
-    told = {key: value for key, value in (("over", over), ("replaced", own["replaced"])) if value}
-    return {**merged, "method": {**merged["method"], **told}}
+    *lower_sections, upper_section = [section for layer in (*lower, uppermost) for section in _sections(layer, merged)]
+    sections = {
+        key: value for key, value in (("over", lower_sections), ("replaced", upper_section["replaced"])) if value
+    }
+    return {**merged, "method": {**merged["method"], **sections}}
 
 
 def _sections(layer: Values, merged: Values) -> Iterator[dict[str, Any]]:
     """What a file says of the methods that it is made of, its own last: the keys that each sets, and had."""
     for method in (*layer["method"].get("over", ()), layer["method"]):
-        sources = {key: said for key, said in method.get("sources", {}).items() if has(layer, key)}
-        own = [key for key in sources if not key.startswith("method.")]
-        gone = {key: at(layer, key) for key in own if _is_other(key, layer, merged)} | method.get("replaced", {})
-        yield {**{key: said for key, said in method.items() if key != "over"}, "sources": sources, "replaced": gone}
+        sources = {key: source for key, source in method.get("sources", {}).items() if has(layer, key)}
+        keys = [key for key in sources if not key.startswith("method.")]
+        replaced = {key: at(layer, key) for key in keys if _is_other(key, layer, merged)} | method.get("replaced", {})
+        yield {
+            **{key: source for key, source in method.items() if key != "over"},
+            "sources": sources,
+            "replaced": replaced,
+        }
 
 
 def _is_other(key: str, method: Values, merged: Values) -> bool:
     """Whether a key that a method sets has another value now."""
-    had, now = at(method, key), at(merged, key, None)
-    joined = key in CHAINS and isinstance(had, list) and isinstance(now, list) and all(one in now for one in had)
-    return (had != now or not has(merged, key)) and not joined
+    method_value, value = at(method, key), at(merged, key, None)
+    joined = (
+        key in CHAINS
+        and isinstance(method_value, list)
+        and isinstance(value, list)
+        and all(function in value for function in method_value)
+    )
+    return (method_value != value or not has(merged, key)) and not joined
 
 
 def _require_drawn(method: Values, merged: Values, above: Sequence[Values]) -> None:
@@ -175,21 +186,27 @@ def _with_its_own_scale(below: Values, above: Values) -> Values:
 
 def _require_one_policy(methods: Sequence[Values]) -> None:
     kinds = ("tokens", "denoising", "masked")
-    of = {kind: names for kind in kinds if (names := [one["name"] for one in methods if one.get("applies_to") == kind])}
-    if "denoising" in of and len(of) > 1:
-        said = " and ".join(f"{', '.join(names)} for {kind}" for kind, names in of.items())
-        raise ConfigError(f"no policy is of both kinds: {said}; include methods of one kind")
+    names_by_kind = {
+        kind: names
+        for kind in kinds
+        if (names := [method["name"] for method in methods if method.get("applies_to") == kind])
+    }
+    if "denoising" in names_by_kind and len(names_by_kind) > 1:
+        listed = " and ".join(f"{', '.join(names)} for {kind}" for kind, names in names_by_kind.items())
+        raise ConfigError(f"no policy is of both kinds: {listed}; include methods of one kind")
 
 
 def _chains(below: Values, above: Values) -> dict[str, list[Any]]:
     """The joined functions of every key where both have some; one of the same name and label stands for the other."""
-    found = {}
+    chains = {}
     for key in CHAINS:
         lower, upper = at(below, key, None), at(above, key, None)
         if isinstance(lower, list) and isinstance(upper, list) and lower and upper:
-            by_name = {_identity(one): one for one in lower} | {_identity(one): one for one in upper}
-            found[key] = list(by_name.values())
-    return found
+            by_name = {_identity(function): function for function in lower} | {
+                _identity(function): function for function in upper
+            }
+            chains[key] = list(by_name.values())
+    return chains
 
 
 def _identity(function: Any) -> tuple[Any, Any]:

@@ -81,8 +81,8 @@ def load_config(
     Raises:
         ConfigError: a file is missing or malformed, or a value is not allowed; the message names the key.
     """
-    given = _parsed(overrides)
-    published = given.pop("use_paper_hparams", None)
+    values_by_key = _parsed(overrides)
+    published = values_by_key.pop("use_paper_hparams", None)
     if published is not None and not isinstance(published, bool):
         raise ConfigError(
             "the override use_paper_hparams is use_paper_hparams=true or use_paper_hparams=false, got "
@@ -93,7 +93,8 @@ def load_config(
     merged = read_layers(find_config(path), published=published, with_methods=not is_compared)
     for values in upper:
         merged = _over(merged, values)
-    for key, value in sorted(given.items(), key=lambda item: item[0] != "method"):  # method: null is for the others
+    method_first = sorted(values_by_key.items(), key=lambda item: item[0] != "method")  # method: null affects the rest
+    for key, value in method_first:
         _require_task(merged, key)
         below = deepcopy(merged)
         set_value(merged, key.split("."), value)
@@ -121,14 +122,14 @@ def dump_config(config: RunConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
 
 
-def find_config(name: str | Path, beside: Path | None = None) -> Path:
+def find_config(name: str | Path, folder: Path | None = None) -> Path:
     """The file of a path, a shipped name, with or without ``.yaml``, or a name of another package's: ``methods/NAME``.
 
     The shipped name of ``configs/methods/selection/gfpo.yaml`` is ``methods/gfpo``: inner folders are left out.
 
     Args:
         name: the path or name.
-        beside: a folder to look in first, that of the file which includes this one.
+        folder: a folder to look in first, that of the file which includes this one.
 
     Returns:
         An existing file.
@@ -136,7 +137,7 @@ def find_config(name: str | Path, beside: Path | None = None) -> Path:
     Raises:
         ConfigError: there is none; the nearest files of its folder and the nearest shipped names are listed.
     """
-    roots = [Path(), CONFIGS] if beside is None else [beside, Path(), CONFIGS]
+    roots = [Path(), CONFIGS] if folder is None else [folder, Path(), CONFIGS]
     for root in roots:
         for candidate in (root / name, root / f"{name}.yaml"):
             if _is_file(candidate):
@@ -146,28 +147,29 @@ def find_config(name: str | Path, beside: Path | None = None) -> Path:
     of_others = packaged()
     if str(name) in of_others:
         return _path_at(of_others[str(name)])
-    raise ConfigError(_no_configuration(str(name), beside, [*shipped(), *of_others]))
+    raise ConfigError(_no_configuration(str(name), folder, [*shipped(), *of_others]))
 
 
-def _no_configuration(name: str, beside: Path | None, shipped_names: Sequence[str]) -> str:
+def _no_configuration(name: str, folder: Path | None, shipped_names: Sequence[str]) -> str:
     """The message for a name of nothing: what was looked for, and the few names nearest to it, files first."""
-    folder = (beside or Path()) / Path(name).parent
-    files = [str(Path(name).parent / entry) for entry in _configurations_in(folder)]
+    directory = (folder or Path()) / Path(name).parent
+    files = [str(Path(name).parent / entry) for entry in _configurations_in(directory)]
     near = [*_nearest(name, files), *_nearest(name, shipped_names)]
     message = f"no configuration {name!r:.200}: there is no such file, run folder or shipped name"
     if near:
         return f"{message}; did you mean {' or '.join(near)}?"
-    here = f"; {folder if str(folder) != '.' else 'this folder'} has {', '.join(files[:MAX_FILES])}" if files else ""
+    location = directory if str(directory) != "." else "this folder"
+    here = f"; {location} has {', '.join(files[:MAX_FILES])}" if files else ""
     return f"{message}{here}; mmgrpo recipes and mmgrpo methods list the shipped ones"
 
 
 def _nearest(name: str, names: Sequence[str]) -> list[str]:
     """At most three names that a typing error may stand for; of a name without a folder, also within folders."""
     wanted = name[:200].lower().removesuffix(".yaml")
-    by_key = {one.lower().removesuffix(".yaml"): one for one in reversed(names)}
+    by_key = {candidate.lower().removesuffix(".yaml"): candidate for candidate in reversed(names)}
     near = difflib.get_close_matches(wanted, by_key, n=3, cutoff=0.75)
     if not near and "/" not in wanted:
-        by_key = {key.rpartition("/")[2]: one for key, one in by_key.items()}
+        by_key = {key.rpartition("/")[2]: candidate for key, candidate in by_key.items()}
         near = difflib.get_close_matches(wanted, by_key, n=3, cutoff=0.75)
     return [by_key[key] for key in near]
 
@@ -241,7 +243,9 @@ def read_layers(path: Path, *, published: bool | None = None, with_methods: bool
 def _without_methods(path: Path, published: bool | None) -> dict[str, Any]:
     """A file with its includes but for methods. Raises ConfigError where that leaves numbers of no function."""
     merged = _layers(path, (), {}, published, with_methods=False)
-    unnamed = [key for key in NAMED_FUNCTIONS if isinstance(one := at(merged, key, None), dict) and "name" not in one]
+    unnamed = [
+        key for key in NAMED_FUNCTIONS if isinstance(named := at(merged, key, None), dict) and "name" not in named
+    ]
     if unnamed:
         raise ConfigError(
             f"{path} sets numbers of {', '.join(unnamed)} that a method it includes names, so that they cannot be "
@@ -261,43 +265,43 @@ def _require_method_alone(path: Path, values: Mapping[str, Any], *, is_included:
         )
 
 
-_Known = dict[tuple[Path, bool | None], dict[str, Any]]
+_Cache = dict[tuple[Path, bool | None], dict[str, Any]]
 
 
 def _layers(
-    path: Path, above: tuple[Path, ...], known: _Known, published: bool | None, *, with_methods: bool = True
+    path: Path, above: tuple[Path, ...], cache: _Cache, published: bool | None, *, with_methods: bool = True
 ) -> dict[str, Any]:
     """The same, by way of the files that include it; each file is read once, however often it is included."""
     if path in above:
         raise ConfigError(f"{path} includes itself, by way of {' -> '.join(str(p) for p in above)}")
     if len(above) > MAX_INCLUDED:
         raise ConfigError(f"{above[0]} includes files more than {MAX_INCLUDED} deep; write them together")
-    if (path, published) not in known:
+    if (path, published) not in cache:
         values = _read(path)
         if METHODS in path.parents and isinstance(values.get("method"), dict):
             values["method"] = {"kind": path.parent.name, **values["method"]}
-        asks = values.pop("use_paper_hparams", None)
-        if asks is not None and not isinstance(asks, bool):
-            raise ConfigError(f"{path}: use_paper_hparams must be true or false, got {asks!r:.80}")
-        inner = asks if published is None else published  # the outermost file that says so decides
+        use_published = values.pop("use_paper_hparams", None)
+        if use_published is not None and not isinstance(use_published, bool):
+            raise ConfigError(f"{path}: use_paper_hparams must be true or false, got {use_published!r:.80}")
+        inner = use_published if published is None else published  # the outermost file that says so decides
         if not with_methods and at(values, "method.name", None) is not None:
             _require_method_alone(path, values, is_included=bool(above))
             return dict(values["paper_hparams"]) if inner and _publishes(values) else {}
 
         def below(names: Sequence[str]) -> dict[str, Any]:
             files = [find_config(name, path.parent).resolve() for name in names]
-            layers = [_layers(file, (*above, path), known, inner, with_methods=with_methods) for file in files]
+            layers = [_layers(file, (*above, path), cache, inner, with_methods=with_methods) for file in files]
             return composed(layers, _over)
 
         merged = below(_includes(values, path))
         if isinstance(values.get("tasks"), dict):
             values["tasks"] = {name: _task(task, path, below) for name, task in values["tasks"].items()}
-        if asks and with_methods:
+        if use_published and with_methods:
             _require_published(merged, f"{path}: use_paper_hparams: true")
         require_functions(merged, values, str(path))
         merged = _over(merged, values)
-        known[path, published] = merge(merged, values["paper_hparams"]) if inner and _publishes(values) else merged
-    return known[path, published]
+        cache[path, published] = merge(merged, values["paper_hparams"]) if inner and _publishes(values) else merged
+    return cache[path, published]
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -311,10 +315,10 @@ def _publishes(values: Mapping[str, Any]) -> bool:
     return isinstance(values.get("paper_hparams"), Mapping)
 
 
-def _require_published(merged: Mapping[str, Any], asked: str) -> None:
+def _require_published(merged: Mapping[str, Any], source: str) -> None:
     if not merged.get("paper_hparams"):
         raise ConfigError(
-            f"{asked} asks for the published values of a method, but what is included has none; leave it out, or "
+            f"{source} asks for the published values of a method, but what is included has none; leave it out, or "
             "include a method that has them (mmgrpo methods NAME shows them)"
         )
 

@@ -68,27 +68,29 @@ def with_method_rewards(rewards: Sequence[RewardConfig], methods: Sequence[Metho
         ConfigError: a method's reward needs a verifier and there is none, or takes one and there are several; or the
             run has another reward of its label.
     """
-    of_methods = [_overridden(one, rewards) for one in _of_methods(methods)]
-    rewards = [reward for reward in rewards if not any(_overrides(reward, one) for one in of_methods)]
+    of_methods = [_overridden(entry, rewards) for entry in _of_methods(methods)]
+    rewards = [reward for reward in rewards if not any(_overrides(reward, entry) for entry in of_methods)]
     is_fallback = not rewards
     if is_fallback:
         rewards = next((method.rewards.fallback for method in reversed(methods) if method.rewards.fallback), ())
     verifiers = [
-        reward for reward in rewards if is_verifier(reward) and not any(_replaces(reward, one) for one in of_methods)
+        reward
+        for reward in rewards
+        if is_verifier(reward) and not any(_replaces(reward, entry) for entry in of_methods)
     ]
     rewards = [_replacing(reward, of_methods, verifiers) for reward in rewards]
-    added = [one for one in of_methods if not any(_replaces(reward, one) for reward in rewards)]
-    substitutes = [reward for one in added if one.substitutes for reward in _expanded(one, verifiers, rewards)]
-    others = [reward for one in added if not one.substitutes for reward in _expanded(one, verifiers, rewards)]
-    if not any(one.substitutes for one in added):
+    added = [entry for entry in of_methods if not any(_replaces(reward, entry) for reward in rewards)]
+    substitutes = [reward for entry in added if entry.substitutes for reward in _expanded(entry, verifiers, rewards)]
+    others = [reward for entry in added if not entry.substitutes for reward in _expanded(entry, verifiers, rewards)]
+    if not any(entry.substitutes for entry in added):
         return _require_labels([*rewards, *others])
-    if any(one.reward.name == VERIFIERS for one in added):
+    if any(entry.reward.name == VERIFIERS for entry in added):
         reported: set[str] = set()
-    elif is_fallback or any(one.wraps for one in added if one.substitutes):
+    elif is_fallback or any(entry.wraps for entry in added if entry.substitutes):
         reported = {reward.gate.reward for reward in (*rewards, *substitutes, *others) if reward.gate is not None}
     else:
         reported = {verifier.known_as for verifier in verifiers}
-    labels = {one.reward.label for one in added if one.reward.name == VERIFIERS and one.reward.label}
+    labels = {entry.reward.label for entry in added if entry.reward.name == VERIFIERS and entry.reward.label}
     renamed = {verifier.known_as: label for verifier in verifiers for label in labels}
     placed = (*_with_substitutes(rewards, verifiers, substitutes, reported), *others)
     return _require_labels([_regated(reward, renamed) for reward in placed])
@@ -132,94 +134,94 @@ def _of_methods(methods: Sequence[MethodConfig]) -> Iterator[MethodReward]:
     for method in methods:
         for substitutes, rewards in ((True, method.rewards.substitutes), (False, method.rewards.added)):
             for reward in rewards:
-                one = MethodReward(method=method.name, reward=reward, substitutes=substitutes)
-                unique[reward.name, reward.known_as] = one
+                entry = MethodReward(method=method.name, reward=reward, substitutes=substitutes)
+                unique[reward.name, reward.known_as] = entry
     yield from unique.values()
 
 
-def _overrides(reward: RewardConfig, one: MethodReward) -> bool:
+def _overrides(reward: RewardConfig, entry: MethodReward) -> bool:
     """Whether a reward of the run states settings of a method's."""
-    same = (reward.name, reward.known_as) == (one.reward.name, one.reward.known_as)
+    same = (reward.name, reward.known_as) == (entry.reward.name, entry.reward.known_as)
     return same and reward.from_method is None
 
 
-def _overridden(one: MethodReward, rewards: Sequence[RewardConfig]) -> MethodReward:
+def _overridden(entry: MethodReward, rewards: Sequence[RewardConfig]) -> MethodReward:
     """A method's reward with the settings that the run states of it."""
-    stated = next((reward for reward in rewards if _overrides(reward, one)), None)
+    stated = next((reward for reward in rewards if _overrides(reward, entry)), None)
     if stated is None:
-        return one
+        return entry
     counting = {key: getattr(stated, key) for key in stated.model_fields_set & RewardConfig.model_fields.keys()}
-    reward = one.reward.model_copy(update={**counting, "from_method": None})
-    numbers = {**one.reward.numbers, **stated.numbers}
+    reward = entry.reward.model_copy(update={**counting, "from_method": None})
+    numbers = {**entry.reward.numbers, **stated.numbers}
     fields = {key: getattr(reward, key) for key in RewardConfig.model_fields}
-    return replace(one, reward=RewardConfig.model_validate({**fields, **numbers}))
+    return replace(entry, reward=RewardConfig.model_validate({**fields, **numbers}))
 
 
-def _replaces(reward: RewardConfig, one: MethodReward) -> bool:
+def _replaces(reward: RewardConfig, entry: MethodReward) -> bool:
     """Whether a reward of the run is in place of a method's."""
-    if one.reward.name == VERIFIERS:
-        return reward.from_method == one.method and reward.label == (one.reward.label or reward.label)
-    is_labeled = reward.known_as == one.reward.known_as or reward.known_as.startswith(f"{one.reward.known_as}_of_")
-    return is_labeled and reward.from_method == one.method
+    if entry.reward.name == VERIFIERS:
+        return reward.from_method == entry.method and reward.label == (entry.reward.label or reward.label)
+    is_labeled = reward.known_as == entry.reward.known_as or reward.known_as.startswith(f"{entry.reward.known_as}_of_")
+    return is_labeled and reward.from_method == entry.method
 
 
 def _replacing(
     reward: RewardConfig, of_methods: Sequence[MethodReward], verifiers: Sequence[RewardConfig]
 ) -> RewardConfig:
     """A reward of the run that counts as the one of a method that it replaces, in all that it does not state."""
-    for one in of_methods:
-        if _replaces(reward, one):
+    for entry in of_methods:
+        if _replaces(reward, entry):
             unstated = [key for key in COUNTING if key not in reward.model_fields_set]
-            counting = {key: value for key in unstated if (value := getattr(one.reward, key)) is not None}
+            counting = {key: value for key in unstated if (value := getattr(entry.reward, key)) is not None}
             if "gate" in counting and verifiers:
-                counting["gate"] = _gate(one.reward, verifiers[0])
-            return reward.model_copy(update={**counting, "from_method": one.method})
+                counting["gate"] = _gate(entry.reward, verifiers[0])
+            return reward.model_copy(update={**counting, "from_method": entry.method})
     return reward
 
 
 def _expanded(
-    one: MethodReward, verifiers: Sequence[RewardConfig], rewards: Sequence[RewardConfig]
+    entry: MethodReward, verifiers: Sequence[RewardConfig], rewards: Sequence[RewardConfig]
 ) -> list[RewardConfig]:
     """A method's reward with the verifiers of the run in it, once for each. Raises ConfigError without one."""
-    reward, is_gated = one.reward, one.reward.gate is not None and one.reward.gate.reward == VERIFIERS
-    if not (one.wraps or is_gated):
-        return [_of_method(one, reward.name, _with_extract(reward.numbers, verifiers))]
+    reward, is_gated = entry.reward, entry.reward.gate is not None and entry.reward.gate.reward == VERIFIERS
+    if not (entry.wraps or is_gated):
+        return [_of_method(entry, reward.name, _with_extract(reward.numbers, verifiers))]
     if not verifiers:
         lack = no_verifier([other.known_as for other in rewards])
-        raise ConfigError(f"methods/{one.method} needs {lack}")
+        raise ConfigError(f"methods/{entry.method} needs {lack}")
     if len(verifiers) > 1 and (reward.label is not None or is_gated):
         raise ConfigError(
-            f"methods/{one.method}: its reward {reward.known_as} takes one verifier, and the run has "
+            f"methods/{entry.method}: its reward {reward.known_as} takes one verifier, and the run has "
             f"{', '.join(verifier.known_as for verifier in verifiers)}: state verifier: false at all of these but one"
         )
-    if not one.wraps:
-        return [_of_method(one, reward.name, reward.numbers, gate=_gate(reward, verifiers[0]))]
+    if not entry.wraps:
+        return [_of_method(entry, reward.name, reward.numbers, gate=_gate(reward, verifiers[0]))]
     if reward.name == VERIFIERS:
         return [
             verifier.model_copy(
                 update={
                     "label": reward.label or verifier.label,
                     "weight": verifier.weight * reward.weight,
-                    "from_method": one.method,
+                    "from_method": entry.method,
                 }
             )
             for verifier in verifiers
         ]
-    return [_of_verifier(one, verifier, single=len(verifiers) == 1) for verifier in verifiers]
+    return [_of_verifier(entry, verifier, single=len(verifiers) == 1) for verifier in verifiers]
 
 
-def _of_verifier(one: MethodReward, verifier: RewardConfig, *, single: bool) -> RewardConfig:
-    reward = one.reward
+def _of_verifier(entry: MethodReward, verifier: RewardConfig, *, single: bool) -> RewardConfig:
+    reward = entry.reward
     if reward.schedule is not None and verifier.schedule is not None:
         raise ConfigError(
-            f"methods/{one.method}: the weight of {reward.known_as} has a schedule, and that of {verifier.known_as}, "
+            f"methods/{entry.method}: the weight of {reward.known_as} has a schedule, and that of {verifier.known_as}, "
             "which it is computed of, another: leave out the verifier's, or state the method's reward yourself"
         )
     within = {"name": verifier.name, **verifier.numbers} if verifier.numbers else verifier.name
     numbers = {key: within if value == VERIFIERS and key != EXTRACT else value for key, value in reward.numbers.items()}
-    clip = verifier.clip if one.substitutes and reward.clip is None else reward.clip
+    clip = verifier.clip if entry.substitutes and reward.clip is None else reward.clip
     return _of_method(
-        one,
+        entry,
         reward.name,
         _with_extract(numbers, [verifier]),
         label=reward.label if single else f"{reward.known_as}_of_{verifier.known_as}",
@@ -232,10 +234,10 @@ def _of_verifier(one: MethodReward, verifier: RewardConfig, *, single: bool) -> 
     )
 
 
-def _of_method(one: MethodReward, name: str, numbers: Mapping[str, Any], **counting: Any) -> RewardConfig:
+def _of_method(entry: MethodReward, name: str, numbers: Mapping[str, Any], **counting: Any) -> RewardConfig:
     """A method's reward with other settings, and what is counted of it otherwise."""
-    stated = {key: getattr(one.reward, key) for key in RewardConfig.model_fields}
-    values = {**stated, **counting, "name": name, "from_method": one.method, **numbers}
+    stated = {key: getattr(entry.reward, key) for key in RewardConfig.model_fields}
+    values = {**stated, **counting, "name": name, "from_method": entry.method, **numbers}
     return RewardConfig.model_validate(values)
 
 
@@ -250,9 +252,9 @@ def _with_extract(numbers: Mapping[str, Any], verifiers: Sequence[RewardConfig])
     if numbers.get(EXTRACT) != VERIFIERS:
         return dict(numbers)
     stated = (verifier.numbers.get(EXTRACT, BOXED.get(verifier.name)) for verifier in verifiers)
-    place = next((extract for extract in stated if extract is not None), None)
+    extraction = next((extract for extract in stated if extract is not None), None)
     return {key: value for key, value in numbers.items() if key != EXTRACT} | (
-        {} if place is None else {EXTRACT: place}
+        {} if extraction is None else {EXTRACT: extraction}
     )
 
 

@@ -151,8 +151,8 @@ def _environment_reward(inputs: Inputs) -> str | None:
     environment = inputs.config.rollout.environment
     if environment is None:
         return _turns(inputs)
-    own = is_python_target(environment.name)
-    if own or getattr(resolve("environments", environment.name), "gives_rewards", True):
+    is_custom = is_python_target(environment.name)
+    if is_custom or getattr(resolve("environments", environment.name), "gives_rewards", True):
         return None
     if any(named.numbers.get("reward") for named in inputs.config.advantage.estimators):
         return None

@@ -99,7 +99,7 @@ def _fits(value: Any, kind: ast.expr) -> bool:
         case ast.Subscript(value=ast.Name(id="Literal")):
             return value in _choices(kind)
         case ast.Subscript(value=ast.Name(id="Sequence"), slice=inner):
-            return isinstance(value, list | tuple) and all(_fits(one, inner) for one in value)
+            return isinstance(value, list | tuple) and all(_fits(element, inner) for element in value)
         case ast.Subscript(value=ast.Name(id="Mapping")):
             return isinstance(value, Mapping)
     return True
@@ -122,7 +122,7 @@ def _described(kind: ast.expr) -> str:
 
 def _choices(literal: ast.Subscript) -> tuple[Any, ...]:
     inner = literal.slice
-    return tuple(ast.literal_eval(one) for one in (inner.elts if isinstance(inner, ast.Tuple) else [inner]))
+    return tuple(ast.literal_eval(choice) for choice in (inner.elts if isinstance(inner, ast.Tuple) else [inner]))
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:

@@ -34,7 +34,7 @@ def runs_of(config: RunConfig) -> list[RunConfig]:
     Raises:
         ConfigError: a run sets a key that there is not, or a value that is not allowed; the message names the run.
     """
-    found = []
+    configs = []
     for number, run in enumerate(config.runs):
         values = config.model_dump(mode="json") | {"runs": (), "name": f"{number + 1}-{run.name}"}
         if number:
@@ -42,10 +42,10 @@ def runs_of(config: RunConfig) -> list[RunConfig]:
         for key, value in run.set.items():
             set_value(values, key.split("."), value)
         try:
-            found.append(typed(values))
+            configs.append(typed(values))
         except ConfigError as error:
             raise ConfigError(f"runs, {run.name}: {error}") from None
-    return found or [config]
+    return configs or [config]
 
 
 def tasks_of(config: RunConfig) -> dict[str, RunConfig]:
@@ -65,18 +65,18 @@ def tasks_of(config: RunConfig) -> dict[str, RunConfig]:
     """
     if config.tasks:
         _require_bare(config)
-    found: dict[str, RunConfig] = {}
+    tasks: dict[str, RunConfig] = {}
     shared = config.model_dump(mode="json", include=set(SHARED))
     for name, values in config.tasks.items():
         try:
-            found[name] = _task(name, values, shared, found)
+            tasks[name] = _task(name, values, shared, tasks)
         except ConfigError as error:
             raise ConfigError(f"tasks.{name}: {error}") from None
-    _require_company(found)
+    _require_weight_peers(tasks)
     best = config.checkpoint.best
-    if config.tasks and best is not None and not any(task.checkpoint.best for task in found.values()):
-        raise ConfigError(f"checkpoint.best: of a mixed run it is TASK/REWARD, got {best!r}; tasks: {', '.join(found)}")
-    return found
+    if config.tasks and best is not None and not any(task.checkpoint.best for task in tasks.values()):
+        raise ConfigError(f"checkpoint.best: of a mixed run it is TASK/REWARD, got {best!r}; tasks: {', '.join(tasks)}")
+    return tasks
 
 
 def singles_of(config: RunConfig) -> list[RunConfig]:
@@ -103,15 +103,15 @@ def require_single(config: RunConfig, *, mixed: bool = False) -> None:
 
 def _require_bare(config: RunConfig) -> None:
     fields = RunConfig.model_fields.items()
-    own = [
+    misplaced = [
         key
         for key, field in fields
         if key not in BESIDE_TASKS and getattr(config, key) != field.get_default(call_default_factory=True)
     ]
-    if own or config.runs:
+    if misplaced or config.runs:
         raise ConfigError(
-            f"a run of several tasks has no {', '.join(own) or 'runs'} of its own: set that in each task, "
-            f"tasks.NAME.{(own or ['...'])[0]}; what all tasks share is {', '.join(SHARED)}"
+            f"a run of several tasks has no {', '.join(misplaced) or 'runs'} of its own: set that in each task, "
+            f"tasks.NAME.{(misplaced or ['...'])[0]}; what all tasks share is {', '.join(SHARED)}"
         )
     if wrong := [name for name in config.tasks if not re.match(TASK_NAME, name)]:
         raise ConfigError(f"tasks are named by letters, digits, - and _, as folders are; got {', '.join(wrong)}")
@@ -123,21 +123,21 @@ def _task(
     if wrong := [key for key in values if key in OF_RUN]:
         raise ConfigError(f"{', '.join(wrong)}: of the run, for all of its tasks; set it there and leave it out here")
     task = typed({"task": values.get("task") or {}}).task or TaskConfig()
-    own = {**values, **shared, "name": name, "task": task.model_dump(mode="json")}
+    task_values = {**values, **shared, "name": name, "task": task.model_dump(mode="json")}
     of_task, _, best = (at(shared, "checkpoint.best", None) or "").partition("/")
-    own["checkpoint"] = shared["checkpoint"] | {"best": best if of_task == name else None}
-    own["steps"] = -(-shared["steps"] // task.every)
+    task_values["checkpoint"] = shared["checkpoint"] | {"best": best if of_task == name else None}
+    task_values["steps"] = -(-shared["steps"] // task.every)
     if task.policy_of is not None:
-        own |= _sharing(task, own, before)
+        task_values |= _sharing(task, task_values, before)
     if task.after is not None:
-        own |= _after(task, own, before)
-    typed_task = typed(own)
+        task_values |= _after(task, task_values, before)
+    typed_task = typed(task_values)
     if task.policy_of is not None:
         _require_still(typed_task, task.policy_of)
     return typed_task
 
 
-def _sharing(task: TaskConfig, own: Mapping[str, Any], before: Mapping[str, RunConfig]) -> dict[str, Any]:
+def _sharing(task: TaskConfig, values: Mapping[str, Any], before: Mapping[str, RunConfig]) -> dict[str, Any]:
     """What follows for a task from the one whose policy it trains too."""
     if task.policy_of is None or task.policy_of not in before:
         raise ConfigError(_not_before("policy_of", task.policy_of, before))
@@ -150,10 +150,10 @@ def _sharing(task: TaskConfig, own: Mapping[str, Any], before: Mapping[str, RunC
             f"task.every: {task.policy_of} takes part in each {role.every}th step and its policy learns in no other: "
             f"give a multiple of {role.every}, got {task.every}"
         )
-    if at(own, "checkpoint.best", None) is not None:
+    if at(values, "checkpoint.best", None) is not None:
         raise ConfigError(f"checkpoint.best: its checkpoints hold no weights; name a reward of {task.policy_of}")
-    _require_unsaid(OF_OWNER, own, f"{task.policy_of}, whose policy it trains")
-    if at(own, "critic.warmup_steps", 0):
+    _require_unset(OF_OWNER, values, f"{task.policy_of}, whose policy it trains")
+    if at(values, "critic.warmup_steps", 0):
         raise ConfigError(f"critic.warmup_steps: {task.policy_of} says when their policy stands still; leave it out")
     return owner.model_dump(mode="json", include={*OF_OWNER} - {"warmup"})  # the policy is warmed up once
 
@@ -164,7 +164,7 @@ def _require_still(config: RunConfig, owner: str) -> None:
         raise ConfigError(f"{', '.join(wrong)}: that follows from {owner}, whose policy it trains; let it move there")
 
 
-def _require_company(tasks: Mapping[str, RunConfig]) -> None:
+def _require_weight_peers(tasks: Mapping[str, RunConfig]) -> None:
     roles = {name: config.task or TaskConfig() for name, config in tasks.items()}
     shared = {role.policy_of or name for name, role in roles.items() if role.policy_of is not None}
     for name, role in roles.items():
@@ -175,23 +175,23 @@ def _require_company(tasks: Mapping[str, RunConfig]) -> None:
             )
 
 
-def _require_unsaid(keys: Sequence[str], own: Mapping[str, Any], other: str) -> None:
-    if said := [key for key in keys if at(own, key, None) is not None]:
-        raise ConfigError(f"{', '.join(said)}: that follows from {other}; leave it out")
+def _require_unset(keys: Sequence[str], values: Mapping[str, Any], other: str) -> None:
+    if stated := [key for key in keys if at(values, key, None) is not None]:
+        raise ConfigError(f"{', '.join(stated)}: that follows from {other}; leave it out")
 
 
 def _not_before(key: str, name: str | None, before: Mapping[str, RunConfig]) -> str:
     return f"task.{key}: {name!r} is no task before it; those are {', '.join(before) or 'none'}"
 
 
-def _after(task: TaskConfig, own: Mapping[str, Any], before: Mapping[str, RunConfig]) -> dict[str, Any]:
+def _after(task: TaskConfig, values: Mapping[str, Any], before: Mapping[str, RunConfig]) -> dict[str, Any]:
     """What follows for a task from the one whose samples it is shown."""
     if task.after is None or task.after not in before:
         raise ConfigError(_not_before("after", task.after, before))
-    other, rollout = before[task.after], own.get("rollout") or {}
+    other, rollout = before[task.after], values.get("rollout") or {}
     if (other.task or TaskConfig()).every != task.every:
         raise ConfigError(f"task.every: {task.after} takes part in other steps; give both the same")
-    _require_unsaid(OF_LEADER, own, f"{task.after}, which it is after")
+    _require_unset(OF_LEADER, values, f"{task.after}, which it is after")
     size, written = rollout.get("group_size"), other.rollout.group_size
     if task.compare == "prompt" and (size is None or size % written):
         raise ConfigError(

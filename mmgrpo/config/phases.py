@@ -42,13 +42,13 @@ def moving_keys(
     schedules: dict[str, Any], controllers: dict[str, Any], phases: tuple[PhaseConfig, ...]
 ) -> dict[str, list[str]]:
     """Every key that moves -> the sections that move it."""
-    found: dict[str, list[str]] = {}
+    sections_by_key: dict[str, list[str]] = {}
     for section, keys in (("schedules", [*schedules]), ("controllers", [*controllers])):
         for key in keys:
-            found.setdefault(key, []).append(section)
+            sections_by_key.setdefault(key, []).append(section)
     for key in dict.fromkeys(key for phase in phases for key in phase.set):
-        found.setdefault(key, []).append("phases")
-    return found
+        sections_by_key.setdefault(key, []).append("phases")
+    return sections_by_key
 
 
 def faults(keys: dict[str, list[str]], phases: tuple[PhaseConfig, ...]) -> Iterator[str]:

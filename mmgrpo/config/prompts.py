@@ -75,9 +75,11 @@ class PromptsConfig(ReadingConfig):
     def _one_way(self) -> PromptsConfig:
         if self.source is not None and self.sources:
             raise ValueError("name one source, or several under sources, not both")
-        own = [name for name, field in ReadingConfig.model_fields.items() if getattr(self, name) != field.default]
-        if self.sources and own:
-            raise ValueError(f"each of several sources is read in its own way: move {', '.join(own)} under sources")
+        misplaced = [name for name, field in ReadingConfig.model_fields.items() if getattr(self, name) != field.default]
+        if self.sources and misplaced:
+            raise ValueError(
+                f"each of several sources is read in its own way: move {', '.join(misplaced)} under sources"
+            )
         labels = [part.known_as for part in self.sources]
         if len(set(labels)) < len(labels):
             raise ValueError(f"sources are told apart by label, and {labels} repeat: give each a label")

@@ -200,17 +200,17 @@ def resolve(kind: str, name: str) -> Any:
     """
     if is_python_target(name):
         return import_python_target(name)
-    known = names(kind)
-    if name not in known:
-        raise UnknownNameError(f"unknown name {name!r} among {kind}{suggestion(name, known)}")
-    return import_attribute(known[name])
+    targets = names(kind)
+    if name not in targets:
+        raise UnknownNameError(f"unknown name {name!r} among {kind}{suggestion(name, targets)}")
+    return import_attribute(targets[name])
 
 
 def settings_type(policy: str) -> Any:
     """The type of a policy's settings; None where it declares none. Registered ones are read without the policy."""
-    known = names("settings")
-    if policy in known:
-        return import_attribute(known[policy])
+    targets = names("settings")
+    if policy in targets:
+        return import_attribute(targets[policy])
     return getattr(resolve("policies", policy), "settings_type", None)
 
 
@@ -267,12 +267,12 @@ def samples_tokens(policy: str, numbers: Mapping[str, Any], *, renoised: bool) -
         return True
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, valid_names: Iterable[str]) -> str:
     """The tail of an error message: the nearest known names, whatever their case, or as many of all as are read."""
-    known = sorted(known)
-    by_lower = {one.lower(): one for one in reversed(known)}
+    valid_names = sorted(valid_names)
+    by_lower = {candidate.lower(): candidate for candidate in reversed(valid_names)}
     near = difflib.get_close_matches(name[:200].lower(), by_lower, n=3, cutoff=0.5)
     if near:
-        return f"; did you mean {' or '.join(by_lower[one] for one in near)}?"
-    more = f" and {len(known) - MAX_LISTED} more" if len(known) > MAX_LISTED else ""
-    return f"; known are {', '.join(known[:MAX_LISTED])}{more}"
+        return f"; did you mean {' or '.join(by_lower[candidate] for candidate in near)}?"
+    more = f" and {len(valid_names) - MAX_LISTED} more" if len(valid_names) > MAX_LISTED else ""
+    return f"; known are {', '.join(valid_names[:MAX_LISTED])}{more}"

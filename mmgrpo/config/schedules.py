@@ -46,10 +46,12 @@ class Controller:
     def moved(self, memory: Memory, key: str, measured: float) -> Memory:
         """The memory after a step: the number moved, or what was measured kept until it is due."""
         state = memory.state(STATE + key)
-        seen = [*(state[str(step)] for step in range(len(state) - 1)), measured]
-        value, due = self.value(memory, key), len(seen) == self.every
-        kept = {} if due else {str(step): one for step, one in enumerate(seen)}
-        return memory.with_state(STATE + key, {"value": self.function(value, seen) if due else value, **kept})
+        measurements = [*(state[str(step)] for step in range(len(state) - 1)), measured]
+        value, is_due = self.value(memory, key), len(measurements) == self.every
+        pending = {} if is_due else {str(step): measurement for step, measurement in enumerate(measurements)}
+        return memory.with_state(
+            STATE + key, {"value": self.function(value, measurements) if is_due else value, **pending}
+        )
 
 
 @final
@@ -77,12 +79,12 @@ class Moved:
     @property
     def rewards(self) -> dict[str, dict[str, Any]]:
         """The rewards' numbers among them, by label."""
-        found: dict[str, dict[str, Any]] = {}
+        numbers_by_label: dict[str, dict[str, Any]] = {}
         for key, value in self.values.items():
             if key.startswith("rewards."):
                 label, _, number = key.removeprefix("rewards.").rpartition(".")
-                found.setdefault(label, {})[number] = value
-        return found
+                numbers_by_label.setdefault(label, {})[number] = value
+        return numbers_by_label
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -114,7 +116,7 @@ class Course:
         self.schedules = {key: bound(f"schedules.{key}", SCHEDULES, named) for key, named in config.schedules.items()}
         self.controllers = {key: _controller(key, named, config) for key, named in config.controllers.items()}
         self.keys = frozenset(moving_keys(config.schedules, config.controllers, config.phases))
-        self._known: Moved | None = None
+        self._latest: Moved | None = None
         _require_drawing(config)
         ends = [phase.until for phase in config.phases if phase.until is not None]
         for step in sorted({0, max(config.steps - 1, 0), *ends}):
@@ -126,13 +128,13 @@ class Course:
         Raises ConfigError for a value that its key cannot have.
         """
         values = {key: schedule(step) for key, schedule in self.schedules.items()}
-        values |= {key: one.value(memory, key) for key, one in self.controllers.items()}
-        phase = next((one for one in self._config.phases if one.until is None or step < one.until), None)
+        values |= {key: item.value(memory, key) for key, item in self.controllers.items()}
+        phase = next((item for item in self._config.phases if item.until is None or step < item.until), None)
         values |= dict(phase.set) if phase else {}
-        values = {key: _as_whole(self._config, key, value) for key, value in values.items()}
-        if self._known is None or self._known.values != values:
-            self._known = Moved(_applied(self._config, values) if values else self._config, values)
-        return self._known
+        values = {key: _rounded(self._config, key, value) for key, value in values.items()}
+        if self._latest is None or self._latest.values != values:
+            self._latest = Moved(_applied(self._config, values) if values else self._config, values)
+        return self._latest
 
     def controlled(self, memory: Memory, metrics: Mapping[str, float]) -> Memory:
         """The memory after a step: every controller's number moved by that step's metrics.
@@ -144,15 +146,17 @@ class Course:
         Returns:
             The memory; itself without controllers.
         """
-        for key, one in self.controllers.items():
-            if (measured := metrics.get(one.metric)) is not None:
-                memory = one.moved(memory, key, measured)
+        for key, controller in self.controllers.items():
+            if (measured := metrics.get(controller.metric)) is not None:
+                memory = controller.moved(memory, key, measured)
         return memory
 
     def resting(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """1 for each controller whose metric a step does not have, as a run logs it."""
         return {
-            f"controllers/{key}/inactive": 1.0 for key, one in self.controllers.items() if one.metric not in metrics
+            f"controllers/{key}/inactive": 1.0
+            for key, controller in self.controllers.items()
+            if controller.metric not in metrics
         }
 
 
@@ -184,7 +188,7 @@ def _controller(key: str, named: Named, config: RunConfig) -> Controller:
             f"controllers.{key}: {metric} is measured only while {key} is above 0, and would rest for ever at 0: begin "
             "above 0, and give dual_ascent a low above 0"
         )
-    by_step = function if named.name in SERIES else lambda value, seen: function(value, fmean(seen))
+    by_step = function if named.name in SERIES else lambda value, measurements: function(value, fmean(measurements))
     return Controller(by_step, metric, every, float(initial))
 
 
@@ -211,10 +215,10 @@ def _require_drawing(config: RunConfig) -> None:
         )
 
 
-def _as_whole(config: RunConfig, key: str, value: Any) -> Any:
+def _rounded(config: RunConfig, key: str, value: Any) -> Any:
     """A scheduled number, rounded where the configuration has a whole one."""
-    own = configured_value(config, key) if isinstance(value, float) else None
-    return round(value) if isinstance(own, int) and not isinstance(own, bool) else value
+    configured = configured_value(config, key) if isinstance(value, float) else None
+    return round(value) if isinstance(configured, int) and not isinstance(configured, bool) else value
 
 
 def configured_value(config: RunConfig, key: str) -> Any:
@@ -236,13 +240,15 @@ def _applied(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     plain = config.model_dump()
     for key, value in values.items():
         if not key.startswith("rewards.") and (config.policy is not None or not key.startswith("policy.")):
-            _require_place(plain, key)
+            _require_section(plain, key)
             _set(plain, key.split("."), value)
     moved = Moved(config, values).rewards
-    known = [reward.known_as for reward in config.rewards]
-    if unknown := [label for label in moved if known and label not in known]:
-        raise ConfigError(f"rewards.{unknown[0]}: there is no reward of that label, known are {', '.join(known)}")
-    plain["rewards"] = [{**own, **moved.get(label, {})} for label, own in zip(known, plain["rewards"], strict=True)]
+    labels = [reward.known_as for reward in config.rewards]
+    if unknown := [label for label in moved if labels and label not in labels]:
+        raise ConfigError(f"rewards.{unknown[0]}: there is no reward of that label, known are {', '.join(labels)}")
+    plain["rewards"] = [
+        {**plain_reward, **moved.get(label, {})} for label, plain_reward in zip(labels, plain["rewards"], strict=True)
+    ]
     try:
         return RunConfig.model_validate(plain)
     except ValidationError as error:
@@ -250,7 +256,7 @@ def _applied(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
         raise ConfigError(f"with {at}: {explain_validation(error, RunConfig)}") from None
 
 
-def _require_place(plain: Mapping[str, Any], key: str) -> None:
+def _require_section(plain: Mapping[str, Any], key: str) -> None:
     """Raises ConfigError for a key below something that is not there: a number of a function that is not named."""
     inner: Any = plain
     for part in key.split(".")[:-1]:

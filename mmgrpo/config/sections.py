@@ -64,19 +64,19 @@ def at(values: Any, key: str, default: Any = _NONE) -> Any:
     Raises:
         ConfigError: there is none, and no default.
     """
-    found = _found(values, key.split("."))
-    if found is _NONE and default is _NONE:
+    value = _lookup(values, key.split("."))
+    if value is _NONE and default is _NONE:
         raise ConfigError(f"the configuration has no key {key!r}")
-    return default if found is _NONE else found
+    return default if value is _NONE else value
 
 
 def has(values: Any, key: str) -> bool:
     """Whether there is a value at a dotted key."""
-    return _found(values, key.split(".")) is not _NONE
+    return _lookup(values, key.split(".")) is not _NONE
 
 
-def _found(values: Any, parts: list[str]) -> Any:
+def _lookup(values: Any, parts: list[str]) -> Any:
     for num in range(1, len(parts) + 1) if isinstance(values, Mapping) else ():
         if (head := ".".join(parts[:num])) in values:
-            return _found(values[head], parts[num:]) if parts[num:] else values[head]
+            return _lookup(values[head], parts[num:]) if parts[num:] else values[head]
     return _NONE

@@ -67,7 +67,7 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
         where = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
             owner = _model_at(model, problem["loc"][:-1])
-            known = owner.model_fields if owner else {}
+            fields = owner.model_fields if owner else {}
             if where == "include":
                 lines.append(INCLUDE)
                 continue
@@ -75,7 +75,7 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
                 lines.append(USE_PAPER_HPARAMS)
                 continue
             new = renamed_key(where) or (None if model is RunConfig else renamed_key(f"policy.{where}"))
-            fix = suggestion(str(problem["loc"][-1]), known) if new is None else f"; it is now {new}"
+            fix = suggestion(str(problem["loc"][-1]), fields) if new is None else f"; it is now {new}"
             lines.append(f"unknown key {where!r}{fix}")
         elif where == "policy.name" and problem["type"] == "missing":
             lines.append(

@@ -26,7 +26,7 @@ def _idle(algorithm: Algorithm) -> Iterator[str]:
     moving_keys = (*config.schedules, *config.controllers, *(key for phase in config.phases for key in phase.set))
     starts = [("rollout.strategy", algorithm.strategy.start)]
     estimators = zip(config.advantage.estimators, algorithm.advantages.estimators, strict=True)
-    starts += [(f"advantage.estimators.{named.name}", one.start) for named, one in estimators]
+    starts += [(f"advantage.estimators.{named.name}", estimator.start) for named, estimator in estimators]
     for key, start in starts:
         if start >= config.steps and not any(moving.startswith(f"{key}.") for moving in moving_keys):
             yield _sentence(config, f"{key} starts at step {start}, from 0", "a lower start")
@@ -41,10 +41,10 @@ def _idle_schedules(algorithm: Algorithm) -> Iterator[str]:
     """Schedules whose value is the configured one at every step of the run."""
     config = algorithm.config
     for key, schedule in algorithm.course.schedules.items():
-        own = configured_value(config, key)
-        if all(schedule(step) == own for step in range(config.steps)):
+        configured = configured_value(config, key)
+        if all(schedule(step) == configured for step in range(config.steps)):
             yield _sentence(
-                config, f"schedules.{key}: the value is {own} at every step", "a schedule that begins sooner"
+                config, f"schedules.{key}: the value is {configured} at every step", "a schedule that begins sooner"
             )
     for reward in config.rewards:
         if reward.schedule is None or reward.schedule.name == "constant":

@@ -116,8 +116,8 @@ def _round(requests: Sequence[Request], case: _Case, num_places: int) -> Round:
     sizes = torch.tensor([len(request.members) for request in requests])
     member_B = torch.tensor([member for request in requests for member in request.members])
     prompt_B = torch.tensor([request.prompt for request in requests]).repeat_interleave(sizes)
-    place_B = torch.tensor([place for request in requests for place in range(len(request.members))])
-    best_B = 2 * place_B < sizes.repeat_interleave(sizes) if case.half else member_B == 0
+    position_B = torch.tensor([position for request in requests for position in range(len(request.members))])
+    best_B = 2 * position_B < sizes.repeat_interleave(sizes) if case.half else member_B == 0
     reward_B = torch.where(best_B, case.best, case.others).double()
     return Round(
         requests=requests,

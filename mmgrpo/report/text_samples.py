@@ -225,8 +225,8 @@ def _answer(record: SampleRecord, hidden: Container[str]) -> SampleRecord | None
 
 def _is_explained_once(name: str, ends: Sequence[SampleSet], requests: Sequence[int]) -> bool:
     """Whether what a reward says of a request, it says of all of them, at each of the steps."""
-    said = [[sample_set.records[index].explanations.get(name) for index in requests] for sample_set in ends]
-    return all(one == of_step[0] for of_step in said for one in of_step)
+    explanations = [[sample_set.records[index].explanations.get(name) for index in requests] for sample_set in ends]
+    return all(explanation == of_step[0] for of_step in explanations for explanation in of_step)
 
 
 def _groups(sample_set: SampleSet) -> list[tuple[int, list[SampleRecord]]]:

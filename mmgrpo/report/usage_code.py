@@ -174,7 +174,7 @@ def _full_pipeline(exported: ExportedModel) -> str:
     dtypes = set(exported.dtypes.values()) or {"float32"}
     dtype = f"torch.{next(iter(dtypes))}"
     if len(dtypes) > 1:
-        parts = ", ".join(f'"{name}": torch.{one}' for name, one in exported.dtypes.items())
+        parts = ", ".join(f'"{name}": torch.{dtype_name}' for name, dtype_name in exported.dtypes.items())
         dtype = f"{{{parts}}}"
     return (
         f"import torch\nfrom diffusers import {kind}\n\nmodel = {kind}.from_pretrained({FOLDER}, dtype={dtype}{absent})"

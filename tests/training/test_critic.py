@@ -40,9 +40,9 @@ def sometimes(samples: Sequence[Sample]) -> list[float]:
     return [float(sample.member) for sample in samples]
 
 
-def config_of(output: Path, method: str = "ppo", **changes: Any) -> RunConfig:
+def config_of(output: Path, base: str = "ppo", **changes: Any) -> RunConfig:
     named = {"name": "language", "model": f"python:{HERE}:writer", "dtype": "float32", "max_new_tokens": 5}
-    return load_config(f"methods/{method}", {**SMALL, "critic.policy": named, "output": str(output), **changes})
+    return load_config(f"methods/{base}", {**SMALL, "critic.policy": named, "output": str(output), **changes})
 
 
 def trainer_of(config: RunConfig, reward: Any = sometimes, *, resume: Path | None = None) -> Trainer:
@@ -154,9 +154,14 @@ def test_a_model_that_gives_logits_alone_is_no_critic() -> None:
         t5(lora=None).critic()
 
 
-def test_without_the_section_nothing_is_expected(tmp_path: Path) -> None:
+def test_ppo_without_a_critic_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="methods/ppo needs a critic, and the run has none"):
+        trainer_of(config_of(tmp_path, critic=None))
+
+
+def test_value_estimator_without_a_critic_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tokens have no value value"):
-        trainer_of(config_of(tmp_path, critic=None)).train()
+        trainer_of(config_of(tmp_path, method=None, critic=None)).train()
 
 
 @pytest.mark.parametrize(
@@ -177,7 +182,7 @@ def test_what_makes_no_critic_is_said_before_the_first_sample(
 
 
 def test_a_checkpoint_without_a_critic_is_of_another_run(tmp_path: Path) -> None:
-    bare: dict[str, Any] = {"critic": None, "advantage.estimators": []}
+    bare: dict[str, Any] = {"method": None, "critic": None, "advantage.estimators": []}
     folder = trainer_of(config_of(tmp_path, **bare)).train()
     config = config_of(tmp_path, **{key: value for key, value in bare.items() if key != "critic"})
     with pytest.raises((CheckpointError, ConfigError), match="critic"):
