@@ -19,7 +19,7 @@ from mmgrpo.scoring import NamedReward, named_rewards
 from mmgrpo.training.build import build_policy, build_rewards
 from mmgrpo.types import Prompt
 
-RewardGiven = NamedReward | Callable[..., Any] | str
+RewardArgument = NamedReward | Callable[..., Any] | str
 """A function of samples or in TRL's form, an object with such a call, or a registered name."""
 
 MARKS = {"model_index.json": "denoising", "config.json": "language"}
@@ -42,22 +42,22 @@ def with_policy(policy: Any, config: RunConfig) -> RunConfig:
     return config.model_copy(update={"policy": named})
 
 
-def policy_of(given: Any, config: RunConfig, device: str | torch.device) -> Policy:
+def policy_of(policy: Any, config: RunConfig, device: str | torch.device) -> Policy:
     """A live policy itself; a path or hub id of a model or pipeline, loaded with the settings of ``policy:``.
 
     None is what ``policy:`` names. Raises ConfigError for anything else, and where nothing tells which adapter a name
     is for.
     """
-    if isinstance(given, Policy):
-        return given
-    if given is None and config.policy is not None:
+    if isinstance(policy, Policy):
+        return policy
+    if policy is None and config.policy is not None:
         return build_policy(config, device)
-    if not isinstance(given, str | Path):
+    if not isinstance(policy, str | Path):
         raise ConfigError(
             "policy must be a Policy, or the path or hub id of a model or pipeline, got "
-            f"{type(given).__name__}; wrap a live model: LanguagePolicy(model, processor), DenoisingPolicy(pipeline)"
+            f"{type(policy).__name__}; wrap a live model: LanguagePolicy(model, processor), DenoisingPolicy(pipeline)"
         )
-    return build_policy(with_policy(given, config), device)
+    return build_policy(with_policy(policy, config), device)
 
 
 def with_policy_name(config: Any, policy: Any) -> Any:
@@ -71,45 +71,45 @@ def with_policy_name(config: Any, policy: Any) -> Any:
     return {**config, "policy": {**section, "name": _adapter_for(str(policy))}}
 
 
-def rewards_of(given: Any) -> list[NamedReward]:
+def rewards_of(rewards: Any) -> list[NamedReward]:
     """Rewards by name: from one function or registered name, a sequence of them, or a mapping of names to functions."""
-    if isinstance(given, Mapping):
-        return named_rewards(given)
-    many = given if isinstance(given, Sequence) and not isinstance(given, str) else [given] if given else []
-    return named_rewards([_reward_of(one) for one in many])
+    if isinstance(rewards, Mapping):
+        return named_rewards(rewards)
+    many = rewards if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards] if rewards else []
+    return named_rewards([_reward_of(reward) for reward in many])
 
 
-def prompts_of(given: Any, config: RunConfig) -> list[Prompt]:
+def prompts_of(prompts: Any, config: RunConfig) -> list[Prompt]:
     """Prompts from a path, hub id or live dataset as ``prompts.source`` has them, or from a sequence.
 
     A sequence holds ``Prompt``s, texts, or rows of columns in any mixture. Raises DataError for anything else, of which
     the items of a sequence are left out, with a warning, under ``prompts.on_error: skip``.
     """
-    if isinstance(given, str | Path) or hasattr(given, "column_names"):
-        return load_prompts(given, **(reading_settings(config.prompts) if config.prompts else {}))
-    if not isinstance(given, Sequence):
+    if isinstance(prompts, str | Path) or hasattr(prompts, "column_names"):
+        return load_prompts(prompts, **(reading_settings(config.prompts) if config.prompts else {}))
+    if not isinstance(prompts, Sequence):
         raise DataError(
             f"prompts must be a path, a datasets.Dataset, or a list of texts, rows or Prompts, got "
-            f"{type(given).__name__}; make a list of it"
+            f"{type(prompts).__name__}; make a list of it"
         )
     unreadable = UnreadableRows(skip=config.prompts is not None and config.prompts.on_error == "skip")
-    readers = (partial(_prompt_of, item, number, config.prompts) for number, item in enumerate(given))
-    prompts = [prompt for reader in readers for prompt in unreadable.read(reader)]
-    unreadable.warn("prompts", len(prompts))
-    return prompts
+    readers = (partial(_prompt_of, item, number, config.prompts) for number, item in enumerate(prompts))
+    loaded = [prompt for reader in readers for prompt in unreadable.read(reader)]
+    unreadable.warn("prompts", len(loaded))
+    return loaded
 
 
 def _adapter_for(model: str) -> str:
     if model.endswith(SINGLE_FILE) and Path(model).expanduser().is_file():
         return MARKS["model_index.json"]
-    found = next((MARKS[file] for file in MARKS if (Path(model).expanduser() / file).is_file()), None)
-    found = found or (None if Path(model).expanduser().is_dir() else _adapter_on_hub(model))
-    if found is None:
+    adapter = next((MARKS[file] for file in MARKS if (Path(model).expanduser() / file).is_file()), None)
+    adapter = adapter or (None if Path(model).expanduser().is_dir() else _adapter_on_hub(model))
+    if adapter is None:
         raise ConfigError(
             f"{model} holds neither {' nor '.join(MARKS)}, so nothing tells what it is; give a folder or hub id of "
             "diffusers or transformers, or name the adapter: policy: {name: denoising} in the configuration"
         )
-    return found
+    return adapter
 
 
 def _adapter_on_hub(model: str) -> str | None:
@@ -129,22 +129,22 @@ def _adapter_on_hub(model: str) -> str | None:
         ) from error
 
 
-def _reward_of(given: Any) -> Callable[..., Any] | NamedReward:
-    if isinstance(given, str):
-        (built,) = build_rewards([RewardConfig.model_validate({"name": given})])
+def _reward_of(reward: Any) -> Callable[..., Any] | NamedReward:
+    if isinstance(reward, str):
+        (built,) = build_rewards([RewardConfig.model_validate({"name": reward})])
         return built
-    if not isinstance(given, NamedReward) and not callable(given):
-        raise ConfigError(f"a reward is a function or a registered name, got {type(given).__name__}")
-    return given
+    if not isinstance(reward, NamedReward) and not callable(reward):
+        raise ConfigError(f"a reward is a function or a registered name, got {type(reward).__name__}")
+    return reward
 
 
-def _prompt_of(given: Any, number: int, section: PromptsConfig | None) -> Prompt:
-    if isinstance(given, Prompt):
-        return given
-    if isinstance(given, str):
-        require_unicode(given, f"prompts, item {number}")
-        return Prompt(given)
-    if isinstance(given, Mapping):
+def _prompt_of(item: Any, number: int, section: PromptsConfig | None) -> Prompt:
+    if isinstance(item, Prompt):
+        return item
+    if isinstance(item, str):
+        require_unicode(item, f"prompts, item {number}")
+        return Prompt(item)
+    if isinstance(item, Mapping):
         column, allow_fetch = (section.text_column, section.allow_fetch) if section else ("prompt", False)
-        return prompt_of_row(given, column, where=f"prompts, row {number}", folder=None, allow_fetch=allow_fetch)
-    raise DataError(f"prompts, item {number}: a prompt is a text, a row or a Prompt, got {type(given).__name__}")
+        return prompt_of_row(item, column, where=f"prompts, row {number}", folder=None, allow_fetch=allow_fetch)
+    raise DataError(f"prompts, item {number}: a prompt is a text, a row or a Prompt, got {type(item).__name__}")

@@ -95,22 +95,22 @@ class Auxiliaries:
             if config.weight == 0:
                 continue
             if config.from_prefix:
-                taught, num = self._from_beginnings(config, advantages, first + number, rows)
+                result, num = self._from_beginnings(config, advantages, first + number, rows)
             elif config.column is None:
-                taught, num = self._from_examples(config, first + number)
+                result, num = self._from_examples(config, first + number)
             else:
-                taught, num = self._from_answers(config, config.column, algorithm, advantages, first + number, rows)
-            losses[config.label], sums[config.label] = taught.own_loss, taught.own_sum
+                result, num = self._from_answers(config, config.column, algorithm, advantages, first + number, rows)
+            losses[config.label], sums[config.label] = result.local_loss, result.local_sum
             num_forwards += num
         return Gradient(Diagnostics(loss_sums=losses, value_sums=sums), 0.0, num_forwards)
 
     def _from_examples(self, config: AuxiliaryConfig, number: int) -> tuple[SupervisedResult, int]:
         assert self._supervised is not None
-        lesson = self._batches[config.label].at(number, self._job, f"auxiliary ({config.label}): batch_size")
-        taught = accumulate_supervised(
-            self._supervised, lesson, parameters=self._parameters, job=self._job, scale=config.weight
+        batch = self._batches[config.label].at(number, self._job, f"auxiliary ({config.label}): batch_size")
+        result = accumulate_supervised(
+            self._supervised, batch, parameters=self._parameters, job=self._job, scale=config.weight
         )
-        return taught, len(lesson.examples)
+        return result, len(batch.examples)
 
     def _from_answers(
         self,
@@ -122,33 +122,35 @@ class Auxiliaries:
         rows: Sequence[int],
     ) -> tuple[SupervisedResult, int]:
         samples = [advantages.rollout.samples[row] for row in rows]
-        parts: list[Part] = [(one.group, one.context if config.per_context else None) for one in samples]
-        one_of = dict(zip(parts, samples, strict=True))
+        parts: list[Part] = [(sample.group, sample.context if config.per_context else None) for sample in samples]
+        sample_of = dict(zip(parts, samples, strict=True))
         rate_P = success_rates(advantages, rows, parts, right=config.right)
         weight_P = algorithm.answer_weights[config.label](rate_P).tolist()
-        taught = {part: weight for part, weight in zip(one_of, weight_P, strict=True) if weight != 0}
+        part_weights = {part: weight for part, weight in zip(sample_of, weight_P, strict=True) if weight != 0}
 
         def answers() -> Iterator[Example]:
-            for part in taught:
-                answer, shown = self._answer(one_of[part], column), algorithm.prompt_templates.get(part[1] or "")
-                prompt = shown(answer.prompt, one_of[part].member, History()) if shown else None
+            for part in part_weights:
+                answer, template = self._answer(sample_of[part], column), algorithm.prompt_templates.get(part[1] or "")
+                prompt = template(answer.prompt, sample_of[part].member, History()) if template else None
                 yield answer if prompt is None else replace(answer, prompt=prompt)
 
-        groups = [group for group, _ in taught]
-        return self._weighed(config, number, groups, lambda: list(answers()), list(taught.values()), len(one_of))
+        groups = [group for group, _ in part_weights]
+        return self._weighed(
+            config, number, groups, lambda: list(answers()), list(part_weights.values()), len(sample_of)
+        )
 
     def _from_beginnings(
         self, config: AuxiliaryConfig, advantages: Advantages, number: int, rows: Sequence[int]
     ) -> tuple[SupervisedResult, int]:
         samples = [advantages.rollout.samples[row] for row in rows]
-        one_of = {(one.group, one.num_forced): one for one in samples if one.num_forced}
-        often = Counter((one.group, one.num_forced) for one in samples)
+        sample_of = {(sample.group, sample.num_forced): sample for sample in samples if sample.num_forced}
+        counts = Counter((sample.group, sample.num_forced) for sample in samples)
 
-        def beginnings() -> list[Example]:
-            return [Example(one.prompt, text=self._begun(one), finished=False) for one in one_of.values()]
+        def prefix_examples() -> list[Example]:
+            return [Example(sample.prompt, text=self._begun(sample), finished=False) for sample in sample_of.values()]
 
-        groups, weights = [group for group, _ in one_of], [float(often[key]) for key in one_of]
-        return self._weighed(config, number, groups, beginnings, weights, len(rows))
+        groups, weights = [group for group, _ in sample_of], [float(counts[key]) for key in sample_of]
+        return self._weighed(config, number, groups, prefix_examples, weights, len(rows))
 
     def _weighed(
         self,
@@ -163,17 +165,17 @@ class Auxiliaries:
         assert self._supervised is not None
         examples: list[Example] = []
 
-        def found() -> int:
+        def collect_examples() -> int:
             examples.extend(examples_of())
             return num
 
-        total = sum(self._job.run_on_all(found))
+        total = sum(self._job.run_on_all(collect_examples))
         seeds = [derive_seed(self._seed, EXAMPLES_SEED, number, group) for group in groups]
-        lesson = SupervisedBatch(examples=examples, seeds=seeds)
-        came_to = accumulate_weighted(
-            self._supervised, lesson, weights, num=max(total, 1), job=self._job, scale=config.weight
+        batch = SupervisedBatch(examples=examples, seeds=seeds)
+        result = accumulate_weighted(
+            self._supervised, batch, weights, num=max(total, 1), job=self._job, scale=config.weight
         )
-        return came_to, len(examples)
+        return result, len(examples)
 
     def _begun(self, sample: Sample) -> str:
         if not isinstance(self._supervised, SupportsTextOffsets):
@@ -206,7 +208,7 @@ def success_rates(advantages: Advantages, rows: Sequence[int], parts: Sequence[P
     right_N = advantages.reward_B[rows_N] >= right
     rates = []
     for part in dict.fromkeys(parts):
-        of_N = scored_N & torch.tensor([one == part for one in parts])
+        of_N = scored_N & torch.tensor([other == part for other in parts])
         rates.append(float(right_N[of_N].double().mean()) if bool(of_N.any()) else 1.0)
     return torch.tensor(rates, dtype=torch.float64)
 

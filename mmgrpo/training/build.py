@@ -36,7 +36,7 @@ from mmgrpo.training.update_hooks import HOOKS
 from mmgrpo.types import Plan
 
 _NESTED = ("of", "likelihood", "grade")  # settings of a reward that name another one
-_made: list[Named] = []  # environments of this process that could be made once
+_created_environments: list[Named] = []  # environments of this process that could be made once
 LIVE = "live:"
 """How the names of live functions begin, where a configuration stands for them."""
 
@@ -56,13 +56,13 @@ def build_policy(config: RunConfig, device: str | torch.device) -> Policy:
     try:
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)  # fresh adapters are a function of the run's seed
-            return adapter.from_config(_begun(config.policy.numbers), device=device)
+            return adapter.from_config(_with_run_weights(config.policy.numbers), device=device)
     except ValidationError as error:
-        said = explain_validation(error, adapter.settings_type)
-        raise ConfigError(f"policy ({config.policy.name}): {said}") from None
+        message = explain_validation(error, adapter.settings_type)
+        raise ConfigError(f"policy ({config.policy.name}): {message}") from None
 
 
-def _begun(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _with_run_weights(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The policy's settings with the run that they start from replaced by the weights of it."""
     adapter = settings.get("adapter")
     if not isinstance(adapter, str):
@@ -97,22 +97,22 @@ def exchange_plan(config: RunConfig) -> Plan:
     make = partial(resolve("environments", named.name), **named.numbers)
     try:
         with restored_settings(f"environment '{named.name}'", set()):
-            made = make()
+            environment = make()
     except TypeError as error:
         raise ConfigError(f"rollout.environment ({named.name}): {error}") from error
     except Exception as error:  # foreign code
-        if named in _made:  # it has been made before: a failure now ends one exchange, not the run
+        if named in _created_environments:  # it has been made before: a failure now ends one exchange, not the run
             return Plan(environment=make, max_turns=turns)
         raise ConfigError(
             f"rollout.environment ({named.name}) cannot be made: {type(error).__name__}: {error}"
         ) from error
-    if not isinstance(made, Environment):
+    if not isinstance(environment, Environment):
         raise ConfigError(
-            f"rollout.environment ({named.name}) makes a {type(made).__name__}; give a class of "
+            f"rollout.environment ({named.name}) makes a {type(environment).__name__}; give a class of "
             "mmgrpo.environment.Environment, or a function that makes one"
         )
-    if named not in _made:
-        _made.append(named)
+    if named not in _created_environments:
+        _created_environments.append(named)
     return Plan(environment=make, max_turns=turns)
 
 
@@ -168,9 +168,9 @@ def optimizer_of(
     Raises:
         ConfigError: nothing is trained.
     """
-    update, mine = config.update, local_shards(parameters)
+    update, shards = config.update, local_shards(parameters)
     optimizer = build_optimizer(
-        mine, lr=update.lr, betas=update.betas, eps=update.eps, weight_decay=update.weight_decay
+        shards, lr=update.lr, betas=update.betas, eps=update.eps, weight_decay=update.weight_decay
     )
     schedule = build_schedule(
         optimizer,
@@ -188,7 +188,7 @@ def optimizer_of(
         max_skipped_frac=config.runtime.max_skipped_update_frac,
         average=average,
         hooks={
-            f"{number}.{named.name}": bound("update.hooks", HOOKS, named)(mine)
+            f"{number}.{named.name}": bound("update.hooks", HOOKS, named)(shards)
             for number, named in enumerate(update.hooks)
         },
     )

@@ -45,7 +45,7 @@ def build_views(
         for name, view in config.views.items()
     }
     for name, where in algorithm.views_read().items():
-        if name not in views and not _is_kept(policy, name):
+        if name not in views and not _has_weights(policy, name):
             raise ConfigError(
                 f"{where} reads the view {name!r}, which is nowhere: describe it under views:"
                 f"{suggestion(name, [*views, REFERENCE])}"
@@ -88,21 +88,21 @@ def require_images(prompts: Sequence[Prompt], algorithm: Algorithm) -> None:
 
 def _view(
     name: str,
-    one: ViewConfig,
+    view: ViewConfig,
     context: Context | None,
     config: RunConfig,
     policy: Policy,
     device: str | torch.device,
     average: Average | None,
 ) -> View:
-    if one.policy is not None:
-        other = build_policy(config.model_copy(update={"policy": one.policy}), device)
+    if view.policy is not None:
+        other = build_policy(config.model_copy(update={"policy": view.policy}), device)
         return View(name=name, policy=other, context=context)
-    if one.weights == "now":
+    if view.weights == "now":
         return View(name=name, moves=True, trained=True, context=context)
-    if one.weights == "old":
+    if view.weights == "old":
         return View(name=name, using=nullcontext, context=context)
-    if one.weights == "average":
+    if view.weights == "average":
         if average is None:
             raise ConfigError(f"views.{name}: no average is kept: set update.ema, or take other weights")
         if average.in_parts:
@@ -111,18 +111,18 @@ def _view(
                 "adapters (policy.lora), or take the reference with reference.ema"
             )
         return View(name=name, using=average.applied, moves=True, context=context)
-    if one.weights == REFERENCE:
+    if view.weights == REFERENCE:
         return View(name=name, using=policy.reference, context=context)
-    if not isinstance(policy, SupportsNamedWeights) or not _is_kept(policy, one.weights):
+    if not isinstance(policy, SupportsNamedWeights) or not _has_weights(policy, view.weights):
         raise ConfigError(
-            f"views.{name}: no weights are kept under {one.weights!r}"
-            f"{suggestion(one.weights, ['now', 'old', 'average', REFERENCE])}"
+            f"views.{name}: no weights are kept under {view.weights!r}"
+            f"{suggestion(view.weights, ['now', 'old', 'average', REFERENCE])}"
         )
-    weights = one.weights
+    weights = view.weights
     return View(name=name, using=lambda: policy.weights.using(weights), context=context)
 
 
-def _is_kept(policy: Policy, name: str) -> bool:
+def _has_weights(policy: Policy, name: str) -> bool:
     if not isinstance(policy, SupportsNamedWeights):
         return False
     try:

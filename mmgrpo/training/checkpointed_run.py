@@ -55,7 +55,14 @@ class TrainedState:
     owns: bool = True
 
     def save(
-        self, folder: Path, place: RunPosition, keep: int | None, memory: Memory, job: Job, *, best: int | None = None
+        self,
+        folder: Path,
+        position: RunPosition,
+        keep: int | None,
+        memory: Memory,
+        job: Job,
+        *,
+        best: int | None = None,
     ) -> None:
         """Writes a checkpoint of weights that are those of the place.
 
@@ -66,16 +73,16 @@ class TrainedState:
         if self.owns:
             self.optimizer.require_finite_weights()
             state = self.optimizer.state_dict() | state
-        average = self.average if self.owns and place.step else None  # before that it is the weights themselves
+        average = self.average if self.owns and position.step else None  # before that it is the weights themselves
         if average:
             state["average"] = average.state_dict()
-        if self.warmup and not place.step:
+        if self.warmup and not position.step:
             state["warmup"] = self.warmup.state_dict()
         if self.critic:
             state["critic"] = self.critic.state_dict()
         averaged = average.applied() if average else None
-        policy, together = self.policy if self.owns else None, job if job.is_sharded else None
-        save_checkpoint(folder, place, policy, state, keep=keep, best=best, averaged=averaged, job=together)
+        policy, checkpoint_job = self.policy if self.owns else None, job if job.is_sharded else None
+        save_checkpoint(folder, position, policy, state, keep=keep, best=best, averaged=averaged, job=checkpoint_job)
 
     def restore(self, checkpoint: Path, *, updates_per_step: int | None, memory: Memory) -> tuple[RunPosition, Memory]:
         """Becomes what a checkpoint holds.
@@ -91,14 +98,14 @@ class TrainedState:
         Raises:
             CheckpointError: it is of another policy or cannot be read.
         """
-        one = self.policy.trainable[0]
-        device = one.device if layout_of(one) is None else "cpu"  # whole, and so not where its part is
-        place, state = load_checkpoint(checkpoint, self.policy if self.owns else None, device)
-        num_updates = None if updates_per_step is None else place.step * updates_per_step
+        parameter = self.policy.trainable[0]
+        device = parameter.device if layout_of(parameter) is None else "cpu"  # whole, and so not where its part is
+        position, state = load_checkpoint(checkpoint, self.policy if self.owns else None, device)
+        num_updates = None if updates_per_step is None else position.step * updates_per_step
         try:
             if self.owns:
                 self.optimizer.load_state_dict(state, num_updates=num_updates)
-            if self.owns and self.average and place.step:
+            if self.owns and self.average and position.step:
                 self.average.load_state_dict(state["average"])
             if self.warmup and "warmup" in state:
                 self.warmup.load_state_dict(state["warmup"])
@@ -106,7 +113,7 @@ class TrainedState:
                 self.critic.load_state_dict(state["critic"], num_updates=num_updates)
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"{checkpoint} is of a run of another kind: {error}") from error
-        return place, memory.restored(state.get("memory"))
+        return position, memory.restored(state.get("memory"))
 
 
 @final
@@ -183,17 +190,17 @@ class CheckpointedRun:
             return False
         if self._job.is_main:
             self._tidy()
-            for said in self._rewound():
-                logger.warning("%s", said)
+            for note in self._rewound():
+                logger.warning("%s", note)
             self.folder.mark_finished()
             self.report()
         return True
 
-    def is_done(self, place: RunPosition | None) -> bool:
+    def is_done(self, position: RunPosition | None) -> bool:
         """Whether all there is to do was done at a place, its evaluation included."""
-        if place is None or place.step < self._config.steps or not (place.step or self._warmed(place)):
+        if position is None or position.step < self._config.steps or not (position.step or self._warmed(position)):
             return False
-        return self._config.evaluation is None or place.step > self._config.steps or place.step in self.evaluated
+        return self._config.evaluation is None or position.step > self._config.steps or position.step in self.evaluated
 
     def begin(self, explanation: str, within: Path | None = None) -> list[str]:
         """Makes the folder of a new run, or puts that of one that goes on in order.
@@ -208,21 +215,21 @@ class CheckpointedRun:
         if self._folder is None:
             config = self._config if within is None else self._config.model_copy(update={"output": str(within)})
             self._config, self._folder = config, RunFolder(self._job.run_on_main(lambda: claim_folder(config)))
-        said = self._job.run_on_main(lambda: self._prepared(explanation))
+        notes = self._job.run_on_main(lambda: self._prepared(explanation))
         if self._config.tracking.trackers and within is None:
             self._job.trackers.start(self._config, self.folder.path)
-        return said
+        return notes
 
-    def save(self, place: RunPosition, *, drops: bool = True) -> None:
+    def save(self, position: RunPosition, *, drops: bool = True) -> None:
         """Writes a checkpoint, if this place has none yet; the other processes wait.
 
         Args:
-            place: where the weights are.
+            position: where the weights are.
             drops: whether old ones go then; otherwise they stay until ``delete_old_checkpoints``.
         """
-        if place != self._saved and self._writes:
-            self._write(place, self._config.checkpoint.keep if drops else None)
-        self._saved = place
+        if position != self._saved and self._writes:
+            self._write(position, self._config.checkpoint.keep if drops else None)
+        self._saved = position
         self._job.barrier()
 
     def delete_old_checkpoints(self) -> None:
@@ -236,27 +243,27 @@ class CheckpointedRun:
         Args:
             drops: whether the best before goes then, if it is none of the newest.
         """
-        place, reward = self.place, self._config.checkpoint.best
-        if reward is None or place is None or place.step == 0:
+        position, reward = self.place, self._config.checkpoint.best
+        if reward is None or position is None or position.step == 0:
             return
-        if self._job.run_on_main(lambda: best_step(self.folder.path, reward, now=place.step)) == place.step:
-            self.save(place, drops=False)
+        if self._job.run_on_main(lambda: best_step(self.folder.path, reward, now=position.step)) == position.step:
+            self.save(position, drops=False)
             if drops:
                 self.delete_old_checkpoints()
 
-    def rescue(self, place: RunPosition | None, *, drops: bool = True, together: bool = False) -> None:
+    def rescue(self, position: RunPosition | None, *, drops: bool = True, together: bool = False) -> None:
         """Saves what is whole before an early end, on the main process alone: the others may be gone.
 
         Weights that lie in parts are saved if all processes end for the same reason, and so are all here.
         """
-        if place is None or place in (self._saved, START) or not self._writes or self._folder is None:
+        if position is None or position in (self._saved, START) or not self._writes or self._folder is None:
             return
         if self._job.is_sharded and not together:
             logger.warning("the weights lie in parts and a process is gone: the newest checkpoint is what is left")
             return
         try:
-            self._write(place, self._config.checkpoint.keep if drops else None)
-            self._saved = place
+            self._write(position, self._config.checkpoint.keep if drops else None)
+            self._saved = position
         except MmgrpoError as error:
             logger.warning("%s", error)
 
@@ -296,11 +303,11 @@ class CheckpointedRun:
         sharded = {"sharding": self._job.sharding.engine} if self._job.sharding else {}
         return machine(self._job.accelerator.device, self._job.num_processes) | sharded
 
-    def _write(self, place: RunPosition, keep: int | None) -> None:
+    def _write(self, position: RunPosition, keep: int | None) -> None:
         if self._job.is_main:
             self.folder.sync()
         best = self._best() if self._job.is_main else None
-        self._trained.save(self.folder.path, place, keep, self.memory, self._job, best=best)
+        self._trained.save(self.folder.path, position, keep, self.memory, self._job, best=best)
 
     @property
     def _writes(self) -> bool:
@@ -327,19 +334,19 @@ class CheckpointedRun:
             self.folder.open(self._config, explanation=explanation, machine=self._machine())
             return [f"run folder: {self.folder.path}"]
         path = self.folder.path
-        said = [f"run folder: {path}, going on from {_named(self.start)}", *self.resumption.notes]
-        said += [f"{moved.name} lies ahead and is now {moved}" for moved in set_aside(path, self.start)]
+        notes = [f"run folder: {path}, going on from {_named(self.start)}", *self.resumption.notes]
+        notes += [f"{moved.name} lies ahead and is now {moved}" for moved in set_aside(path, self.start)]
         self._tidy()
-        said += self._rewound()
+        notes += self._rewound()
         record = self.resumption.as_record(self.start) | {"machine": self._machine()}
         self.folder.reopen(self._config, record, explanation=explanation)
-        return said + [f"changed from here on: {change}" for change in self.resumption.changes]
+        return notes + [f"changed from here on: {change}" for change in self.resumption.changes]
 
-    def _warmed(self, place: RunPosition) -> bool:
-        return self._config.warmup is None or place.warmup_step >= self._config.warmup.steps
+    def _warmed(self, position: RunPosition) -> bool:
+        return self._config.warmup is None or position.warmup_step >= self._config.warmup.steps
 
 
-def _named(place: RunPosition) -> str:
-    if place == START:
+def _named(position: RunPosition) -> str:
+    if position == START:
         return "the beginning"
-    return f"step {place.step}" if place.step else f"step {place.warmup_step} of the warm-up"
+    return f"step {position.step}" if position.step else f"step {position.warmup_step} of the warm-up"

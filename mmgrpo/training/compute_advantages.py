@@ -255,12 +255,12 @@ def compute_advantages(
         divergence_N = torch.cat(job.gather(rollout.values[divergence].sum(1).cpu()))
     compared_N = compared_groups(rewards, rollout, chain, job)
     credit = group_advantages(rewards.counting, compared_N, chain, divergence_N, rewards.keep_N)
-    credited_N = has_span_scores(rewards.counting, chain.span_rewards)
+    span_scored_N = has_span_scores(rewards.counting, chain.span_rewards)
     if any(estimator.unscored for estimator in chain.estimators):
-        credited_N = torch.ones_like(credited_N)
-    credit = replace(credit, keep_B=credit.keep_B | (credited_N & rewards.keep_N))
+        span_scored_N = torch.ones_like(span_scored_N)
+    credit = replace(credit, keep_B=credit.keep_B | (span_scored_N & rewards.keep_N))
     reward_B, scored_B = credit.total_B[rewards.mine], credit.scored_B[rewards.mine]
-    sights = Views(views or {}, policy, rollout, reward_B=reward_B, scored_B=scored_B, seed=rollouts.seed)
+    view_rows = Views(views or {}, policy, rollout, reward_B=reward_B, scored_B=scored_B, seed=rollouts.seed)
     advantage_BT = credit.advantage_B[rewards.mine][:, None].expand(rollout.shape)
     rollout = rollout.keep(credit.keep_B[rewards.mine][:, None])
     metrics: Mapping[str, float] = {}
@@ -275,22 +275,22 @@ def compute_advantages(
             step=step,
             job=job,
             remembered=remembered,
-            views=sights,
+            views=view_rows,
         )
         rollout, advantage_BT, metrics = shaped_rows.rollout, shaped_rows.advantage_BT, shaped_rows.metrics
         if shaped_rows.zero_std_frac is not None:
             credit = replace(credit, zero_std_frac=shaped_rows.zero_std_frac)
-    kept = without_truncated(rollout, truncated)
+    untruncated = without_truncated(rollout, truncated)
     return Advantages(
-        rollout=kept.rollout,
+        rollout=untruncated.rollout,
         advantage_BT=advantage_BT,
         reward_B=reward_B,
-        zero_B=kept.zero_B,
+        zero_B=untruncated.zero_B,
         chosen_B=rollouts.keep_B,
         credit=credit,
         mine=rewards.mine,
         divergence_N=divergence_N,
-        views=sights,
+        views=view_rows,
         metrics=metrics,
     )
 
@@ -313,5 +313,5 @@ def split_off_policy_groups(group_B: Tensor, read_B: Tensor) -> Tensor:
 
 def _is_read(rollout: Rollout) -> Tensor:
     """(B,) bool, the rows that were not drawn at this step."""
-    drawn_B = torch.zeros(len(rollout.samples), dtype=torch.bool)
-    return drawn_B if rollout.origin_B is None else rollout.origin_B != Origin.ON_POLICY
+    on_policy_B = torch.zeros(len(rollout.samples), dtype=torch.bool)
+    return on_policy_B if rollout.origin_B is None else rollout.origin_B != Origin.ON_POLICY

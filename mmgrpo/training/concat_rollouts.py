@@ -44,31 +44,33 @@ def concat_rollouts(
     """
     if len(rollouts) == 1:
         return rollouts[0]
-    T = max(one.shape[1] for one in rollouts)
-    known = set.intersection(*(set(one.values) for one in rollouts))
-    noises = [one.noise for one in rollouts if one.noise is not None]
-    tokens = [one.token_BT for one in rollouts if one.token_BT is not None]
+    T = max(part.shape[1] for part in rollouts)
+    common_values = set.intersection(*(set(part.values) for part in rollouts))
+    noises = [part.noise for part in rollouts if part.noise is not None]
+    tokens = [part.token_BT for part in rollouts if part.token_BT is not None]
     return Rollout(
-        samples=[sample for one in rollouts for sample in one.samples],
-        prompt_index_B=torch.cat([one.prompt_index_B for one in rollouts]),
-        old_logprob_BT=_padded([one.old_logprob_BT for one in rollouts], T),
-        mask_BT=_padded([one.mask_BT for one in rollouts], T),
+        samples=[sample for part in rollouts for sample in part.samples],
+        prompt_index_B=torch.cat([part.prompt_index_B for part in rollouts]),
+        old_logprob_BT=_padded([part.old_logprob_BT for part in rollouts], T),
+        mask_BT=_padded([part.mask_BT for part in rollouts], T),
         state_BT=_shared_states(rollouts, T, bare_B),
-        segment_BT=_padded([one.segment_BT for one in rollouts], T),
-        trace=policy.concat_traces([one.trace for one in rollouts])
+        segment_BT=_padded([part.segment_BT for part in rollouts], T),
+        trace=policy.concat_traces([part.trace for part in rollouts])
         if isinstance(policy, SupportsTraceConcat)
         else RolloutParts(rollouts),
         noise=_joined_noise(noises, T) if len(noises) == len(rollouts) else None,
-        values={value: _padded([one.values[value] for one in rollouts], T) for value in known},
-        origin_B=_cat_or_none([one.origin_B for one in rollouts], [len(one.samples) for one in rollouts]),
+        values={value: _padded([part.values[value] for part in rollouts], T) for value in common_values},
+        origin_B=_cat_or_none([part.origin_B for part in rollouts], [len(part.samples) for part in rollouts]),
         recomputed_B=_recomputed(rollouts),
-        age_B=_cat_or_none([one.age_B for one in rollouts], [len(one.samples) for one in rollouts]),
+        age_B=_cat_or_none([part.age_B for part in rollouts], [len(part.samples) for part in rollouts]),
         token_BT=_padded(tokens, T, value=-1) if len(tokens) == len(rollouts) else None,
-        is_prefix=all(one.is_prefix for one in rollouts),
-        num_decisions_B=torch.tensor([one.num_decisions(row) for one in rollouts for row in range(len(one.samples))]),
-        record_B=[record for one in rollouts for record in one.record_B or [None] * len(one.samples)],
-        num_forwards=sum(one.num_forwards for one in rollouts),
-        num_unbatched=sum(one.num_unbatched for one in rollouts),
+        is_prefix=all(part.is_prefix for part in rollouts),
+        num_decisions_B=torch.tensor(
+            [part.num_decisions(row) for part in rollouts for row in range(len(part.samples))]
+        ),
+        record_B=[record for part in rollouts for record in part.record_B or [None] * len(part.samples)],
+        num_forwards=sum(part.num_forwards for part in rollouts),
+        num_unbatched=sum(part.num_unbatched for part in rollouts),
     )
 
 
@@ -87,26 +89,26 @@ def sampling_rows(
         Integer (B, T), rows.
     """
     row_of = {identity: row for row, identity in enumerate(identities)}
-    by_BT = torch.arange(len(identities))[:, None].repeat(1, num_decisions)
+    sampler_BT = torch.arange(len(identities))[:, None].repeat(1, num_decisions)
     for row, (group, member) in enumerate(identities):
         branch, reach = taken.get((group, member)), num_decisions
         while branch is not None and (group, branch.member) in row_of:
             reach = min(reach, branch.after)
-            by_BT[row, :reach] = row_of[group, branch.member]
+            sampler_BT[row, :reach] = row_of[group, branch.member]
             branch = taken.get((group, branch.member))
-    return by_BT
+    return sampler_BT
 
 
 def _shared_states(rollouts: Sequence[Rollout], num_decisions: int, bare_B: Tensor | None) -> Tensor:
     """State ids over all parts."""
-    samples = [sample for one in rollouts for sample in one.samples]
+    samples = [sample for part in rollouts for sample in part.samples]
     offsets, start = [], 0
-    for one in rollouts:
-        offsets.append(start - int(one.state_BT.min()))
-        start += int(one.state_BT.max() - one.state_BT.min()) + 1
-    state_BT = _padded([one.state_BT + offset for one, offset in zip(rollouts, offsets, strict=True)], num_decisions)
-    tokens = [one.token_BT for one in rollouts if one.token_BT is not None]
-    if bare_B is None or len(tokens) < len(rollouts) or not all(one.is_prefix for one in rollouts):
+    for part in rollouts:
+        offsets.append(start - int(part.state_BT.min()))
+        start += int(part.state_BT.max() - part.state_BT.min()) + 1
+    state_BT = _padded([part.state_BT + offset for part, offset in zip(rollouts, offsets, strict=True)], num_decisions)
+    tokens = [part.token_BT for part in rollouts if part.token_BT is not None]
+    if bare_B is None or len(tokens) < len(rollouts) or not all(part.is_prefix for part in rollouts):
         return state_BT
     keys = [
         (True, sample.group) if bare else (False, root)
@@ -129,8 +131,8 @@ def _padded(parts: Sequence[Tensor], num_columns: int, *, value: int = 0) -> Ten
 
 
 def _recomputed(rollouts: Sequence[Rollout]) -> Tensor | None:
-    found = _cat_or_none([one.recomputed_B for one in rollouts], [len(one.samples) for one in rollouts])
-    return None if found is None else found.bool()
+    recomputed_B = _cat_or_none([part.recomputed_B for part in rollouts], [len(part.samples) for part in rollouts])
+    return None if recomputed_B is None else recomputed_B.bool()
 
 
 def _cat_or_none(parts: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor | None:

@@ -55,13 +55,13 @@ def build_critic(config: RunConfig, device: str | torch.device) -> Critic:
 @torch.no_grad()
 def with_critic_values(critic: Critic, rollout: Rollout) -> Rollout:
     """The rows as a critic finds them, with the value of every state that a decision was taken in."""
-    seen = override_prompts(critic, rollout, [sample.prompt for sample in rollout.samples])
+    rows = override_prompts(critic, rollout, [sample.prompt for sample in rollout.samples])
     value_BT, num_forwards = torch.zeros(rollout.shape), 0
-    for part in evaluations(critic, seen, (VALUE,)):
-        found_BT = part.values[VALUE].float().cpu()
-        value_BT[index_of(part)] = found_BT.where(cells(rollout.mask_BT, part), 0.0)
+    for part in evaluations(critic, rows, (VALUE,)):
+        part_value_BT = part.values[VALUE].float().cpu()
+        value_BT[index_of(part)] = part_value_BT.where(cells(rollout.mask_BT, part), 0.0)
         num_forwards += part.num_forwards
-    return replace(seen, values={VALUE: value_BT}, num_forwards=num_forwards)
+    return replace(rows, values={VALUE: value_BT}, num_forwards=num_forwards)
 
 
 @final
@@ -91,8 +91,8 @@ class CriticTrainer:
                 "lower the first, or raise the second"
             )
         self._config, self._critic, self._job = config.critic, critic, job
-        own = {"lr": self._config.lr, "max_grad_norm": self._config.max_grad_norm, "hooks": ()}
-        update = config.update.model_copy(update=own)
+        overrides = {"lr": self._config.lr, "max_grad_norm": self._config.max_grad_norm, "hooks": ()}
+        update = config.update.model_copy(update=overrides)
         self.parameters: Sequence[nn.Parameter] = critic.trainable
         self.optimizer = optimizer_of(config.model_copy(update={"update": update}), self.parameters, job=job)
         self.metrics: Mapping[str, float] = {}
@@ -129,16 +129,16 @@ class CriticTrainer:
         reward_B = advantages.reward_B.where(scored_B, 0.0)
         numbers = {"gamma": self._config.gamma, "decay": self._config.decay}
         target_BT = old_BT + generalised_advantage(old_BT, reward_B, self._seen.mask_BT, **numbers)
-        seen = self._seen.keep(advantages.rollout.mask_BT & scored_B[:, None])
-        return partial(self._accumulate, seen, target_BT, policy)
+        rows = self._seen.keep(advantages.rollout.mask_BT & scored_B[:, None])
+        return partial(self._accumulate, rows, target_BT, policy)
 
     def apply(self) -> None:
         """One update of the weights, where they learn."""
         if not self._learns:
             return
         applied = self.optimizer.apply()
-        told = {"grad_norm": applied.grad_norm, "lr": applied.lr, "skipped": float(applied.skipped)}
-        self.metrics = {**self.metrics, **{f"critic/{name}": number for name, number in told.items()}}
+        metrics = {"grad_norm": applied.grad_norm, "lr": applied.lr, "skipped": float(applied.skipped)}
+        self.metrics = {**self.metrics, **{f"critic/{name}": number for name, number in metrics.items()}}
         self.optimizer.require_progress()
 
     def state_dict(self) -> dict[str, Any]:
@@ -157,24 +157,24 @@ class CriticTrainer:
         self.optimizer.load_state_dict(state["optimizer"], num_updates=num_updates)
 
     def _accumulate(
-        self, seen: Rollout, target_BT: Tensor, policy: ExtraGradient | None, number: int, rows: Sequence[int]
+        self, rollout: Rollout, target_BT: Tensor, policy: ExtraGradient | None, number: int, rows: Sequence[int]
     ) -> Gradient:
         """Adds the gradient of the mean loss over the kept decisions of the whole job's update."""
-        mine_B = torch.zeros(len(target_BT), dtype=torch.bool)
-        mine_B[list(rows)] = True
-        seen = seen.keep(mine_B[:, None])
-        num = max(sum(self._job.gather(int(seen.mask_BT.sum()))), 1)
+        in_update_B = torch.zeros(len(target_BT), dtype=torch.bool)
+        in_update_B[list(rows)] = True
+        rollout = rollout.keep(in_update_B[:, None])
+        num = max(sum(self._job.gather(int(rollout.mask_BT.sum()))), 1)
         self.optimizer.clear()
         num_forwards, sums = 0, torch.zeros(2, dtype=torch.float64)
-        with closing(evaluations(self._critic, seen, (VALUE,))) as parts:
+        with closing(evaluations(self._critic, rollout, (VALUE,))) as parts:
             for part in parts:
                 value_BT = part.values[VALUE]
-                fixed = (seen.values[VALUE], target_BT, seen.mask_BT)
-                old_BT, wanted_BT, keep_BT = (cells(matrix_BT, part).to(value_BT.device) for matrix_BT in fixed)
-                loss_BT = value_loss(value_BT, old_BT, wanted_BT, clip=self._config.clip).where(keep_BT, 0.0)
+                fixed = (rollout.values[VALUE], target_BT, rollout.mask_BT)
+                old_BT, batch_target_BT, keep_BT = (cells(matrix_BT, part).to(value_BT.device) for matrix_BT in fixed)
+                loss_BT = value_loss(value_BT, old_BT, batch_target_BT, clip=self._config.clip).where(keep_BT, 0.0)
                 backward(loss_BT.sum() / num)
-                kept = (loss_BT.detach(), value_BT.detach().where(keep_BT, 0.0))
-                sums += torch.stack([matrix_BT.double().sum().cpu() for matrix_BT in kept])
+                kept_values = (loss_BT.detach(), value_BT.detach().where(keep_BT, 0.0))
+                sums += torch.stack([matrix_BT.double().sum().cpu() for matrix_BT in kept_values])
                 num_forwards += part.num_forwards
         loss, mean = (torch.stack(self._job.gather(sums)).sum(0) / num).tolist()
         self.metrics = {"critic/loss": loss, "critic/value_mean": mean}

@@ -78,10 +78,10 @@ def decision_advantages(
             first step there are exchanges that came to their end, and no turn has one.
     """
     config, estimators, filters = chain.config, chain.estimators, chain.filters
-    asked = set(chain.values)
-    rollout = with_values(policy, rollout, sorted(asked, key=str), views)
-    asked |= {seen_in(str(value.view)) for value in asked if value.view in views}
-    columns = {column.name for one in estimators for column in one.memory}
+    values = set(chain.values)
+    rollout = with_values(policy, rollout, sorted(values, key=str), views)
+    values |= {seen_in(str(value.view)) for value in values if value.view in views}
+    columns = {column.name for mechanism in estimators for column in mechanism.memory}
     if columns and remembered is None:
         raise ConfigError("an estimator reads the memory, and estimate() was not given what is remembered")
     feedback = feedback_of(
@@ -89,14 +89,16 @@ def decision_advantages(
         rollout,
         rewards,
         reward_B,
-        asked=asked,
+        requested=values,
         parts=chain.span_rewards,
-        turns=any(one.turns for one in estimators),
+        turns=any(mechanism.turns for mechanism in estimators),
         step=step,
         job=job,
         remembered={name: remembered(name) for name in sorted(columns)} if remembered else {},
     )
-    readers = [named.name for named, one in zip(config.estimators, estimators, strict=True) if one.turn_rewards]
+    readers = [
+        named.name for named, mechanism in zip(config.estimators, estimators, strict=True) if mechanism.turn_rewards
+    ]
     if readers and step == 0:
         _require_turn_rewards(feedback, readers, job)
     labels = chain.labels
@@ -105,8 +107,8 @@ def decision_advantages(
         before_BT, advantage_BT = advantage_BT, estimator.assign(feedback, advantage_BT).float()
         changes[f"credit/{label}"] = advantages_changed(before_BT, advantage_BT, rollout.mask_BT)
     zero_std_frac = _zero_frac(rollout, advantage_BT, job) if estimators else None
-    for label, one in zip(labels[len(estimators) :], filters, strict=True):
-        keep_BT = one.keep(feedback, advantage_BT)
+    for label, mechanism in zip(labels[len(estimators) :], filters, strict=True):
+        keep_BT = mechanism.keep(feedback, advantage_BT)
         keep_BT = keep_BT[:, None] if keep_BT.ndim == 1 else keep_BT
         changes[f"credit/{label}"] = changed_count(~keep_BT, rollout.mask_BT)
         advantage_BT = advantage_BT.where(keep_BT, 0.0)

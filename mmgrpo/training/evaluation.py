@@ -30,26 +30,26 @@ class EvaluationResult:
 
     def metrics(self) -> dict[str, float]:
         """``eval/NAME/mean`` and ``std`` over the samples each judge applied to; how many samples failed."""
-        found = {}
+        metrics = {}
         if num_failed := sum(not sample.is_scored for sample in self.samples):
-            found["eval/failed_samples"] = float(num_failed)
+            metrics["eval/failed_samples"] = float(num_failed)
         for column, name in enumerate(self.scores.names):
             values = self.scores.value_BR[self.scores.valid_BR[:, column], column]
             if len(values):
-                found[f"eval/{name}/mean"] = float(values.mean())
-                found[f"eval/{name}/std"] = float(values.std(correction=0))
+                metrics[f"eval/{name}/mean"] = float(values.mean())
+                metrics[f"eval/{name}/std"] = float(values.std(correction=0))
             if self.scores.failures.get(name):
-                found[f"eval/{name}/failed_frac"] = self.scores.failures[name] / len(self.samples)
-        return found
+                metrics[f"eval/{name}/failed_frac"] = self.scores.failures[name] / len(self.samples)
+        return metrics
 
     def rows(self) -> list[tuple[str, ...]]:
         """A line of a table per judge: name, mean, spread, how many samples it applied to and failed on."""
-        found = []
+        lines = []
         for column, name in enumerate(self.scores.names):
             values = self.scores.value_BR[self.scores.valid_BR[:, column], column]
             mean, spread = (f"{values.mean():.4g}", f"{values.std(correction=0):.3g}") if len(values) else ("-", "-")
-            found.append((name, mean, spread, str(len(values)), str(self.scores.failures.get(name, 0))))
-        return found
+            lines.append((name, mean, spread, str(len(values)), str(self.scores.failures.get(name, 0))))
+        return lines
 
     def shown(self, limit: int) -> tuple[list[Sample], Scores]:
         """At most ``limit`` samples with their scores, members taken in turn so that every prompt has its share."""
@@ -84,30 +84,32 @@ def evaluate(
     Returns:
         The judgement, on the main process; None elsewhere.
     """
-    mine = list(enumerate(prompts))[job.rank :: job.size]
+    local_prompts = list(enumerate(prompts))[job.rank :: job.size]
     samples: list[Sample] = []
-    if mine:
+    if local_prompts:
         plan = replace(
             plan or Plan(),
             stochastic=None if config.sampled else (),
             sample_values=judges.needs_values,
-            prompt_ids=tuple(index for index, _ in mine),
+            prompt_ids=tuple(index for index, _ in local_prompts),
             on_samples=on_samples,
         )
-        asked = [prompt for _, prompt in mine]
+        prompts_only = [prompt for _, prompt in local_prompts]
         rollout = policy.rollout(
-            show(asked) if show else asked,
+            show(prompts_only) if show else prompts_only,
             group_size=config.samples_per_prompt,
             seed=derive_seed(config.seed),
             plan=plan,
         )
-        bare = dict(mine)
-        samples = [replace(sample, prompt=bare[sample.group]) if show else sample for sample in rollout.samples]
-    everyones = [sample for part in job.gather(samples) for sample in part]
+        prompt_of_group = dict(local_prompts)
+        samples = [
+            replace(sample, prompt=prompt_of_group[sample.group]) if show else sample for sample in rollout.samples
+        ]
+    all_samples = [sample for part in job.gather(samples) for sample in part]
     if not job.is_main:
         return None
-    everyones.sort(key=lambda sample: (sample.group, sample.member))
-    return EvaluationResult(everyones, judges(everyones), policy)
+    all_samples.sort(key=lambda sample: (sample.group, sample.member))
+    return EvaluationResult(all_samples, judges(all_samples), policy)
 
 
 def probe_rewards(policy: Policy, prompt: Prompt, scorers: Sequence[Scorer]) -> None:

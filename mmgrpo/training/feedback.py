@@ -26,7 +26,7 @@ def feedback_of(
     rewards: Rewards,
     reward_B: Tensor,
     *,
-    asked: Collection[Value],
+    requested: Collection[Value],
     parts: Collection[str] = (),
     turns: bool = False,
     step: int,
@@ -40,7 +40,7 @@ def feedback_of(
         rollout: its mask keeps the rows that take part; it knows what is asked for.
         rewards: on the rows of all processes.
         reward_B: what the rewards of each row come to.
-        asked: values of decisions.
+        requested: values of decisions.
         parts: rewards whose words of parts are asked for.
         turns: whether the turns of exchanges are asked for.
         step: of the run, from 0.
@@ -50,10 +50,12 @@ def feedback_of(
     Returns:
         The feedback.
     """
-    mine = rewards.mine
-    valid_B = rewards.counting.scored_B[mine] & rewards.keep_N[mine]
-    values = {value: rollout.values[value] for value in sorted(asked, key=str)}
-    own = job_feedback(reward_B, valid_B, rollout.prompt_index_B, rollout.mask_BT, rollout.old_logprob_BT, values)
+    local_rows = rewards.mine
+    valid_B = rewards.counting.scored_B[local_rows] & rewards.keep_N[local_rows]
+    values = {value: rollout.values[value] for value in sorted(requested, key=str)}
+    local_feedback = job_feedback(
+        reward_B, valid_B, rollout.prompt_index_B, rollout.mask_BT, rollout.old_logprob_BT, values
+    )
     scores = rewards.counting
     return Feedback(
         reward_B=reward_B,
@@ -64,12 +66,12 @@ def feedback_of(
         state_BT=rollout.state_BT,
         old_logprob_BT=rollout.old_logprob_BT,
         finished_B=torch.tensor([sample.finished for sample in rollout.samples]),
-        job=joined_feedback(job.gather(own), job.rank),
+        job=joined_feedback(job.gather(local_feedback), job.rank),
         std_BT=None if rollout.noise is None else rollout.noise.std_BT,
         token_BT=rollout.token_BT,
         values=values,
         rewards={
-            name: Column(value_B=scores.value_BR[mine, r].double(), valid_B=scores.valid_BR[mine, r])
+            name: Column(value_B=scores.value_BR[local_rows, r].double(), valid_B=scores.valid_BR[local_rows, r])
             for r, name in enumerate(scores.names)
         },
         columns=_columns(rollout.samples),

@@ -19,7 +19,7 @@ from mmgrpo.types import Rollout
 from mmgrpo.values import ENTROPY
 
 
-def keep_forgetting(policy: Policy, rollouts: Sequence[Rollout], how: Forgetting, job: Job) -> int:
+def keep_forgetting(policy: Policy, rollouts: Sequence[Rollout], config: Forgetting, job: Job) -> int:
     """Keeps ``FORGETTING``; the weights that are trained stay as they are.
 
     The loss is a mean over the whole job's rows of the mean over a row's kept decisions. A collective.
@@ -27,7 +27,7 @@ def keep_forgetting(policy: Policy, rollouts: Sequence[Rollout], how: Forgetting
     Args:
         policy: what drew the rows, its weights still the same.
         rollouts: this process's rows of the step so far.
-        how: the step.
+        config: the step.
         job: the processes.
 
     Returns:
@@ -39,10 +39,10 @@ def keep_forgetting(policy: Policy, rollouts: Sequence[Rollout], how: Forgetting
     if not isinstance(policy, SupportsNamedWeights):
         raise ConfigError(f"the planner draws with weights of its own, and {type(policy).__name__} keeps none")
     num_rows = sum(job.gather(sum(int(rollout.mask_BT.any(1).sum()) for rollout in rollouts)))
-    entropy, count, num_forwards = _backward(policy, rollouts, how, num_rows)
+    entropy, count, num_forwards = _backward(policy, rollouts, config, num_rows)
     job.sum_gradients(policy.trainable)  # all have met, and none takes turns while the weights are elsewhere
     entropies, counts = zip(*job.gather((entropy, count)), strict=True)
-    rate = how.rate if sum(entropies) < how.below * sum(counts) else 0.0
+    rate = config.rate if sum(entropies) < config.below * sum(counts) else 0.0
     before = [parameter.detach().clone() for parameter in policy.trainable]
     with torch.no_grad():
         for parameter in policy.trainable:
@@ -50,12 +50,12 @@ def keep_forgetting(policy: Policy, rollouts: Sequence[Rollout], how: Forgetting
                 parameter -= rate * parameter.grad
             parameter.grad = None
         policy.weights.store(FORGETTING)
-        for parameter, own in zip(policy.trainable, before, strict=True):
-            parameter.copy_(own)
+        for parameter, original in zip(policy.trainable, before, strict=True):
+            parameter.copy_(original)
     return num_forwards
 
 
-def _backward(policy: Policy, rollouts: Sequence[Rollout], how: Forgetting, num_rows: int) -> tuple[float, int, int]:
+def _backward(policy: Policy, rollouts: Sequence[Rollout], config: Forgetting, num_rows: int) -> tuple[float, int, int]:
     """Adds the loss's gradient; gives the sum of the entropies, how many, and the forwards that it took."""
     entropy, count, num_forwards = 0.0, 0, 0
     for rollout in rollouts:
@@ -63,7 +63,7 @@ def _backward(policy: Policy, rollouts: Sequence[Rollout], how: Forgetting, num_
             keep_BT = cells(rollout.mask_BT, part).to(part.logprob_BT.device)
             rows = slice(None) if part.rows is None else part.rows
             length_B1 = rollout.mask_BT[rows].sum(1, keepdim=True).to(part.logprob_BT.device)
-            loss_BT = forgetting_loss(part.logprob_BT, keep_BT, limit=how.limit) / length_B1.clamp(min=1)
+            loss_BT = forgetting_loss(part.logprob_BT, keep_BT, limit=config.limit) / length_B1.clamp(min=1)
             backward(loss_BT.sum() / num_rows)
             entropy += float(part.values[ENTROPY].detach().where(keep_BT, 0.0).sum())
             count += int(keep_BT.sum())

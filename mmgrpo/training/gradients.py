@@ -76,7 +76,7 @@ def accumulate_gradient(
     rows: Sequence[int],
     totals: Totals,
     reward_B: Tensor | None = None,
-    gather: Callable[[Tensor], Sequence[Tensor]] = lambda mine: [mine],
+    gather: Callable[[Tensor], Sequence[Tensor]] = lambda tensor: [tensor],
     views: Mapping[str, ViewRows] = NO_VIEWS,
 ) -> Gradient:
     """Adds the objective's gradient over ``rows`` to the trainable parameters' ``grad``.
@@ -98,15 +98,15 @@ def accumulate_gradient(
     if advantage_BT.shape != rollout.shape:
         raise ShapeError(f"advantage_BT must be {rollout.shape} like the rollout, got {tuple(advantage_BT.shape)}")
     if REFERENCE in objective.views:
-        _settle_reference(policy)
-    whole = _decisions(rollout, advantage_BT, objective, rows, totals, reward_B)
-    in_views = evaluate_views(rollout.keep(whole.mask_BT), objective.values | objective.first_values, views)
-    values = whole = replace(whole, values=in_views.values)
+        _ensure_reference(policy)
+    decisions = _decisions(rollout, advantage_BT, objective, rows, totals, reward_B)
+    in_views = evaluate_views(rollout.keep(decisions.mask_BT), objective.values | objective.first_values, views)
+    values = decisions = replace(decisions, values=in_views.values)
     num_forwards = in_views.num_forwards
-    num_kept = float(whole.mask_BT.sum())
+    num_kept = float(decisions.mask_BT.sum())
     changes = {term_key(term.name): ValueSum(num_kept, 0.0) for term in objective.terms}
     if objective.needs_values:
-        values, spent = _values(policy, rollout, whole, objective, views)
+        values, spent = _values(policy, rollout, decisions, objective, views)
         num_forwards += spent
     if objective.selections or objective.modulations:
         compared = shared(values, rollout) if objective.looks_at_all else values
@@ -114,9 +114,9 @@ def accumulate_gradient(
         adjusted = objective.adjusted(compared, job_values)
         changes |= adjusted.changes
         values = replace(adjusted.decisions, logprob_BT=values.logprob_BT, values=values.values)
-        whole = replace(values, logprob_BT=whole.logprob_BT, values=whole.values)
+        decisions = replace(values, logprob_BT=decisions.logprob_BT, values=decisions.values)
     if objective.separable:
-        gradient = _slice_by_slice(policy, rollout, whole, objective, views)
+        gradient = _slice_by_slice(policy, rollout, decisions, objective, views)
     else:
         gradient = _values_first(policy, rollout, values, objective, views)
     diagnostics = gradient.diagnostics + Diagnostics(change_sums=changes)
@@ -136,7 +136,7 @@ def nonfinite_rows(policy: Policy, rows: Sequence[int], accumulate: Callable[...
     Returns:
         Some of the rows, in their order.
     """
-    parameters, found = policy.trainable, []
+    parameters, bad_rows = policy.trainable, []
     parts = local_shards(parameters)
     turns = [(rank, row) for rank, rows in enumerate(job.gather(list(rows))) for row in rows]
     for rank, row in turns if job.is_sharded else [(job.rank, row) for row in rows]:
@@ -145,11 +145,14 @@ def nonfinite_rows(policy: Policy, rows: Sequence[int], accumulate: Callable[...
             accumulate(rows=[row])
         job.finish_sharded_calls()
         assign_gradients(parameters, parts)
-        own = torch.nn.utils.get_total_norm([part.grad for part in parts if part.grad is not None])
-        if not all(norm.isfinite() for norm in (job.gather(own) if job.is_sharded else [own])) and rank == job.rank:
-            found.append(row)
+        total_norm = torch.nn.utils.get_total_norm([part.grad for part in parts if part.grad is not None])
+        if (
+            not all(norm.isfinite() for norm in (job.gather(total_norm) if job.is_sharded else [total_norm]))
+            and rank == job.rank
+        ):
+            bad_rows.append(row)
     _clear(policy)
-    return found
+    return bad_rows
 
 
 def with_values(
@@ -166,29 +169,29 @@ def with_values(
     Returns:
         The rollout, its forwards counted with those this took.
     """
-    asked = [value for value in values if value not in rollout.values]
-    if not asked:
+    missing = [value for value in values if value not in rollout.values]
+    if not missing:
         return rollout
-    in_views = evaluate_views(rollout, asked, views)
+    in_views = evaluate_views(rollout, missing, views)
     num_forwards = rollout.num_forwards + in_views.num_forwards
     rollout = replace(rollout, values={**rollout.values, **in_views.values}, num_forwards=num_forwards)
-    asked = policy_values(asked, views)
-    if not asked:
+    missing = policy_values(missing, views)
+    if not missing:
         return rollout
-    if any(value.view == REFERENCE for value in asked):
-        _settle_reference(policy)
-    found = {value: torch.zeros(rollout.shape) for value in asked}
+    if any(value.view == REFERENCE for value in missing):
+        _ensure_reference(policy)
+    computed = {value: torch.zeros(rollout.shape) for value in missing}
     num_forwards = rollout.num_forwards
     with torch.no_grad():
-        for evaluation in evaluations(policy, rollout, asked):
+        for evaluation in evaluations(policy, rollout, missing):
             kept_BT = cells(rollout.mask_BT, evaluation)
-            for value in asked:
-                found[value][index_of(evaluation)] = evaluation.values[value].float().cpu().where(kept_BT, 0.0)
+            for value in missing:
+                computed[value][index_of(evaluation)] = evaluation.values[value].float().cpu().where(kept_BT, 0.0)
             num_forwards += evaluation.num_forwards
-    return replace(rollout, values={**rollout.values, **found}, num_forwards=num_forwards)
+    return replace(rollout, values={**rollout.values, **computed}, num_forwards=num_forwards)
 
 
-def _settle_reference(policy: Policy) -> None:
+def _ensure_reference(policy: Policy) -> None:
     """A full fine-tune copies its weights when the reference is first asked for.
 
     Every rank has to ask before the weights first move, whether it has rows in this update or not.
@@ -231,26 +234,32 @@ def _decisions(
 
 
 def _values(
-    policy: Policy, rollout: Rollout, whole: Decisions, objective: Objective, views: Mapping[str, ViewRows]
+    policy: Policy, rollout: Rollout, decisions: Decisions, objective: Objective, views: Mapping[str, ViewRows]
 ) -> tuple[Decisions, int]:
     """The decisions with their values at the weights of now, without grad, and the forwards that took.
 
     Log-probabilities that nothing depends on stay the rollout's.
     """
-    asked, nothing_BT = policy_values(objective.first_values, views), torch.zeros_like(whole.logprob_BT)
+    requested, nothing_BT = policy_values(objective.first_values, views), torch.zeros_like(decisions.logprob_BT)
     if rollout.on_policy:
-        there = dict.fromkeys(ZERO_ON_POLICY, nothing_BT) | dict(rollout.values)
-        if all(value in there for value in asked):
-            return replace(whole, values={**whole.values, **{value: there[value] for value in asked}}), 0
-    read_BT = whole.mask_BT if objective.looks_at_all else objective.contributing(whole)
-    logprob_BT, found, num_forwards = whole.logprob_BT.clone(), {value: nothing_BT.clone() for value in asked}, 0
+        known_values = dict.fromkeys(ZERO_ON_POLICY, nothing_BT) | dict(rollout.values)
+        if all(value in known_values for value in requested):
+            return replace(
+                decisions, values={**decisions.values, **{value: known_values[value] for value in requested}}
+            ), 0
+    read_BT = decisions.mask_BT if objective.looks_at_all else objective.contributing(decisions)
+    logprob_BT, computed, num_forwards = (
+        decisions.logprob_BT.clone(),
+        {value: nothing_BT.clone() for value in requested},
+        0,
+    )
     with torch.no_grad():
-        for evaluation in evaluations(policy, rollout.keep(read_BT), asked):
+        for evaluation in evaluations(policy, rollout.keep(read_BT), requested):
             num_forwards += evaluation.num_forwards
             logprob_BT[index_of(evaluation)] = evaluation.logprob_BT.float().cpu()
-            for value, found_BT in found.items():
-                found_BT[index_of(evaluation)] = evaluation.values[value].float().cpu()
-    return replace(whole, logprob_BT=logprob_BT, values={**whole.values, **found}), num_forwards
+            for value, computed_BT in computed.items():
+                computed_BT[index_of(evaluation)] = evaluation.values[value].float().cpu()
+    return replace(decisions, logprob_BT=logprob_BT, values={**decisions.values, **computed}), num_forwards
 
 
 def _job_values(
@@ -261,14 +270,14 @@ def _job_values(
 
 
 def _slice_by_slice(
-    policy: Policy, rollout: Rollout, whole: Decisions, objective: Objective, views: Mapping[str, ViewRows]
+    policy: Policy, rollout: Rollout, batch: Decisions, objective: Objective, views: Mapping[str, ViewRows]
 ) -> Gradient:
-    whole = replace(whole, mask_BT=objective.contributing(whole))
+    batch = replace(batch, mask_BT=objective.contributing(batch))
     diagnostics, max_gap, num_forwards = Diagnostics(), 0.0, 0
-    asked = policy_values(objective.values, views)
-    with closing(evaluations(policy, rollout.keep(whole.mask_BT), asked)) as slices:
+    requested = policy_values(objective.values, views)
+    with closing(evaluations(policy, rollout.keep(batch.mask_BT), requested)) as slices:
         for evaluation in slices:
-            decisions = _with_values(_at(whole, evaluation), evaluation)
+            decisions = _with_values(_at(batch, evaluation), evaluation)
             loss = objective(decisions)
             backward(loss.value)
             diagnostics += loss.diagnostics + Diagnostics(change_sums=terms_changed(objective.terms, decisions))
@@ -284,35 +293,37 @@ def _values_first(
     if not bool(values.mask_BT.any()):
         return Gradient(Diagnostics(), 0.0, 0)
     logprob_BT = values.logprob_BT.detach().clone().requires_grad_()
-    own = policy_values(objective.values, views)
+    policy_value_names = policy_values(objective.values, views)
     through = {of_view(name): views[name] for name in sorted(objective.through)}
-    leaves = {value: values[value].detach().clone().requires_grad_() for value in (*own, *through)}
+    leaves = {value: values[value].detach().clone().requires_grad_() for value in (*policy_value_names, *through)}
     decisions = replace(values, logprob_BT=logprob_BT, values={**values.values, **leaves})
     loss = objective(decisions)
     diagnostics = loss.diagnostics + Diagnostics(change_sums=terms_changed(objective.terms, decisions))
     grads = torch.autograd.grad(loss.value, [logprob_BT, *leaves.values()], allow_unused=True)
     of_logprob_BT, of_value = grads[0], dict(zip(leaves, grads[1:], strict=True))
-    of_own = [of_logprob_BT, *(of_value[value] for value in own)]
-    moves_BT = torch.stack([torch.zeros_like(values.mask_BT), *(grad != 0 for grad in of_own if grad is not None)])
+    policy_grads = [of_logprob_BT, *(of_value[value] for value in policy_value_names)]
+    moves_BT = torch.stack(
+        [torch.zeros_like(values.mask_BT), *(grad != 0 for grad in policy_grads if grad is not None)]
+    )
     max_gap, num_forwards = 0.0, 0
-    with closing(evaluations(policy, rollout.keep(values.mask_BT & moves_BT.any(0)), own)) as slices:
+    with closing(evaluations(policy, rollout.keep(values.mask_BT & moves_BT.any(0)), policy_value_names)) as slices:
         for evaluation in slices:
             parts = [(of_logprob_BT, evaluation.logprob_BT)]
-            parts += [(of_value[value], evaluation.values[value]) for value in own]
+            parts += [(of_value[value], evaluation.values[value]) for value in policy_value_names]
             _backward(parts, evaluation)
             max_gap = max(max_gap, _gap(_with_values(_at(values, evaluation), evaluation)))
             num_forwards += evaluation.num_forwards
-    for value, seen in through.items():
+    for value, view_rows in through.items():
         grad_BT = of_value[value]
         if grad_BT is not None:
-            num_forwards += _through(seen, grad_BT.where(values.seen(value.view), 0.0))
+            num_forwards += _through(view_rows, grad_BT.where(values.seen(value.view), 0.0))
     return Gradient(diagnostics, max_gap, num_forwards)
 
 
-def _through(seen: ViewRows, grad_BT: Tensor) -> int:
+def _through(view_rows: ViewRows, grad_BT: Tensor) -> int:
     """Streams a view's backward with the coefficients of its log-probabilities; gives the forwards that took."""
     num_forwards = 0
-    with closing(evaluations(seen.policy, seen.rollout.keep(grad_BT != 0), ())) as slices:
+    with closing(evaluations(view_rows.policy, view_rows.rollout.keep(grad_BT != 0), ())) as slices:
         for evaluation in slices:
             _backward([(grad_BT, evaluation.logprob_BT)], evaluation)
             num_forwards += evaluation.num_forwards
@@ -321,14 +332,16 @@ def _through(seen: ViewRows, grad_BT: Tensor) -> int:
 
 def _backward(parts: Sequence[tuple[Tensor | None, Tensor]], evaluation: Evaluation) -> None:
     """The backward of a slice: of what was computed now, times the coefficients."""
-    terms = [(cells(grad_BT, evaluation).to(now) * now).sum() for grad_BT, now in parts if grad_BT is not None]
+    terms = [
+        (cells(grad_BT, evaluation).to(current) * current).sum() for grad_BT, current in parts if grad_BT is not None
+    ]
     backward(sum(terms, start=torch.zeros_like(terms[0])))
 
 
-def _at(whole: Decisions, evaluation: Evaluation) -> Decisions:
+def _at(decisions: Decisions, evaluation: Evaluation) -> Decisions:
     """The slice's rows and columns, on its device."""
     device = evaluation.logprob_BT.device
-    return whole.map(lambda matrix_BT: cells(matrix_BT, evaluation).to(device))
+    return decisions.map(lambda matrix_BT: cells(matrix_BT, evaluation).to(device))
 
 
 def _with_values(decisions: Decisions, evaluation: Evaluation) -> Decisions:

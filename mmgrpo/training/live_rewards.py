@@ -81,10 +81,10 @@ def _with_labels_of(methods: Sequence[MethodConfig], stated: Sequence[RewardConf
     }
     verifiers = [reward for reward in stated if is_verifier(reward)]
     others = [reward for reward in verifiers if reward.known_as not in labels]
-    kept = others or verifiers[:1]
+    verifiers_to_keep = others or verifiers[:1]
     return [
         reward
-        if reward in kept or reward.from_method is not None or reward.known_as not in labels
+        if reward in verifiers_to_keep or reward.from_method is not None or reward.known_as not in labels
         else reward.model_copy(update={"from_method": labels[reward.known_as], "verifier": False})
         for reward in stated
     ]

@@ -33,7 +33,7 @@ from mmgrpo.runs.sample_logging import log_samples
 from mmgrpo.system.files import replace_text
 from mmgrpo.system.machine import machine
 from mmgrpo.training.build import build_rewards
-from mmgrpo.training.run_loop import RunLoop, own_step
+from mmgrpo.training.run_loop import RunLoop, task_step
 from mmgrpo.training.task_chain import require_cross_task_rewards
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample, Scores
@@ -86,10 +86,10 @@ class MixedTrainer:
             raise ConfigError("a mixed run has tasks: give tasks: {NAME: {...}, ...}, or train one run by a Trainer")
         self.job = Job.of(self.config, accelerator)
         folder = None if resume is None else Path(resume).absolute()
-        found = _Resumed(0, {})
+        resumed = _Resumed(0, {})
         if folder is not None:
             self.config = self.job.run_on_main(lambda: allowed_config(folder, self.config)).config
-            found = self.job.run_on_main(lambda: _resumed(folder, self.config, tasks))
+            resumed = self.job.run_on_main(lambda: _resumed(folder, self.config, tasks))
         self.tasks: dict[str, Trainer] = {}
         for name, task in tasks.items():
             self.tasks[name] = Trainer(
@@ -98,15 +98,15 @@ class MixedTrainer:
                 prompts.get(name) or _prompts_of(name, task),
                 task,
                 accelerator=self.job.accelerator,
-                resume=found.paths.get(name),
+                resume=resumed.paths.get(name),
                 before=self.tasks.copy(),
             )
         for name, trainer in self.tasks.items():
-            after = {other: one.scoring.scorer.names for other, one in self.tasks.items() if _is_after(one, name)}
+            after = {other: task.scoring.scorer.names for other, task in self.tasks.items() if _is_after(task, name)}
             require_cross_task_rewards(name, [reward.function for reward in trainer.rewards], after)
         self.status = "running"
         self._whole = MixedFolder(self.tasks, self.config, self.job, folder)
-        self._together = RunLoop(self.tasks, self.config, self.job, step=found.step, whole=self._whole)
+        self._together = RunLoop(self.tasks, self.config, self.job, step=resumed.step, whole=self._whole)
 
     def _policy(self, name: str, task: RunConfig, live: Mapping[str, Policy]) -> Policy | None:
         """The policy of a task, if it is there by now."""
@@ -160,13 +160,15 @@ def _resumed(folder: Path, config: RunConfig, tasks: Mapping[str, RunConfig]) ->
             f"{folder} has the tasks {', '.join(before.tasks) or 'of a single run'}, and cannot go on with "
             f"{', '.join(config.tasks)}"
         )
-    held = {name: {position_from_name(one).step: one for one in list_checkpoints(folder / name)} for name in tasks}
-    last = max(step for name, task in tasks.items() for step in [*(s * _every(task) for s in held[name]), 0])
+    checkpoints = {
+        name: {position_from_name(saved).step: saved for saved in list_checkpoints(folder / name)} for name in tasks
+    }
+    last = max(step for name, task in tasks.items() for step in [*(s * _every(task) for s in checkpoints[name]), 0])
     for step in range(last, 0, -1):
-        paths = {name: held[name].get(own_step(step, task)) for name, task in tasks.items()}
-        whole = {name: path for name, path in paths.items() if path and checkpoint_fault(path) is None}
-        if len(whole) == len(tasks):
-            return _Resumed(step, whole)
+        paths = {name: checkpoints[name].get(task_step(step, task)) for name, task in tasks.items()}
+        complete = {name: path for name, path in paths.items() if path and checkpoint_fault(path) is None}
+        if len(complete) == len(tasks):
+            return _Resumed(step, complete)
     for name in tasks:
         if not (folder / name / CONFIG).is_file():  # killed before it had one
             shutil.rmtree(folder / name, ignore_errors=True)
@@ -235,19 +237,19 @@ class MixedFolder:
         if self._job.is_main and self._resumed is not None:
             for file in LOGS:
                 lines = [(name, line) for name, task in self._tasks.items() for line in task.folder.lines(file)]
-                lines.sort(key=lambda one: self._step(one[0], one[1]["step"]))
+                lines.sort(key=lambda entry: self._step(entry[0], entry[1]["step"]))
                 if lines or (self.folder.path / file).exists():
-                    text = "".join(f"{json.dumps(self._named(*one))}\n" for one in lines)
+                    text = "".join(f"{json.dumps(self._named(*entry))}\n" for entry in lines)
                     replace_text(self.folder.path / file, text)
 
     def log(self, name: str, file: str, line: Mapping[str, Any]) -> None:
         """A task's line among those of all, under names that begin with the task's; and to the trackers."""
         if file not in LOGS:
             return
-        told = self._named(name, line)
+        named_line = self._named(name, line)
         if self._job.is_main:
-            self.folder.log(file, told)
-        self._job.trackers.log({key: value for key, value in told.items() if "/" in key}, told["step"])
+            self.folder.log(file, named_line)
+        self._job.trackers.log({key: value for key, value in named_line.items() if "/" in key}, named_line["step"])
 
     def log_samples(self, name: str, step: int, samples: Sequence[Sample], scores: Scores) -> None:
         """What a task's evaluation drew, in the trackers under the task's name."""
@@ -276,18 +278,18 @@ class MixedFolder:
         return [f"{status}; to go on: {resume_command(self.folder.path, self._config, self._job.num_processes)}"]
 
     def _prepared(self) -> None:
-        told = "\n\n".join(explanation(task.config) for task in self._tasks.values())
-        about = {"machine": machine(self._job.accelerator.device, self._job.num_processes)}
+        text = "\n\n".join(explanation(task.config) for task in self._tasks.values())
+        machine_info = {"machine": machine(self._job.accelerator.device, self._job.num_processes)}
         if self._resumed is None:
-            self.folder.open(self._config, explanation=told, machine=about["machine"])
+            self.folder.open(self._config, explanation=text, machine=machine_info["machine"])
             return
         before = resolve_config(None, self._resumed)
         changes = {change.key: [change.before, change.after] for change in config_changes(before, self._config)}
-        self.folder.reopen(self._config, {"changes": changes, **about}, explanation=told)
+        self.folder.reopen(self._config, {"changes": changes, **machine_info}, explanation=text)
 
-    def _step(self, name: str, own: int) -> int:
+    def _step(self, name: str, task_step: int) -> int:
         """The run's step at which a task took its own: the first is the run's first."""
-        return own and (own - 1) * _every(self._tasks[name].config) + 1
+        return task_step and (task_step - 1) * _every(self._tasks[name].config) + 1
 
     def _named(self, name: str, line: Mapping[str, Any]) -> dict[str, Any]:
         """A line with its numbers under ``TASK/...``, those of an evaluation under ``eval/TASK/...``."""

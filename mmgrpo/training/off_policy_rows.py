@@ -27,16 +27,16 @@ VERIFIED = 1
 def given_of(requests: Sequence[Request], prompt_of: PromptOf) -> list[OffPolicySample]:
     """What requests give in place of drawing, member by member. Raises DataError for an answer that no row has."""
     return [
-        _given(one, prompt_of(request.prompt), request.prompt, member)
+        _off_policy_sample(source, prompt_of(request.prompt), request.prompt, member)
         for request in requests
-        for member, one in zip(request.members, request.given, strict=True)
+        for member, source in zip(request.members, request.given, strict=True)
     ]
 
 
-def read(policy: Policy, given: Sequence[OffPolicySample], plan: Plan, seed: int) -> Rollout:
+def read(policy: Policy, samples: Sequence[OffPolicySample], plan: Plan, seed: int) -> Rollout:
     """Rows of samples that are there already. Raises ConfigError for a policy that only draws."""
-    rollout = reader(policy).read(given, seed=seed, plan=replace(plan, stochastic=None))
-    recomputed = [one.old_logprob_T is None for one in given]
+    rollout = reader(policy).read(samples, seed=seed, plan=replace(plan, stochastic=None))
+    recomputed = [sample.old_logprob_T is None for sample in samples]
     return replace(rollout, recomputed_B=torch.tensor(recomputed)) if any(recomputed) else rollout
 
 
@@ -58,23 +58,28 @@ def verified(
     Raises:
         ConfigError: a draft is no text of one turn, or nobody knows how likely it was.
     """
-    if any(one.sample.tokens is None or one.sample.turn_ends or one.old_logprob_T is None for one in drafts):
+    if any(
+        candidate.sample.tokens is None or candidate.sample.turn_ends or candidate.old_logprob_T is None
+        for candidate in drafts
+    ):
         raise ConfigError("drafts are texts of one turn with their log-probabilities: choose another planner")
-    own = [replace(one, old_logprob_T=None, origin=Origin.ON_POLICY) for one in drafts]
-    now = read(policy, own, replace(plan, on_samples=None), seed)
-    if not all(now.tokens_match_sample(row) for row in range(len(own))):
+    unscored = [replace(candidate, old_logprob_T=None, origin=Origin.ON_POLICY) for candidate in drafts]
+    rollout = read(policy, unscored, replace(plan, on_samples=None), seed)
+    if not all(rollout.tokens_match_sample(row) for row in range(len(unscored))):
         raise ConfigError("drafts are kept token by token: the decisions of this policy are not its tokens in order")
-    kept = []
-    for row, (draft, one) in enumerate(zip(drafts, own, strict=True)):
-        assert one.sample.tokens is not None
+    prefixes = []
+    for row, (draft, candidate) in enumerate(zip(drafts, unscored, strict=True)):
+        assert candidate.sample.tokens is not None
         assert draft.old_logprob_T is not None
-        logprob_T = now.old_logprob_BT[row, : len(one.sample.tokens)]
-        keyed = torch.Generator().manual_seed(derive_seed(seed, one.sample.group, one.sample.member, VERIFIED))
+        logprob_T = rollout.old_logprob_BT[row, : len(candidate.sample.tokens)]
+        keyed = torch.Generator().manual_seed(
+            derive_seed(seed, candidate.sample.group, candidate.sample.member, VERIFIED)
+        )
         uniform_T = torch.rand(len(logprob_T), generator=keyed)
         num = accepted(logprob_T, draft.old_logprob_T, uniform_T, lenience=lenience)
-        sample = replace(one.sample, tokens=list(one.sample.tokens)[:num])
-        kept.append(replace(one, sample=sample, old_logprob_T=logprob_T[:num]))
-    return kept, now.num_forwards
+        sample = replace(candidate.sample, tokens=list(candidate.sample.tokens)[:num])
+        prefixes.append(replace(candidate, sample=sample, old_logprob_T=logprob_T[:num]))
+    return prefixes, rollout.num_forwards
 
 
 def reader(policy: Policy) -> SupportsOffPolicyScoring:
@@ -84,7 +89,7 @@ def reader(policy: Policy) -> SupportsOffPolicyScoring:
     return policy
 
 
-def _given(source: object, prompt: Prompt, group: int, member: int) -> OffPolicySample:
+def _off_policy_sample(source: object, prompt: Prompt, group: int, member: int) -> OffPolicySample:
     if isinstance(source, Answer):
         text = prompt.columns.get(source.column)
         if not isinstance(text, str):

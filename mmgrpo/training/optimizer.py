@@ -173,8 +173,8 @@ class GuardedOptimizer:
         self.schedule.base_lrs = base_lrs
         self.schedule.last_epoch = self.schedule.last_epoch if num_updates is None else num_updates
         factors = [factor(self.schedule.last_epoch) for factor in self.schedule.lr_lambdas]
-        for group, own, base_lr, factor in zip(self._groups, settings, base_lrs, factors, strict=True):
-            group.update({**own, "lr": base_lr * factor})
+        for group, built, base_lr, factor in zip(self._groups, settings, base_lrs, factors, strict=True):
+            group.update({**built, "lr": base_lr * factor})
         self.schedule._last_lr = [group["lr"] for group in self._groups]
         self._recent = list(state.get("recently_skipped", []))
         for name in self._hooks.keys() & state.get("hooks", {}).keys():
@@ -185,7 +185,8 @@ class GuardedOptimizer:
     ) -> dict[int, dict[str, Any]]:
         """The optimiser's state of each parameter, tensor by tensor; torch numbers them in their order."""
         return {
-            number: {name: of(one, self._held[number]) for name, one in own.items()} for number, own in states.items()
+            number: {name: of(tensor, self._held[number]) for name, tensor in state.items()}
+            for number, state in states.items()
         }
 
     @property

@@ -47,8 +47,8 @@ def naming_phase(phase: str, step: int) -> Iterator[None]:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        message = str(error).strip().partition("\n")[0] or type(error).__name__
         raise OutOfMemoryError(
             f"out of memory in {phase} at step {step}: {REMEDIES[phase]}; this changes nothing "
-            f"that is learnt, and may be given to a run that goes on (docs/symptoms.md). It was said: {said:.300}"
+            f"that is learnt, and may be given to a run that goes on (docs/symptoms.md). It was said: {message:.300}"
         ) from error

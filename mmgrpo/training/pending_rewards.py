@@ -54,14 +54,14 @@ class PendingRewards:
 
     def collected(self) -> Scores:
         """The scores of the step's rows, waited for now if they were not."""
-        rounds = [one.collected() for one in self.rounds]
-        took_s = {name: sum(one.took_s[name] for one in rounds) for name in rounds[0].took_s}
+        rounds = [pending.collected() for pending in self.rounds]
+        took_s = {name: sum(pending.took_s[name] for pending in rounds) for name in rounds[0].took_s}
         scores = replace(Scores.concat(rounds).rows(self.rows), took_s=took_s)
         if self.regrouped is None:
             return scores
-        of_step = [place for place, row in enumerate(self.regrouped_rows) if row is not None]
-        known = [row for row in self.regrouped_rows if row is not None]
-        return scores.updated(known, self.regrouped.collected().rows(of_step))
+        of_step = [index for index, row in enumerate(self.regrouped_rows) if row is not None]
+        rows = [row for row in self.regrouped_rows if row is not None]
+        return scores.updated(rows, self.regrouped.collected().rows(of_step))
 
 
 def pending_rewards(
@@ -85,21 +85,21 @@ def pending_rewards(
     """
     rows = trained_B.nonzero().flatten().tolist()
     comparing = scorer.comparing() if scorer else None
-    everyone = [sample for one in rounds for sample in one.samples]
-    chains = in_chains(everyone, root_of or {}) if len(rounds) > 1 else []
-    parted = in_pieces([one.samples for one in rounds], keep_B) if comparing else []
+    samples_of_rounds = [sample for work in rounds for sample in work.samples]
+    chains = in_chains(samples_of_rounds, root_of or {}) if len(rounds) > 1 else []
+    parted = in_pieces([work.samples for work in rounds], keep_B) if comparing else []
     pieces = [*chains, *(row for row in parted if row not in set(chains))]
     if comparing is None or not pieces:
         return PendingRewards(rounds=rounds, rows=rows)
-    samples = [everyone[row] for row in pieces]
+    samples = [samples_of_rounds[row] for row in pieces]
     pending = comparing.open(group_sizes=Counter(sample.group for sample in samples))
     pending.submit(samples)
-    places = {row: place for place, row in enumerate(rows)}
+    index_of = {row: index for index, row in enumerate(rows)}
     return PendingRewards(
         rounds=rounds,
         rows=rows,
         regrouped=PendingSamples(pending, samples),
-        regrouped_rows=[places.get(row) for row in pieces],
+        regrouped_rows=[index_of.get(row) for row in pieces],
     )
 
 
@@ -124,11 +124,16 @@ def in_pieces(rounds: Sequence[Sequence[Sample]], keep_B: Tensor) -> list[int]:
     starts = accumulate([len(samples) for samples in rounds], initial=0)
     brought = [_by_group(samples, start) for samples, start in zip(rounds, starts, strict=False)]
     keep = keep_B.tolist()
-    kept: dict[int, list[int]] = {}
+    rows_of_group: dict[int, list[int]] = {}
     for groups in brought:
         for group, rows in groups.items():
-            kept.setdefault(group, []).extend(row for row in rows if keep[row])
-    return [row for group, rows in kept.items() if all(one.get(group) != rows for one in brought) for row in rows]
+            rows_of_group.setdefault(group, []).extend(row for row in rows if keep[row])
+    return [
+        row
+        for group, rows in rows_of_group.items()
+        if all(groups_of_round.get(group) != rows for groups_of_round in brought)
+        for row in rows
+    ]
 
 
 def _by_group(samples: Sequence[Sample], start: int) -> dict[int, list[int]]:

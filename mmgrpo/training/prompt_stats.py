@@ -71,7 +71,7 @@ def ordered_prompt_stats(
     """
     order = group_N.argsort(stable=True)
     keys = [key_of(group) for group in group_N[order].tolist()]
-    singly = {name: said_N[order] for name, said_N in (rewards or {}).items()}
+    singly = {name: value_N[order] for name, value_N in (rewards or {}).items()}
     return PromptStats(keys=keys, reward_B=reward_N[order], valid_B=valid_N[order], step=step, rewards=singly)
 
 
@@ -107,47 +107,49 @@ def step_prompt_stats(
         The prompt_stats, the same on all processes.
     """
     scored_N = advantages.credit.scored_B & (rewards.group_N == rewards.root_N)
-    said = rewards.counting
-    said_BR = said.value_BR.double().where(said.valid_BR & (rewards.group_N == rewards.root_N)[:, None], 0.0)
-    singly = dict(zip(said.names, said_BR.T, strict=True))
+    scores = rewards.counting
+    value_BR = scores.value_BR.double().where(scores.valid_BR & (rewards.group_N == rewards.root_N)[:, None], 0.0)
+    singly = dict(zip(scores.names, value_BR.T, strict=True))
     prompt_stats = ordered_prompt_stats(
         rewards.root_N, advantages.credit.total_B, scored_N, key_of, step=step, rewards=singly
     )
-    shown = {key_of(request.prompt): request.share for request in requests if request.share is not None}
-    prompt_stats = replace(prompt_stats, shares=shown)
+    shares = {key_of(request.prompt): request.share for request in requests if request.share is not None}
+    prompt_stats = replace(prompt_stats, shares=shares)
     if replay is None:
         return prompt_stats
     parts = job.gather(replay_rows(advantages, key_of, step=step))
-    everyones = sorted((one for part in parts for one in part), key=lambda one: one[:2])
-    return replace(prompt_stats, rows=[row for _, _, row in everyones])
+    entries = sorted((entry for part in parts for entry in part), key=lambda entry: entry[:2])
+    return replace(prompt_stats, rows=[row for _, _, row in entries])
 
 
 def replay_rows(advantages: Advantages, key_of: Callable[[int], str], *, step: int) -> list[tuple[int, int, ReplayRow]]:
     """This process's rows that were drawn at this step and trained on, each with its group and member."""
-    rollout, mine = advantages.rollout, advantages.credit.advantage_B[advantages.mine]
-    drawn_B = (
-        torch.ones(len(mine), dtype=torch.bool) if rollout.origin_B is None else rollout.origin_B == Origin.ON_POLICY
+    rollout, advantage_B = advantages.rollout, advantages.credit.advantage_B[advantages.mine]
+    on_policy_B = (
+        torch.ones(len(advantage_B), dtype=torch.bool)
+        if rollout.origin_B is None
+        else rollout.origin_B == Origin.ON_POLICY
     )
-    found = []
-    for row in (drawn_B & advantages.credit.keep_B[advantages.mine]).nonzero().flatten().tolist():
+    entries = []
+    for row in (on_policy_B & advantages.credit.keep_B[advantages.mine]).nonzero().flatten().tolist():
         sample = rollout.samples[row]
-        given = rollout.off_policy_sample(row, Origin.REPLAY)
-        held = ReplayRow(
+        off_policy = rollout.off_policy_sample(row, Origin.REPLAY)
+        replay_row = ReplayRow(
             key=key_of(sample.group),
             text=sample.text,
             tokens=None if sample.tokens is None else torch.tensor(list(sample.tokens), dtype=torch.long),
             array=sample.latent,
             finished=sample.finished,
-            old_logprob_T=None if sample.tokens is None else given.old_logprob_T,
+            old_logprob_T=None if sample.tokens is None else off_policy.old_logprob_T,
             reward=float(advantages.reward_B[row]),
-            advantage=float(mine[row]),
+            advantage=float(advantage_B[row]),
             step=step,
             num_forced=sample.num_forced,
             turns=sample.turns,
-            record=given.record,
+            record=off_policy.record,
         )
-        found.append((sample.group, sample.member, held))
-    return found
+        entries.append((sample.group, sample.member, replay_row))
+    return entries
 
 
 def update_prompt_stats(
@@ -167,8 +169,8 @@ def update_prompt_stats(
     if replay is not None:
         memory = memory.with_replay(prompt_stats.rows, per_prompt=replay.per_prompt, total=replay.total)
     if "share" in memory.columns and prompt_stats.shares:
-        shown_K = torch.tensor(list(prompt_stats.shares.values()), dtype=torch.float64)
-        memory = memory.write("share", list(prompt_stats.shares), shown_K)
+        share_K = torch.tensor(list(prompt_stats.shares.values()), dtype=torch.float64)
+        memory = memory.write("share", list(prompt_stats.shares), share_K)
     ruled = [column for column in memory.columns.values() if column.rule is not None]
     if not ruled and not learners:
         return memory
@@ -194,15 +196,15 @@ def read_prompt_stats(memory: Memory, group_N: Tensor, key_of: Callable[[int], s
     Returns:
         The numbers.
     """
-    groups, place_N = group_N.unique(return_inverse=True)
-    return memory.read(column, [key_of(group) for group in groups.tolist()])[place_N]
+    groups, index_N = group_N.unique(return_inverse=True)
+    return memory.read(column, [key_of(group) for group in groups.tolist()])[index_N]
 
 
 def outcomes_of(prompt_stats: PromptStats) -> Outcomes:
     """The step's rewards per prompt, over the rows that have one; groups of one prompt count as one."""
     keys = tuple(dict.fromkeys(prompt_stats.keys))
-    place = {key: number for number, key in enumerate(keys)}
-    index_B = torch.tensor([place[key] for key in prompt_stats.keys], dtype=torch.long)
+    index_of = {key: number for number, key in enumerate(keys)}
+    index_B = torch.tensor([index_of[key] for key in prompt_stats.keys], dtype=torch.long)
     reward_B = prompt_stats.reward_B.double().where(prompt_stats.valid_B, 0.0)
     nothing_K = torch.zeros(len(keys), dtype=torch.float64)
     return Outcomes(
@@ -211,5 +213,5 @@ def outcomes_of(prompt_stats: PromptStats) -> Outcomes:
         reward_sum_K=nothing_K.index_add(0, index_B, reward_B),
         reward_square_sum_K=nothing_K.index_add(0, index_B, reward_B**2),
         step=prompt_stats.step,
-        rewards={name: nothing_K.index_add(0, index_B, said_B) for name, said_B in prompt_stats.rewards.items()},
+        rewards={name: nothing_K.index_add(0, index_B, value_B) for name, value_B in prompt_stats.rewards.items()},
     )

@@ -51,8 +51,8 @@ class RoundRollouts:
     @property
     def trained(self) -> list[Rollout]:
         """The rollouts that may be trained on."""
-        parts = self.trained_B.split([len(one.samples) for one in self.rollouts])
-        return [one for one, trained_B in zip(self.rollouts, parts, strict=True) if bool(trained_B.all())]
+        parts = self.trained_B.split([len(rollout.samples) for rollout in self.rollouts])
+        return [rollout for rollout, trained_B in zip(self.rollouts, parts, strict=True) if bool(trained_B.all())]
 
 
 def sample_requests(
@@ -92,27 +92,29 @@ def sample_requests(
         ConfigError: the policy cannot do what is asked, or a context is not there.
         DataError: an answer is to be read that a row does not have.
     """
-    own = rows_by_identity([rollout for one in before for rollout in one.rollouts])
-    known = rows_by_identity(others) | own
+    own_rows = rows_by_identity([rollout for earlier in before for rollout in earlier.rollouts])
+    row_of = rows_by_identity(others) | own_rows
     text_ends = policy.text_offsets if isinstance(policy, SupportsTextOffsets) and not others else None
-    history_of = _histories(known, rewards, seed, text_ends)
+    history_of = _histories(row_of, rewards, seed, text_ends)
     alike: dict[tuple[object, ...], list[int]] = {}
     for n in mine:
-        one = requests[n]
-        drawn = repr(sorted(one.settings.items())), one.weights, bool(one.given), one.lenience
-        kind = *drawn, one.behind_prompt, one.as_own, one.trained
-        alike.setdefault(kind, []).append(n)
+        request = requests[n]
+        sampling_key = repr(sorted(request.settings.items())), request.weights, bool(request.given), request.lenience
+        key = *sampling_key, request.behind_prompt, request.as_own, request.trained
+        alike.setdefault(key, []).append(n)
     rollouts: list[Rollout] = []
     request_of_row: list[int] = []
     for chosen in alike.values():
-        asked = [requests[n] for n in chosen]
-        if asked[0].given:
-            found = _there(policy, [(n, requests[n]) for n in chosen], prompt_of, plan, seed)
+        batch = [requests[n] for n in chosen]
+        if batch[0].given:
+            parts = _read_samples(policy, [(n, requests[n]) for n in chosen], prompt_of, plan, seed)
         else:
-            entries = [one for n in chosen for one in _entries(n, requests[n], prompt_of, contexts, known, history_of)]
-            found = _drawn(policy, asked[0], entries, prompt_of, plan, seed, reads=reads)
-        rollouts += [rollout for rollout, _ in found]
-        request_of_row += [n for _, numbers in found for n in numbers]
+            entries = [
+                entry for n in chosen for entry in _entries(n, requests[n], prompt_of, contexts, row_of, history_of)
+            ]
+            parts = _sample_entries(policy, batch[0], entries, prompt_of, plan, seed, reads=reads)
+        rollouts += [rollout for rollout, _ in parts]
+        request_of_row += [n for _, numbers in parts for n in numbers]
     return RoundRollouts(requests=requests, rollouts=rollouts, request_B=torch.tensor(request_of_row, dtype=torch.long))
 
 
@@ -139,44 +141,44 @@ def rows_by_identity(rollouts: Sequence[Rollout]) -> dict[tuple[int, int], tuple
 
 
 def _histories(
-    known: Mapping[tuple[int, int], tuple[Rollout, int]],
+    row_of: Mapping[tuple[int, int], tuple[Rollout, int]],
     rewards: Sequence[Mapping[int, Mapping[int, float]]],
     seed: int,
     text_ends: Callable[[Sample], Sequence[int]] | None,
 ) -> Callable[[Request], History]:
     """What a context is told: the rows that a request is drawn after, or those of its group, of the rounds before."""
     members_of: dict[int, list[tuple[int, int]]] = {}
-    for identity in sorted(known):
+    for identity in sorted(row_of):
         members_of.setdefault(identity[0], []).append(identity)
     reward_of = {
         (group, member): reward
-        for one in rewards
-        for group, members in one.items()
+        for member_rewards in rewards
+        for group, members in member_rewards.items()
         for member, reward in members.items()
     }
 
     def history(request: Request) -> History:
-        if wrong := [identity for identity in request.after if identity not in known]:
+        if wrong := [identity for identity in request.after if identity not in row_of]:
             raise ConfigError(f"the planner draws after rows {wrong} (group, member), which no round before has drawn")
-        told = request.after or members_of.get(request.prompt, [])
-        samples = [rollout.samples[row] for rollout, row in (known[identity] for identity in told)]
+        identities = request.after or members_of.get(request.prompt, [])
+        samples = [rollout.samples[row] for rollout, row in (row_of[identity] for identity in identities)]
         return History(
             seed=derive_seed(seed, request.prompt),
             samples=samples,
-            rewards=[reward_of.get(identity) for identity in told],
+            rewards=[reward_of.get(identity) for identity in identities],
             share=request.share,
-            ends=[text_ends(one) for one in samples] if request.after and text_ends else (),
+            ends=[text_ends(member_rewards) for member_rewards in samples] if request.after and text_ends else (),
         )
 
     return history
 
 
-def _continued(request: Request, known: Mapping[tuple[int, int], tuple[Rollout, int]]) -> Continuation | None:
+def _continued(request: Request, row_of: Mapping[tuple[int, int], tuple[Rollout, int]]) -> Continuation | None:
     """The beginning that a request's members take over."""
     if request.continues is None:
         return None
     member, after = request.continues.member, request.continues.after
-    rollout, row = known.get((request.prompt, member), (None, 0))
+    rollout, row = row_of.get((request.prompt, member), (None, 0))
     if rollout is None:
         raise ConfigError(
             f"the planner goes on from member {member} of prompt {request.prompt}, which no round before has drawn"
@@ -204,12 +206,12 @@ def _entries(
     request: Request,
     prompt_of: PromptOf,
     contexts: Mapping[str, Context],
-    known: Mapping[tuple[int, int], tuple[Rollout, int]],
+    row_of: Mapping[tuple[int, int], tuple[Rollout, int]],
     history_of: Callable[[Request], History],
 ) -> list[_Entry]:
     prompt = prompt_of(request.prompt)
     if request.context is None:
-        return [_Entry(number, request.prompt, prompt, request.members, _continued(request, known))]
+        return [_Entry(number, request.prompt, prompt, request.members, _continued(request, row_of))]
     if request.context not in contexts:
         raise ConfigError(
             f"the planner shows prompts in the context {request.context!r}, which rollout.prompt_templates does not "
@@ -218,68 +220,74 @@ def _entries(
     show, history, entries = contexts[request.context], history_of(request), []
     alike = [request.members] if request.after else [(member,) for member in request.members]
     for members in alike:
-        shown = show(prompt, members[0], history)
-        if shown is None and request.after:
+        template_prompt = show(prompt, members[0], history)
+        if template_prompt is None and request.after:
             continue
-        if shown is None:
+        if template_prompt is None:
             raise ConfigError(
                 f"the context {request.context!r} has nothing to show of {prompt.text!r:.60}: its images, or "
                 "answers of peers, which only views see"
             )
-        entries.append(_Entry(number, request.prompt, shown, members, context=request.context, after=request.after))
+        entries.append(
+            _Entry(number, request.prompt, template_prompt, members, context=request.context, after=request.after)
+        )
     return entries
 
 
 @dataclass(slots=True)
-class _Bare:
+class _PromptRestorer:
     """Samples with the prompt itself and how they were shown it, each the same object whenever it is asked for."""
 
     prompt_of: PromptOf
-    shown: Mapping[tuple[int, int], _Entry]
-    made: dict[int, tuple[Sample, Sample]] = field(default_factory=dict)
+    entry_of: Mapping[tuple[int, int], _Entry]
+    restored: dict[int, tuple[Sample, Sample]] = field(default_factory=dict)
 
     def __call__(self, samples: Sequence[Sample]) -> list[Sample]:
-        return [self.made.setdefault(id(sample), (sample, self._bare(sample)))[1] for sample in samples]
+        return [self.restored.setdefault(id(sample), (sample, self._bare(sample)))[1] for sample in samples]
 
     def _bare(self, sample: Sample) -> Sample:
-        prompt, entry = self.prompt_of(sample.group), self.shown[sample.group, sample.member]
+        prompt, entry = self.prompt_of(sample.group), self.entry_of[sample.group, sample.member]
         if sample.prompt is prompt and entry.context is None:
             return sample
         return replace(sample, prompt=prompt, context=entry.context, after=entry.after)
 
 
-Found = list[tuple[Rollout, list[int]]]
+SampledParts = list[tuple[Rollout, list[int]]]
 """Rows, and which of the round's requests each answers."""
 
 
-def _there(
+def _read_samples(
     policy: Policy, requests: Sequence[tuple[int, Request]], prompt_of: PromptOf, plan: Plan, seed: int
-) -> Found:
+) -> SampledParts:
     """Rows of what is there already; drafts of which the policy keeps a part alone are drawn on from there."""
-    given = given_of([request for _, request in requests], prompt_of)
+    samples = given_of([request for _, request in requests], prompt_of)
     numbers = [n for n, request in requests for _ in request.members]
     (_, first), *_ = requests
     if first.lenience is None:
-        return [(read(policy, given, plan, seed), numbers)]
-    kept, num_forwards = verified(policy, given, plan, seed, lenience=first.lenience)
-    whole = [one.sample.tokens == draft.sample.tokens for one, draft in zip(kept, given, strict=True)]
-    rest = [_drawn_on(n, one) for n, one, is_whole in zip(numbers, kept, whole, strict=True) if not is_whole]
-    found = _drawn(policy, first, rest, prompt_of, plan, seed)
-    if any(whole):
-        rollout = read(policy, list(compress(kept, whole)), plan, seed)
-        found.append((rollout, list(compress(numbers, whole))))
-    (rollout, rows), *others = found
+        return [(read(policy, samples, plan, seed), numbers)]
+    prefixes, num_forwards = verified(policy, samples, plan, seed, lenience=first.lenience)
+    is_complete = [prefix.sample.tokens == draft.sample.tokens for prefix, draft in zip(prefixes, samples, strict=True)]
+    entries = [
+        _continued_draft(n, prefix)
+        for n, prefix, is_whole in zip(numbers, prefixes, is_complete, strict=True)
+        if not is_whole
+    ]
+    parts = _sample_entries(policy, first, entries, prompt_of, plan, seed)
+    if any(is_complete):
+        rollout = read(policy, list(compress(prefixes, is_complete)), plan, seed)
+        parts.append((rollout, list(compress(numbers, is_complete))))
+    (rollout, rows), *others = parts
     return [(replace(rollout, num_forwards=rollout.num_forwards + num_forwards), rows), *others]
 
 
-def _drawn_on(number: int, draft: OffPolicySample) -> _Entry:
+def _continued_draft(number: int, draft: OffPolicySample) -> _Entry:
     """A member that goes on from what is kept of its draft."""
     sample, tokens = draft.sample, list(draft.sample.tokens or ())
     begun = Continuation(token_ids=tokens, old_logprob_T=draft.old_logprob_T, num_forced=sample.num_forced)
     return _Entry(number, sample.group, sample.prompt, (sample.member,), begun if tokens else None)
 
 
-def _drawn(
+def _sample_entries(
     policy: Policy,
     request: Request,
     entries: Sequence[_Entry],
@@ -288,14 +296,14 @@ def _drawn(
     seed: int,
     *,
     reads: bool = False,
-) -> Found:
+) -> SampledParts:
     """Rows that are drawn with the same settings and weights; none of no entries."""
     if not entries:
         return []
     sizes = {len(entry.members) for entry in entries}
     usual = len(sizes) == 1 and all(entry.members == tuple(range(len(entry.members))) for entry in entries)
-    bare = _Bare(prompt_of, {(entry.group, member): entry for entry in entries for member in entry.members})
-    own = replace(
+    bare = _PromptRestorer(prompt_of, {(entry.group, member): entry for entry in entries for member in entry.members})
+    sampling_plan = replace(
         plan,
         prompt_ids=tuple(entry.group for entry in entries),
         members=None if usual else tuple(entry.members for entry in entries),
@@ -304,43 +312,45 @@ def _drawn(
         on_samples=lambda samples: plan.emit_samples(bare(samples)),
     )
     if reads:
-        own = replace(own, stochastic=(), keep_latents=True, for_rescoring=True)
+        sampling_plan = replace(sampling_plan, stochastic=(), keep_latents=True, for_rescoring=True)
     with _weights(policy, request.weights):
-        rollout = policy.rollout([entry.prompt for entry in entries], group_size=max(sizes), seed=seed, plan=own)
+        rollout = policy.rollout(
+            [entry.prompt for entry in entries], group_size=max(sizes), seed=seed, plan=sampling_plan
+        )
     rollout = replace(rollout, samples=bare(rollout.samples))
     if reads:
-        rollout = _read_again(policy, rollout, replace(plan, settings=own.settings, on_samples=None), seed)
+        rollout = _rescore(policy, rollout, replace(plan, settings=sampling_plan.settings, on_samples=None), seed)
     elif request.behind_prompt:
-        rollout = _behind_prompt(policy, rollout, Plan(environment=plan.environment), seed, as_own=request.as_own)
+        rollout = _score_under_prompt(policy, rollout, Plan(environment=plan.environment), seed, as_own=request.as_own)
     elif request.weights is not None:
         rollout = rollout.aged()
     return [(rollout, [entry.request for entry in entries for _ in entry.members])]
 
 
-def _read_again(policy: Policy, rollout: Rollout, plan: Plan, seed: int) -> Rollout:
+def _rescore(policy: Policy, rollout: Rollout, plan: Plan, seed: int) -> Rollout:
     """The samples of a rollout as the rows that reading makes of them: noised again, or hidden again."""
     if isinstance(policy, SupportsTextOffsets):
         raise ConfigError(
             "rollout.training_states: renoised is for denoisers and masked policies; what is written is trained on as "
             "it was drawn"
         )
-    given = [OffPolicySample(sample=sample, origin=Origin.ON_POLICY) for sample in rollout.samples]
-    read = reader(policy).read(given, seed=seed, plan=replace(plan, stochastic=None))
-    return replace(read, samples=rollout.samples, num_forwards=rollout.num_forwards + read.num_forwards)
+    samples = [OffPolicySample(sample=sample, origin=Origin.ON_POLICY) for sample in rollout.samples]
+    rescored = reader(policy).read(samples, seed=seed, plan=replace(plan, stochastic=None))
+    return replace(rescored, samples=rollout.samples, num_forwards=rollout.num_forwards + rescored.num_forwards)
 
 
-def _behind_prompt(policy: Policy, rollout: Rollout, plan: Plan, seed: int, *, as_own: bool) -> Rollout:
+def _score_under_prompt(policy: Policy, rollout: Rollout, plan: Plan, seed: int, *, as_own: bool) -> Rollout:
     """The same answers behind the prompt itself; what drew them is the policy that saw the context, or they are own."""
     if any(sample.tokens is None for sample in rollout.samples):
         raise ConfigError(
             "only what is written can be trained on behind another prompt than it was drawn from: set behind_prompt to "
             "false"
         )
-    given = [rollout.off_policy_sample(row, Origin.DEMONSTRATION) for row in range(len(rollout.samples))]
+    samples = [rollout.off_policy_sample(row, Origin.DEMONSTRATION) for row in range(len(rollout.samples))]
     if as_own:
-        given = [replace(one, old_logprob_T=None, record=_without_settings(one.record)) for one in given]
-    found = read(policy, given, plan, seed)
-    return replace(found, samples=rollout.samples, num_forwards=rollout.num_forwards + found.num_forwards)
+        samples = [replace(answer, old_logprob_T=None, record=_without_settings(answer.record)) for answer in samples]
+    rescored = read(policy, samples, plan, seed)
+    return replace(rescored, samples=rollout.samples, num_forwards=rollout.num_forwards + rescored.num_forwards)
 
 
 def _without_settings(record: Mapping[str, Any] | None) -> dict[str, Any] | None:

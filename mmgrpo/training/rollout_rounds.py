@@ -135,72 +135,78 @@ def collect_rollouts(
     root_of: dict[int, int] = dict(behind.root_of) if behind else {}
     loads = [0] * job.size
     rounds: list[Round] = []
-    drawn: list[RoundRollouts] = []
-    spent = 0
-    scored: list[PendingSamples] = []
+    round_rollouts: list[RoundRollouts] = []
+    num_extra_forwards = 0
+    pending_rounds: list[PendingSamples] = []
     values = plan.values if planner.places is None else tuple(dict.fromkeys((*plan.values, *planner.places.values)))
     while requests := tuple(planner.ask(rounds, setting)):
         root_of.update(_roots(requests, owner, root_of))
         owner.update({prompt: owner[root] for prompt, root in root_of.items()})
         _assign(requests, owner, loads)
-        mine = [n for n, request in enumerate(requests) if owner[request.prompt] == job.rank]
-        if planner.forgetting and drawn:
-            spent += keep_forgetting(policy, [part for one in drawn for part in one.rollouts], planner.forgetting, job)
-        pending = scorer.open(group_sizes=_sizes([requests[n] for n in mine]))
+        local_requests = [n for n, request in enumerate(requests) if owner[request.prompt] == job.rank]
+        if planner.forgetting and round_rollouts:
+            num_extra_forwards += keep_forgetting(
+                policy, [rollout for each in round_rollouts for rollout in each.rollouts], planner.forgetting, job
+            )
+        pending = scorer.open(group_sizes=_sizes([requests[n] for n in local_requests]))
 
-        def taken(samples: Sequence[Sample], pending: PendingScores = pending) -> None:
+        def submit(samples: Sequence[Sample], pending: PendingScores = pending) -> None:
             on_samples(samples)
             if job.is_leader:
                 pending.submit(samples)
 
-        one = sample_requests(
+        rollouts = sample_requests(
             policy,
             requests,
-            mine,
+            local_requests,
             prompt_of=lambda prompt: prompt_of(root_of.get(prompt, prompt)),
             contexts=contexts or {},
-            plan=replace(plan, values=values, sample_values=scorer.needs_values, on_samples=taken),
+            plan=replace(plan, values=values, sample_values=scorer.needs_values, on_samples=submit),
             seed=setting.seed,
             reads=reads,
-            before=drawn,
-            rewards=[one.rewards() for one in rounds],
+            before=round_rollouts,
+            rewards=[previous.rewards() for previous in rounds],
             others=[behind.rollout] if behind else (),
         )
-        drawn.append(one)
-        part = PendingSamples(pending, one.samples)
+        round_rollouts.append(rollouts)
+        part = PendingSamples(pending, rollouts.samples)
         if not planner.looks_back:
-            scored.append(part)
+            pending_rounds.append(part)
             break
-        said = _rows_of_all(one, part, policy, planner.places, job)
-        rounds.append(_round(requests, said, value))
-        scored.append(replace(part, scores=said[job.rank].scores))
-    if not any(one.trained for one in drawn):
+        round_rows = _rows_of_all(rollouts, part, policy, planner.places, job)
+        rounds.append(_round(requests, round_rows, value))
+        pending_rounds.append(replace(part, scores=round_rows[job.rank].scores))
+    if not any(each.trained for each in round_rollouts):
         raise ConfigError("the planner asked for nothing to train on on this process: raise rollout.prompts_per_step")
-    rollout = _joined(drawn, policy, plan)
+    rollout = _joined(round_rollouts, policy, plan)
     if not bool(rollout.mask_BT.any()):
         raise ConfigError("no decision of the rollout is random, so nothing can be learnt: raise policy.strength")
-    trained_B = torch.cat([one.trained_B for one in drawn])
-    keep_B = trained_B & _kept(planner, rounds, setting, drawn, job)
+    trained_B = torch.cat([each.trained_B for each in round_rollouts])
+    keep_B = trained_B & _kept(planner, rounds, setting, round_rollouts, job)
     return Rollouts(
-        rollout=replace(rollout, num_forwards=spent + sum(part.num_forwards for one in drawn for part in one.rollouts)),
+        rollout=replace(
+            rollout,
+            num_forwards=num_extra_forwards
+            + sum(part.num_forwards for each in round_rollouts for part in each.rollouts),
+        ),
         keep_B=keep_B[trained_B],
-        scored=pending_rewards(scorer if job.is_leader else None, scored, trained_B, keep_B, root_of),
-        requests=[request for one in drawn for request in one.requests],
-        num_rounds=len(drawn),
+        scored=pending_rewards(scorer if job.is_leader else None, pending_rounds, trained_B, keep_B, root_of),
+        requests=[request for each in round_rollouts for request in each.requests],
+        num_rounds=len(round_rollouts),
         seed=setting.seed,
-        num_unshown=sum(_num_unshown(one) for one in rounds),
+        num_unshown=sum(_num_unshown(each) for each in rounds),
         root_of=root_of,
     )
 
 
-def _roots(requests: Sequence[Request], asked: Collection[int], root_of: Mapping[int, int]) -> dict[int, int]:
+def _roots(requests: Sequence[Request], existing: Collection[int], root_of: Mapping[int, int]) -> dict[int, int]:
     """The groups that begin after rows of others, each with the one whose data row it has."""
-    begun = [request for request in requests if request.after and request.prompt not in asked]
-    return {request.prompt: root_of.get(request.after[0][0], request.after[0][0]) for request in begun}
+    new_requests = [request for request in requests if request.after and request.prompt not in existing]
+    return {request.prompt: root_of.get(request.after[0][0], request.after[0][0]) for request in new_requests}
 
 
-def _num_unshown(one: Round) -> int:
-    return sum(len(request.members) for request in one.requests) - len(one.request_B)
+def _num_unshown(round_: Round) -> int:
+    return sum(len(request.members) for request in round_.requests) - len(round_.request_B)
 
 
 def _assign(requests: Sequence[Request], owner: dict[int, int], loads: list[int]) -> None:
@@ -220,15 +226,15 @@ def _assign(requests: Sequence[Request], owner: dict[int, int], loads: list[int]
 
 def _blocks(costs: Sequence[int], num: int) -> list[int]:
     """Which of so many blocks of about equal cost each item is in; none is empty where there are enough items."""
-    found: list[int] = []
+    block_of_item: list[int] = []
     total, before = sum(costs), 0
     for number, cost in enumerate(costs):
         nearest = (2 * before + cost) * num // (2 * total)
-        last = found[-1] if found else -1
+        last = block_of_item[-1] if block_of_item else -1
         left = num - len(costs) + number if len(costs) >= num else 0  # those after it fill the blocks after its own
-        found.append(max(min(nearest, last + 1), left, last, 0))
+        block_of_item.append(max(min(nearest, last + 1), left, last, 0))
         before += cost
-    return found
+    return block_of_item
 
 
 def _sizes(requests: Sequence[Request]) -> dict[int, int]:
@@ -253,60 +259,60 @@ class _RoundRows:
 
 
 def _rows_of_all(
-    drawn: RoundRollouts, part: PendingSamples, policy: Policy, places: Places | None, job: Job
+    rollouts: RoundRollouts, part: PendingSamples, policy: Policy, places: Places | None, job: Job
 ) -> list[_RoundRows]:
     """What every process says of its rows, in rank order. One collective, whatever a process has drawn."""
 
-    def mine() -> _RoundRows:
-        rows = [] if places is None else _rows(drawn, policy, places)
-        found = [] if places is None else [places(row) for row in rows]
+    def local_rows() -> _RoundRows:
+        rows = [] if places is None else _rows(rollouts, policy, places)
+        places_of_row = [] if places is None else [places(row) for row in rows]
         identity = [(sample.group, sample.member) for sample in part.samples]
         return _RoundRows(
-            request_B=drawn.request_B,
+            request_B=rollouts.request_B,
             identity_B2=torch.tensor(identity, dtype=torch.long).reshape(-1, 2),
-            length_B=torch.cat([torch.zeros(0, dtype=torch.long), *(r.mask_BT.sum(1) for r in drawn.rollouts)]),
+            length_B=torch.cat([torch.zeros(0, dtype=torch.long), *(r.mask_BT.sum(1) for r in rollouts.rollouts)]),
             finished_B=torch.tensor([sample.finished for sample in part.samples], dtype=torch.bool),
-            places_B=found,
-            heights_B=[height(row, own) for row, own in zip(rows, found, strict=True)],
+            places_B=places_of_row,
+            heights_B=[height(row, row_places) for row, row_places in zip(rows, places_of_row, strict=True)],
             scores=part.collected(),
         )
 
-    return job.run_on_leaders(mine)
+    return job.run_on_leaders(local_rows)
 
 
 def _round(
-    requests: Sequence[Request], said: Sequence[_RoundRows], value: Callable[[Scores, Tensor], CombinedRewards] | None
+    requests: Sequence[Request], parts: Sequence[_RoundRows], value: Callable[[Scores, Tensor], CombinedRewards] | None
 ) -> Round:
     """The round as all processes know it."""
     if value is None:
         raise ConfigError("a planner that looks back needs to know what the scores combine to")
-    identity_B2 = torch.cat([one.identity_B2 for one in said])
-    valued = value(Scores.concat([one.scores for one in said]), identity_B2[:, 0])
+    identity_B2 = torch.cat([part.identity_B2 for part in parts])
+    valued = value(Scores.concat([part.scores for part in parts]), identity_B2[:, 0])
     return Round(
         requests=requests,
-        request_B=torch.cat([one.request_B for one in said]),
+        request_B=torch.cat([part.request_B for part in parts]),
         prompt_B=identity_B2[:, 0],
         member_B=identity_B2[:, 1],
         reward_B=valued.reward_B,
         valid_B=valued.valid_B,
-        length_B=torch.cat([one.length_B for one in said]),
-        finished_B=torch.cat([one.finished_B for one in said]),
-        places_B=[places for one in said for places in one.places_B],
-        heights_B=[each for one in said for each in one.heights_B],
+        length_B=torch.cat([part.length_B for part in parts]),
+        finished_B=torch.cat([part.finished_B for part in parts]),
+        places_B=[places for part in parts for places in part.places_B],
+        heights_B=[each for part in parts for each in part.heights_B],
     )
 
 
-def _rows(drawn: RoundRollouts, policy: Policy, places: Places) -> list[Row]:
+def _rows(rollouts: RoundRollouts, policy: Policy, places: Places) -> list[Row]:
     """What the rows say to whoever looks for places in them."""
-    rows = [(rollout, row) for rollout in drawn.rollouts for row in range(len(rollout.samples))]
-    found = []
-    for (rollout, row), number in zip(rows, drawn.request_B.tolist(), strict=True):
-        sample, branch = rollout.samples[row], drawn.requests[number].continues
+    rows = [(rollout, row) for rollout in rollouts.rollouts for row in range(len(rollout.samples))]
+    place_rows = []
+    for (rollout, row), number in zip(rows, rollouts.request_B.tolist(), strict=True):
+        sample, branch = rollout.samples[row], rollouts.requests[number].continues
         if sample.tokens is None or sample.turn_ends or not rollout.tokens_match_sample(row):
             raise ConfigError("only what is written in one turn can be gone on from: denoisers part by rollout.tree")
         if places.text and not isinstance(policy, SupportsTextOffsets):
             raise ConfigError(f"the planner looks for places in texts, which {type(policy).__name__} does not tell")
-        found.append(
+        place_rows.append(
             Row(
                 num_decisions=len(sample.tokens),
                 begins=sample.num_forced if branch is None else branch.after,
@@ -315,40 +321,42 @@ def _rows(drawn: RoundRollouts, policy: Policy, places: Places) -> list[Row]:
                 ends_T=policy.text_offsets(sample) if places.text and isinstance(policy, SupportsTextOffsets) else (),
             )
         )
-    return found
+    return place_rows
 
 
-def _joined(drawn: Sequence[RoundRollouts], policy: Policy, plan: Plan) -> Rollout:
+def _joined(round_rollouts: Sequence[RoundRollouts], policy: Policy, plan: Plan) -> Rollout:
     """The rows that may be trained on; where some went on from others, scored together if the policy can."""
-    asked = [one.requests[n] for one in drawn for n in one.request_B[one.trained_B].tolist()]
-    bare_B = torch.tensor([request.context is None or request.behind_prompt for request in asked])
-    parts = [rollout for one in drawn for rollout in one.trained]
-    taken = {
+    requests = [
+        rollouts.requests[n] for rollouts in round_rollouts for n in rollouts.request_B[rollouts.trained_B].tolist()
+    ]
+    bare_B = torch.tensor([request.context is None or request.behind_prompt for request in requests])
+    parts = [rollout for rollouts in round_rollouts for rollout in rollouts.trained]
+    branches = {
         (request.prompt, member): request.continues
-        for one in drawn
-        for request in one.requests
+        for rollouts in round_rollouts
+        for request in rollouts.requests
         if request.continues is not None
         for member in request.members
     }
     rollout = concat_rollouts(
-        parts, bare_B=bare_B if plan.environment is None else None, policy=policy if taken else None
+        parts, bare_B=bare_B if plan.environment is None else None, policy=policy if branches else None
     )
-    if not taken:
+    if not branches:
         return rollout
     identities = [(sample.group, sample.member) for sample in rollout.samples]
-    return replace(rollout, sampled_by_BT=sampling_rows(identities, taken, rollout.shape[1]))
+    return replace(rollout, sampled_by_BT=sampling_rows(identities, branches, rollout.shape[1]))
 
 
 def _kept(
-    planner: Planner, rounds: Sequence[Round], setting: Setting, drawn: Sequence[RoundRollouts], job: Job
+    planner: Planner, rounds: Sequence[Round], setting: Setting, round_rollouts: Sequence[RoundRollouts], job: Job
 ) -> Tensor:
     """This process's rows of what the planner keeps."""
     if not planner.looks_back:
-        return torch.cat([one.trained_B for one in drawn])
-    counts = job.gather([len(one.request_B) for one in drawn])
-    kept = planner.kept(rounds, setting)
-    mine = []
-    for number, kept_N in enumerate(kept):
+        return torch.cat([rollouts.trained_B for rollouts in round_rollouts])
+    counts = job.gather([len(rollouts.request_B) for rollouts in round_rollouts])
+    keep_of_round = planner.kept(rounds, setting)
+    local_keep = []
+    for number, round_keep_N in enumerate(keep_of_round):
         start = sum(count[number] for count in counts[: job.rank])
-        mine.append(kept_N[start : start + counts[job.rank][number]])
-    return torch.cat(mine)
+        local_keep.append(round_keep_N[start : start + counts[job.rank][number]])
+    return torch.cat(local_keep)

@@ -79,7 +79,7 @@ class RunLoop:
         self._whole = whole
         self._stopping = StopRequests(job)
         self._heartbeat = Heartbeat(job, timeout_s=config.runtime.heartbeat_timeout_s)
-        self._progress = self._made_progress()
+        self._progress = self._create_progress()
 
     def train(self) -> str:
         """Runs to the end, or to the next whole step after Ctrl-C or SIGTERM.
@@ -109,9 +109,9 @@ class RunLoop:
                 self._save()
                 done = all(task.session.is_done(task.session.place) for task in self._tasks.values())
                 status = self._stopping.alert_status or ("finished" if done else self._stopping.status)
-            except (Terminated, KeyboardInterrupt) as told:
+            except (Terminated, KeyboardInterrupt) as interruption:
                 status = self._stopping.status
-                if isinstance(told, KeyboardInterrupt):
+                if isinstance(interruption, KeyboardInterrupt):
                     raise
                 self._rescue(together=True)
             except BaseException as error:
@@ -122,17 +122,17 @@ class RunLoop:
                     raise
                 raise failure from error
             finally:
-                for said in [*self._job.trackers.finish(), *self._closed(status, failure)]:
-                    progress.print_line(said)
+                for line in [*self._job.trackers.finish(), *self._closed(status, failure)]:
+                    progress.print_line(line)
         return status
 
     def _begin(self) -> None:
         within = self._whole.begin() if self._whole else None
         for name, task in self._tasks.items():
             log = partial(self._whole.log, name) if self._whole else self._log
-            shown = partial(self._whole.log_samples, name) if self._whole else partial(log_samples, self._job.trackers)
+            show = partial(self._whole.log_samples, name) if self._whole else partial(log_samples, self._job.trackers)
             task.begin(
-                RunContext(progress=self._progress[name], stopping=self._stopping, log=log, show=shown, within=within)
+                RunContext(progress=self._progress[name], stopping=self._stopping, log=log, show=show, within=within)
             )
         if self._whole:
             self._whole.begun()
@@ -140,14 +140,14 @@ class RunLoop:
     def _train_step(self) -> None:
         """One step of GRPO of every task that takes part in it."""
         tasks = {name: task for name, task in self._tasks.items() if self.step % _role(task).every == 0}
-        gathered: dict[str, TaskRollouts] = {}
+        task_rollouts: dict[str, TaskRollouts] = {}
         with naming_phase("the rollout", self.step + 1):
             for name, task in tasks.items():
-                gathered[name] = task.rollout(gathered)
+                task_rollouts[name] = task.rollout(task_rollouts)
         results: dict[str, StepResult] = {}
         with naming_phase("judging", self.step + 1):
             for name, task in reversed(tasks.items()):
-                results[name] = task.score(gathered[name], results)
+                results[name] = task.score(task_rollouts[name], results)
         with naming_phase("the update", self.step + 1):
             for owner, task in tasks.items():
                 if not _role(task).policy_of:
@@ -177,7 +177,7 @@ class RunLoop:
     def _rescue(self, *, together: bool) -> None:
         """Saves what is whole before an early end, which all may have: all tasks at the same step, or none."""
         places = [(task, task.session.place) for task in self._tasks.values()]
-        if all(place and place.step == own_step(self.step, task.config) for task, place in places):
+        if all(place and place.step == task_step(self.step, task.config) for task, place in places):
             for task, place in places:
                 task.session.rescue(place, drops=self._whole is None, together=together)
 
@@ -185,8 +185,8 @@ class RunLoop:
         self._end(status)
         if failure is not None and self._heartbeat.replaces_main():
             self._record(failure)
-        said = [line for task in self._tasks.values() for line in task.session.end(status, failure)]
-        return self._whole.end(status, failure) if self._whole else said
+        lines = [line for task in self._tasks.values() for line in task.session.end(status, failure)]
+        return self._whole.end(status, failure) if self._whole else lines
 
     def _abandon(self, failure: ProcessLostError) -> None:
         """Ends the run on another thread than its own, which waits for a process that is gone."""
@@ -211,22 +211,22 @@ class RunLoop:
     def _log(self, file: str, line: Mapping[str, Any]) -> None:
         self._job.trackers.log({key: value for key, value in line.items() if "/" in key}, line["step"])
 
-    def _made_progress(self) -> dict[str, RunProgress]:
+    def _create_progress(self) -> dict[str, RunProgress]:
         """What tells how far each task is: one console, whose bars or lines name them."""
-        made: dict[str, RunProgress] = {}
+        progress_of_task: dict[str, RunProgress] = {}
         for name, task in self._tasks.items():
-            made[name] = RunProgress(
+            progress_of_task[name] = RunProgress(
                 task.config,
                 quiet=not self._job.is_main,
                 start=task.session.start,
                 num_processes=self._job.size,
                 name=name,
-                parent=next(iter(made.values()), None),
+                parent=next(iter(progress_of_task.values()), None),
             )
-        return made
+        return progress_of_task
 
 
-def own_step(step: int, config: RunConfig) -> int:
+def task_step(step: int, config: RunConfig) -> int:
     """How many steps a task has taken when the run has taken so many."""
     return -(-step // (config.task or TaskConfig()).every)
 

@@ -56,8 +56,8 @@ def _sampling(rollout: Rollout) -> Tensor:
     return torch.tensor([number[key] for key in keys])
 
 
-def _taken(matrix_BT: Tensor, keep_BT: Tensor, place_N: Tensor) -> Tensor:
-    return matrix_BT.masked_scatter(keep_BT, matrix_BT[keep_BT][place_N])
+def _taken(matrix_BT: Tensor, keep_BT: Tensor, index_N: Tensor) -> Tensor:
+    return matrix_BT.masked_scatter(keep_BT, matrix_BT[keep_BT][index_N])
 
 
 def _first(key_Nk: Tensor) -> Tensor:
@@ -66,6 +66,6 @@ def _first(key_Nk: Tensor) -> Tensor:
     Shapes: (N, k) -> (N,).
     """
     number_N = key_Nk.unique(dim=0, return_inverse=True)[1]
-    place_N = torch.arange(len(number_N))
-    first_K = torch.full_like(place_N, len(place_N)).scatter_reduce(0, number_N, place_N, reduce="amin")
+    index_N = torch.arange(len(number_N))
+    first_K = torch.full_like(index_N, len(index_N)).scatter_reduce(0, number_N, index_N, reduce="amin")
     return first_K[number_N]

@@ -27,7 +27,7 @@ def source_metrics(scores: Scores, group_B: Tensor, prompt_of: Callable[[int], P
     for label in dict.fromkeys(source_of.values()):
         if label is None:
             continue
-        of_source_B = torch.tensor([one == label for one in source_B])
+        of_source_B = torch.tensor([source == label for source in source_B])
         for column, name in enumerate(scores.names):
             values = scores.value_BR[scores.valid_BR[:, column] & of_source_B, column].double()
             if len(values):

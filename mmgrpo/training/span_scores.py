@@ -37,13 +37,13 @@ def span_scores(policy: Policy, rollout: Rollout, rewards: Rewards, reward: str)
     """
     _require_parts(rewards.scores, reward)
     nothing: list[Sequence[Scope] | None] = [None] * len(rewards.keep_N)
-    said = rewards.counting.scopes.get(reward, nothing)
-    rows = [scopes or () if kept else () for scopes, kept in zip(said, rewards.keep_N.tolist(), strict=True)]
-    mine = rows[rewards.mine]
-    B, S = len(mine), max(1, *map(len, mine))
+    scopes_N = rewards.counting.scopes.get(reward, nothing)
+    rows = [scopes or () if is_kept else () for scopes, is_kept in zip(scopes_N, rewards.keep_N.tolist(), strict=True)]
+    local_rows = rows[rewards.mine]
+    B, S = len(local_rows), max(1, *map(len, local_rows))
     value_BS, valid_BS = torch.zeros(B, S), torch.zeros(B, S, dtype=torch.bool)
     scope_BT = torch.full(rollout.shape, -1, dtype=torch.long)
-    for row, scopes in enumerate(mine):
+    for row, scopes in enumerate(local_rows):
         if not scopes:
             continue
         end_T = _ends(policy, rollout.samples[row], rollout.shape[1])
@@ -61,8 +61,8 @@ def turn_rewards(rollout: Rollout) -> Turns | None:
     A sample without turns, as an answer that was read, has no turn to compare.
     """
     samples, origin_B = rollout.samples, rollout.origin_B
-    drawn_B = torch.ones(len(samples), dtype=torch.bool) if origin_B is None else origin_B == Origin.ON_POLICY
-    if bool(drawn_B.any()) and not any(sample.turn_ends for sample in samples):
+    on_policy_B = torch.ones(len(samples), dtype=torch.bool) if origin_B is None else origin_B == Origin.ON_POLICY
+    if bool(on_policy_B.any()) and not any(sample.turn_ends for sample in samples):
         return None
     B, S = len(samples), max(1, *(len(sample.turn_ends) for sample in samples))
     value_BS, valid_BS = torch.zeros(B, S), torch.zeros(B, S, dtype=torch.bool)
@@ -70,9 +70,11 @@ def turn_rewards(rollout: Rollout) -> Turns | None:
     for row, sample in enumerate(samples):
         for turn, (start, end) in enumerate(zip(sample.turn_starts, sample.turn_ends, strict=True)):
             scope_BT[row, start:end] = turn
-        given = list(sample.turn_rewards)
-        valid_BS[row, : len(given)] = torch.tensor([reward is not None for reward in given], dtype=torch.bool)
-        value_BS[row, : len(given)] = torch.tensor([reward or 0.0 for reward in given])
+        turn_rewards_S = list(sample.turn_rewards)
+        valid_BS[row, : len(turn_rewards_S)] = torch.tensor(
+            [reward is not None for reward in turn_rewards_S], dtype=torch.bool
+        )
+        value_BS[row, : len(turn_rewards_S)] = torch.tensor([reward or 0.0 for reward in turn_rewards_S])
     keys_B_S = [tuple(sample.turn_keys or [None] * len(sample.turn_ends)) for sample in samples]
     return Turns(given=Scoped(scope_BT=scope_BT, value_BS=value_BS, valid_BS=valid_BS), keys_B_S=keys_B_S)
 
@@ -82,11 +84,11 @@ def has_span_scores(scores: Scores, rewards: Collection[str]) -> Tensor:
 
     Shapes: -> bool (N,).
     """
-    heard_N = torch.zeros(len(scores.value_BR), dtype=torch.bool)
+    has_scores_N = torch.zeros(len(scores.value_BR), dtype=torch.bool)
     for name in rewards:
         for row, scopes in enumerate(scores.scopes.get(name, ())):
-            heard_N[row] |= any(scope.value is not None for scope in scopes or ())
-    return heard_N
+            has_scores_N[row] |= any(scope.value is not None for scope in scopes or ())
+    return has_scores_N
 
 
 def _ends(policy: Policy, sample: Sample, num_decisions: int) -> Tensor:
@@ -103,8 +105,8 @@ def _ends(policy: Policy, sample: Sample, num_decisions: int) -> Tensor:
 
 def _require_parts(scores: Scores, reward: str) -> None:
     if reward not in scores.names:
-        there = ", ".join(scores.names)
-        raise ConfigError(f"an estimator reads the parts of the reward {reward!r}, which is none of: {there}")
+        names = ", ".join(scores.names)
+        raise ConfigError(f"an estimator reads the parts of the reward {reward!r}, which is none of: {names}")
     applies_N = scores.valid_BR[:, scores.names.index(reward)]
     if reward not in scores.scopes and bool(applies_N.any()):
         raise ConfigError(
@@ -114,6 +116,6 @@ def _require_parts(scores: Scores, reward: str) -> None:
 
 
 def _require_within(reward: str, last: Scope, sample: Sample, num_decisions: int) -> None:
-    there, unit = (num_decisions, "decisions") if sample.text is None else (len(sample.text), "characters")
-    if last.end > there:
-        raise RewardError(f"reward '{reward}' speaks of {last.start} to {last.end} of a sample of {there} {unit}")
+    length, unit = (num_decisions, "decisions") if sample.text is None else (len(sample.text), "characters")
+    if last.end > length:
+        raise RewardError(f"reward '{reward}' speaks of {last.start} to {last.end} of a sample of {length} {unit}")

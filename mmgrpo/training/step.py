@@ -81,14 +81,14 @@ class StepUpdates:
     """What a task's rows teach in the updates of a step, and what it does of them.
 
     Attributes:
-        lesson: what they teach.
-        updated: is told of every update.
-        learnt: is called after the last.
+        plan: the updates.
+        on_update: called after every update.
+        on_finish: called after the last update.
     """
 
-    lesson: UpdatePlan
-    updated: Callable[[UpdateMetrics], None]
-    learnt: Callable[[], None]
+    plan: UpdatePlan
+    on_update: Callable[[UpdateMetrics], None]
+    on_finish: Callable[[], None]
 
 
 class Task(Protocol):
@@ -118,7 +118,7 @@ class Task(Protocol):
         """Draws, knowing what the tasks before it have drawn."""
         ...
 
-    def score(self, gathered: TaskRollouts, after: Mapping[str, StepResult]) -> StepResult:
+    def score(self, task_rollouts: TaskRollouts, after: Mapping[str, StepResult]) -> StepResult:
         """Waits for the rewards, which may go by what the tasks after it have earned."""
         ...
 
@@ -137,10 +137,12 @@ def take_updates(tasks: Sequence[tuple[Task, StepResult]]) -> None:
         tasks: that train one policy, the one that it is of first, with what each has to learn from.
     """
     owner, _ = tasks[0]
-    update, taught = owner.config.update, [task.update(result) for task, result in tasks]
-    for updates in update_jointly([one.lesson for one in taught], owner.optimizer, **update.passes):
-        for one, each in zip(taught, updates, strict=True):
-            one.updated(each)
+    update, step_updates = owner.config.update, [task.update(result) for task, result in tasks]
+    for updates in update_jointly(
+        [task_updates.plan for task_updates in step_updates], owner.optimizer, **update.passes
+    ):
+        for task_updates, metrics in zip(step_updates, updates, strict=True):
+            task_updates.on_update(metrics)
         owner.optimizer.require_progress()
-    for one in taught:
-        one.learnt()
+    for task_updates in step_updates:
+        task_updates.on_finish()

@@ -25,24 +25,24 @@ class StepLog:
         summary: the same, with the largest share of decisions that each mechanism changed in any of the step's updates.
     """
 
-    def __init__(self, judged: StepResult, *, num_updates: int) -> None:
+    def __init__(self, result: StepResult, *, num_updates: int) -> None:
         """Begins before the first update.
 
         Args:
-            judged: the step.
+            result: the step.
             num_updates: how many updates it has.
         """
-        self.advantages = judged.advantages
-        self.scores = judged.rewards.scores
-        self.metrics = dict(judged.metrics)
+        self.advantages = result.advantages
+        self.scores = result.rewards.scores
+        self.metrics = dict(result.metrics)
         self.num_updates = num_updates
-        self.last: dict[str, Any] = dict(judged.metrics)
+        self.last: dict[str, Any] = dict(result.metrics)
         self.summary: dict[str, Any] = {}
         self._num_forwards = self.advantages.rollout.num_forwards
         self._num_samples = len(self.advantages.credit.keep_B)
         self._gap, self._clock = 0.0, time.perf_counter()
 
-    def line(self, step: int, update: UpdateMetrics, told: Mapping[str, float], job: Job) -> dict[str, Any]:
+    def line(self, step: int, update: UpdateMetrics, metrics: Mapping[str, float], job: Job) -> dict[str, Any]:
         """The line of an update. A collective.
 
         ``count/forwards_per_sample`` are all forwards of the step so far, those of samples drawn for the planner alone
@@ -55,7 +55,7 @@ class StepLog:
             "step": step,
             "update": update.number,
             **self.metrics,
-            **told,
+            **metrics,
             "policy/on_policy_gap": self._gap,
             "count/samples": float(self._num_samples),
             "count/forwards_per_sample": sum(job.gather(self._num_forwards)) / self._num_samples,

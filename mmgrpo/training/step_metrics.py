@@ -29,22 +29,22 @@ def step_metrics(
     metrics = reward_metrics(scores, advantages.credit) | dict(rewards.metrics)
     metrics |= sample_metrics(job.gather(sample_stats(rollouts.samples)), scores)
     metrics |= {"groups/zero_std_frac": advantages.credit.zero_std_frac, **advantages.metrics}
-    num_asked = sum(len(request.members) for request in rollouts.requests)
+    num_requested = sum(len(request.members) for request in rollouts.requests)
     if rollouts.num_rounds > 1 or not bool(rewards.keep_N.all()):
         metrics |= {
             "rollout/rounds": float(rollouts.num_rounds),
             "rollout/groups": float(len({request.prompt for request in rollouts.requests})),
-            "rollout/kept_frac": float(rewards.keep_N.sum()) / num_asked,
+            "rollout/kept_frac": float(rewards.keep_N.sum()) / num_requested,
         }
     if rollouts.num_unshown:
-        metrics["rollout/unshown_frac"] = rollouts.num_unshown / num_asked
-    kept_BT = advantages.rollout.mask_BT & advantages.credit.keep_B[advantages.mine][:, None]
-    sums = job.gather((float(advantages.rollout.old_logprob_BT[kept_BT].double().sum()), int(kept_BT.sum())))
+        metrics["rollout/unshown_frac"] = rollouts.num_unshown / num_requested
+    trained_BT = advantages.rollout.mask_BT & advantages.credit.keep_B[advantages.mine][:, None]
+    sums = job.gather((float(advantages.rollout.old_logprob_BT[trained_BT].double().sum()), int(trained_BT.sum())))
     metrics["rollout/logprob_mean"] = sum(each for each, _ in sums) / max(sum(num for _, num in sums), 1)
     num_failed = sum(sample.failure is not None for sample in rollouts.samples)
-    alone, failed = zip(*job.gather((rollouts.rollout.num_unbatched, num_failed)), strict=True)
-    metrics |= {UNBATCHED_ROWS: sum(alone)} if any(alone) else {}
-    metrics |= {"rollout/failed_samples": sum(failed)} if any(failed) else {}
+    num_unbatched, num_failed_of_rank = zip(*job.gather((rollouts.rollout.num_unbatched, num_failed)), strict=True)
+    metrics |= {UNBATCHED_ROWS: sum(num_unbatched)} if any(num_unbatched) else {}
+    metrics |= {"rollout/failed_samples": sum(num_failed_of_rank)} if any(num_failed_of_rank) else {}
     return metrics
 
 

@@ -45,8 +45,8 @@ def _slices(policy: Policy | Critic, rollout: Rollout, values: Collection[Value]
         start = 0
         for part in rollout.trace.rollouts:
             B, T = part.shape
-            own = replace(part, mask_BT=rollout.mask_BT[start : start + B, :T])
-            for evaluation in _slices(policy, own, values):
+            part_rollout = replace(part, mask_BT=rollout.mask_BT[start : start + B, :T])
+            for evaluation in _slices(policy, part_rollout, values):
                 assert evaluation.rows is not None
                 yield replace(evaluation, rows=evaluation.rows + start)
             start += B

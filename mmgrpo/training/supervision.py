@@ -41,13 +41,13 @@ class SupervisedResult:
 
     Attributes:
         mean: mean loss over the whole job's terms, or the weighted mean over its examples; 0 where nobody is taught.
-        own_loss: this process's part of the scaled loss.
-        own_sum: this process's part of the mean: terms, or the weights of its examples, and the sum over them.
+        local_loss: this process's part of the scaled loss.
+        local_sum: this process's part of the mean: terms, or the weights of its examples, and the sum over them.
     """
 
     mean: float
-    own_loss: float
-    own_sum: ValueSum
+    local_loss: float
+    local_sum: ValueSum
 
 
 @final
@@ -65,11 +65,11 @@ class ExampleBatches:
     batch_size: int
     seed: int
 
-    def at(self, number: int, job: Job, what: str) -> SupervisedBatch:
-        """This process's part of a batch. Raises ConfigError, naming ``what``, if the job cannot share it out."""
-        draw = Random(derive_seed(self.seed, EXAMPLES_SEED, number))
-        batch = [self.examples[draw.randrange(len(self.examples))] for _ in range(self.batch_size)]
-        share = job.local_share(batch, what)
+    def at(self, number: int, job: Job, key: str) -> SupervisedBatch:
+        """This process's part of a batch. Raises ConfigError, naming ``key``, if the job cannot share it out."""
+        random = Random(derive_seed(self.seed, EXAMPLES_SEED, number))
+        batch = [self.examples[random.randrange(len(self.examples))] for _ in range(self.batch_size)]
+        share = job.local_share(batch, key)
         return SupervisedBatch(
             examples=[example for _, example in share],
             seeds=[derive_seed(self.seed, EXAMPLES_SEED, number, index) for index, _ in share],
@@ -78,7 +78,7 @@ class ExampleBatches:
 
 def accumulate_supervised(
     policy: SupportsSupervisedLoss,
-    lesson: SupervisedBatch,
+    batch: SupervisedBatch,
     *,
     parameters: Sequence[nn.Parameter],
     job: Job,
@@ -90,7 +90,7 @@ def accumulate_supervised(
 
     Args:
         policy: what is taught; it is given this process's examples together.
-        lesson: of this process.
+        batch: of this process.
         parameters: the trainable ones.
         job: the processes, each of which takes part.
         scale: of the loss.
@@ -105,28 +105,28 @@ def accumulate_supervised(
     for parameter in parameters:
         parameter.grad = None
 
-    def measured() -> ValueSum:
-        loss = _loss(policy, lesson.examples, lesson.seeds)
+    def local_loss() -> ValueSum:
+        loss = _loss(policy, batch.examples, batch.seeds)
         backward(loss.mean * (scale * loss.num_terms if job.size > 1 else scale))
         return ValueSum(loss.num_terms, float(loss.mean.detach()) * loss.num_terms)
 
-    parts = job.run_on_all(measured)
-    own, whole = parts[job.rank], sum(parts, start=ValueSum(0, 0.0))
+    parts = job.run_on_all(local_loss)
+    local_sum, total = parts[job.rank], sum(parts, start=ValueSum(0, 0.0))
     for parameter, earlier in zip(parameters, before, strict=True):
         if parameter.grad is not None and job.size > 1:
-            parameter.grad /= whole.count  # known once all have met, and no graph is held that long
+            parameter.grad /= total.count  # known once all have met, and no graph is held that long
         if earlier is not None:
             parameter.grad = earlier if parameter.grad is None else earlier + parameter.grad
     return SupervisedResult(
-        mean=float(whole.total / whole.count),
-        own_loss=float(scale * own.total / whole.count),
-        own_sum=own,
+        mean=float(total.total / total.count),
+        local_loss=float(scale * local_sum.total / total.count),
+        local_sum=local_sum,
     )
 
 
 def accumulate_weighted(
     policy: SupportsSupervisedLoss,
-    lesson: SupervisedBatch,
+    batch: SupervisedBatch,
     weights: Sequence[float],
     *,
     num: int,
@@ -139,7 +139,7 @@ def accumulate_weighted(
 
     Args:
         policy: what is taught; it is given one example at a time.
-        lesson: of this process; there may be nothing in it.
+        batch: of this process; there may be nothing in it.
         weights: of its examples, above 0.
         num: of all examples of the job, those that are not taught among them.
         job: the processes, each of which takes part.
@@ -152,18 +152,18 @@ def accumulate_weighted(
         PolicyError: the policy's loss is no ``SupervisedLoss``.
     """
 
-    def taught() -> ValueSum:
+    def local_losses() -> ValueSum:
         total = 0.0
-        for example, seed, weight in zip(lesson.examples, lesson.seeds, weights, strict=True):
+        for example, seed, weight in zip(batch.examples, batch.seeds, weights, strict=True):
             mean = _loss(policy, [example], [seed]).mean
             backward(mean * (scale * weight / num))
             total += weight * float(mean.detach())
         return ValueSum(sum(weights), total)
 
-    parts = job.run_on_all(taught)
-    own, whole = parts[job.rank], sum(parts, start=ValueSum(0.0, 0.0))
-    mean = float(whole.total / whole.count) if whole.count else 0.0
-    return SupervisedResult(mean=mean, own_loss=float(scale * own.total / num), own_sum=own)
+    parts = job.run_on_all(local_losses)
+    local_sum, job_sum = parts[job.rank], sum(parts, start=ValueSum(0.0, 0.0))
+    mean = float(job_sum.total / job_sum.count) if job_sum.count else 0.0
+    return SupervisedResult(mean=mean, local_loss=float(scale * local_sum.total / num), local_sum=local_sum)
 
 
 def _loss(policy: SupportsSupervisedLoss, examples: Sequence[Example], seeds: Sequence[int]) -> SupervisedLoss:

@@ -43,63 +43,65 @@ class TaskLink:
         self._config = algorithm.config.task
         self._templates = {FOLLOWED: algorithm.task_template}
 
-    def followed(self, gathered: Mapping[str, TaskRollouts], job: Job) -> tuple[StepPrompts, UpstreamRollouts]:
+    def followed(self, task_rollouts: Mapping[str, TaskRollouts], job: Job) -> tuple[StepPrompts, UpstreamRollouts]:
         """The other's prompts of this step, and what it has drawn of them. A collective."""
-        leader = gathered[str(self._config.after)]
+        leader = task_rollouts[str(self._config.after)]
         samples = leader.rollouts.samples
         parts = job.gather([sample.identity for sample in samples])
         owner = {group: rank for rank, part in enumerate(parts) for group, _ in part}
         identities = [identity for part in parts for identity in part]
         planner = following(identities, compare=self._config.compare)
-        shown = leader.rollouts
+        rollouts = leader.rollouts
         return leader.prompts, UpstreamRollouts(
-            rollout=shown.rollout, planner=planner, owner=owner, root_of=shown.root_of, templates=self._templates
+            rollout=rollouts.rollout, planner=planner, owner=owner, root_of=rollouts.root_of, templates=self._templates
         )
 
     def show(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Held-out prompts as the other would have them shown, without noise; as they are where it shows nothing."""
         plan = Plan(stochastic=(), prompt_ids=tuple(range(len(prompts))))
         with self._average.applied() if self._average else nullcontext():
-            written = self._leader.rollout(prompts, group_size=1, seed=0, plan=plan).samples
+            samples = self._leader.rollout(prompts, group_size=1, seed=0, plan=plan).samples
         context = self._templates[FOLLOWED]
-        shown = {one.group: context(prompts[one.group], 0, History(samples=[one])) for one in written}
-        return [shown[group] or prompt for group, prompt in enumerate(prompts)]
+        prompt_of_group = {
+            sample.group: context(prompts[sample.group], 0, History(samples=[sample])) for sample in samples
+        }
+        return [prompt_of_group[group] or prompt for group, prompt in enumerate(prompts)]
 
 
 @contextmanager
 def cross_task_rewards(rewards: Sequence[NamedReward], after: Mapping[str, StepResult]) -> Iterator[None]:
     """Within it the rewards that go by another task know what came of the samples there."""
-    hearing = [reward.function for reward in rewards if isinstance(reward.function, CrossTaskReward)]
-    for reward in hearing:
+    rewards_of_tasks = [reward.function for reward in rewards if isinstance(reward.function, CrossTaskReward)]
+    for reward in rewards_of_tasks:
         reward.hear(downstream_rewards(after[reward.task], reward.reward))
     try:
         yield
     finally:
-        for reward in hearing:
+        for reward in rewards_of_tasks:
             reward.hear({})
 
 
-def downstream_rewards(judged: StepResult, reward: str | None) -> dict[tuple[int, int], float]:
+def downstream_rewards(result: StepResult, reward: str | None) -> dict[tuple[int, int], float]:
     """What came of each sample of the task before, by its group and member: the mean over the rows drawn after it.
 
     Args:
-        judged: the rows.
+        result: the rows.
         reward: whose values; None: what their rewards come to.
 
     Returns:
         The means; none where no reward applied.
     """
-    scores = judged.rewards.scores
+    scores = result.rewards.scores
     if reward is None:
-        value_N, valid_N = judged.advantages.credit.total_B, judged.advantages.credit.scored_B
+        value_N, valid_N = result.advantages.credit.total_B, result.advantages.credit.scored_B
     else:
         column = scores.names.index(reward)
         value_N, valid_N = scores.value_BR[:, column], scores.valid_BR[:, column]
     values: dict[tuple[int, int], list[float]] = {}
-    for after, value, valid in zip(judged.after_N, value_N.tolist(), valid_N.tolist(), strict=True):
+    for after, value, valid in zip(result.after_N, value_N.tolist(), valid_N.tolist(), strict=True):
         for identity in after if valid else ():
             values.setdefault(identity, []).append(value)
-    return {identity: sum(each) / len(each) for identity, each in values.items()}
+    return {identity: sum(group_values) / len(group_values) for identity, group_values in values.items()}
 
 
 def require_cross_task_rewards(name: str, rewards: Sequence[Any], tasks: Mapping[str, Sequence[str]]) -> None:
@@ -117,8 +119,8 @@ def require_cross_task_rewards(name: str, rewards: Sequence[Any], tasks: Mapping
         if not isinstance(reward, CrossTaskReward):
             continue
         if reward.task not in tasks:
-            known = ", ".join(tasks) or "none"
-            raise ConfigError(f"of_task: {reward.task!r} is no task after {name or 'this run'}; those are {known}")
+            names = ", ".join(tasks) or "none"
+            raise ConfigError(f"of_task: {reward.task!r} is no task after {name or 'this run'}; those are {names}")
         if reward.reward is not None and reward.reward not in tasks[reward.task]:
-            known = ", ".join(tasks[reward.task])
-            raise ConfigError(f"of_task: {reward.task} has no reward {reward.reward!r}; it has {known}")
+            names = ", ".join(tasks[reward.task])
+            raise ConfigError(f"of_task: {reward.task} has no reward {reward.reward!r}; it has {names}")

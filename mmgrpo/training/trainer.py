@@ -34,7 +34,7 @@ from mmgrpo.runs.sample_files import identity
 from mmgrpo.runs.sample_logging import MAX_LOGGED_SAMPLES
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.required_columns import require_rows
-from mmgrpo.training.arguments import RewardGiven, policy_of, prompts_of, rewards_of, with_policy, with_policy_name
+from mmgrpo.training.arguments import RewardArgument, policy_of, prompts_of, rewards_of, with_policy, with_policy_name
 from mmgrpo.training.build import build_rewards, exchange_plan
 from mmgrpo.training.build_views import require_images
 from mmgrpo.training.checkpointed_run import CheckpointedRun, TrainedState
@@ -72,7 +72,7 @@ class Trainer:
     def __init__(
         self,
         policy: Policy | str | Path | None,
-        rewards: RewardGiven | Sequence[RewardGiven] | Mapping[str, Callable[..., Any]],
+        rewards: RewardArgument | Sequence[RewardArgument] | Mapping[str, Callable[..., Any]],
         prompts: str | Path | Dataset | Sequence[Prompt | str | Mapping[str, Any]],
         config: RunConfig | Mapping[str, Any] | None = None,
         *,
@@ -93,12 +93,12 @@ class Trainer:
             before: of a task of a mixed run, whose steps somebody else takes, the tasks before it.
         """
         self.config = with_policy(policy, resolve_config(with_policy_name(config, policy), resume))
-        asked = prompts_of(prompts, self.config)
+        loaded_prompts = prompts_of(prompts, self.config)
         self.job = Job.of(self.config, accelerator)
         resumption = self.job.run_on_main(lambda: plan_resumption(Path(resume), self.config)) if resume else None
         self.config = resumption.config if resumption else self.config
         require_single(self.config, mixed=before is not None)
-        run_rewards = rewards_of_run(rewards_of(rewards), self.config, asked)
+        run_rewards = rewards_of_run(rewards_of(rewards), self.config, loaded_prompts)
         self.rewards = run_rewards.named
         if before is None:
             require_cross_task_rewards("", [reward.function for reward in self.rewards], {})
@@ -114,10 +114,10 @@ class Trainer:
         self.now = self.algorithm.at(0, Memory())
         self.behind = TaskLink(leader.policy, self.algorithm, leader.average) if leader else None
         if self.behind is None:
-            require_media(asked, self.config.prompts, prompt_check(policy))
-            require_images(asked, self.algorithm)
+            require_media(loaded_prompts, self.config.prompts, prompt_check(policy))
+            require_images(loaded_prompts, self.algorithm)
         loop_of = partial(Loop.of, job=self.job, device=device, owner=owner.loop if owner else None)
-        self.loop = loop_of(self.algorithm, policy, self.rewards, asked)
+        self.loop = loop_of(self.algorithm, policy, self.rewards, loaded_prompts)
         self.parameters, self.optimizer, self.average = policy.trainable, self.loop.optimizer, self.loop.average
         self.scoring, self.stream, self.critic = self.loop.scoring, self.loop.stream, self.loop.critic
         self.warmup = warmup_of(policy, self.config, self.job)
@@ -128,8 +128,8 @@ class Trainer:
         names = self.scoring.scorer.names, self.judges.names
         subject = watchdog_inputs(self.config, *names, checkpoints=lambda: checkpoint_steps(self.folder.path))
         self.watchdog = Watchdog(subject) if subject and self.job.is_main else None
-        held_out = partial(load_prompts_of, key="evaluation.prompts", note=self.config.note)
-        self.held_out = held_out(evaluation.prompts) if evaluation else []
+        load_held_out = partial(load_prompts_of, key="evaluation.prompts", note=self.config.note)
+        self.held_out = load_held_out(evaluation.prompts) if evaluation else []
         if evaluation and evaluation.prompts.on_error == "skip":
             self.held_out = usable_prompts(self.held_out, "evaluation.prompts", prompt_check(policy))
         require_media(self.held_out, evaluation.prompts if evaluation else None, prompt_check(policy))
@@ -165,15 +165,15 @@ class Trainer:
         for note in (*idle_mechanisms(self.algorithm), *self.session.begin(self._explanation, self._context.within)):
             self._context.progress.print_line(note)
         if self.watchdog and self.session.resumption:
-            told = self.watchdog.replay(self.folder.lines("metrics.jsonl"), self.folder.lines("evaluation.jsonl"))
-            known = {(row["step"], row["kind"]) for row in self.folder.lines("alarms.jsonl")}
-            given = [one for one in told if one.step == self.step and (one.step, one.kind) not in known]
-            self._heed(given)  # a process may have been killed before it gave them
+            alerts = self.watchdog.replay(self.folder.lines("metrics.jsonl"), self.folder.lines("evaluation.jsonl"))
+            logged = {(row["step"], row["kind"]) for row in self.folder.lines("alarms.jsonl")}
+            unlogged = [alert for alert in alerts if alert.step == self.step and (alert.step, alert.kind) not in logged]
+            self._heed(unlogged)  # a process may have been killed before it gave them
         if self._warms_up():
-            asked = [self.scoring.scorer, self.judges] if self.config.evaluation else [self.scoring.scorer]
+            scorers = [self.scoring.scorer, self.judges] if self.config.evaluation else [self.scoring.scorer]
             with naming_phase("the rollout", self.step):
                 prompt = self.stream.at_step(0).prompt(0)
-                self.job.run_on_all(lambda: None if self.job.rank else probe_rewards(self.policy, prompt, asked))
+                self.job.run_on_all(lambda: None if self.job.rank else probe_rewards(self.policy, prompt, scorers))
 
     def warm_up(self) -> None:
         """What comes before the first step: supervised updates, if there are any, and an evaluation."""
@@ -200,10 +200,10 @@ class Trainer:
         rollouts = step.rollout(self._context.progress.track("rollout", size, give_up), upstream=upstream)
         return TaskRollouts(step.prompts, rollouts, time.perf_counter() - clock)
 
-    def score(self, gathered: TaskRollouts, after: Mapping[str, StepResult]) -> StepResult:
+    def score(self, task_rollouts: TaskRollouts, after: Mapping[str, StepResult]) -> StepResult:
         """Waits for the rewards, and says what each sample earned."""
         clock, config = time.perf_counter(), self.now.config
-        prompts, rollouts = gathered.prompts, gathered.rollouts
+        prompts, rollouts = task_rollouts.prompts, task_rollouts.rollouts
         self._context.progress.track("reward")
         self._context.stopping.raise_if_terminated()
         with cross_task_rewards(self.scoring.rewards, after):
@@ -219,10 +219,17 @@ class Trainer:
         if self.stream.skips:
             metrics["prompts/unreadable"] = prompts.num_replaced
         prompt_stats = self._step.prompt_stats(rollouts, rewards, advantages)
-        metrics |= {"time/rollout_s": gathered.took_s, "time/reward_s": time.perf_counter() - clock}
+        metrics |= {"time/rollout_s": task_rollouts.took_s, "time/reward_s": time.perf_counter() - clock}
         self._context.stopping.raise_if_terminated()
-        shown = self.job.gather([sample.after for sample in rollouts.samples]) if self.behind else []
-        return StepResult(rollouts, rewards, advantages, prompt_stats, metrics, [one for part in shown for one in part])
+        after_of_rank = self.job.gather([sample.after for sample in rollouts.samples]) if self.behind else []
+        return StepResult(
+            rollouts,
+            rewards,
+            advantages,
+            prompt_stats,
+            metrics,
+            [after_rows for part in after_of_rank for after_rows in part],
+        )
 
     def update(self, result: StepResult) -> StepUpdates:
         """Begins the step's updates."""
@@ -232,27 +239,29 @@ class Trainer:
         log = StepLog(result, num_updates=update.epochs * update.minibatches)
         self._context.progress.track(f"update 1 of {log.num_updates}")
         plan = self._step.plan_update(result.advantages, self._begin_update)
-        return StepUpdates(plan, partial(self._updated, log), partial(self._learnt, log, result.prompt_stats))
+        return StepUpdates(
+            plan, partial(self._log_update, log), partial(self._finish_updates, log, result.prompt_stats)
+        )
 
-    def _updated(self, account: StepLog, update: UpdateMetrics) -> None:
+    def _log_update(self, log: StepLog, update: UpdateMetrics) -> None:
         if update.applied.skipped:
-            self._name_skipped(update, account)
+            self._name_skipped(update, log)
         measured = update_metrics(update, self.job)
-        of_critic = self.critic.metrics if self.critic else {}
-        logged = {**measured, **of_critic, **self.now.course.resting({**account.metrics, **measured})}
-        self._log("metrics.jsonl", account.line(self.step, update, logged, self.job))
-        if update.number + 1 < account.num_updates:
-            self._context.progress.track(f"update {update.number + 2} of {account.num_updates}")
+        critic_metrics = self.critic.metrics if self.critic else {}
+        logged = {**measured, **critic_metrics, **self.now.course.resting({**log.metrics, **measured})}
+        self._log("metrics.jsonl", log.line(self.step, update, logged, self.job))
+        if update.number + 1 < log.num_updates:
+            self._context.progress.track(f"update {update.number + 2} of {log.num_updates}")
 
-    def _learnt(self, account: StepLog, prompt_stats: PromptStats) -> None:
-        self._context.progress.log_step(account.last)
-        if self.step == 1 and (note := first_step_note(account.last)):
+    def _finish_updates(self, log: StepLog, prompt_stats: PromptStats) -> None:
+        self._context.progress.log_step(log.last)
+        if self.step == 1 and (note := first_step_note(log.last)):
             self._context.progress.print_line(note)
-        self._heed(self.watchdog.after_step(account.summary) if self.watchdog else [])
+        self._heed(self.watchdog.after_step(log.summary) if self.watchdog else [])
         if self._owns:
             move_reference(self.policy, self.config.reference, self.step, self.optimizer)
         memory = self._step.updated_memory(prompt_stats)
-        self.session.memory = self.now.course.controlled(memory, account.last)
+        self.session.memory = self.now.course.controlled(memory, log.last)
         self.session.whole_step = self.step
 
     def _begin_update(self) -> None:
@@ -266,22 +275,23 @@ class Trainer:
             if self.config.watchdog and alarm.kind in self.config.watchdog.stop:
                 self._context.stopping.stop_after_alert(alarm.kind)
 
-    def _name_skipped(self, update: UpdateMetrics, account: StepLog) -> None:
+    def _name_skipped(self, update: UpdateMetrics, log: StepLog) -> None:
         """Says which samples, of all processes, gave a gradient that is not finite, and keeps them."""
-        advantages = account.advantages
-        mine = [(advantages.mine.start + row, advantages.rollout.samples[row]) for row in update.odd_rows]
-        everyones = [one for part in self.job.gather(mine) for one in part]
-        rows, samples = [row for row, _ in everyones], [sample for _, sample in everyones]
+        advantages = log.advantages
+        local_rows = [(advantages.mine.start + row, advantages.rollout.samples[row]) for row in update.odd_rows]
+        all_rows = [row for part in self.job.gather(local_rows) for row in part]
+        rows, samples = [row for row, _ in all_rows], [sample for _, sample in all_rows]
         if self.job.is_main:
             advantage_B = advantages.credit.advantage_B[rows]
             named = [
-                identity(one) | {"advantage": float(a)} for one, a in zip(samples, advantage_B.tolist(), strict=True)
+                identity(sample) | {"advantage": float(a)}
+                for sample, a in zip(samples, advantage_B.tolist(), strict=True)
             ]
             self.folder.log("skipped.jsonl", {"step": self.step, "update": update.number, "samples": named})
             if samples:
-                shown = [with_preview(self.policy, one) for one in samples]
-                self.folder.save_skipped(self.step, update.number, shown, account.scores.rows(rows), advantage_B)
-        self._context.progress.log_skipped_update(self.step, [f"{one.group}.{one.member}" for one in samples])
+                previews = [with_preview(self.policy, sample) for sample in samples]
+                self.folder.save_skipped(self.step, update.number, previews, log.scores.rows(rows), advantage_B)
+        self._context.progress.log_skipped_update(self.step, [f"{sample.group}.{sample.member}" for sample in samples])
 
     def _keep(self, samples: Sequence[Sample], scores: Scores, credit: SampleAdvantages) -> None:
         """Keeps the step's first groups of texts, at the first step and whenever an evaluation is due."""
@@ -300,13 +310,16 @@ class Trainer:
         clock, saves = time.perf_counter(), self.config.checkpoint.warmup_every
         every, progress = self.warmup.config.log_every, self._context.progress
         progress.start_warmup()
-        for done in self.warmup.run(self.session.start.warmup_step, self._context.stopping.is_stopping):
-            progress.log_warmup_step(done)
-            if done.step % every == 0 or done.step in (1, self.warmup.config.steps):
+        for warmup_step in self.warmup.run(self.session.start.warmup_step, self._context.stopping.is_stopping):
+            progress.log_warmup_step(warmup_step)
+            if warmup_step.step % every == 0 or warmup_step.step in (1, self.warmup.config.steps):
                 took = time.perf_counter() - clock
-                self._log("warmup.jsonl", {"step": done.step, "loss": done.loss, "lr": done.lr, "time_s": took})
-            if (saves and done.step % saves == 0) or done.step == self.warmup.config.steps:
-                self.session.save(RunPosition(step=0, warmup_step=done.step))
+                self._log(
+                    "warmup.jsonl",
+                    {"step": warmup_step.step, "loss": warmup_step.loss, "lr": warmup_step.lr, "time_s": took},
+                )
+            if (saves and warmup_step.step % saves == 0) or warmup_step.step == self.warmup.config.steps:
+                self.session.save(RunPosition(step=0, warmup_step=warmup_step.step))
 
     def _warms_up(self) -> bool:
         return self.warmup is not None and not self.step and self.session.start.warmup_step < self.warmup.config.steps

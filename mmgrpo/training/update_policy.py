@@ -100,14 +100,16 @@ class UpdatePlan:
 
     def applied(self, gradient: Gradient, totals: Totals, applied: Applied) -> UpdateMetrics:
         """What the update came to; the rows are older by one if the weights moved."""
-        odd = nonfinite_rows(self._policy, self._rows, self._added(totals), self.job) if applied.skipped else []
+        bad_rows = nonfinite_rows(self._policy, self._rows, self._added(totals), self.job) if applied.skipped else []
         self._rollout = self._rollout if applied.skipped else self._rollout.aged()
-        return UpdateMetrics(number=self._number, gradient=gradient, totals=self._own, applied=applied, odd_rows=odd)
+        return UpdateMetrics(
+            number=self._number, gradient=gradient, totals=self._own, applied=applied, odd_rows=bad_rows
+        )
 
     def _added(self, totals: Totals) -> Callable[..., Gradient]:
-        taught, advantages = (self._policy, self._taken, self._batch.advantage_BT, self._objective), self._batch
+        arguments, advantages = (self._policy, self._taken, self._batch.advantage_BT, self._objective), self._batch
         return partial(
-            accumulate_gradient, *taught, totals=totals, reward_B=advantages.reward_B, views=advantages.views
+            accumulate_gradient, *arguments, totals=totals, reward_B=advantages.reward_B, views=advantages.views
         )
 
 
@@ -141,13 +143,13 @@ def update_policy(
     Yields:
         UpdateMetrics: the metrics of each update, in order.
     """
-    lesson = UpdatePlan(policy, advantages, objective, job=job, before_apply=before_apply, beside=beside)
+    plan = UpdatePlan(policy, advantages, objective, job=job, before_apply=before_apply, beside=beside)
     passes = {"epochs": epochs, "minibatches": minibatches, "cycle_masks": cycle_masks}
-    yield from (update for (update,) in update_jointly([lesson], optimizer, **passes))
+    yield from (update for (update,) in update_jointly([plan], optimizer, **passes))
 
 
 def update_jointly(
-    lessons: Sequence[UpdatePlan],
+    plans: Sequence[UpdatePlan],
     optimizer: GuardedOptimizer,
     *,
     epochs: int,
@@ -159,7 +161,7 @@ def update_jointly(
     Means are over the rows of all, so that lessons of one objective are that of all their rows in one.
 
     Args:
-        lessons: of the same weights.
+        plans: of the same weights.
         optimizer: over them.
         epochs: as of ``learn``, of each lesson's rows.
         minibatches: likewise.
@@ -169,15 +171,15 @@ def update_jointly(
         tuple[UpdateMetrics, ...]: the metrics of each update, one per lesson.
     """
     for number in range(epochs * minibatches):
-        parts = [one.begin(number, epochs=epochs, minibatches=minibatches, cycle_masks=cycle_masks) for one in lessons]
+        parts = [plan.begin(number, epochs=epochs, minibatches=minibatches, cycle_masks=cycle_masks) for plan in plans]
         totals = sum(parts[1:], start=parts[0])
         optimizer.clear()
-        gradients = [lesson.accumulate(totals) for lesson in lessons]
-        for lesson in lessons:
-            for call in lesson.before_apply:
+        gradients = [plan.accumulate(totals) for plan in plans]
+        for plan in plans:
+            for call in plan.before_apply:
                 call()
         applied = optimizer.apply()
-        yield tuple(one.applied(gradient, totals, applied) for one, gradient in zip(lessons, gradients, strict=True))
+        yield tuple(plan.applied(gradient, totals, applied) for plan, gradient in zip(plans, gradients, strict=True))
 
 
 @contextmanager
@@ -191,20 +193,20 @@ def _counted(policy: Policy, weight: float, job: Job) -> Iterator[None]:
         parameter.grad = None
     yield
     job.finish_sharded_calls()  # gradients of weights that lie in parts go on coming while others have rows
-    for parameter, there in zip(policy.trainable, before, strict=True):
+    for parameter, before_grad in zip(policy.trainable, before, strict=True):
         added = None if parameter.grad is None else parameter.grad.mul_(weight)
-        parameter.grad = added if there is None else there if added is None else there.add_(added)
+        parameter.grad = added if before_grad is None else before_grad if added is None else before_grad.add_(added)
 
 
 def _with_still_views(policy: Policy, advantages: Advantages, objective: Objective) -> Rollout:
     """The rollout with what views say whose weights the updates do not move: they are looked at once."""
-    asked = {*map(of_view, objective.views), *objective.values}
-    of_views = [value for value in sorted(asked, key=str) if value.view in advantages.views]
+    requested = {*map(of_view, objective.views), *objective.values}
+    of_views = [value for value in sorted(requested, key=str) if value.view in advantages.views]
     still = [value for value in of_views if not advantages.views[str(value.view)].view.moves]
     return with_values(policy, advantages.rollout, still, advantages.views)
 
 
 def _places(group_B: Tensor, chosen_B: Tensor, job: Job) -> Tensor:
     """The place of each row's group among those of the whole job that a planner keeps, so that minibatches are even."""
-    known = torch.cat(job.gather(group_B[chosen_B])).unique()
-    return torch.searchsorted(known, group_B)
+    groups = torch.cat(job.gather(group_B[chosen_B])).unique()
+    return torch.searchsorted(groups, group_B)

@@ -107,12 +107,12 @@ class Views(Mapping[str, ViewRows]):
             reward if scored else None for reward, scored in zip(reward_B.tolist(), scored_B.tolist(), strict=True)
         ]
         self._seed = seed
-        self._made: dict[str, ViewRows] = {}
+        self._rows_of_view: dict[str, ViewRows] = {}
 
     def __getitem__(self, name: str) -> ViewRows:
-        if name not in self._made:
-            self._made[name] = self._seen(self._views[name])
-        return self._made[name]
+        if name not in self._rows_of_view:
+            self._rows_of_view[name] = self._view_rows(self._views[name])
+        return self._rows_of_view[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._views)
@@ -120,7 +120,7 @@ class Views(Mapping[str, ViewRows]):
     def __len__(self) -> int:
         return len(self._views)
 
-    def _seen(self, view: View) -> ViewRows:
+    def _view_rows(self, view: View) -> ViewRows:
         policy, rollout = view.policy or self._policy, self._rollout
         if view.policy is None and view.context is None:
             every_B = torch.ones(len(rollout.samples), dtype=torch.bool)
@@ -130,29 +130,33 @@ class Views(Mapping[str, ViewRows]):
                 f"views.{view.name}: {type(policy).__name__} does not say how likely decisions are behind other "
                 "prompts than they were taken behind (mmgrpo.policy.SupportsPromptOverride): leave the view out"
             )
-        shown = self._shown(view)
-        bare = [sample.prompt if one is None else one for one, sample in zip(shown, rollout.samples, strict=True)]
+        prompts = self._view_prompts(view)
+        overrides = [
+            sample.prompt if prompt is None else prompt for prompt, sample in zip(prompts, rollout.samples, strict=True)
+        ]
         return ViewRows(
             view=view,
             policy=policy,
-            rollout=override_prompts(policy, rollout, bare),
-            seen_B=torch.tensor([one is not None for one in shown]),
+            rollout=override_prompts(policy, rollout, overrides),
+            seen_B=torch.tensor([prompt is not None for prompt in prompts]),
         )
 
-    def _shown(self, view: View) -> list[Prompt | None]:
+    def _view_prompts(self, view: View) -> list[Prompt | None]:
         """What each row is shown; rows of a group that are shown the same have the same object."""
         samples = self._rollout.samples
         if view.context is None:
             return [sample.prompt for sample in samples]
         histories = {group: self._history(group) for group in {sample.group for sample in samples}}
-        found: list[Prompt | None] = []
-        alike: dict[tuple[object, ...], Prompt] = {}
+        prompts: list[Prompt | None] = []
+        shared_prompts: dict[tuple[object, ...], Prompt] = {}
         for sample in samples:
-            one = view.context(sample.prompt, sample.member, histories[sample.group])
-            if one is not None and one.prefix != sample.prompt.prefix:
+            prompt = view.context(sample.prompt, sample.member, histories[sample.group])
+            if prompt is not None and prompt.prefix != sample.prompt.prefix:
                 raise ConfigError(f"views.{view.name}: answers are there already, so a view gives them no beginning")
-            found.append(one if one is None else alike.setdefault((sample.group, *_content(one)), one))
-        return found
+            prompts.append(
+                prompt if prompt is None else shared_prompts.setdefault((sample.group, *_content(prompt)), prompt)
+            )
+        return prompts
 
     def _history(self, group: int) -> History:
         rows = [row for row, sample in enumerate(self._rollout.samples) if sample.group == group]
@@ -182,40 +186,42 @@ def evaluate_views(rollout: Rollout, values: Collection[Value], views: Mapping[s
     Raises:
         ConfigError: a value that views do not have.
     """
-    asked = [value for value in values if value.view in views]
-    if wrong := [str(value) for value in asked if value.name not in OF_VIEWS]:
+    requested = [value for value in values if value.view in views]
+    if wrong := [str(value) for value in requested if value.name not in OF_VIEWS]:
         raise ConfigError(
             "views have log-probabilities, what is estimated from them, and values of the distribution "
             f"({', '.join(sorted(OF_DISTRIBUTION))}), and no {', '.join(wrong)}"
         )
-    found: dict[Value, Tensor] = {}
+    values_of_views: dict[Value, Tensor] = {}
     num_forwards = 0
-    for name in sorted({str(value.view) for value in asked}):
-        further = [value for value in asked if value.view == name and value.name in OF_DISTRIBUTION]
+    for name in sorted({str(value.view) for value in requested}):
+        further = [value for value in requested if value.view == name and value.name in OF_DISTRIBUTION]
         wanted = (of_view(name), seen_in(name), *further)
-        seen, known = views[name], {value: rollout.values.get(value) for value in wanted}
-        there = {value: matrix_BT for value, matrix_BT in known.items() if matrix_BT is not None}
-        if len(there) < len(known) or (seen.view.moves and not rollout.on_policy):
-            looked = _looked(seen, rollout.mask_BT, further)
-            there, num_forwards = looked.values, num_forwards + looked.num_forwards
-        found |= there
-    return ViewValues(found, num_forwards)
+        view_rows, stored = views[name], {value: rollout.values.get(value) for value in wanted}
+        computed = {value: matrix_BT for value, matrix_BT in stored.items() if matrix_BT is not None}
+        if len(computed) < len(stored) or (view_rows.view.moves and not rollout.on_policy):
+            view_values = _evaluate_view(view_rows, rollout.mask_BT, further)
+            computed, num_forwards = view_values.values, num_forwards + view_values.num_forwards
+        values_of_views |= computed
+    return ViewValues(values_of_views, num_forwards)
 
 
 @torch.no_grad()
-def _looked(seen: ViewRows, mask_BT: Tensor, further: Sequence[Value]) -> ViewValues:
-    own = {value: replace(value, view=None) for value in further}
-    found = {value: torch.zeros(mask_BT.shape) for value in (of_view(seen.view.name), *further)}
-    asked_BT, num_forwards = mask_BT & seen.seen_B[:, None], 0
-    with seen.view.using():
-        for evaluation in evaluations(seen.policy, seen.rollout.keep(asked_BT), tuple(own.values())):
-            kept_BT = cells(asked_BT, evaluation)
-            for value, found_BT in found.items():
-                said_BT = evaluation.values[own[value]] if value in own else evaluation.logprob_BT
-                found_BT[index_of(evaluation)] = said_BT.float().cpu().where(kept_BT, 0.0)
+def _evaluate_view(view_rows: ViewRows, mask_BT: Tensor, further: Sequence[Value]) -> ViewValues:
+    policy_value = {value: replace(value, view=None) for value in further}
+    computed = {value: torch.zeros(mask_BT.shape) for value in (of_view(view_rows.view.name), *further)}
+    read_BT, num_forwards = mask_BT & view_rows.seen_B[:, None], 0
+    with view_rows.view.using():
+        for evaluation in evaluations(view_rows.policy, view_rows.rollout.keep(read_BT), tuple(policy_value.values())):
+            kept_BT = cells(read_BT, evaluation)
+            for value, computed_BT in computed.items():
+                part_value_BT = (
+                    evaluation.values[policy_value[value]] if value in policy_value else evaluation.logprob_BT
+                )
+                computed_BT[index_of(evaluation)] = part_value_BT.float().cpu().where(kept_BT, 0.0)
             num_forwards += evaluation.num_forwards
-    seen_BT = seen.seen_B[:, None].float().expand(mask_BT.shape)
-    return ViewValues({**found, seen_in(seen.view.name): seen_BT}, num_forwards)
+    seen_BT = view_rows.seen_B[:, None].float().expand(mask_BT.shape)
+    return ViewValues({**computed, seen_in(view_rows.view.name): seen_BT}, num_forwards)
 
 
 def override_prompts(policy: SupportsPromptOverride | Critic, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:

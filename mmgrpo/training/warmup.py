@@ -74,14 +74,14 @@ class Warmup:
         for step in range(start, self.config.steps):
             if should_stop():
                 return
-            lesson = self._batches.at(step, self.job, "warmup.batch_size")
+            batch = self._batches.at(step, self.job, "warmup.batch_size")
             self.optimizer.clear()
-            taught = accumulate_supervised(self._supervised, lesson, parameters=self.optimizer.parameters, job=self.job)
+            result = accumulate_supervised(self._supervised, batch, parameters=self.optimizer.parameters, job=self.job)
             self.whole_step = None
             applied = self.optimizer.apply()
             self.whole_step = step + 1
             self.optimizer.require_progress()
-            yield WarmupStep(step + 1, taught.mean, applied.lr)
+            yield WarmupStep(step + 1, result.mean, applied.lr)
 
     def state_dict(self) -> dict[str, Any]:
         """Optimiser and schedule."""

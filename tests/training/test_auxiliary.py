@@ -217,10 +217,10 @@ def test_a_mean_is_over_terms_and_a_weighted_one_over_examples() -> None:
     grads = [torch.autograd.grad(loss, policy.trainable, retain_graph=True) for loss in (over_terms, weighted)]
     taught = accumulate_supervised(policy, lesson, parameters=policy.trainable, job=job, scale=3.0)
     torch.testing.assert_close(gradient_of(policy), 3 * flat(grads[0]))
-    assert taught.own_loss == 3 * taught.mean == pytest.approx(3 * float(over_terms.detach()), rel=1e-6)
+    assert taught.local_loss == 3 * taught.mean == pytest.approx(3 * float(over_terms.detach()), rel=1e-6)
     taught = accumulate_weighted(policy, lesson, [1.0, 0.5], num=3, job=job, scale=2.0)
     torch.testing.assert_close(gradient_of(policy), 2 * flat(grads[1]))
-    assert taught.own_loss == pytest.approx(2 * float(weighted.detach()), rel=1e-6)
+    assert taught.local_loss == pytest.approx(2 * float(weighted.detach()), rel=1e-6)
     assert taught.mean == pytest.approx(2 * float(weighted.detach()), rel=1e-6)  # of weights 1.5 in place of 3
     assert accumulate_weighted(policy, SupervisedBatch(examples=[], seeds=[]), [], num=3, job=job).mean == 0.0
 
