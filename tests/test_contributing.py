@@ -39,7 +39,6 @@ def test_paths_of_the_guide_exist() -> None:
     assert [path for path in patterns if not (ROOT / path).exists()] == []
 
 
-@pytest.mark.xfail(strict=True, reason="methods move to configs/methods/<kind>/, mmgrpo/methods/ and tests/methods/")
 def test_paths_with_placeholders_have_a_file_or_folder() -> None:
     patterns = patterns_of_paths(placeholders=True)
     assert {"configs/methods/*/*.yaml", "mmgrpo/methods/*/*.py", "tests/methods/*/test_*.py"} <= set(patterns)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -226,3 +227,19 @@ def learnt(config: RunConfig, step: Step) -> Learnt:
     value = objective(selected).value
     (gradient_BT,) = torch.autograd.grad(value, decisions.logprob_BT) if value.requires_grad else (old_BT * 0,)
     return Learnt(value.detach(), gradient_BT)
+
+
+TINY = ("nft", "luffy", "rl-plus", "ampo", "critique-grpo", "exgrpo", "rgr-grpo")
+"""Methods whose loss is divided by a length of thousands."""
+
+
+def assert_credit(name: str, step: Step, expected: Sequence[Sequence[float]]) -> None:
+    """The advantages that a method gives the decisions of a step, some of which train."""
+    advantages = taught(config_of(name), step)
+    assert bool(advantages.mask_BT.any(1).all())
+    torch.testing.assert_close(advantages.advantage_BT, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=3e-6)
+
+
+def assert_loss(name: str, step: Step, expected: float) -> None:
+    """The loss of a method on a step."""
+    assert loss(config_of(name), step) == pytest.approx(expected, rel=1e-5, abs=1e-10 if name in TINY else 2e-6)

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
 from mmgrpo.algorithm import Algorithm, answer_weight_of, prompt_sampler
-from mmgrpo.config.loading import find_config, read_layers, shipped
+from mmgrpo.config.loading import CONFIGS, find_config, read_layers, shipped
 from mmgrpo.data.samplers import Pool
 from mmgrpo.maths.strategies import Request, Round, Setting
 from mmgrpo.memory import Memory
 from mmgrpo.types import Prompt
 from tests.configs import pins, test_method_numbers, test_reward_pins
-from tests.configs.method_steps import Step, config_of, loss, taught
-from tests.configs.pins import CREDIT, LOSSES
+from tests.configs.method_steps import Step, config_of, taught
 from tests.configs.pins.rows import ONE_OF_FOUR
+from tests.methods.sampling.test_treerpo import CREDIT as TREERPO
 
-TINY = ("nft", "luffy", "rl-plus", "ampo", "critique-grpo", "exgrpo", "rgr-grpo")
-"""Divided by a length of thousands."""
-
+METHODS = Path(__file__).parents[1] / "methods"
 AS_TRL = {name for name in shipped("methods") if read_layers(find_config(name))["method"].get("trl")}
+BESIDE = {
+    path.stem
+    for path in CONFIGS.glob("methods/*/*.yaml")
+    if (METHODS / path.parent.name / f"test_{re.sub('-+', '_', path.stem)}.py").exists()
+}
+"""Methods with a file of tests in ``tests/methods``, in the folder of their YAML file."""
+
 ELSEWHERE = {
     *pins.ELSEWHERE,
     *test_method_numbers.LOSSES,
@@ -30,21 +38,7 @@ ELSEWHERE = {
 
 
 def test_every_method_has_a_number() -> None:
-    assert {name.removeprefix("methods/") for name in shipped("methods")} == {*CREDIT, *LOSSES, *ELSEWHERE}
-
-
-@pytest.mark.parametrize("name", CREDIT)
-def test_credit(name: str) -> None:
-    step, expected = CREDIT[name]
-    found = taught(config_of(name), step)
-    assert bool(found.mask_BT.any(1).all())
-    torch.testing.assert_close(found.advantage_BT, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=3e-6)
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_loss(name: str) -> None:
-    step, expected = LOSSES[name]
-    assert loss(config_of(name), step) == pytest.approx(expected, rel=1e-5, abs=1e-10 if name in TINY else 2e-6)
+    assert {name.removeprefix("methods/") for name in shipped("methods")} == {*BESIDE, *ELSEWHERE}
 
 
 def test_the_expert_is_heard_where_the_group_fails() -> None:
@@ -67,7 +61,7 @@ def test_the_filter_keeps_the_largest_half() -> None:
 
 
 def test_each_decision_of_a_tree_trains_once() -> None:
-    found = taught(config_of("treerpo"), CREDIT["treerpo"][0])
+    found = taught(config_of("treerpo"), TREERPO[0])
     assert found.mask_BT.tolist() == [[True] * 3, [False, True, True], [True] * 3, [False, True, True]]
 
 

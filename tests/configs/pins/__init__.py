@@ -1,20 +1,14 @@
 """Numbers of the shipped methods, worked out by hand, a module for each mechanism.
 
-A module has any of
-
-- ``CREDIT``: of a method, rows and the advantage of each of their decisions;
-- ``LOSSES``: of a method, rows and the loss;
-- ``ELSEWHERE``: methods whose numbers are in a test of their own, for what is no advantage and no loss.
+``ELSEWHERE`` of a module: methods whose numbers are in a test of their own, for what is no advantage and no loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
-
-from tests.configs.method_steps import Step
 
 
 def _joined(name: str) -> dict[str, Any]:
@@ -28,6 +22,4 @@ def _joined(name: str) -> dict[str, Any]:
     return found
 
 
-CREDIT: dict[str, tuple[Step, Sequence[Sequence[float]]]] = _joined("CREDIT")
-LOSSES: dict[str, tuple[Step, float]] = _joined("LOSSES")
 ELSEWHERE = set(_joined("ELSEWHERE"))

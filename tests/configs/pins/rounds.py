@@ -4,64 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log
-
-from tests.configs.method_steps import Step
-from tests.configs.pins.rows import A_TWO, ONE_OF_FOUR
-
-CREDIT: dict[str, tuple[Step, Sequence[Sequence[float]]]] = {
-    # thoughts of 1 and 1/2, +-0.25 / 0.3535534; answers of 1, 1, 1 and 0, of mean 3/4 and deviation 1/2
-    "grpo-ma": (
-        Step(reward=(1, 1, 1, 0), states=((0, 1, 2), (0, 1, 3), (0, 4, 5), (0, 4, 6))),
-        [[0.7071068, 0.5, 0.5]] * 2 + [[-0.7071068, 0.5, 0.5], [-0.7071068, -1.5, -1.5]],
-    ),
-    # row 1 leaves the thought of row 0 after a token and is wrong, row 2 after two and is right, row 0 is right at its
-    # end: 0, 1 and 1/2 of mean 1/2; the first token is everybody's, the second that of rows 0 and 2
-    "s-grpo--early-reinforcement": (
-        Step(reward=(1, 0, 1), drawn_by=((0, 0, 0), (0, 1, 1), (0, 0, 2))),
-        [[0.0, 0.25, 0.0], [0.0, -0.5, -0.5], [0.0, 0.25, 0.5]],
-    ),
-    # r - 1/4, and clip(r - 0, -0.2, 0.28) of a reference that is wrong
-    "aapo": (
-        Step(reward=ONE_OF_FOUR, lengths=[1] * 4, columns={"reference_reward": (0, 0, 0, 0)}),
-        [[0.75 + 0.28], *[[-0.25]] * 3],
-    ),
-    # values of the prompt 3/4, of its segments 1 and 1/2, of the second's ends 1 and 0
-    "spo--segment-policy": (
-        Step(
-            reward=(1, 1, 1, 0),
-            states=((0, 1, 2), (0, 1, 3), (0, 4, 5), (0, 4, 6)),
-            old_logprob=[[-1.0] * 3] * 4,
-        ),
-        [[0.25, 0.0, 0.0]] * 2 + [[-0.25, 0.5, 0.5], [-0.25, -0.5, -0.5]],
-    ),
-}
 
 # the deviation of 1, 0 and 1 is 0.5773503, their mean 2/3
 A_THREE = 1 / 3 / 0.5773513
-
-LOSSES: dict[str, tuple[Step, float]] = {
-    # a hinted answer that is twice as likely without the hint: (-1.2 A + A) / 2, as far as 0.2 lets it
-    "guide-grpo": (
-        Step(reward=(0, 1), origins=(0, 2), log_ratio=[[0.0], [log(2)]], lengths=[1, 1]),
-        -0.2 * A_TWO / 2,
-    ),
-    # 1 and 0 were drawn, a refinement of 1 has the probability 0.1, so that p / (p + 0.1) is 1/2: A (-1 + 2 - 1/2) over
-    # three samples and 6144 tokens
-    "critique-grpo": (
-        Step(
-            reward=(1, 0, 1), origins=(0, 0, 2), old_logprob=[[-1.0], [-1.0], [log(0.1)]], entropy=[[0.0]] * 3,
-        ),
-        A_THREE * 0.5 / 3 / 6144,
-    ),
-    # as critique-grpo's
-    "rgr-grpo": (
-        Step(
-            reward=(1, 0, 1), origins=(0, 0, 2), old_logprob=[[-1.0], [-1.0], [log(0.1)]], entropy=[[0.0]] * 3,
-        ),
-        A_THREE * 0.5 / 3 / 4096,
-    ),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,12 @@
+"""Weighted NSR (W-REINFORCE): numbers worked out by hand."""
+
+from __future__ import annotations
+
+from tests.configs.method_steps import Step, assert_credit
+from tests.configs.pins.rows import ONE_OF_FOUR
+
+CREDIT = (Step(reward=ONE_OF_FOUR, lengths=[1] * 4), [[0.1], [-1.0], [-1.0], [-1.0]])
+
+
+def test_advantages_of_the_method() -> None:
+    assert_credit("nsr", *CREDIT)

@@ -1,0 +1,13 @@
+"""lambda-GRPO: numbers worked out by hand."""
+
+from __future__ import annotations
+
+from tests.configs.method_steps import assert_credit
+from tests.configs.pins.rows import A_TREE, TREE
+
+# [a] is shared by three, [a b] by two
+CREDIT = (TREE, [[A_TREE / 3, A_TREE / 2]] * 2 + [[-A_TREE / 3, -A_TREE], [-A_TREE, -A_TREE]])
+
+
+def test_advantages_of_the_method() -> None:
+    assert_credit("lambda-grpo", *CREDIT)

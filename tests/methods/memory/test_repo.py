@@ -1,0 +1,13 @@
+"""RePO: numbers worked out by hand."""
+
+from __future__ import annotations
+
+from tests.configs.method_steps import Step, assert_credit
+from tests.configs.pins.rows import A_TWO
+
+# drawn 1, 0 among themselves, replayed 1, 1 among themselves
+CREDIT = (Step(reward=(1, 0, 1, 1), lengths=[1] * 4, origins=(0, 0, 1, 1)), [[A_TWO], [-A_TWO], [0.0], [0.0]])
+
+
+def test_advantages_of_the_method() -> None:
+    assert_credit("repo", *CREDIT)

@@ -1,0 +1,22 @@
+"""HBPO: numbers worked out by hand."""
+
+from __future__ import annotations
+
+from tests.configs.method_steps import Step, assert_credit
+
+# mean 0.75, deviation sqrt(9.5 / 7) = 1.164965; parts of mean 2, 1, 0 and 0, expected are 4 cos(3.1416 n / 8192)
+CREDIT = (
+    Step(reward=(3, 1, 2, 0, 0, 0, 0, 0), lengths=[1] * 8),
+    [
+        [2.25 / 1.164966 - 2 * 1.9231408],
+        [0.25 / 1.164966 - 2 * 1.9231408],
+        [1.25 / 1.164966 - 2 * 2.6955167],
+        [-0.75 / 1.164966 - 2 * 2.6955167],
+        *[[-0.75 / 1.164966 - 2 * 2.8284219]] * 2,
+        *[[-0.75 / 1.164966 - 2 * 2.2222733]] * 2,
+    ],
+)
+
+
+def test_advantages_of_the_method() -> None:
+    assert_credit("hbpo", *CREDIT)

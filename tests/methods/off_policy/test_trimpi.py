@@ -1,0 +1,12 @@
+"""PolicyRollout (TriMPI): numbers worked out by hand."""
+
+from __future__ import annotations
+
+from tests.configs.method_steps import Step, assert_credit
+from tests.configs.pins.rows import A_FOUR, ONE_OF_FOUR
+
+CREDIT = (Step(reward=ONE_OF_FOUR, lengths=[1] * 4), [[A_FOUR], *[[-A_FOUR / 3]] * 3])
+
+
+def test_advantages_of_the_method() -> None:
+    assert_credit("trimpi", *CREDIT)

@@ -1,0 +1,13 @@
+"""On-policy distillation: numbers worked out by hand."""
+
+from __future__ import annotations
+
+from tests.configs.method_steps import assert_credit
+from tests.configs.pins.rows import TEACHER
+
+# old -1.2, base -1.5, teacher -0.9: teacher - old, and -(old - base) + 1.25 (teacher - base); rewards teach nothing
+CREDIT = (TEACHER, [[0.3], [0.3]])
+
+
+def test_advantages_of_the_method() -> None:
+    assert_credit("on-policy-distillation", *CREDIT)

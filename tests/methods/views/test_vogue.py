@@ -1,0 +1,24 @@
+"""VOGUE (visual uncertainty): numbers worked out by hand."""
+
+from __future__ import annotations
+
+from math import log
+
+from mmgrpo.values import of_view
+from tests.configs.method_steps import Step, assert_credit
+from tests.configs.pins.rows import A_TWO_6, ONE_OF_TWO
+
+# r = 2: u = log(2) / 2 = 0.346574, less than A / 2 = 0.353553, and 0.4 * 0.5; of the other u = 0, and 0.8 is more
+CREDIT = (
+    Step(
+        reward=ONE_OF_TWO,
+        old_logprob=((-1.0,), (-1.0,)),
+        entropy=((0.5,), (2.0,)),
+        values={of_view("raw"): [[log(2.0) - 1.0], [-1.0]]},
+    ),
+    [[A_TWO_6 + 0.546574], [-A_TWO_6 / 2]],
+)
+
+
+def test_advantages_of_the_method() -> None:
+    assert_credit("vogue", *CREDIT)
