@@ -1,4 +1,4 @@
-"""Values of an arrow table as the author of the data wrote them."""
+"""Reads rows of datasets with the values that the author of the data wrote."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def read_parquet(path: Path) -> Dataset:
-    """The dataset of a parquet file, read part by part within bounds.
+    """The dataset of a parquet file, read in batches with a limit on its expanded size.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Returns:
         The dataset.
 
     Raises:
-        DataError: the file is no parquet, has two columns of one name or a column of a type that ``datasets`` has no
-            feature for, or expands beyond the bounds.
+        DataError: the file is no parquet file, repeats a column name, has a column of a type without a ``datasets``
+            feature, or expands beyond the limit.
     """
     import pyarrow as pa
     from datasets import Dataset
@@ -39,19 +39,19 @@ def read_parquet(path: Path) -> Dataset:
     table = pa.Table.from_batches(list(batches), schema)
     try:
         return Dataset(table)
-    except ValueError as error:  # of a type that has no feature, such as map
+    except ValueError as error:  # a type without a feature, such as map
         raise DataError(f"{path}: datasets cannot read its columns ({error}); store them as JSON texts") from error
 
 
 def is_transformed(dataset: Any) -> bool:
-    """Whether the rows of a dataset are made as they are read: it is streamed, or ``set_transform`` was called."""
+    """Whether a dataset computes its rows on access: it is streamed, or ``set_transform`` was called."""
     from datasets import IterableDataset
 
     return isinstance(dataset, IterableDataset) or dataset.format["type"] == "custom"
 
 
 def require_limit(source: Any, limit: int | None) -> None:
-    """Raises DataError for a streamed dataset of which no number of rows is to be read."""
+    """Raises DataError for a streamed dataset without a limit of rows."""
     from datasets import IterableDataset, IterableDatasetDict
 
     if isinstance(source, IterableDataset | IterableDatasetDict) and limit is None:
@@ -64,21 +64,21 @@ def require_limit(source: Any, limit: int | None) -> None:
 def transformed_rows(
     dataset: Any, where: str, stored: Collection[str], check: Callable[[Any, str], None]
 ) -> Iterator[Callable[[], Any]]:
-    """A call for each row of a dataset that ``is_transformed``, which returns the row.
+    """Yields, for each row of a dataset that ``is_transformed``, a function that returns the row.
 
-    A format of a streamed dataset is left out, and its media in the columns ``stored`` are not decoded.
+    The format of a streamed dataset is ignored, and its media in the columns ``stored`` are not decoded.
 
     Args:
         dataset: the dataset.
-        where: what to call it in an error.
-        stored: columns whose media stay as they are stored.
-        check: takes the stored media of another column, and its name in errors, before they are decoded.
+        where: name of the dataset in errors.
+        stored: columns whose media are not decoded.
+        check: called with the stored media of another column, and its name in errors, before they are decoded.
 
     Yields:
-        Callable[[], Any]: raises DataError for what ``set_transform`` or the decoding of the row raises.
+        Callable[[], Any]: reads the row; raises DataError if ``set_transform`` or decoding the row fails.
 
     Raises:
-        DataError: a stream raises; the rows after it cannot be read.
+        DataError: the stream fails; later rows cannot be read.
     """
     from datasets import IterableDataset
 
@@ -90,12 +90,12 @@ def transformed_rows(
     plain = dataset.with_format(None)
     rows, number = iter(plain if features is None else plain.decode(False)), 0
     while (row := read_row(partial(next, rows, None), f"{where}, row {number} of the stream")) is not None:
-        decode = partial(_decoded_row, row, features, f"{where}, row {number}", stored, check)
+        decode = partial(_decode_row, row, features, f"{where}, row {number}", stored, check)
         yield partial(read_row, decode, f"{where}, row {number}")
         number += 1
 
 
-def _decoded_row(
+def _decode_row(
     row: dict[str, Any], features: Any, where: str, stored: Collection[str], check: Callable[[Any, str], None]
 ) -> dict[str, Any]:
     if features is None:
@@ -107,7 +107,7 @@ def _decoded_row(
 
 
 def read_row(read: Callable[[], Any], where: str) -> Any:
-    """What a call returns. Raises DataError for what a transform, a map or a decoder raises."""
+    """The result of a function. Raises DataError for any exception of a transform, a map or a decoder."""
     try:
         return read()
     except DataError:
@@ -120,12 +120,12 @@ def decoded(value: Any, feature: Any, *, media: bool = False) -> Any:
     """A stored value as ``datasets`` decodes it.
 
     Args:
-        value: of arrow, as Python objects.
-        feature: of ``datasets``; its ``Json`` is stored as text.
-        media: whether media are decoded too; else they stay as they are stored.
+        value: value of arrow as Python objects.
+        feature: its ``datasets`` feature; ``Json`` is stored as text.
+        media: whether to decode media too.
 
     Returns:
-        The value.
+        The decoded value.
     """
     from datasets.features.features import decode_nested_example
 
@@ -133,7 +133,7 @@ def decoded(value: Any, feature: Any, *, media: bool = False) -> Any:
 
 
 def _with_stored_media(feature: Any) -> Any:
-    """The feature with images, audio and videos that are not decoded."""
+    """The feature without decoding of images, audio and videos."""
     from datasets import Audio, Image, List, Video
 
     if isinstance(feature, Audio | Image | Video):
@@ -148,14 +148,14 @@ def _with_stored_media(feature: Any) -> Any:
 def without_null_keys(value: Any) -> Any:
     """A value of a dataset without the keys of nested objects that hold null.
 
-    Arrow gives every object of a column the keys of all of them: ``{"x": 1}`` beside ``{"city": "Paris"}`` becomes
-    ``{"x": 1, "city": None}``. A null that the data's author wrote is removed too, for arrow does not tell them apart.
+    Arrow gives every object of a column the keys of all of them: ``{"x": 1}`` in a column with ``{"city": "Paris"}``
+    becomes ``{"x": 1, "city": None}``. Nulls of the data's author are removed too, since arrow does not mark them.
 
     Args:
-        value: anything; only dicts and lists are looked through.
+        value: any value; only dicts and lists are searched.
 
     Returns:
-        The value.
+        The value without these keys.
     """
     if isinstance(value, dict):
         return {key: without_null_keys(inner) for key, inner in value.items() if inner is not None}

@@ -21,38 +21,38 @@ from mmgrpo.maths.sounds import resampled
 from mmgrpo.samples import Audio
 
 FORMATS = ("wav", "w64", "aiff", "au", "flac", "mp3", "ogg", "mov", "matroska", "aac")
-"""What is read, by ffmpeg's names: containers that hold their sound themselves and name no other file."""
+"""Supported formats, by ffmpeg's names: containers that include their audio and reference no other file."""
 MAX_VALUES = 2**27
-"""Values that a sound may unpack to: 25 minutes of 44.1 kHz stereo."""
+"""Maximal number of decoded values of a sound: 25 minutes of 44.1 kHz stereo."""
 FULL_SCALE = 2**15
 FILE_KEYS = ("data", "bytes", "path")
-"""Keys under which a mapping may hold a file."""
+"""Keys of a mapping that may contain the path or bytes of a file."""
 
 
 def load_audio(sound: object) -> Audio:
-    """The whole sound; what lies beyond -1 and 1 is cut off, as a player does.
+    """The decoded audio; values outside of -1 to 1 are clipped, as players do.
 
     Args:
         sound: an ``Audio``; a path (``file://`` too); the bytes of a file (WAV, FLAC, MP3, Ogg, ...); their base64 text
-            or ``data:`` URL; a mapping with ``array`` and ``sampling_rate``, with ``bytes`` or ``path``, as datasets
-            give them, or with base64 ``data``, as OpenAI does; or a decoder of torchcodec. Of an array of two axes the
-            shorter one is the channels; whole numbers are of 16 bit.
+            or ``data:`` URL; a mapping with ``array`` and ``sampling_rate``, with ``bytes`` or ``path``, as in
+            datasets, or with base64 ``data``, as in OpenAI's API; or a torchcodec decoder. The shorter axis of a
+            two-dimensional array is the channels; integers are 16-bit.
 
     Returns:
-        The sound at its own rate.
+        The audio at its original sampling rate.
 
     Raises:
-        DataError: it cannot be opened, with its path where it has one; a URL, for nothing is fetched.
+        DataError: it cannot be opened (the message has its path, if any), or is a URL; URLs are not fetched.
     """
     if isinstance(sound, Audio):
         return sound
     if isinstance(sound, Path):
-        return _decoded(require_local_file(str(sound)), str(sound))
+        return _decode_file(require_local_file(str(sound)), str(sound))
     if isinstance(sound, bytes | bytearray | memoryview):
-        return _decoded(BytesIO(sound), f"the sound of {len(sound)} bytes")
+        return _decode_file(BytesIO(sound), f"the sound of {len(sound)} bytes")
     if isinstance(sound, str):
         data = None if os.path.exists(path_from_text(sound)) else decode_audio_text(sound)
-        return _decoded(require_local_file(sound), sound) if data is None else load_audio(data)
+        return _decode_file(require_local_file(sound), sound) if data is None else load_audio(data)
     if isinstance(sound, Mapping):
         if sound.get("array") is not None:
             return audio_from_array(sound["array"], sound.get("sampling_rate"))
@@ -69,9 +69,9 @@ def load_audio(sound: object) -> Audio:
 
 
 def audio_from_array(array: Any, rate: Any) -> Audio:
-    """A sound of numbers: (samples,), (channels, samples) or (samples, channels), the shorter axis being the channels.
+    """Audio from an array: (samples,), (channels, samples) or (samples, channels); the shorter axis is the channels.
 
-    Raises: DataError for numbers of another form, or that are not finite, and for no rate.
+    Raises: DataError for another shape or dtype, values that are not finite, or a missing rate.
     """
     try:
         values = torch.as_tensor(np.asarray(array) if not isinstance(array, Tensor) else array)
@@ -91,7 +91,7 @@ def audio_from_array(array: Any, rate: Any) -> Audio:
 
 
 def encode_wav(audio: Audio) -> bytes:
-    """The sound as a WAV file of 16 bit; ``heard`` reads it back to within half a step, 1.5e-5."""
+    """The audio as a 16-bit WAV file; ``load_audio`` restores it within half a quantization step, 1.5e-5."""
     levels_NC = (audio.values.T * FULL_SCALE).round().clamp(-FULL_SCALE, FULL_SCALE - 1)
     buffer = BytesIO()
     with wave.open(buffer, "wb") as file:
@@ -101,13 +101,13 @@ def encode_wav(audio: Audio) -> bytes:
 
 
 def resample_audio(audio: Audio, rate: int, *, mono: bool = False) -> Audio:
-    """The sound at another sampling rate, in Hz; ``mono``: as one channel, the mean of its own."""
+    """The audio at another sampling rate, in Hz; ``mono``: as one channel, the mean of its channels."""
     values = audio.values.mean(0, keepdim=True) if mono else audio.values
     return Audio(resampled(values, audio.sampling_rate, rate).clamp(-1, 1), rate)
 
 
 def decode_audio_text(text: str) -> bytes | None:
-    """The file that a ``data:`` URL or a long base64 text holds; None for any other text.
+    """The bytes of a file from a ``data:`` URL or a long base64 text; None for any other text.
 
     Raises: DataError for a ``data:`` URL that is cut off.
     """
@@ -126,31 +126,31 @@ def decode_audio_text(text: str) -> bytes | None:
 
 
 def require_audio(item: str | bytes, name: str) -> None:
-    """Looks whether a file or its bytes begin as a sound does. Raises DataError if not."""
-    with _opened(item if isinstance(item, str) else BytesIO(item), name):
+    """Raises DataError unless a file, or its bytes, can be opened as audio; decodes nothing."""
+    with _open_container(item if isinstance(item, str) else BytesIO(item), name):
         pass
 
 
-def _decoded(source: str | BytesIO, name: str) -> Audio:
+def _decode_file(source: str | BytesIO, name: str) -> Audio:
     import av
 
-    with _opened(source, name) as container:
+    with _open_container(source, name) as container:
         stream = container.streams.audio[0]
         parts = []
         try:
             resampler = av.AudioResampler(format="fltp")
-            for frame in _within(container.decode(stream)):
+            for frame in _limit_values(container.decode(stream)):
                 parts += [part.to_ndarray() for part in resampler.resample(frame)]
             parts += [part.to_ndarray() for part in resampler.resample(None)]
         except (av.FFmpegError, ValueError) as error:
-            raise DataError(_unreadable(name, error)) from error
+            raise DataError(_unreadable_message(name, error)) from error
         if not parts:
-            raise DataError(_unreadable(name, ValueError("it holds no samples")))
+            raise DataError(_unreadable_message(name, ValueError("it holds no samples")))
         return audio_from_array(torch.from_numpy(np.concatenate(parts, axis=1)), stream.rate)
 
 
-def _within(frames: Iterator[Any]) -> Iterator[Any]:
-    """The frames, as long as they unpack to no more than ``MAX_VALUES``."""
+def _limit_values(frames: Iterator[Any]) -> Iterator[Any]:
+    """Yields the frames; raises ValueError once they have more than ``MAX_VALUES`` values together."""
     total = 0
     for frame in frames:
         total += frame.samples * frame.layout.nb_channels
@@ -159,7 +159,7 @@ def _within(frames: Iterator[Any]) -> Iterator[Any]:
         yield frame
 
 
-def _opened(source: str | BytesIO, name: str) -> Any:
+def _open_container(source: str | BytesIO, name: str) -> Any:
     import av
 
     if isinstance(source, str) and not os.path.exists(source):
@@ -167,13 +167,13 @@ def _opened(source: str | BytesIO, name: str) -> Any:
     try:
         container = av.open(source, options={"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "file"})
     except (av.FFmpegError, ValueError, OSError) as error:
-        raise DataError(_unreadable(name, error)) from error
+        raise DataError(_unreadable_message(name, error)) from error
     if not container.streams.audio:
         container.close()
-        raise DataError(_unreadable(name, ValueError("it holds no sound")))
+        raise DataError(_unreadable_message(name, ValueError("it holds no sound")))
     return container
 
 
-def _unreadable(name: str, error: Exception) -> str:
+def _unreadable_message(name: str, error: Exception) -> str:
     reason = f"{type(error).__name__}: {error}"[:200]
     return f"{name[:200]} cannot be opened as a sound ({reason}); replace it or leave its row out"

@@ -1,4 +1,4 @@
-"""What a file of data may expand to: a few kilobytes can stand for gigabytes, and hang or exhaust the machine."""
+"""Limits of the expanded size of data files: a few kilobytes can expand to gigabytes and exhaust the machine."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_EXPANSION = 200
-"""Bytes in memory for each byte of a file, beyond ``MIN_BYTES``."""
+"""Maximal bytes in memory per byte of a file that expands beyond ``MIN_BYTES``."""
 
 MIN_BYTES = 2**28
-"""What any file may expand to."""
+"""Bytes that any file may expand to."""
 
 _MAX_CHECKED_BYTES = 2**26  # larger parquet files of a folder are not read twice
 
 
 def _arrow_stream(codec: str) -> Callable[[Path], IO[bytes]]:
-    """Opens a file of a codec for which Python has no module."""
+    """Returns a function that opens a file of a codec for which Python has no module."""
 
     def open_stream(path: Path) -> IO[bytes]:
         import pyarrow as pa
@@ -50,21 +50,21 @@ _HEAD_BYTES = 8
 
 
 def limit_of(path: Path) -> int:
-    """Bytes that a file may take in memory."""
+    """Maximal bytes of a file in memory."""
     return max(MIN_BYTES, MAX_EXPANSION * path.stat().st_size)
 
 
 def parquet_batches(path: Path) -> tuple[Iterator[pa.RecordBatch], pa.Schema]:
-    """The parts of a parquet file, read one after another.
+    """The record batches of a parquet file, read lazily.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Returns:
-        The parts, and their schema.
+        The batches, and their schema.
 
     Raises:
-        DataError: the file is no parquet; while the parts are read: it expands beyond ``limit_of``.
+        DataError: the file is no parquet file; during iteration: it expands beyond ``limit_of``.
     """
     import pyarrow as pa
     import pyarrow.parquet
@@ -91,10 +91,10 @@ def require_bounded(folder: Path) -> None:
     """Checks the card, the archives and the compressed files of a folder before ``datasets`` reads them.
 
     Args:
-        folder: of a dataset.
+        folder: folder of a dataset.
 
     Raises:
-        DataError: one of them expands beyond ``limit_of``, or the card is no YAML within bounds.
+        DataError: a file expands beyond ``limit_of``, or the card is invalid YAML or exceeds the limits of YAML.
     """
     _require_plain_card(folder / "README.md")
     for path in sorted(folder.rglob("*")):
@@ -103,7 +103,7 @@ def require_bounded(folder: Path) -> None:
         try:
             with path.open("rb") as file:
                 head = file.read(_HEAD_BYTES)
-        except OSError:  # what cannot be opened is not unpacked either; whoever needs it says so
+        except OSError:  # a file that cannot be opened is not unpacked either; its reader raises the error
             continue
         if path.suffix == ".zip" or head.startswith(b"PK\x03\x04"):
             _require_within(path, _zip_size(path), limit_of(path))
@@ -118,13 +118,13 @@ def require_bounded(folder: Path) -> None:
 
 
 def refuse_fetching_card(folder: Path) -> None:
-    """Raises DataError for a folder whose card names files on the network, which ``load_dataset`` would fetch."""
+    """Raises DataError if the card of a folder references remote files, which ``load_dataset`` would fetch."""
     from huggingface_hub import metadata_load
 
     card = folder / "README.md"
     try:
         configs = (metadata_load(card) or {}).get("configs") if card.is_file() else None
-    except Exception:  # a card that is none is for load_dataset to speak of
+    except Exception:  # load_dataset raises the error of an invalid card
         return
     for text in _texts_in(configs):
         require_fetch_allowed(text, str(card), allow_fetch=False)
@@ -147,7 +147,7 @@ def _require_within(path: Path, num_bytes: int, limit: int) -> None:
 
 
 def _size_of(batch: pa.RecordBatch) -> int:
-    """Bytes of a batch with the values of dictionaries written out, as rows hold them."""
+    """Bytes of a batch with decoded dictionaries, as in its rows."""
     import pyarrow as pa
 
     columns = (column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in batch)
@@ -155,7 +155,7 @@ def _size_of(batch: pa.RecordBatch) -> int:
 
 
 def _require_arrow(path: Path) -> None:
-    """The batches of an arrow file, which may be compressed, one after another. What is no such file is not checked."""
+    """Checks the batches of an arrow file, which may be compressed; any other file is not checked."""
     import pyarrow as pa
 
     num_bytes, limit = 0, limit_of(path)
@@ -199,7 +199,7 @@ def _require_stream(path: Path, name: str, open_stream: Callable[[Path], Any]) -
 
 
 def _require_plain_card(card: Path) -> None:
-    """The card's YAML within the bounds of ``parse_yaml``: anchors can stand for billions of values."""
+    """Checks that the card's YAML is within the limits of ``parse_yaml``: anchors can expand to billions of values."""
     try:
         lines = card.read_text(encoding="utf-8-sig").splitlines() if card.is_file() else []
     except (OSError, UnicodeDecodeError) as error:

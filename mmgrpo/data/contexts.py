@@ -1,8 +1,8 @@
-"""Contexts: what a member is shown in place of the prompt, when it is drawn or when it is looked at in a view.
+"""Contexts: functions that replace a member's prompt when it is sampled, or when a view re-scores it.
 
-A context is a function of the prompt, the member's number and what is known of its group, bound to its settings; the
-prompt that it gives keeps the columns, so that rewards see the row that they know. One that changes nothing gives the
-prompt itself, and one that has nothing for a member to see gives None.
+A context is a function of the prompt, the member's number and the ``History`` of its group, bound to its settings. The
+returned prompt keeps the columns, so that rewards read the same row. A context that changes nothing returns the same
+prompt object; a context that does not apply to a member returns None.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ CONTEXTS: Registry[Callable[..., Context]] = Registry(IMAGE_CONTEXTS, SYSTEM_CON
 """Contexts by the name that ``rollout.prompt_templates`` and ``views`` use; called with their settings."""
 
 PLACEHOLDER = re.compile(r"{([^{}]+)}")
-"""What a text names in braces."""
+"""A name in braces within a text."""
 
 PEER = "{prompt}\n\nAnother answer, which is right:\n\n{answer}\n\nNow answer the question."
 
 
 @CONTEXTS.register
 def template(*, text: str) -> Context:
-    """The prompt within a text, or what its row has in its place: ``{prompt}`` and ``{COLUMN}`` stand for the two.
+    """A text with ``{prompt}`` replaced by the prompt and ``{COLUMN}`` by a column of its row.
 
-    Raises: ConfigError for a text that would be the same for all prompts; DataError where a row has no such column.
+    Raises: ConfigError for a text without placeholders, which would be the same for all prompts; DataError for a row
+        without the column.
     """
     if not PLACEHOLDER.search(text):
         raise ConfigError(f"the text of a template holds {{prompt}}, or the {{COLUMN}} of its row, got {text!r:.80}")
@@ -43,22 +44,24 @@ def template(*, text: str) -> Context:
 
 @CONTEXTS.register
 def solution_prefix(*, column: str = "solution", share: float | None = None, between: str = " ") -> Context:
-    """The prompt, and the beginning of its row's solution as the beginning of the answer: never trained.
+    """The prompt, with the beginning of its row's solution as the beginning of the answer; that part is not trained.
 
-    The first ``share`` of the solution's words, or of its steps where ``between`` says what stands between two; without
-    a share as much as the planner says.
+    Takes the first ``share`` of the solution's words, or of its steps if ``between`` is their separator; without a
+    share, that of the rollout strategy.
 
-    Units: share is dimensionless, 0 to 1.   Raises: ConfigError for another share, or nothing between; DataError for a
-        row without it.
+    Units: share is dimensionless, 0 to 1.   Raises: ConfigError for another share, or an empty separator; DataError for
+        a row without a solution.
     """
     if not between:
         raise ConfigError("a prefix is a share of the solution by what stands between its words or steps, got nothing")
-    return partial(_begun, column=column, share=None if share is None else require_share(share), between=between)
+    return partial(
+        _add_solution_prefix, column=column, share=None if share is None else require_share(share), between=between
+    )
 
 
 @CONTEXTS.register
 def opening(*, text: str) -> Context:
-    """The prompt, and a text as the beginning of the answer, such as an empty thought: never trained.
+    """The prompt, with a text as the beginning of the answer, such as an empty thought; that part is not trained.
 
     Raises: ConfigError for an empty text.
     """
@@ -71,56 +74,58 @@ def opening(*, text: str) -> Context:
 def peer_answer(
     *, text: str = PEER, at_least: float = 1.0, without: str | None = None, wrong_alone: bool = False
 ) -> Context:
-    """The prompt with the answer of another member of the group that is right: the first whose reward reaches a bound.
+    """The prompt with a correct answer of another member of the group: the first whose reward reaches ``at_least``.
 
-    ``{prompt}`` and ``{answer}`` stand for the two; a member without such a peer has nothing to be shown. What matches
-    the regular expression ``without`` is left out of the answer. ``wrong_alone`` shows it to no member that is right
-    itself.
+    ``text`` has the placeholders ``{prompt}`` and ``{answer}``. The context does not apply to a member without such a
+    peer and, with ``wrong_alone``, to a member that is correct itself. Matches of the regular expression ``without``
+    are removed from the answer.
 
-    Units: at_least in those of the reward.   Raises: ConfigError for a text that lacks either place, or for what is no
+    Units: at_least in those of the reward.   Raises: ConfigError for a text without either placeholder, or an invalid
         regular expression; DataError for an answer that is no text.
-    Source: SDPO, arXiv:2601.20802, and its code (lasgroup/SDPO, ``ray_trainer.py``). Deviation: the words of the text.
+    Source: SDPO, arXiv:2601.20802, and its code (lasgroup/SDPO, ``ray_trainer.py``). Deviation: the text's wording.
     """
     require_places("peer's answer", text, "prompt", "answer")
     omitted = None if without is None else compile_pattern("without", without)
-    return partial(_after_peer, text=text, at_least=at_least, omitted=omitted, wrong_alone=wrong_alone)
+    return partial(_fill_peer_answer, text=text, at_least=at_least, omitted=omitted, wrong_alone=wrong_alone)
 
 
 @CONTEXTS.register
 def after_answers(*, text: str, pattern: str | None = None, each: str = "{number}. {answer}") -> Context:
-    """A text with what was written in an earlier round of the step: the planner ``stages`` says what is shown to whom.
+    """A text with the answers of an earlier round of the step, which the strategy ``stages`` selects per member.
 
-    ``{answer}`` stands for the first of the texts, ``{answer_2}`` for the second, and ``{answers}`` for all of them,
-    each as in ``each``; ``{prompt}`` and the columns of the row stand for theirs. Of each text the last match of the
-    regular expression ``pattern`` is shown, its first group where it has one; without a match there is nothing to show.
+    ``{answer}`` is replaced by the first answer, ``{answer_2}`` by the second, and ``{answers}`` by all of them, each
+    formatted as ``each``; ``{prompt}`` and ``{COLUMN}`` as in ``template``. With a regular expression ``pattern``, its
+    last match in each answer is used, the first group if it has one; the context does not apply to a member with an
+    answer without a match.
 
-    Raises: ConfigError for a text that shows no answer, or for what is no regular expression; DataError for an answer
-        that is no text.
+    Raises: ConfigError for a text without an answer, or an invalid regular expression; DataError for an answer that is
+        no text.
     """
     if "{answer" not in text:
         raise ConfigError(f"the text of after_answers holds {{answer}}, {{answer_2}} or {{answers}}, got {text!r:.80}")
     return partial(
-        _after_answers, text=text, pattern=None if pattern is None else compile_pattern("pattern", pattern), each=each
+        _fill_answers, text=text, pattern=None if pattern is None else compile_pattern("pattern", pattern), each=each
     )
 
 
 @CONTEXTS.register
 def draft(*, of: str, text: str, right: str = "", wrong: str = "", at_least: float = 1.0) -> Context:
-    """The prompt with an answer that its group has by now: the ``best`` one, or the member's ``own``.
+    """The prompt with an earlier answer of its group: the ``best`` one, or the member's ``own``.
 
-    ``{prompt}`` and ``{draft}`` stand for the two, ``{verdict}`` for the text ``right`` where the answer's reward
-    reaches ``at_least``, else for ``wrong``; either may name columns of the row. The best has the highest reward, of
-    equal ones the first; of n answers, member m's own is that of member m modulo n. Where there is none, the prompt.
+    ``text`` has the placeholders ``{prompt}`` and ``{draft}``; ``{verdict}`` is replaced by the text ``right`` if the
+    answer's reward reaches ``at_least``, else by ``wrong``, both with placeholders for columns of the row. ``best`` has
+    the highest reward, the first of equal ones; of n answers, ``own`` of member m is answer m modulo n. Without an
+    answer the prompt is unchanged.
 
-    Units: at_least in those of the reward.   Raises: ConfigError for another choice, or a text that lacks a place;
+    Units: at_least in those of the reward.   Raises: ConfigError for another choice, or a text without a placeholder;
         DataError for an answer that is no text.
-    Source: the best: iGRPO, arXiv:2602.09000; each its own, with a verdict: Critique-GRPO, arXiv:2506.03106, and its
+    Source: ``best``: iGRPO, arXiv:2602.09000; ``own`` with a verdict: Critique-GRPO, arXiv:2506.03106, and its
         code (zhangxy-2019/critique-GRPO, ``critique_prompts.py``, ``simple_gt``).
     """
     if of not in DRAFTS:
         raise ConfigError(f"a draft is one of {', '.join(DRAFTS)}, got {of!r}")
     require_places("draft", text, "prompt", "draft")
-    return partial(_after_draft, choose=DRAFTS[of], text=text, verdicts=(right, wrong), at_least=at_least)
+    return partial(_fill_draft, choose=DRAFTS[of], text=text, verdicts=(right, wrong), at_least=at_least)
 
 
 def require_places(what: str, text: str, *names: str) -> None:
@@ -147,7 +152,7 @@ def in_template(prompt: Prompt, member: int, history: History = NOTHING, *, text
     return with_text(prompt, fill_template(prompt, text, {}))
 
 
-def _after_peer(
+def _fill_peer_answer(
     prompt: Prompt,
     member: int,
     history: History = NOTHING,
@@ -162,13 +167,13 @@ def _after_peer(
     peer = next((sample for sample in right if sample.member != member), None)
     if peer is None or (wrong_alone and any(sample.member == member for sample in right)):
         return None
-    text_of_peer = require_text_of(peer)
-    answer = text_of_peer if omitted is None else omitted.sub("", text_of_peer)
+    peer_text = require_text_of(peer)
+    answer = peer_text if omitted is None else omitted.sub("", peer_text)
     return with_text(prompt, fill_template(prompt, text, {"answer": answer}))
 
 
 Scored = tuple[Sample, "float | None"]
-"""An answer and its reward, None where none applied."""
+"""An answer and its reward; None if no reward applied."""
 
 
 def require_text_of(sample: Sample) -> str:
@@ -177,7 +182,7 @@ def require_text_of(sample: Sample) -> str:
     return sample.text
 
 
-def _best(scored: Sequence[Scored], member: int) -> Scored:
+def _highest_reward(scored: Sequence[Scored], member: int) -> Scored:
     del member
     return max(scored, key=lambda pair: float("-inf") if pair[1] is None else pair[1])
 
@@ -186,11 +191,13 @@ def _of_member(scored: Sequence[Scored], member: int) -> Scored:
     return scored[member % len(scored)]
 
 
-DRAFTS: Mapping[str, Callable[[Sequence[Scored], int], Scored]] = MappingProxyType({"best": _best, "own": _of_member})
-"""Which answer of its group ``draft`` shows to a member, by name."""
+DRAFTS: Mapping[str, Callable[[Sequence[Scored], int], Scored]] = MappingProxyType(
+    {"best": _highest_reward, "own": _of_member}
+)
+"""Functions by name that select the answer of the group that ``draft`` inserts for a member."""
 
 
-def _after_draft(
+def _fill_draft(
     prompt: Prompt,
     member: int,
     history: History = NOTHING,
@@ -210,18 +217,18 @@ def _after_draft(
 
 
 def text_column(name: str, prompt: Prompt, column: str) -> str:
-    """A text that the prompt's row brings along."""
+    """The text in a column of the prompt's row. Raises DataError, with the context's name, for a row without it."""
     value = prompt.columns.get(column)
     if not isinstance(value, str):
         raise DataError(f"{name} needs a text in the column {column!r}; the row has {sorted(prompt.columns)}")
     return value
 
 
-def _after_answers(
+def _fill_answers(
     prompt: Prompt, member: int, history: History = NOTHING, *, text: str, pattern: re.Pattern | None, each: str
 ) -> Prompt | None:
     del member
-    answers = [_matched(require_text_of(sample), pattern) for sample in history.samples]
+    answers = [_last_match(require_text_of(sample), pattern) for sample in history.samples]
     if not answers or any(answer is None for answer in answers):
         return None
     values = {f"answer_{number}": str(answer) for number, answer in enumerate(answers, 1)}
@@ -232,7 +239,7 @@ def _after_answers(
     return with_text(prompt, fill_template(prompt, text, values))
 
 
-def _matched(text: str, pattern: re.Pattern | None) -> str | None:
+def _last_match(text: str, pattern: re.Pattern | None) -> str | None:
     if pattern is None:
         return text
     matches = list(pattern.finditer(text))
@@ -240,7 +247,10 @@ def _matched(text: str, pattern: re.Pattern | None) -> str | None:
 
 
 def fill_template(prompt: Prompt, text: str, further: Mapping[str, str]) -> str:
-    """The text with what its places stand for; what comes in is not looked at for places again."""
+    """The text with its placeholders replaced; placeholders within the inserted texts are not replaced.
+
+    Raises: DataError for a placeholder that names no column of the row.
+    """
     values = {**prompt.columns, "prompt": prompt.text, **further}
 
     def replacement(match: re.Match) -> str:
@@ -254,7 +264,7 @@ def fill_template(prompt: Prompt, text: str, further: Mapping[str, str]) -> str:
 
 
 def with_text(prompt: Prompt, text: str) -> Prompt:
-    """The prompt with another text; of a conversation its last turn says it."""
+    """The prompt with another text; in a conversation it replaces the text of the last turn."""
     if prompt.messages is None:
         return replace(prompt, text=text)
     *before, last = prompt.messages
@@ -267,7 +277,7 @@ def with_text(prompt: Prompt, text: str) -> Prompt:
     return replace(prompt, text=text, messages=[*before, {**last, "content": content}])
 
 
-def _begun(
+def _add_solution_prefix(
     prompt: Prompt, member: int, history: History = NOTHING, *, column: str, share: float | None, between: str
 ) -> Prompt:
     del member
@@ -275,5 +285,5 @@ def _begun(
     if share is None:
         raise ConfigError("solution_prefix needs a share, unless the planner says how much is shown")
     words = text_column("solution_prefix", prompt, column).split(between)
-    begun = between.join(words[: round(share * len(words))])
-    return replace(prompt, prefix=begun + between) if begun else prompt
+    prefix = between.join(words[: round(share * len(words))])
+    return replace(prompt, prefix=prefix + between) if prefix else prompt

@@ -1,6 +1,6 @@
-"""Contexts that show a prompt's images spoilt: parts of them black, or under noise.
+"""Contexts that corrupt a prompt's images: parts of them black, or with noise.
 
-Random numbers are keyed by the seed of the history, the member and the image's place.
+Random numbers depend on the seed of the history, the member and the index of the image.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mmgrpo.system.lazy import numpy as np
 from mmgrpo.types import Prompt
 
 IMAGE_CONTEXTS: Registry[Callable[..., Context]] = Registry()
-"""Contexts that spoil images, by name; called with their settings."""
+"""Contexts that corrupt images, by name; called with their settings."""
 
 Spoil = Callable[["np.ndarray", "np.random.Generator"], "np.ndarray"]
 """Pixels (H, W, 3) of 0 to 255 and random numbers -> pixels."""

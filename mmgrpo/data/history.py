@@ -1,4 +1,4 @@
-"""What is known of a group when one of its members is shown the prompt."""
+"""The state of a group that contexts read."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from mmgrpo.types import Prompt, Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What is known of a group when one of its members is shown the prompt.
+    """The state of a group when a context builds the prompt of one of its members.
 
     Attributes:
-        seed: keys the random numbers of what is shown: of the run, the step and the group.
-        samples: in a view those of the group, the member's own among them; where it is drawn, those that it is drawn
-            after, else those of the group of the rounds before.
-        rewards: what the rewards of each come to; None where none applied.
-        share: how much of an answer is to be shown, from 0 to 1; None: nobody says.
-        ends: how many characters of its text there are after each decision of each; empty where nobody says.
+        seed: seed of the context's random numbers; depends on the run, the step and the group.
+        samples: in a view, all samples of the group, including the member's; when the member is sampled, the samples
+            that it is conditioned on, else those of the group from earlier rounds.
+        rewards: total reward of each sample; None if no reward applied.
+        share: share of the solution that the prompt includes, from 0 to 1; None: not set.
+        ends: per sample, the number of characters of its text after each decision; empty if not available.
     """
 
     seed: int = 0
@@ -31,4 +31,4 @@ class History:
 NOTHING = History()
 
 Context = Callable[[Prompt, int, History], Prompt | None]
-"""(prompt, member, history) -> what the member is shown; None: there is nothing for it to be shown."""
+"""(prompt, member, history) -> the prompt of the member; None: the context does not apply to it."""

@@ -1,4 +1,4 @@
-"""Images from wherever a prompt has them: a PIL image, a path, bytes, base64 or what a dataset stores."""
+"""Loads images of prompts: PIL images, paths, bytes, base64 texts and the mappings that datasets store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mmgrpo.data.image_modes import WHITE_IS_ZERO, in_rgb
 from mmgrpo.errors import DataError
 
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-"""What Pillow raises for a file that is missing, cut off, too large or no image."""
+"""Exceptions of Pillow for a file that is missing, cut off, too large or no image."""
 
 EXTERNAL_FORMATS = frozenset(("EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG"))
 """Formats that are never opened: Pillow starts ghostscript for EPS, and has no decoder for the others."""
@@ -29,28 +29,28 @@ PHOTOMETRIC = 262
 _POSTSCRIPT = (b"%!PS", b"\xc5\xd0\xd3\xc6")  # also with a binary preview before it
 
 _LOCAL_HOPS = frozenset(("file", "local", "zip", "tar", "gzip", "bz2", "xz", "lzma", "zstd", "lz4"))
-"""Protocols of a chain of fsspec that read this machine's own files."""
+"""Protocols within an fsspec chain that read local files."""
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}+={0,2}+\s*+")
 
 
 def load_image(image: object) -> Image.Image:
-    """The whole image, upright and in RGB.
+    """The decoded image, upright and in RGB.
 
-    The EXIF orientation is applied; what is transparent becomes white; more than 8 bits a channel are scaled to 8, as
-    ``in_rgb`` says.
+    The EXIF orientation is applied; transparency is blended with white; more than 8 bits a channel are scaled to 8
+    (``in_rgb``).
 
     Args:
         image: a PIL image; a path (``file://`` too); the bytes of a file; its base64 text or ``data:`` URL; or a
             mapping that holds ``bytes`` or ``path``, as datasets store images.
 
     Returns:
-        An image of its own: the one given is left as it is.
+        A new image; the argument is not changed.
 
     Raises:
-        DataError: the image cannot be opened, with its path where it has one; a URL, for nothing is fetched.
+        DataError: the image cannot be opened (the message has its path, if any), or is a URL; URLs are not fetched.
     """
-    source = _source(image)
+    source = _image_source(image)
     try:
         if isinstance(source, Image.Image):
             require_decoder(source)
@@ -62,7 +62,7 @@ def load_image(image: object) -> Image.Image:
 
 
 def load_images(value: object) -> list[Image.Image]:
-    """The pictures that a value holds, one or a sequence of several, each as ``opened``; None holds none."""
+    """The images of a value, one or a sequence, each loaded by ``load_image``; an empty list for None."""
     if value is None:
         return []
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
@@ -71,9 +71,9 @@ def load_images(value: object) -> list[Image.Image]:
 
 
 def load_image_column(columns: Mapping[str, object], name: str) -> list[Image.Image]:
-    """The pictures in a column of a row, as ``opened_all`` finds them.
+    """The images in a column of a row, loaded by ``load_images``.
 
-    Raises: DataError if one cannot be opened, and how a path is found that lies beside the data file.
+    Raises: DataError if an image cannot be opened; the message says how to resolve paths relative to the data file.
     """
     value = columns.get(name)
     try:
@@ -86,7 +86,7 @@ def load_image_column(columns: Mapping[str, object], name: str) -> list[Image.Im
 
 @final
 class LazyImages(Sequence[Image.Image]):
-    """Images that are opened one by one, each time they are looked at."""
+    """Images that are loaded on each access."""
 
     def __init__(self, images: Sequence[object]) -> None:
         self._images = images
@@ -103,10 +103,10 @@ class LazyImages(Sequence[Image.Image]):
 
 
 def open_image_file(source: str | Path | BytesIO) -> Image.Image:
-    """What Pillow finds in a file, not read yet.
+    """The image of a file, opened but not decoded.
 
-    Raises: DecompressionBombError for more pixels than ``Image.MAX_IMAGE_PIXELS``, of which Pillow would only warn;
-    UnidentifiedImageError for what is no image, and for the formats of ``EXTERNAL_FORMATS``.
+    Raises: DecompressionBombError for more pixels than ``Image.MAX_IMAGE_PIXELS``, where Pillow only warns;
+    UnidentifiedImageError for a file that is no image, or in a format of ``EXTERNAL_FORMATS``.
     """
     try:
         image = Image.open(source, formats=_formats())
@@ -129,7 +129,7 @@ def require_decoder(image: Image.Image) -> None:
 
 
 def _formats() -> list[str]:
-    """Formats that are opened: all that Pillow and its plugins have, but for ``EXTERNAL_FORMATS``."""
+    """Formats that are opened: all of Pillow and its plugins except ``EXTERNAL_FORMATS``."""
     Image.init()
     return [name for name in Image.ID if name not in EXTERNAL_FORMATS]
 
@@ -145,14 +145,14 @@ _EPS = "PostScript is not opened, since reading it runs ghostscript; convert it 
 
 
 def require_pixels(width: int, height: int) -> None:
-    """Raises DecompressionBombError for more pixels than Pillow takes without a word."""
+    """Raises DecompressionBombError for more pixels than Pillow opens without a warning."""
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and width * height > limit:
         raise Image.DecompressionBombError(f"{width} x {height} pixels are more than {limit}; it may be a bomb")
 
 
 def apply_orientation(image: Image.Image) -> Image.Image:
-    """The image turned as its EXIF orientation says, in its own mode and with the format of its file."""
+    """The image rotated by its EXIF orientation, with its mode and the format of its file."""
     upright = ImageOps.exif_transpose(image)
     upright.format = image.format
     if getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == 0:
@@ -161,7 +161,7 @@ def apply_orientation(image: Image.Image) -> Image.Image:
 
 
 def decode_image_text(text: str) -> bytes | None:
-    """The file that a ``data:`` URL or a base64 text of an image holds; None for any other text.
+    """The bytes of an image from a ``data:`` URL or a base64 text; None for any other text.
 
     Raises: DataError for a ``data:`` URL that is cut off.
     """
@@ -185,26 +185,26 @@ def decode_image_text(text: str) -> bytes | None:
 
 
 def path_from_text(text: str) -> str:
-    """The path that a text names, with or without ``file://`` before it."""
+    """The path of a text with or without the prefix ``file://``."""
     return unquote(urlparse(text).path) if text.startswith("file://") else text
 
 
 def is_url(text: str) -> bool:
-    """Whether a text names something on the network or inside an archive."""
+    """Whether a text is the URL of a file on the network or inside an archive."""
     return "://" in text and not text.startswith(("data:", "file://"))
 
 
 def is_fetched(text: str) -> bool:
-    """Whether reading what a text names asks the network: a URL, and a chain (``zip://a.png::http://...``) with one."""
+    """Whether reading a path or URL uses the network: a URL, or an fsspec chain with one (``zip://a.png::http://...``)."""
     *outer, last = text.split("::")
     schemes = [hop.partition("://")[0] for hop in outer] + ([last.partition("://")[0]] if "://" in last else [])
     return is_url(text) and not all(scheme.lower() in _LOCAL_HOPS for scheme in schemes)
 
 
 def require_local_file(text: str) -> str:
-    """The path of a file of this machine that a text names, with or without ``file://`` before it.
+    """The path of a local file, given with or without the prefix ``file://``.
 
-    Raises: DataError for a URL, for nothing is fetched, and for what is no ordinary file, such as a pipe.
+    Raises: DataError for a URL, since URLs are not fetched, and for a path that is no regular file, such as a pipe.
     """
     path = path_from_text(text)
     if not os.path.exists(path) and is_url(text):
@@ -215,13 +215,13 @@ def require_local_file(text: str) -> str:
 
 
 def unreadable_message(image: object, error: Exception) -> str:
-    """Says that an image cannot be opened, and which."""
-    name = str(image)[:200] if isinstance(image, str | Path) else f"the image ({_described(image)})"
+    """The error message for an image that cannot be opened."""
+    name = str(image)[:200] if isinstance(image, str | Path) else f"the image ({_describe(image)})"
     reason = f"{type(error).__name__}: {error}"[:200]
     return f"{name} cannot be opened as an image ({reason}); replace it or leave its row out"
 
 
-def _source(image: object) -> Image.Image | bytes | Path:
+def _image_source(image: object) -> Image.Image | bytes | Path:
     if isinstance(image, Image.Image):
         return image
     if isinstance(image, Path):
@@ -231,17 +231,17 @@ def _source(image: object) -> Image.Image | bytes | Path:
     if isinstance(image, Mapping):
         stored = image.get("bytes") or image.get("path")
         if stored is not None:
-            return _source(stored)
+            return _image_source(stored)
     if isinstance(image, str):
         data = None if os.path.exists(path_from_text(image)) else decode_image_text(image)
         return Path(require_local_file(image)) if data is None else data
     raise DataError(
         f"an image must be a PIL image, a path, bytes, base64 or a mapping with 'bytes' or 'path', got "
-        f"{_described(image)}"
+        f"{_describe(image)}"
     )
 
 
-def _described(image: object) -> str:
+def _describe(image: object) -> str:
     if isinstance(image, bytes | bytearray | memoryview):
         return f"{len(image)} bytes"
     if isinstance(image, Mapping):

@@ -1,4 +1,4 @@
-"""Files and lines of JSON, and what is wrong with those that are none."""
+"""Parses JSON lines and text files, with errors that name the cause."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mmgrpo.errors import DataError
 
 
 def row_of(line: bytes, where: str) -> Any:
-    """What a line holds. Raises DataError, with the line, where it is no UTF-8 or no JSON."""
+    """The parsed value of a line. Raises DataError, with the line, if it is not UTF-8 or not JSON."""
     try:
         return json_of(line.decode("utf-8-sig"), where)
     except UnicodeDecodeError as error:
@@ -20,7 +20,7 @@ def row_of(line: bytes, where: str) -> Any:
 
 
 def json_of(text: str, where: str) -> Any:
-    """The value of a JSON text; JSONDecodeError where it is none, DataError where it is one that Python cannot hold."""
+    """The value of a JSON text. Raises JSONDecodeError if it is invalid, DataError if Python cannot represent it."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -32,7 +32,7 @@ def json_of(text: str, where: str) -> Any:
 
 
 def text_of(path: Path) -> str:
-    """What a file says. Raises DataError where it is no UTF-8."""
+    """The text of a file. Raises DataError if it is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""The identity of a prompt that outlasts a run: of its row of data, not of its place in a file or a step."""
+"""Keys of prompts that are stable across runs: they depend on the row, not on its position in a file or a step."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from mmgrpo.system.lazy import PIL_Image as Image
 from mmgrpo.types import Audio, Prompt
 
 ID_COLUMNS = ("id", "uid", "_id", "index")
-"""Columns that name a row, where every row has one and no two share it; the first such is taken."""
+"""Columns with an identifier of the row; the first one that every row has, with unique values, is used."""
 
 
 def prompt_keys(prompts: Sequence[Prompt]) -> tuple[str, ...]:
-    """A key per prompt, each once.
+    """A unique key per prompt.
 
-    A column that names the rows if there is one, else a hash of the row's content: its text, turns and columns, and of
-    what the model is shown the names of files, or the pixels of images that are in memory already. Images that lie
-    encoded in a dataset are not read for it. Rows of one content are numbered in their order.
+    The key is the value of the identifier column, if there is one, else a hash of the row's content: its text, turns
+    and columns, and of its media the names of files, or the pixels of images in memory. Images that a dataset stores
+    encoded are not read. Rows of equal content are numbered in order.
 
     Args:
-        prompts: all of a source.
+        prompts: all prompts of a source.
 
     Returns:
-        Keys that are the same in every process and every run on the same rows, in the prompts' order.
+        Keys in the order of the prompts, the same in every process and every run on the same rows.
     """
     for name in ID_COLUMNS:
         ids = [prompt.columns.get(name) for prompt in prompts]
@@ -43,22 +43,26 @@ def prompt_keys(prompts: Sequence[Prompt]) -> tuple[str, ...]:
 
 
 def _content_hash(prompt: Prompt) -> str:
-    media = [_names(prompt.images), _names(prompt.videos), *([_names(prompt.audios)] if len(prompt.audios) else [])]
+    media = [
+        _file_names(prompt.images),
+        _file_names(prompt.videos),
+        *([_file_names(prompt.audios)] if len(prompt.audios) else []),
+    ]
     columns = [[str(name), prompt.columns[name]] for name in sorted(prompt.columns, key=str)]
     content = [prompt.text, prompt.messages, prompt.negative, columns, media]
-    json_text = json.dumps(content, default=_described, skipkeys=True, ensure_ascii=False)
+    json_text = json.dumps(content, default=_to_json, skipkeys=True, ensure_ascii=False)
     return hashlib.blake2b(json_text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
-def _names(media: Sequence[Any]) -> list[Any]:
-    """Files by their names; what would be decoded as it is read is only counted."""
+def _file_names(media: Sequence[Any]) -> list[Any]:
+    """The media with files replaced by their names; None for each medium that would be decoded on access."""
     if not isinstance(media, tuple | list):
         return [None] * len(media)
     return [Path(medium).name if isinstance(medium, str | Path) else medium for medium in media]
 
 
-def _described(value: Any) -> Any:
-    """What JSON does not know: bytes, pictures and sounds by a hash, other sequences as lists, the rest by its type."""
+def _to_json(value: Any) -> Any:
+    """Values that JSON does not support: bytes, images and audio as hashes, the rest by the name of its type."""
     if isinstance(value, Image.Image):
         return [value.mode, *value.size, hashlib.blake2b(value.tobytes(), digest_size=12).hexdigest()]
     if isinstance(value, Audio):

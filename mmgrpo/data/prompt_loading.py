@@ -104,7 +104,9 @@ def load_prompts(
     require_limit(source, limit)
     unreadable = UnreadableRows(skip=on_error == "skip")
     rules = _ReadingRules(text_column, allow_fetch, unreadable, tuple(pictures), allow_outside)
-    read = _read(str(source), split, rules) if isinstance(source, str | Path) else _live(source, split, rules)
+    read = (
+        _read(str(source), split, rules) if isinstance(source, str | Path) else _from_live_dataset(source, split, rules)
+    )
     where = source if isinstance(source, str | Path) else "the dataset"
     prompts = list(islice(read, limit))
     unreadable.warn(str(where), len(prompts))
@@ -149,7 +151,7 @@ def _load(config: ReadingConfig, source: str, key: str, note: str | None) -> lis
     except DataError as error:
         if is_python_target(source) or Path(source).expanduser().exists():
             raise
-        raise DataError(f"{key}: {error}; {_wanted(config, key, note)}") from error
+        raise DataError(f"{key}: {error}; {_source_advice(config, key, note)}") from error
 
 
 def reading_settings(config: ReadingConfig) -> dict[str, Any]:
@@ -166,10 +168,10 @@ def require_source(config: PromptsConfig, *, key: str, note: str | None) -> None
             continue
         path = Path(source).expanduser()
         if not path.exists():
-            raise DataError(f"{where}: {missing_path_message(path)}; {_wanted(part, where, note)}")
+            raise DataError(f"{where}: {missing_path_message(path)}; {_source_advice(part, where, note)}")
 
 
-def _wanted(config: ReadingConfig, key: str, note: str | None) -> str:
+def _source_advice(config: ReadingConfig, key: str, note: str | None) -> str:
     """Returns how to provide the source, with the note of the configuration."""
     rows = f"rows with the column '{config.text_column}' as .jsonl, .json or .parquet"
     note_text = f"; note: {' '.join(note.split())}" if note else ""
@@ -230,7 +232,7 @@ def _read(source: str, split: str | None, rules: _ReadingRules) -> Iterable[Prom
     return _from_hub(source, split, rules)
 
 
-def _live(dataset: Dataset | DatasetDict, split: str | None, rules: _ReadingRules) -> Iterator[Prompt]:
+def _from_live_dataset(dataset: Dataset | DatasetDict, split: str | None, rules: _ReadingRules) -> Iterator[Prompt]:
     rules = replace(rules, allow_outside=True)  # the caller, who passed the dataset, trusts its media
     return _from_dataset(_select_split(dataset, "the dataset", split), rules, "the dataset", None)
 
@@ -280,7 +282,7 @@ def _from_json(path: Path, rules: _ReadingRules) -> Iterator[Prompt]:
     if not isinstance(rows, list):
         raise DataError(f"{path} must hold a list of objects, got {type(rows).__name__}")
     for number, row in enumerate(rows):
-        yield from rules.prompt(partial(_itself, row), f"{path}, item {number}", path.parent)
+        yield from rules.prompt(partial(_identity, row), f"{path}, item {number}", path.parent)
 
 
 def _from_parquet(path: Path, rules: _ReadingRules) -> Iterator[Prompt]:
@@ -383,7 +385,7 @@ def _stored(table: Any, row: int, name: str, pictures: Sequence[str]) -> Any:
     return [StoredMedium(table, row, name, index) for index in range(len(stored_items(table, row, name)))]
 
 
-def _itself(row: Any) -> Any:
+def _identity(row: Any) -> Any:
     return row
 
 

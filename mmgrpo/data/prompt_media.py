@@ -135,7 +135,7 @@ def require_inside(path: str, where: str, roots: Sequence[Path] | None) -> None:
     if roots is None:
         return
     real = Path(os.path.realpath(path))
-    if not any(real.is_relative_to(_real(root.absolute())) for root in roots):
+    if not any(real.is_relative_to(_real_path(root.absolute())) for root in roots):
         raise DataError(
             f"{where}: {path[:200]!r} lies outside of {' and '.join(map(str, roots))}, where data may not send the "
             "trainer; put it there, or set prompts.allow_outside: true if the data is yours"
@@ -182,7 +182,7 @@ def archive_of(source: str) -> str:
 
 
 @cache
-def _real(folder: Path) -> Path:
+def _real_path(folder: Path) -> Path:
     return Path(os.path.realpath(folder))
 
 
@@ -217,22 +217,20 @@ class LazyMedia(Sequence[Any]):
         return len(self._items)
 
     def __getitem__(self, index: Any) -> Any:
-        chosen = self._items[index]
-        return LazyMedia(chosen, self._kind) if isinstance(index, slice) else _decoded(chosen, self._kind)
+        items = self._items[index]
+        return LazyMedia(items, self._kind) if isinstance(index, slice) else _decode_item(items, self._kind)
 
     def __iter__(self) -> Iterator[Any]:
-        return (_decoded(item, self._kind) for item in self._items)
+        return (_decode_item(item, self._kind) for item in self._items)
 
     def here(self) -> Iterator[Any]:
         """Those that this machine has, decoded."""
-        return (_decoded(item, self._kind) for item in self._items if not isinstance(item, RemoteMedium))
+        return (_decode_item(item, self._kind) for item in self._items if not isinstance(item, RemoteMedium))
 
     def __reduce__(self) -> Any:
         """What travels between processes are the media of the row, not the dataset they lie in."""
-        carried = (
-            bytes(item.data()) if isinstance(item, StoredMedium | RemoteMedium) else item for item in self._items
-        )
-        return LazyMedia, (tuple(carried), self._kind)
+        loaded = (bytes(item.data()) if isinstance(item, StoredMedium | RemoteMedium) else item for item in self._items)
+        return LazyMedia, (tuple(loaded), self._kind)
 
 
 def lazy_media(items: Sequence[Any], kind: str = "image") -> Sequence[Any]:
@@ -261,12 +259,12 @@ class RowLocation:
     def media(self, row: Mapping[str, Any], kind: str) -> list[Medium]:
         """The media of a kind in their columns, in order."""
         column, list_column = COLUMNS[kind]
-        items = _listed(row.get(column), is_single=kind == "video") + _listed(row.get(list_column))
+        items = _to_list(row.get(column), is_single=kind == "video") + _to_list(row.get(list_column))
         return [self.medium(item, kind) for item in items]
 
     def pictures(self, value: Any) -> Sequence[Any]:
         """The pictures of another column, one or a list, as a prompt holds them."""
-        return lazy_media([self.medium(item, "image").item for item in _listed(value)])
+        return lazy_media([self.medium(item, "image").item for item in _to_list(value)])
 
     def medium(self, item: Any, kind: str) -> Medium:
         """A medium as a prompt may hold it, checked as far as that takes no decoding.
@@ -276,7 +274,7 @@ class RowLocation:
         options: dict[str, Any] = {}
         if isinstance(item, Mapping):
             if kind == "audio" and item.get("array") is not None:
-                return Medium(self._checked(self._sound(item), kind))
+                return Medium(self._require_medium(self._load_sound(item), kind))
             keys = [key for key in PAYLOADS[kind] if item.get(key) is not None]
             if not keys:
                 raise DataError(
@@ -289,11 +287,11 @@ class RowLocation:
             return Medium(inner.item, {**options, **inner.options})
         if kind == "video" and isinstance(item, list | tuple):
             return Medium(lazy_media([self.medium(frame, "image").item for frame in item]))
-        return Medium(self._checked(self._located(item, kind), kind))
+        return Medium(self._require_medium(self._locate(item, kind), kind))
 
-    def _located(self, item: Any, kind: str) -> Any:
+    def _locate(self, item: Any, kind: str) -> Any:
         if isinstance(item, StoredMedium) and item.source is not None:
-            return self._located(item.source, kind)
+            return self._locate(item.source, kind)
         if not isinstance(item, str):
             return item
         path = path_from_text(item)
@@ -308,12 +306,12 @@ class RowLocation:
         if data is not None:
             return data
         if is_url(item):
-            return self._elsewhere(item, kind)
+            return self._remote_medium(item, kind)
         if self.folder is None:
             return item
         raise DataError(f"{self.where}: {missing_path_message(Path(full_path))}; paths count from {self.folder}")
 
-    def _elsewhere(self, source: str, kind: str) -> RemoteMedium:
+    def _remote_medium(self, source: str, kind: str) -> RemoteMedium:
         if kind == "video":
             raise DataError(
                 f"{self.where}: the video {source[:200]!r} is a URL, and videos are not fetched; download it and give "
@@ -324,12 +322,12 @@ class RowLocation:
             require_inside(archive_of(source), self.where, self.roots)
         return RemoteMedium(source)
 
-    def _checked(self, item: Any, kind: str) -> Any:
+    def _require_medium(self, item: Any, kind: str) -> Any:
         """The item, if its first bytes are of such a medium; video files and what is elsewhere are not opened yet."""
         if isinstance(item, str) and os.path.exists(item) and not os.path.isfile(item):
             raise DataError(f"{self.where}: {item} is no ordinary file; give the path of the {kind} itself")
-        absent = isinstance(item, str) and not os.path.exists(item)
-        if isinstance(item, RemoteMedium | (Audio if kind == "audio" else Image.Image)) or absent:
+        is_missing = isinstance(item, str) and not os.path.exists(item)
+        if isinstance(item, RemoteMedium | (Audio if kind == "audio" else Image.Image)) or is_missing:
             return item
         if not isinstance(item, str | bytes | StoredMedium):
             raise DataError(
@@ -345,14 +343,14 @@ class RowLocation:
                 data = bytes(item.data()) if isinstance(item, StoredMedium) else item
                 require_audio(data, item if isinstance(item, str) else "the sound")
             else:
-                _identify(item)
+                _require_image(item)
         except DataError as error:
             raise DataError(f"{self.where}: {error}") from error
         except UNREADABLE as error:
             raise DataError(f"{self.where}: {unreadable_message(item, error)}") from error
         return item
 
-    def _sound(self, item: Mapping[str, Any]) -> Audio:
+    def _load_sound(self, item: Mapping[str, Any]) -> Audio:
         try:
             return load_audio(item)
         except DataError as error:
@@ -363,7 +361,7 @@ _EMBEDDED = {"image": decode_image_text, "audio": decode_audio_text}
 _OR = {"image": "", "video": ", bytes or a list of frames", "audio": " or have an array and a sampling_rate"}
 
 
-def _identify(item: str | bytes | StoredMedium) -> None:
+def _require_image(item: str | bytes | StoredMedium) -> None:
     if isinstance(item, str):
         open_image_file(item).close()
         return
@@ -374,7 +372,7 @@ def _identify(item: str | bytes | StoredMedium) -> None:
         open_image_file(BytesIO(data)).close()
 
 
-def _decoded(item: Any, kind: str) -> Any:
+def _decode_item(item: Any, kind: str) -> Any:
     if not isinstance(item, bytes | StoredMedium | RemoteMedium):
         return item
     if kind == "video":
@@ -390,7 +388,7 @@ def _decoded(item: Any, kind: str) -> Any:
         raise DataError(unreadable_message(source, error)) from error
 
 
-def _listed(value: Any, *, is_single: bool = False) -> list[Any]:
+def _to_list(value: Any, *, is_single: bool = False) -> list[Any]:
     """The media of a column; ``is_single``: a list is one medium, the frames of a video."""
     if value is None:
         return []

@@ -28,11 +28,11 @@ def spectrogram(audio: Audio) -> Image.Image:
     Units: 256 x 160 pixels, RGB.
     """
     values_N = audio.values.mean(0)
-    pixels = np.concatenate([_wave(values_N.numpy()), _spectrum(values_N, audio.sampling_rate)])
+    pixels = np.concatenate([_waveform_pixels(values_N.numpy()), _spectrum_pixels(values_N, audio.sampling_rate)])
     return Image.fromarray(pixels)
 
 
-def _wave(values_N: np.ndarray) -> np.ndarray:
+def _waveform_pixels(values_N: np.ndarray) -> np.ndarray:
     """From the least to the greatest value of each column's stretch of time: (WAVE, WIDTH, 3)."""
     edges = np.linspace(0, len(values_N), WIDTH + 1).astype(int)
     parts = [values_N[start : max(end, start + 1)] for start, end in pairwise(edges)]
@@ -43,7 +43,7 @@ def _wave(values_N: np.ndarray) -> np.ndarray:
     return np.where(inked[..., None], INK, PAPER)
 
 
-def _spectrum(values_N: torch.Tensor, rate: int) -> np.ndarray:
+def _spectrum_pixels(values_N: torch.Tensor, rate: int) -> np.ndarray:
     """The spectrogram, lowest frequency last: (SPECTRUM, WIDTH, 3)."""
     window = min(max(16, round(WINDOW_S * rate)), max(16, len(values_N)))
     hop = max(1, (len(values_N) - window) // WIDTH)

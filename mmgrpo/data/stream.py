@@ -276,8 +276,8 @@ def _source(prompts: Sequence[Prompt], label: str | None, seed: int) -> _Source:
         raise DataError(f"there are no prompts of the source '{label}'")
     chosen = [prompts[index] for index in indices]
     keys = prompt_keys(chosen)
-    return _Source(indices, Pool(keys if label is None else _labelled(keys, label), chosen), seed)
+    return _Source(indices, Pool(keys if label is None else _add_label(keys, label), chosen), seed)
 
 
-def _labelled(keys: Iterable[str], label: str) -> tuple[str, ...]:
+def _add_label(keys: Iterable[str], label: str) -> tuple[str, ...]:
     return tuple(f"{label}/{key}" for key in keys)

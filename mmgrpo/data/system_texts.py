@@ -1,4 +1,4 @@
-"""Contexts that put a system text before the prompt: as many of them are so many experts of one policy."""
+"""Contexts that put a system text before the prompt; each one makes the policy a separate expert."""
 
 from __future__ import annotations
 

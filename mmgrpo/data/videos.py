@@ -63,7 +63,7 @@ class VideoFile:
         """
         latest = [max(0, bisect_right(self.times_F, time + self.slack_s + TICK_S) - 1) for time in times]
         wanted = [self.times_F[index] for index in latest]
-        with _reading(self.source) as (container, stream):
+        with _open_stream(self.source) as (container, stream):
             yield from _frames_at(container, stream, wanted)
 
     def frames(self) -> list[Image.Image]:
@@ -90,31 +90,31 @@ def open_video(source: str | Path | bytes) -> VideoFile:
         DataError: it does not exist, has no video, is cut off, cannot be decoded, or its frames are too large.
     """
     path = source if isinstance(source, bytes) else require_local_file(str(source))
-    with _reading(path) as (container, stream):
+    with _open_stream(path) as (container, stream):
         rate, num_named = float(stream.average_rate or 0), stream.frames
         length = (container.duration or 0) / AV_TIME_BASE if len(container.streams) == 1 else 0.0
         spans = [_Span.of(packet) for packet in container.demux(stream) if packet.size]
     if len(spans) < MIN_COMPLETE * num_named:
-        raise DataError(_unreadable(path, f"it is cut off: {len(spans)} of {num_named} frames are there"))
+        raise DataError(_unreadable_message(path, f"it is cut off: {len(spans)} of {num_named} frames are there"))
     if any(span.start is None for span in spans):
-        spans = _decoded_spans(path, rate)
+        spans = _decode_spans(path, rate)
     span_at = {span.start: span for span in spans if span.start is not None and not span.is_discarded}
     if not span_at:
-        raise DataError(_unreadable(path, "it has no frames"))
+        raise DataError(_unreadable_message(path, "it has no frames"))
     first, *_, last = sorted(span_at) * 2
     if last - first + (span_at[last].duration or 1 / (rate or 1)) < MIN_COMPLETE * length:
-        raise DataError(_unreadable(path, f"it is cut off: {last - first:.2f} of {length:.2f} s are there"))
+        raise DataError(_unreadable_message(path, f"it is cut off: {last - first:.2f} of {length:.2f} s are there"))
     times_F = [time - first for time in sorted(span_at)]
     is_constant = rate > 0 and all(abs(time - n / rate) <= SLACK / rate for n, time in enumerate(times_F))
     fps = rate if is_constant else _mean_rate(times_F, span_at[last].duration)
-    with _reading(path) as (container, stream):
+    with _open_stream(path) as (container, stream):
         size = next(_frames_at(container, stream, [0.0])).size
     return VideoFile(path, times_F, fps, size, SLACK / fps if is_constant else 0.0)
 
 
 def require_video(path: str | bytes) -> None:
     """Looks whether a file begins as a video whose frames are no larger than a picture may be. Raises DataError."""
-    with _reading(path):
+    with _open_stream(path):
         pass
 
 
@@ -139,10 +139,10 @@ class _Span:
         return cls(float(packet.pts * base), float((packet.duration or 0) * base), packet.is_discard)
 
 
-def _decoded_spans(path: str | bytes, rate: float) -> list[_Span]:
+def _decode_spans(path: str | bytes, rate: float) -> list[_Span]:
     """Times of decoded frames, for containers whose packets have none."""
-    with _reading(path) as (container, stream):
-        return [_Span(_time_of(frame, number, rate)) for number, frame in enumerate(_decoded(container, stream))]
+    with _open_stream(path) as (container, stream):
+        return [_Span(_time_of(frame, number, rate)) for number, frame in enumerate(_decode_frames(container, stream))]
 
 
 def _time_of(frame: Any, number: int, rate: float) -> float:
@@ -160,22 +160,22 @@ def _frames_at(container: Any, stream: Any, times: Sequence[float]) -> Iterator[
     """The last frame that is shown by each time (seconds after the first frame, ascending)."""
     remaining, start, previous = list(times), None, None
     rate = float(stream.average_rate or 0)
-    for number, frame in enumerate(_decoded(container, stream)):
+    for number, frame in enumerate(_decode_frames(container, stream)):
         time = _time_of(frame, number, rate)
         start = time if start is None else start
         while remaining and previous is not None and time - start > remaining[0] + TICK_S:
-            yield _image_of(previous)
+            yield _frame_image(previous)
             remaining.pop(0)
         if not remaining:
             return
         previous = frame
     if previous is None:
-        raise DataError(_unreadable(str(container.name), "it has no frames"))
+        raise DataError(_unreadable_message(str(container.name), "it has no frames"))
     for _ in remaining:
-        yield _image_of(previous)
+        yield _frame_image(previous)
 
 
-def _decoded(container: Any, stream: Any) -> Iterator[Any]:
+def _decode_frames(container: Any, stream: Any) -> Iterator[Any]:
     from av.error import FFmpegError
 
     try:
@@ -183,10 +183,10 @@ def _decoded(container: Any, stream: Any) -> Iterator[Any]:
             require_pixels(frame.width, frame.height)
             yield frame
     except (FFmpegError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(_unreadable(str(container.name), f"{type(error).__name__}: {error}")) from error
+        raise DataError(_unreadable_message(str(container.name), f"{type(error).__name__}: {error}")) from error
 
 
-def _image_of(frame: Any) -> Image.Image:
+def _frame_image(frame: Any) -> Image.Image:
     """A frame in RGB, turned as the file says that it is shown."""
     is_transparent = any(component.is_alpha for component in frame.format.components) or frame.format.has_palette
     layout = "rgba" if is_transparent else "rgb24"
@@ -195,7 +195,7 @@ def _image_of(frame: Any) -> Image.Image:
 
 
 @contextmanager
-def _reading(path: str | bytes) -> Iterator[tuple[Any, Any]]:
+def _open_stream(path: str | bytes) -> Iterator[tuple[Any, Any]]:
     """The container and its first video stream that is no cover picture."""
     import av
     from av.stream import Disposition
@@ -204,26 +204,26 @@ def _reading(path: str | bytes) -> Iterator[tuple[Any, Any]]:
     try:
         container = av.open(path if isinstance(path, str) else BytesIO(path), options=options)
     except av.ArgumentError as error:  # of a format that the whitelist leaves out
-        raise DataError(_unreadable(path, f"it is of none of the formats {', '.join(FORMATS)}")) from error
+        raise DataError(_unreadable_message(path, f"it is of none of the formats {', '.join(FORMATS)}")) from error
     except (av.FFmpegError, OSError, ValueError) as error:
-        raise DataError(_unreadable(path, f"{type(error).__name__}: {error}")) from error
+        raise DataError(_unreadable_message(path, f"{type(error).__name__}: {error}")) from error
     with container:
         streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
         if not streams:
             content = "sound alone" if container.streams.audio else "no video"
-            raise DataError(_unreadable(path, f"it holds {content}"))
+            raise DataError(_unreadable_message(path, f"it holds {content}"))
         if streams[0].codec_context is None:
-            raise DataError(_unreadable(path, "its codec is unknown"))
+            raise DataError(_unreadable_message(path, "its codec is unknown"))
         try:
             require_pixels(streams[0].width, streams[0].height)
             yield container, streams[0]
         except (av.FFmpegError, Image.DecompressionBombError) as error:
-            raise DataError(_unreadable(path, f"{type(error).__name__}: {error}")) from error
+            raise DataError(_unreadable_message(path, f"{type(error).__name__}: {error}")) from error
 
 
 def _name(path: str | bytes) -> str:
     return path[:200] if isinstance(path, str) else f"the video of {len(path)} bytes"
 
 
-def _unreadable(path: str | bytes, reason: str) -> str:
+def _unreadable_message(path: str | bytes, reason: str) -> str:
     return f"{_name(path)} cannot be opened as a video ({reason[:200]}); replace it or leave its row out"
