@@ -76,26 +76,28 @@ class RolloutConfig(Section):
     )
     environment: Named | None = Field(
         default=None,
-        description="what samples are exchanges with, turn by turn, for policies that write: {name: tools, functions: "
+        description="multi-turn environment, for policies that generate text: {name: tools, functions: "
         "[python:module:function, ...]}, or python:module:Class with its arguments; null: one turn",
     )
-    max_turns: int = Field(default=8, ge=1, description="of an exchange, the most turns that a sample writes")
+    max_turns: int = Field(default=8, ge=1, description="most turns that a sample generates in an environment")
     training_states: Literal["sampled", "renoised"] = Field(
         default="sampled",
-        description="states that a denoiser is trained on: sampled, the steps of its own sampling; renoised, its "
-        "samples, generated without noise and noised again at the levels of policy.reading (forward-process methods)",
+        description="states that a denoiser is trained on: sampled, the steps of its sampling; renoised, its samples, "
+        "generated without noise and noised again at the levels of policy.reading (forward-process "
+        "methods)",
     )
     prompt_templates: dict[str, Named] = Field(
         default_factory=dict,
-        description="prompts that a strategy may use in place of the data's, by names of your own",
+        description="named prompt templates that a strategy may use in place of the data's prompts",
     )
     window: Named | None = Field(
         default=None, description="which denoising steps are stochastic; null: all but the last"
     )
     tree: Named | None = Field(
         default=None,
-        description="the members of a group are the leaves of a tree, whose branches part at some steps, each drawn; "
-        "null: members have nothing in common, or with same_initial_noise all until the first stochastic step",
+        description="the members of a group are the leaves of a tree whose branches split at some steps, each "
+        "sampled; null: members share no steps, or with same_initial_noise all before the first "
+        "stochastic step",
     )
 
     @model_validator(mode="after")
@@ -115,23 +117,28 @@ class RolloutConfig(Section):
 
 
 class AdvantageConfig(Section):
-    """Rewards into advantages: see mmgrpo.maths.advantages; then into those of single decisions."""
+    """Rewards into advantages of samples, then of single decisions: see mmgrpo.maths.advantages."""
 
     scale: Named = Field(
         default_factory=lambda: Named(name="group"),
-        description="rewards of a group into advantages; gdpo normalises each reward in its group before the weighted "
+        description="rewards of a group into advantages; gdpo normalizes each reward in its group before the weighted "
         "sum, the others combine first",
     )
     combine: Named = Field(
-        default_factory=lambda: Named(name="sum"), description="how several rewards become one; gdpo has its own way"
+        default_factory=lambda: Named(name="sum"),
+        description="how several rewards become one; gdpo combines them itself",
     )
     eps: float | None = Field(
-        default=None, ge=0, description="of scale, where it divides by a standard deviation: added to it; null: its own"
+        default=None,
+        ge=0,
+        description="added to the standard deviation that scale divides by; null: the default of scale",
     )
     correction: Literal[0, 1] | None = Field(
-        default=None, description="of scale likewise; 1: sample standard deviation; 0: population; null: its own"
+        default=None,
+        description="of the standard deviation that scale divides by; 1: sample; 0: population; null: the default of "
+        "scale",
     )
-    clamp: float | None = Field(default=None, gt=0, description="advantages are held within plus and minus this")
+    clamp: float | None = Field(default=None, gt=0, description="advantages are clamped to plus and minus this")
     zero_variance_groups: Literal["keep", "drop"] = Field(
         default="keep",
         description="groups of equal rewards: keep counts their samples in the loss's means, drop nowhere",
@@ -139,10 +146,11 @@ class AdvantageConfig(Section):
     off_policy_baseline: Literal["shared", "separate"] = Field(
         default="shared",
         description="baseline of rows that were not sampled at this step: shared with the group that they join, or "
-        "separate, among themselves",
+        "separate, over these rows only",
     )
     estimators: tuple[Named, ...] = Field(
-        default=(), description="what becomes of each decision's advantage, in order; none: its sample's"
+        default=(),
+        description="estimators that transform each decision's advantage, in order; none: the advantage of its sample",
     )
     filters: tuple[Named, ...] = Field(default=(), description="which samples or decisions train, in order; none: all")
     filtered_samples: Literal["drop", "mask"] = Field(
@@ -152,10 +160,10 @@ class AdvantageConfig(Section):
     kl_beta: float = Field(
         default=0.0,
         ge=0,
-        description="weight of the divergence from the reference taken off the rewards' combination, as in RLOO",
+        description="weight of the divergence from the reference, subtracted from the combined reward as in RLOO",
     )
     divergence: str | None = Field(
-        default=None, description="that divergence, summed over the sample's decisions; needed if kl_beta > 0"
+        default=None, description="divergence of kl_beta, summed over the sample's decisions; needed if kl_beta > 0"
     )
 
     @model_validator(mode="after")
@@ -182,7 +190,7 @@ class AdvantageConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Held-out prompts with fixed seeds, judged by rewards that are not trained on."""
+    """Held-out prompts with fixed seeds, scored by rewards that are not trained on."""
 
     prompts: PromptsConfig = Field(description="as the section prompts, of one source; shuffle has no effect")
     rewards: RewardList = Field(default=(), description="empty: the training rewards")
@@ -192,11 +200,11 @@ class EvaluationConfig(Section):
     samples_per_prompt: int = Field(default=1, ge=1)
     sampled: bool = Field(
         default=False,
-        description="draw at random as in training, which leaves several samples of a prompt different where a policy "
-        "decides on tokens; false: without noise, the likeliest tokens",
+        description="sample at random as in training, so that samples of a prompt differ where a policy decides on "
+        "tokens; false: without noise, the likeliest tokens",
     )
-    seed: int = Field(default=1234, description="the same noise in every evaluation, apart from the run's seed")
-    pictures: int = Field(default=100, ge=0, description="samples kept in samples/ per evaluation")
+    seed: int = Field(default=1234, description="the same noise in every evaluation; independent of the run's seed")
+    pictures: int = Field(default=100, ge=0, description="samples written to samples/ per evaluation")
 
     @model_validator(mode="after")
     def _plain(self) -> EvaluationConfig:
@@ -210,7 +218,7 @@ class EvaluationConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """Checkpoints hold everything a run needs to go on as if never stopped."""
+    """Checkpoints contain everything a run needs to resume as if never stopped."""
 
     every: int | None = Field(
         default=20, ge=1, description="steps; null: only at the end, on Ctrl-C, on SIGTERM and when the run fails"
@@ -219,38 +227,40 @@ class CheckpointConfig(Section):
     keep: int | None = Field(default=3, ge=1, description="how many of the newest to keep; null keeps all")
     best: str | None = Field(
         default=None,
-        description="a reward of the evaluation: the checkpoint with its highest mean is kept beside the newest; an "
-        "evaluation that is the best so far saves one; of a mixed run TASK/REWARD; null: none",
+        description="a reward of the evaluation: the checkpoint with its highest mean is kept in addition to the "
+        "newest; an evaluation that is the best so far saves one; of a mixed run TASK/REWARD; null: none",
     )
 
 
 class TrackingConfig(Section):
-    """Trackers of accelerate beside the run folder's own files."""
+    """Trackers of accelerate, in addition to the files of the run folder."""
 
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     project: str = "mmgrpo"
     rollouts: int = Field(
         default=2,
         ge=0,
-        description="groups kept in samples/ with their advantages, at the first step and with every evaluation",
+        description="groups written to samples/ with their advantages, at the first step and with every evaluation",
     )
 
 
 class RunConfig(Section):
-    """A whole run."""
+    """The configuration of a run."""
 
     name: str = Field(default="run", description="of the run folder")
-    note: str | None = Field(default=None, description="what a reader of the report should know")
+    note: str | None = Field(default=None, description="note for readers of the report")
     seed: int = Field(default=0, description="of the order of prompts, samples, windows and the warm-up")
     output: str = Field(default="runs", description="folder of the run folders")
     steps: int = Field(default=100, ge=0, description="rollouts, each with its updates; 0: warm-up and evaluation")
     method: MethodConfig | None = None
-    recipe: RecipeConfig | None = Field(default=None, description="of a file in papers/: the paper whose run it is")
+    recipe: RecipeConfig | None = Field(
+        default=None, description="of a file in papers/: the paper whose run it reproduces"
+    )
     paper_hparams: dict[str, Any] = Field(
         default_factory=dict,
-        description="of a method's file: the hyperparameters of the paper's run, not in force by themselves; "
-        "use_paper_hparams: true in a file that includes the method, or use_paper_hparams=true as an override, applies "
-        "them on top of the method, below the file",
+        description="of a method's file: the hyperparameters of the paper's run, not applied by default; "
+        "use_paper_hparams: true in a file that includes the method, or use_paper_hparams=true as an "
+        "override, applies them on top of the method, below the file",
     )
     policy: Named | None = Field(
         default=None, description="a registered adapter with its settings; not needed for a live policy"
@@ -262,15 +272,18 @@ class RunConfig(Section):
     advantage: AdvantageConfig = Field(default_factory=AdvantageConfig)
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
     auxiliary: tuple[AuxiliaryConfig, ...] = Field(
-        default=(), description="what is learnt from examples in the same updates; none: nothing"
+        default=(), description="supervised losses added to the same updates; none: no such loss"
     )
     update: UpdateConfig = Field(default_factory=UpdateConfig)
     views: dict[str, ViewConfig] = Field(
-        default_factory=dict, description="other sights of the decisions, by names of your own"
+        default_factory=dict,
+        description="named auxiliary forward passes over the decisions, under other weights or another prompt",
     )
-    critic: CriticConfig | None = Field(default=None, description="a value of states, learnt beside; null: none")
+    critic: CriticConfig | None = Field(
+        default=None, description="value model, trained in the same updates; null: none"
+    )
     reference: ReferenceConfig | None = Field(
-        default=None, description="how the reference moves; null: it stays the policy before its first step"
+        default=None, description="how the reference model is updated; null: it stays the policy before its first step"
     )
     evaluation: EvaluationConfig | None = None
     watchdog: WatchdogConfig | None = None
@@ -283,17 +296,17 @@ class RunConfig(Section):
         default_factory=dict, description="dotted key -> controller of its value by the metrics of the step before"
     )
     phases: tuple[PhaseConfig, ...] = Field(
-        default=(), description="values of several keys in consecutive parts of the run"
+        default=(), description="values of several keys in consecutive phases of the run"
     )
     runs: tuple[SeriesRun, ...] = Field(
         default=(),
-        description="a series: runs one after another, each from the weights of the one before and without a warm-up "
-        "of its own unless it sets one; one folder, one command; none: a single run",
+        description="a series: runs one after another, each from the weights of the previous one and without a "
+        "warm-up unless it sets one; one folder, one command; none: a single run",
     )
     tasks: dict[str, dict[str, Any]] = Field(
         default_factory=dict,
-        description="a mixed run: configurations by names of your own, each with its includes, policy, prompts, "
-        "rewards and updates, whose steps are taken together; none: a single run",
+        description="a mixed run: named configurations, each with its includes, policy, prompts, rewards and updates, "
+        "whose steps are taken together; none: a single run",
     )
     task: TaskConfig | None = Field(default=None, description="of one of those tasks: how it takes part; null: no task")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)

@@ -8,9 +8,9 @@ from mmgrpo.config.sections import Named, Section
 
 
 class AuxiliaryConfig(Section):
-    """Supervised learning beside the objective, in the same updates; the loss is that of the warm-up."""
+    """A supervised loss added to the objective, in the same updates; the loss is that of the warm-up."""
 
-    label: str = Field(default="supervised", description="what its loss is logged under")
+    label: str = Field(default="supervised", description="name that its loss is logged under")
     examples: Named | None = Field(
         default=None, description="as warmup.examples: every update takes batch_size of them, as a warm-up's would"
     )
@@ -19,8 +19,8 @@ class AuxiliaryConfig(Section):
     )
     column: str | None = Field(
         default=None,
-        description="in place of examples: the answers that the rows of the update's groups bring along; a text for "
-        "policies that write, a picture or its frames for those that draw",
+        description="in place of examples: the column with the answers of the rows of the update's groups; a text for "
+        "policies that generate text, an image or its frames for those that generate images",
     )
     from_prefix: bool = Field(
         default=False,
@@ -38,11 +38,13 @@ class AuxiliaryConfig(Section):
         "below, rate: 0.25} is 1 under that share and 0 elsewhere; null: 1",
     )
     right: float = Field(default=1.0, description="the least reward of a right sample, for weight_by_success")
-    weight: float = Field(default=1.0, ge=0, description="of the loss beside the objective's; 0: it costs nothing")
+    weight: float = Field(
+        default=1.0, ge=0, description="weight of the loss that is added to the objective's; 0: it is not computed"
+    )
 
     @property
     def whose_success(self) -> str:
-        """Whose success weighs an answer, in words."""
+        """The success rate that weighs an answer, in words."""
         return "of the part's success" if self.per_context else "of the group's success"
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What a configuration says of the method and of the paper that it is of."""
+"""The sections ``method`` and ``recipe``: method, paper and sources of a configuration."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ POLICIES = {
 
 
 def takes(kind: str, applies_to: str) -> bool:
-    """Whether a policy that decides on this takes a method: a masked one decides on tokens too."""
+    """Whether a policy of this kind supports a method: masked policies decide on tokens too."""
     return applies_to in ("both", kind) or (kind, applies_to) == ("masked", "tokens")
 
 
 class MethodRewardsConfig(Section):
-    """Rewards that a method adds to those of the run, whatever these are: see docs/methods.md.
+    """Rewards that a method adds to those of any run: see docs/methods.md.
 
     In a reward of it ``verifiers`` stands for each verifier of the run: as the value of a setting, for the verifier
     with its settings; as that of ``extract``, for the verifier's own; as ``gate.reward``, for its label; as ``name``,
@@ -62,13 +62,14 @@ class MethodRewardsConfig(Section):
         default=(), description="rewards of a run that states none: those of the paper"
     )
     substitutes: tuple[RewardConfig, ...] = Field(
-        default=(), description="what counts in place of the run's verifiers; a verifier in none of them is reported"
+        default=(),
+        description="rewards that replace the run's verifiers; a verifier that none of them uses is reported only",
     )
-    added: tuple[RewardConfig, ...] = Field(default=(), description="what counts beside the rewards of the run")
+    added: tuple[RewardConfig, ...] = Field(default=(), description="rewards added to those of the run")
 
 
 class MethodConfig(Section):
-    """A method: what it is, and where its values come from."""
+    """A method: its description and the sources of its values."""
 
     name: str
     title: str
@@ -81,37 +82,41 @@ class MethodConfig(Section):
     )
     applies_to: AppliesTo = "both"
     published_on: str | None = Field(
-        default=None, description="model of the run that the values under published are of"
+        default=None, description="model of the run that the values under paper_hparams come from"
     )
     needs: tuple[Need, ...] = Field(
-        default=(), description="what a run must have for the method to have an effect; an error before the run if not"
+        default=(), description="requirements of the method; a run that lacks one is an error before the first step"
     )
     rewards: MethodRewardsConfig = Field(
         default_factory=MethodRewardsConfig, description="added to the rewards of the run, which do not replace them"
     )
-    sources: dict[str, str] = Field(default_factory=dict, description="config key -> section, table or file it is from")
+    sources: dict[str, str] = Field(
+        default_factory=dict, description="config key -> section, table or file that its value comes from"
+    )
     deviations: tuple[str, ...] = ()
     evidence: tuple[str, ...] = Field(
-        default=(), description="what was checked, and against what: a number, the authors' code, a run that trained"
+        default=(), description="checks and their references: a number, the authors' code, a run that trained"
     )
     trl: dict[str, Any] = Field(
         default_factory=dict, description="options of TRL's GRPOConfig with the same loss; trainer, if not GRPO's"
     )
     over: tuple[MethodConfig, ...] = Field(
-        default=(), description="methods that it was laid over; written by the loader"
+        default=(), description="methods that it is merged on top of; written by the loader"
     )
     replaced: dict[str, Any] = Field(
-        default_factory=dict, description="what it has no more, as another is included after it; written by the loader"
+        default_factory=dict, description="values that a method included after it overrides; written by the loader"
     )
 
 
 class RecipeConfig(Section):
-    """A published run over data of its own: where its values come from, beside what the method's file says of its."""
+    """A published run over its own data: sources of its values, in addition to those of the method's file."""
 
     title: str
     paper: str | None = Field(default=None, description="its number on arXiv; null: it is not published")
-    sources: dict[str, str] = Field(default_factory=dict, description="config key -> section, table or file it is from")
+    sources: dict[str, str] = Field(
+        default_factory=dict, description="config key -> section, table or file that its value comes from"
+    )
     deviations: tuple[str, ...] = ()
     evidence: tuple[str, ...] = Field(
-        default=(), description="what was checked, and against what: a number, the authors' code, a run that trained"
+        default=(), description="checks and their references: a number, the authors' code, a run that trained"
     )

@@ -23,8 +23,10 @@ class TermConfig(Named):
         description="rows that the term applies to: on_policy, sampled at this step; replay, of earlier steps; "
         "demonstration, from the data; null: all",
     )
-    weight: float = Field(default=1.0, description="what the term is multiplied by; 0: it costs nothing")
-    label: str | None = Field(default=None, description="what its loss is logged under; null: its name")
+    weight: float = Field(default=1.0, description="factor on the term; 0: it is not computed")
+    label: str | None = Field(
+        default=None, description="name that its loss is logged under; null: the name of the term"
+    )
 
 
 class OffPolicyConfig(Section):
@@ -32,7 +34,7 @@ class OffPolicyConfig(Section):
 
     surrogate: Named = Field(description="as objective.surrogate")
     ratio_level: Level = Field(default="token", description="as objective.ratio_level")
-    weight: float = Field(default=1.0, ge=0, description="what their loss is multiplied by; 0: it costs nothing")
+    weight: float = Field(default=1.0, ge=0, description="factor on their loss; 0: it is not computed")
 
 
 class ObjectiveConfig(Section):
@@ -46,7 +48,7 @@ class ObjectiveConfig(Section):
         default=None, description="surrogate of off-policy rows; null: that of on-policy rows"
     )
     terms: tuple[TermConfig, ...] = Field(
-        default=(), description="further terms of the loss, beside or in place of the surrogate"
+        default=(), description="further terms of the loss, added to the surrogate or replacing it"
     )
     modulations: tuple[Named, ...] = Field(
         default=(), description="bounds, weight and divergence that differ from decision to decision, in order"
@@ -60,7 +62,7 @@ class ObjectiveConfig(Section):
         default=None, description="bound of each decision's log-ratio, before the level averages"
     )
     selections: tuple[Named, ...] = Field(
-        default=(), description="which decisions' surrogate counts; the others weigh 0, and no mean changes"
+        default=(), description="decisions whose surrogate counts; the others have weight 0, and no mean changes"
     )
     truncated: Literal["keep", "zero", "drop"] = Field(
         default="keep",
@@ -68,7 +70,7 @@ class ObjectiveConfig(Section):
         "and the means over samples count them as zeros (TRL); drop counts them nowhere",
     )
     normalise_ratio: bool = Field(
-        default=False, description="Gaussian log-ratios lose their mean and their scale first (GRPO-Guard)"
+        default=False, description="Gaussian log-ratios are centered and divided by their scale first (GRPO-Guard)"
     )
     aggregate: Named = Field(
         default_factory=lambda: Named(name="sequence_mean"), description="weight of a decision in the loss of an update"
@@ -83,8 +85,8 @@ class ObjectiveConfig(Section):
     )
     entropy_bonus: float = Field(
         default=0.0,
-        description="weight of the entropy, a mean by the aggregate over all kept decisions, whatever selections leave "
-        "out; not for denoising policies",
+        description="weight of the entropy, a mean by the aggregate over all trained decisions, whatever selections "
+        "exclude; not for denoising policies",
     )
 
     @property

@@ -1,4 +1,4 @@
-"""What of a configuration may change while a run goes on, and by what."""
+"""Keys of a configuration that may change during a run, and the sections that change them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import Field
 from mmgrpo.config.sections import Section
 
 MOVABLE = ("objective.", "advantage.", "auxiliary.", "rollout.", "policy.", "rewards.", "update.max_grad_norm")
-"""How keys begin whose values may change from step to step."""
+"""Prefixes of the keys whose values may change from step to step."""
 
 FIXED = {
     "rollout.prompts_per_step": "the order of prompts follows from it",
@@ -24,7 +24,7 @@ FIXED = {
     "policy.lora": "it is what is trained",
     "policy.denoisers": "they are what is trained",
 }
-"""Keys of these that stay, and why."""
+"""Keys with these prefixes that are fixed -> the reason."""
 
 REWARD_TRAITS = ("name", "label", "gate", "schedule", "timeout_s", "concurrent", "deterministic")
 
@@ -33,7 +33,7 @@ class PhaseConfig(Section):
     """Values of several keys up to a step."""
 
     until: int | None = Field(
-        default=None, ge=1, description="the first step, counted from 0, that is no longer in it; null: the last phase"
+        default=None, ge=1, description="the first step after the phase, counted from 0; null: the last phase"
     )
     set: dict[str, Any] = Field(description="dotted key -> value, for example {policy.max_new_tokens: 4096}")
 
@@ -41,7 +41,7 @@ class PhaseConfig(Section):
 def moving_keys(
     schedules: dict[str, Any], controllers: dict[str, Any], phases: tuple[PhaseConfig, ...]
 ) -> dict[str, list[str]]:
-    """Every key that moves -> the sections that move it."""
+    """Every key that changes during the run -> the sections that change it."""
     sections_by_key: dict[str, list[str]] = {}
     for section, keys in (("schedules", [*schedules]), ("controllers", [*controllers])):
         for key in keys:
@@ -52,7 +52,7 @@ def moving_keys(
 
 
 def faults(keys: dict[str, list[str]], phases: tuple[PhaseConfig, ...]) -> Iterator[str]:
-    """What is wrong with the keys that move and with the order of the phases, a sentence each."""
+    """Errors in the keys that change and in the order of the phases, a sentence each."""
     for key, sections in keys.items():
         if len(sections) > 1:
             yield f"{key} is moved by {' and by '.join(sections)}; leave one of them"
@@ -66,7 +66,7 @@ def faults(keys: dict[str, list[str]], phases: tuple[PhaseConfig, ...]) -> Itera
 
 
 def why_fixed(key: str) -> str | None:
-    """Why a key stays as it is; None if it may move."""
+    """The reason that a key is fixed; None if it may change."""
     if not key.startswith(MOVABLE):
         return f"what may begins with {', '.join(MOVABLE)}"
     for fixed, reason in FIXED.items():

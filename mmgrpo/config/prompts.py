@@ -1,4 +1,4 @@
-"""Where prompts come from, and which of them a step takes."""
+"""The section ``prompts``: sources of prompts and the choice of those of a step."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ from mmgrpo.config.sections import Named, Section
 class ReadingConfig(Section):
     """How a source is read."""
 
-    split: str | None = Field(default=None, description="of a folder or dataset; needed where there are several")
+    split: str | None = Field(default=None, description="split of a folder or dataset; needed where there are several")
     text_column: str = Field(default="prompt", description="column that holds the prompt, as text or chat messages")
     pictures: tuple[str, ...] = Field(
         default=(),
-        description="columns that hold pictures beside image and images (masks, edges): paths count from the file's "
-        "folder, and what is encoded is opened when it is looked at",
+        description="columns with further images besides image and images (masks, edges): paths are relative to the "
+        "file's folder, and encoded images are decoded on use",
     )
-    limit: int | None = Field(default=None, ge=1, description="keep the first so many")
+    limit: int | None = Field(default=None, ge=1, description="number of rows to keep, from the first")
     on_error: Literal["raise", "skip"] = Field(
         default="raise",
-        description="for a row that cannot be read, or whose local image or audio cannot be decoded: raise: an error "
-        "that names it; skip: such rows are counted, named and left out, and the media of each step are decoded once "
-        "more to find them",
+        description="for a row that cannot be read, or whose local image or audio cannot be decoded: raise, an error "
+        "that names it; skip, such rows are counted, named and left out, and the media of each step are "
+        "decoded once more to find them",
     )
     allow_fetch: bool = Field(
-        default=False, description="images of rows may be URLs, fetched whenever they are looked at; false: refused"
+        default=False, description="images of rows may be URLs, fetched on every use; false: a URL is an error"
     )
     allow_outside: bool = Field(
         default=False,
-        description="media of rows may lie outside of the folder of their file, or of the hub's cache: by absolute "
-        "paths, .. and links; false: refused",
+        description="media of rows may be outside of the folder of their file, or of the hub's cache: by absolute "
+        "paths, .. and links; false: such a path is an error",
     )
 
 
 class SourceConfig(ReadingConfig):
     """One of several sources: its share of every step is its weight over all weights.
 
-    Where that is no whole number of prompts it is the number below or above, drawn by (seed, step), and on average the
-    share. Each source keeps an order of its own. Metrics of one source carry its label: ``reward/NAME/mean@LABEL``.
+    A share that is no whole number of prompts is rounded down or up at random by (seed, step), so that its mean is the
+    share. Each source has a separate order. Metrics of one source carry its label: ``reward/NAME/mean@LABEL``.
     """
 
     source: str = Field(description="as prompts.source")
     weight: float = Field(default=1.0, gt=0)
-    label: str | None = Field(default=None, description="in the metrics; the source if not given")
+    label: str | None = Field(default=None, description="label in the metrics; null: the source")
 
     @property
     def known_as(self) -> str:
-        """What it is called in the metrics."""
+        """Its name in the metrics."""
         return self.label or self.source
 
 
 class PromptsConfig(ReadingConfig):
-    """Where prompts come from: one source, or several by weight; of live prompts only how a step's are chosen."""
+    """Sources of prompts: one, or several by weight; for live prompts only the choice of those of a step."""
 
     source: str | None = Field(
         default=None,
@@ -63,7 +63,8 @@ class PromptsConfig(ReadingConfig):
     sources: tuple[SourceConfig, ...] = Field(default=(), description="several sources in place of one")
     shuffle: bool = Field(default=True, description="a new permutation every epoch; false: in the order of the source")
     sampler: Named | None = Field(
-        default=None, description="which prompts a step takes, by what is remembered of them; null: as shuffle says"
+        default=None,
+        description="how the prompts of a step are chosen from the statistics of earlier steps; null: as shuffle says",
     )
 
     @model_validator(mode="before")

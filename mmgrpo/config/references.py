@@ -1,4 +1,4 @@
-"""How the reference follows the policy."""
+"""The section ``reference``: updates of the reference model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from mmgrpo.config.sections import Section
 
 
 class ReferenceEmaConfig(Section):
-    """The reference as an average: reference = decay reference + (1 - decay) weights of now."""
+    """The reference as an average: reference = decay * reference + (1 - decay) * current weights."""
 
-    decay: float = Field(gt=0, lt=1, description="share of the reference that stays")
+    decay: float = Field(gt=0, lt=1, description="share of the previous reference in the average")
     every: int = Field(default=1, ge=1, description="steps between averages")
 
 
@@ -18,10 +18,14 @@ class ReferenceConfig(Section):
     """The reference of divergences, where it is not the policy as it was before its first step."""
 
     reset_every: int | None = Field(
-        default=None, ge=1, description="steps between resets to the weights of now; null: never"
+        default=None, ge=1, description="steps between resets to the current weights; null: never"
     )
-    ema: ReferenceEmaConfig | None = Field(default=None, description="between resets it follows the weights; null: no")
-    reset_optimizer: bool = Field(default=False, description="the optimiser's moments begin anew at a reset (ProRL)")
+    ema: ReferenceEmaConfig | None = Field(
+        default=None, description="moving average of the weights between resets; null: none"
+    )
+    reset_optimizer: bool = Field(
+        default=False, description="reset the optimizer's moments at a reset of the reference (ProRL)"
+    )
 
     @model_validator(mode="after")
     def _moves(self) -> ReferenceConfig:

@@ -1,4 +1,4 @@
-"""How a reward is named and how it counts."""
+"""The section ``rewards``: name, weight, gate and settings of a reward."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NO_VERIFIERS = frozenset(
         "where_useful",
     }
 )
-"""Registered rewards of form, of length, or of a sample beside its group, which verify no answer."""
+"""Registered rewards of form, of length, or of a sample relative to its group, which verify no answer."""
 
 
 class GateConfig(Section):
@@ -48,44 +48,50 @@ class GateConfig(Section):
 
     reward: str = Field(description="the other reward, by the name it is logged under")
     at_least: float = Field(description="the threshold")
-    otherwise: Otherwise = Field(description="skip: as if it did not apply; zero: 0, before its weight")
+    otherwise: Otherwise = Field(description="skip: as if the reward did not apply; zero: 0, before its weight")
 
 
 class RewardConfig(Named):
-    """A reward: its registered name (or ``python:module:attribute``), how it counts, and what it is built with.
+    """A reward: its registered name (or ``python:module:attribute``), how it counts, and its settings.
 
-    Everything else beside the name is its own setting. What is logged as ``reward/NAME/mean`` is what it gave: before
-    gate, clip and weight.
+    Every other key is a setting of the reward. ``reward/NAME/mean`` is the mean of its values before gate, clip and
+    weight.
     """
 
-    weight: float = Field(default=1.0, description="factor in the weighted sum; negative punishes, 0 only reports")
+    weight: float = Field(
+        default=1.0, description="factor in the weighted sum; a negative one penalizes, 0 only reports"
+    )
     label: str | None = Field(
         default=None, description="name it is logged under; null: the registered name, or the function's"
     )
     gate: GateConfig | None = Field(default=None, description="when it counts; null: always")
-    clip: tuple[float, float] | None = Field(default=None, description="values that count are held within [low, high]")
+    clip: tuple[float, float] | None = Field(
+        default=None, description="values are clipped to [low, high] before they count"
+    )
     schedule: Named | None = Field(
         default=None, description="factor on the weight as a function of the step, counted from 0; null: 1"
     )
     timeout_s: float | None = Field(
-        default=None, gt=0, description="seconds a call may take; then all it was asked about has failed"
+        default=None, gt=0, description="seconds a call may take; a longer call fails for all of its samples"
     )
     concurrent: bool | None = Field(
         default=None,
-        description="runs on a thread, beside rollout and other rewards; null: if it declares that it may",
+        description="runs on a thread, in parallel with the rollout and other rewards; null: if the reward declares "
+        "that it may",
     )
     deterministic: bool | None = Field(
-        default=None, description="what it said of a sample is kept; null: if it declares that nothing else matters"
+        default=None,
+        description="results are cached by sample; null: if the reward declares that they depend on nothing else",
     )
     verifier: bool | None = Field(
         default=None,
-        description="whether it verifies answers, so that rewards of methods are computed of it; null: if its weight "
-        "is above 0 and it is not one of form or length",
+        description="whether it verifies answers, so that rewards of methods are computed from it; null: if its "
+        "weight is above 0 and it does not score form or length",
     )
     from_method: str | None = Field(
         default=None,
-        description="the method whose reward this is; written by the loader. Written by hand, it replaces the reward "
-        "of this label of that method, and counts as that does in what it does not state",
+        description="the method whose reward this is; written by the loader. Set by hand, it replaces the reward of "
+        "this label of that method, whose settings it keeps unless it states them",
     )
 
     @property
@@ -112,7 +118,7 @@ def is_verifier(reward: RewardConfig) -> bool:
 
 
 def no_verifier(labels: Sequence[str]) -> str:
-    """The lack of a verifier, with what to add."""
+    """The message for a missing verifier, with the fix."""
     return (
         f"a verifier, a reward that scores answers, and rewards: has {', '.join(labels) or 'none'}: add one, for "
         "example {name: exact_match}, or state verifier: true at the reward that is one"
@@ -120,19 +126,19 @@ def no_verifier(labels: Sequence[str]) -> str:
 
 
 def listed_rewards(value: Any) -> Any:
-    """A bare name, or a mapping with a name, as the list of one reward that it stands for; anything else as it is."""
+    """A bare name, or a mapping with a name, as a list of one reward; any other value unchanged."""
     return [value] if isinstance(value, str) or (isinstance(value, Mapping) and "name" in value) else value
 
 
 RewardList = Annotated[tuple[RewardConfig, ...], BeforeValidator(listed_rewards)]
-"""Rewards of a run or of an evaluation; of a single one its name will do."""
+"""Rewards of a run or of an evaluation; a single one may be given by its name."""
 
 
 def gate_order(names: Sequence[str], gates: Mapping[str, str]) -> list[str]:
     """The gated rewards, each after those that its gate depends on.
 
     Args:
-        names: the rewards there are.
+        names: all rewards.
         gates: gated reward -> the reward that opens its gate.
 
     Returns:

@@ -1,4 +1,4 @@
-"""How a run uses the machine."""
+"""The section ``runtime``: use of the machine."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from mmgrpo.config.sections import Section
 class RuntimeConfig(Section):
     """The machine."""
 
-    device: str | None = Field(default=None, description="null: what accelerate finds")
-    threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; null leaves its default")
+    device: str | None = Field(default=None, description="device; null: the one that accelerate chooses")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; null: torch's default")
     collective_timeout_s: float = Field(
         default=3600.0,
         gt=0,
-        description="of several processes: seconds that one may wait in an exchange for one that is still at work (its "
+        description="of several processes: seconds that a collective waits for a process that is still at work (its "
         "rewards, the judges of an evaluation); then the run fails",
     )
     heartbeat_timeout_s: float = Field(
         default=300.0,
         gt=0,
-        description="of several processes: seconds without a sign of life after which one counts as stopped, or as "
-        "gone with its machine, and the others end; one that was killed is missed at once",
+        description="of several processes: seconds without a heartbeat after which a process counts as stopped, or as "
+        "lost with its machine, and the others end; a killed process is detected at once",
     )
     context_parallel: int = Field(
         default=1,
         ge=1,
-        description="processes that share the sequence of each sample, for videos and pictures that one has no room "
-        "for: diffusers' Ulysses attention, where it has a plan for the denoiser (Wan, FLUX, FLUX.2)",
+        description="processes that share the sequence of each sample, for videos and images that do not fit one "
+        "process: diffusers' Ulysses attention, where it has a plan for the denoiser (Wan, FLUX, FLUX.2)",
     )
     gather_for_rollout: bool = Field(
         default=True,
-        description="where FSDP2 or DeepSpeed has parted the policy: it is put together on every process before it "
-        "draws, parted again after; false: block by block wherever it is called (once a token, once a denoising "
-        "step), where the whole of it has no room beside what an update leaves",
+        description="where FSDP2 or DeepSpeed shards the policy: gather it on every process before it samples, and "
+        "shard it again after; false: gather it block by block in each call (once a token, once a "
+        "denoising step), for models that do not fit next to the optimizer state",
     )
     max_reward_failure_frac: float = Field(
         default=0.25,

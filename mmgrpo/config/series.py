@@ -1,4 +1,4 @@
-"""Runs one after another under one configuration, each from the weights of the one before."""
+"""The section ``runs``: runs one after another, each from the weights of the previous one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mmgrpo.config.sections import Section
 
 
 class SeriesRun(Section):
-    """One run of a series: what it has otherwise than the configuration that it is written in."""
+    """One run of a series: its overrides of the configuration that contains it."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="of its folder, within that of the series")
     set: dict[str, Any] = Field(

@@ -1,4 +1,4 @@
-"""How a step's rows become optimiser updates."""
+"""The section ``update``: optimizer updates from the rows of a step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ class EmaConfig(Section):
         default=0.9,
         gt=0,
         lt=1,
-        description="share of the average that stays; after update n at most (1 + n) / (10 + n)",
+        description="share of the previous average; after update n at most (1 + n) / (10 + n)",
     )
-    every: int = Field(default=1, ge=1, description="optimiser updates between averages: after update every - 1, ...")
+    every: int = Field(default=1, ge=1, description="optimizer updates between averages: after update every - 1, ...")
     times: int = Field(
         default=1,
         ge=1,
-        description="how often the same weights join at each; flow_grpo's scripts do it once a micro-batch",
+        description="number of times that the same weights are averaged in at each; flow_grpo's scripts do it once a "
+        "micro-batch",
     )
 
 
@@ -33,15 +34,15 @@ class UpdateConfig(Section):
     minibatches: int = Field(default=1, ge=1, description="updates per pass; at most prompts_per_step")
     cycle_masks: bool = Field(
         default=False,
-        description="pass n trains the segments of number n alone (n + epochs too, and so on), counted from 0, and not "
-        "all of a row: of what is hidden again, a masking for each pass",
+        description="pass n trains only the segments of number n (n + epochs too, and so on), counted from 0; with "
+        "re-masked decisions, one masking per pass; false: all segments of a row in each pass",
     )
     lr: float = Field(default=1e-4, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(default=0.0, ge=0)
     eps: float = Field(default=1e-8, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="of the learning rate, after the ramp"
+        default="constant", description="schedule of the learning rate, after the ramp"
     )
     lr_warmup_steps: int = Field(default=0, ge=0, description="updates of the linear ramp")
     lr_floor: float = Field(default=0.0, ge=0, le=1, description="linear and cosine end at this fraction of lr")
@@ -49,9 +50,9 @@ class UpdateConfig(Section):
     ema: EmaConfig | None = None
     hooks: tuple[Named, ...] = Field(
         default=(),
-        description="what is done around each optimiser step, in order: {name: slow_fast, inner, alpha, slow} goes "
-        "back, or further, along the way of `inner` updates before `slow` more; {name: mask, share, seed} trains a "
-        "share of the weights",
+        description="hooks around each optimizer step, in order: {name: slow_fast, inner, alpha, slow} interpolates "
+        "or extrapolates along the path of `inner` updates before `slow` more; {name: mask, share, seed} "
+        "trains a share of the weights",
     )
 
     @property
@@ -61,5 +62,5 @@ class UpdateConfig(Section):
 
     @property
     def passes(self) -> dict[str, Any]:
-        """The arguments of ``update_policy`` that say how often, and in which parts, the rows are used."""
+        """The arguments of ``update_policy`` for passes and minibatches."""
         return {"epochs": self.epochs, "minibatches": self.minibatches, "cycle_masks": self.cycle_masks}

@@ -1,4 +1,4 @@
-"""Views: the same decisions under other weights, behind another prompt, or as another policy finds them."""
+"""The section ``views``: forward passes over the same decisions with other weights, another prompt or policy."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from pydantic import Field, model_validator
 from mmgrpo.config.sections import Named, Section
 
 RESERVED = ("now", "old", "reference", "average")
-"""Weights that every run has by these names, which are no names of views."""
+"""Names of weights that every run has; views must not use them."""
 
 MOVING = ("now", "average")
-"""Those that change with every update."""
+"""Weights that change with every update."""
 
 
 class ViewConfig(Section):
-    """A view of the decisions, by the name that terms, estimators and filters read it under."""
+    """An auxiliary forward pass over the decisions, with the name that terms, estimators and filters read it by."""
 
     weights: str = Field(
         default="now",
-        description="now: of each update; old: as before the step's first update; reference; average: that of "
-        "update.ema; or a name that the policy keeps weights under",
+        description="now: current weights of each update; old: weights before the step's first update; reference; "
+        "average: that of update.ema; or the name of weights that the policy keeps",
     )
     policy: Named | None = Field(
         default=None,
-        description="another policy, loaded as policy: is and never trained; null: the one that is trained",
+        description="another policy, loaded as the section policy describes and never trained; null: the trained "
+        "policy",
     )
     context: Named | None = Field(
         default=None,
-        description="what each member is shown in place of the prompt (rollout.prompt_templates); null: what it was "
-        "drawn behind, and to another policy the prompt itself",
+        description="prompt template applied to each member (rollout.prompt_templates); null: the prompt that it was "
+        "sampled from, and for another policy the prompt of the data",
     )
 
     @model_validator(mode="after")

@@ -14,7 +14,7 @@ class WarmupConfig(Section):
         description="{name: rows, source: pictures.jsonl, column: picture}; or name: python:module:function, with its "
         "arguments, which returns mmgrpo.types.Example rows"
     )
-    steps: int = Field(ge=1, description="optimiser updates")
+    steps: int = Field(ge=1, description="optimizer updates")
     batch_size: int = Field(default=64, ge=1, description="examples per update, over the whole job")
     lr: float = Field(default=1e-3, gt=0)
     betas: tuple[float, float] = (0.9, 0.99)

@@ -1,4 +1,4 @@
-"""What a run watches for beside its reward."""
+"""The section ``watchdog``: alerts on reward hacking and other faults."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ AlertKind = Literal["hacking", "diversity", "length", "grid", "dead_groups", "on
 
 
 class WatchdogConfig(Section):
-    """Alarms, each with the knob to turn: in ``alarms.jsonl``, on the console and in the report.
+    """Alerts, each with a suggested fix: in ``alarms.jsonl``, on the console and in the report.
 
-    A limit of null switches its alarm off. What is compared are means over ``window`` points: evaluations for hacking
-    and grid artefacts, steps for the rest.
+    A limit of null disables its alert. Means over ``window`` points are compared: evaluations for hacking and grid
+    artifacts, steps for the rest.
     """
 
-    stop: tuple[AlertKind, ...] = Field(default=(), description="alarms that end the run, with a checkpoint")
+    stop: tuple[AlertKind, ...] = Field(default=(), description="alerts that end the run, with a checkpoint")
     window: int = Field(
         default=6, ge=2, description="points that a mean is taken over; hacking compares its two halves"
     )
-    interval: int = Field(default=10, ge=1, description="steps before an alarm of the same kind is given again")
+    interval: int = Field(default=10, ge=1, description="steps before an alert of the same kind is raised again")
     held_out: tuple[str, ...] = Field(
         default=(),
         description="evaluation rewards that must not fall, not trained on; empty: all of those but grid_artifacts",
@@ -31,13 +31,15 @@ class WatchdogConfig(Section):
         default=0.1, gt=0, description="rise of the reward, and fall of a held-out one, in standard deviations"
     )
     diversity: float | None = Field(
-        default=0.5, gt=0, lt=1, description="share of the first window's variety within groups, or entropy, to keep"
+        default=0.5, gt=0, lt=1, description="least variety within groups, or entropy, as a share of the first window's"
     )
     length: float | None = Field(
         default=2.0, gt=1, description="factor on the first window's length or count of boxes, up or down"
     )
     grid: float | None = Field(default=0.1, gt=0, description="rise of grid_artifacts over the first window")
-    dead_groups: float | None = Field(default=0.9, gt=0, le=1, description="share of groups that teach nothing")
+    dead_groups: float | None = Field(
+        default=0.9, gt=0, le=1, description="share of groups with equal rewards, which give no gradient"
+    )
     on_policy_gap: float | None = Field(
         default=1.0,
         gt=0,
