@@ -1,4 +1,7 @@
-"""AAPO, arXiv:2505.14264."""
+"""AAPO, arXiv:2505.14264.
+
+The margin of the reward over a number of the data row, clipped to bounds, is added to the advantage.
+"""
 
 from __future__ import annotations
 

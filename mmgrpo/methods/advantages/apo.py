@@ -1,4 +1,8 @@
-"""APO (asymmetric policy optimisation), arXiv:2506.21655."""
+"""APO (asymmetric policy optimization), arXiv:2506.21655.
+
+Wrong samples that are longer than the group's right ones are penalized more, and the divergence of right samples is
+scaled down where they are rare.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""BNPO, arXiv:2506.02864."""
+"""BNPO, arXiv:2506.02864.
+
+The centered reward is divided by the density of a Beta distribution fitted to the success rates of all groups.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""COPO (consistency-aware), arXiv:2508.04138."""
+"""COPO (consistency-aware), arXiv:2508.04138.
+
+The advantage blends a comparison within the group with one between groups, by the entropy of the group's answers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Curriculum GRPO (train long, think short), arXiv:2508.08940."""
+"""Curriculum GRPO (train long, think short), arXiv:2508.08940.
+
+A setting is multiplied by a factor every fixed number of steps, within bounds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""F-GRPO, arXiv:2602.06717."""
+"""F-GRPO, arXiv:2602.06717.
+
+The group-standardized advantage is scaled down in groups where most samples are right.
+"""
 
 from __future__ import annotations
 

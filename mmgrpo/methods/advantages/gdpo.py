@@ -1,4 +1,7 @@
-"""GDPO (group reward-decoupled normalization), arXiv:2601.05242."""
+"""GDPO (group reward-decoupled normalization), arXiv:2601.05242.
+
+Each reward is standardized within its group before the weighted sum, which is then standardized over the batch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""GRPO-LEAD, arXiv:2504.09696."""
+"""GRPO-LEAD, arXiv:2504.09696.
+
+The group-standardized advantage is weighted up for rare successes and rare failures.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""LENS (likelihood estimation with negative samples), arXiv:2510.08696."""
+"""LENS (likelihood estimation with negative samples), arXiv:2510.08696.
+
+Wrong samples get a penalty that grows with their likelihood, also in groups without a right sample.
+"""
 
 from __future__ import annotations
 

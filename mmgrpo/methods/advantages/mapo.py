@@ -1,4 +1,7 @@
-"""MAPO, arXiv:2509.18849."""
+"""MAPO, arXiv:2509.18849.
+
+The deviation from the group mean is divided by the group's spread or by its mean, by how far the group agrees.
+"""
 
 from __future__ import annotations
 

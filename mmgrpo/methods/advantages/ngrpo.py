@@ -1,4 +1,7 @@
-"""NGRPO, arXiv:2509.18851."""
+"""NGRPO, arXiv:2509.18851.
+
+Rewards are standardized within the group and one virtual sample of the highest reward.
+"""
 
 from __future__ import annotations
 

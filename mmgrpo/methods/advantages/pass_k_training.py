@@ -1,4 +1,7 @@
-"""Pass@k Training, arXiv:2508.10751."""
+"""Pass@k Training, arXiv:2508.10751.
+
+The advantage is that of pass@k rewards, computed in closed form from the number of right samples in the group.
+"""
 
 from __future__ import annotations
 

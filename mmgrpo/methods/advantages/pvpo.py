@@ -1,4 +1,7 @@
-"""PVPO (pre-estimated value), arXiv:2508.21104."""
+"""PVPO (pre-estimated value), arXiv:2508.21104.
+
+The baseline is a number of the data row: a value of the prompt that was estimated before the run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Reinforce-Rej, arXiv:2504.11343."""
+"""Reinforce-Rej, arXiv:2504.11343.
+
+The advantage is the raw reward in groups of mixed rewards, and 0 in the others.
+"""
 
 from __future__ import annotations
 

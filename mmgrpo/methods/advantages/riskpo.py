@@ -1,4 +1,7 @@
-"""RiskPO, arXiv:2510.00911."""
+"""RiskPO, arXiv:2510.00911.
+
+The advantage follows a risk measure (middle and lower tail) over bundles of answers to several prompts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""SEED-GRPO, arXiv:2505.12346."""
+"""SEED-GRPO, arXiv:2505.12346.
+
+Advantages are scaled down in groups whose answers have a high entropy.
+"""
 
 from __future__ import annotations
 

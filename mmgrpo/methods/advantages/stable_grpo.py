@@ -1,4 +1,7 @@
-"""S-GRPO (stable, noise-aware), arXiv:2508.05928."""
+"""S-GRPO (stable, noise-aware), arXiv:2508.05928.
+
+The group-standardized advantage is scaled down where verifier errors can explain the rewards of the group.
+"""
 
 from __future__ import annotations
 

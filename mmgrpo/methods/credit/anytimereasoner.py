@@ -1,4 +1,7 @@
-"""AnytimeReasoner (BRPO), arXiv:2505.13438."""
+"""AnytimeReasoner (BRPO), arXiv:2505.13438.
+
+Thoughts are compared by the rewards of their answers at every budget, answers by those of the same thought and budget.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Delta, and clip, of process rewards, arXiv:2410.15115."""
+"""Delta, and clip, of process rewards, arXiv:2410.15115.
+
+The credit of a step is its process reward, optionally clipped, minus that of the next step, so that repeated good steps
+earn nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""DAPO (direct advantage policy optimization), arXiv:2412.18279."""
+"""DAPO (direct advantage policy optimization), arXiv:2412.18279.
+
+The log-ratio of each segment is regressed on its advantage.
+"""
 
 from __future__ import annotations
 

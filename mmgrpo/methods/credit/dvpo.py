@@ -1,4 +1,7 @@
-"""DVPO (decoupled value policy optimization), arXiv:2502.16944."""
+"""DVPO (decoupled value policy optimization), arXiv:2502.16944.
+
+The advantage of a decision is the return that a learned value function expects after it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""EDGE-GRPO (entropy-driven advantage), arXiv:2507.21848."""
+"""EDGE-GRPO (entropy-driven advantage), arXiv:2507.21848.
+
+Advantages are divided by the entropy of the sample, relative to the mean entropy of the step's samples.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""EGSW, arXiv:2503.22456."""
+"""EGSW, arXiv:2503.22456.
+
+Decisions are weighted by advantage and entropy, relative to the same position of the group's other samples.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""GRPO-CARE, arXiv:2506.16141."""
+"""GRPO-CARE, arXiv:2506.16141.
+
+Right samples whose reasoning makes their answer likely under a view get a bonus.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""GRPO-lambda (stable reinforcement learning for efficient reasoning), arXiv:2505.18086."""
+"""GRPO-lambda (stable reinforcement learning for efficient reasoning), arXiv:2505.18086.
+
+A length penalty on right samples applies only in the groups with the highest success rates.
+"""
 
 from __future__ import annotations
 

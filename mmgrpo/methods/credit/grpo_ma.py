@@ -1,4 +1,8 @@
-"""GRPO-MA, arXiv:2509.24494."""
+"""GRPO-MA, arXiv:2509.24494.
+
+Several answers are sampled from each thought, and the nodes of the tree are compared with the group's others of the
+same level.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""GTPO (trajectory-based), arXiv:2508.03772."""
+"""GTPO (trajectory-based), arXiv:2508.03772.
+
+Tokens shared by better and worse samples at their start or end are left out of the negative updates and weighted by a
+factor in the positive ones.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""GTPO (token rewards by entropy), arXiv:2508.04349."""
+"""GTPO (token rewards by entropy), arXiv:2508.04349.
+
+Token rewards grow with the entropy in right samples, and are negative and grow in size with the confidence in wrong
+ones.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""lambda-GRPO, arXiv:2509.21154."""
+"""lambda-GRPO, arXiv:2509.21154.
+
+A prefix that several samples share counts as one step of all of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""LESS (low-entropy segments), arXiv:2512.00908."""
+"""LESS (low-entropy segments), arXiv:2512.00908.
+
+Low-entropy passages are weighted by how many equally scored samples share them; passages shared by right and wrong
+samples get weight 0.
+"""
 
 from __future__ import annotations
 

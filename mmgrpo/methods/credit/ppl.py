@@ -1,4 +1,7 @@
-"""Perplexity-based advantage shaping, arXiv:2508.02260."""
+"""Perplexity-based advantage shaping, arXiv:2508.02260.
+
+Samples of low perplexity within their group get a larger weight.
+"""
 
 from __future__ import annotations
 

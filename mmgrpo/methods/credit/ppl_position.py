@@ -1,4 +1,7 @@
-"""Position-based advantage shaping, arXiv:2508.02260."""
+"""Position-based advantage shaping, arXiv:2508.02260.
+
+Later decisions of a sample get a larger weight, by at most half of its advantage.
+"""
 
 from __future__ import annotations
 

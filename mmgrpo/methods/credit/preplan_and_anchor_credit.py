@@ -1,4 +1,8 @@
-"""Preplan-and-Anchor credit, arXiv:2510.13554."""
+"""Preplan-and-Anchor credit, arXiv:2510.13554.
+
+Decisions of positive advantage that later ones attend to get a larger weight, part of which goes to the decision that
+prepares them.
+"""
 
 from __future__ import annotations
 

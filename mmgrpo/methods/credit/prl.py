@@ -1,4 +1,8 @@
-"""PRL (process reward learning), arXiv:2601.10201."""
+"""PRL (process reward learning), arXiv:2601.10201.
+
+The credit of a decision is reduced by the log-ratio to a view, summed from the end of its step to the end of the
+sample.
+"""
 
 from __future__ import annotations
 

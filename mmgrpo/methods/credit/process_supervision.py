@@ -1,4 +1,7 @@
-"""GRPO with process supervision, arXiv:2402.03300."""
+"""GRPO with process supervision, arXiv:2402.03300.
+
+Step rewards are standardized over all steps of the group and summed from each step to the end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Rank-GRPO, arXiv:2510.20150."""
+"""Rank-GRPO, arXiv:2510.20150.
+
+Each item of a ranked list is scored by the discounted hits from its rank on, against the same rank of the group's other
+samples.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""RL-ZVP, arXiv:2509.21880."""
+"""RL-ZVP, arXiv:2509.21880.
+
+Groups of equal rewards are trained by entropy instead of being skipped.
+"""
 
 from __future__ import annotations
 

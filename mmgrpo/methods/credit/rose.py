@@ -1,4 +1,8 @@
-"""ROSE (semantically diverse exploration), arXiv:2601.05053."""
+"""ROSE (semantically diverse exploration), arXiv:2601.05053.
+
+Trees branch at the decisions of highest semantic entropy, and right samples with longer branches than the shortest one
+earn less.
+"""
 
 from __future__ import annotations
 

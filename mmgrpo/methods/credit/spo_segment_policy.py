@@ -1,4 +1,7 @@
-"""SPO-tree (segments), arXiv:2505.23564."""
+"""SPO-tree (segments), arXiv:2505.23564.
+
+Only the decisions whose probability was under a bound when they were sampled are trained.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""TEMPO, arXiv:2509.18314."""
+"""TEMPO, arXiv:2509.18314.
+
+The credit of a token is the change of the mean reward over the samples that share the prefix.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""TW-GRPO (token-level weighted GRPO), arXiv:2505.24718."""
+"""TW-GRPO (token-level weighted GRPO), arXiv:2505.24718.
+
+Positions at which the distributions of the group's samples diverge get a larger weight.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""VERL (velocity-exploiting rank-learning), arXiv:2509.23808."""
+"""VERL (velocity-exploiting rank-learning), arXiv:2509.23808.
+
+Samples whose hidden states have a higher effective rank than the moving mean earn a bounded bonus.
+"""
 
 from __future__ import annotations
 

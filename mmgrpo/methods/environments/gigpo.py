@@ -1,4 +1,7 @@
-"""GiGPO, arXiv:2505.10978."""
+"""GiGPO, arXiv:2505.10978.
+
+The discounted return of a turn is compared with the group's other turns from the same state.
+"""
 
 from __future__ import annotations
 

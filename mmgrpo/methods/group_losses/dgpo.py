@@ -1,4 +1,7 @@
-"""DGPO (direct group preference optimization), arXiv:2510.08425."""
+"""DGPO (direct group preference optimization), arXiv:2510.08425.
+
+Errors are weighted by advantage, and groups by how far their preference is from being learned.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""DisCO, arXiv:2505.12366."""
+"""DisCO, arXiv:2505.12366.
+
+The scores of right samples are contrasted with those of wrong ones, the highest of which get the largest weight.
+"""
 
 from __future__ import annotations
 

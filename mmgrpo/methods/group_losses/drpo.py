@@ -1,4 +1,7 @@
-"""DRPO (decoupled reward), arXiv:2510.04474."""
+"""DRPO (decoupled reward), arXiv:2510.04474.
+
+The scores of right samples, weighted by shortness, are contrasted with those of wrong ones.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Flow of Reasoning, arXiv:2406.05673."""
+"""Flow of Reasoning, arXiv:2406.05673.
+
+A trajectory-balance loss fits the likelihood of an answer to a power of its reward.
+"""
 
 from __future__ import annotations
 

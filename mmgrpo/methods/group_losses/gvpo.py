@@ -1,4 +1,7 @@
-"""GVPO, arXiv:2504.19599."""
+"""GVPO, arXiv:2504.19599.
+
+Centered scores are regressed on centered rewards.
+"""
 
 from __future__ import annotations
 

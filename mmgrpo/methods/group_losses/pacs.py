@@ -1,4 +1,7 @@
-"""PACS, arXiv:2509.02522."""
+"""PACS, arXiv:2509.02522.
+
+A classifier whose logit is the sample's score relative to its group is fitted to the reward as a label.
+"""
 
 from __future__ import annotations
 

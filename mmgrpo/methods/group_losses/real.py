@@ -1,4 +1,7 @@
-"""REAL (rewards as labels), arXiv:2602.05630."""
+"""REAL (rewards as labels), arXiv:2602.05630.
+
+Right samples' scores are trained to be positive, wrong ones' negative, with a gradient that grows with the error.
+"""
 
 from __future__ import annotations
 

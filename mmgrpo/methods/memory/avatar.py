@@ -1,4 +1,7 @@
-"""AVATAR, arXiv:2508.03100."""
+"""AVATAR, arXiv:2508.03100.
+
+The first and last decisions of a sample get a larger weight than its middle.
+"""
 
 from __future__ import annotations
 

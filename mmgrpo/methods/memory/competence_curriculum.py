@@ -1,4 +1,7 @@
-"""Competence-based curriculum, arXiv:1903.09848."""
+"""Competence-based curriculum, arXiv:1903.09848.
+
+Prompts are sampled from a growing share of the data set, in order of difficulty.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""DEPO (online), arXiv:2509.01321."""
+"""DEPO (online), arXiv:2509.01321.
+
+Prompts are selected by a reward of their last visits, such as explorability, in a share that falls over the epochs.
+"""
 
 from __future__ import annotations
 

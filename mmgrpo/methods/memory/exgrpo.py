@@ -1,4 +1,7 @@
-"""ExGRPO, arXiv:2510.02245."""
+"""ExGRPO, arXiv:2510.02245.
+
+Prompts are sampled by their number of successes, most often those of a medium success rate.
+"""
 
 from __future__ import annotations
 

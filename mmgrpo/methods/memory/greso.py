@@ -1,4 +1,7 @@
-"""GRESO, arXiv:2506.02177."""
+"""GRESO, arXiv:2506.02177.
+
+Prompts whose last visits had equal rewards are skipped with a probability that grows with the number of such visits.
+"""
 
 from __future__ import annotations
 

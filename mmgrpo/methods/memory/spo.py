@@ -1,4 +1,7 @@
-"""SPO (single stream), arXiv:2509.13232."""
+"""SPO (single stream), arXiv:2509.13232.
+
+The baseline is a remembered success rate of the prompt, so that one sample per prompt is enough.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""G2RPO-A, arXiv:2508.13023."""
+"""G2RPO-A, arXiv:2508.13023.
+
+A guidance setting rises when a metric falls, and falls when it rises.
+"""
 
 from __future__ import annotations
 

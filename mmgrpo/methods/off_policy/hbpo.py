@@ -1,4 +1,7 @@
-"""HBPO, arXiv:2507.15844."""
+"""HBPO, arXiv:2507.15844.
+
+Each part of a group has its own expected reward, and the part's mean reward above it is added to the advantage.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""MEML-GRPO, arXiv:2508.09670."""
+"""MEML-GRPO, arXiv:2508.09670.
+
+Members are sampled under different system prompts, and the right answers of the best prompt are evaluated under the
+weakest one.
+"""
 
 from __future__ import annotations
 

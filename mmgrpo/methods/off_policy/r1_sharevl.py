@@ -1,4 +1,7 @@
-"""Share-GRPO (R1-ShareVL), arXiv:2505.16673."""
+"""Share-GRPO (R1-ShareVL), arXiv:2505.16673.
+
+Advantages are computed over the group and over each variant of the prompt, and added.
+"""
 
 from __future__ import annotations
 

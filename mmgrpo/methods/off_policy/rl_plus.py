@@ -1,4 +1,7 @@
-"""RL-PLUS, arXiv:2508.00222."""
+"""RL-PLUS, arXiv:2508.00222.
+
+The ratio of external data is that to a mixture of the behavior policy and an unknown author.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Tree-OPO, arXiv:2509.09284."""
+"""Tree-OPO, arXiv:2509.09284.
+
+The baseline of a sample is the mean reward of the samples that continue from its prefix or a longer one of the same
+solution.
+"""
 
 from __future__ import annotations
 

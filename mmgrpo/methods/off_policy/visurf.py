@@ -1,4 +1,7 @@
-"""ViSurf, arXiv:2510.10606."""
+"""ViSurf, arXiv:2510.10606.
+
+The reward of a demonstration is lowered to the mean of the sampled members as soon as one of them reaches it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Chunk-GRPO, arXiv:2510.21583."""
+"""Chunk-GRPO, arXiv:2510.21583.
+
+Each chunk of steps has the same weight, whatever its length.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""GMPO, arXiv:2507.20673."""
+"""GMPO, arXiv:2507.20673.
+
+Log-ratios are clipped per decision on the side of the gain, before they are averaged.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""GRPO-Guard, arXiv:2510.22319."""
+"""GRPO-Guard, arXiv:2510.22319.
+
+The loss of a denoising step is divided by its step size, which otherwise scales its gradient.
+"""
 
 from __future__ import annotations
 

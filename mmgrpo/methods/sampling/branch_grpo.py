@@ -1,4 +1,7 @@
-"""BranchGRPO, arXiv:2509.06040."""
+"""BranchGRPO, arXiv:2509.06040.
+
+Samples branch at fixed denoising steps, and nodes are compared at the same depth.
+"""
 
 from __future__ import annotations
 

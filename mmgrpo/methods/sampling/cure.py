@@ -1,4 +1,7 @@
-"""CURE (first stage), arXiv:2508.11016."""
+"""CURE (first stage), arXiv:2508.11016.
+
+Samples branch before their decisions of highest entropy.
+"""
 
 from __future__ import annotations
 

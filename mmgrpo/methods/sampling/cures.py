@@ -1,4 +1,7 @@
-"""CurES, arXiv:2510.01037."""
+"""CurES, arXiv:2510.01037.
+
+Prompts are sampled by the posterior of their success rate.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""DiffusionNFT, arXiv:2509.16117."""
+"""DiffusionNFT, arXiv:2509.16117.
+
+The forward process is trained with an implicit positive and an implicit negative policy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""S-GRPO (early exit), arXiv:2505.07686."""
+"""S-GRPO (early exit), arXiv:2505.07686.
+
+One chain of thought is cut off at several positions, and earlier right answers earn more.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""SAGE-GRPO, arXiv:2603.21872."""
+"""SAGE-GRPO, arXiv:2603.21872.
+
+Denoising steps are weighted by the inverse of their gradient scale, relative to its median.
+"""
 
 from __future__ import annotations
 

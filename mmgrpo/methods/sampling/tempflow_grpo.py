@@ -1,4 +1,7 @@
-"""TempFlow-GRPO (one branching step at a time), arXiv:2508.04324."""
+"""TempFlow-GRPO (one branching step at a time), arXiv:2508.04324.
+
+Denoising steps are weighted by the standard deviation of their noise, times a fixed factor.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""TreeRPO, arXiv:2506.05183."""
+"""TreeRPO, arXiv:2506.05183.
+
+A node is compared with the other nodes that were reached from the same state.
+"""
 
 from __future__ import annotations
 

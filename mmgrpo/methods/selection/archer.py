@@ -1,4 +1,7 @@
-"""Archer, arXiv:2507.15778."""
+"""Archer, arXiv:2507.15778.
+
+Low-confidence decisions get wide clip bounds and no divergence, all others narrow bounds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""CAPO (curvature-aware), arXiv:2510.00819."""
+"""CAPO (curvature-aware), arXiv:2510.00819.
+
+Decisions whose last-layer gradient step would move the objective or the policy too far are left out.
+"""
 
 from __future__ import annotations
 

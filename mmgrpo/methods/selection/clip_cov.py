@@ -1,4 +1,8 @@
-"""Clip-Cov, arXiv:2505.22617."""
+"""Clip-Cov, arXiv:2505.22617.
+
+A few decisions of the highest covariance of advantage and log-probability get no loss, since they reduce the entropy
+most.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""CPPO, arXiv:2503.22342."""
+"""CPPO, arXiv:2503.22342.
+
+Only the samples of the largest absolute advantages are trained.
+"""
 
 from __future__ import annotations
 

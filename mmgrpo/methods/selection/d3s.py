@@ -1,4 +1,7 @@
-"""D3S (dynamic dual-level down-sampling), arXiv:2509.22115."""
+"""D3S (dynamic dual-level down-sampling), arXiv:2509.22115.
+
+Samples are selected for the variance of their advantages, decisions for the product of absolute advantage and entropy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""DCPO (dynamic bounds), arXiv:2509.02333."""
+"""DCPO (dynamic bounds), arXiv:2509.02333.
+
+The clip bounds are wider for decisions that were unlikely under the behavior policy.
+"""
 
 from __future__ import annotations
 

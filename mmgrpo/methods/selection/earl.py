@@ -1,4 +1,7 @@
-"""EARL, arXiv:2511.12033."""
+"""EARL, arXiv:2511.12033.
+
+Only the highest-entropy share of each sample's decisions is trained.
+"""
 
 from __future__ import annotations
 

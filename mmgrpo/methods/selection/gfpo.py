@@ -1,4 +1,7 @@
-"""GFPO, arXiv:2508.09726."""
+"""GFPO, arXiv:2508.09726.
+
+Only the most efficient members of a larger group are trained.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""KL-Cov, arXiv:2505.22617."""
+"""KL-Cov, arXiv:2505.22617.
+
+A KL penalty applies only to a few decisions of the highest covariance of advantage and log-probability.
+"""
 
 from __future__ import annotations
 

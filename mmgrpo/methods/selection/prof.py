@@ -1,4 +1,7 @@
-"""PROF (process consistency filter), arXiv:2509.03403."""
+"""PROF (process consistency filter), arXiv:2509.03403.
+
+Right samples are kept for high step rewards, wrong ones for low step rewards, as many of each kind as there are.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""RAIF, arXiv:2506.01413."""
+"""RAIF, arXiv:2506.01413.
+
+Samples with reasoning are kept only if they do no worse than answers without it.
+"""
 
 from __future__ import annotations
 

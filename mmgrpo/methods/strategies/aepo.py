@@ -1,4 +1,7 @@
-"""AEPO (arbitrary entropy policy optimisation), arXiv:2510.08141."""
+"""AEPO (arbitrary entropy policy optimization), arXiv:2510.08141.
+
+Samples at another temperature that beat their group replace rows of the step.
+"""
 
 from __future__ import annotations
 

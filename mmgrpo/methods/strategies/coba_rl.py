@@ -1,4 +1,7 @@
-"""CoBA-RL, arXiv:2602.03048."""
+"""CoBA-RL, arXiv:2602.03048.
+
+The sampling budget of a step is allocated by a value of success rates that moves from easy to hard prompts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""DARS-Breadth, arXiv:2508.13755."""
+"""DARS-Breadth, arXiv:2508.13755.
+
+Prompts with a low success rate get further samples in a second round.
+"""
 
 from __future__ import annotations
 

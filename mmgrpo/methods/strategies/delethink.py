@@ -1,4 +1,7 @@
-"""Delethink, arXiv:2510.06557."""
+"""Delethink, arXiv:2510.06557.
+
+Reasoning is split into chunks that continue each other, and every chunk has the advantage of its chain's end.
+"""
 
 from __future__ import annotations
 

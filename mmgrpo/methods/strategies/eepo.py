@@ -1,4 +1,7 @@
-"""EEPO (exploration-enhanced policy optimization), arXiv:2510.05837."""
+"""EEPO (exploration-enhanced policy optimization), arXiv:2510.05837.
+
+The second half of each group is sampled from weights that were moved away from the first half.
+"""
 
 from __future__ import annotations
 

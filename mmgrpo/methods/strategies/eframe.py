@@ -1,4 +1,7 @@
-"""EFRame (without its replay), arXiv:2506.22200."""
+"""EFRame (without its replay), arXiv:2506.22200.
+
+In groups of a minimum size, only samples whose absolute advantage is above a threshold are trained.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""GHPO, arXiv:2507.10628."""
+"""GHPO, arXiv:2507.10628.
+
+The prompt includes the beginning of a text of the data row, such as a solution.
+"""
 
 from __future__ import annotations
 

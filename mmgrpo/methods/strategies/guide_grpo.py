@@ -1,4 +1,7 @@
-"""Guide-GRPO, arXiv:2506.13923."""
+"""Guide-GRPO, arXiv:2506.13923.
+
+The prompt includes a hint from the data row.
+"""
 
 from __future__ import annotations
 

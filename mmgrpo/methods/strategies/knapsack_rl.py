@@ -1,4 +1,7 @@
-"""Knapsack RL, arXiv:2509.25849."""
+"""Knapsack RL, arXiv:2509.25849.
+
+The sampling budget of a step is allocated to prompts as a knapsack problem over their learning values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""SAGE (self-hints), arXiv:2602.03143."""
+"""SAGE (self-hints), arXiv:2602.03143.
+
+The prompt includes a hint that the policy wrote in an answer of the same group.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Scaf-GRPO, arXiv:2510.19807."""
+"""Scaf-GRPO, arXiv:2510.19807.
+
+Prompts whose samples all fail are sampled with increasing hints, and the right answer with the smallest hint joins the
+group.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""SEELE, arXiv:2509.06923."""
+"""SEELE, arXiv:2509.06923.
+
+The share of an answer in the prompt is fitted round by round so that a target share of samples is right.
+"""
 
 from __future__ import annotations
 

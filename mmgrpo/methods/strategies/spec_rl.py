@@ -1,4 +1,7 @@
-"""SPEC-RL, arXiv:2509.23232."""
+"""SPEC-RL, arXiv:2509.23232.
+
+Samples start from the accepted prefix of the prompt's previous samples.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""CISPO, arXiv:2506.13585."""
+"""CISPO, arXiv:2506.13585.
+
+The policy gradient is weighted by the clipped, detached ratio, so that every decision keeps a gradient.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Klear-Reasoner (GPPO), arXiv:2508.07629."""
+"""Klear-Reasoner (GPPO), arXiv:2508.07629.
+
+The ratio is clipped in value, and the gradient of clipped decisions is scaled to the bound instead of removed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""LaSeR (last-token self-rewarding), arXiv:2510.14943."""
+"""LaSeR (last-token self-rewarding), arXiv:2510.14943.
+
+The log-probability of one token after the end of the answer is fitted to the reward, and is part of the advantage.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""NFT (negative-aware fine-tuning), arXiv:2505.18116."""
+"""NFT (negative-aware fine-tuning), arXiv:2505.18116.
+
+Right samples are trained by likelihood, wrong ones through an implicit negative policy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""ROVER (random policy valuation), arXiv:2509.24981."""
+"""ROVER (random policy valuation), arXiv:2509.24981.
+
+The log-ratio is regressed as the value of a token under a uniformly random policy.
+"""
 
 from __future__ import annotations
 

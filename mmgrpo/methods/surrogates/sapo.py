@@ -1,4 +1,7 @@
-"""SAPO, arXiv:2511.20347."""
+"""SAPO, arXiv:2511.20347.
+
+A smooth gate replaces the clip: the gradient decays as the ratio leaves 1.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""SimKO (simple pass@K optimisation), arXiv:2510.14807."""
+"""SimKO (simple pass@K optimization), arXiv:2510.14807.
+
+Right samples also raise the top candidates at uncertain tokens, and wrong ones are penalized most at their first
+choice.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Simple Policy Optimization (SPO), arXiv:2401.16025."""
+"""Simple Policy Optimization (SPO), arXiv:2401.16025.
+
+A quadratic penalty replaces the clip and pulls the ratio back beyond 1 + eps.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""SIREN (selective entropy regularisation), arXiv:2509.25133."""
+"""SIREN (selective entropy regularization), arXiv:2509.25133.
+
+The entropy of the nucleus at high-entropy decisions is regularized toward an anchor.
+"""
 
 from __future__ import annotations
 

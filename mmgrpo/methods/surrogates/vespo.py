@@ -1,4 +1,7 @@
-"""VESPO, arXiv:2602.10693."""
+"""VESPO, arXiv:2602.10693.
+
+The policy gradient is weighted by a smooth function of the ratio: a power times an exponential decay.
+"""
 
 from __future__ import annotations
 

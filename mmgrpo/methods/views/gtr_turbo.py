@@ -1,4 +1,7 @@
-"""GTR-Turbo (the merged checkpoint as teacher), arXiv:2512.13043."""
+"""GTR-Turbo (the merged checkpoint as teacher), arXiv:2512.13043.
+
+Samples that are likelier under the policy than under a view, such as merged weights, earn less.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""PAPO (perception-aware), arXiv:2507.06448."""
+"""PAPO (perception-aware), arXiv:2507.06448.
+
+A prompt transform masks random patches of the images, for an evaluation of the policy as a view.
+"""
 
 from __future__ import annotations
 

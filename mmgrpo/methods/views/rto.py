@@ -1,4 +1,7 @@
-"""RTO (reinforced token optimization), arXiv:2404.18922."""
+"""RTO (reinforced token optimization), arXiv:2404.18922.
+
+The credit of a decision is the log-ratio of two views, summed over the decisions that follow.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""SDPO (self-distillation), arXiv:2601.20802."""
+"""SDPO (self-distillation), arXiv:2601.20802.
+
+Only samples that have a view, such as a prompt with a peer's right answer, are kept.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""SRPO (sample routing), arXiv:2604.02288."""
+"""SRPO (sample routing), arXiv:2604.02288.
+
+Samples that have a view get no advantage, since the view supervises them.
+"""
 
 from __future__ import annotations
 

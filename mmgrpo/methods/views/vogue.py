@@ -1,4 +1,7 @@
-"""VOGUE (visual uncertainty), arXiv:2510.01444."""
+"""VOGUE (visual uncertainty), arXiv:2510.01444.
+
+Decisions that change under noised images, and uncertain ones, get a bounded bonus.
+"""
 
 from __future__ import annotations
 
