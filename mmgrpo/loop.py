@@ -103,7 +103,7 @@ class Step:
         with loop.job.gathered_for_rollout(loop.algorithm.config.runtime):
             rollouts = collect_rollouts(
                 loop.policy, upstream.planner if upstream else algorithm.strategy, self.prompts.prompt,
-                loop.scoring.scorer, job=loop.job, behind=upstream, on_samples=on_samples,
+                loop.scoring.scorer, job=loop.job, upstream=upstream, on_samples=on_samples,
                 contexts={**algorithm.prompt_templates, **templates},
                 setting=algorithm.step_setting(self.number, self.memory, self.prompts.key),
                 plan=plan_at(algorithm, loop.policy, self.number),
@@ -127,11 +127,12 @@ class Step:
     def plan_update(self, advantages: Advantages, before_apply: Callable[[], None] = lambda: None) -> UpdatePlan:
         """The updates of these rows, not yet taken: the objective, auxiliary losses and the critic."""
         loop, config = self.loop, self.loop.algorithm.config
-        beside = loop.auxiliaries.beside(self.algorithm, advantages, self.number * config.update.num_updates)
-        beside = loop.critic.beside(advantages, beside, step=self.number) if loop.critic else beside
+        first_update = self.number * config.update.num_updates
+        extra = loop.auxiliaries.extra_gradient(self.algorithm, advantages, first_update)
+        extra = loop.critic.extra_gradient(advantages, extra, step=self.number) if loop.critic else extra
         calls = (before_apply, loop.critic.apply) if loop.critic else (before_apply,)
         return UpdatePlan(
-            loop.policy, advantages, self.algorithm.objective, job=loop.job, beside=beside, before_apply=calls,
+            loop.policy, advantages, self.algorithm.objective, job=loop.job, extra_gradient=extra, before_apply=calls,
             weight=config.task.weight if config.task else 1.0,
         )  # fmt: skip
 

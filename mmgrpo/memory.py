@@ -113,14 +113,14 @@ class Memory:
 
     Attributes:
         columns: declared columns, by name.
-        place_of: the place of each prompt that was ever seen, by key.
-        numbers: per column, (K,) in the order of the places.
+        index_of: the index of each prompt of an earlier step, by key.
+        numbers: per column, (K,) in the order of the indices.
         replay: rows that may be read again, oldest first, by key.
         states: of controllers and samplers, each a few scalars by name.
     """
 
     columns: Mapping[str, Column] = field(default_factory=dict)
-    place_of: Mapping[str, int] = field(default_factory=dict)
+    index_of: Mapping[str, int] = field(default_factory=dict)
     numbers: Mapping[str, Tensor] = field(default_factory=dict)
     replay: Mapping[str, tuple[ReplayRow, ...]] = field(default_factory=dict)
     states: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -137,24 +137,24 @@ class Memory:
         Raises:
             ConfigError: two declarations of one name differ.
         """
-        known, numbers = dict(self.columns), dict(self.numbers)
+        declared, numbers = dict(self.columns), dict(self.numbers)
         for column in columns:
-            if known.setdefault(column.name, column) != column:
+            if declared.setdefault(column.name, column) != column:
                 raise ConfigError(
-                    f"the column '{column.name}' of the memory is declared twice, as {known[column.name]} and as "
+                    f"the column '{column.name}' of the memory is declared twice, as {declared[column.name]} and as "
                     f"{column}; give both uses the same numbers"
                 )
-            numbers.setdefault(column.name, _defaults(column, len(self.place_of)))
-        return replace(self, columns=known, numbers=numbers)
+            numbers.setdefault(column.name, _defaults(column, len(self.index_of)))
+        return replace(self, columns=declared, numbers=numbers)
 
     def read(self, name: str, keys: Sequence[str]) -> Tensor:
         """(K,) numbers of a declared column for some prompts, each its default where the prompt was never seen."""
         column, numbers = self._column(name), self.numbers[name]
-        found = _defaults(column, len(keys))
-        if not self.place_of:
-            return found
-        places = torch.tensor([self.place_of.get(key, -1) for key in keys])
-        return numbers[places.clamp(min=0)].where(places >= 0, found)
+        defaults = _defaults(column, len(keys))
+        if not self.index_of:
+            return defaults
+        index_K = torch.tensor([self.index_of.get(key, -1) for key in keys])
+        return numbers[index_K.clamp(min=0)].where(index_K >= 0, defaults)
 
     def write(self, name: str, keys: Sequence[str], number_K: Tensor) -> Memory:
         """The memory with other numbers of some prompts, each named once, in a declared column."""
@@ -163,9 +163,9 @@ class Memory:
             raise ShapeError(
                 f"{name}: a number per prompt, each named once, got {tuple(number_K.shape)} of {len(keys)}"
             )
-        memory = self._knowing(keys)
+        memory = self._with_prompts(keys)
         numbers = memory.numbers[name].clone()
-        numbers[[memory.place_of[key] for key in keys]] = number_K.to(_dtype(column))
+        numbers[[memory.index_of[key] for key in keys]] = number_K.to(_dtype(column))
         return replace(memory, numbers={**memory.numbers, name: numbers})
 
     def state(self, name: str) -> Mapping[str, float]:
@@ -189,25 +189,25 @@ class Memory:
         """
         if not rows:
             return self
-        replay = {key: list(held) for key, held in self.replay.items()}
+        replay = {key: list(rows_of_key) for key, rows_of_key in self.replay.items()}
         for row in rows:
             replay[row.key] = [*replay.get(row.key, []), row][-per_prompt:]
         surplus = sum(map(len, replay.values())) - total
         by_age = sorted(
-            (row.step, order, place, key)
-            for order, (key, held) in enumerate(replay.items())
-            for place, row in enumerate(held)
+            (row.step, order, age, key)
+            for order, (key, rows_of_key) in enumerate(replay.items())
+            for age, row in enumerate(rows_of_key)
         )
         for _, _, _, key in by_age[: max(surplus, 0)]:
             replay[key] = replay[key][1:]
-        return replace(self, replay={key: tuple(held) for key, held in replay.items() if held})
+        return replace(self, replay={key: tuple(rows_of_key) for key, rows_of_key in replay.items() if rows_of_key})
 
     def state_dict(self) -> dict[str, Any]:
         """All of it in what ``torch.load(weights_only=True)`` reads."""
         return {
-            "keys": list(self.place_of),
+            "keys": list(self.index_of),
             "numbers": dict(self.numbers),
-            "replay": [_as_plain(row) for held in self.replay.values() for row in held],
+            "replay": [_as_plain(row) for rows in self.replay.values() for row in rows],
             "states": {name: dict(state) for name, state in self.states.items()},
         }
 
@@ -227,34 +227,34 @@ class Memory:
             return self
         numbers = {}
         for name, column in self.columns.items():
-            held = state["numbers"].get(name)
-            held = _defaults(column, len(state["keys"])) if held is None else held.cpu()
-            if held.dtype != _dtype(column) or held.shape != (len(state["keys"]),):
-                raise CheckpointError(f"the checkpoint's column '{name}' is {held.dtype}, it is now {column.dtype}")
-            numbers[name] = held
+            number_K = state["numbers"].get(name)
+            number_K = _defaults(column, len(state["keys"])) if number_K is None else number_K.cpu()
+            if number_K.dtype != _dtype(column) or number_K.shape != (len(state["keys"]),):
+                raise CheckpointError(f"the checkpoint's column '{name}' is {number_K.dtype}, it is now {column.dtype}")
+            numbers[name] = number_K
         replay: dict[str, tuple[ReplayRow, ...]] = {}
         for plain in state["replay"]:
             on_cpu: dict[str, Any] = {name: _on_cpu(value) for name, value in plain.items()}
             row = ReplayRow(**on_cpu)
             replay[row.key] = (*replay.get(row.key, ()), row)
-        place_of = {key: place for place, key in enumerate(state["keys"])}
-        return replace(self, place_of=place_of, numbers=numbers, replay=replay, states=dict(state["states"]))
+        index_of = {key: index for index, key in enumerate(state["keys"])}
+        return replace(self, index_of=index_of, numbers=numbers, replay=replay, states=dict(state["states"]))
 
     def _column(self, name: str) -> Column:
         if name not in self.columns:
             raise ConfigError(f"nobody declared the column '{name}' of the memory; declared are {list(self.columns)}")
         return self.columns[name]
 
-    def _knowing(self, keys: Sequence[str]) -> Memory:
+    def _with_prompts(self, keys: Sequence[str]) -> Memory:
         """The memory with a place for each of the prompts."""
-        new = [key for key in dict.fromkeys(keys) if key not in self.place_of]
+        new = [key for key in dict.fromkeys(keys) if key not in self.index_of]
         if not new:
             return self
-        place_of = {**self.place_of, **{key: len(self.place_of) + number for number, key in enumerate(new)}}
+        index_of = {**self.index_of, **{key: len(self.index_of) + number for number, key in enumerate(new)}}
         numbers = {
             name: torch.cat([self.numbers[name], _defaults(column, len(new))]) for name, column in self.columns.items()
         }
-        return replace(self, place_of=place_of, numbers=numbers)
+        return replace(self, index_of=index_of, numbers=numbers)
 
 
 def _dtype(column: Column) -> torch.dtype:
@@ -271,5 +271,5 @@ def _as_plain(row: ReplayRow) -> dict[str, Any]:
 
 def _on_cpu(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _on_cpu(one) for name, one in value.items()}
+        return {name: _on_cpu(item) for name, item in value.items()}
     return value.cpu() if isinstance(value, torch.Tensor) else value

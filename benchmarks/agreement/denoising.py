@@ -20,7 +20,7 @@ from mmgrpo.maths.transitions import (
     SAMPLERS,
     Level,
     Prediction,
-    Step,
+    DenoisingStep,
     ddim,
     extrapolated,
     kernel_mean,
@@ -68,7 +68,7 @@ def _case(method: str, source: Source, theirs: Callable[[SimpleNamespace, Latent
         level, next_level, second = (
             Level(alpha=1 - sigma, sigma=sigma) for sigma in at.sigmas.double()[[at.index, at.index + 1, 1]].tolist()
         )
-        step = Step(level=level, next_level=next_level, second_sigma=second.sigma)
+        step = DenoisingStep(level=level, next_level=next_level, second_sigma=second.sigma)
         kernel = SAMPLERS[policy["sampler"]](step, strength=policy["strength"])
         mean = kernel_mean(kernel, velocity_to_prediction(at.latent_BCHW, at.velocity_BCHW, level))
         density = DENSITIES[policy["density"]](at.next_BCHW, mean, kernel.std).flatten(1)
@@ -136,7 +136,7 @@ def _of_second_order(at: Latents) -> Numbers:
     before, level, next_level = (
         Level(alpha=1 - sigma, sigma=sigma) for sigma in at.sigmas.double()[at.index - 1 : at.index + 2].tolist()
     )
-    step = Step(level=level, next_level=next_level, second_sigma=float(at.sigmas[1]))
+    step = DenoisingStep(level=level, next_level=next_level, second_sigma=float(at.sigmas[1]))
     now = velocity_to_prediction(at.latent_BCHW, at.velocity_BCHW, level)
     said = Prediction(at.next_BCHW, torch.zeros_like(at.next_BCHW))
     following = kernel_mean(ddim(step, strength=0.0), extrapolated(at.latent_BCHW, now, said, step, before))

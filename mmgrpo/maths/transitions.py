@@ -44,7 +44,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class DenoisingStep:
     """One step of a schedule.
 
     Attributes:
@@ -99,7 +99,7 @@ class Kernel:
     noise: float
     std: float
 
-    def excess_noise(self, step: Step) -> float:
+    def excess_noise(self, step: DenoisingStep) -> float:
         """How much more noise the next latent holds than its level says, predicted and fresh together.
 
         sqrt(noise^2 + std^2) - sigma'. A network that takes few steps was taught no latent with more.
@@ -112,7 +112,7 @@ class Kernel:
 class Sampler(Protocol):
     """How much of a step is random, and how its mean makes up for that."""
 
-    def __call__(self, step: Step, *, strength: float) -> Kernel:
+    def __call__(self, step: DenoisingStep, *, strength: float) -> Kernel:
         """The Gaussian of the step; ``strength`` = 0 is the deterministic sampler."""
         ...
 
@@ -125,7 +125,9 @@ def kernel_mean(kernel: Kernel, prediction: Prediction) -> Tensor:
     return kernel.signal * prediction.x0 + kernel.noise * prediction.noise
 
 
-def extrapolated(x: Tensor, prediction: Prediction, before: Prediction, step: Step, level_before: Level) -> Prediction:
+def extrapolated(
+    x: Tensor, prediction: Prediction, before: Prediction, step: DenoisingStep, level_before: Level
+) -> Prediction:
     """What makes a deterministic first-order step one of second order, from what the step before predicted.
 
     x0 + (h / 2 h') (x0 - x0'), a prime marking the step before, h the step's length in log(alpha / sigma). Noise and
@@ -204,7 +206,7 @@ def x0_to_prediction(x: Tensor, x0: Tensor, level: Level) -> Prediction:
     return Prediction(x0, (x - level.alpha * x0) / level.sigma)
 
 
-def secant_to_prediction(x: Tensor, next_x: Tensor, step: Step) -> Prediction:
+def secant_to_prediction(x: Tensor, next_x: Tensor, step: DenoisingStep) -> Prediction:
     """Reads a deterministic step itself, whatever made it: the clean sample and noise that x and x' have in common.
 
     x = alpha x0 + sigma eps and x' = alpha' x0 + sigma' eps, solved for x0 and eps. Of a flow schedule these are
@@ -221,7 +223,7 @@ def secant_to_prediction(x: Tensor, next_x: Tensor, step: Step) -> Prediction:
     return Prediction((now.sigma * next_x - after.sigma * x) / rise, (after.alpha * x - now.alpha * next_x) / rise)
 
 
-def flow_sde(step: Step, *, strength: float) -> Kernel:
+def flow_sde(step: DenoisingStep, *, strength: float) -> Kernel:
     """Flow-GRPO's sampler: s = strength sqrt(sigma / (1 - sigma)), std = s sqrt(h), noise = sigma' - std^2 / (2 sigma).
 
     The same mean as the published x (1 + s^2 dt / (2 sigma)) + v (1 + s^2 (1 - sigma) / (2 sigma)) dt, dt = -h.
@@ -240,7 +242,7 @@ def flow_sde(step: Step, *, strength: float) -> Kernel:
     return _euler_maruyama(step, strength, strength * math.sqrt(sigma / (1 - safe)))
 
 
-def dance_sde(step: Step, *, strength: float) -> Kernel:
+def dance_sde(step: DenoisingStep, *, strength: float) -> Kernel:
     """DanceGRPO's sampler: constant diffusion s = strength, std = s sqrt(h), noise = sigma' - std^2 / (2 sigma).
 
     Units: strength is dimensionless; published 0.3 (FLUX), 0.25 (HunyuanVideo).
@@ -251,7 +253,7 @@ def dance_sde(step: Step, *, strength: float) -> Kernel:
     return _euler_maruyama(step, strength, strength)
 
 
-def wan_sde(step: Step, *, strength: float) -> Kernel:
+def wan_sde(step: DenoisingStep, *, strength: float) -> Kernel:
     """Flow-GRPO's sampler for Wan: s = strength (sigma_min + (sigma_max - sigma_min) sigma), std = s sqrt(h).
 
     sigma_max is the schedule's second sigma and sigma_min = 0, its last; noise = sigma' - std^2 / (2 sigma).
@@ -264,7 +266,7 @@ def wan_sde(step: Step, *, strength: float) -> Kernel:
     return _euler_maruyama(step, strength, strength * step.second_sigma * step.level.sigma)
 
 
-def log_sde(step: Step, *, strength: float) -> Kernel:
+def log_sde(step: DenoisingStep, *, strength: float) -> Kernel:
     """``flow_sde`` integrated over the step: std = strength sqrt(log((1 - sigma') / (1 - sigma)) - h).
 
     noise = sigma' - std^2 / (2 sigma), sigma held below 1 - 3e-3 within the logarithm. ``flow_sde`` takes the rate at
@@ -288,7 +290,7 @@ def log_sde(step: Step, *, strength: float) -> Kernel:
     return _with_score(step, strength * math.sqrt(area))
 
 
-def cps(step: Step, *, strength: float) -> Kernel:
+def cps(step: DenoisingStep, *, strength: float) -> Kernel:
     """Coefficients-preserving sampling: std = sigma' sin(strength pi / 2), noise = sqrt(sigma'^2 - std^2).
 
     signal = alpha'. Predicted and fresh noise together weigh exactly sigma' at any step length. Serves every schedule.
@@ -309,7 +311,7 @@ def cps(step: Step, *, strength: float) -> Kernel:
     return Kernel(step.next_level.alpha, sigma * math.cos(angle), sigma * math.sin(angle))
 
 
-def ddim(step: Step, *, strength: float) -> Kernel:
+def ddim(step: DenoisingStep, *, strength: float) -> Kernel:
     """DDIM with eta = strength: std = eta (sigma' / sigma) sqrt(sigma^2 - (alpha / alpha')^2 sigma'^2).
 
     noise = sqrt(sigma'^2 - std^2), signal = alpha'. Serves every schedule: on VE and EDM, eta = 1 is ancestral Euler.
@@ -340,24 +342,24 @@ SAMPLERS: Mapping[str, Sampler] = MappingProxyType(
 )
 
 
-def _is_deterministic(step: Step, strength: float) -> bool:
+def _is_deterministic(step: DenoisingStep, strength: float) -> bool:
     """Whether nothing is drawn: at strength 0, and in a step that ends without noise or changes nothing."""
     _require_strength(strength)
     return strength == 0 or step.next_level.sigma == 0 or step.length == 0
 
 
-def _deterministic(step: Step) -> Kernel:
+def _deterministic(step: DenoisingStep) -> Kernel:
     return Kernel(step.next_level.alpha, step.next_level.sigma, 0.0)
 
 
-def _euler_maruyama(step: Step, strength: float, diffusion: float) -> Kernel:
+def _euler_maruyama(step: DenoisingStep, strength: float, diffusion: float) -> Kernel:
     """The step of dx = (v + s^2 eps / (2 sigma)) dt + s dw, taken from sigma to sigma'."""
     if _is_deterministic(step, strength):
         return _deterministic(step)
     return _with_score(step, diffusion * math.sqrt(step.length))
 
 
-def _with_score(step: Step, std: float) -> Kernel:
+def _with_score(step: DenoisingStep, std: float) -> Kernel:
     """The Euler step plus half the variance times the score, -eps / sigma."""
     return Kernel(step.next_level.alpha, step.next_level.sigma - std**2 / (2 * step.level.sigma), std)
 
@@ -376,6 +378,6 @@ def _require_flow(level: Level, what: str, cure: str) -> None:
         raise ConfigError(f"{what} needs a flow schedule (alpha = 1 - sigma), got {level}; {cure}")
 
 
-def _require_flow_step(step: Step, sampler: str) -> None:
+def _require_flow_step(step: DenoisingStep, sampler: str) -> None:
     for level in (step.level, step.next_level):
         _require_flow(level, sampler, "ddim and cps work on every schedule")

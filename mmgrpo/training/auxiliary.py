@@ -73,7 +73,7 @@ class Auxiliaries:
                 examples = load_examples(config.examples, f"auxiliary ({config.label}): examples")
                 self._batches[config.label] = ExampleBatches(examples, config.batch_size or 64, seed)
 
-    def beside(self, algorithm: Algorithm, advantages: Advantages, first: int) -> ExtraGradient | None:
+    def extra_gradient(self, algorithm: Algorithm, advantages: Advantages, first: int) -> ExtraGradient | None:
         """What joins the updates of a step.
 
         Args:
@@ -82,7 +82,7 @@ class Auxiliaries:
             first: how many updates the run has had.
 
         Returns:
-            For ``learn``; None where nothing joins.
+            For ``update_policy``; None where nothing joins.
         """
         is_active = any(config.weight != 0 for config in algorithm.config.auxiliary)
         return partial(self._accumulate, algorithm, advantages, first) if is_active else None
@@ -202,7 +202,7 @@ def success_rates(advantages: Advantages, rows: Sequence[int], parts: Sequence[P
         (P,), float64, of each part in the order in which they come.
     """
     rollout, rows_N = advantages.rollout, torch.tensor(list(rows), dtype=torch.long)
-    scored_N = advantages.credit.scored_B[advantages.mine][rows_N]
+    scored_N = advantages.credit.scored_B[advantages.local_rows][rows_N]
     if rollout.origin_B is not None:
         scored_N = scored_N & (rollout.origin_B[rows_N] == Origin.ON_POLICY)
     right_N = advantages.reward_B[rows_N] >= right

@@ -105,7 +105,7 @@ def _view(
     if view.weights == "average":
         if average is None:
             raise ConfigError(f"views.{name}: no average is kept: set update.ema, or take other weights")
-        if average.in_parts:
+        if average.is_sharded:
             raise ConfigError(
                 f"views.{name}: the average of weights that lie in parts cannot be looked through; train "
                 "adapters (policy.lora), or take the reference with reference.ema"

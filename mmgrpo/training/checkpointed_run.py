@@ -177,7 +177,7 @@ class CheckpointedRun:
         return self._folder
 
     @property
-    def place(self) -> RunPosition | None:
+    def position(self) -> RunPosition | None:
         """Where the weights are; None in the midst of updates."""
         warmup_step = self._trained.warmup.whole_step if self._trained.warmup else 0
         if self.whole_step is None or warmup_step is None:
@@ -243,7 +243,7 @@ class CheckpointedRun:
         Args:
             drops: whether the best before goes then, if it is none of the newest.
         """
-        position, reward = self.place, self._config.checkpoint.best
+        position, reward = self.position, self._config.checkpoint.best
         if reward is None or position is None or position.step == 0:
             return
         if self._job.run_on_main(lambda: best_step(self.folder.path, reward, now=position.step)) == position.step:

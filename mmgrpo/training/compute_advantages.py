@@ -200,7 +200,7 @@ class Advantages:
         chosen_B: bool, the rows that the planner keeps; groups without any are no part of a minibatch.
         divergence_N: of the whole job's samples from the reference, where it was taken off their rewards.
         credit: of the whole job's samples.
-        mine: this process's rows among them.
+        local_rows: this process's rows among them.
         views: the rows as the views of the run see them.
         metrics: means over the job's samples of what estimators and filters read of the decisions.
     """
@@ -211,7 +211,7 @@ class Advantages:
     zero_B: Tensor
     chosen_B: Tensor
     credit: SampleAdvantages
-    mine: slice
+    local_rows: slice
     divergence_N: Tensor | None = None
     views: Mapping[str, ViewRows] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -259,10 +259,10 @@ def compute_advantages(
     if any(estimator.unscored for estimator in chain.estimators):
         span_scored_N = torch.ones_like(span_scored_N)
     credit = replace(credit, keep_B=credit.keep_B | (span_scored_N & rewards.keep_N))
-    reward_B, scored_B = credit.total_B[rewards.mine], credit.scored_B[rewards.mine]
+    reward_B, scored_B = credit.total_B[rewards.local_rows], credit.scored_B[rewards.local_rows]
     view_rows = Views(views or {}, policy, rollout, reward_B=reward_B, scored_B=scored_B, seed=rollouts.seed)
-    advantage_BT = credit.advantage_B[rewards.mine][:, None].expand(rollout.shape)
-    rollout = rollout.keep(credit.keep_B[rewards.mine][:, None])
+    advantage_BT = credit.advantage_B[rewards.local_rows][:, None].expand(rollout.shape)
+    rollout = rollout.keep(credit.keep_B[rewards.local_rows][:, None])
     metrics: Mapping[str, float] = {}
     if config.estimators or config.filters:
         shaped_rows = decision_advantages(
@@ -288,7 +288,7 @@ def compute_advantages(
         zero_B=untruncated.zero_B,
         chosen_B=rollouts.keep_B,
         credit=credit,
-        mine=rewards.mine,
+        local_rows=rewards.local_rows,
         divergence_N=divergence_N,
         views=view_rows,
         metrics=metrics,

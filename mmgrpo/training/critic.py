@@ -96,7 +96,7 @@ class CriticTrainer:
         self.parameters: Sequence[nn.Parameter] = critic.trainable
         self.optimizer = optimizer_of(config.model_copy(update={"update": update}), self.parameters, job=job)
         self.metrics: Mapping[str, float] = {}
-        self._seen: Rollout | None = None
+        self._rows: Rollout | None = None
         self._learns = True
 
     def is_warming_up(self, step: int) -> bool:
@@ -105,11 +105,13 @@ class CriticTrainer:
 
     def valued(self, rollouts: Rollouts) -> Rollouts:
         """The rows with the value of every state that a decision was taken in, at the weights of now."""
-        rollout, self._seen = rollouts.rollout, with_critic_values(self._critic, rollouts.rollout)
-        values, num_forwards = {**rollout.values, **self._seen.values}, rollout.num_forwards + self._seen.num_forwards
+        rollout, self._rows = rollouts.rollout, with_critic_values(self._critic, rollouts.rollout)
+        values, num_forwards = {**rollout.values, **self._rows.values}, rollout.num_forwards + self._rows.num_forwards
         return replace(rollouts, rollout=replace(rollout, values=values, num_forwards=num_forwards))
 
-    def beside(self, advantages: Advantages, policy: ExtraGradient | None, *, step: int) -> ExtraGradient | None:
+    def extra_gradient(
+        self, advantages: Advantages, policy: ExtraGradient | None, *, step: int
+    ) -> ExtraGradient | None:
         """What joins the updates of a step: the gradient of the critic's own loss, on its own weights.
 
         Args:
@@ -118,18 +120,18 @@ class CriticTrainer:
             step: of the run, from 0; where the critic stands still, only that joins.
 
         Returns:
-            For ``learn``; ``apply`` then moves the weights.
+            For ``update_policy``; ``apply`` then moves the weights.
         """
-        assert self._seen is not None
+        assert self._rows is not None
         self._learns = self._config.freeze_after is None or step < self._config.freeze_after
         if not self._learns:
             self.metrics = {}
             return policy
-        old_BT, scored_B = self._seen.values[VALUE], advantages.credit.scored_B[advantages.mine]
+        old_BT, scored_B = self._rows.values[VALUE], advantages.credit.scored_B[advantages.local_rows]
         reward_B = advantages.reward_B.where(scored_B, 0.0)
         numbers = {"gamma": self._config.gamma, "decay": self._config.decay}
-        target_BT = old_BT + generalised_advantage(old_BT, reward_B, self._seen.mask_BT, **numbers)
-        rows = self._seen.keep(advantages.rollout.mask_BT & scored_B[:, None])
+        target_BT = old_BT + generalised_advantage(old_BT, reward_B, self._rows.mask_BT, **numbers)
+        rows = self._rows.keep(advantages.rollout.mask_BT & scored_B[:, None])
         return partial(self._accumulate, rows, target_BT, policy)
 
     def apply(self) -> None:
@@ -179,4 +181,4 @@ class CriticTrainer:
         loss, mean = (torch.stack(self._job.gather(sums)).sum(0) / num).tolist()
         self.metrics = {"critic/loss": loss, "critic/value_mean": mean}
         gradient = Gradient(Diagnostics(), 0.0, num_forwards)
-        return gradient if policy is None else gradient.beside(policy(number, rows))
+        return gradient if policy is None else gradient.merge(policy(number, rows))

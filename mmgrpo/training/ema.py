@@ -36,7 +36,7 @@ class Average:
         self._average = [parameter.detach().clone() for parameter in self._parameters]
 
     @property
-    def in_parts(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether it is of weights that lie in parts, which all processes have to swap at once."""
         return any(isinstance(parameter, ParameterShard) for parameter in self._parameters)
 

@@ -51,7 +51,7 @@ class EvaluationResult:
             lines.append((name, mean, spread, str(len(values)), str(self.scores.failures.get(name, 0))))
         return lines
 
-    def shown(self, limit: int) -> tuple[list[Sample], Scores]:
+    def preview(self, limit: int) -> tuple[list[Sample], Scores]:
         """At most ``limit`` samples with their scores, members taken in turn so that every prompt has its share."""
         in_turn = sorted(range(len(self.samples)), key=lambda row: (self.samples[row].member, self.samples[row].group))
         rows = sorted(in_turn[:limit], key=lambda row: (self.samples[row].group, self.samples[row].member))

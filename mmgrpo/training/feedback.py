@@ -50,7 +50,7 @@ def feedback_of(
     Returns:
         The feedback.
     """
-    local_rows = rewards.mine
+    local_rows = rewards.local_rows
     valid_B = rewards.counting.scored_B[local_rows] & rewards.keep_N[local_rows]
     values = {value: rollout.values[value] for value in sorted(requested, key=str)}
     local_feedback = job_feedback(

@@ -58,7 +58,7 @@ class Gradient:
     max_gap: float
     num_forwards: int
 
-    def beside(self, other: Gradient) -> Gradient:
+    def merge(self, other: Gradient) -> Gradient:
         """What both left behind."""
         return Gradient(
             self.diagnostics + other.diagnostics,

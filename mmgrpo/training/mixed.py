@@ -105,8 +105,8 @@ class MixedTrainer:
             after = {other: task.scoring.scorer.names for other, task in self.tasks.items() if _is_after(task, name)}
             require_cross_task_rewards(name, [reward.function for reward in trainer.rewards], after)
         self.status = "running"
-        self._whole = MixedFolder(self.tasks, self.config, self.job, folder)
-        self._together = RunLoop(self.tasks, self.config, self.job, step=resumed.step, whole=self._whole)
+        self._mixed_folder = MixedFolder(self.tasks, self.config, self.job, folder)
+        self._run_loop = RunLoop(self.tasks, self.config, self.job, step=resumed.step, mixed_run=self._mixed_folder)
 
     def _policy(self, name: str, task: RunConfig, live: Mapping[str, Policy]) -> Policy | None:
         """The policy of a task, if it is there by now."""
@@ -120,12 +120,12 @@ class MixedTrainer:
     @property
     def step(self) -> int:
         """Steps that all tasks have taken."""
-        return self._together.step
+        return self._run_loop.step
 
     @property
     def folder(self) -> RunFolder:
         """The folder around those of the tasks, which a new run has once it trains."""
-        return self._whole.folder
+        return self._mixed_folder.folder
 
     def train(self) -> Path:
         """Runs to the end, or to the next whole step of all tasks after Ctrl-C or SIGTERM.
@@ -134,7 +134,7 @@ class MixedTrainer:
             The run folder, with a folder for each task.
         """
         try:
-            self._together.train()
+            self._run_loop.train()
         finally:
             self.status = next(iter(self.tasks.values())).status
         return self.folder.path

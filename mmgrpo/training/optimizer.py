@@ -76,7 +76,7 @@ class GuardedOptimizer:
             hooks: what is done around each step, in order, by name.
         """
         self.parameters = list(parameters)
-        self._held = local_shards(parameters)
+        self._shards = local_shards(parameters)
         self.optimizer = optimizer
         self.schedule = schedule
         self._job = job
@@ -93,22 +93,22 @@ class GuardedOptimizer:
 
     def clear(self) -> None:
         """Forgets every gradient."""
-        for parameter in (*self.parameters, *self._held):
+        for parameter in (*self.parameters, *self._shards):
             parameter.grad = None
 
     def apply(self) -> Applied:
         """One update from the gradients of all processes, or none if they are not finite; clears them either way."""
         self._job.sum_gradients(self.parameters)
-        assign_gradients(self.parameters, self._held)
-        if all(parameter.grad is None for parameter in self._held):
-            for parameter in self._held:  # nothing was learnt: the optimiser still takes its step, with zeros
+        assign_gradients(self.parameters, self._shards)
+        if all(parameter.grad is None for parameter in self._shards):
+            for parameter in self._shards:  # nothing was learnt: the optimiser still takes its step, with zeros
                 parameter.grad = torch.zeros_like(parameter)
         hooks = [] if self.rests else list(self._hooks.values())
         for hook in hooks:
             hook.before()
         limit = float("inf") if self.max_grad_norm is None else self.max_grad_norm
-        norm = self._job.grad_norm(self._held)
-        torch.nn.utils.clip_grads_with_norm_(self._held, limit, norm)
+        norm = self._job.grad_norm(self._shards)
+        torch.nn.utils.clip_grads_with_norm_(self._shards, limit, norm)
         skipped, lr = not bool(norm.isfinite()), float(self.schedule.get_last_lr()[0])
         if not skipped and not self.rests:
             self.optimizer.step()
@@ -141,7 +141,7 @@ class GuardedOptimizer:
 
         A collective for weights that lie in parts.
         """
-        finite = all(bool(parameter.isfinite().all()) for parameter in self._held)
+        finite = all(bool(parameter.isfinite().all()) for parameter in self._shards)
         if not (all(self._job.gather(finite)) if self._job.is_sharded else finite):
             raise NonFiniteError(
                 "weights are infinite or no numbers, so they are not saved; go on from the newest checkpoint with a "
@@ -185,7 +185,7 @@ class GuardedOptimizer:
     ) -> dict[int, dict[str, Any]]:
         """The optimiser's state of each parameter, tensor by tensor; torch numbers them in their order."""
         return {
-            number: {name: of(tensor, self._held[number]) for name, tensor in state.items()}
+            number: {name: of(tensor, self._shards[number]) for name, tensor in state.items()}
             for number, state in states.items()
         }
 

@@ -124,14 +124,14 @@ def step_prompt_stats(
 
 def replay_rows(advantages: Advantages, key_of: Callable[[int], str], *, step: int) -> list[tuple[int, int, ReplayRow]]:
     """This process's rows that were drawn at this step and trained on, each with its group and member."""
-    rollout, advantage_B = advantages.rollout, advantages.credit.advantage_B[advantages.mine]
+    rollout, advantage_B = advantages.rollout, advantages.credit.advantage_B[advantages.local_rows]
     on_policy_B = (
         torch.ones(len(advantage_B), dtype=torch.bool)
         if rollout.origin_B is None
         else rollout.origin_B == Origin.ON_POLICY
     )
     entries = []
-    for row in (on_policy_B & advantages.credit.keep_B[advantages.mine]).nonzero().flatten().tolist():
+    for row in (on_policy_B & advantages.credit.keep_B[advantages.local_rows]).nonzero().flatten().tolist():
         sample = rollout.samples[row]
         off_policy = rollout.off_policy_sample(row, Origin.REPLAY)
         replay_row = ReplayRow(

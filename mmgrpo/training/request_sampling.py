@@ -58,7 +58,7 @@ class RoundRollouts:
 def sample_requests(
     policy: Policy,
     requests: Sequence[Request],
-    mine: Sequence[int],
+    local_requests: Sequence[int],
     *,
     prompt_of: PromptOf,
     contexts: Mapping[str, Context],
@@ -74,7 +74,7 @@ def sample_requests(
     Args:
         policy: what draws.
         requests: of the whole round.
-        mine: which of them are this process's.
+        local_requests: which of them are this process's.
         prompt_of: a prompt of the step by its identity.
         contexts: what a member is shown in place of the prompt, by name.
         plan: how decisions are drawn.
@@ -97,7 +97,7 @@ def sample_requests(
     text_ends = policy.text_offsets if isinstance(policy, SupportsTextOffsets) and not others else None
     history_of = _histories(row_of, rewards, seed, text_ends)
     alike: dict[tuple[object, ...], list[int]] = {}
-    for n in mine:
+    for n in local_requests:
         request = requests[n]
         sampling_key = repr(sorted(request.settings.items())), request.weights, bool(request.given), request.lenience
         key = *sampling_key, request.behind_prompt, request.as_own, request.trained

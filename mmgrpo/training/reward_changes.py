@@ -53,6 +53,8 @@ def reward_changes(
         weight_R[column] = 0.0
         others = replace(scores, weight_R=weight_R)
         without_N = group_advantages(others, group_N, chain, advantages.divergence_N, rewards.keep_N).advantage_B
-        before_BT, after_BT = (each_N[rewards.mine, None].expand(mask_BT.shape) for each_N in (without_N, advantage_N))
+        before_BT, after_BT = (
+            each_N[rewards.local_rows, None].expand(mask_BT.shape) for each_N in (without_N, advantage_N)
+        )
         changes[f"reward/{scores.names[column]}"] = advantages_changed(before_BT, after_BT, mask_BT.cpu(), size=size)
     return changed_fracs(job.merge_diagnostics(Diagnostics(change_sums=changes)).change_sums)

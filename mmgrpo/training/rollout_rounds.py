@@ -102,7 +102,7 @@ def collect_rollouts(
     contexts: Mapping[str, Context] | None = None,
     reads: bool = False,
     on_samples: OnSamples = lambda samples: None,
-    behind: UpstreamRollouts | None = None,
+    upstream: UpstreamRollouts | None = None,
 ) -> Rollouts:
     """Draws what the planner asks for until it asks for nothing more.
 
@@ -122,7 +122,7 @@ def collect_rollouts(
         reads: whether samples are drawn without noise and what is trained on is read of them
             (``rollout.training_states``).
         on_samples: takes samples as they are drawn.
-        behind: what another policy has drawn, after which this one draws; None: nothing.
+        upstream: what another policy has drawn, after which this one draws; None: nothing.
 
     Returns:
         What came of it.
@@ -131,8 +131,8 @@ def collect_rollouts(
         ConfigError: the planner asks for what the policy or the configuration does not have, or nothing random was
             drawn.
     """
-    owner: dict[int, int] = dict(behind.owner) if behind else {}
-    root_of: dict[int, int] = dict(behind.root_of) if behind else {}
+    owner: dict[int, int] = dict(upstream.owner) if upstream else {}
+    root_of: dict[int, int] = dict(upstream.root_of) if upstream else {}
     loads = [0] * job.size
     rounds: list[Round] = []
     round_rollouts: list[RoundRollouts] = []
@@ -166,7 +166,7 @@ def collect_rollouts(
             reads=reads,
             before=round_rollouts,
             rewards=[previous.rewards() for previous in rounds],
-            others=[behind.rollout] if behind else (),
+            others=[upstream.rollout] if upstream else (),
         )
         round_rollouts.append(rollouts)
         part = PendingSamples(pending, rollouts.samples)

@@ -61,7 +61,13 @@ class RunLoop:
     """
 
     def __init__(
-        self, tasks: Mapping[str, Task], config: RunConfig, job: Job, *, step: int = 0, whole: MixedRun | None = None
+        self,
+        tasks: Mapping[str, Task],
+        config: RunConfig,
+        job: Job,
+        *,
+        step: int = 0,
+        mixed_run: MixedRun | None = None,
     ) -> None:
         """Begins nothing yet.
 
@@ -70,13 +76,13 @@ class RunLoop:
             config: of the run.
             job: the processes.
             step: steps that were taken before.
-            whole: what the run has around several tasks; None: its task is alone.
+            mixed_run: what the run has around several tasks; None: its task is alone.
         """
         self.step = step
         self._tasks = dict(tasks)
         self._config = config
         self._job = job
-        self._whole = whole
+        self._mixed_run = mixed_run
         self._stopping = StopRequests(job)
         self._heartbeat = Heartbeat(job, timeout_s=config.runtime.heartbeat_timeout_s)
         self._progress = self._create_progress()
@@ -92,8 +98,8 @@ class RunLoop:
         listening = self._stopping.handle_signals(), self._heartbeat.running(self._abandon)
         with listening[0], listening[1], next(iter(self._progress.values())) as progress:
             if all(session.is_over() for session in sessions):
-                if self._whole:
-                    self._whole.end("finished", None)
+                if self._mixed_run:
+                    self._mixed_run.end("finished", None)
                 progress.print_line(
                     f"nothing to do: {self._where()} stands at step {self.step} of {self._config.steps}"
                 )
@@ -107,7 +113,7 @@ class RunLoop:
                 while self.step < self._config.steps and not self._stopping.is_stopping():
                     self._train_step()
                 self._save()
-                done = all(task.session.is_done(task.session.place) for task in self._tasks.values())
+                done = all(task.session.is_done(task.session.position) for task in self._tasks.values())
                 status = self._stopping.alert_status or ("finished" if done else self._stopping.status)
             except (Terminated, KeyboardInterrupt) as interruption:
                 status = self._stopping.status
@@ -127,15 +133,19 @@ class RunLoop:
         return status
 
     def _begin(self) -> None:
-        within = self._whole.begin() if self._whole else None
+        within = self._mixed_run.begin() if self._mixed_run else None
         for name, task in self._tasks.items():
-            log = partial(self._whole.log, name) if self._whole else self._log
-            show = partial(self._whole.log_samples, name) if self._whole else partial(log_samples, self._job.trackers)
+            log = partial(self._mixed_run.log, name) if self._mixed_run else self._log
+            show = (
+                partial(self._mixed_run.log_samples, name)
+                if self._mixed_run
+                else partial(log_samples, self._job.trackers)
+            )
             task.begin(
                 RunContext(progress=self._progress[name], stopping=self._stopping, log=log, show=show, within=within)
             )
-        if self._whole:
-            self._whole.begun()
+        if self._mixed_run:
+            self._mixed_run.begun()
 
     def _train_step(self) -> None:
         """One step of GRPO of every task that takes part in it."""
@@ -167,26 +177,26 @@ class RunLoop:
     def _save(self) -> None:
         """A checkpoint of every task; old ones go once all have theirs, so that some step is always whole."""
         for task in self._tasks.values():
-            assert task.session.place is not None
-            task.session.save(task.session.place, drops=self._whole is None)
-        if self._whole:
+            assert task.session.position is not None
+            task.session.save(task.session.position, drops=self._mixed_run is None)
+        if self._mixed_run:
             for task in self._tasks.values():
                 task.session.delete_old_checkpoints()
-            self._whole.saved()
+            self._mixed_run.saved()
 
     def _rescue(self, *, together: bool) -> None:
         """Saves what is whole before an early end, which all may have: all tasks at the same step, or none."""
-        places = [(task, task.session.place) for task in self._tasks.values()]
-        if all(place and place.step == task_step(self.step, task.config) for task, place in places):
-            for task, place in places:
-                task.session.rescue(place, drops=self._whole is None, together=together)
+        positions = [(task, task.session.position) for task in self._tasks.values()]
+        if all(position and position.step == task_step(self.step, task.config) for task, position in positions):
+            for task, position in positions:
+                task.session.rescue(position, drops=self._mixed_run is None, together=together)
 
     def _closed(self, status: str, failure: BaseException | None) -> list[str]:
         self._end(status)
         if failure is not None and self._heartbeat.replaces_main():
             self._record(failure)
         lines = [line for task in self._tasks.values() for line in task.session.end(status, failure)]
-        return self._whole.end(status, failure) if self._whole else lines
+        return self._mixed_run.end(status, failure) if self._mixed_run else lines
 
     def _abandon(self, failure: ProcessLostError) -> None:
         """Ends the run on another thread than its own, which waits for a process that is gone."""
@@ -198,15 +208,15 @@ class RunLoop:
             task.status = status
 
     def _record(self, failure: BaseException) -> None:
-        """Writes down in place of the main process, which is gone, how the run ended."""
+        """Records how the run ended when the main process is gone."""
         folders = [task.session.folder for task in self._tasks.values()]
-        for folder in [*folders, *([RunFolder(folders[0].path.parent)] if self._whole else [])]:
+        for folder in [*folders, *([RunFolder(folders[0].path.parent)] if self._mixed_run else [])]:
             if folder.header().get("status") == "running":
                 folder.close("failed", failure)
 
     def _where(self) -> Path:
         folder = next(iter(self._tasks.values())).session.folder.path
-        return folder.parent if self._whole else folder
+        return folder.parent if self._mixed_run else folder
 
     def _log(self, file: str, line: Mapping[str, Any]) -> None:
         self._job.trackers.log({key: value for key, value in line.items() if "/" in key}, line["step"])

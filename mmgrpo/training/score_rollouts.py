@@ -31,7 +31,7 @@ class Rewards:
         group_N: group of each sample.
         root_N: the group whose data row each has: its own, but for what was drawn after the rows of others.
         keep_N: bool, the samples that are trained on and that groups are compared by.
-        mine: this process's rows.
+        local_rows: this process's rows.
         metrics: what became of rewards on their way from ``scores`` to ``counting``.
     """
 
@@ -40,7 +40,7 @@ class Rewards:
     group_N: Tensor
     root_N: Tensor
     keep_N: Tensor
-    mine: slice
+    local_rows: slice
     metrics: Mapping[str, float]
 
 
@@ -54,7 +54,7 @@ def score_rollouts(rollouts: Rollouts, reward_functions: Sequence[NamedReward], 
         job: the processes.
 
     Returns:
-        The rewards, the same on all processes but for ``mine``.
+        The rewards, the same on all processes but for ``local_rows``.
 
     Raises:
         RewardError: a reward failed on too many samples of any process.
@@ -72,7 +72,7 @@ def score_rollouts(rollouts: Rollouts, reward_functions: Sequence[NamedReward], 
         group_N=group_N,
         root_N=torch.tensor([rollouts.root_of.get(group, group) for group in group_N.tolist()]),
         keep_N=torch.cat(job.gather(rollouts.keep_B)),
-        mine=slice(start, start + len(rollouts.keep_B)),
+        local_rows=slice(start, start + len(rollouts.keep_B)),
         metrics=counting.metrics,
     )
 

@@ -39,7 +39,7 @@ def span_scores(policy: Policy, rollout: Rollout, rewards: Rewards, reward: str)
     nothing: list[Sequence[Scope] | None] = [None] * len(rewards.keep_N)
     scopes_N = rewards.counting.scopes.get(reward, nothing)
     rows = [scopes or () if is_kept else () for scopes, is_kept in zip(scopes_N, rewards.keep_N.tolist(), strict=True)]
-    local_rows = rows[rewards.mine]
+    local_rows = rows[rewards.local_rows]
     B, S = len(local_rows), max(1, *map(len, local_rows))
     value_BS, valid_BS = torch.zeros(B, S), torch.zeros(B, S, dtype=torch.bool)
     scope_BT = torch.full(rollout.shape, -1, dtype=torch.long)

@@ -38,7 +38,7 @@ def step_metrics(
         }
     if rollouts.num_unshown:
         metrics["rollout/unshown_frac"] = rollouts.num_unshown / num_requested
-    trained_BT = advantages.rollout.mask_BT & advantages.credit.keep_B[advantages.mine][:, None]
+    trained_BT = advantages.rollout.mask_BT & advantages.credit.keep_B[advantages.local_rows][:, None]
     sums = job.gather((float(advantages.rollout.old_logprob_BT[trained_BT].double().sum()), int(trained_BT.sum())))
     metrics["rollout/logprob_mean"] = sum(each for each, _ in sums) / max(sum(num for _, num in sums), 1)
     num_failed = sum(sample.failure is not None for sample in rollouts.samples)

@@ -112,8 +112,8 @@ class Trainer:
                 self.job.distribute(policy)
         self.algorithm = Algorithm.of(self.config)
         self.now = self.algorithm.at(0, Memory())
-        self.behind = TaskLink(leader.policy, self.algorithm, leader.average) if leader else None
-        if self.behind is None:
+        self.task_link = TaskLink(leader.policy, self.algorithm, leader.average) if leader else None
+        if self.task_link is None:
             require_media(loaded_prompts, self.config.prompts, prompt_check(policy))
             require_images(loaded_prompts, self.algorithm)
         loop_of = partial(Loop.of, job=self.job, device=device, owner=owner.loop if owner else None)
@@ -191,8 +191,8 @@ class Trainer:
         """Draws what the planner asks for at this step, and hands it to the rewards."""
         clock, job = time.perf_counter(), self.job
         step, upstream = self.loop.at(self.step, self.session.memory), None
-        if self.behind:
-            prompts, upstream = self.behind.followed(before, job)
+        if self.task_link:
+            prompts, upstream = self.task_link.followed(before, job)
             step = replace(step, prompts=prompts)
         self._step, self.now = step, step.algorithm
         size = self.now.config.rollout.prompts_per_step // job.size * self.now.config.rollout.group_size
@@ -221,7 +221,7 @@ class Trainer:
         prompt_stats = self._step.prompt_stats(rollouts, rewards, advantages)
         metrics |= {"time/rollout_s": task_rollouts.took_s, "time/reward_s": time.perf_counter() - clock}
         self._context.stopping.raise_if_terminated()
-        after_of_rank = self.job.gather([sample.after for sample in rollouts.samples]) if self.behind else []
+        after_of_rank = self.job.gather([sample.after for sample in rollouts.samples]) if self.task_link else []
         return StepResult(
             rollouts,
             rewards,
@@ -278,7 +278,9 @@ class Trainer:
     def _name_skipped(self, update: UpdateMetrics, log: StepLog) -> None:
         """Says which samples, of all processes, gave a gradient that is not finite, and keeps them."""
         advantages = log.advantages
-        local_rows = [(advantages.mine.start + row, advantages.rollout.samples[row]) for row in update.odd_rows]
+        local_rows = [
+            (advantages.local_rows.start + row, advantages.rollout.samples[row]) for row in update.nonfinite_rows
+        ]
         all_rows = [row for part in self.job.gather(local_rows) for row in part]
         rows, samples = [row for row, _ in all_rows], [sample for _, sample in all_rows]
         if self.job.is_main:
@@ -344,13 +346,13 @@ class Trainer:
                 self.job,
                 plan=exchange_plan(self.config),
                 on_samples=taken,
-                show=self.behind.show if self.behind else None,
+                show=self.task_link.show if self.task_link else None,
             )
         self.session.evaluated.add(self.step)
         if result is not None:
             line = {"step": self.step, **result.metrics(), "time/evaluation_s": time.perf_counter() - clock}
-            self.folder.save_samples(self.step, *result.shown(config.pictures))
-            self._context.show(self.step, *result.shown(MAX_LOGGED_SAMPLES))
+            self.folder.save_samples(self.step, *result.preview(config.pictures))
+            self._context.show(self.step, *result.preview(MAX_LOGGED_SAMPLES))
             self._log("evaluation.jsonl", line)
             progress.log_evaluation(line)
             self.session.report()

@@ -34,14 +34,14 @@ class UpdateMetrics:
         gradient: what this process's pass left behind.
         totals: what its rows add to the loss's means, of the whole job.
         applied: what became of the gradient.
-        odd_rows: where it was not finite, this process's rows whose own gradient is not.
+        nonfinite_rows: where it was not finite, this process's rows whose own gradient is not.
     """
 
     number: int
     gradient: Gradient
     totals: Totals
     applied: Applied
-    odd_rows: Sequence[int]
+    nonfinite_rows: Sequence[int]
 
 
 @final
@@ -57,7 +57,7 @@ class UpdatePlan:
         job: Job,
         weight: float = 1.0,
         before_apply: Sequence[Callable[[], None]] = (),
-        beside: Callable[[int, Sequence[int]], Gradient] | None = None,
+        extra_gradient: Callable[[int, Sequence[int]], Gradient] | None = None,
     ) -> None:
         """Looks once at what the updates do not move.
 
@@ -66,44 +66,49 @@ class UpdatePlan:
             advantages: what it learns from.
             objective: the loss.
             job: the processes; each takes part in every update, with whatever rows it has.
-            weight: how much its gradient counts beside those of other lessons.
+            weight: how much its gradient counts relative to those of other plans.
             before_apply: called before the weights move.
-            beside: adds further gradient, given the update's number and this process's rows (``Auxiliaries.beside``).
+            extra_gradient: adds a gradient, called with the number of the update and this process's rows
+                (``Auxiliaries.extra_gradient``).
         """
         self.job = job
         self.before_apply = before_apply
         self._policy, self._batch, self._objective = policy, advantages, objective
-        self._weight, self._beside = weight, beside
+        self._weight, self._extra_gradient = weight, extra_gradient
         self._rollout = _with_still_views(policy, advantages, objective)
         self._spent = self._rollout.num_forwards - advantages.rollout.num_forwards
-        self._place_B = _places(advantages.rollout.prompt_index_B, advantages.chosen_B, job)
+        self._group_index_B = _group_indices(advantages.rollout.prompt_index_B, advantages.chosen_B, job)
         self._number, self._rows, self._taken = 0, list[int](), self._rollout
-        self._own = Totals(num_samples=0, num_decisions=0)
+        self._local_totals = Totals(num_samples=0, num_decisions=0)
 
     def begin(self, number: int, *, epochs: int, minibatches: int, cycle_masks: bool) -> Totals:
         """Takes the rows of an update; gives what they add to the loss's means, over the whole job."""
         epoch, part = divmod(number, minibatches)
-        rows = ((self._place_B + epoch) % minibatches == part).nonzero().flatten().tolist()
+        rows = ((self._group_index_B + epoch) % minibatches == part).nonzero().flatten().tolist()
         rollout = self._rollout
         self._number, self._rows = number, rows
         self._taken = rollout.keep(rollout.segment_BT % epochs == epoch) if cycle_masks else rollout
         zero_B, group_B = self._batch.zero_B[rows], rollout.prompt_index_B[rows]
-        self._own = self.job.sum_totals(count(self._taken.mask_BT[rows], zero_B, group_B))
-        return self._own
+        self._local_totals = self.job.sum_totals(count(self._taken.mask_BT[rows], zero_B, group_B))
+        return self._local_totals
 
     def accumulate(self, totals: Totals) -> Gradient:
         """Adds the gradient of the update's rows, and of what is beside them, to that of the lessons before."""
         with _counted(self._policy, self._weight, self.job):
             gradient = self._added(totals)(rows=self._rows, gather=self.job.gather)
             gradient, self._spent = replace(gradient, num_forwards=gradient.num_forwards + self._spent), 0
-            return gradient if self._beside is None else gradient.beside(self._beside(self._number, self._rows))
+            return (
+                gradient
+                if self._extra_gradient is None
+                else gradient.merge(self._extra_gradient(self._number, self._rows))
+            )
 
     def applied(self, gradient: Gradient, totals: Totals, applied: Applied) -> UpdateMetrics:
         """What the update came to; the rows are older by one if the weights moved."""
         bad_rows = nonfinite_rows(self._policy, self._rows, self._added(totals), self.job) if applied.skipped else []
         self._rollout = self._rollout if applied.skipped else self._rollout.aged()
         return UpdateMetrics(
-            number=self._number, gradient=gradient, totals=self._own, applied=applied, odd_rows=bad_rows
+            number=self._number, gradient=gradient, totals=self._local_totals, applied=applied, nonfinite_rows=bad_rows
         )
 
     def _added(self, totals: Totals) -> Callable[..., Gradient]:
@@ -124,7 +129,7 @@ def update_policy(
     cycle_masks: bool = False,
     job: Job,
     before_apply: Sequence[Callable[[], None]] = (),
-    beside: Callable[[int, Sequence[int]], Gradient] | None = None,
+    extra_gradient: Callable[[int, Sequence[int]], Gradient] | None = None,
 ) -> Iterator[UpdateMetrics]:
     """Updates the weights, once per item: ``epochs`` passes over the rows, each in ``minibatches`` of whole groups.
 
@@ -138,12 +143,13 @@ def update_policy(
         cycle_masks: whether a pass trains one segment of each row, the one of its own number, and not all.
         job: the processes; each takes part in every update, with whatever rows it has.
         before_apply: called before the weights move.
-        beside: adds further gradient, given the update's number and this process's rows (``Auxiliaries.beside``).
+        extra_gradient: adds a gradient, called with the number of the update and this process's rows
+            (``Auxiliaries.extra_gradient``).
 
     Yields:
         UpdateMetrics: the metrics of each update, in order.
     """
-    plan = UpdatePlan(policy, advantages, objective, job=job, before_apply=before_apply, beside=beside)
+    plan = UpdatePlan(policy, advantages, objective, job=job, before_apply=before_apply, extra_gradient=extra_gradient)
     passes = {"epochs": epochs, "minibatches": minibatches, "cycle_masks": cycle_masks}
     yield from (update for (update,) in update_jointly([plan], optimizer, **passes))
 
@@ -163,7 +169,7 @@ def update_jointly(
     Args:
         plans: of the same weights.
         optimizer: over them.
-        epochs: as of ``learn``, of each lesson's rows.
+        epochs: as of ``update_policy``, of each lesson's rows.
         minibatches: likewise.
         cycle_masks: likewise.
 
@@ -206,7 +212,7 @@ def _with_still_views(policy: Policy, advantages: Advantages, objective: Objecti
     return with_values(policy, advantages.rollout, still, advantages.views)
 
 
-def _places(group_B: Tensor, chosen_B: Tensor, job: Job) -> Tensor:
+def _group_indices(group_B: Tensor, chosen_B: Tensor, job: Job) -> Tensor:
     """The place of each row's group among those of the whole job that a planner keeps, so that minibatches are even."""
     groups = torch.cat(job.gather(group_B[chosen_B])).unique()
     return torch.searchsorted(groups, group_B)

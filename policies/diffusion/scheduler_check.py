@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from mmgrpo.maths.transitions import (
+    DenoisingStep,
     Kernel,
     Prediction,
-    Step,
     ddim,
     kernel_mean,
     secant_to_prediction,
@@ -57,7 +57,7 @@ def network_output(call: StepCall) -> Tensor:
     return output if call.token_timesteps is None else -output
 
 
-def prediction_of(family: Family, call: StepCall, step: Step) -> Prediction:
+def prediction_of(family: Family, call: StepCall, step: DenoisingStep) -> Prediction:
     """The clean sample and the noise, from the family, from the stock step, or as the pipeline passes them."""
     if family.predict is None:
         sample = call.sample.float()
@@ -124,7 +124,7 @@ def first_step_gap(family: Family, call: StepCall) -> float:
     return min(gaps) / float(mean.abs().max().clamp_min(1e-12))
 
 
-def _kernels(step: Step, std: float) -> list[Kernel]:
+def _kernels(step: DenoisingStep, std: float) -> list[Kernel]:
     """Our kernels with the same noise; a scheduler with more noise than its posterior keeps the posterior's mean."""
     if std == 0.0:
         return [ddim(step, strength=0.0)]

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from mmgrpo.errors import PolicyError
 from mmgrpo.maths.transitions import (
+    DenoisingStep,
     Level,
     Prediction,
-    Step,
     epsilon_to_prediction,
     v_to_prediction,
     velocity_to_prediction,
@@ -44,7 +44,7 @@ class Family:
     """
 
     name: str
-    step: Callable[[Any, int, Any], Step]
+    step: Callable[[Any, int, Any], DenoisingStep]
     predict: Callable[[Any, Tensor, Tensor, Level], Prediction] | None
 
 
@@ -122,9 +122,9 @@ def _sigma(scheduler: Any, index: int) -> float:
     return float(scheduler.sigmas[min(index, len(scheduler.sigmas) - 1)])
 
 
-def _step_from(level: Callable[[Any, int], Level]) -> Callable[[Any, int, Any], Step]:
-    def step(scheduler: Any, index: int, timestep: Any) -> Step:
-        return Step(
+def _step_from(level: Callable[[Any, int], Level]) -> Callable[[Any, int, Any], DenoisingStep]:
+    def step(scheduler: Any, index: int, timestep: Any) -> DenoisingStep:
+        return DenoisingStep(
             level=level(scheduler, index),
             next_level=level(scheduler, index + 1),
             second_sigma=level(scheduler, 1).sigma,
@@ -156,7 +156,7 @@ def _solver_level(scheduler: Any, index: int) -> Level:
     return Level(alpha=float(alpha), sigma=float(sigma))
 
 
-def _discrete_step(scheduler: Any, index: int, timestep: Any) -> Step:
+def _discrete_step(scheduler: Any, index: int, timestep: Any) -> DenoisingStep:
     current = int(timestep)
     if type(scheduler).__name__.startswith(LISTED_STEPS):
         next_timestep = int(scheduler.timesteps[index + 1]) if index + 1 < len(scheduler.timesteps) else -1
@@ -167,7 +167,7 @@ def _discrete_step(scheduler: Any, index: int, timestep: Any) -> Step:
     final = float(getattr(scheduler, "final_alpha_cumprod", 1.0))
     next_alpha_cumprod = float(scheduler.alphas_cumprod[next_timestep]) if next_timestep >= 0 else final
     level = _from_alpha_cumprod(float(scheduler.alphas_cumprod[current]))
-    return Step(level=level, next_level=_from_alpha_cumprod(next_alpha_cumprod), second_sigma=level.sigma)
+    return DenoisingStep(level=level, next_level=_from_alpha_cumprod(next_alpha_cumprod), second_sigma=level.sigma)
 
 
 def _from_alpha_cumprod(value: float) -> Level:

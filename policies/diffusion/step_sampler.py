@@ -12,7 +12,7 @@ from torch import Tensor
 from mmgrpo.errors import ConfigError, ReplayError
 from mmgrpo.maths.divergences import Moments
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
-from mmgrpo.maths.transitions import SAMPLERS, Prediction, Step, ddim, extrapolated, kernel_mean
+from mmgrpo.maths.transitions import SAMPLERS, DenoisingStep, Prediction, ddim, extrapolated, kernel_mean
 
 from .pipeline_run import StepCall
 from .scheduler_check import (
@@ -44,7 +44,7 @@ class Decision:
     moments: Moments
     level: float
     keep: Tensor | None = None
-    predicted: tuple[Prediction, Step] | None = None
+    predicted: tuple[Prediction, DenoisingStep] | None = None
     excess_noise: float = 0.0
 
     def at(self, index: Tensor, num_rows: int) -> Decision:

@@ -9,7 +9,7 @@ import torch
 
 from mmgrpo.errors import ShapeError
 from mmgrpo.maths.steps import STEP_WEIGHTS, noise_std_weight
-from mmgrpo.maths.transitions import Level, Step, flow_sde, kernel_mean, log_sde, velocity_to_prediction
+from mmgrpo.maths.transitions import DenoisingStep, Level, flow_sde, kernel_mean, log_sde, velocity_to_prediction
 from mmgrpo.methods.ratios.grpo_guard import inverse_step_weight
 from mmgrpo.methods.sampling.sage_grpo import equal_gradient_weight
 from mmgrpo.methods.sampling.tempflow_grpo import scaled_noise_std_weight
@@ -46,7 +46,7 @@ def test_noise_std_is_the_fixed_factor_on_the_schedule_that_factor_was_made_for(
     timesteps = torch.linspace(1000.0, 8.928571827709675, 10, dtype=torch.float64) / 1000
     sigmas = [*(3 * timesteps / (1 + 2 * timesteps)).tolist(), 0.0]
     levels = [Level(alpha=1 - sigma, sigma=sigma) for sigma in sigmas]
-    steps = [Step(level=a, next_level=b, second_sigma=sigmas[1]) for a, b in pairwise(levels)]
+    steps = [DenoisingStep(level=a, next_level=b, second_sigma=sigmas[1]) for a, b in pairwise(levels)]
     std_1T = torch.tensor([[flow_sde(step, strength=0.7).std for step in steps]], dtype=torch.float64)
     noise = Noise(std_BT=std_1T, step_BT=torch.ones_like(std_1T), level_BT=torch.ones_like(std_1T))
     mask_1T = torch.ones(1, 10, dtype=torch.bool)
@@ -70,7 +70,7 @@ def test_equal_gradient_by_hand() -> None:
 def test_equal_gradient_makes_the_gradients_of_the_sampler_alike() -> None:
     """d mean / d velocity of the sampler itself, by autograd, over its std and times the weight, is one number."""
     levels = [Level(alpha=1 - sigma, sigma=sigma) for sigma in (0.95, 0.8, 0.5, 0.2)]
-    steps = [Step(level=a, next_level=b, second_sigma=0.8) for a, b in pairwise(levels)]
+    steps = [DenoisingStep(level=a, next_level=b, second_sigma=0.8) for a, b in pairwise(levels)]
     kernels = [log_sde(step, strength=0.5) for step in steps]
     norms = []
     for step, kernel in zip(steps, kernels, strict=True):

@@ -13,10 +13,10 @@ from mmgrpo.errors import ConfigError, ShapeError
 from mmgrpo.maths.gaussian import DENSITIES, gaussian_logdensity
 from mmgrpo.maths.transitions import (
     SAMPLERS,
+    DenoisingStep,
     Kernel,
     Level,
     Prediction,
-    Step,
     cps,
     dance_sde,
     ddim,
@@ -47,8 +47,8 @@ def ve(sigma: float) -> Level:
     return Level(alpha=1.0, sigma=sigma)
 
 
-def flow_step(sigma: float, next_sigma: float, second_sigma: float = 0.95) -> Step:
-    return Step(level=flow(sigma), next_level=flow(next_sigma), second_sigma=second_sigma)
+def flow_step(sigma: float, next_sigma: float, second_sigma: float = 0.95) -> DenoisingStep:
+    return DenoisingStep(level=flow(sigma), next_level=flow(next_sigma), second_sigma=second_sigma)
 
 
 def close(actual: Tensor | float, expected: Tensor | float, tolerance: float = 1e-9) -> None:
@@ -89,7 +89,7 @@ def test_golden_flow_steps(case: str) -> None:
 def test_golden_ddim_step() -> None:
     """x = 1, predicted noise 0.2, alphabar 0.5 -> 0.6, eta 1, eps 0.3."""
     prediction = epsilon_to_prediction(X, torch.tensor(0.2, dtype=torch.float64), vp(0.5))
-    kernel = ddim(Step(level=vp(0.5), next_level=vp(0.6), second_sigma=0.7), strength=1.0)
+    kernel = ddim(DenoisingStep(level=vp(0.5), next_level=vp(0.6), second_sigma=0.7), strength=1.0)
     mean = kernel_mean(kernel, prediction)
     close(prediction.x0, 1.2142135624)
     close(kernel.std, 0.3651483717)
@@ -122,7 +122,7 @@ def test_sde_means_are_the_published_ones(sigma: float, h: float, strength: floa
 
 @pytest.mark.parametrize(("a", "next_a", "eta"), list(product((0.005, 0.5, 0.9), (0.95, 0.999), (0.3, 1.0))))
 def test_ddim_is_the_published_variance_on_vp(a: float, next_a: float, eta: float) -> None:
-    kernel = ddim(Step(level=vp(a), next_level=vp(next_a), second_sigma=0.9), strength=eta)
+    kernel = ddim(DenoisingStep(level=vp(a), next_level=vp(next_a), second_sigma=0.9), strength=eta)
     variance = eta**2 * (1 - next_a) / (1 - a) * (1 - a / next_a)
     close(kernel.signal, math.sqrt(next_a))
     close(kernel.std**2, variance)
@@ -218,7 +218,9 @@ def exact_velocity(x: Tensor, level: Level, mean: float, variance: float) -> Ten
 @pytest.mark.parametrize(("sampler", "strength"), [(cps, 0.3), (cps, 0.8), (cps, 1.0), (ddim, 0.4), (ddim, 1.0)])
 @pytest.mark.parametrize("levels", [(flow(1.0), flow(0.7)), (vp(0.3), vp(0.4)), (ve(14), ve(9))])
 def test_noise_coefficients_are_preserved_at_any_length(sampler, strength: float, levels: tuple[Level, Level]) -> None:
-    kernel = sampler(Step(level=levels[0], next_level=levels[1], second_sigma=levels[1].sigma), strength=strength)
+    kernel = sampler(
+        DenoisingStep(level=levels[0], next_level=levels[1], second_sigma=levels[1].sigma), strength=strength
+    )
     assert kernel.signal == levels[1].alpha
     assert kernel.std > 0
     assert kernel.noise**2 + kernel.std**2 == pytest.approx(levels[1].sigma ** 2, rel=1e-12)
@@ -228,7 +230,7 @@ def test_noise_coefficients_are_preserved_at_any_length(sampler, strength: float
     "levels", [(flow(1.0), flow(0.7)), (vp(0.3), vp(0.4)), (ve(14), ve(9)), (flow(0.2), flow(0.0))]
 )
 def test_a_deterministic_step_tells_what_it_was_made_of(levels: tuple[Level, Level]) -> None:
-    step = Step(level=levels[0], next_level=levels[1], second_sigma=levels[1].sigma)
+    step = DenoisingStep(level=levels[0], next_level=levels[1], second_sigma=levels[1].sigma)
     said = Prediction(torch.tensor([0.5, -2.0], dtype=torch.float64), torch.tensor([1.5, 0.25], dtype=torch.float64))
     x = levels[0].alpha * said.x0 + levels[0].sigma * said.noise
     found = secant_to_prediction(x, kernel_mean(ddim(step, strength=0.0), said), step)
@@ -295,7 +297,7 @@ def test_half_precision_is_read_in_float32() -> None:
 def test_gradients_through_prediction_mean_and_density(name: str) -> None:
     level = {"velocity": flow(0.8), "epsilon": vp(0.5), "v": vp(0.5), "x0": vp(0.5)}[name]
     next_level = flow(0.6) if name == "velocity" else vp(0.6)
-    kernel = ddim(Step(level=level, next_level=next_level, second_sigma=0.9), strength=0.7)
+    kernel = ddim(DenoisingStep(level=level, next_level=next_level, second_sigma=0.9), strength=0.7)
     x, output, sample = torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
 
     def logdensity(x: Tensor, output: Tensor) -> Tensor:
@@ -315,7 +317,7 @@ def test_a_strength_that_is_none_is_refused(name: str, strength: float) -> None:
 @pytest.mark.parametrize("levels", [(vp(0.3), vp(0.4)), (ve(14), ve(0))])
 def test_sde_samplers_refuse_other_schedules_and_name_those_that_work(sampler, levels: tuple[Level, Level]) -> None:
     with pytest.raises(ConfigError, match="ddim and cps"):
-        sampler(Step(level=levels[0], next_level=levels[1], second_sigma=0.9), strength=0.5)
+        sampler(DenoisingStep(level=levels[0], next_level=levels[1], second_sigma=0.9), strength=0.5)
 
 
 def test_impossible_steps_are_refused() -> None:
@@ -329,12 +331,12 @@ def test_impossible_steps_are_refused() -> None:
     for alpha, next_alpha in ((0.9, 0.1), (0.0, 0.0)):
         level, next_level = Level(alpha=alpha, sigma=0.6), Level(alpha=next_alpha, sigma=0.5)
         with pytest.raises(ConfigError, match="signal-to-noise"):
-            ddim(Step(level=level, next_level=next_level, second_sigma=0.5), strength=1.0)
+            ddim(DenoisingStep(level=level, next_level=next_level, second_sigma=0.5), strength=1.0)
     with pytest.raises(ConfigError, match="second sigma"):
         flow_sde(flow_step(1.0, 0.9, 1.0), strength=0.7)
     with pytest.raises(ShapeError, match="must lower sigma"):
         flow_step(0.6, 0.7)
-    still = Step(level=Level(alpha=0.9, sigma=0.3), next_level=Level(alpha=0.9, sigma=0.3), second_sigma=0.5)
+    still = DenoisingStep(level=Level(alpha=0.9, sigma=0.3), next_level=Level(alpha=0.9, sigma=0.3), second_sigma=0.5)
     for sampler in (cps, ddim):  # a schedule that repeats its last level (stock DDIM with steps_offset 0)
         assert sampler(still, strength=0.8) == Kernel(0.9, 0.3, 0.0)
     with pytest.raises(ShapeError, match="second_sigma"):

@@ -17,10 +17,10 @@ from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchE
 from torch import Tensor
 
 from mmgrpo.maths.transitions import (
+    DenoisingStep,
     Level,
     Prediction,
     Sampler,
-    Step,
     cps,
     ddim,
     epsilon_to_prediction,
@@ -51,7 +51,9 @@ def assert_same_samples(
     ours = stock = levels[0].sigma * torch.randn(SHAPE, generator=generator)
     for i, (level, next_level) in enumerate(pairwise(levels)):
         output = torch.randn(SHAPE, generator=generator)
-        kernel = sampler(Step(level=level, next_level=next_level, second_sigma=levels[1].sigma), strength=strength)
+        kernel = sampler(
+            DenoisingStep(level=level, next_level=next_level, second_sigma=levels[1].sigma), strength=strength
+        )
         ours = kernel_mean(kernel, to_prediction(ours, output, level)) + kernel.std * noises[i]
         stock = scheduler.step(output, scheduler.timesteps[i], stock, return_dict=False, **arguments(i))[0]
     assert len(levels) == NUM_STEPS + 1
@@ -158,7 +160,7 @@ def test_steps_of_second_order_are_those_of_the_multistep_solver() -> None:
     before: Prediction | None = None
     for i, (level, next_level) in enumerate(pairwise(levels)):
         output = torch.randn(SHAPE, generator=generator)
-        step = Step(level=level, next_level=next_level, second_sigma=levels[1].sigma)
+        step = DenoisingStep(level=level, next_level=next_level, second_sigma=levels[1].sigma)
         said = now = velocity_to_prediction(ours, output, level)
         if before is not None:
             now = extrapolated(ours, said, before, step, levels[i - 1])

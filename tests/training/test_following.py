@@ -124,15 +124,15 @@ def test_what_is_evaluated_is_drawn_of_the_rewriting(tmp_path: Path) -> None:
     """Held-out requests are shown as the rewriter's likeliest text; what is judged against is the request."""
     trainer = trained(tmp_path, steps=0)
     painter, writer = trainer.tasks["painter"], trainer.tasks["rewriter"]
-    assert painter.behind is not None
+    assert painter.task_link is not None
     asked = requests()[10:13]
     drawn = writer.policy.rollout(asked, group_size=1, seed=5, plan=Plan(stochastic=()))
-    shown = painter.behind.show(asked)
+    shown = painter.task_link.show(asked)
     assert [prompt.text for prompt in shown] == [sample.text for sample in drawn.samples]
     assert [prompt.columns for prompt in shown] == [prompt.columns for prompt in asked]
     config = EvaluationConfig.model_validate({"prompts": {"source": "x"}, "samples_per_prompt": 2})
     scorer = Scorer([NamedReward("asked", asked_for)])
-    judged = evaluate(painter.policy, asked, scorer, config, painter.job, show=painter.behind.show)
+    judged = evaluate(painter.policy, asked, scorer, config, painter.job, show=painter.task_link.show)
     plain = evaluate(painter.policy, shown, scorer, config, painter.job)
     assert judged is not None
     assert plain is not None

@@ -50,7 +50,7 @@ def test_a_resumed_run_draws_what_the_uninterrupted_one_draws(tmp_path: Path) ->
     assert drawn["resumed"] == drawn["whole"][3:]
     assert torch.equal(weights(resumed), weights(whole))
     memories = [one.session.memory for one in (whole, resumed)]
-    keys = list(memories[0].place_of)
+    keys = list(memories[0].index_of)
     assert memories[0].read("last_step", keys).tolist() == memories[1].read("last_step", keys).tolist()
     assert memories[0].states == memories[1].states
     assert memories[0].state("skip_settled")["easy"] != 0.3
@@ -72,7 +72,7 @@ def test_the_checkpoint_holds_it_and_one_without_is_an_empty_one(tmp_path: Path)
         {**BASE, "steps": 2, "prompts": SETTLED, "output": str(tmp_path)},
         resume=checkpoint,
     )
-    assert not older.session.memory.place_of
+    assert not older.session.memory.index_of
     assert set(older.session.memory.columns) == {"right_streak", "wrong_streak", "last_step"}
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from diffusion_policy.chunk_settings import ChunkSettings
 from diffusion_policy.simulator import GOAL, REACH
-from mmgrpo.maths.transitions import SAMPLERS, Kernel, Level, Step
+from mmgrpo.maths.transitions import SAMPLERS, Kernel, Level, DenoisingStep
 
 STATE, ACTION = 4, 2
 
@@ -54,10 +54,10 @@ def levels(settings: ChunkSettings) -> list[Level]:
     return [Level(alpha=math.cos(share * math.pi / 2), sigma=math.sin(share * math.pi / 2)) for share in shares]
 
 
-def steps(settings: ChunkSettings) -> list[Step]:
+def steps(settings: ChunkSettings) -> list[DenoisingStep]:
     """The K steps between the levels."""
     at = levels(settings)
-    return [Step(level=level, next_level=after, second_sigma=at[1].sigma) for level, after in pairwise(at)]
+    return [DenoisingStep(level=level, next_level=after, second_sigma=at[1].sigma) for level, after in pairwise(at)]
 
 
 def kernels(settings: ChunkSettings) -> list[Kernel]:

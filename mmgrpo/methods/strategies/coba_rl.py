@@ -64,7 +64,7 @@ def _ask_by_capability(
 
 def _failures(memory: Memory) -> float:
     """The mean share of wrong samples over the prompts of the last step."""
-    keys = tuple(memory.place_of)
+    keys = tuple(memory.index_of)
     last_K, rate_K = memory.read("last_step", keys), memory.read("last_rate", keys)
     return 1 - float(rate_K[last_K == last_K.max()].mean())
 
