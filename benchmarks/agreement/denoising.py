@@ -18,9 +18,9 @@ from mmgrpo.config.loading import find_config, read_layers
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
 from mmgrpo.maths.transitions import (
     SAMPLERS,
+    DenoisingStep,
     Level,
     Prediction,
-    DenoisingStep,
     ddim,
     extrapolated,
     kernel_mean,

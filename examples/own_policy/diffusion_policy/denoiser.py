@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from diffusion_policy.chunk_settings import ChunkSettings
 from diffusion_policy.simulator import GOAL, REACH
-from mmgrpo.maths.transitions import SAMPLERS, Kernel, Level, DenoisingStep
+from mmgrpo.maths.transitions import SAMPLERS, DenoisingStep, Kernel, Level
 
 STATE, ACTION = 4, 2
 
