@@ -1,4 +1,4 @@
-"""Chat messages of any of the common forms, with their media taken out: each leaves a part that stands for it."""
+"""Parses chat messages of the common formats; media are extracted and replaced by placeholder parts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mmgrpo.data.prompt_media import COLUMNS, PAYLOADS, Medium, RowLocation
 from mmgrpo.errors import DataError
 
 TAG = re.compile("(<image>|<video>|<audio>)")
-"""Placeholders in a text, as verl, EasyR1, ms-swift and LLaVA write them."""
+"""Placeholders in a text, in the format of verl, EasyR1, ms-swift and LLaVA."""
 
 KINDS = {"image": "image", "image_url": "image", "video": "video", "video_url": "video"}
 KINDS |= {"audio": "audio", "audio_url": "audio", "input_audio": "audio"}
-"""What each type of part shows or plays; OpenAI's names beside those of transformers' chat templates."""
+"""Kind of medium by type of part, with the names of OpenAI and of transformers' chat templates."""
 
 Message = dict[str, Any]
 
@@ -25,7 +25,7 @@ Message = dict[str, Any]
 @final
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where a message shows something: its own medium, or the next of those beside the messages."""
+    """A placeholder in a message: for its inline medium, or for the next medium of the row."""
 
     kind: str
     medium: Medium | None = None
@@ -35,12 +35,12 @@ class Slot:
 @final
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages in transformers' form and what their placeholders stand for, in order.
+    """Messages in transformers' format and the media of their placeholders, in order.
 
     Attributes:
-        messages: ``role`` and ``content``; a content that shows something is a list of parts; None for a text alone.
-        media: by kind, what the parts ``{"type": "image"}``, ``video`` and ``audio`` stand for.
-        text: the text of the last user turn that has one.
+        messages: ``role`` and ``content``; a content with media is a list of parts; None for a plain text.
+        media: by kind, the media of the parts ``{"type": "image"}``, ``video`` and ``audio``.
+        text: the text of the last user turn with text.
     """
 
     messages: list[Message] | None
@@ -53,8 +53,8 @@ def parse_conversation(
 ) -> Conversation:
     """Returns the messages with a part for every medium.
 
-    A part may carry its medium; the others take theirs in order from those beside the messages. Where no part is left
-    to take them, images, then videos, then sounds go before the first user turn, as in TRL's
+    A part may contain its medium; the other parts take the row's media in order. Without such parts, the row's images,
+    then videos, then audio are inserted before the text of the first user turn, as in TRL's
     ``prepare_multimodal_messages``.
 
     Args:
@@ -67,7 +67,7 @@ def parse_conversation(
         The conversation.
 
     Raises:
-        DataError: for malformed messages, parts of other types, and as many placeholders as there are no media for.
+        DataError: malformed messages, parts of other types, or numbers of placeholders and media that differ.
     """
     turns = [_turn(message, tags, location) for message in messages]
     text = _last_user_text(messages, tags, location)
@@ -103,17 +103,17 @@ def _slots(turns: Sequence[Message]) -> list[Slot]:
 
 
 def parse_message(message: Any, location: RowLocation) -> Message:
-    """A chat message whose content is a text or a list, or null or absent beside tool calls.
+    """A chat message whose content is a text or a list, or null or absent if it has tool calls.
 
     Args:
-        message: of a row of data; its ``tool_calls`` may be a text of JSON, or a list of such texts.
+        message: message of a row; its ``tool_calls`` may be a text of JSON, or a list of such texts.
         location: location of the row.
 
     Returns:
-        The message with ``content`` (None beside tool calls alone) and with ``tool_calls`` as a list of mappings.
+        The message with ``content`` (None if it only has tool calls) and with ``tool_calls`` as a list of mappings.
 
     Raises:
-        DataError: it is no such message.
+        DataError: the message has another format.
     """
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise DataError(f"{location.where}: a chat message needs 'role' and 'content', got {message!r:.80}")
@@ -146,7 +146,7 @@ def _tool_calls(value: Any, location: RowLocation) -> list[Any]:
 
 
 def _turn(message: Message, tags: bool, location: RowLocation) -> Message:
-    """The message with its placeholders as slots; keys that hold nothing are left out, as arrow fills them in."""
+    """The message with its placeholders as slots, without null keys, which arrow adds."""
     content = message["content"]
     if isinstance(content, str) and tags and TAG.search(content):
         split = (segment for segment in TAG.split(content) if segment)

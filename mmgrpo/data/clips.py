@@ -1,4 +1,4 @@
-"""Videos as MP4 files that every browser plays, and as sheets of their frames."""
+"""Encodes and decodes videos as MP4 files for browsers, and as filmstrips of their frames."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from PIL import Image
 from mmgrpo.errors import DataError
 
 FRAME_RATE = 8.0
-"""Frames a second of a video that does not say."""
+"""Default frames per second."""
 CRISP_SIDE = 256
-"""Smaller frames are enlarged pixel by pixel, for H.264 keeps colours at half the resolution alone."""
+"""Smaller frames are enlarged by pixel repetition, since H.264 stores colors at half the resolution."""
 QUALITY = 16
 """H.264's constant rate factor: 0 is lossless, 18 to the eye, 51 the worst."""
 RATE_DENOMINATOR = 1001
@@ -29,13 +29,13 @@ def encoded(
     """Frames as an MP4 file: H.264, 4:2:0.
 
     Args:
-        frames: of one size, which is made even by a repeated last row or column of pixels.
-        frame_rate: frames a second; None: ``FRAME_RATE``.
-        side: the larger side of a frame is brought to at least so many pixels, by a whole factor.
+        frames: frames of equal size; odd sizes are padded by repeating the last row or column of pixels.
+        frame_rate: frames per second; None: ``FRAME_RATE``.
+        side: minimal pixels of the larger side of a frame; smaller frames are enlarged by an integer factor.
         quality: see ``QUALITY``.
 
     Returns:
-        The file.
+        The bytes of the file.
 
     Raises:
         DataError: there are no frames, or they differ in size.
@@ -59,9 +59,9 @@ def encoded(
 
 
 def decoded(data: bytes, *, max_pixels: int) -> tuple[list[Image.Image], float]:
-    """The frames of an MP4 file, as many as have so many pixels together, and its frames a second.
+    """The first frames of an MP4 file, with at most ``max_pixels`` pixels together, and its frames per second.
 
-    Raises: DataError for what is no MP4 file, has no frames, or a frame of more than so many pixels.
+    Raises: DataError for a file that is no MP4, has no frames, or has a frame of more than ``max_pixels`` pixels.
     """
     try:
         with av.open(BytesIO(data), "r", format="mov,mp4,m4a,3gp,3g2,mj2") as file:
@@ -86,7 +86,7 @@ def decoded(data: bytes, *, max_pixels: int) -> tuple[list[Image.Image], float]:
 
 
 def filmstrip(frames: Sequence[Image.Image], *, most: int, height: int, gap: int = 2) -> Image.Image:
-    """At most so many frames side by side, evenly spaced from the first to the last, each so many pixels high."""
+    """At most ``most`` frames side by side, evenly spaced from the first to the last, each ``height`` pixels high."""
     frames = [frames[index] for index in np.linspace(0, len(frames) - 1, min(len(frames), most)).round().astype(int)]
     factor = height / frames[0].height
     width = max(1, round(frames[0].width * factor))

@@ -1,4 +1,4 @@
-"""Options beside an image or a video of a prompt, under the names that qwen-vl-utils has for them."""
+"""Options of an image or a video of a prompt, with the names of qwen-vl-utils."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ if TYPE_CHECKING:
     from mmgrpo.types import Prompt
 
 SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width")
-"""Options that decide the size at which the model sees an image or a frame."""
+"""Options for the size of an image or a frame in the model's input."""
 FRAMES = ("fps", "nframes", "min_frames", "max_frames", "video_start", "video_end", "total_pixels", "sample_fps")
-"""Options that decide which frames of a video the model sees; ``sample_fps`` is the rate of a list of frames."""
+"""Options that select the frames of a video; ``sample_fps`` is the rate of a list of frames."""
 OPTIONS = {"image": SIZES, "video": (*SIZES, *FRAMES), "audio": ()}
 """Options by kind of medium."""
 UNSUPPORTED = ("audio_start", "audio_end", "use_audio_in_video")
 _ALL = {*SIZES, *FRAMES, *UNSUPPORTED}
 
 MIN_TOKENS, MAX_TOKENS = 4, 16384
-"""Least and most tokens, of factor x factor pixels, of an image where no bound is set, as qwen-vl-utils has them."""
+"""Default minimum and maximum of an image's tokens, of factor x factor pixels each, as in qwen-vl-utils."""
 
 
 def require_options(kind: str, part: Mapping[str, Any], where: str) -> None:
-    """Checks the options of a part of a message that shows a medium; keys that are no options are left alone.
+    """Checks the options of a message part with a medium; other keys are not checked.
 
     Args:
-        kind: of the medium.
+        kind: kind of the medium.
         part: the part, with ``type``.
-        where: the row, for an error.
+        where: name of the row in errors.
 
     Raises:
-        DataError: for an option of another kind of medium, values that are no positive numbers, and options that
-            exclude or need each other.
+        DataError: an option of another kind of medium, a value that is no positive number, or options that exclude or
+            require each other.
     """
     options = {name: value for name, value in part.items() if name in _ALL}
     for name, value in options.items():
@@ -53,7 +53,7 @@ def require_options(kind: str, part: Mapping[str, Any], where: str) -> None:
 
 
 def options_of(prompt: Prompt, kind: str) -> list[dict[str, Any]]:
-    """The options beside each of a prompt's images or videos, in their order; an empty dict where there are none."""
+    """The options of each of a prompt's images or videos, in order; an empty dict without options."""
     contents = [turn["content"] for turn in prompt.messages or () if isinstance(turn["content"], Sequence)]
     parts = [part for content in contents if not isinstance(content, str) for part in content]
     options = [
@@ -64,10 +64,10 @@ def options_of(prompt: Prompt, kind: str) -> list[dict[str, Any]]:
 
 
 def bounds_of(options: Mapping[str, Any], least: int, most: int) -> tuple[int, int]:
-    """Least and most pixels: as the options say; a bound that they leave open is the default, moved to the other.
+    """The minimum and maximum of pixels from the options; a missing bound is the default, moved to the other if needed.
 
     Args:
-        options: beside an image.
+        options: options of an image.
         least: default of ``min_pixels``.
         most: default of ``max_pixels``.
 
@@ -82,27 +82,27 @@ def bounds_of(options: Mapping[str, Any], least: int, most: int) -> tuple[int, i
 def resized_size(
     size: tuple[int, int], options: Mapping[str, Any], *, factor: int, least: int | None, most: int | None
 ) -> tuple[int, int]:
-    """(width, height) at which a Qwen-VL model sees an image with these options.
+    """(width, height) of an image with these options in the input of a Qwen-VL model.
 
     Args:
         size: (width, height) of the image.
-        options: beside it.
-        factor: what both edges are a multiple of.
-        least: pixels at least, where the options do not say; None: as qwen-vl-utils has it.
-        most: pixels at most, likewise.
+        options: options of the image.
+        factor: both edges are multiples of it.
+        least: minimum of pixels if not in the options; None: that of qwen-vl-utils.
+        most: maximum of pixels if not in the options; None: that of qwen-vl-utils.
 
     Returns:
         (width, height).
 
     Raises:
-        ValueError: for an image more than 200 times as long as wide, and bounds that no size is within.
+        ValueError: an image with an aspect ratio above 200, or bounds that no size satisfies.
         Source: ``smart_resize`` of qwen-vl-utils.
     """
     from qwen_vl_utils.vision_process import smart_resize
 
     if "resized_height" in options:
         width, height = options["resized_width"], options["resized_height"]
-        low, high = MIN_TOKENS * factor**2, MAX_TOKENS * factor**2  # as fetch_image of qwen-vl-utils bounds it
+        low, high = MIN_TOKENS * factor**2, MAX_TOKENS * factor**2  # the bounds of fetch_image in qwen-vl-utils
     else:
         width, height = size
         defaults = (least or MIN_TOKENS * factor**2, most or MAX_TOKENS * factor**2)

@@ -83,21 +83,21 @@ def load_prompts(
         source: where the prompts are.
         split: the split of a folder or dataset; needed where there are several.
         text_column: the column that holds the prompt.
-        limit: keep the first so many.
-        allow_fetch: rows may name images, and columns for the rewards media, that lie on the network; videos that the
-            model is shown may not.
-        pictures: further columns that hold pictures, one or a list (masks, edges), found and opened as ``image`` is.
-        allow_outside: media may lie outside of the file's folder, by absolute paths, ``..`` and links; those of a live
-            dataset may in any case.
-        on_error: rows that cannot be read stop it, or are counted, named in a warning and left out.
+        limit: maximal number of prompts.
+        allow_fetch: whether images, and media in columns for the rewards, may be on the network; videos of the prompt
+            may not.
+        pictures: further columns of images, one or a list each (masks, edges), loaded like ``image``.
+        allow_outside: whether media may be outside of the file's folder, by absolute paths, ``..`` and links; always
+            allowed for a live dataset.
+        on_error: ``raise`` for unreadable rows, or ``skip`` them with a warning that counts and names them.
 
     Returns:
         At least one prompt, in the order of the source.
 
     Raises:
-        DataError: for a source that is missing, empty or malformed, with the line or row and a fix; or a setting
+        DataError: the source is missing, empty or malformed (with the line or row and a fix); or a setting
             has no effect on the source.
-        ConfigError: for ``python:`` sources that do not exist.
+        ConfigError: a ``python:`` source does not exist.
     """
     if limit is not None and limit < 1:
         raise DataError(f"limit must be at least 1 or absent, got {limit}")
@@ -120,19 +120,19 @@ def load_prompts(
 
 
 def load_prompts_of(config: PromptsConfig, *, key: str = "prompts", note: str | None = None) -> list[Prompt]:
-    """The prompts that a section of the configuration names; of several sources each knows its own.
+    """The prompts of a section of the configuration; with several sources, each prompt has the label of its source.
 
     Args:
         config: the section.
-        key: where it stands.
-        note: what the configuration says of itself, which a person is shown where the source is missing.
+        key: key of the section.
+        note: note of the configuration, for the error of a missing source.
 
     Returns:
         The prompts, source by source.
 
     Raises:
-        DataError: as ``load_prompts``; of a source that is not there it says what to set and what to put there.
-        ConfigError: the section names none.
+        DataError: as ``load_prompts``; for a missing source with the setting and the file to provide.
+        ConfigError: the section has no source.
     """
     if config.source is None and not config.sources:
         raise ConfigError(f"{key} names no source: set {key}.source to a file or dataset")
@@ -320,7 +320,7 @@ def _from_hub(source: str, split: str | None, rules: _ReadingRules) -> Iterator[
     name, _, subset = (source, "", "") if local else source.partition(":")
     try:
         loaded = load_dataset(name, subset or None)
-    except Exception as error:  # the library has no common class for what can go wrong on the way to a dataset
+    except Exception as error:  # the library has no common class of errors
         cause = explain_load_error(name, error, kind="dataset")
         near = "" if local else f"; and as a path {missing_path_message(Path(source))}"
         raise DataError(f"as a dataset '{source}' cannot be loaded: {cause}{near}") from error
@@ -379,7 +379,7 @@ def _from_table(dataset: Any, rules: _ReadingRules, where: str, folder: Path | N
 
 
 def _stored(table: Any, row: int, name: str, pictures: Sequence[str]) -> Any:
-    """A row's media as they are stored; images and sounds beside the prompt stay where they lie until asked for."""
+    """A row's media as stored; images and audio of the prompt are read on access."""
     if name not in (*COLUMNS["image"], *COLUMNS["audio"], *pictures):
         return decoded(table[row].column(name)[0].as_py(), table.features[name])
     return [StoredMedium(table, row, name, index) for index in range(len(stored_items(table, row, name)))]

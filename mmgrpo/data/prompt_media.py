@@ -1,4 +1,4 @@
-"""The images, videos and sounds of a row of data: found, checked, and opened only when they are looked at."""
+"""Images, videos and audio of rows: located and checked when prompts are loaded, decoded on access."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ from mmgrpo.samples import Audio
 from mmgrpo.system.bounded_http import download
 
 COLUMNS = {"image": ("image", "images"), "video": ("video", "videos"), "audio": ("audio", "audios")}
-"""The columns that hold each kind of medium: one, and a list."""
+"""Columns by kind of medium: for a single medium, and for a list."""
 
 PAYLOADS = {
     "image": ("image", "image_url", "bytes", "path", "url", "base64"),
     "video": ("video", "video_url", "bytes", "path", "url"),
     "audio": ("audio", "audio_url", "input_audio", "array", "bytes", "path", "url", "base64", "data"),
 }
-"""The keys under which a mapping holds a medium."""
+"""Keys of a mapping that may contain a medium, by kind."""
 
 MAX_BYTES = 2**28
-"""What an image that lies elsewhere may weigh."""
+"""Maximal bytes of a remote image."""
 
 FETCH_S = 60.0
-"""Seconds that it may take to come."""
+"""Timeout of a download in seconds."""
 
 HEAD_BYTES = 2**16
-"""How much of a stored image is looked at when it is loaded: enough for most to say what they are."""
+"""Bytes of a stored image that are checked when prompts are loaded: most formats are identified by them."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """An image, a video or a sound, and the options that stood beside it (``fps``, ``max_pixels``)."""
+    """An image, a video or audio, and its options (``fps``, ``max_pixels``)."""
 
     item: Any
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -61,13 +61,13 @@ class Medium:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredMedium:
-    """The bytes of one image or sound of a dataset, read whenever they are asked for.
+    """An image or sound stored in a dataset; its bytes are read on access.
 
     Attributes:
         table: the dataset in arrow's format.
-        row: its row.
-        column: the column of such media.
-        index: which of the row's media.
+        row: number of the row.
+        column: column of the medium.
+        index: index among the media of the row in this column.
     """
 
     table: Any
@@ -77,19 +77,19 @@ class StoredMedium:
 
     @property
     def source(self) -> str | None:
-        """Where it lies: a path or a URL; None if it lies in the dataset itself or nowhere."""
+        """Path or URL of the medium; None if the dataset contains its bytes, or nothing."""
         item = stored_items(self.table, self.row, self.column)[self.index]
         return item["path"].as_py() if item.is_valid and not item["bytes"].is_valid else None
 
     @property
-    def is_here(self) -> bool:
-        """Whether the dataset holds it itself."""
+    def is_embedded(self) -> bool:
+        """Whether the dataset contains the bytes."""
         item = stored_items(self.table, self.row, self.column)[self.index]
         return item.is_valid and item["bytes"].is_valid
 
     def data(self) -> Any:
-        """The file, as a buffer that is not copied. Raises DataError if the dataset does not hold it."""
-        if not self.is_here:
+        """The bytes of the file, as a buffer without a copy. Raises DataError if the dataset does not contain them."""
+        if not self.is_embedded:
             raise DataError(f"row {self.row} of the dataset holds nothing in '{self.column}'")
         return stored_items(self.table, self.row, self.column)[self.index]["bytes"].as_buffer()
 
@@ -97,16 +97,16 @@ class StoredMedium:
 @final
 @dataclass(frozen=True, slots=True)
 class RemoteMedium:
-    """An image or sound in an archive or, where that is allowed, on the network; read whenever it is asked for.
+    """An image or sound in an archive or, if allowed, on the network; read on access.
 
     Attributes:
-        source: its URL.
+        source: URL of the medium.
     """
 
     source: str
 
     def data(self) -> bytes:
-        """The file. Raises DataError if it cannot be had, or only with more bytes than ``MAX_BYTES``."""
+        """The bytes of the file. Raises DataError if it cannot be read, or has more than ``MAX_BYTES`` bytes."""
         if self.source.lower().startswith(("http://", "https://")) and "::" not in self.source:
             return download(self.source, limit=MAX_BYTES, timeout_s=FETCH_S)
         from datasets.utils.file_utils import xopen
@@ -114,7 +114,7 @@ class RemoteMedium:
         try:
             with xopen(self.source, "rb") as file:
                 data = file.read(MAX_BYTES + 1)
-        except Exception as error:  # every file system has its own
+        except Exception as error:  # each file system raises different classes
             raise DataError(f"{self.source[:200]} cannot be read ({type(error).__name__}: {error})") from error
         if len(data) > MAX_BYTES:
             raise DataError(f"{self.source[:200]} cannot be read: it has more than {MAX_BYTES} bytes")
@@ -122,7 +122,7 @@ class RemoteMedium:
 
 
 def require_fetch_allowed(source: str, where: str, *, allow_fetch: bool) -> None:
-    """Refuses (DataError) what only the network has, unless it may be asked."""
+    """Raises DataError for a source on the network, unless ``allow_fetch``."""
     if is_fetched(source) and not allow_fetch:
         raise DataError(
             f"{where}: {source[:200]!r} would be fetched from the network, which data may not ask for; download it and "
@@ -131,7 +131,7 @@ def require_fetch_allowed(source: str, where: str, *, allow_fetch: bool) -> None
 
 
 def require_inside(path: str, where: str, roots: Sequence[Path] | None) -> None:
-    """Refuses (DataError) a file, links followed, that lies in none of the folders; None: it may lie anywhere."""
+    """Raises DataError for a file that, with links resolved, is in none of the folders; None allows all folders."""
     if roots is None:
         return
     real = Path(os.path.realpath(path))
@@ -143,13 +143,13 @@ def require_inside(path: str, where: str, roots: Sequence[Path] | None) -> None:
 
 
 def require_reachable(value: Any, where: str, *, allow_fetch: bool, roots: Sequence[Path] | None) -> None:
-    """Refuses (DataError) encoded media as datasets store them, however deep in a value, that lie elsewhere.
+    """Raises DataError for encoded media of a dataset, at any depth of a value, in a location that is not allowed.
 
     Args:
-        value: of a column.
-        where: what to call it in an error.
-        allow_fetch: whether they may lie on the network.
-        roots: the folders that they may lie in; None: anywhere.
+        value: value of a column.
+        where: name of the value in errors.
+        allow_fetch: whether media on the network are allowed.
+        roots: allowed folders; None: all.
     """
     if isinstance(value, Mapping):
         source = value.get("path")
@@ -165,7 +165,7 @@ def require_reachable(value: Any, where: str, *, allow_fetch: bool, roots: Seque
 
 
 def hub_folders() -> tuple[Path, ...]:
-    """Where the hub's libraries keep what they have downloaded."""
+    """The download caches of ``huggingface_hub`` and ``datasets``."""
     import datasets.config
     from huggingface_hub import constants
 
@@ -173,9 +173,9 @@ def hub_folders() -> tuple[Path, ...]:
 
 
 def archive_of(source: str) -> str:
-    """The file of this machine that a path names, or a chain of fsspec (``zip://a.png::b.zip``) that ends in one.
+    """The local file of a path, or of an fsspec chain that ends in a path (``zip://a.png::b.zip``).
 
-    One that ends in an address (``local:///b.zip``) means different files to different libraries: the root, then.
+    Libraries disagree about the file of a chain that ends in a URL (``local:///b.zip``); the result is then the root.
     """
     last = source.rpartition("::")[2]
     return os.sep if "://" in last else last
@@ -187,7 +187,7 @@ def _real_path(folder: Path) -> Path:
 
 
 def stored_items(table: Any, row: int, column: str) -> Sequence[Any]:
-    """The images or sounds of a row as arrow holds them, each with ``bytes`` and ``path``."""
+    """The images or sounds in a column of a row as arrow structs with ``bytes`` and ``path``."""
     import pyarrow
 
     value = table[row].column(column)[0]
@@ -197,7 +197,7 @@ def stored_items(table: Any, row: int, column: str) -> Sequence[Any]:
 
 
 def holds_media(feature: Any) -> bool:
-    """Whether a column of a dataset holds encoded media that are decoded when they are looked at, however deep."""
+    """Whether a dataset feature has, at any depth, encoded media that are decoded on access."""
     if isinstance(feature, dict):
         return set(feature) == {"bytes", "path"} or any(map(holds_media, feature.values()))
     inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
@@ -207,7 +207,7 @@ def holds_media(feature: Any) -> bool:
 
 @final
 class LazyMedia(Sequence[Any]):
-    """Media of a kind of which some are encoded: those are decoded whenever they are looked at, and never kept."""
+    """Media of one kind; encoded ones are decoded on each access and not cached."""
 
     def __init__(self, items: Sequence[Any], kind: str) -> None:
         self._items = tuple(items)
@@ -223,18 +223,18 @@ class LazyMedia(Sequence[Any]):
     def __iter__(self) -> Iterator[Any]:
         return (_decode_item(item, self._kind) for item in self._items)
 
-    def here(self) -> Iterator[Any]:
-        """Those that this machine has, decoded."""
+    def iter_local(self) -> Iterator[Any]:
+        """Yields the local media, decoded; skips remote ones."""
         return (_decode_item(item, self._kind) for item in self._items if not isinstance(item, RemoteMedium))
 
     def __reduce__(self) -> Any:
-        """What travels between processes are the media of the row, not the dataset they lie in."""
+        """Pickles the bytes of the row's media instead of the dataset."""
         loaded = (bytes(item.data()) if isinstance(item, StoredMedium | RemoteMedium) else item for item in self._items)
         return LazyMedia, (tuple(loaded), self._kind)
 
 
 def lazy_media(items: Sequence[Any], kind: str = "image") -> Sequence[Any]:
-    """Media as a prompt holds them: paths and open ones as they are, encoded ones decoded when looked at."""
+    """The media of a prompt: a tuple of paths and open media, or ``LazyMedia`` if any are encoded."""
     encoded = any(isinstance(item, bytes | StoredMedium | RemoteMedium) for item in items)
     return LazyMedia(items, kind) if encoded else tuple(items)
 
@@ -242,13 +242,13 @@ def lazy_media(items: Sequence[Any], kind: str = "image") -> Sequence[Any]:
 @final
 @dataclass(frozen=True, slots=True)
 class RowLocation:
-    """Where a row is.
+    """The location of a row, which resolves and checks the paths of its media.
 
     Attributes:
-        where: what to call it in an error.
-        folder: what its relative paths count from; None leaves them as they are.
-        allow_fetch: whether its images may lie on the network.
-        roots: the folders that its media may lie in; None: anywhere.
+        where: name of the row in errors.
+        folder: base of relative paths; None: they are not resolved.
+        allow_fetch: whether images and audio on the network are allowed.
+        roots: allowed folders of media; None: all.
     """
 
     where: str
@@ -257,19 +257,19 @@ class RowLocation:
     roots: tuple[Path, ...] | None = None
 
     def media(self, row: Mapping[str, Any], kind: str) -> list[Medium]:
-        """The media of a kind in their columns, in order."""
+        """The media of a kind in the row's columns, in order."""
         column, list_column = COLUMNS[kind]
         items = _to_list(row.get(column), is_single=kind == "video") + _to_list(row.get(list_column))
         return [self.medium(item, kind) for item in items]
 
     def pictures(self, value: Any) -> Sequence[Any]:
-        """The pictures of another column, one or a list, as a prompt holds them."""
+        """The images of another column, one or a list, as ``lazy_media``."""
         return lazy_media([self.medium(item, "image").item for item in _to_list(value)])
 
     def medium(self, item: Any, kind: str) -> Medium:
-        """A medium as a prompt may hold it, checked as far as that takes no decoding.
+        """A medium with its path resolved, checked without decoding.
 
-        Raises: DataError for what does not exist or cannot be opened.
+        Raises: DataError for a medium that does not exist or cannot be opened.
         """
         options: dict[str, Any] = {}
         if isinstance(item, Mapping):
@@ -323,7 +323,7 @@ class RowLocation:
         return RemoteMedium(source)
 
     def _require_medium(self, item: Any, kind: str) -> Any:
-        """The item, if its first bytes are of such a medium; video files and what is elsewhere are not opened yet."""
+        """The item, if its first bytes identify a medium of the kind; video files and remote media are not opened."""
         if isinstance(item, str) and os.path.exists(item) and not os.path.isfile(item):
             raise DataError(f"{self.where}: {item} is no ordinary file; give the path of the {kind} itself")
         is_missing = isinstance(item, str) and not os.path.exists(item)
@@ -368,7 +368,7 @@ def _require_image(item: str | bytes | StoredMedium) -> None:
     data = memoryview(item if isinstance(item, bytes) else item.data())
     try:
         open_image_file(BytesIO(data[:HEAD_BYTES])).close()
-    except UNREADABLE:  # some formats are read whole
+    except UNREADABLE:  # some formats need all bytes
         open_image_file(BytesIO(data)).close()
 
 
@@ -396,7 +396,7 @@ def _to_list(value: Any, *, is_single: bool = False) -> list[Any]:
 
 
 def missing_path_message(path: Path) -> str:
-    """Says that a path does not exist and what is nearest to it in its folder."""
+    """The error message for a path that does not exist, with the most similar names in its folder."""
     if not path.parent.is_dir():
         return f"{path} does not exist, nor does its folder"
     names = sorted(entry.name for entry in path.parent.iterdir())

@@ -1,4 +1,4 @@
-"""One row of data as a prompt: which column is what, in the forms that people already have."""
+"""Converts a row of data to a prompt, for the column layouts of common frameworks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ REFERENCE, BOX = "<ref-object>", "<bbox>"
 @final
 @dataclass(frozen=True, slots=True)
 class RowFormat:
-    """How rows are laid out.
+    """A layout of rows.
 
     Attributes:
-        column: holds the prompt, as a text or as chat messages.
+        column: column of the prompt, a text or chat messages.
         always_tagged: ``<image>``, ``<video>`` and ``<audio>`` are placeholders even in a row without such columns.
         ends_in_reference: a last assistant turn is the reference answer, not part of the prompt.
-        is_reward_column: the column is one for the rewards too.
+        is_reward_column: whether the column is also passed to the rewards.
     """
 
     column: str
@@ -42,13 +42,13 @@ ROW_FORMATS = (
     RowFormat("messages", always_tagged=True, ends_in_reference=True),  # ms-swift
     RowFormat("problem", is_reward_column=True),  # EasyR1, R1-V
 )
-"""Known layouts; a row has the first whose column it holds."""
+"""Supported layouts; a row has the first one whose column it contains."""
 
 
 def row_format_of(columns: Iterable[str], text_column: str) -> RowFormat | None:
     """The layout of rows with these columns; None if no column holds a prompt.
 
-    A ``text_column`` other than the first form's is taken at its word.
+    A ``text_column`` other than that of the first layout is required.
     """
     columns = set(columns)
     named = next((form for form in ROW_FORMATS if form.column == text_column), RowFormat(text_column))
@@ -66,23 +66,23 @@ def prompt_of_row(
     pictures: Sequence[str] = (),
     roots: tuple[Path, ...] | None = None,
 ) -> Prompt:
-    """The prompt that a row of data stands for; what is no prompt, negative prompt or medium is a column.
+    """The prompt of a row of data; everything except the prompt, negative prompt and media becomes ``columns``.
 
     Args:
         row: the row, a mapping of columns.
-        text_column: the column that holds the text or the chat messages.
-        where: what to call the row in an error.
-        folder: what relative paths of media count from; None leaves them as they are.
-        allow_fetch: whether its images and sounds may lie on the network.
-        pictures: further columns that hold pictures, one or a list; those that the row has.
-        roots: the folders that its media may lie in; None: anywhere.
+        text_column: the column of the text or the chat messages.
+        where: name of the row in errors.
+        folder: base of relative paths of media; None: they are not resolved.
+        allow_fetch: whether images and audio on the network are allowed.
+        pictures: further columns of images, one or a list each; the row may lack them.
+        roots: allowed folders of media; None: all.
 
     Returns:
         The prompt.
 
     Raises:
-        DataError: for a row without a prompt, malformed chat messages, more or fewer placeholders than media, an image
-            that does not exist or cannot be opened, or a medium that would be fetched or lies outside of the folders.
+        DataError: the row has no prompt, malformed chat messages, or more or fewer placeholders than media; an image
+            does not exist or cannot be opened; or a medium is on the network or outside of the folders.
     """
     if not isinstance(row, Mapping):
         raise DataError(f"{where} must be an object with a '{text_column}', got {type(row).__name__}")
@@ -129,7 +129,7 @@ def prompt_of_row(
 
 
 def require_unicode(value: Any, where: str) -> None:
-    """Raises DataError where a text, or one within lists and objects, holds half of a surrogate pair."""
+    """Raises DataError if a text, at any depth of lists and objects, has an unpaired surrogate."""
     text = json.dumps(value, ensure_ascii=False, skipkeys=True, default=lambda other: type(other).__name__)
     try:
         text.encode()
@@ -147,10 +147,10 @@ def _negative(row: Mapping[str, Any], where: str) -> str | None:
 
 
 def _decoded_messages(prompt: str | list[Any]) -> str | list[Any]:
-    """The chat messages that a text of JSON, or of Python's notation, holds; any other text as it is.
+    """The chat messages of a text in JSON or Python notation; any other text unchanged.
 
-    One message, and an object with the key ``messages``, are read as such lists are. Messages of another form, such as
-    those with ``from`` and ``value``, are given back as a list too, for which ``parse_message`` raises an error.
+    A single message, and an object with the key ``messages``, also give a list. Messages of another format, such as
+    those with ``from`` and ``value``, are returned as a list too; ``parse_message`` raises an error for them.
     """
     if isinstance(prompt, list) or prompt.strip()[:1] + prompt.strip()[-1:] not in ("[]", "{}"):
         return prompt
@@ -162,7 +162,7 @@ def _decoded_messages(prompt: str | list[Any]) -> str | list[Any]:
 
 
 def _literal(text: str) -> Any:
-    """The value of a text of JSON or of Python's notation (``str(messages)``); None where it is neither."""
+    """The value of a text in JSON or Python notation (``str(messages)``); None if it is neither."""
     is_python = any(f"'{key}'" in text for key in ("role", "from", "ground_truth"))
     for load in (json.loads, *([ast.literal_eval] if is_python else [])):
         try:
@@ -177,7 +177,7 @@ def _is_like_message(value: Any) -> bool:
 
 
 def _chat_template_kwargs(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """TRL's columns ``tools`` and ``chat_template_kwargs``, each perhaps as a text of JSON; empty without them."""
+    """The values of TRL's columns ``tools`` and ``chat_template_kwargs``, also as JSON texts; empty without them."""
     kwargs: dict[str, Any] = {}
     for name, kind in (("tools", list), ("chat_template_kwargs", dict)):
         value = row.get(name)
@@ -212,7 +212,7 @@ def _messages(
 
 
 def _with_names(messages: Sequence[Any], names: Sequence[str], location: RowLocation) -> list[Any]:
-    """ms-swift's ``<ref-object>`` tags replaced, in order, by the names that ``objects`` holds."""
+    """The messages with ms-swift's ``<ref-object>`` tags replaced, in order, by the names of ``objects``."""
     texts = [message["content"] if _is_turn(message) else None for message in messages]
     num_tags = sum(text.count(REFERENCE) for text in texts if isinstance(text, str))
     prompt_texts = [text for message, text in zip(messages, texts, strict=True) if not _is_turn(message, "assistant")]
@@ -237,7 +237,7 @@ def _is_turn(message: Any, role: str | None = None) -> bool:
 
 
 def _ground_truth(row: Mapping[str, Any]) -> dict[str, Any]:
-    """verl's nested answer, under the names that rewards look for."""
+    """verl's nested answer, under the column names that rewards read."""
     nested = row.get("reward_model")
     if isinstance(nested, str) and nested.lstrip().startswith("{"):
         nested = _literal(nested.strip())
@@ -246,7 +246,7 @@ def _ground_truth(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(message: Mapping[str, Any]) -> str:
-    """The text of a turn; of one that only calls tools, its calls as JSON."""
+    """The text of a turn; its tool calls as JSON if it has no text."""
     content = message["content"] or ""
     parts = [] if isinstance(content, str) else [part for part in content if isinstance(part, Mapping)]
     text = content if isinstance(content, str) else "\n".join(str(part["text"]) for part in parts if part.get("text"))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mmgrpo.types import Prompt
 
 SAMPLERS: Registry[Callable[..., PromptSampler]] = Registry()
-"""Ways to choose prompts by the name that ``prompts.sampler`` uses."""
+"""Prompt samplers by the name that ``prompts.sampler`` uses."""
 
 DRAW = 1  # keeps a sampler's random numbers apart from the permutations
 
@@ -77,13 +77,13 @@ class PromptSampler:
 
 @SAMPLERS.register
 def shuffled() -> PromptSampler:
-    """A new permutation every epoch, each prompt at least once in it."""
+    """A new permutation every epoch; each prompt occurs at least once per epoch."""
     return PromptSampler(_next_of_permutation)
 
 
 @SAMPLERS.register
 def in_order() -> PromptSampler:
-    """The prompts as they stand in the source, round and round."""
+    """The prompts in the order of the source, repeated."""
     return PromptSampler(lambda memory, step, pool, num, seed: [(step * num + i) % len(pool.keys) for i in range(num)])
 
 
@@ -96,10 +96,10 @@ def weighted(
     unseen: float = 0.5,
     column: str | None = None,
 ) -> PromptSampler:
-    """Drawn without replacement, with probability by the success rate so far; see the formulas.
+    """Samples without replacement, with probabilities by the success rate so far; see the formulas.
 
-    w = max(formula(p), floor) + added, p = all rewards of the prompt / their number, held in [0, 1]; ``unseen`` before
-    any. With a ``column`` of the memory, say ``value``, p is what stands there.
+    w = max(formula(p), floor) + added; p is the mean reward of the prompt, clipped to [0, 1], and ``unseen`` before the
+    first reward. With a ``column`` of the prompt statistics, such as ``value``, p is its value.
 
     Source: MMR1, arXiv:2509.21268; SPO, arXiv:2509.13232, and its code (verl, recipe/spo), which adds 0.05.
     """
@@ -122,9 +122,9 @@ def _mean_reward(memory: Memory, pool: Pool, unseen: float) -> Tensor:
 
 @SAMPLERS.register
 def drop_solved(*, times: int = 1, right: float = 0.98) -> PromptSampler:
-    """Leaves out prompts whose last ``times`` visits were all right; if that is all of them, they all come back.
+    """Skips prompts whose samples were all correct in the last ``times`` visits, while other prompts remain.
 
-    Of the others those that waited longest come first.
+    The others are ordered by the step in which they were last sampled, least recent first.
 
     Source: SRPO, arXiv:2504.14286, history resampling. Deviation: from the next step on, not from the next epoch.
     """

@@ -1,4 +1,4 @@
-"""A sound as a picture: its waveform over its spectrogram."""
+"""Renders audio as an image: its waveform above its spectrogram."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ INK, PAPER = (np.array(colour, dtype=np.uint8) for colour in ((40, 80, 140), (25
 
 
 def spectrogram(audio: Audio) -> Image.Image:
-    """The sound's waveform, from -1 to 1, and below it the power of its frequencies; its channels are averaged.
+    """The audio's waveform, from -1 to 1, above its power spectrogram; channels are averaged.
 
     Time runs to the right. Frequencies are on a logarithmic axis from 40 Hz, at the bottom, to half the sampling rate;
-    colours go from -80 dB of full scale to 0.
+    colors go from -80 dB of full scale to 0.
 
     Units: 256 x 160 pixels, RGB.
     """
@@ -33,7 +33,7 @@ def spectrogram(audio: Audio) -> Image.Image:
 
 
 def _waveform_pixels(values_N: np.ndarray) -> np.ndarray:
-    """From the least to the greatest value of each column's stretch of time: (WAVE, WIDTH, 3)."""
+    """The range of values in the time span of each pixel column: (WAVE, WIDTH, 3)."""
     edges = np.linspace(0, len(values_N), WIDTH + 1).astype(int)
     parts = [values_N[start : max(end, start + 1)] for start, end in pairwise(edges)]
     low, high = ([f(part) if len(part) else 0.0 for part in parts] for f in (np.min, np.max))

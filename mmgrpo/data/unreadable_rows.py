@@ -79,7 +79,7 @@ def media_fault(prompt: Prompt) -> str | None:
     """
     try:
         for images in (prompt.images, *(value for value in prompt.columns.values() if isinstance(value, LazyMedia))):
-            for image in images.here() if isinstance(images, LazyMedia) else images:
+            for image in images.iter_local() if isinstance(images, LazyMedia) else images:
                 load_image(image)
         for video in prompt.videos:
             if isinstance(video, FILES):
@@ -87,7 +87,7 @@ def media_fault(prompt: Prompt) -> str | None:
             else:
                 for frame in video:
                     load_image(frame)
-        for _ in prompt.audios.here() if isinstance(prompt.audios, LazyMedia) else ():
+        for _ in prompt.audios.iter_local() if isinstance(prompt.audios, LazyMedia) else ():
             pass
     except DataError as error:
         return str(error)

@@ -1,4 +1,4 @@
-"""Video files, read by PyAV: when each frame is shown, and the frames at some of these times."""
+"""Reads video files with PyAV: the timestamps of all frames, and the frames at selected times."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from mmgrpo.data.image_modes import in_rgb
 from mmgrpo.errors import DataError
 
 FORMATS = ("mov", "matroska", "webm", "avi", "gif", "mpegts", "mpeg", "flv", "asf", "ogg", "mpegvideo", "m4v")
-"""What is read, by ffmpeg's names: containers that hold their frames and name no other file."""
+"""Supported formats, by ffmpeg's names: containers that include their frames and reference no other file."""
 FILES = (str, Path, bytes)
 """Types of a video that is a file; another one is a list of frames."""
 MAX_PIXELS = 2**29
-"""Pixels of all frames of a video together, where every frame is read: 10 seconds of 1080p at 25 frames a second."""
+"""Maximal pixels of all frames of a video, if every frame is read: 10 seconds of 1080p at 25 frames per second."""
 SLACK = 0.25
-"""Share of a frame's duration by which container formats may round its time."""
+"""Share of a frame's duration by which container formats may round its timestamp."""
 TICK_S = 1e-6
-"""Seconds by which two equal times may differ after arithmetic."""
+"""Tolerance in seconds for equal times after arithmetic."""
 AV_TIME_BASE = 1_000_000
 MIN_COMPLETE = 0.9
-"""Share of the frames, or of the length, named in a file's header without which the file counts as cut off."""
+"""Minimal share of the frames, or of the duration, in a file's header; a file with less is truncated."""
 
 
 @final
@@ -39,8 +39,8 @@ class VideoFile:
 
     Attributes:
         source: the path of the file, or its bytes.
-        times_F: when each frame is shown, in seconds after the first one, ascending.
-        fps: frames a second; of a variable rate the mean.
+        times_F: timestamp of each frame in seconds after the first one, ascending.
+        fps: frames per second; the mean for a variable rate.
         size: (width, height) of an upright frame.
         slack_s: seconds by which the file may round the time of a frame.
     """
@@ -53,11 +53,11 @@ class VideoFile:
 
     @property
     def num_frames(self) -> int:
-        """Frames of the file, F."""
+        """Number of frames, F."""
         return len(self.times_F)
 
     def frames_at(self, times: Sequence[float]) -> Iterator[Image.Image]:
-        """The upright RGB frames that are on the screen at some times, in seconds, ascending.
+        """Yields the upright RGB frames visible at the given times, in seconds, ascending.
 
         Raises: DataError for a frame that cannot be decoded.
         """
@@ -84,7 +84,7 @@ def open_video(source: str | Path | bytes) -> VideoFile:
         source: a path (``file://`` too), or the bytes of a file.
 
     Returns:
-        The times of its frames; of pixels the first frame alone is decoded.
+        The video with the timestamps of its frames; only the first frame is decoded.
 
     Raises:
         DataError: it does not exist, has no video, is cut off, cannot be decoded, or its frames are too large.
@@ -113,19 +113,19 @@ def open_video(source: str | Path | bytes) -> VideoFile:
 
 
 def require_video(path: str | bytes) -> None:
-    """Looks whether a file begins as a video whose frames are no larger than a picture may be. Raises DataError."""
+    """Raises DataError unless a file can be opened as a video with frames within the pixel limit of images."""
     with _open_stream(path):
         pass
 
 
 def frames_of_video(video: Any) -> list[Image.Image]:
-    """Every frame of a prompt's video: a path, bytes, or a list of frames in any form that ``opened`` takes."""
+    """All frames of a prompt's video: a path, bytes, or a list of frames in any form that ``load_image`` accepts."""
     return open_video(video).frames() if isinstance(video, FILES) else [load_image(frame) for frame in video]
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """When a packet is shown and how long, in seconds; a discarded one never is."""
+    """Start and duration of a packet in seconds; discarded packets are not displayed."""
 
     start: float | None
     duration: float = 0.0
@@ -150,14 +150,14 @@ def _time_of(frame: Any, number: int, rate: float) -> float:
 
 
 def _mean_rate(times_F: Sequence[float], last_duration: float) -> float:
-    """Frames a second where they come at no constant rate: their number over the time that they are shown."""
+    """Mean frames per second for a variable rate: the number of frames divided by their total duration."""
     F = len(times_F)
     length = times_F[-1] + (last_duration or times_F[-1] / max(F - 1, 1))
     return F / length if length > 0 else 1.0
 
 
 def _frames_at(container: Any, stream: Any, times: Sequence[float]) -> Iterator[Image.Image]:
-    """The last frame that is shown by each time (seconds after the first frame, ascending)."""
+    """Yields the frame visible at each time (seconds after the first frame, ascending)."""
     remaining, start, previous = list(times), None, None
     rate = float(stream.average_rate or 0)
     for number, frame in enumerate(_decode_frames(container, stream)):
@@ -187,7 +187,7 @@ def _decode_frames(container: Any, stream: Any) -> Iterator[Any]:
 
 
 def _frame_image(frame: Any) -> Image.Image:
-    """A frame in RGB, turned as the file says that it is shown."""
+    """A frame in RGB, rotated as the file specifies."""
     is_transparent = any(component.is_alpha for component in frame.format.components) or frame.format.has_palette
     layout = "rgba" if is_transparent else "rgb24"
     image = in_rgb(Image.fromarray(np.ascontiguousarray(frame.to_ndarray(format=layout))))
@@ -196,14 +196,14 @@ def _frame_image(frame: Any) -> Image.Image:
 
 @contextmanager
 def _open_stream(path: str | bytes) -> Iterator[tuple[Any, Any]]:
-    """The container and its first video stream that is no cover picture."""
+    """Context with the container and its first video stream that is no cover image."""
     import av
     from av.stream import Disposition
 
     options = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "file"}
     try:
         container = av.open(path if isinstance(path, str) else BytesIO(path), options=options)
-    except av.ArgumentError as error:  # of a format that the whitelist leaves out
+    except av.ArgumentError as error:  # a format outside of the whitelist
         raise DataError(_unreadable_message(path, f"it is of none of the formats {', '.join(FORMATS)}")) from error
     except (av.FFmpegError, OSError, ValueError) as error:
         raise DataError(_unreadable_message(path, f"{type(error).__name__}: {error}")) from error
