@@ -61,11 +61,12 @@ def finite_rows(decoded: Sequence[Tensor], num_rows: int) -> list[bool]:
     return [bool(entries.all())] * num_rows
 
 
-def finite_states(state: Tensor | None, num_rows: int) -> list[bool] | None:
-    """Which rows of a state are finite; None without a state of these rows."""
-    if state is None or len(state) % num_rows:
+def finite_states(states: Sequence[Tensor], num_rows: int) -> list[bool] | None:
+    """Which rows are finite in all of their final states; None without a state of these rows."""
+    of_rows = [state for state in states if len(state) % num_rows == 0]
+    if not of_rows:
         return None
-    return state.isfinite().reshape(num_rows, -1).all(1).tolist()
+    return torch.stack([state.isfinite().reshape(num_rows, -1).all(1) for state in of_rows]).all(0).tolist()
 
 
 def warn_of(failures: Sequence[str | None], pipeline: str, warned: set[str]) -> None:

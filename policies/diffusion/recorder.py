@@ -145,13 +145,13 @@ class Recorder:
         return self.step_sampler.reduced(densities, len(self.rows))
 
     @property
-    def last_state(self) -> Tensor:
-        """(rows, ...) the final state."""
-        return self._last[0].next_state
+    def last_states(self) -> list[Tensor]:
+        """(rows, ...) the final state of each scheduler that stepped: the pipeline's own and its copies."""
+        return [step.next_state for step in self._last.values()]
 
-    def latents(self) -> list[Tensor]:
-        """The final state of each row."""
-        return split_rows(self._last[0].next_state, len(self.rows))
+    def latents(self) -> list[Tensor] | None:
+        """The final state of each row; None for a pipeline that steps only copies of its scheduler, one per frame."""
+        return split_rows(self._last[0].next_state, len(self.rows)) if 0 in self._last else None
 
     def transitions(self) -> list[tuple[Transition, ...]]:
         """The recorded transitions, row by row."""

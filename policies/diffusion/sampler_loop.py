@@ -86,10 +86,9 @@ class SamplerLoop:
             for chunk in chunked(row_set.rows, size, self.instrumented.form.can_share_run):
                 run = PipelineRun(on_step=None)
                 output = self._run(run, chunk, call)
-                latents = None
-                if plan.keep_latents and run.last_state is not None:
-                    latents = split_rows(run.last_state, len(chunk))
-                samples = self._samples(chunk, output, latents, call, run, run.last_state)
+                states = [] if run.last_state is None else [run.last_state]
+                latents = split_rows(states[0], len(chunk)) if plan.keep_latents and states else None
+                samples = self._samples(chunk, output, latents, call, run, states)
                 plan.emit_samples(samples)
                 outputs += [(row, sample, row_set.params) for row, sample in zip(chunk, samples, strict=True)]
                 num_forwards, T = num_forwards + run.num_forwards, max(T, run.iteration + 1)
@@ -278,7 +277,7 @@ class SamplerLoop:
         output = self._run(run, stem.rows, params.call)
         require_denoisers(self.instrumented, run)
         latents = recorder.latents() if plan.keep_latents else None
-        samples = self._samples(stem.rows, output, latents, params.call, run, recorder.last_state)
+        samples = self._samples(stem.rows, output, latents, params.call, run, recorder.last_states)
         input_kind = self.instrumented.form.input_kind(stem.rows[0])
         return RecordedChunk(stem.rows, params, recorder, samples, run.num_forwards + stem.num_forwards, input_kind)
 
@@ -296,10 +295,10 @@ class SamplerLoop:
         latents: Sequence[Tensor] | None,
         call: Mapping[str, Any],
         run: PipelineRun,
-        state: Tensor | None,
+        states: Sequence[Tensor],
     ) -> list[Sample]:
         """The samples of a run's output, with the failures among them."""
-        finite = finite_states(state, len(rows))
+        finite = finite_states(states, len(rows))
         failures = failures_of(output, len(rows), finite_states=finite, decoded=run.decoded)
         frame_rate = self._frame_rate(call)
         samples = samples_of(rows, output, latents, rate=self.sampling_rate, frame_rate=frame_rate, failures=failures)

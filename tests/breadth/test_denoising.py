@@ -8,7 +8,14 @@ from tests.breadth import assembly
 from tests.breadth.denoising import page, read_page
 from tests.breadth.trial import Outcome, try_class
 
-QUICK = ("DiTPipeline", "FluxPipeline", "KandinskyV22CombinedPipeline", "StableAudio3Pipeline", "WanPipeline")
+QUICK = (
+    "DiTPipeline",
+    "FluxPipeline",
+    "KandinskyV22CombinedPipeline",
+    "SkyReelsV2DiffusionForcingPipeline",  # steps a copy of its scheduler for each frame
+    "StableAudio3Pipeline",
+    "WanPipeline",
+)
 OUTSIDERS_EXACT = 126  # of the 182 that outsiders built
 
 

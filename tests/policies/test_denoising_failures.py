@@ -16,7 +16,7 @@ from diffusers import StableDiffusionPipeline
 from diffusers.pipelines.stable_diffusion.safety_checker import StableDiffusionSafetyChecker
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.diffusion.denoising_rows import DenoisingRow
-from mmgrpo.policies.diffusion.failures import DECODED, REPLACED, STATES, failures_of, finite_rows
+from mmgrpo.policies.diffusion.failures import DECODED, REPLACED, STATES, failures_of, finite_rows, finite_states
 from mmgrpo.policies.diffusion.outputs import samples_of
 from mmgrpo.rewards.images.pixels import Brightness
 from PIL import Image
@@ -27,6 +27,8 @@ from mmgrpo.runs.prompt_samples import sample_prompt, write_prompt_samples
 from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Plan, Prompt, Sample
+from tests.breadth import assembly
+from tests.breadth.trial import prompts_and_call
 from tests.policies.contract import gradients, values
 from tests.policies.tiny_policies import pipeline_of, policy_of, prompts_of
 
@@ -120,6 +122,25 @@ def test_non_finite_latents_fail_only_their_row() -> None:
     assert scores.value_BR[2, 0] == _reward(rollout.samples[2:3])[0]
     greedy = policy.rollout(prompts, group_size=1, seed=SEED, plan=GREEDY)
     assert [sample.failure for sample in greedy.samples] == [STATES, None]
+
+
+def test_each_final_state_of_a_row_must_be_finite() -> None:
+    """Pipelines with copies of their scheduler have several, such as one per frame."""
+    finite, second = torch.zeros(2, 3), torch.tensor([[0.0], [float("inf")]])
+    assert finite_states([finite, second], 2) == [True, False]
+    assert finite_states([finite, torch.zeros(3)], 2) == [True, True]
+    assert finite_states([torch.zeros(3)], 2) is finite_states([], 2) is None
+
+
+def test_samples_of_copied_schedulers_have_no_latent() -> None:
+    """No single state of such a pipeline is the latent that it decodes."""
+    name = "SkyReelsV2DiffusionForcingImageToVideoPipeline"
+    pipeline = assembly.build(name)
+    prompts, call = prompts_and_call(name, pipeline)
+    policy = DenoisingPolicy(pipeline, {"call": call, "lora": {"rank": 2, "alpha": 2.0}})
+    rollout = policy.rollout(prompts[:1], group_size=1, seed=SEED, plan=Plan(keep_latents=True))
+    assert [(sample.latent, sample.failure) for sample in rollout.samples] == [(None, None)]
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
 
 
 def test_a_pipeline_without_finite_latents_raises() -> None:
