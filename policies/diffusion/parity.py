@@ -120,7 +120,10 @@ class BatchParity:
         alone, other_alone = self._prediction([row], call), self._prediction([other], call)
         if alone is None or other_alone is None or not bool(alone.isfinite().all() and other_alone.isfinite().all()):
             return ""  # a row that cannot run alone gives no comparison
-        gap = _difference(self._prediction([row, other], call), [alone, other_alone])
+        together = self._prediction([row, other], call)
+        if together is None:
+            return f"it cannot run in one batch with a prompt of {len(other.prompt.text)} characters, which runs alone"
+        gap = _difference(together, [alone, other_alone])
         if gap <= self.tolerance:
             return ""
         allowed = min(max(self.tolerance, self._noise(row, alone, call)), MAX_NOISE * self.tolerance)
