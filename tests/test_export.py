@@ -165,7 +165,9 @@ def test_a_whole_pipeline_is_loaded_as_its_card_says(tmp_path: Path) -> None:
     values = {**BASE, "steps": 1, "output": str(tmp_path), "policy": {**model, "lora": None}}
     run = Trainer(build_policy(validated(values), "cpu"), {"b": brightness}, digit_prompts(), values).train()
     assert call("export", str(run), "--to", str(tmp_path / "x")).exit_code == 0
-    (code,) = re.findall(r"```python\n(from diffusers .*?)```", (tmp_path / "x/README.md").read_text(), re.DOTALL)
+    (code,) = re.findall(
+        r"```python\n(import torch\nfrom diffusers .*?)```", (tmp_path / "x/README.md").read_text(), re.DOTALL
+    )
     assert "text_encoder_3=None" in code
     found: dict[str, Any] = {}
     exec(code.replace("THIS_FOLDER_OR_REPOSITORY", str(tmp_path / "x")), found)

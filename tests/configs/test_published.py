@@ -179,9 +179,9 @@ def test_asking_for_what_is_not_there_is_an_error(values: dict[str, Any], write:
         (3, "paper_hparams: must be a mapping, such as {key: value}; got 3"),
     ],
 )
-def test_published_values_are_those_of_keys_that_exist(published: Any, said: str) -> None:
+def test_published_values_are_those_of_keys_that_exist(paper_hparams: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        validated({"paper_hparams": published})
+        validated({"paper_hparams": paper_hparams})
 
 
 def test_a_live_configuration_has_nothing_to_put_in_force(write: Write) -> None:
@@ -194,7 +194,7 @@ def test_a_live_configuration_has_nothing_to_put_in_force(write: Write) -> None:
 EXCHANGED = ("methods/gigpo",)
 """Methods of exchanges, which need an environment."""
 
-ENVIRONMENT = {"name": "tools", "functions": ["python:mmgrpo.examples.calculator:multiply"]}
+ENVIRONMENT = "python:tests.training.test_credit_of_turns:Corridor"
 
 
 MODEL_OF = {

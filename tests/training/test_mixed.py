@@ -18,7 +18,7 @@ from mmgrpo.examples.digits import digit_prompts
 from mmgrpo import Trainer
 from mmgrpo.config.loading import dump_config, load_config, validated
 from mmgrpo.config.parts import tasks_of
-from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.errors import ConfigError, OutOfMemoryError, RewardError
 from mmgrpo.report.run_info import parse_tasks
 from mmgrpo.runs.checkpoint import RunPosition, list_checkpoints
 from mmgrpo.training.mixed import MixedTrainer
@@ -236,7 +236,7 @@ def test_a_failure_between_the_updates_of_two_tasks_goes_back_to_a_step_of_both(
         return apply()
 
     broken.tasks["drawing"].optimizer.apply = fails
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(OutOfMemoryError, match="out of memory in the update at step 3"):
         broken.train()
     assert broken.status == "failed"
     assert [path.name for path in list_checkpoints(broken.folder.path / "writing")] == ["step-000002"]
