@@ -37,7 +37,7 @@ def weighted_sum(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Ten
     valid_RPG = _checked(reward_RPG, weight_R, valid_RPG)
     known_RPG = reward_RPG.where(valid_RPG, 0.0)
     mean_RP1 = known_RPG.sum(-1, keepdim=True) / valid_RPG.sum(-1, keepdim=True).clamp(min=1)
-    return _summed(reward_RPG.where(valid_RPG, mean_RP1), weight_R)
+    return _weighted_sum(reward_RPG.where(valid_RPG, mean_RP1), weight_R)
 
 
 @COMBINATIONS.register
@@ -58,7 +58,7 @@ def normalised_sum(
         group_advantage(reward_PG, valid_PG, eps=eps, correction=correction)
         for reward_PG, valid_PG in zip(reward_RPG, valid_RPG, strict=True)
     ]
-    return _summed(torch.stack(scores), weight_R)
+    return _weighted_sum(torch.stack(scores), weight_R)
 
 
 @COMBINATIONS.register("min")
@@ -71,7 +71,7 @@ def minimum(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
     Raises: ShapeError unless the shapes fit.
     Source: worst-case optimisation over an ensemble, Coste et al. 2023, arXiv:2310.02743, sec. 3.
     """
-    part_RPG = _taking_part(weight_R, _checked(reward_RPG, weight_R, valid_RPG))
+    part_RPG = _weighted_valid(weight_R, _checked(reward_RPG, weight_R, valid_RPG))
     least_PG = (_weighted(reward_RPG, weight_R)).where(part_RPG, torch.inf).amin(0)
     return least_PG.where(part_RPG.any(0), 0.0)
 
@@ -86,7 +86,7 @@ def geometric_mean(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> T
     Raises: ShapeError unless the shapes fit.
     Source: VIEScore, Ku et al. 2023, arXiv:2312.14867, as EditScore, arXiv:2509.23909, takes it for its overall score.
     """
-    part_RPG = _taking_part(weight_R, _checked(reward_RPG, weight_R, valid_RPG))
+    part_RPG = _weighted_valid(weight_R, _checked(reward_RPG, weight_R, valid_RPG))
     x_RPG = _weighted(reward_RPG, weight_R).clamp(min=0).where(part_RPG, 1.0)
     count_PG = part_RPG.sum(0)
     return x_RPG.prod(0).pow(1 / count_PG.clamp(min=1)).where(count_PG > 0, 0.0)
@@ -102,7 +102,7 @@ def mean_minus_variance(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor,
     Units: those of the weighted rewards; factor in 1 / those.   Raises: ShapeError unless the shapes fit.
     Source: uncertainty-weighted optimisation, Coste et al. 2023, arXiv:2310.02743, sec. 3.
     """
-    part_RPG = _taking_part(weight_R, _checked(reward_RPG, weight_R, valid_RPG))
+    part_RPG = _weighted_valid(weight_R, _checked(reward_RPG, weight_R, valid_RPG))
     x_RPG = _weighted(reward_RPG, weight_R).where(part_RPG, 0.0)
     count_PG = part_RPG.sum(0).clamp(min=1)
     mean_PG = x_RPG.sum(0) / count_PG
@@ -120,7 +120,7 @@ def _checked(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
     return valid_RPG
 
 
-def _taking_part(weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
+def _weighted_valid(weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
     return valid_RPG & (weight_R != 0)[:, None, None]
 
 
@@ -128,5 +128,5 @@ def _weighted(reward_RPG: Tensor, weight_R: Tensor) -> Tensor:
     return weight_R.to(reward_RPG)[:, None, None] * reward_RPG
 
 
-def _summed(reward_RPG: Tensor, weight_R: Tensor) -> Tensor:
+def _weighted_sum(reward_RPG: Tensor, weight_R: Tensor) -> Tensor:
     return torch.einsum("r,rpg->pg", weight_R.to(reward_RPG), reward_RPG)

@@ -92,8 +92,8 @@ class Decisions:
 
         Shapes: -> bool (B, T).
         """
-        seen_BT = None if view is None else self.values.get(seen_in(view))
-        return self.mask_BT if seen_BT is None else self.mask_BT & (seen_BT != 0)
+        view_BT = None if view is None else self.values.get(seen_in(view))
+        return self.mask_BT if view_BT is None else self.mask_BT & (view_BT != 0)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Decisions:
         """Every tensor changed in the same way: moved, or some cells of it taken."""

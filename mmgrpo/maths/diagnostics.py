@@ -70,9 +70,9 @@ class Diagnostics:
         return Diagnostics(
             **{name: getattr(self, name) + getattr(other, name) for name in _SUMMED},
             log_ratio_abs_max=_larger(self.log_ratio_abs_max, other.log_ratio_abs_max),
-            loss_sums=_added(self.loss_sums, other.loss_sums, 0.0),
-            value_sums=_added(self.value_sums, other.value_sums, ValueSum(0.0, 0.0)),
-            change_sums=_added(self.change_sums, other.change_sums, ValueSum(0.0, 0.0)),
+            loss_sums=_sum_by_name(self.loss_sums, other.loss_sums, 0.0),
+            value_sums=_sum_by_name(self.value_sums, other.value_sums, ValueSum(0.0, 0.0)),
+            change_sums=_sum_by_name(self.change_sums, other.change_sums, ValueSum(0.0, 0.0)),
         )
 
     def as_numbers(self) -> Diagnostics:
@@ -130,7 +130,7 @@ def of_value(name: str, value_BT: Tensor, keep_BT: Tensor) -> dict[str, ValueSum
     return {name: ValueSum(total(keep_BT), total(value_BT.where(keep_BT, 0.0)))}
 
 
-def _added(left: Mapping[str, T], right: Mapping[str, T], nothing: T) -> dict[str, T]:
+def _sum_by_name(left: Mapping[str, T], right: Mapping[str, T], nothing: T) -> dict[str, T]:
     return {name: left.get(name, nothing) + right.get(name, nothing) for name in {**left, **right}}
 
 

@@ -334,7 +334,7 @@ def job_feedback(
         group_N=group_B,
         length_N=mask_BT.sum(1),
         logprob_mean_N=row_mean(old_logprob_BT, mask_BT),
-        value_mean={value: row_mean(found_BT, mask_BT) for value, found_BT in (values or {}).items()},
+        value_mean={value: row_mean(value_BT, mask_BT) for value, value_BT in (values or {}).items()},
         mine=slice(0, len(reward_B)),
     )
 

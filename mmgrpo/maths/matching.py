@@ -48,9 +48,11 @@ def matching_errors(
     level = level.reshape(-1, *[1] * (x0.ndim - 1))
     ahead = strength * velocity + (1 - strength) * old_velocity
     back = (1 + strength) * old_velocity - strength * velocity
-    return MatchingErrors(positive=_weighed(noised - level * ahead - x0), negative=_weighed(noised - level * back - x0))
+    return MatchingErrors(
+        positive=_normalized_error(noised - level * ahead - x0), negative=_normalized_error(noised - level * back - x0)
+    )
 
 
-def _weighed(error: Tensor) -> Tensor:
+def _normalized_error(error: Tensor) -> Tensor:
     flat = error.flatten(1)
     return flat.square().mean(1) / flat.detach().abs().double().mean(1).clamp(min=LEAST_ERROR).to(flat)

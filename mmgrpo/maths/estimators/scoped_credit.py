@@ -65,10 +65,10 @@ Values = Callable[[Scoped, Groups], "Tensor"]
 
 
 def from_parts(reward: str, weight: float, of: Values) -> Estimator:
-    return Estimator(assign=partial(_laid, reward=reward, weight=weight, of=of), parts=(reward,))
+    return Estimator(assign=partial(_scoped_credit, reward=reward, weight=weight, of=of), parts=(reward,))
 
 
-def _laid(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float, of: Values) -> Tensor:
+def _scoped_credit(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float, of: Values) -> Tensor:
     scoped = feedback.scopes(reward)
     value_BS = of(scoped, feedback.groups).where(scoped.valid_BS, 0.0)
     return advantage_BT + weight * scoped.laid(value_BS).to(advantage_BT)
@@ -90,10 +90,10 @@ def _segments(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: 
     last_B1 = number_BT.amax(1, keepdim=True)
     ends_BS = torch.arange(S) >= last_B1
     after_BS = torch.nn.functional.pad(scoped.value_BS[:, 1:], (0, 1)).double()
-    known_BS = torch.nn.functional.pad(scoped.valid_BS[:, 1:], (0, 1))
+    valid_BS = torch.nn.functional.pad(scoped.valid_BS[:, 1:], (0, 1))
     after_BS = feedback.reward_B[:, None].where(ends_BS, after_BS)
-    known_BS = scoped.valid_BS & feedback.valid_B[:, None].where(ends_BS, known_BS)
-    change_BS = (after_BS - scoped.value_BS).where(known_BS, 0.0)
+    valid_BS = scoped.valid_BS & feedback.valid_B[:, None].where(ends_BS, valid_BS)
+    change_BS = (after_BS - scoped.value_BS).where(valid_BS, 0.0)
     unlikely_BT = feedback.old_logprob_BT.exp() < below if below < 1 else torch.ones_like(feedback.mask_BT)
     return advantage_BT + weight * scoped.laid(change_BS).where(unlikely_BT, 0.0).to(advantage_BT)
 

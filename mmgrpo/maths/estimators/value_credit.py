@@ -121,17 +121,17 @@ def drawn_baseline() -> Estimator:
     Source: none; Critique-GRPO's code (zhangxy-2019/critique-GRPO) compares with the whole group, its refinements
         included, as the scales of ``advantage.scale`` do.
     """
-    return Estimator(assign=_drawn_baseline)
+    return Estimator(assign=_sampled_baseline)
 
 
-def _drawn_baseline(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
+def _sampled_baseline(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     groups = feedback.groups
-    drawn_PG, valid_PG = groups.valid(is_sampled_B(feedback)), groups.valid(feedback.valid_B)
+    sampled_PG, valid_PG = groups.valid(is_sampled_B(feedback)), groups.valid(feedback.valid_B)
     reward_PG = groups.matrix(feedback.reward_B)
-    count_P1 = drawn_PG.sum(1, keepdim=True)
-    mean_P1 = reward_PG.where(drawn_PG, 0.0).sum(1, keepdim=True) / count_P1.clamp(min=1)
-    highest_P1 = reward_PG.where(drawn_PG, -torch.inf).amax(1, keepdim=True)
-    lowest_P1 = reward_PG.where(drawn_PG, torch.inf).amin(1, keepdim=True)
+    count_P1 = sampled_PG.sum(1, keepdim=True)
+    mean_P1 = reward_PG.where(sampled_PG, 0.0).sum(1, keepdim=True) / count_P1.clamp(min=1)
+    highest_P1 = reward_PG.where(sampled_PG, -torch.inf).amax(1, keepdim=True)
+    lowest_P1 = reward_PG.where(sampled_PG, torch.inf).amin(1, keepdim=True)
     # the mean of equal numbers need not be that number in floating point
     mean_P1 = highest_P1.where(lowest_P1 == highest_P1, mean_P1)
     advantage_B = groups.rows((reward_PG - mean_P1).where(valid_PG & (count_P1 > 0), 0.0))
@@ -181,13 +181,13 @@ def imitated(*, reward: str, weight: float = 1.0) -> Estimator:
     Source: what the policy wrote and what proved of use is learnt by its likelihood beside GRPO: MEL, arXiv:2602.10224,
         eq. 9 and 10; ExPO, arXiv:2507.02834.
     """
-    return Estimator(assign=partial(_imitated, reward=reward, weight=weight))
+    return Estimator(assign=partial(_imitation_credit, reward=reward, weight=weight))
 
 
-def _imitated(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float) -> Tensor:
+def _imitation_credit(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float) -> Tensor:
     column, trains_B = feedback.reward(reward), feedback.length_B > 0
-    own_B = column.valid_B & trains_B
-    value_B = column.value_B.where(own_B, 0.0)
-    others, total = feedback.summed(torch.stack([(trains_B & ~own_B).sum().double(), value_B.sum().double()]))
+    valid_B = column.valid_B & trains_B
+    value_B = column.value_B.where(valid_B, 0.0)
+    others, total = feedback.summed(torch.stack([(trains_B & ~valid_B).sum().double(), value_B.sum().double()]))
     share_B1 = (weight * value_B * others / total if total > 0 else value_B)[:, None].to(advantage_BT)
-    return share_B1.expand_as(advantage_BT).where(own_B[:, None], advantage_BT)
+    return share_B1.expand_as(advantage_BT).where(valid_B[:, None], advantage_BT)

@@ -74,10 +74,10 @@ def at_decisions(*, at: Sequence[int]) -> Places:
     """
     if not at or list(at) != sorted(set(at)) or at[0] < 1:
         raise ConfigError(f"branches part after increasing numbers of decisions, from 1 on; got {list(at)}")
-    return Places(find=partial(_given, at=tuple(at)))
+    return Places(find=partial(_fixed_positions, at=tuple(at)))
 
 
-def _given(row: Row, *, at: Sequence[int]) -> Sequence[int]:
+def _fixed_positions(row: Row, *, at: Sequence[int]) -> Sequence[int]:
     return at
 
 
@@ -105,7 +105,7 @@ def uncertain(*, apart: int = 1) -> Places:
     """
     if apart < 1:
         raise ConfigError(f"places lie 1 decision apart or more, got {apart}")
-    return Places(find=partial(_highest, apart=apart), values=(ENTROPY,))
+    return Places(find=partial(_highest_positions, apart=apart), values=(ENTROPY,))
 
 
 def meanings_part() -> Places:
@@ -113,10 +113,10 @@ def meanings_part() -> Places:
 
     Units: those of ``semantic_entropies``.   Source: ROSE, arXiv:2601.05053.
     """
-    return Places(find=partial(_highest, apart=1), values=(SEMANTIC_ENTROPY,))
+    return Places(find=partial(_highest_positions, apart=1), values=(SEMANTIC_ENTROPY,))
 
 
-def _highest(row: Row, *, apart: int) -> Sequence[int]:
+def _highest_positions(row: Row, *, apart: int) -> Sequence[int]:
     if row.value_T is None:
         raise ConfigError("branches at uncertain decisions need their entropies, which this policy does not give")
     chosen: list[int] = []

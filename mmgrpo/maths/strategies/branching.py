@@ -56,12 +56,12 @@ Then = Callable[[int], str]
 """What is put behind the decisions that are taken over up to a place."""
 
 
-def _nothing(position: int) -> str:
+def _empty_text(position: int) -> str:
     return ""
 
 
 def branching(
-    places: Places, *, factor: int, rounds: int, most: int, among: int | None = None, then: Then = _nothing
+    places: Places, *, factor: int, rounds: int, most: int, among: int | None = None, then: Then = _empty_text
 ) -> Planner:
     if factor < 2 or rounds < 1 or most < 1:
         raise ConfigError(

@@ -96,12 +96,12 @@ def stages(*, then: Sequence[Mapping[str, Any]], first: Mapping[str, Any] | None
     Source: proposer and solver: SvS, arXiv:2508.14029; rounds of thinking: MOTIF, arXiv:2507.02851; Delethink,
         arXiv:2510.06557.
     """
-    begun, further = _made(First, first or {}), tuple(_made(Stage, settings) for settings in then)
+    begun, further = _parse_stage(First, first or {}), tuple(_parse_stage(Stage, settings) for settings in then)
     _require_chain(begun, further)
     return Planner(ask=partial(_ask_stage, first=begun, then=further), looks_back=True)
 
 
-def _made(kind: type[Any], values: Mapping[str, Any]) -> Any:
+def _parse_stage(kind: type[Any], values: Mapping[str, Any]) -> Any:
     names = {field.name for field in fields(kind)}
     if wrong := sorted(values.keys() - names):
         raise ConfigError(f"stages: a stage takes {', '.join(sorted(names))}; got {', '.join(wrong)}")
@@ -167,7 +167,7 @@ def _requests(stage: Stage, rounds: Sequence[Round], setting: Setting, followed:
     for request in earlier:
         taken[request.prompt] = max(taken.get(request.prompt, 0), max(request.members) + 1)
     requests, num = [], stage.members or setting.group_size
-    for number, after in enumerate(_shown(stage, parents)):
+    for number, after in enumerate(_prompt_samples(stage, parents)):
         family = after[0][0]
         key = number if stage.group == "own" else family
         group = family if stage.group == "parent" else unused + begun.setdefault(key, len(begun))
@@ -187,7 +187,7 @@ def _requests(stage: Stage, rounds: Sequence[Round], setting: Setting, followed:
     return tuple(requests)
 
 
-def _shown(stage: Stage, parents: Round) -> Iterator[tuple[Identity, ...]]:
+def _prompt_samples(stage: Stage, parents: Round) -> Iterator[tuple[Identity, ...]]:
     """What is shown together, by group and in the order of their members."""
     right_B = parents.valid_B & (parents.reward_B >= stage.right)
     chosen_B = _chosen(stage, parents, right_B)

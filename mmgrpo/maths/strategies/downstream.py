@@ -27,10 +27,10 @@ def following(identities: Sequence[tuple[int, int]], *, compare: Literal["sample
     Returns:
         The planner, which asks once.
     """
-    return Planner(ask=partial(_follow, identities=tuple(identities), compare=compare))
+    return Planner(ask=partial(_downstream_requests, identities=tuple(identities), compare=compare))
 
 
-def _follow(
+def _downstream_requests(
     rounds: Sequence[Round], setting: Setting, *, identities: tuple[tuple[int, int], ...], compare: str
 ) -> Sequence[Request]:
     if rounds:

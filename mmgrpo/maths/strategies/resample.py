@@ -182,10 +182,10 @@ def _ask_with_replay(
         return groups
     read = partial(replayed, setting.memory, num=num, strategy=strategy, least=least, at_least=at_least)
     rows_by_group = [read(setting.key_of(group.prompt)) for group in groups]
-    return (*groups, *(_beside(group, rows) for group, rows in zip(groups, rows_by_group, strict=True) if rows))
+    return (*groups, *(_extended_group(group, rows) for group, rows in zip(groups, rows_by_group, strict=True) if rows))
 
 
-def _beside(group: Request, samples: Sequence[ReplayRow | Answer]) -> Request:
+def _extended_group(group: Request, samples: Sequence[ReplayRow | Answer]) -> Request:
     """Samples to read as further members of a whole group."""
     first = len(group.members)
     return Request(prompt=group.prompt, members=tuple(range(first, first + len(samples))), given=tuple(samples))
@@ -223,12 +223,12 @@ def with_answer(
 
 def _ask_with_answer(rounds: Sequence[Round], setting: Setting, *, answers: Sequence[Answer]) -> Sequence[Request]:
     groups = fixed().ask(rounds, setting)
-    return (*groups, *(_beside(group, answers) for group in groups))
+    return (*groups, *(_extended_group(group, answers) for group in groups))
 
 
 def _answer_failed(first: Round, setting: Setting, *, answers: Sequence[Answer], below: float) -> Sequence[Request]:
     prompts = failed(first, setting, below)
-    return tuple(_beside(group, answers) for prompt in prompts for group in setting.groups(prompt, 1))
+    return tuple(_extended_group(group, answers) for prompt in prompts for group in setting.groups(prompt, 1))
 
 
 @PLANNERS.register
@@ -252,11 +252,13 @@ def in_contexts(
     """
     if not contexts or (sizes and len(sizes) != len(contexts)) or any(size < 1 for size in sizes):
         raise ConfigError(f"in_contexts takes contexts, and a size of 1 or more for each or none, got {sizes}")
-    group_requests = partial(_shown, contexts=contexts, sizes=sizes, behind_prompt=behind_prompt, as_own=as_own)
+    group_requests = partial(
+        _context_requests, contexts=contexts, sizes=sizes, behind_prompt=behind_prompt, as_own=as_own
+    )
     return Planner(ask=lambda rounds, setting: () if rounds else tuple(group_requests(setting)))
 
 
-def _shown(
+def _context_requests(
     setting: Setting, *, contexts: Sequence[str | None], sizes: Sequence[int], behind_prompt: bool, as_own: bool
 ) -> Iterator[Request]:
     sizes = sizes or [setting.group_size // len(contexts)] * len(contexts)

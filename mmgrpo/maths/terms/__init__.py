@@ -102,7 +102,7 @@ class SurrogateTerm:
             loss=self,
             values=(DRIFT,) if self.normalised else (),
             couples=ROW if coupled else DECISION,
-            active=partial(_weighed, coupled=coupled),
+            active=partial(_weighted, coupled=coupled),
         )
 
     def __call__(self, decisions: Decisions) -> Loss:
@@ -121,7 +121,7 @@ class SurrogateTerm:
         ratio_mask_BT = keep_BT if decisions.ratio_mask_BT is None else decisions.ratio_mask_BT & keep_BT
         log_ratio_BT = at_level(self.ratio_level, bounded.log_ratio_BT, ratio_mask_BT, decisions.segment_BT)
         ratio_BT = ratio_of(log_ratio_BT)
-        bounds = _own_bounds(decisions, ratio_BT) if self.name == "surrogate" else {}
+        bounds = _decision_bounds(decisions, ratio_BT) if self.name == "surrogate" else {}
         surrogate = self.surrogate(ratio_BT, logprob_BT, advantage_BT, **bounds)
         surrogate_sum = (weight_BT * surrogate.loss_BT).sum()
         excess_BT = (ratio_BT - 1).detach().where(keep_BT, 0.0).double()
@@ -182,7 +182,7 @@ def weighted(term: Term, weight: float) -> Term:
     if not math.isfinite(weight):
         raise ConfigError(f"the weight of {term.name} must be finite, got {weight}")
     if weight == 0:
-        return Term(name=term.name, loss=partial(_nothing, name=term.name), active=_no_decision)
+        return Term(name=term.name, loss=partial(_zero_loss, name=term.name), active=_no_decision)
 
     def loss(decisions: Decisions) -> Loss:
         result = term.loss(decisions)
@@ -214,7 +214,7 @@ def of_origins(term: Term, origins: Sequence[int]) -> Term:
     )
 
 
-def _nothing(decisions: Decisions, *, name: str) -> Loss:
+def _zero_loss(decisions: Decisions, *, name: str) -> Loss:
     zero = decisions.logprob_BT.new_zeros(())
     return Loss(zero, Diagnostics(loss_sums={name: total(zero)}))
 
@@ -275,7 +275,7 @@ def ratio_of(log_ratio_BT: Tensor) -> Tensor:
     return log_ratio_BT.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
-def _own_bounds(decisions: Decisions, ratio_BT: Tensor) -> dict[str, Tensor]:
+def _decision_bounds(decisions: Decisions, ratio_BT: Tensor) -> dict[str, Tensor]:
     """The bounds that decisions bring along, such that 1 - low and 1 + high are what a number would give."""
     bounds = {}
     if decisions.low_BT is not None:
@@ -285,7 +285,7 @@ def _own_bounds(decisions: Decisions, ratio_BT: Tensor) -> dict[str, Tensor]:
     return bounds
 
 
-def _weighed(decisions: Decisions, *, coupled: bool) -> Tensor:
+def _weighted(decisions: Decisions, *, coupled: bool) -> Tensor:
     """Decisions with a weight and an advantage, to which every surrogate is proportional; and those coupled to them."""
     keep_BT = decisions.mask_BT
     counts_BT = keep_BT & (decisions.advantage_BT != 0) & (decisions.weight_BT != 0)

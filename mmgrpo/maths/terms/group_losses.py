@@ -157,7 +157,7 @@ def group_term(name: str, loss_P: Callable[[Members], Tensor], scored: Score) ->
         rows_B = _rows(decisions)
         members = _members(decisions, rows_B, scored.of(decisions))
         value = loss_P(members).where(members.count_P > 0, 0.0).sum() / decisions.num_groups
-        return Loss(value, _found(name, decisions, value))
+        return Loss(value, _diagnostics(name, decisions, value))
 
     return Term(name=name, loss=loss, values=scored.values, couples=GROUP, active=_active)
 
@@ -194,7 +194,7 @@ def _active(decisions: Decisions) -> Tensor:
     return decisions.mask_BT & _rows(decisions)[:, None]
 
 
-def _found(name: str, decisions: Decisions, value: Tensor) -> Diagnostics:
+def _diagnostics(name: str, decisions: Decisions, value: Tensor) -> Diagnostics:
     keep_BT = decisions.mask_BT
     log_ratio_BT = log_ratio(decisions).detach()
     excess_BT = (ratio_of(log_ratio_BT) - 1).where(keep_BT, 0.0).double()

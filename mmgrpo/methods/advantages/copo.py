@@ -52,8 +52,8 @@ def _between_groups(feedback: Feedback, eps: float) -> Tensor:
     num_P = torch.zeros(int(of_N.max()) + 1, dtype=reward_N.dtype)
     count_P = num_P.index_add(0, of_N, job.valid_N.to(reward_N))
     mean_P = num_P.index_add(0, of_N, reward_N) / count_P.clamp(min=1)
-    judged_P = mean_P[count_P > 0]
-    if len(judged_P) < 2 or not bool((judged_P != judged_P[0]).any()):
+    valid_P = mean_P[count_P > 0]
+    if len(valid_P) < 2 or not bool((valid_P != valid_P[0]).any()):
         return torch.zeros_like(feedback.reward_B)
-    score_P = (mean_P - judged_P.mean()) / (judged_P.std() + eps)
+    score_P = (mean_P - valid_P.mean()) / (valid_P.std() + eps)
     return score_P[of_N][job.mine]

@@ -42,14 +42,14 @@ def risk_advantage(
     valid_PG = checked_rewards(reward_PG, valid_PG)
     if bundle < 1 or not 0 < low < high <= 1:
         raise ConfigError(f"a bundle is of prompts, and 0 < low < high <= 1, got {bundle}, {low} and {high}")
-    own_P1 = spread(centred(reward_PG, valid_PG), valid_PG, dim=(-1,), correction=1)
-    own_P1 = own_P1.where(own_P1 > 1e-3, 1.0) + eps
+    std_P1 = spread(centred(reward_PG, valid_PG), valid_PG, dim=(-1,), correction=1)
+    std_P1 = std_P1.where(std_P1 > 1e-3, 1.0) + eps
     sheets = [
         _of_sheets(score_G, whole_G, low=low, high=high, tail=tail, eps=eps).expand_as(reward_SG)
         for reward_SG, valid_SG in zip(reward_PG.split(bundle), valid_PG.split(bundle), strict=True)
         for score_G, whole_G in [(reward_SG.where(valid_SG, 0.0).sum(0), valid_SG.all(0))]
     ]
-    return (torch.cat(sheets) / own_P1).where(valid_PG, 0.0)
+    return (torch.cat(sheets) / std_P1).where(valid_PG, 0.0)
 
 
 def _of_sheets(score_G: Tensor, whole_G: Tensor, *, low: float, high: float, tail: float, eps: float) -> Tensor:

@@ -53,15 +53,15 @@ def _over_budgets(
     reward_B = feedback.reward_B.where(feedback.valid_B, 0.0)
     score_of = {root: [float(reward_B[rows].mean()) for rows in of_S] for root, of_S in exits.items()}
     part_T = torch.bucketize(torch.arange(advantage_BT.shape[1]), torch.tensor(at), right=True)
-    found_BT = torch.zeros_like(advantage_BT)
+    credit_BT = torch.zeros_like(advantage_BT)
     for root, of_S in exits.items():
         peers = [score_of[other] for other in exits if feedback.group_B[other] == feedback.group_B[root]]
         for rows, score in zip(of_S, score_of[root], strict=True):
-            found_BT[rows] = (reward_B[rows] - score)[:, None].to(found_BT)
-        thought_S = torch.tensor(budget_advantages(score_of[root], peers, weight_S)).to(found_BT)
+            credit_BT[rows] = (reward_B[rows] - score)[:, None].to(credit_BT)
+        thought_S = torch.tensor(budget_advantages(score_of[root], peers, weight_S)).to(credit_BT)
         end = min((int(taken_B[row]) for row in of_S[-1] if row != root), default=len(part_T))
-        found_BT[root, :end] = thought_S[part_T[:end]]
-    return found_BT.where(feedback.mask_BT, 0.0)
+        credit_BT[root, :end] = thought_S[part_T[:end]]
+    return credit_BT.where(feedback.mask_BT, 0.0)
 
 
 def budget_advantages(

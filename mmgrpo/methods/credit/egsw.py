@@ -37,7 +37,7 @@ def entropy_weights(*, alpha: float, temperature: float) -> Estimator:
 
 def _entropy_weights(feedback: Feedback, advantage_BT: Tensor, *, alpha: float, temperature: float) -> Tensor:
     groups, logit_BT = feedback.groups, (advantage_BT + alpha * feedback[ENTROPY]) / temperature
-    there_TPG = groups.valid((feedback.mask_BT & feedback.valid_B[:, None]).T)
-    logit_TPG = groups.matrix(logit_BT.T).where(there_TPG, -torch.inf)
-    weight_TPG = logit_TPG.softmax(-1).where(there_TPG, 0.0) * there_TPG.sum(-1, keepdim=True)
+    valid_TPG = groups.valid((feedback.mask_BT & feedback.valid_B[:, None]).T)
+    logit_TPG = groups.matrix(logit_BT.T).where(valid_TPG, -torch.inf)
+    weight_TPG = logit_TPG.softmax(-1).where(valid_TPG, 0.0) * valid_TPG.sum(-1, keepdim=True)
     return advantage_BT * groups.rows(weight_TPG).T.to(advantage_BT)

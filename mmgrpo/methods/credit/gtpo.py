@@ -66,10 +66,10 @@ def conflicts(token_GT: Tensor, mask_GT: Tensor, sign_G: Tensor, *, from_end: bo
     order_GT = (mask_GT.flip(1) if from_end else mask_GT).int().argsort(dim=1, descending=True, stable=True)
     if from_end:
         order_GT = mask_GT.shape[1] - 1 - order_GT
-    packed_GT, there_GT = token_GT.gather(1, order_GT), mask_GT.gather(1, order_GT)
+    packed_GT, present_GT = token_GT.gather(1, order_GT), mask_GT.gather(1, order_GT)
     conflict_GT = torch.zeros_like(mask_GT)
     for member in range(len(packed_GT)):
-        same_GT = (packed_GT == packed_GT[member]) & there_GT & there_GT[member]
+        same_GT = (packed_GT == packed_GT[member]) & present_GT & present_GT[member]
         better_T, worse_T = same_GT[sign_G > 0].any(0), same_GT[sign_G < 0].any(0)
         conflict_GT[member] = (better_T & worse_T).int().cumprod(0).bool() & (sign_G[member] != 0)
     return torch.zeros_like(mask_GT).scatter(1, order_GT, conflict_GT)

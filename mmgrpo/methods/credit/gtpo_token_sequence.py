@@ -36,10 +36,10 @@ def _entropy_rewards(
     feedback: Feedback, advantage_BT: Tensor, *, base: float, share: float, right: float, eps: float
 ) -> Tensor:
     groups, entropy_BT = feedback.groups, feedback[ENTROPY].double()
-    there_BT = feedback.mask_BT & feedback.valid_B[:, None]
-    right_BT = there_BT & (feedback.reward_B > right)[:, None]
+    present_BT = feedback.mask_BT & feedback.valid_B[:, None]
+    right_BT = present_BT & (feedback.reward_B > right)[:, None]
     found_BT = torch.zeros_like(entropy_BT)
-    for sign, worth_BT, of_BT in ((1, entropy_BT, right_BT), (-1, 1 / (entropy_BT + eps), there_BT & ~right_BT)):
+    for sign, worth_BT, of_BT in ((1, entropy_BT, right_BT), (-1, 1 / (entropy_BT + eps), present_BT & ~right_BT)):
         worth_TPG, of_TPG = groups.matrix(worth_BT.T), groups.valid(of_BT.T)
         worth_TPG = worth_TPG.where(of_TPG, 0.0)
         part_TPG = of_TPG.sum(-1, keepdim=True) * worth_TPG / (worth_TPG.sum(-1, keepdim=True) + eps)

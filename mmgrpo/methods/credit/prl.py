@@ -37,11 +37,11 @@ def kl_to_go(*, view: str = REFERENCE, weight: float, every: int = 1) -> Estimat
 
 
 def _divergence(feedback: Feedback, advantage_BT: Tensor, *, view: str, weight: float, every: int) -> Tensor:
-    seen_BT, mask_BT = feedback.seen(view), feedback.mask_BT
-    apart_BT = (feedback.old_logprob_BT - feedback[of_view(view)]).where(seen_BT, 0.0)
+    view_BT, mask_BT = feedback.seen(view), feedback.mask_BT
+    apart_BT = (feedback.old_logprob_BT - feedback[of_view(view)]).where(view_BT, 0.0)
     to_come_BT = apart_BT.flip(1).cumsum(1).flip(1)
     number_BT, last = mask_BT.cumsum(1), mask_BT.shape[1] - 1
     ends_BT = mask_BT & ((number_BT % every == 0) | (number_BT == feedback.length_B[:, None]))
     place_BT = torch.arange(last + 1, device=mask_BT.device).where(ends_BT, last)
     end_BT = place_BT.flip(1).cummin(1).values.flip(1)
-    return advantage_BT - weight * to_come_BT.gather(1, end_BT).where(seen_BT, 0.0).to(advantage_BT)
+    return advantage_BT - weight * to_come_BT.gather(1, end_BT).where(view_BT, 0.0).to(advantage_BT)

@@ -70,10 +70,10 @@ def branch_one_by_one(*, from_root: float = 0.5) -> Planner:
     """
     if not 0 <= from_root <= 1:
         raise ConfigError(f"branch_one_by_one begins at the prompt with a probability, got from_root={from_root}")
-    return Planner(ask=partial(_ask_one, from_root=from_root), looks_back=True, places=meanings_part())
+    return Planner(ask=partial(_ask_one_row, from_root=from_root), looks_back=True, places=meanings_part())
 
 
-def _ask_one(rounds: Sequence[Round], setting: Setting, *, from_root: float) -> Sequence[Request]:
+def _ask_one_row(rounds: Sequence[Round], setting: Setting, *, from_root: float) -> Sequence[Request]:
     member = len(rounds)
     if member == setting.group_size:
         return ()
@@ -81,12 +81,12 @@ def _ask_one(rounds: Sequence[Round], setting: Setting, *, from_root: float) -> 
     for prompt in range(setting.num_prompts):
         parts = Random(derive_seed(setting.seed, prompt, member)).random() >= from_root
         requests.append(
-            Request(prompt=prompt, members=(member,), continues=_highest(rounds, prompt) if parts else None)
+            Request(prompt=prompt, members=(member,), continues=_highest_branch(rounds, prompt) if parts else None)
         )
     return requests
 
 
-def _highest(rounds: Sequence[Round], prompt: int) -> Branch | None:
+def _highest_branch(rounds: Sequence[Round], prompt: int) -> Branch | None:
     """The first of the highest places in the rows of a prompt; None where they have none."""
     branches = [
         (height, Branch(member, places[0]))

@@ -35,8 +35,8 @@ def _divergent(feedback: Feedback, advantage_BT: Tensor, *, most: float, eps: fl
     factor_BT = torch.ones_like(advantage_BT)
     for rows in members(feedback):
         divergence_GT, keep_GT = feedback[PEERS][rows].to(advantage_BT), feedback.mask_BT[rows]
-        there_N = divergence_GT[keep_GT]
-        if len(there_N):
-            share_GT = (divergence_GT - there_N.min()) / (there_N.max() - there_N.min() + eps)
+        present_N = divergence_GT[keep_GT]
+        if len(present_N):
+            share_GT = (divergence_GT - present_N.min()) / (present_N.max() - present_N.min() + eps)
             factor_BT[rows] = (1 + (most - 1) * share_GT).where(keep_GT, 1.0)
     return advantage_BT * factor_BT

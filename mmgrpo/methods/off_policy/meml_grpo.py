@@ -25,7 +25,7 @@ def systems(*, texts: Sequence[str]) -> Context:
     """
     if not texts:
         raise ConfigError("systems needs at least one text")
-    return lambda prompt, member, history=NOTHING: _told(prompt, texts[member % len(texts)])
+    return lambda prompt, member, history=NOTHING: _with_system_text(prompt, texts[member % len(texts)])
 
 
 @CONTEXTS.register
@@ -64,10 +64,10 @@ def _weakest(
     best = list(parts.values())[rates.index(max(rates))]
     if min(rates) == max(rates) or not best.get(member):
         return None
-    return _told(prompt, texts[rates.index(min(rates))])
+    return _with_system_text(prompt, texts[rates.index(min(rates))])
 
 
-def _told(prompt: Prompt, text: str) -> Prompt:
+def _with_system_text(prompt: Prompt, text: str) -> Prompt:
     messages = prompt.messages or [{"role": "user", "content": prompt.text}]
     turns = [turn for turn in messages if turn.get("role") != "system"]
     return replace(prompt, messages=[{"role": "system", "content": text}, *turns])

@@ -29,17 +29,17 @@ def label_smoothing(*, eps: float = 1e-4) -> Estimator:
     Units: any reward scale -> dimensionless; eps in the reward's units.
     Source: ViSurf, arXiv:2510.10606, its smoothing of the label's reward. Deviation: eps in the denominator.
     """
-    return Estimator(assign=partial(_answer_while_needed, eps=eps))
+    return Estimator(assign=partial(_label_smoothing, eps=eps))
 
 
-def _answer_while_needed(feedback: Feedback, advantage_BT: Tensor, *, eps: float) -> Tensor:
+def _label_smoothing(feedback: Feedback, advantage_BT: Tensor, *, eps: float) -> Tensor:
     origin_B = torch.zeros_like(feedback.group_B) if feedback.origin_B is None else feedback.origin_B
     groups = feedback.groups
     reward_PG, valid_PG = groups.matrix(feedback.reward_B), groups.valid(feedback.valid_B)
-    drawn_PG = groups.valid(is_sampled_B(feedback))
-    count_P1 = drawn_PG.sum(1, keepdim=True)
-    mean_P1 = reward_PG.where(drawn_PG, 0.0).sum(1, keepdim=True) / count_P1.clamp(min=1)
-    highest_P1 = reward_PG.where(drawn_PG, -torch.inf).amax(1, keepdim=True)
+    sampled_PG = groups.valid(is_sampled_B(feedback))
+    count_P1 = sampled_PG.sum(1, keepdim=True)
+    mean_P1 = reward_PG.where(sampled_PG, 0.0).sum(1, keepdim=True) / count_P1.clamp(min=1)
+    highest_P1 = reward_PG.where(sampled_PG, -torch.inf).amax(1, keepdim=True)
     smoothed_PG = mean_P1.where(valid_PG & groups.matrix(origin_B == GIVEN) & (highest_P1 >= reward_PG), reward_PG)
     advantage_B = groups.rows(group_advantage(smoothed_PG, valid_PG, eps=eps))
     return advantage_B[:, None].to(advantage_BT).expand_as(advantage_BT)

@@ -75,5 +75,5 @@ def _consistent(
 
 def _balanced(num_good: int, num_bad: int, count: int) -> tuple[int, int]:
     """How many of each kind make up the count, as evenly as there are; an odd one is good."""
-    kept_good = min(num_good, max(count - count // 2, count - num_bad))
-    return kept_good, min(num_bad, count - kept_good)
+    keep_good = min(num_good, max(count - count // 2, count - num_bad))
+    return keep_good, min(num_bad, count - keep_good)

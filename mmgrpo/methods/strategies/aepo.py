@@ -31,10 +31,10 @@ def fixed_off_policy_advantage(*, value: float = 1.0) -> Estimator:
     Units: those of the advantage.
     Source: AEPO, arXiv:2510.08141, and its code (597358816/AEPO, ``ray_trainer.py``): REINFORCE on positive samples.
     """
-    return Estimator(assign=partial(_read_count_as, value=value))
+    return Estimator(assign=partial(_fixed_off_policy_advantage, value=value))
 
 
-def _read_count_as(feedback: Feedback, advantage_BT: Tensor, *, value: float) -> Tensor:
+def _fixed_off_policy_advantage(feedback: Feedback, advantage_BT: Tensor, *, value: float) -> Tensor:
     if feedback.origin_B is None:
         return advantage_BT
     read_B = (feedback.origin_B != DRAWN) & feedback.valid_B
@@ -61,12 +61,14 @@ def with_tempered(
             f"with_tempered needs a share above 0 up to 1, most >= 1 and a temperature above 0, got {share}, {most}, "
             f"{temperature}"
         )
-    again = partial(_again, share=share, settings={"temperature": temperature})
-    select_rows = partial(_in_places, most=most, halved=temperature < 1, better=better, eps=eps)
+    again = partial(_tempered_requests, share=share, settings={"temperature": temperature})
+    select_rows = partial(_select_rows, most=most, halved=temperature < 1, better=better, eps=eps)
     return Planner(ask=partial(ask_then, further=again), kept=select_rows, looks_back=True)
 
 
-def _again(first: Round, setting: Setting, *, share: float, settings: dict[str, float]) -> Sequence[Request]:
+def _tempered_requests(
+    first: Round, setting: Setting, *, share: float, settings: dict[str, float]
+) -> Sequence[Request]:
     members = tuple(range(setting.group_size, 2 * setting.group_size))
     return tuple(
         Request(prompt=prompt, members=members, settings=settings, behind_prompt=True, as_own=True)
@@ -74,7 +76,7 @@ def _again(first: Round, setting: Setting, *, share: float, settings: dict[str, 
     )
 
 
-def _in_places(
+def _select_rows(
     rounds: Sequence[Round], setting: Setting, *, most: int, halved: bool, better: float, eps: float
 ) -> Sequence[Tensor]:
     first, *further = rounds

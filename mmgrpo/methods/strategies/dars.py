@@ -28,11 +28,13 @@ def more_where_hard(*, most: int, weight: str = "equal", standardised: bool = Fa
     """
     if weight not in ("equal", "hardness") or most < 2:
         raise ConfigError(f"more_where_hard needs weight: equal or hardness, and most >= 2, got {weight!r}, {most}")
-    further = partial(_more, most=most, hardness=weight == "hardness", standardised=standardised)
+    further = partial(_further_requests, most=most, hardness=weight == "hardness", standardised=standardised)
     return Planner(ask=partial(ask_then, further=further), looks_back=True)
 
 
-def _more(first: Round, setting: Setting, *, most: int, hardness: bool, standardised: bool) -> Sequence[Request]:
+def _further_requests(
+    first: Round, setting: Setting, *, most: int, hardness: bool, standardised: bool
+) -> Sequence[Request]:
     size, rewards = setting.group_size, first.rewards()
     rates = {prompt: sum(of.values()) / len(of) for prompt, of in sorted(rewards.items())}
     more = {prompt: further_members(rate, size, most, hardness, standardised) for prompt, rate in rates.items()}

@@ -79,12 +79,12 @@ def begun_by(after_B: Tensor) -> Tensor:
 
 def _from_ends(advantage_BT: Tensor, after_B: Tensor) -> Tensor:
     """Advantages handed back from the last rows of chains; a row stands behind the one that it was drawn after."""
-    found_BT = advantage_BT.clone()
+    credit_BT = advantage_BT.clone()
     for row in reversed(range(len(after_B))):
         later = (after_B == row).nonzero().flatten()
         if len(later):
-            found_BT[row] = found_BT[later, :1].mean()
-    return found_BT
+            credit_BT[row] = credit_BT[later, :1].mean()
+    return credit_BT
 
 
 @AGGREGATES.register

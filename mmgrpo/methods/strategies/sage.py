@@ -27,10 +27,10 @@ def found_in_answer(*, pattern: str, text: str) -> Context:
     compiled = compile_pattern("pattern", pattern)
     if compiled.groups < 1:
         raise ConfigError(f"the pattern says in brackets what is to be shown, got {pattern!r:.80}")
-    return partial(_with_found, pattern=compiled, text=text)
+    return partial(_with_match, pattern=compiled, text=text)
 
 
-def _with_found(
+def _with_match(
     prompt: Prompt, member: int, history: History = NOTHING, *, pattern: re.Pattern[str], text: str
 ) -> Prompt:
     del member

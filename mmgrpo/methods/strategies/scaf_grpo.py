@@ -33,7 +33,7 @@ def scaffold(*, contexts: Sequence[str], below: float = 1.0, start: int = 0, beh
     """
     if not contexts or start < 0:
         raise ConfigError("scaffold needs the contexts that tell ever more, one at least, and start >= 0")
-    attempt = partial(_hinted, contexts=tuple(contexts), below=below, start=start, behind_prompt=behind_prompt)
+    attempt = partial(_hinted_requests, contexts=tuple(contexts), below=below, start=start, behind_prompt=behind_prompt)
     return Planner(
         ask=partial(ask_then, further=attempt),
         kept=partial(_with_least_hinted, below=below),
@@ -42,7 +42,7 @@ def scaffold(*, contexts: Sequence[str], below: float = 1.0, start: int = 0, beh
     )
 
 
-def _hinted(
+def _hinted_requests(
     first: Round, setting: Setting, *, contexts: Sequence[str], below: float, start: int, behind_prompt: bool
 ) -> Sequence[Request]:
     if setting.step < start:

@@ -41,12 +41,12 @@ def self_judged(
         if feedback.step < start:
             return advantage_BT
         end_BT = feedback[value].double()
-        said_B = (scale * (end_BT.sum(1) - anchor)).clamp(0, 1).where((end_BT != 0).any(1), 0.0)
+        score_B = (scale * (end_BT.sum(1) - anchor)).clamp(0, 1).where((end_BT != 0).any(1), 0.0)
         mixed_BT = advantage_BT.clone()
         for rows in members(feedback):
-            std = said_B[rows].std() if len(rows) > 1 else said_B.new_zeros(())
+            std = score_B[rows].std() if len(rows) > 1 else score_B.new_zeros(())
             if std > least:
-                own_G1 = ((said_B[rows] - said_B[rows].mean()) / std)[:, None].to(advantage_BT)
+                own_G1 = ((score_B[rows] - score_B[rows].mean()) / std)[:, None].to(advantage_BT)
                 mixed_BT[rows] = ((1 - share) * advantage_BT[rows] + share * own_G1).where(feedback.mask_BT[rows], 0.0)
         return mixed_BT
 
@@ -72,22 +72,22 @@ def self_reward(*, token: int, scale: float = 0.1, anchor: float = -23.0, right:
         groups, keep_BT = grouped(decisions.group_BT[:, 0]), decisions.mask_BT
         ended_BT = keep_BT & (decisions[value].detach() != 0)
         reward_B = decisions.reward_BT[:, 0]
-        said_B = scale * (decisions[value].where(ended_BT, 0.0).sum(1) - anchor)
-        there_PG, right_PG = groups.valid(ended_BT.any(1)), groups.matrix((reward_B >= right).float()) > 0
-        weight_PG = _balanced(there_PG, right_PG)
-        error_PG = groups.matrix(said_B - reward_B).where(there_PG, 0.0)
+        score_B = scale * (decisions[value].where(ended_BT, 0.0).sum(1) - anchor)
+        ended_PG, right_PG = groups.valid(ended_BT.any(1)), groups.matrix((reward_B >= right).float()) > 0
+        weight_PG = _balanced(ended_PG, right_PG)
+        error_PG = groups.matrix(score_B - reward_B).where(ended_PG, 0.0)
         members_P = groups.valid(keep_BT.any(1)).sum(1)
         value_P = (weight_PG * error_PG.square()).sum(1) / members_P.clamp(min=1)
         mean = value_P.sum() / decisions.num_groups
-        value_sum = ValueSum(total(there_PG), total(said_B.where(ended_BT.any(1), 0.0)))
+        value_sum = ValueSum(total(ended_PG), total(score_B.where(ended_BT.any(1), 0.0)))
         return Loss(mean, Diagnostics(loss_sums={"self_reward": total(mean)}, value_sums={"self_reward": value_sum}))
 
     return Term(name="self_reward", loss=loss, values=(value,), couples=GROUP)
 
 
-def _balanced(there_PG: Tensor, right_PG: Tensor) -> Tensor:
+def _balanced(ended_PG: Tensor, right_PG: Tensor) -> Tensor:
     """n / (2 n_c) of those that are there, 0 of others, so that right and wrong ones weigh alike together."""
-    count_P1 = there_PG.sum(1, keepdim=True)
-    right_P1 = (there_PG & right_PG).sum(1, keepdim=True)
+    count_P1 = ended_PG.sum(1, keepdim=True)
+    right_P1 = (ended_PG & right_PG).sum(1, keepdim=True)
     same_PG = torch.where(right_PG, right_P1, count_P1 - right_P1).clamp(min=1)
-    return (count_P1 / (2 * same_PG)).where(there_PG, 0.0)
+    return (count_P1 / (2 * same_PG)).where(ended_PG, 0.0)

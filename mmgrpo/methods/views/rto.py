@@ -40,12 +40,12 @@ def returns_in_view(
 def _returns(
     feedback: Feedback, advantage_BT: Tensor, *, view: str, base: str | None, weight: float, limit: float | None
 ) -> Tensor:
-    seen_BT = feedback.seen(view) if base is None else feedback.seen(view) & feedback.seen(base)
+    view_BT = feedback.seen(view) if base is None else feedback.seen(view) & feedback.seen(base)
     base_BT = feedback.old_logprob_BT if base is None else feedback[of_view(base)]
-    worth_BT = (weight * (feedback[of_view(view)] - base_BT)).where(seen_BT, 0.0)
+    worth_BT = (weight * (feedback[of_view(view)] - base_BT)).where(view_BT, 0.0)
     worth_BT = worth_BT if limit is None else worth_BT.clamp(-limit, limit)
     to_come_BT = worth_BT.flip(1).cumsum(1).flip(1)
-    groups, valid_B = feedback.groups, feedback.valid_B & seen_BT.any(1)
+    groups, valid_B = feedback.groups, feedback.valid_B & view_BT.any(1)
     valid_PG = groups.valid(valid_B)
     to_come_TPG = groups.matrix(to_come_BT.T).where(valid_PG, 0.0)
     mean_TP1 = to_come_TPG.sum(-1, keepdim=True) / valid_PG.sum(-1, keepdim=True).clamp(min=1)
