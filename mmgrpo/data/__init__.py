@@ -1,1 +1,1 @@
-"""Prompts: read from what people have, row by row, with their turns, images and videos."""
+"""Prompts: loading of rows with their chat messages and media, prompt samplers, and contexts."""

@@ -55,8 +55,8 @@ def load_image(image: object) -> Image.Image:
         if isinstance(source, Image.Image):
             require_decoder(source)
             return in_rgb(apply_orientation(source))
-        with open_image_file(BytesIO(source) if isinstance(source, bytes) else source) as picture:
-            return in_rgb(apply_orientation(picture))
+        with open_image_file(BytesIO(source) if isinstance(source, bytes) else source) as opened:
+            return in_rgb(apply_orientation(opened))
     except UNREADABLE as error:
         raise DataError(unreadable_message(image, error)) from error
 

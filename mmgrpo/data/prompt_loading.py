@@ -73,16 +73,16 @@ def load_prompts(
     a live ``datasets.Dataset``               itself, in whatever format; an ``IterableDataset`` needs ``limit``
     ========================================  =========================================================================
 
-    A row may have the form that TRL, verl, EasyR1 or ms-swift ask for; see ``docs/data.md``. ``text_column`` (or, in
-    rows without it, ``messages`` or ``problem``) is a text or a list of chat messages, ``negative_prompt`` the negative
-    prompt, ``image``/``images``/``video``/``videos``/``audio``/``audios`` what the model is shown (paths count from the
-    file's folder and stay paths; ``video`` may be a list of frames), and every other column is for the rewards. Images
-    and sounds stored in a dataset are decoded each time they are asked for, so they cost no memory.
+    Rows may have the layout of TRL, verl, EasyR1 or ms-swift; see ``docs/data.md``. ``text_column`` (or, in rows
+    without it, ``messages`` or ``problem``) is a text or a list of chat messages, ``negative_prompt`` the negative
+    prompt, and ``image``/``images``/``video``/``videos``/``audio``/``audios`` are the media of the prompt (paths are
+    relative to the file's folder and remain paths; ``video`` may be a list of frames). Every other column is passed
+    to the rewards. Images and audio stored in a dataset are decoded on each access and use no memory in between.
 
     Args:
-        source: where the prompts are.
-        split: the split of a folder or dataset; needed where there are several.
-        text_column: the column that holds the prompt.
+        source: a source of the table.
+        split: split of a folder or dataset; required if there are several.
+        text_column: column of the prompt.
         limit: maximal number of prompts.
         allow_fetch: whether images, and media in columns for the rewards, may be on the network; videos of the prompt
             may not.

@@ -139,7 +139,7 @@ def drop_solved(*, times: int = 1, right: float = 0.98) -> PromptSampler:
 def mixed(*, share: float, first: PromptSampler, second: PromptSampler) -> PromptSampler:
     """A share of each step by one sampler, the rest by another.
 
-    ``share`` of a step's prompts by ``first``, the rest by ``second``, no prompt twice while it offers others.
+    ``first`` chooses ``share`` of a step's prompts, ``second`` the rest, without repetition while it has other prompts.
 
     Source: MMR1, arXiv:2509.21268: part by variance, the rest uniform.
     """
@@ -148,10 +148,10 @@ def mixed(*, share: float, first: PromptSampler, second: PromptSampler) -> Promp
 
     def draw(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
         num_first = int(share * num + 0.5)
-        chosen = first.draw(memory, step, pool, num_first, seed) if num_first else []
+        first_indices = first.draw(memory, step, pool, num_first, seed) if num_first else []
         others = second.draw(memory, step, pool, num, seed)
-        ordered = sorted(others, key=lambda index: index in chosen)
-        return [*chosen, *ordered[: num - num_first]]
+        ordered = sorted(others, key=lambda index: index in first_indices)
+        return [*first_indices, *ordered[: num - num_first]]
 
     learners = [sampler.learn for sampler in (first, second) if sampler.learn is not None]
     return PromptSampler(draw, (*first.columns, *second.columns), partial(_learn_all, learners) if learners else None)
@@ -172,14 +172,14 @@ def _next_of_permutation(memory: Memory, step: int, pool: Pool, num: int, seed: 
 
 
 def longest_waiting(
-    memory: Memory, step: int, pool: Pool, num: int, seed: int, wanted_N: Tensor, *, others: bool = True
+    memory: Memory, step: int, pool: Pool, num: int, seed: int, first_N: Tensor, *, others: bool = True
 ) -> list[int]:
-    """Returns the wanted prompts, least recently sampled first, ties in the epoch's order; then the others."""
+    """Returns the prompts of ``first_N``, least recently sampled first, ties in the epoch's order; then the others."""
     N = len(pool.keys)
     order = permutation(derive_seed(seed, step // -(-N // num)), N)
-    last_N, wanted = memory.read("last_step", pool.keys).tolist(), wanted_N.tolist()
-    ranked = sorted(order, key=lambda index: (not wanted[index], last_N[index]))
-    ranked = ranked if others else ranked[: sum(wanted)]
+    last_N, is_first = memory.read("last_step", pool.keys).tolist(), first_N.tolist()
+    ranked = sorted(order, key=lambda index: (not is_first[index], last_N[index]))
+    ranked = ranked if others else ranked[: sum(is_first)]
     return [ranked[i % len(ranked)] for i in range(num)]
 
 

@@ -15,8 +15,8 @@ WIDTH, WAVE, SPECTRUM = 256, 40, 120  # pixels
 WINDOW_S = 0.04
 LOWEST_HZ = 40.0
 RANGE_DB = 80.0
-COLOURS = ((0, 0, 4), (87, 16, 110), (188, 55, 84), (249, 142, 9), (252, 255, 164))  # dark to bright, evenly spaced
-INK, PAPER = (np.array(colour, dtype=np.uint8) for colour in ((40, 80, 140), (255, 255, 255)))
+COLORS = ((0, 0, 4), (87, 16, 110), (188, 55, 84), (249, 142, 9), (252, 255, 164))  # dark to bright, evenly spaced
+INK, PAPER = (np.array(color, dtype=np.uint8) for color in ((40, 80, 140), (255, 255, 255)))
 
 
 def spectrogram(audio: Audio) -> Image.Image:
@@ -55,6 +55,6 @@ def _spectrum_pixels(values_N: torch.Tensor, rate: int) -> np.ndarray:
     next_Y = np.minimum(floor_Y + 1, len(power_KF) - 1)
     power_YX = ((1 - share_Y) * power_KF[floor_Y] + share_Y * power_KF[next_Y])[:, column_X]
     level_YX = (10 * np.log10(power_YX + 1e-12) / RANGE_DB + 1).clip(0, 1)
-    anchors = np.linspace(0, 1, len(COLOURS))
-    channels = [np.interp(level_YX, anchors, channel) for channel in np.array(COLOURS).T]
+    anchors = np.linspace(0, 1, len(COLORS))
+    channels = [np.interp(level_YX, anchors, channel) for channel in np.array(COLORS).T]
     return np.stack(channels, axis=-1).round().astype(np.uint8)

@@ -225,15 +225,15 @@ class PromptStream:
         return self._faults[index] is None
 
     def _sampled_indices(self, step: int, memory: Memory) -> list[int]:
-        chosen: list[int] = []
+        sampled: list[int] = []
         for source, num, start in zip(self._sources, self._shares(step), self._starts_at(step), strict=True):
             indices = self._sample(source, step, memory, num, start) if num else []
-            chosen += [source.indices[index] for index in indices]
-        return chosen
+            sampled += [source.indices[index] for index in indices]
+        return sampled
 
     def _extra_indices(self, step: int, memory: Memory, sampled: Sequence[int]) -> list[int]:
         """Returns the indices of all other prompts in the sampler's order, the sources interleaved by weight."""
-        taken = set(sampled)
+        sampled_set = set(sampled)
         ranked: list[tuple[float, int]] = []
         for source, weight in zip(self._sources, self._weights, strict=True):
             N = len(source.indices)
@@ -242,7 +242,7 @@ class PromptStream:
             else:
                 order = list(permutation(derive_seed(source.seed, FURTHER, step), N))
             indices = [source.indices[index] for index in dict.fromkeys(order)]
-            others = [index for index in indices if index not in taken] or indices
+            others = [index for index in indices if index not in sampled_set] or indices
             ranked += [((rank + 0.5) / weight, index) for rank, index in enumerate(others)]
         return [index for _, index in sorted(ranked, key=lambda pair: pair[0])]
 
@@ -265,8 +265,8 @@ class PromptStream:
         if self._is_steady:
             return [step * num for num in self._shares(step)]
         for earlier in range(len(self._starts) - 1, step):
-            taken = zip(self._starts[-1], self._shares(earlier), strict=True)
-            self._starts.append([before + num for before, num in taken])
+            starts_shares = zip(self._starts[-1], self._shares(earlier), strict=True)
+            self._starts.append([start + num for start, num in starts_shares])
         return self._starts[step]
 
 
@@ -274,9 +274,9 @@ def _source(prompts: Sequence[Prompt], label: str | None, seed: int) -> _Source:
     indices = tuple(index for index, prompt in enumerate(prompts) if label is None or prompt.source == label)
     if not indices:
         raise DataError(f"there are no prompts of the source '{label}'")
-    chosen = [prompts[index] for index in indices]
-    keys = prompt_keys(chosen)
-    return _Source(indices, Pool(keys if label is None else _add_label(keys, label), chosen), seed)
+    source_prompts = [prompts[index] for index in indices]
+    keys = prompt_keys(source_prompts)
+    return _Source(indices, Pool(keys if label is None else _add_label(keys, label), source_prompts), seed)
 
 
 def _add_label(keys: Iterable[str], label: str) -> tuple[str, ...]:

@@ -62,9 +62,9 @@ class VideoFile:
         Raises: DataError for a frame that cannot be decoded.
         """
         latest = [max(0, bisect_right(self.times_F, time + self.slack_s + TICK_S) - 1) for time in times]
-        wanted = [self.times_F[index] for index in latest]
+        frame_times = [self.times_F[index] for index in latest]
         with _open_stream(self.source) as (container, stream):
-            yield from _frames_at(container, stream, wanted)
+            yield from _frames_at(container, stream, frame_times)
 
     def frames(self) -> list[Image.Image]:
         """Every frame. Raises DataError for more than ``MAX_PIXELS`` pixels together."""

@@ -1,1 +1,1 @@
-"""The machine, the console, files, the network and the packages: what the engine stands on and no formula needs."""
+"""Infrastructure of the engine: the machine, the console, files, the network and packages."""
