@@ -17,61 +17,61 @@ CHAINS = (
     "update.hooks",
     "auxiliary",
 )
-"""Keys whose functions work one after another, so that those of two methods are joined."""
+"""Keys with lists of functions that run in sequence; the lists of two methods are concatenated."""
 
 SCALE_NUMBERS = ("eps", "correction")
-"""Numbers that may be written beside ``advantage.scale``, and are of the method's own."""
+"""Settings of ``advantage.scale`` that are written next to it; another scale drops them."""
 
-PLANNER = "rollout.strategy"
+STRATEGY = "rollout.strategy"
 
-DRAWING = ("off_policy", "strategies", "sampling")
-"""Kinds of methods that are about their strategy, where they have one."""
+STRATEGY_KINDS = ("off_policy", "strategies", "sampling")
+"""Kinds of methods that depend on their strategy, where they have one."""
 
 Values = Mapping[str, Any]
-Lay = Callable[[Values, Values], dict[str, Any]]
+Merge = Callable[[Values, Values], dict[str, Any]]
 
 
-def composed(layers: Sequence[Values], lay: Lay) -> dict[str, Any]:
-    """Files laid over each other, in order; of methods among them the functions that work one after another are joined.
+def composed(layers: Sequence[Values], merge: Merge) -> dict[str, Any]:
+    """Files merged in order, later ones on top; the function lists of several methods are concatenated.
 
     A run or a model, a file without a method that names a policy or a source of prompts, is merged before the methods
-    beside it, wherever it is in the list: what a method sets is in force in either order.
+    of the list, whatever its position: the values of a method apply in either order.
 
     Args:
         layers: the files' values.
-        lay: puts one over another.
+        merge: merges the second mapping on top of the first.
 
     Returns:
-        The values. The uppermost method holds the sections of those it lies over, and each what others replaced of it.
+        The values. The section of the last method contains those of the lower methods, each with its replaced values.
 
     Raises:
-        ConfigError: methods are for different policies, or one would have no effect, as those above it say all that it
-            says or draw something else; or a file drops functions of a method before it.
+        ConfigError: methods are for different policies; one would have no effect, as those above it set all that it
+            sets or use another strategy; or a file drops functions of a method before it.
     """
     layers = _runs_first(layers)
-    merged = _laid(layers, lay)
+    merged = _merged(layers, merge)
     methods = [number for number, values in enumerate(layers) if _name(values)]
     if not methods or len(layers) < 2:
         return merged
     if len({_name(layers[number]) for number in methods}) < 2:
         return _with_sections(merged, [], layers[methods[-1]])
     uppermost, lower = layers[methods[-1]], methods[:-1]
-    _require_one_policy([layers[number]["method"] for number in methods])
+    _require_same_policy_kind([layers[number]["method"] for number in methods])
     for number in lower:
-        others = _laid([*layers[:number], *layers[number + 1 :]], lay)
+        others = _merged([*layers[:number], *layers[number + 1 :]], merge)
         if not _adds_rewards(layers[number]) and _without_names(others) == _without_names(merged):
             raise ConfigError(
                 f"{_name(layers[number])} would have no effect under {_name(uppermost)}, which sets all that it sets; "
                 "put it after that, or include one of the two"
             )
-        _require_drawn(layers[number], merged, [layers[above] for above in methods if above > number])
+        _require_same_strategy(layers[number], merged, [layers[above] for above in methods if above > number])
     return _with_sections(merged, [layers[number] for number in lower], uppermost)
 
 
 def require_functions(below: Values, above: Values, where: str) -> None:
     """Checks that values merged on top of a method drop none of its functions.
 
-    A list may be cleared by ``[]`` or null, and ``method: null`` says that the run is not the method's any more.
+    A list may be cleared by ``[]`` or null, and ``method: null`` detaches the run from the method.
 
     Args:
         below: the values with the method.
@@ -117,7 +117,7 @@ def _adds_rewards(values: Values) -> bool:
 
 
 def _with_sections(merged: dict[str, Any], lower: Sequence[Values], uppermost: Values) -> dict[str, Any]:
-    """With the methods that its method lies over, and what each had where another value is in force."""
+    """The merged values with the sections of the lower methods, and the values of each that others replaced."""
     *lower_sections, upper_section = [section for layer in (*lower, uppermost) for section in _sections(layer, merged)]
     sections = {
         key: value for key, value in (("over", lower_sections), ("replaced", upper_section["replaced"])) if value
@@ -126,7 +126,7 @@ def _with_sections(merged: dict[str, Any], lower: Sequence[Values], uppermost: V
 
 
 def _sections(layer: Values, merged: Values) -> Iterator[dict[str, Any]]:
-    """What a file says of the methods that it is made of, its own last: the keys that each sets, and had."""
+    """The method sections of a file, the uppermost last, with the keys that each sets and its replaced values."""
     for method in (*layer["method"].get("over", ()), layer["method"]):
         sources = {key: source for key, source in method.get("sources", {}).items() if has(layer, key)}
         keys = [key for key in sources if not key.startswith("method.")]
@@ -139,7 +139,7 @@ def _sections(layer: Values, merged: Values) -> Iterator[dict[str, Any]]:
 
 
 def _is_other(key: str, method: Values, merged: Values) -> bool:
-    """Whether a key that a method sets has another value now."""
+    """Whether a key that a method sets has another value after merging."""
     method_value, value = at(method, key), at(merged, key, None)
     joined = (
         key in CHAINS
@@ -150,41 +150,41 @@ def _is_other(key: str, method: Values, merged: Values) -> bool:
     return (method_value != value or not has(merged, key)) and not joined
 
 
-def _require_drawn(method: Values, merged: Values, above: Sequence[Values]) -> None:
-    """Raises ConfigError for a method that is about what is drawn, where another above it draws something else."""
-    had, now = (_identity(at(values, PLANNER, None))[0] for values in (method, merged))
-    by = [_name(values) for values in above if _identity(at(values, PLANNER, None))[0] == now]
-    if method["method"].get("kind") in DRAWING and had not in (None, now) and by:
+def _require_same_strategy(method: Values, merged: Values, above: Sequence[Values]) -> None:
+    """Raises ConfigError if a method depends on its strategy and a method above it uses another one."""
+    method_strategy, strategy = (_identity(at(values, STRATEGY, None))[0] for values in (method, merged))
+    by = [_name(values) for values in above if _identity(at(values, STRATEGY, None))[0] == strategy]
+    if method["method"].get("kind") in STRATEGY_KINDS and method_strategy not in (None, strategy) and by:
         raise ConfigError(
-            f"{_name(method)} is what its {PLANNER} {had} draws, in place of which {by[-1]} has {now}; put "
-            f"{_name(method)} after {by[-1]}, or include one of the two"
+            f"{_name(method)} is what its {STRATEGY} {method_strategy} draws, in place of which {by[-1]} has "
+            f"{strategy}; put {_name(method)} after {by[-1]}, or include one of the two"
         )
 
 
-def _laid(layers: Sequence[Values], lay: Lay) -> dict[str, Any]:
+def _merged(layers: Sequence[Values], merge: Merge) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for values in layers:
         if not _name(values):
             require_functions(merged, values, "include")
         is_further = _name(values) and _name(merged) not in (None, _name(values))
-        below = _with_its_own_scale(merged, values) if is_further else merged
+        below = _without_replaced_scale(merged, values) if is_further else merged
         chains = _chains(merged, values) if is_further else {}
-        merged = lay(below, values)
+        merged = merge(below, values)
         for key, chain in chains.items():
             head, _, last = key.rpartition(".")
             merged |= {head: {**merged[head], last: chain}} if head else {last: chain}
     return merged
 
 
-def _with_its_own_scale(below: Values, above: Values) -> Values:
-    """What is below, without the numbers of its scale where another one comes above."""
+def _without_replaced_scale(below: Values, above: Values) -> Values:
+    """The lower values, without the settings of their scale if the upper values have another scale."""
     scale, other = (at(values, "advantage.scale", None) for values in (below, above))
     if scale is None or other is None or _identity(scale)[0] == _identity(other)[0]:
         return below
     return {**below, "advantage": {key: value for key, value in below["advantage"].items() if key not in SCALE_NUMBERS}}
 
 
-def _require_one_policy(methods: Sequence[Values]) -> None:
+def _require_same_policy_kind(methods: Sequence[Values]) -> None:
     kinds = ("tokens", "denoising", "masked")
     names_by_kind = {
         kind: names
@@ -197,7 +197,7 @@ def _require_one_policy(methods: Sequence[Values]) -> None:
 
 
 def _chains(below: Values, above: Values) -> dict[str, list[Any]]:
-    """The joined functions of every key where both have some; one of the same name and label stands for the other."""
+    """The concatenated functions of every key that both set; the upper one replaces one of the same name and label."""
     chains = {}
     for key in CHAINS:
         lower, upper = at(below, key, None), at(above, key, None)

@@ -16,7 +16,7 @@ from mmgrpo.config.composing import composed, is_run, require_functions
 from mmgrpo.config.parts import runs_of, tasks_of
 from mmgrpo.config.registry import suggestion
 from mmgrpo.config.sections import at
-from mmgrpo.config.tasks import said_elsewhere
+from mmgrpo.config.tasks import inherited_keys
 from mmgrpo.config.validating import set_value, typed
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.entry_points import entry_point_targets
@@ -57,9 +57,9 @@ def load_config(
 ) -> RunConfig:
     """The run configuration of a file or of a shipped name such as ``quickstart/digits-image``.
 
-    ``include:`` names files laid under this one, in order, later ones over earlier ones; then the file itself; then
-    the overrides, ``a.b=c`` strings (values are YAML) or a mapping of dotted keys. Mappings merge, everything else is
-    replaced, but that methods beside each other in an ``include:`` join their estimators, filters, terms, modulations,
+    ``include:`` merges base files in order, later ones on top; the file itself overrides them, and the overrides,
+    ``a.b=c`` strings (values are YAML) or a mapping of dotted keys, override both. Mappings merge, other values are
+    replaced; only several methods of one ``include:`` concatenate their estimators, filters, terms, modulations,
     selections, hooks and auxiliary losses; a key ``a.b=null`` clears it.
 
     A run or a model, a file without a method that names a policy or a source of prompts, is merged before the methods
@@ -71,9 +71,9 @@ def load_config(
 
     Args:
         path: a file or a shipped name, with or without ``.yaml``.
-        overrides: what lies over the files.
-        laid_over: further files or shipped names over the file, later ones over earlier ones; where one is a method,
-            the methods that the file includes are left out, but for their published values where these are in force.
+        overrides: values merged on top of the files.
+        laid_over: further files or shipped names merged on top of the file, in order; if one is a method, the methods
+            that the file includes are left out, except for their published values where these apply.
 
     Returns:
         The resolved configuration.
@@ -103,7 +103,7 @@ def load_config(
 
 
 def _require_task(values: Mapping[str, Any], key: str) -> None:
-    """Raises ConfigError for an override of a task that there is not, which would begin another one."""
+    """Raises ConfigError for an override of an unknown task, which would add a task."""
     tasks, (section, *names) = values.get("tasks"), key.split(".")
     if section == "tasks" and len(names) > 1 and isinstance(tasks, Mapping) and names[0] not in tasks:
         raise ConfigError(f"{key}: there is no task {names[0]!r}{suggestion(names[0], [*tasks])}")
@@ -151,7 +151,7 @@ def find_config(name: str | Path, folder: Path | None = None) -> Path:
 
 
 def _no_configuration(name: str, folder: Path | None, shipped_names: Sequence[str]) -> str:
-    """The message for a name of nothing: what was looked for, and the few names nearest to it, files first."""
+    """The message for an unknown name: the name and its nearest matches, files first."""
     directory = (folder or Path()) / Path(name).parent
     files = [str(Path(name).parent / entry) for entry in _configurations_in(directory)]
     near = [*_nearest(name, files), *_nearest(name, shipped_names)]
@@ -164,7 +164,7 @@ def _no_configuration(name: str, folder: Path | None, shipped_names: Sequence[st
 
 
 def _nearest(name: str, names: Sequence[str]) -> list[str]:
-    """At most three names that a typing error may stand for; of a name without a folder, also within folders."""
+    """At most three similar names; a name without a folder is compared with names in folders too."""
     wanted = name[:200].lower().removesuffix(".yaml")
     by_key = {candidate.lower().removesuffix(".yaml"): candidate for candidate in reversed(names)}
     near = difflib.get_close_matches(wanted, by_key, n=3, cutoff=0.75)
@@ -218,15 +218,15 @@ def _shipped_files() -> Mapping[str, Path]:
 
 
 def read_layers(path: Path, *, published: bool | None = None, with_methods: bool = True) -> dict[str, Any]:
-    """A file with its includes laid under it.
+    """A file merged on top of its includes.
 
     Args:
         path: the file.
-        published: whether the values under ``paper_hparams:`` are put in force; None: as the files ask for.
-        with_methods: False leaves out the methods that it includes, but for published values that are in force.
+        published: whether the values under ``paper_hparams:`` apply; None: as the files state.
+        with_methods: False leaves out the methods that it includes, except for published values that apply.
 
     Returns:
-        Its values, and under ``published`` still those of the uppermost method.
+        Its values; ``paper_hparams`` is that of the uppermost method.
 
     Raises:
         ConfigError: a file is missing or malformed, published values are asked for and there are none, or methods
@@ -241,7 +241,7 @@ def read_layers(path: Path, *, published: bool | None = None, with_methods: bool
 
 
 def _without_methods(path: Path, published: bool | None) -> dict[str, Any]:
-    """A file with its includes but for methods. Raises ConfigError where that leaves numbers of no function."""
+    """A file with its includes except methods. Raises ConfigError if settings without a function remain."""
     merged = _layers(path, (), {}, published, with_methods=False)
     unnamed = [
         key for key in NAMED_FUNCTIONS if isinstance(named := at(merged, key, None), dict) and "name" not in named
@@ -255,7 +255,7 @@ def _without_methods(path: Path, published: bool | None) -> dict[str, Any]:
 
 
 def _require_method_alone(path: Path, values: Mapping[str, Any], *, is_included: bool) -> None:
-    """Raises ConfigError for a run that holds the values of a method itself, as the ``config.yaml`` of a run does."""
+    """Raises ConfigError for a file that contains the values of a method, as the ``config.yaml`` of a run does."""
     if not is_included or is_run(values):
         name = at(values, "method.name")
         raise ConfigError(
@@ -271,7 +271,7 @@ _Cache = dict[tuple[Path, bool | None], dict[str, Any]]
 def _layers(
     path: Path, above: tuple[Path, ...], cache: _Cache, published: bool | None, *, with_methods: bool = True
 ) -> dict[str, Any]:
-    """The same, by way of the files that include it; each file is read once, however often it is included."""
+    """``read_layers`` of a file included by ``above``; each file is read once, however often it is included."""
     if path in above:
         raise ConfigError(f"{path} includes itself, by way of {' -> '.join(str(p) for p in above)}")
     if len(above) > MAX_INCLUDED:
@@ -305,7 +305,7 @@ def _layers(
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merged; what a lower method publishes goes with it where another takes its place."""
+    """Merged values; the ``paper_hparams`` of a lower method are dropped if another method replaces it."""
     names = [method.get("name") for values in (below, above) if isinstance(method := values.get("method"), Mapping)]
     replaced = len(names) == 2 and None not in names and names[0] != names[1]
     return merge({key: value for key, value in below.items() if not (replaced and key == "paper_hparams")}, above)
@@ -352,7 +352,7 @@ def _task(values: Any, path: Path, below: Callable[[Sequence[str]], dict[str, An
     if not isinstance(values, dict):
         return values
     included = below(_includes(values, path))
-    for key in said_elsewhere(values.get("task")):
+    for key in inherited_keys(values.get("task")):
         section, _, inner = key.partition(".")
         if not inner:
             included.pop(section, None)

@@ -14,7 +14,7 @@ VERIFIERS = "verifiers"
 """In a reward of a method: each verifier of the run."""
 
 EXTRACT = "extract"
-"""The setting of which ``verifiers`` stands for that of the verifier: where in a text the answer is."""
+"""The setting that extracts the answer from a text; its value ``verifiers`` means that of the verifier."""
 
 COUNTING = ("weight", "gate", "clip", "schedule")
 """How a method's reward counts, and a reward of the run that replaces it."""
@@ -115,7 +115,7 @@ def _with_substitutes(
     substitutes: Sequence[RewardConfig],
     reported: Collection[str],
 ) -> Iterator[RewardConfig]:
-    """The rewards with the substitutes at the place of the first verifier, and verifiers to be reported at weight 0."""
+    """The rewards with the substitutes at the position of the first verifier; reported verifiers have weight 0."""
     for reward in rewards:
         if reward not in verifiers:
             yield reward
@@ -129,7 +129,7 @@ def _with_substitutes(
 
 
 def _of_methods(methods: Sequence[MethodConfig]) -> Iterator[MethodReward]:
-    """The rewards of methods; of those of one name and label the last."""
+    """The rewards of methods; the last one of each name and label."""
     unique: dict[tuple[str, str], MethodReward] = {}
     for method in methods:
         for substitutes, rewards in ((True, method.rewards.substitutes), (False, method.rewards.added)):
@@ -140,13 +140,13 @@ def _of_methods(methods: Sequence[MethodConfig]) -> Iterator[MethodReward]:
 
 
 def _overrides(reward: RewardConfig, entry: MethodReward) -> bool:
-    """Whether a reward of the run states settings of a method's."""
+    """Whether a reward of the run overrides settings of a method's reward."""
     same = (reward.name, reward.known_as) == (entry.reward.name, entry.reward.known_as)
     return same and reward.from_method is None
 
 
 def _overridden(entry: MethodReward, rewards: Sequence[RewardConfig]) -> MethodReward:
-    """A method's reward with the settings that the run states of it."""
+    """A method's reward with the settings that the run overrides."""
     stated = next((reward for reward in rewards if _overrides(reward, entry)), None)
     if stated is None:
         return entry
@@ -158,7 +158,7 @@ def _overridden(entry: MethodReward, rewards: Sequence[RewardConfig]) -> MethodR
 
 
 def _replaces(reward: RewardConfig, entry: MethodReward) -> bool:
-    """Whether a reward of the run is in place of a method's."""
+    """Whether a reward of the run replaces a method's reward."""
     if entry.reward.name == VERIFIERS:
         return reward.from_method == entry.method and reward.label == (entry.reward.label or reward.label)
     is_labeled = reward.known_as == entry.reward.known_as or reward.known_as.startswith(f"{entry.reward.known_as}_of_")
@@ -168,7 +168,7 @@ def _replaces(reward: RewardConfig, entry: MethodReward) -> bool:
 def _replacing(
     reward: RewardConfig, of_methods: Sequence[MethodReward], verifiers: Sequence[RewardConfig]
 ) -> RewardConfig:
-    """A reward of the run that counts as the one of a method that it replaces, in all that it does not state."""
+    """A reward of the run; settings that it does not state are those of the method's reward that it replaces."""
     for entry in of_methods:
         if _replaces(reward, entry):
             unstated = [key for key in COUNTING if key not in reward.model_fields_set]
@@ -235,7 +235,7 @@ def _of_verifier(entry: MethodReward, verifier: RewardConfig, *, single: bool) -
 
 
 def _of_method(entry: MethodReward, name: str, numbers: Mapping[str, Any], **counting: Any) -> RewardConfig:
-    """A method's reward with other settings, and what is counted of it otherwise."""
+    """A method's reward with other settings and other weight, gate, clip or schedule."""
     stated = {key: getattr(entry.reward, key) for key in RewardConfig.model_fields}
     values = {**stated, **counting, "name": name, "from_method": entry.method, **numbers}
     return RewardConfig.model_validate(values)
@@ -248,7 +248,7 @@ def _gate(reward: RewardConfig, verifier: RewardConfig) -> Any:
 
 
 def _with_extract(numbers: Mapping[str, Any], verifiers: Sequence[RewardConfig]) -> dict[str, Any]:
-    """Settings with the verifier's place of the answer; its default, the whole text, where the verifier states none."""
+    """Settings with the ``extract`` of the verifier; without one the default, the full text, applies."""
     if numbers.get(EXTRACT) != VERIFIERS:
         return dict(numbers)
     stated = (verifier.numbers.get(EXTRACT, BOXED.get(verifier.name)) for verifier in verifiers)

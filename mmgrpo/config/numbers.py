@@ -1,4 +1,4 @@
-"""A function of a registry bound to the numbers that the configuration sets beside its name.
+"""A function of a registry bound to the numbers that the configuration sets for it.
 
 A value has to be of the kind that its parameter is annotated with: int, float, str, bool, None, Literal, Sequence,
 Mapping and unions of these. What is annotated otherwise the function judges itself.

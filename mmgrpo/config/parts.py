@@ -49,7 +49,7 @@ def runs_of(config: RunConfig) -> list[RunConfig]:
 
 
 def tasks_of(config: RunConfig) -> dict[str, RunConfig]:
-    """The tasks of a mixed run, each as the configuration of a run with what all of them share; none of another run.
+    """The tasks of a mixed run, each as the configuration of a run with the shared sections; empty for other runs.
 
     A task that is after another has its prompts, and as many groups as follow from them.
 
@@ -138,7 +138,7 @@ def _task(
 
 
 def _sharing(task: TaskConfig, values: Mapping[str, Any], before: Mapping[str, RunConfig]) -> dict[str, Any]:
-    """What follows for a task from the one whose policy it trains too."""
+    """The values that a task takes from the task whose policy it trains."""
     if task.policy_of is None or task.policy_of not in before:
         raise ConfigError(_not_before("policy_of", task.policy_of, before))
     owner = before[task.policy_of]
@@ -185,7 +185,7 @@ def _not_before(key: str, name: str | None, before: Mapping[str, RunConfig]) -> 
 
 
 def _after(task: TaskConfig, values: Mapping[str, Any], before: Mapping[str, RunConfig]) -> dict[str, Any]:
-    """What follows for a task from the one whose samples it is shown."""
+    """The values that a task takes from the task whose samples are its prompts."""
     if task.after is None or task.after not in before:
         raise ConfigError(_not_before("after", task.after, before))
     other, rollout = before[task.after], values.get("rollout") or {}

@@ -184,7 +184,7 @@ def names(kind: str) -> dict[str, str]:
 
 
 def resolve(kind: str, name: str) -> Any:
-    """What a name stands for; ``python:module:attribute`` names anything importable.
+    """The object registered under a name; ``python:module:attribute`` is any importable object.
 
     Args:
         kind: policies, rewards, examples or environments.
@@ -230,7 +230,7 @@ def policy_class(policy: str) -> Any:
 
 
 def outline_of(policy: str) -> Any:
-    """What makes the outline of a policy of this name from its settings; None where nothing does."""
+    """The function that builds the outline of a policy from its settings; None if there is none."""
     return import_attribute(OUTLINES[policy]) if policy in OUTLINES else None
 
 
@@ -243,7 +243,7 @@ def is_scheduled(policy: str) -> bool:
 
 
 def decides(policy: str) -> str | None:
-    """What a policy decides on, as its settings say: tokens, denoising, masked; None where they do not."""
+    """The decisions of a policy, from its settings type: tokens, denoising, masked; None if it does not state them."""
     return getattr(settings_type(policy), "decides", None)
 
 
@@ -268,7 +268,7 @@ def samples_tokens(policy: str, numbers: Mapping[str, Any], *, renoised: bool) -
 
 
 def suggestion(name: str, valid_names: Iterable[str]) -> str:
-    """The tail of an error message: the nearest known names, whatever their case, or as many of all as are read."""
+    """The tail of an error message: the nearest valid names, ignoring case, or the first ``MAX_LISTED`` of all."""
     valid_names = sorted(valid_names)
     by_lower = {candidate.lower(): candidate for candidate in reversed(valid_names)}
     near = difflib.get_close_matches(name[:200].lower(), by_lower, n=3, cutoff=0.5)

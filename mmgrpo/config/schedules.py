@@ -40,11 +40,11 @@ class Controller:
     initial: float
 
     def value(self, memory: Memory, key: str) -> float:
-        """Its number by now."""
+        """Its current number."""
         return memory.state(STATE + key).get("value", self.initial)
 
     def moved(self, memory: Memory, key: str, measured: float) -> Memory:
-        """The memory after a step: the number moved, or what was measured kept until it is due."""
+        """The memory after a step: the updated number, or the measurements until the next update."""
         state = memory.state(STATE + key)
         measurements = [*(state[str(step)] for step in range(len(state) - 1)), measured]
         value, is_due = self.value(memory, key), len(measurements) == self.every
@@ -57,11 +57,11 @@ class Controller:
 @final
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What has moved at a step.
+    """The configuration of a step.
 
     Attributes:
-        config: the configuration; the run's own where nothing moves.
-        values: of the keys that move.
+        config: the configuration; that of the run if nothing changes.
+        values: of the keys that change.
     """
 
     config: RunConfig
@@ -88,7 +88,7 @@ class Moved:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What of them is a number, as a run logs it: ``config/KEY``."""
+        """The numeric values, as a run logs them: ``config/KEY``."""
         numbers = {key: value for key, value in self.values.items() if isinstance(value, int | float)}
         return {f"config/{key}": float(value) for key, value in numbers.items()}
 
@@ -104,13 +104,13 @@ class Course:
     """
 
     def __init__(self, config: RunConfig) -> None:
-        """Binds them, and looks at the configuration of the first step, of the last and of each phase.
+        """Binds them, and validates the configuration of the first step, of the last and of each phase.
 
         Args:
             config: the run's.
 
         Raises:
-            ConfigError: a schedule or controller that is none, a key that there is not, or a value that it cannot have.
+            ConfigError: an unknown schedule, controller or key, or a value that is not allowed.
         """
         self._config = config
         self.schedules = {key: bound(f"schedules.{key}", SCHEDULES, named) for key, named in config.schedules.items()}
@@ -201,7 +201,7 @@ def _measured_by(key: str, config: RunConfig) -> str | None:
 
 
 def _require_drawing(config: RunConfig) -> None:
-    """Raises ConfigError for settings of a policy that a rollout cannot have of its own."""
+    """Raises ConfigError for policy settings that cannot change per rollout."""
     keys = moving_keys(config.schedules, config.controllers, config.phases)
     wanted = [key for key in keys if key.startswith("policy.")]
     if not wanted or config.policy is None:
@@ -216,13 +216,13 @@ def _require_drawing(config: RunConfig) -> None:
 
 
 def _rounded(config: RunConfig, key: str, value: Any) -> Any:
-    """A scheduled number, rounded where the configuration has a whole one."""
+    """A scheduled number, rounded if the configured one is an int."""
     configured = configured_value(config, key) if isinstance(value, float) else None
     return round(value) if isinstance(configured, int) and not isinstance(configured, bool) else value
 
 
 def configured_value(config: RunConfig, key: str) -> Any:
-    """The configuration's own value of a key, a default included; None where it says nothing."""
+    """The configured value of a key, including defaults; None if there is none."""
     if key.startswith("rewards."):
         label, _, number = key.removeprefix("rewards.").rpartition(".")
         named = {reward.known_as: reward.model_dump() for reward in config.rewards}
@@ -257,7 +257,7 @@ def _applied(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
 
 
 def _require_section(plain: Mapping[str, Any], key: str) -> None:
-    """Raises ConfigError for a key below something that is not there: a number of a function that is not named."""
+    """Raises ConfigError for a key in a section that is not configured: a number of a function that is not named."""
     inner: Any = plain
     for part in key.split(".")[:-1]:
         inner = _inner(inner, part)
@@ -279,7 +279,7 @@ def _label(item: Mapping[str, Any]) -> Any:
 
 
 def _set(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Sets a value in place; what lies on the way to it is copied, and made where it is not there."""
+    """Sets a value in place; mappings on the path are copied, and created if missing."""
     first, *rest = path
     if not rest:
         values[first] = value

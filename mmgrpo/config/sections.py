@@ -20,7 +20,7 @@ class Section(BaseModel):
 
 
 class Named(BaseModel):
-    """A function or class by its registered name, with its numbers beside it."""
+    """A function or class by its registered name, with its settings."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -56,7 +56,7 @@ def at(values: Any, key: str, default: Any = _NONE) -> Any:
     Args:
         values: of a configuration, or a part of it.
         key: dotted.
-        default: what is given where there is none.
+        default: returned if there is none.
 
     Returns:
         The value.

@@ -53,7 +53,7 @@ class TaskConfig(Section):
     )
 
 
-def said_elsewhere(task: Any) -> tuple[str, ...]:
+def inherited_keys(task: Any) -> tuple[str, ...]:
     """The keys that a task must not set, given its section ``task``."""
     role: Mapping[str, Any] = task if isinstance(task, Mapping) else {}
     return (*OF_RUN, *(OF_LEADER if role.get("after") else ()), *(OF_OWNER if role.get("policy_of") else ()))

@@ -28,7 +28,7 @@ class EmaConfig(Section):
 
 
 class UpdateConfig(Section):
-    """How a rollout becomes optimiser updates: ``epochs`` passes over it, each in ``minibatches`` of whole groups."""
+    """Optimizer updates from a rollout: ``epochs`` passes over it, each in ``minibatches`` of complete groups."""
 
     epochs: int = Field(default=1, ge=1, description="passes over a rollout")
     minibatches: int = Field(default=1, ge=1, description="updates per pass; at most prompts_per_step")

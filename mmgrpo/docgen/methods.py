@@ -267,7 +267,7 @@ def _row(include: str) -> MethodRow:
     method = config.method
     if method is None:
         raise ConfigError(f"{include} has no method: section with name and title")
-    _require_known(method, values)
+    _require_config_keys(method, values)
     return MethodRow(
         include=include,
         method=method,
@@ -278,7 +278,7 @@ def _row(include: str) -> MethodRow:
     )
 
 
-def _require_known(method: MethodConfig, values: Mapping[str, Any]) -> None:
+def _require_config_keys(method: MethodConfig, values: Mapping[str, Any]) -> None:
     """Raises ConfigError for a source of a key that is not set."""
     published = values.get("paper_hparams") or {}
     for key in method.sources:

@@ -324,14 +324,14 @@ def _is_of(row: PaperRow, arxiv: str, file: _File) -> bool:
 
 def _paper(row: PaperRow, files: list[_File]) -> Paper:
     arxiv = row.arxiv or next((file.number for file in files if file.name == row.id), "")
-    own_files = [file for file in files if _is_of(row, arxiv, file)]
-    policies = {file.applies_to for file in own_files if file.applies_to}
+    paper_files = [file for file in files if _is_of(row, arxiv, file)]
+    policies = {file.applies_to for file in paper_files if file.applies_to}
     return Paper(
         row=row,
-        files=(*(file.include for file in own_files), *row.files),
+        files=(*(file.include for file in paper_files), *row.files),
         arxiv=arxiv,
         applies_to=POLICIES["both"] if len(policies) > 1 else next(iter(policies), _studied_policy(row)),
-        evidence=tuple(item for file in own_files for item in file.evidence),
+        evidence=tuple(item for file in paper_files for item in file.evidence),
     )
 
 

@@ -92,12 +92,12 @@ def forwards_per_sample(algorithm: Algorithm, num_steps: int | None, num_levels:
     if rollout.training_states == "renoised":
         if num_levels is None:
             raise ConfigError("rollout.training_states: renoised needs the number of noise levels: set policy.reading")
-        sampling, one_pass = StepForwards(1, num_levels), StepForwards(0, num_levels)
+        sampling, per_pass = StepForwards(1, num_levels), StepForwards(0, num_levels)
     elif rollout.tree is not None:
-        sampling, one_pass = _tree(algorithm, num_steps)
+        sampling, per_pass = _tree(algorithm, num_steps)
     else:
         saved = 1 - 1 / rollout.group_size if rollout.same_initial_noise else 0.0
-        one_pass = _trained_steps(rollout.window, num_steps) + StepForwards(0, -saved)
+        per_pass = _trained_steps(rollout.window, num_steps) + StepForwards(0, -saved)
         first, spared = _mean_first(algorithm, num_steps), _mean_spared(algorithm, num_steps)
         shared = 0.0 if not saved else None if first is None else (first + 1) * saved
         sampling = None if shared is None or spared is None else StepForwards(1, -shared - spared)
@@ -110,13 +110,13 @@ def forwards_per_sample(algorithm: Algorithm, num_steps: int | None, num_levels:
     in_loss = sorted(objective.views - {OLD} - frozen)
     per_view = passes + (0.0 if objective.separable else values)
     credit_views = [sorted({value.view for value in part if value.view} - {OLD}) for part in _credit_passes(algorithm)]
-    num_own_passes = sum(any(value.view not in config.views for value in part) for part in _credit_passes(algorithm))
+    num_credit_passes = sum(any(value.view not in config.views for value in part) for part in _credit_passes(algorithm))
     in_credit = {name for names in credit_views for name in names}
     return SampleForwards(
         rollout=sampling,
-        values=one_pass.times(values + num_own_passes),
-        views=one_pass.times(per_view * len(in_loss) + len(frozen - in_credit) + sum(map(len, credit_views))),
-        update=one_pass.times(passes),
+        values=per_pass.times(values + num_credit_passes),
+        views=per_pass.times(per_view * len(in_loss) + len(frozen - in_credit) + sum(map(len, credit_views))),
+        update=per_pass.times(passes),
         view_names=tuple(sorted({*in_loss, *frozen, *in_credit})),
     )
 

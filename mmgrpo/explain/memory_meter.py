@@ -37,30 +37,30 @@ class MemoryMeter(TorchDispatchMode):
         """
         super().__init__()
         self.live = self.peak = 0
-        self._known: dict[int, Any] = {}
+        self._storages: dict[int, Any] = {}
         for tensor in existing:
-            self._know(tensor, counts=False)
+            self._count(tensor, counts=False)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator and counts its outputs."""
         output = func(*args, **(kwargs or {}))
         for tensor in tree_iter(output):
             if isinstance(tensor, Tensor):
-                self._know(tensor, counts=True)
+                self._count(tensor, counts=True)
         return output
 
-    def _know(self, tensor: Tensor, *, counts: bool) -> None:
+    def _count(self, tensor: Tensor, *, counts: bool) -> None:
         storage = tensor.untyped_storage()
         key = id(storage)
-        if key in self._known:
+        if key in self._storages:
             return
         size = storage.nbytes() if counts else 0
 
-        def gone(_: Any) -> None:
-            self._known.pop(key, None)
+        def on_free(_: Any) -> None:
+            self._storages.pop(key, None)
             self.live -= size
 
-        self._known[key] = ref(storage, gone)
+        self._storages[key] = ref(storage, on_free)
         self.live += size
         self.peak = max(self.peak, self.live)
 

@@ -1,4 +1,4 @@
-"""The memory that a process holds during a whole run, in bytes, computed from real or fake modules."""
+"""The memory that a process holds throughout a run, in bytes, computed from real or fake modules."""
 
 from __future__ import annotations
 

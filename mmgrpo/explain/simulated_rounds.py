@@ -99,8 +99,8 @@ def _simulate(planner: Planner, setting: Setting, case: _Case) -> SimulatedRound
         sampled=[(request, len(request.members)) for request in _requests(rounds) if not request.given],
         num_rounds=len(rounds),
         num_supplied=sum(len(request.members) for request in _requests(rounds) if request.given),
-        trained_sampled=_total(keep_B & ~given_B for keep_B, given_B in zip(keep, is_supplied, strict=True)),
-        trained_supplied=_total(keep_B & given_B for keep_B, given_B in zip(keep, is_supplied, strict=True)),
+        trained_sampled=_total(keep_B & ~supplied_B for keep_B, supplied_B in zip(keep, is_supplied, strict=True)),
+        trained_supplied=_total(keep_B & supplied_B for keep_B, supplied_B in zip(keep, is_supplied, strict=True)),
     )
 
 

@@ -25,7 +25,7 @@ class ChartSection:
 
 
 def unique_sections(charts_of: Mapping[str, Sequence[Chart]]) -> dict[str, ChartSection]:
-    """The sections of a page, in order; a curve that an earlier chart has is not drawn again."""
+    """The sections of a page, in order; a curve of an earlier chart is not repeated."""
     plotted: list[tuple[MetricCurve, str]] = []
     sections = {}
     for name, charts in charts_of.items():

@@ -224,7 +224,7 @@ def _answer(record: SampleRecord, hidden: Container[str]) -> SampleRecord | None
 
 
 def _is_explained_once(name: str, ends: Sequence[SampleSet], requests: Sequence[int]) -> bool:
-    """Whether what a reward says of a request, it says of all of them, at each of the steps."""
+    """Whether the explanation of a reward is the same for all requests at each step."""
     explanations = [[sample_set.records[index].explanations.get(name) for index in requests] for sample_set in ends]
     return all(explanation == of_step[0] for of_step in explanations for explanation in of_step)
 
