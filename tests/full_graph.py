@@ -134,10 +134,7 @@ def _selected(
         return every, every
     name, numbers = selection
     if name == "near_policy":
-        fall = {
-            b: sum(rows.old[b][t] - rows.now[b][t].item() for row, t in cells if row == b) / sum(rows.keep[b])
-            for b in {b for b, _ in cells}
-        }
+        fall = mean_falls(rows)
         return {(b, t) for b, t in cells if rows.advantage[b][t] >= 0 or fall[b] <= numbers["limit"]}, every
     assert rows.entropy is not None
     entropy = {(b, t): rows.entropy[b][t].item() for b, t in cells}
@@ -147,6 +144,15 @@ def _selected(
         if entropy[cell] >= float(torch.tensor(among).quantile(1 - numbers["share"])):
             kept.add(cell)
     return (every, kept) if name == "ratio_top_entropy" else (kept, every)
+
+
+def mean_falls(rows: Rows) -> dict[int, float]:
+    """By how much the log-probability of each trained row fell, the mean over its decisions."""
+    return {
+        b: sum(rows.old[b][t] - rows.now[b][t].item() for t, is_kept in enumerate(kept) if is_kept) / sum(kept)
+        for b, kept in enumerate(rows.keep)
+        if any(kept)
+    }
 
 
 def _factors(share: float | None, rows: Rows, cells: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:
