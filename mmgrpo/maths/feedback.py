@@ -108,7 +108,7 @@ class JobFeedback:
         length_N: kept decisions.
         logprob_mean_N: mean log-probability of the kept decisions at the weights that sampled; 0 without any.
         value_mean: means over the kept decisions of what was asked for, by name; 0 without any.
-        mine: where this process's rows stand.
+        local_rows: the rows of this process.
     """
 
     reward_N: Tensor
@@ -117,7 +117,7 @@ class JobFeedback:
     length_N: Tensor
     logprob_mean_N: Tensor
     value_mean: Mapping[Value, Tensor] = field(default_factory=dict)
-    mine: slice
+    local_rows: slice
 
     def __post_init__(self) -> None:
         for name in ("valid_N", "group_N", "length_N", "logprob_mean_N"):
@@ -335,7 +335,7 @@ def job_feedback(
         length_N=mask_BT.sum(1),
         logprob_mean_N=row_mean(old_logprob_BT, mask_BT),
         value_mean={value: row_mean(value_BT, mask_BT) for value, value_BT in (values or {}).items()},
-        mine=slice(0, len(reward_B)),
+        local_rows=slice(0, len(reward_B)),
     )
 
 
@@ -359,7 +359,7 @@ def joined(parts: list[JobFeedback], rank: int) -> JobFeedback:
         length_N=torch.cat([part.length_N for part in parts]),
         logprob_mean_N=torch.cat([part.logprob_mean_N for part in parts]),
         value_mean={value: torch.cat([part.value_mean[value] for part in parts]) for value in parts[0].value_mean},
-        mine=slice(start, start + len(parts[rank].reward_N)),
+        local_rows=slice(start, start + len(parts[rank].reward_N)),
     )
 
 

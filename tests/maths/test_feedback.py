@@ -103,7 +103,7 @@ def test_the_job_is_its_processes_in_order_and_tells_their_groups_apart():
     job = joined([one.job, two.job], rank=1)
     assert job.reward_N.tolist() == [1.0, 0.0, 0.5]
     assert job.group_N.tolist() == [0, 0, 1]
-    assert job.mine == slice(2, 3)
+    assert job.local_rows == slice(2, 3)
     alone = job_feedback(one.reward_B, one.valid_B, one.group_B, one.mask_BT, one.old_logprob_BT)
     assert torch.equal(joined([alone], rank=0).reward_N, alone.reward_N)
 

@@ -56,4 +56,4 @@ def _between_groups(feedback: Feedback, eps: float) -> Tensor:
     if len(valid_P) < 2 or not bool((valid_P != valid_P[0]).any()):
         return torch.zeros_like(feedback.reward_B)
     score_P = (mean_P - valid_P.mean()) / (valid_P.std() + eps)
-    return score_P[of_N][job.mine]
+    return score_P[of_N][job.local_rows]

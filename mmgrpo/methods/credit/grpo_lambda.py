@@ -47,7 +47,7 @@ def _short_where_solved(
     z_N = standardised_among(length_N, job.group_N, eps=1e-9)
     shaped_N = job.reward_N - (strength * z_N.sigmoid()).where(right_N, 0.0)
     anew_N = standardised_among(shaped_N.where(job.valid_N, torch.nan), job.group_N, eps=eps)
-    chosen_B1, anew_B1 = chosen_N[job.mine, None], anew_N[job.mine, None].to(advantage_BT)
+    chosen_B1, anew_B1 = chosen_N[job.local_rows, None], anew_N[job.local_rows, None].to(advantage_BT)
     return anew_B1.where(chosen_B1, advantage_BT)
 
 

@@ -40,5 +40,5 @@ def _remembered_baseline(
     if normalise and int(job.valid_N.sum()) > 1:
         scored = gain_N[job.valid_N]
         gain_N = (gain_N - scored.mean()) / (scored.std() + eps)
-    gain_B = gain_N.where(job.valid_N, 0.0)[job.mine]
+    gain_B = gain_N.where(job.valid_N, 0.0)[job.local_rows]
     return gain_B[:, None].expand(advantage_BT.shape).to(advantage_BT)
