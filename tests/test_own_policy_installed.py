@@ -19,6 +19,9 @@ from tests.own_package import PROJECT, shown
 OFFLINE = ("--offline", "--no-build-isolation", "--no-deps")
 """What an installation needs is here already."""
 
+TIMEOUT_S = 3600.0
+"""Per command. The whole test takes 90 s of processor time; other nightly tests share the machine."""
+
 
 class Place:
     """An environment with the package, and a folder to work in, neither of them in the repository."""
@@ -37,7 +40,9 @@ class Place:
         """What a command says; it has to succeed."""
         surroundings = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
         surroundings |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-        done = subprocess.run(command, cwd=self.work, env=surroundings, capture_output=True, text=True, timeout=900)
+        done = subprocess.run(
+            command, cwd=self.work, env=surroundings, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
         assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
