@@ -169,7 +169,7 @@ def test_formula_and_numbers() -> None:
         "eps = 0.0001, correction = 1. Advantage held within [-limit, limit], limit = 5"
     )
     assert said["surrogate l"] == "clipped: l = max(-A r, -A clip(r, 1 - low, 1 + high)), low = 0.001, high = 0.002"
-    assert said["log-ratio"] == "decision: log r = logprob - old_logprob"
+    assert said["log-ratio"] == "token: log r = logprob - old_logprob"
     assert said["weight v"] == "sequence_mean: w = m / (kept decisions of the row * num_samples)"
     assert said["KL"].startswith("kl_beta = 0.1, gaussian: KL of two Gaussians")
     assert said["sampler"].startswith("chosen by the scheduler: flow_sde on flow levels, native for")
@@ -211,7 +211,7 @@ def test_selections_bounds_and_the_ratio_of_the_divergence() -> None:
     assert first.startswith("top_entropy: w = 0 unless H >= quantile(H over the update's decisions on all processes")
     assert second.startswith("w = 0 unless A >= 0 or mean_t (old_logprob - logprob) <= limit")
     assert said["truncated"].startswith("samples cut off by their length limit: decisions left out, counted as zeros")
-    assert "times the ratio at the level decision, with gradient, k3: " in said["KL"]
+    assert "times the ratio at the level token, with gradient, k3: " in said["KL"]
     assert said["values"].startswith("a pass before every update: the sequence ratio couples decisions")
     assert "skipped" not in said
 
@@ -325,7 +325,7 @@ def test_rows_that_are_read_and_what_is_learnt_beside_the_objective() -> None:
         )
     )
     formula = "shaped_probability: l = -A p / (p + gamma), p = exp(logprob), gamma = 0.1"
-    assert found["read rows l"] == f"{formula}; r of the decision, times 1"
+    assert found["read rows l"] == f"{formula}; r of the token, times 1"
     assert found["term"] == "0.1 times negative_logprob: L = sum v (-logprob); only rows of source demonstration"
     assert found["advantage A"].endswith("Rows that are read are compared among themselves")
     found = rows(load_config("methods/mm-helix", {"policy": None}))
@@ -352,5 +352,6 @@ def test_function_that_makes_something_else_is_refused() -> None:
 def test_explain_names_the_correction_of_examples() -> None:
     said = " ".join(explanation(load_config("papers/soar")).split())
     assert (
-        "supervision examples are noised at logit_normal levels, shift = 3; correction: beside each, 6 points" in said
+        "supervision examples are noised at logit_normal levels, shift = 3; correction: 6 further points per example"
+        in said
     )

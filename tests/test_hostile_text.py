@@ -175,7 +175,7 @@ class TestCommands:
         assert f"its item 0 is a {SAID}" in call("train", source, code=2)
 
     def test_lists_and_pages(self) -> None:
-        assert "methods/flow-grpo" in call("methods")
+        assert " flow-grpo " in call("methods")
         assert "denoising" in call("policies")
         assert "digit_verifier" in call("rewards")
         assert "remote" in call("rewards", "remote")

@@ -167,7 +167,7 @@ def both(gradient: Any, part: Tensor, job: Job) -> Tensor:
     """One process's gradient of what two had a gradient of, each the same."""
     job.barrier()
     own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-    return part.layout.gather(own) / 2 if isinstance(part, ParameterShard) else gradient
+    return part.parameter_layout.gather(own) / 2 if isinstance(part, ParameterShard) else gradient
 
 
 def full_gradients_apart(folder: Path, names: Sequence[str]) -> dict[str, float]:

@@ -40,7 +40,7 @@ def test_what_the_command_cannot_start_is_said(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "execv", lambda path, command: started.append(command))
     for wrong, why in (
         (["quickstart/digits-image", "stepz=1"], "did you mean steps"),
-        (["--resume", "no"], "no run f"),
+        (["--resume", "no"], "neither a run f"),
     ):
         told = CliRunner().invoke(app, ["train", *wrong, "--accelerate", "gpus"])
         assert (told.exit_code, started) == (2, [])

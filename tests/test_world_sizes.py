@@ -338,7 +338,7 @@ def outcome(trainer: Trainer) -> tuple[Tensor, list[dict[str, Any]]]:
     logs = [trainer.folder.path / name for name in ("warmup.jsonl", "metrics.jsonl")]
     lines = [json.loads(line) for log in logs if log.is_file() for line in log.read_text().splitlines()]
     weights = [
-        part.layout.gather(part.detach()) if isinstance(part, ParameterShard) else part.detach()
+        part.parameter_layout.gather(part.detach()) if isinstance(part, ParameterShard) else part.detach()
         for part in local_shards(trainer.parameters)
     ]
     return torch.cat([weight.flatten() for weight in weights]), lines

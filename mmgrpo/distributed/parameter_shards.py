@@ -27,10 +27,10 @@ class ParameterShard(nn.Parameter):
     """This process's shard of a parameter; shares its memory.
 
     Attributes:
-        layout: the layout of the full parameter.
+        parameter_layout: the layout of the full parameter.
     """
 
-    layout: Layout
+    parameter_layout: Layout
 
 
 def local_shards(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
@@ -42,7 +42,7 @@ def assign_gradients(parameters: Sequence[nn.Parameter], shards: Sequence[nn.Par
     """Sets the gradient of each shard to its parameter's local gradient; shares its memory."""
     for parameter, shard in zip(parameters, shards, strict=True):
         if isinstance(shard, ParameterShard):
-            shard.grad = shard.layout.gradient(parameter)
+            shard.grad = shard.parameter_layout.gradient(parameter)
 
 
 def as_piece(value: Tensor, shard: nn.Parameter) -> Tensor | Piece:
@@ -57,7 +57,7 @@ def as_piece(value: Tensor, shard: nn.Parameter) -> Tensor | Piece:
     """
     if not isinstance(shard, ParameterShard) or value.shape != shard.shape:
         return value
-    return Piece(value, shard.layout.start, shard.layout.shape)
+    return Piece(value, shard.parameter_layout.start, shard.parameter_layout.shape)
 
 
 def slice_for_shard(value: Tensor | Stored, shard: nn.Parameter) -> Tensor:
@@ -68,11 +68,11 @@ def slice_for_shard(value: Tensor | Stored, shard: nn.Parameter) -> Tensor:
     if isinstance(value, Stored):
         if value.shape != full_shape(shard):
             raise ValueError(f"{value.name} has shape {tuple(value.shape)}, expected {tuple(full_shape(shard))}")
-        start = shard.layout.start if isinstance(shard, ParameterShard) else 0
+        start = shard.parameter_layout.start if isinstance(shard, ParameterShard) else 0
         return value.entries(start, shard.numel()).view(shard.shape)
-    if not isinstance(shard, ParameterShard) or value.shape != shard.layout.shape:
+    if not isinstance(shard, ParameterShard) or value.shape != shard.parameter_layout.shape:
         return value
-    return local_slice(value, shard.layout).to(shard.device, copy=True)
+    return local_slice(value, shard.parameter_layout).to(shard.device, copy=True)
 
 
 def split_pieces(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Piece]]:
@@ -110,7 +110,7 @@ def restore_pieces(state: Any, stored: Mapping[str, Stored]) -> Any:
 
 def full_shape(shard: nn.Parameter) -> torch.Size:
     """Returns the shape of the full parameter of a shard."""
-    return shard.layout.shape if isinstance(shard, ParameterShard) else shard.shape
+    return shard.parameter_layout.shape if isinstance(shard, ParameterShard) else shard.shape
 
 
 def register_gathered_state(module: nn.Module, before: Callable[[], None], *, keeps: Callable[[], bool]) -> None:
@@ -152,6 +152,6 @@ def _local_shard(parameter: nn.Parameter) -> nn.Parameter:
         return parameter
     if parameter not in _shards:
         shard = ParameterShard(layout.part(parameter))
-        shard.layout = layout
+        shard.parameter_layout = layout
         _shards[parameter] = shard
     return _shards[parameter]

@@ -60,9 +60,9 @@ def test_overhead_profile_prints_both_parts(capsys: pytest.CaptureFixture[str]) 
 
 def test_time_is_charged_to_the_first_owner() -> None:
     denoising = "/checkout/policies/diffusion/"
-    assert group_of((denoising + "memo.py", 1, "_keys")) == "memo"
-    assert group_of((denoising + "session.py", 1, "_denoise")) == "ghosts"
-    assert group_of((denoising + "session.py", 1, "_installed")) == "preamble: session"
+    assert group_of((denoising + "encoder_cache.py", 1, "_keys")) == "memo"
+    assert group_of((denoising + "pipeline_run.py", 1, "_denoise")) == "ghosts"
+    assert group_of((denoising + "pipeline_run.py", 1, "_installed")) == "preamble: session"
     assert group_of(("/site/torch/_tensor.py", 1, "backward")) is None
     # the memo's hashing and the sine are charged to the memo, what calls the memo to nobody
     memo, x = EncoderCache(1024), torch.ones(4)

@@ -109,7 +109,7 @@ def test_missing_configurations_and_components_raise(folder: Path, tmp_path: Pat
 
 def test_a_truncated_file_raises(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "torn.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:5000])
-    with pytest.raises(CheckpointError, match=r"torn\.safetensors \(5,000 bytes\) is not a whole safetensors file"):
+    with pytest.raises(CheckpointError, match=r"torn\.safetensors \(5,000 bytes\) is not a complete safetensors file"):
         load_pipeline(settings(folder, model=str(tmp_path / "torn.safetensors")))
 
 

@@ -194,7 +194,7 @@ def test_an_environment_that_can_never_be_made_is_an_error(tmp_path: Path) -> No
 
 def test_a_step_whose_exchanges_all_fail_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer_of(tmp_path, {"environment": {"name": f"python:{__name__}:always"}, "max_turns": 2}).train()
-    assert "the environments of all 8 exchanges of this step failed: nothing is trained" in caplog.text
+    assert "the environments of all 8 episodes of this step failed: nothing is trained" in caplog.text
 
 
 def always() -> Environment:
