@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from mmgrpo.policies.diffusion.encoder_cache import EncoderCache
@@ -10,7 +12,7 @@ from benchmarks import forwards, overhead
 from benchmarks.forwards import count_method
 from benchmarks.measuring import lines_of, measure
 from benchmarks.peers import PEERS
-from benchmarks.profiling import group_of, shares
+from benchmarks.profiling import RULES, group_of, shares
 from benchmarks.serving import Load, under_load
 from benchmarks.settings import Passes, Setting, passes_of
 from mmgrpo.config.loading import shipped
@@ -61,14 +63,25 @@ def test_overhead_profile_prints_both_parts(capsys: pytest.CaptureFixture[str]) 
 def test_time_is_charged_to_the_first_owner() -> None:
     denoising = "/checkout/policies/diffusion/"
     assert group_of((denoising + "encoder_cache.py", 1, "_keys")) == "memo"
-    assert group_of((denoising + "pipeline_run.py", 1, "_denoise")) == "ghosts"
-    assert group_of((denoising + "pipeline_run.py", 1, "_installed")) == "preamble: session"
+    assert group_of((denoising + "instrumented_pipeline.py", 1, "_denoise")) == "ghosts"
+    assert group_of((denoising + "instrumented_pipeline.py", 1, "_installed")) == "preamble: session"
     assert group_of(("/site/torch/_tensor.py", 1, "backward")) is None
     # the memo's hashing and the sine are charged to the memo, what calls the memo to nobody
     memo, x = EncoderCache(1024), torch.ones(4)
     found = shares(lambda: [memo(None, torch.sin, (x,), {}) for _ in range(10)])
     assert set(found) == {"memo", "other"}
     assert sum(found.values()) == pytest.approx(1.0)
+
+
+def test_rules_name_code_of_this_checkout() -> None:
+    root = Path(__file__).parents[2]
+    for rule in RULES:
+        if not rule.path.startswith(("policies/", "mmgrpo/", "benchmarks/")):
+            continue
+        files = [*root.glob(f"{rule.path}*.py"), *(root / rule.path).rglob("*.py")]
+        assert files, rule.path
+        source = "".join(path.read_text() for path in files)
+        assert [name for name in rule.functions if f"def {name}" not in source] == []
 
 
 def test_forwards_of_an_unguided_window() -> None:
