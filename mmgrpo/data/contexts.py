@@ -16,12 +16,11 @@ from typing import Any
 
 from mmgrpo.data.corruption import IMAGE_CONTEXTS
 from mmgrpo.data.history import NOTHING, Context, History
-from mmgrpo.data.system_texts import SYSTEM_CONTEXTS
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.registry import Registry
 from mmgrpo.types import Prompt, Sample
 
-CONTEXTS: Registry[Callable[..., Context]] = Registry(IMAGE_CONTEXTS, SYSTEM_CONTEXTS)
+CONTEXTS: Registry[Callable[..., Context]] = Registry(IMAGE_CONTEXTS)
 """Contexts by the name that ``rollout.prompt_templates`` and ``views`` use; called with their settings."""
 
 PLACEHOLDER = re.compile(r"{([^{}]+)}")
@@ -283,7 +282,7 @@ def _add_solution_prefix(
     del member
     share = history.share if share is None else share
     if share is None:
-        raise ConfigError("solution_prefix needs a share, unless the planner says how much is shown")
+        raise ConfigError("solution_prefix needs a share, unless the strategy says how much is shown")
     words = text_column("solution_prefix", prompt, column).split(between)
     prefix = between.join(words[: round(share * len(words))])
     return replace(prompt, prefix=prefix + between) if prefix else prompt

@@ -109,7 +109,7 @@ def weighted(
     def draw(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
         rate_N = _mean_reward(memory, pool, unseen) if column is None else memory.read(column, pool.keys).double()
         weight_N = FORMULAS[formula](rate_N.clamp(0, 1)).clamp(min=floor) + added
-        return is_sampled_B(weight_N.log(), step, num, seed)
+        return sample_by_weight(weight_N.log(), step, num, seed)
 
     read = (COLUMNS["num_samples"], COLUMNS["reward_sum"]) if column is None else (column_of(column),)
     return PromptSampler(draw, read)
@@ -183,7 +183,7 @@ def longest_waiting(
     return [ranked[i % len(ranked)] for i in range(num)]
 
 
-def is_sampled_B(log_weight_N: Tensor, step: int, num: int, seed: int) -> list[int]:
+def sample_by_weight(log_weight_N: Tensor, step: int, num: int, seed: int) -> list[int]:
     """Samples indices by their weights without replacement; repeats only after all were sampled."""
     uniform_N = uniform(derive_seed(seed, DRAW, step), len(log_weight_N))
     return _first(log_weight_N - (-uniform_N.log()).log(), num)

@@ -23,13 +23,13 @@ class Registry(Mapping[str, Value], Generic[Value]):
     all names are listed.
     """
 
-    def __init__(self, *stated: Mapping[str, Value]) -> None:
-        """A registry.
+    def __init__(self, *included: Registry[Value]) -> None:
+        """An empty registry.
 
         Args:
-            *stated: functions by name; another registry stays one, so that what it gains is here too.
+            *included: registries whose functions are found here too, those registered later among them.
         """
-        self._stated = stated
+        self._included = included
         self._registered: dict[str, Value] = {}
 
     @overload
@@ -39,9 +39,9 @@ class Registry(Mapping[str, Value], Generic[Value]):
     def register(self, function: str, /) -> Callable[[Function], Function]: ...
 
     def register(self, function: Any, /) -> Any:
-        """A decorator: registers a function under its own name, or under the name given.
+        """A decorator that registers a function under its own name, or another: ``@REGISTRY.register("name")``.
 
-        Raises ValueError for a name that is taken.
+        Raises ValueError for a name that is registered already.
         """
         if isinstance(function, str):
             return lambda decorated: self._add(function, decorated)
@@ -54,13 +54,10 @@ class Registry(Mapping[str, Value], Generic[Value]):
         return function
 
     def _loaded(self) -> Iterator[Mapping[str, Value]]:
-        """What is registered so far, without importing methods."""
+        """The functions registered so far, without importing any module."""
         yield self._registered
-        for stated in self._stated:
-            if isinstance(stated, Registry):
-                yield from stated._loaded()
-            else:
-                yield stated
+        for registry in self._included:
+            yield from registry._loaded()
 
     def __getitem__(self, name: str) -> Value:
         for attempt in range(2):

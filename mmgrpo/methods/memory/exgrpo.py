@@ -5,7 +5,7 @@ Prompts are sampled by their number of successes, most often those of a medium s
 
 from __future__ import annotations
 
-from mmgrpo.data.samplers import SAMPLERS, Pool, PromptSampler, is_sampled_B
+from mmgrpo.data.samplers import SAMPLERS, Pool, PromptSampler, sample_by_weight
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.columns import COLUMNS
 from mmgrpo.memory import Memory
@@ -35,6 +35,6 @@ def by_successes(*, group: int = 8, width: float = 1.0) -> PromptSampler:
         usable_N = known_N & (successes_N > 0) & (successes_N < group)
         shared_N = torch.bincount(successes_N[usable_N], minlength=group + 1)[successes_N].clamp(min=1)
         log_weight_N = -((successes_N - group / 2) / width).square() / 2 - shared_N.log()
-        return is_sampled_B(log_weight_N.double().where(usable_N, NEVER), step, num, seed)
+        return sample_by_weight(log_weight_N.double().where(usable_N, NEVER), step, num, seed)
 
     return PromptSampler(draw, (COLUMNS["num_samples"], COLUMNS["last_rate"]))

@@ -5,7 +5,7 @@ Prompts are sampled by the posterior of their success rate.
 
 from __future__ import annotations
 
-from mmgrpo.data.samplers import SAMPLERS, Pool, PromptSampler, is_sampled_B
+from mmgrpo.data.samplers import SAMPLERS, Pool, PromptSampler, sample_by_weight
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.columns import COLUMNS
 from mmgrpo.maths.prompt_weights import variance
@@ -28,6 +28,6 @@ def by_posterior(*, scale: float = 0.01) -> PromptSampler:
     def draw(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
         right_N = memory.read("reward_sum", pool.keys).double()
         mean_N = (right_N + 1) / (memory.read("num_samples", pool.keys) + 2)
-        return is_sampled_B(scale * variance(mean_N).clamp(min=0).sqrt() / (right_N + 1), step, num, seed)
+        return sample_by_weight(scale * variance(mean_N).clamp(min=0).sqrt() / (right_N + 1), step, num, seed)
 
     return PromptSampler(draw, (COLUMNS["num_samples"], COLUMNS["reward_sum"]))
