@@ -50,7 +50,7 @@ from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.selections import SELECTIONS, Selection
 from mmgrpo.maths.steps import STEP_WEIGHTS
-from mmgrpo.maths.strategies import OF_GROUP_SIZE, PLANNERS, Planner, Setting
+from mmgrpo.maths.strategies import OF_GROUP_SIZE, STRATEGIES, Setting, Strategy
 from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.maths.terms import TERMS, Term, of_origins, weighted
 from mmgrpo.maths.trees import TREES
@@ -174,7 +174,7 @@ class Algorithm:
     """
 
     config: RunConfig
-    strategy: Planner
+    strategy: Strategy
     prompt_templates: Mapping[str, Context]
     view_templates: Mapping[str, Context]
     task_template: Context | None
@@ -427,9 +427,9 @@ def filters_of(config: AdvantageConfig) -> tuple[Filter, ...]:
     return tuple(_call("advantage.filters", FILTERS, named, Filter) for named in config.filters)
 
 
-def strategy_of(config: RolloutConfig) -> Planner:
+def strategy_of(config: RolloutConfig) -> Strategy:
     """What is sampled at a step. Raises ConfigError as ``objective_of``."""
-    return _call("rollout.strategy", PLANNERS, config.strategy, Planner)
+    return _call("rollout.strategy", STRATEGIES, config.strategy, Strategy)
 
 
 def prompt_templates_of(config: RolloutConfig) -> dict[str, Context]:

@@ -102,7 +102,7 @@ class Step:
         chain, functions = algorithm.advantages, loop.scoring.rewards
         with loop.job.gathered_for_rollout(loop.algorithm.config.runtime):
             rollouts = collect_rollouts(
-                loop.policy, upstream.planner if upstream else algorithm.strategy, self.prompts.prompt,
+                loop.policy, upstream.strategy if upstream else algorithm.strategy, self.prompts.prompt,
                 loop.scoring.scorer, job=loop.job, upstream=upstream, on_samples=on_samples,
                 contexts={**algorithm.prompt_templates, **templates},
                 setting=algorithm.step_setting(self.number, self.memory, self.prompts.key),
@@ -143,8 +143,10 @@ class Step:
 
     def prompt_stats(self, rollouts: Rollouts, rewards: Rewards, advantages: Advantages) -> PromptStats:
         """What the memory will hold of the prompts of the step, the same on every process."""
-        fixed = {"replay": self.algorithm.strategy.replay, "requests": rollouts.requests, "job": self.loop.job}
-        return step_prompt_stats(rewards, advantages, self.prompts.key, step=self.number, **fixed)
+        return step_prompt_stats(
+            rewards, advantages, self.prompts.key, step=self.number, replay=self.algorithm.strategy.replay,
+            requests=rollouts.requests, job=self.loop.job,
+        )  # fmt: skip
 
     def updated_memory(self, stats: PromptStats) -> Memory:
         """The memory after the step."""

@@ -89,11 +89,11 @@ def exchanges(output: Path, resume: Path | None, reward: Reward) -> Trainer:
 
 def trees(output: Path, resume: Path | None, reward: Reward) -> Trainer:
     """Answers that branch."""
-    planner = {"name": "branch_evenly", "every": 2, "levels": 2}
+    strategy = {"name": "branch_evenly", "every": 2, "levels": 2}
     values = {
         **EVERY_STEP,
         "output": str(output),
-        "rollout": {"prompts_per_step": 2, "group_size": 2, "strategy": planner},
+        "rollout": {"prompts_per_step": 2, "group_size": 2, "strategy": strategy},
         "advantage": {"estimators": ["siblings", "along_segments"], "filters": ["each_decision_once"]},
         "update": {"lr": 1e-3},
     }

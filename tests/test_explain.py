@@ -344,7 +344,7 @@ def no_planner() -> int:
 def test_function_that_makes_something_else_is_refused() -> None:
     config = RunConfig.model_validate({"rollout": {"strategy": f"python:{__name__}:no_planner"}})
     with pytest.raises(
-        ConfigError, match=r"rollout\.strategy: python:.*:no_planner gives int; let it return a Planner"
+        ConfigError, match=r"rollout\.strategy: python:.*:no_planner gives int; let it return a Strategy"
     ):
         explanation(config)
 

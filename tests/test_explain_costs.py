@@ -110,25 +110,25 @@ PLANNED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", PLANNED)
-def test_planners_are_played(name: str) -> None:
-    planner, expected = PLANNED[name]
-    assert expected in rows(changed(rollout={"strategy": {"name": name, **planner}}))["planner"]
+def test_strategies_are_simulated(name: str) -> None:
+    strategy, expected = PLANNED[name]
+    assert expected in rows(changed(rollout={"strategy": {"name": name, **strategy}}))["strategy"]
 
 
 def test_a_planner_that_never_ends_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "endless_planner.py").write_text(
-        "from mmgrpo.maths.strategies import Planner\n"
+        "from mmgrpo.maths.strategies import Strategy\n"
         "def endless():\n"
         '    """Asks on while nobody is right."""\n'
         "    def ask(rounds, setting):\n"
         "        more = not rounds or not rounds[0].reward_B.any()\n"
         "        return setting.groups(len(rounds), 1) if more else ()\n"
-        "    return Planner(ask=ask, looks_back=True)\n"
+        "    return Strategy(ask=ask, looks_back=True)\n"
     )
     monkeypatch.chdir(tmp_path)
-    said = rows(changed(rollout={"strategy": {"name": "python:endless_planner:endless"}}))["planner"]
+    said = rows(changed(rollout={"strategy": {"name": "python:endless_planner:endless"}}))["strategy"]
     assert "at least 16 and at most 400 samples generated a step" in said
-    assert said.endswith("stopped after 25 rounds: the planner must return no requests at some time")
+    assert said.endswith("stopped after 25 rounds: the strategy must return no requests at some time")
 
 
 def test_a_method_of_tokens_is_counted_as_it_runs() -> None:
@@ -141,7 +141,7 @@ def test_a_method_of_tokens_is_counted_as_it_runs() -> None:
 
 def test_what_a_planner_draws_is_counted_in_all() -> None:
     said = rows(changed(rollout={"strategy": {"name": "refill", "rounds": 4}}))
-    assert "at least 0 and at most 160 trained on" in said["planner"]
+    assert "at least 0 and at most 160 trained on" in said["strategy"]
     assert said["in all"] == "60 steps, at least 9,600 and at most 38,400 samples, 120 updates"
     assert said["updates"] == "1 epoch x 2 minibatches = 2 updates a rollout"
     # a sample takes 10 forwards, and 4 steps of 160 with a reference beside each, whether found first or last
@@ -189,7 +189,7 @@ def test_whose_passes_run() -> None:
 def test_a_run_spends_what_its_planner_was_said_to_ask_for(tmp_path: Path) -> None:
     tiny = PIPELINES["sd3"]
     settings = {"call": {**tiny.call, **tiny.no_cfg}, "lora": {"rank": 2}}
-    planner = {
+    strategy = {
         "name": "two_stage_scouts",
         "scouts": 3,
         "best": 1,
@@ -201,7 +201,7 @@ def test_a_run_spends_what_its_planner_was_said_to_ask_for(tmp_path: Path) -> No
             "output": str(tmp_path),
             "steps": 1,
             "policy": {"name": "denoising", **settings},
-            "rollout": {"prompts_per_step": 2, "group_size": 2, "strategy": planner},
+            "rollout": {"prompts_per_step": 2, "group_size": 2, "strategy": strategy},
         }
     )
     policy = DenoisingPolicy(tiny.build(), settings)

@@ -40,7 +40,7 @@ HOMES = {
     "SURROGATES": surrogates,
     "TERMS": terms,
     "MODULATIONS": modulations,
-    "PLANNERS": strategies,
+    "STRATEGIES": strategies,
     "SAMPLERS": samplers,
     "SCHEDULES": schedules,
     "CONTROLLERS": controllers,
@@ -134,10 +134,10 @@ def test_the_second_look_draws_again() -> None:
     """Nobody is right in the first two groups of two: two further prompts, and all four groups are trained on."""
 
     def ask(reward: float) -> list[int]:
-        planner = defined("extending.md")["second_look"]()
+        strategy = defined("extending.md")["second_look"]()
         setting = Setting(step=0, num_prompts=2, group_size=2)
         first = Round(
-            requests=planner.ask((), setting),
+            requests=strategy.ask((), setting),
             request_B=torch.tensor([0, 0, 1, 1]),
             prompt_B=torch.tensor([0, 0, 1, 1]),
             member_B=torch.tensor([0, 1, 0, 1]),
@@ -146,8 +146,8 @@ def test_the_second_look_draws_again() -> None:
             length_B=torch.ones(4, dtype=torch.long),
             finished_B=torch.ones(4, dtype=torch.bool),
         )
-        assert planner.ask((first, first), setting) == ()
-        return [request.prompt for request in planner.ask((first,), setting)]
+        assert strategy.ask((first, first), setting) == ()
+        return [request.prompt for request in strategy.ask((first,), setting)]
 
     assert ask(0.0) == [2, 3]
     assert ask(1.0) == []

@@ -16,8 +16,7 @@ def test_identifiers_are_nouns_of_the_field() -> None:
 
 
 def test_public_classes_have_different_names() -> None:
-    allowed = {"Column", "Score"}  # a column of numbers that estimators read, and one of a prompt's memory; two scores
-    assert set(repeated_classes()) <= allowed
+    assert repeated_classes() == {}
 
 
 def test_few_file_names_are_repeated() -> None:

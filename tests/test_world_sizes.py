@@ -119,8 +119,8 @@ def joined_by_replay(output: Path) -> Trainer:
 
 def attempted_again(output: Path) -> Trainer:
     """Groups of two rounds, judged by a reward that compares their members, once they are whole."""
-    planner = {"name": "on_failure", "members": 2, "settings": {"temperature": 1.5}}
-    rollout = {"prompts_per_step": 2, "group_size": 3, "strategy": planner}
+    strategy = {"name": "on_failure", "members": 2, "settings": {"temperature": 1.5}}
+    rollout = {"prompts_per_step": 2, "group_size": 3, "strategy": strategy}
     policy = policy_of("llama", batch=1)
     return finished(Trainer(policy, {"shortest": shortest}, prompts_of("llama"), base(output, rollout=rollout)))
 
@@ -317,7 +317,7 @@ EVERYDAY = (
 BY_NIGHT = tuple(name for name in SCENARIOS if name not in EVERYDAY)
 
 REFILLED = ("refilled", "attempted again", "a tree of images", "moving", "exchanged", "in trees", "in chains")
-"""Those whose planner asks for a second round."""
+"""Those whose strategy asks for a second round."""
 
 
 LAST_PLACES_OF_ONE = 8 * torch.finfo(torch.float32).eps

@@ -33,7 +33,7 @@ from mmgrpo.maths.ratios import BOUNDS
 from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
-from mmgrpo.maths.strategies import PLANNERS
+from mmgrpo.maths.strategies import STRATEGIES
 from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.maths.terms import TERMS
 from mmgrpo.maths.transitions import SAMPLERS
@@ -65,7 +65,7 @@ FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "advantage.combine": COMBINATIONS,
     "advantage.estimators": ESTIMATORS,
     "advantage.filters": FILTERS,
-    "rollout.strategy": PLANNERS,
+    "rollout.strategy": STRATEGIES,
     "rollout.prompt_templates": CONTEXTS,
     "rollout.window": WINDOWS,
     "rollout.tree": TREES,

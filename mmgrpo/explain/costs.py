@@ -11,11 +11,11 @@ from mmgrpo.config.numbers import named_in
 from mmgrpo.explain.formulas import numbers_text, summary, with_defaults
 from mmgrpo.explain.forward_counts import SampleForwards, StepForwards, forwards_per_sample
 from mmgrpo.explain.simulated_rounds import MAX_ROUNDS, SimulatedRounds, simulate_rounds
-from mmgrpo.maths.strategies import PLANNERS
+from mmgrpo.maths.strategies import STRATEGIES
 
 
 def simulated_cases(algorithm: Algorithm) -> list[SimulatedRounds]:
-    """Simulated steps of the run's planner; empty if every step is the same."""
+    """Simulated steps of the run's strategy; empty if every step is the same."""
     return [] if algorithm.config.rollout.strategy.name == "fixed" else simulate_rounds(algorithm)
 
 
@@ -24,8 +24,8 @@ def planner_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Iterato
     if not cases:
         return
     named = config.rollout.strategy
-    function = named_in("rollout.strategy", PLANNERS, named.name)
-    yield "planner", f"{named.name}: {summary(function)}{numbers_text(with_defaults(function, named.numbers))}"
+    function = named_in("rollout.strategy", STRATEGIES, named.name)
+    yield "strategy", f"{named.name}: {summary(function)}{numbers_text(with_defaults(function, named.numbers))}"
     rounds = _range_text(case.num_rounds for case in cases)
     counts = [
         f"{_range_text(case.num_sampled for case in cases)} samples generated a step",
@@ -36,7 +36,7 @@ def planner_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Iterato
     counts.append(f"{_range_text(case.num_trained for case in cases)} trained on")
     yield "", ", ".join(counts)
     if max(case.num_rounds for case in cases) == MAX_ROUNDS:
-        yield "", f"stopped after {MAX_ROUNDS} rounds: the planner must return no requests at some time"
+        yield "", f"stopped after {MAX_ROUNDS} rounds: the strategy must return no requests at some time"
 
 
 def total_samples(config: RunConfig, cases: Sequence[SimulatedRounds]) -> str:
@@ -79,7 +79,7 @@ def cost_rows(
         training = [_training_cost(case, counted, num_steps, num_levels) for case in cases]
         least = min(map(sum, zip(sampling, training, strict=True)))
         most = max(sampling) + max(training)  # all samples are generated and trained on
-        yield "", f"{_range_text(map(round, (least, most)))} a step, for all samples of its planner"
+        yield "", f"{_range_text(map(round, (least, most)))} a step, for all samples of its strategy"
     yield "", "guidance doubles each if it is on; a pipeline that cannot skip its earlier steps replays those as well"
 
 

@@ -66,7 +66,7 @@ def explanation(config: RunConfig, width: int = WIDTH) -> str:
         Lines of labels and texts.
 
     Raises:
-        ConfigError: the objective, advantages, planner, window or settings of the policy are not valid.
+        ConfigError: the objective, advantages, strategy, window or settings of the policy are not valid.
     """
     algorithm = Algorithm.of(config)
     require_advantages(algorithm)

@@ -1,4 +1,4 @@
-"""Simulates the requests of a planner at a step with synthetic rewards.
+"""Simulates the requests of a strategy at a step with synthetic rewards.
 
 Axes: B rows of a round, over all processes.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.maths.columns import COLUMNS
-from mmgrpo.maths.strategies import Planner, Request, Round, Setting, trained
+from mmgrpo.maths.strategies import Request, Round, Setting, Strategy, trained
 from mmgrpo.memory import Memory, ReplayRow
 from mmgrpo.system.lazy import torch
 
@@ -27,7 +27,7 @@ MAX_PLACES = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRounds:
-    """A simulated step of a planner.
+    """A simulated step of a strategy.
 
     Attributes:
         sampled: (request, number of generated samples).
@@ -55,17 +55,17 @@ class SimulatedRounds:
 
 
 def simulate_rounds(algorithm: Algorithm) -> list[SimulatedRounds]:
-    """Steps of the run's planner for groups that all fail, all get 0, all succeed, differ, or are half right.
+    """Steps of the run's strategy for groups that all fail, all get 0, all succeed, differ, or are half right.
 
     Failing rows do not finish and have no branch points; other rows have many. Each case is simulated at the first
     step, with an empty memory, and at the last step, with a full replay memory.
     """
-    config, planner, rollout = algorithm.config, algorithm.strategy, algorithm.config.rollout
+    config, strategy, rollout = algorithm.config, algorithm.strategy, algorithm.config.rollout
     empty = Memory().declared(COLUMNS.values())
     first = Setting(step=0, num_prompts=rollout.prompts_per_step, group_size=rollout.group_size, memory=empty)
-    full = replace(empty, replay={str(p): _rows(str(p), planner) for p in range(first.num_prompts)})
+    full = replace(empty, replay={str(p): _rows(str(p), strategy) for p in range(first.num_prompts)})
     last = replace(first, step=max(config.steps - 1, 0), memory=full)
-    return [_simulate(planner, setting, case) for setting in (first, last) for case in CASES]
+    return [_simulate(strategy, setting, case) for setting in (first, last) for case in CASES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +81,19 @@ CASES = (_Case(-HIGH, -HIGH), _Case(0.0, 0.0), _Case(HIGH, HIGH), _Case(HIGH, 0.
 """All fail, all get 0, all succeed, they differ, half of them are right."""
 
 
-def _rows(key: str, planner: Planner) -> tuple[ReplayRow, ...]:
-    num = 0 if planner.replay is None else min(planner.replay.per_prompt, planner.replay.total)
+def _rows(key: str, strategy: Strategy) -> tuple[ReplayRow, ...]:
+    num = 0 if strategy.replay is None else min(strategy.replay.per_prompt, strategy.replay.total)
     return tuple(ReplayRow(key=key, reward=float(rank), advantage=0.0, step=0) for rank in range(num))
 
 
-def _simulate(planner: Planner, setting: Setting, case: _Case) -> SimulatedRounds:
+def _simulate(strategy: Strategy, setting: Setting, case: _Case) -> SimulatedRounds:
     rounds: list[Round] = []
-    while len(rounds) < MAX_ROUNDS and (requests := tuple(planner.ask(rounds, setting))):
-        num_places = MAX_PLACES if planner.places is not None and case.best > 0 else 0
+    while len(rounds) < MAX_ROUNDS and (requests := tuple(strategy.ask(rounds, setting))):
+        num_places = MAX_PLACES if strategy.places is not None and case.best > 0 else 0
         rounds.append(_round(requests, case, num_places))
-        if not planner.looks_back:
+        if not strategy.looks_back:
             break
-    keep = planner.kept(rounds, setting) if planner.looks_back else [trained(played) for played in rounds]
+    keep = strategy.kept(rounds, setting) if strategy.looks_back else [trained(played) for played in rounds]
     is_supplied = [torch.tensor([bool(r.requests[n].given) for n in r.request_B.tolist()]) for r in rounds]
     return SimulatedRounds(
         sampled=[(request, len(request.members)) for request in _requests(rounds) if not request.given],

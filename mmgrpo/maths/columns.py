@@ -118,8 +118,8 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
         )
     }
 )
-"""Columns that a step fills, by the name under which samplers, estimators and planners ask for them; ``share`` with how
-much of an answer the planner last had shown."""
+"""Columns that a step fills, by the name that samplers, estimators and strategies read; ``share`` is the part of an
+answer that the strategy showed last."""
 
 
 def column_of(name: str, numbers: Mapping[str, float] | None = None) -> Column:

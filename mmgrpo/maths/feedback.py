@@ -28,7 +28,7 @@ VECTORS = ("reward_B", "valid_B", "group_B", "finished_B", "origin_B", "after_B"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class SampleColumn:
     """A number per sample, where it has one.
 
     Attributes:
@@ -171,7 +171,7 @@ class Feedback:
     std_BT: Tensor | None = None
     token_BT: Tensor | None = None
     values: Mapping[Value, Tensor] = field(default_factory=dict)
-    rewards: Mapping[str, Column] = field(default_factory=dict)
+    rewards: Mapping[str, SampleColumn] = field(default_factory=dict)
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     scoped: Mapping[str, Scoped] = field(default_factory=dict)
     origin_B: Tensor | None = None
@@ -213,7 +213,7 @@ class Feedback:
         found_BT = self._named("value", str(value), {str(key): value_BT for key, value_BT in self.values.items()})
         return found_BT.where(self.mask_BT, 0.0)
 
-    def reward(self, name: str) -> Column:
+    def reward(self, name: str) -> SampleColumn:
         """A single reward. Raises ConfigError, which names the rewards there are."""
         return self._named("reward", name, self.rewards)
 

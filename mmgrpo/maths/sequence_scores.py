@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class SequenceScore:
     """A score, and what it reads.
 
     Attributes:
@@ -87,7 +87,7 @@ SCORES: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = MappingProxyT
 """Scores by the name that a method's configuration uses."""
 
 
-def score(name: str, *, against: str = OLD) -> Score:
+def score(name: str, *, against: str = OLD) -> SequenceScore:
     """The score of that name, its ratio against the policy that sampled or another view.
 
     Raises: UnknownNameError for a name that is none.
@@ -102,4 +102,4 @@ def score(name: str, *, against: str = OLD) -> Score:
         # masked before any arithmetic: 0 * inf in a backward pass is NaN
         return SCORES[name](decisions.logprob_BT.where(keep_BT, 0.0), other_BT.detach().where(keep_BT, 0.0), keep_BT)
 
-    return Score(of=of, values=() if other is None else (other,))
+    return SequenceScore(of=of, values=() if other is None else (other,))

@@ -83,7 +83,7 @@ def combined_reward(scores: Scores, group_B: Tensor, chain: AdvantageChain, pena
 def combine_rewards(
     scores: Scores, group_B: Tensor, *, reward_functions: Sequence[NamedReward], chain: AdvantageChain, step: int
 ) -> CombinedRewards:
-    """What the scores of a round come to as they count at a step, for planners."""
+    """What the scores of a round come to as they count at a step, for strategies."""
     counting = shape_scores(scores, reward_functions, step).scores
     return CombinedRewards(combined_reward(counting, group_B, chain), counting.scored_B)
 
@@ -197,7 +197,7 @@ class Advantages:
         advantage_BT: float32 advantage of each decision.
         reward_B: float64, what the rewards of each row come to.
         zero_B: bool, rows that count as zeros in means over samples although nothing of them is trained on.
-        chosen_B: bool, the rows that the planner keeps; groups without any are no part of a minibatch.
+        chosen_B: bool, the rows that the strategy keeps; groups without any are no part of a minibatch.
         divergence_N: of the whole job's samples from the reference, where it was taken off their rewards.
         credit: of the whole job's samples.
         local_rows: this process's rows among them.

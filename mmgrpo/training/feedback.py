@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.distributed.job import Job
-from mmgrpo.maths.feedback import Column, Feedback, job_feedback
+from mmgrpo.maths.feedback import Feedback, SampleColumn, job_feedback
 from mmgrpo.maths.feedback import joined as joined_feedback
 from mmgrpo.policy import Policy
 from mmgrpo.training.score_rollouts import Rewards
@@ -71,7 +71,7 @@ def feedback_of(
         token_BT=rollout.token_BT,
         values=values,
         rewards={
-            name: Column(value_B=scores.value_BR[local_rows, r].double(), valid_B=scores.valid_BR[local_rows, r])
+            name: SampleColumn(value_B=scores.value_BR[local_rows, r].double(), valid_B=scores.valid_BR[local_rows, r])
             for r, name in enumerate(scores.names)
         },
         columns=_columns(rollout.samples),

@@ -37,7 +37,7 @@ def keep_forgetting(policy: Policy, rollouts: Sequence[Rollout], config: Forgett
         ConfigError: the policy keeps no weights.
     """
     if not isinstance(policy, SupportsNamedWeights):
-        raise ConfigError(f"the planner draws with weights of its own, and {type(policy).__name__} keeps none")
+        raise ConfigError(f"the strategy draws with weights of its own, and {type(policy).__name__} keeps none")
     num_rows = sum(job.gather(sum(int(rollout.mask_BT.any(1).sum()) for rollout in rollouts)))
     entropy, count, num_forwards = _backward(policy, rollouts, config, num_rows)
     job.sum_gradients(policy.trainable)  # all have met, and none takes turns while the weights are elsewhere

@@ -62,7 +62,7 @@ def verified(
         candidate.sample.tokens is None or candidate.sample.turn_ends or candidate.old_logprob_T is None
         for candidate in drafts
     ):
-        raise ConfigError("drafts are texts of one turn with their log-probabilities: choose another planner")
+        raise ConfigError("drafts are texts of one turn with their log-probabilities: choose another strategy")
     unscored = [replace(candidate, old_logprob_T=None, origin=Origin.ON_POLICY) for candidate in drafts]
     rollout = read(policy, unscored, replace(plan, on_samples=None), seed)
     if not all(rollout.tokens_match_sample(row) for row in range(len(unscored))):
@@ -85,7 +85,9 @@ def verified(
 def reader(policy: Policy) -> SupportsOffPolicyScoring:
     """The policy as one that reads. Raises ConfigError for one that only draws."""
     if not isinstance(policy, SupportsOffPolicyScoring):
-        raise ConfigError(f"the planner reads samples, and {type(policy).__name__} only draws: choose another planner")
+        raise ConfigError(
+            f"the strategy reads samples, and {type(policy).__name__} only draws: choose another strategy"
+        )
     return policy
 
 
@@ -94,7 +96,7 @@ def _off_policy_sample(source: object, prompt: Prompt, group: int, member: int) 
         text = prompt.columns.get(source.column)
         if not isinstance(text, str):
             raise DataError(
-                f"the planner reads answers from the column {source.column!r}; the row has {sorted(prompt.columns)}"
+                f"the strategy reads answers from the column {source.column!r}; the row has {sorted(prompt.columns)}"
             )
         return OffPolicySample(sample=Sample(prompt=prompt, group=group, member=member, text=text))
     assert isinstance(source, ReplayRow)

@@ -27,7 +27,7 @@ class PromptStats:
         valid_B: bool, whether any reward applied.
         step: counted from 0.
         rows: those that may be read again, in a fixed order.
-        shares: how much of an answer the planner last asked to be shown of a prompt, by key.
+        shares: how much of an answer the strategy last asked to be shown of a prompt, by key.
         rewards: float64 (B,), what each single reward said of each row, by name; 0 where it does not apply.
     """
 

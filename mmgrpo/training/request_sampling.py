@@ -159,7 +159,7 @@ def _histories(
 
     def history(request: Request) -> History:
         if wrong := [identity for identity in request.after if identity not in row_of]:
-            raise ConfigError(f"the planner draws after rows {wrong} (group, member), which no round before has drawn")
+            raise ConfigError(f"the strategy draws after rows {wrong} (group, member), which no round before has drawn")
         identities = request.after or members_of.get(request.prompt, [])
         samples = [rollout.samples[row] for rollout, row in (row_of[identity] for identity in identities)]
         return History(
@@ -181,14 +181,14 @@ def _continued(request: Request, row_of: Mapping[tuple[int, int], tuple[Rollout,
     rollout, row = row_of.get((request.prompt, member), (None, 0))
     if rollout is None:
         raise ConfigError(
-            f"the planner goes on from member {member} of prompt {request.prompt}, which no round before has drawn"
+            f"the strategy goes on from member {member} of prompt {request.prompt}, which no round before has drawn"
         )
     sample = rollout.samples[row]
     if sample.tokens is None or sample.turn_ends or not rollout.tokens_match_sample(row):
         raise ConfigError("only what is written in one turn can be gone on from: denoisers part by rollout.tree")
     if not after < len(sample.tokens):
         raise ConfigError(
-            f"the planner goes on after decision {after} of member {member} of prompt {request.prompt}, which has "
+            f"the strategy goes on after decision {after} of member {member} of prompt {request.prompt}, which has "
             f"{len(sample.tokens)}: the last one to go on from is {len(sample.tokens) - 1}"
         )
     return Continuation(
@@ -214,7 +214,7 @@ def _entries(
         return [_Entry(number, request.prompt, prompt, request.members, _continued(request, row_of))]
     if request.context not in contexts:
         raise ConfigError(
-            f"the planner shows prompts in the context {request.context!r}, which rollout.prompt_templates does not "
+            f"the strategy shows prompts in the context {request.context!r}, which rollout.prompt_templates does not "
             f"have; it has {sorted(contexts)}"
         )
     show, history, entries = contexts[request.context], history_of(request), []
@@ -362,5 +362,5 @@ def _weights(policy: Policy, name: str | None) -> AbstractContextManager[None]:
     if name is None:
         return nullcontext()
     if not isinstance(policy, SupportsNamedWeights):
-        raise ConfigError(f"the planner draws with the weights {name!r}, and {type(policy).__name__} keeps none")
+        raise ConfigError(f"the strategy draws with the weights {name!r}, and {type(policy).__name__} keeps none")
     return policy.weights.using(name)

@@ -1,4 +1,4 @@
-"""Gathering: what a planner asks for, round by round, drawn by the policy and handed to the rewards as it comes.
+"""Gathering: what a strategy asks for, round by round, drawn by the policy and handed to the rewards as it comes.
 
 Axes: B rows, N rows of the whole job, T decisions.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from mmgrpo.data.history import Context
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.strategies import Planner, Request, Round, Setting
+from mmgrpo.maths.strategies import Request, Round, Setting, Strategy
 from mmgrpo.maths.strategies.branch_points import Places, Row, height
 from mmgrpo.policy import Policy, SupportsTextOffsets
 from mmgrpo.scoring import PendingScores, Scorer
@@ -36,7 +36,7 @@ class Rollouts:
         keep_B: bool, the rows that are trained on and that groups are compared by.
         scored: the rewards' work on them, begun while they were drawn.
         requests: what was asked of the whole job, over all rounds.
-        num_rounds: how often the planner was asked.
+        num_rounds: how often the strategy was asked.
         seed: of the step.
         num_unshown: how many members the whole job was asked for whose context had nothing to show.
         root_of: of groups drawn after the rows of others, the group whose data row is theirs as well.
@@ -63,14 +63,14 @@ class UpstreamRollouts:
 
     Attributes:
         rollout: its rows on this process.
-        planner: what is drawn after them, in place of what the configuration plans.
+        strategy: what is drawn after them, in place of what the configuration plans.
         owner: the process of each group.
         root_of: the group whose data row a group has, where that is another one.
         templates: how its samples are shown, by name.
     """
 
     rollout: Rollout
-    planner: Planner
+    strategy: Strategy
     owner: Mapping[int, int]
     root_of: Mapping[int, int]
     templates: Mapping[str, Context] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class CombinedRewards:
 
 def collect_rollouts(
     policy: Policy,
-    planner: Planner,
+    strategy: Strategy,
     prompt_of: PromptOf,
     scorer: Scorer,
     *,
@@ -104,19 +104,19 @@ def collect_rollouts(
     on_samples: OnSamples = lambda samples: None,
     upstream: UpstreamRollouts | None = None,
 ) -> Rollouts:
-    """Draws what the planner asks for until it asks for nothing more.
+    """Draws what the strategy asks for until it asks for nothing more.
 
     The groups of a round are shared out over the processes; a group stays on the process that drew its first member.
 
     Args:
         policy: what draws.
-        planner: what is drawn.
+        strategy: what is drawn.
         prompt_of: a prompt of the step by its identity.
         scorer: the rewards, which are handed each sample as it is drawn.
-        setting: the step, as the planner is told of it.
-        plan: how decisions are drawn; its prompts and members are the planner's.
+        setting: the step, as the strategy is told of it.
+        plan: how decisions are drawn; its prompts and members are the strategy's.
         job: the processes.
-        value: what scores of a whole round, with the group of each row, combine to, and where any applied; for planners
+        value: combines the scores of a round, given the group of each row, and says where any applied; for strategies
             that look back.
         contexts: what a member is shown in place of the prompt, by name.
         reads: whether samples are drawn without noise and what is trained on is read of them
@@ -128,7 +128,7 @@ def collect_rollouts(
         What came of it.
 
     Raises:
-        ConfigError: the planner asks for what the policy or the configuration does not have, or nothing random was
+        ConfigError: the strategy asks for what the policy or the configuration does not have, or nothing random was
             drawn.
     """
     owner: dict[int, int] = dict(upstream.owner) if upstream else {}
@@ -138,15 +138,15 @@ def collect_rollouts(
     round_rollouts: list[RoundRollouts] = []
     num_extra_forwards = 0
     pending_rounds: list[PendingSamples] = []
-    values = plan.values if planner.places is None else tuple(dict.fromkeys((*plan.values, *planner.places.values)))
-    while requests := tuple(planner.ask(rounds, setting)):
+    values = plan.values if strategy.places is None else tuple(dict.fromkeys((*plan.values, *strategy.places.values)))
+    while requests := tuple(strategy.ask(rounds, setting)):
         root_of.update(_roots(requests, owner, root_of))
         owner.update({prompt: owner[root] for prompt, root in root_of.items()})
         _assign(requests, owner, loads)
         local_requests = [n for n, request in enumerate(requests) if owner[request.prompt] == job.rank]
-        if planner.forgetting and round_rollouts:
+        if strategy.forgetting and round_rollouts:
             num_extra_forwards += keep_forgetting(
-                policy, [rollout for each in round_rollouts for rollout in each.rollouts], planner.forgetting, job
+                policy, [rollout for each in round_rollouts for rollout in each.rollouts], strategy.forgetting, job
             )
         pending = scorer.open(group_sizes=_sizes([requests[n] for n in local_requests]))
 
@@ -170,19 +170,19 @@ def collect_rollouts(
         )
         round_rollouts.append(rollouts)
         part = PendingSamples(pending, rollouts.samples)
-        if not planner.looks_back:
+        if not strategy.looks_back:
             pending_rounds.append(part)
             break
-        round_rows = _rows_of_all(rollouts, part, policy, planner.places, job)
+        round_rows = _rows_of_all(rollouts, part, policy, strategy.places, job)
         rounds.append(_round(requests, round_rows, value))
         pending_rounds.append(replace(part, scores=round_rows[job.rank].scores))
     if not any(each.trained for each in round_rollouts):
-        raise ConfigError("the planner asked for nothing to train on on this process: raise rollout.prompts_per_step")
+        raise ConfigError("the strategy asked for nothing to train on on this process: raise rollout.prompts_per_step")
     rollout = _joined(round_rollouts, policy, plan)
     if not bool(rollout.mask_BT.any()):
         raise ConfigError("no decision of the rollout is random, so nothing can be learnt: raise policy.strength")
     trained_B = torch.cat([each.trained_B for each in round_rollouts])
-    keep_B = trained_B & _kept(planner, rounds, setting, round_rollouts, job)
+    keep_B = trained_B & _kept(strategy, rounds, setting, round_rollouts, job)
     return Rollouts(
         rollout=replace(
             rollout,
@@ -285,7 +285,7 @@ def _round(
 ) -> Round:
     """The round as all processes know it."""
     if value is None:
-        raise ConfigError("a planner that looks back needs to know what the scores combine to")
+        raise ConfigError("a strategy that looks back needs to know what the scores combine to")
     identity_B2 = torch.cat([part.identity_B2 for part in parts])
     valued = value(Scores.concat([part.scores for part in parts]), identity_B2[:, 0])
     return Round(
@@ -311,7 +311,7 @@ def _rows(rollouts: RoundRollouts, policy: Policy, places: Places) -> list[Row]:
         if sample.tokens is None or sample.turn_ends or not rollout.tokens_match_sample(row):
             raise ConfigError("only what is written in one turn can be gone on from: denoisers part by rollout.tree")
         if places.text and not isinstance(policy, SupportsTextOffsets):
-            raise ConfigError(f"the planner looks for places in texts, which {type(policy).__name__} does not tell")
+            raise ConfigError(f"the strategy looks for places in texts, which {type(policy).__name__} does not tell")
         place_rows.append(
             Row(
                 num_decisions=len(sample.tokens),
@@ -348,13 +348,13 @@ def _joined(round_rollouts: Sequence[RoundRollouts], policy: Policy, plan: Plan)
 
 
 def _kept(
-    planner: Planner, rounds: Sequence[Round], setting: Setting, round_rollouts: Sequence[RoundRollouts], job: Job
+    strategy: Strategy, rounds: Sequence[Round], setting: Setting, round_rollouts: Sequence[RoundRollouts], job: Job
 ) -> Tensor:
-    """This process's rows of what the planner keeps."""
-    if not planner.looks_back:
+    """This process's rows of what the strategy keeps."""
+    if not strategy.looks_back:
         return torch.cat([rollouts.trained_B for rollouts in round_rollouts])
     counts = job.gather([len(rollouts.request_B) for rollouts in round_rollouts])
-    keep_of_round = planner.kept(rounds, setting)
+    keep_of_round = strategy.kept(rounds, setting)
     local_keep = []
     for number, round_keep_N in enumerate(keep_of_round):
         start = sum(count[number] for count in counts[: job.rank])

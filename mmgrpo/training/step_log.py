@@ -45,7 +45,7 @@ class StepLog:
     def line(self, step: int, update: UpdateMetrics, metrics: Mapping[str, float], job: Job) -> dict[str, Any]:
         """The line of an update. A collective.
 
-        ``count/forwards_per_sample`` are all forwards of the step so far, those of samples drawn for the planner alone
+        ``count/forwards_per_sample`` are all forwards of the step so far, those of samples drawn for the strategy alone
         too, per sample that may be trained on.
         """
         self._num_forwards += update.gradient.num_forwards

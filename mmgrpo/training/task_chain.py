@@ -50,10 +50,14 @@ class TaskLink:
         parts = job.gather([sample.identity for sample in samples])
         owner = {group: rank for rank, part in enumerate(parts) for group, _ in part}
         identities = [identity for part in parts for identity in part]
-        planner = following(identities, compare=self._config.compare)
+        strategy = following(identities, compare=self._config.compare)
         rollouts = leader.rollouts
         return leader.prompts, UpstreamRollouts(
-            rollout=rollouts.rollout, planner=planner, owner=owner, root_of=rollouts.root_of, templates=self._templates
+            rollout=rollouts.rollout,
+            strategy=strategy,
+            owner=owner,
+            root_of=rollouts.root_of,
+            templates=self._templates,
         )
 
     def show(self, prompts: Sequence[Prompt]) -> list[Prompt]:

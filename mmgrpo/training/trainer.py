@@ -188,7 +188,7 @@ class Trainer:
             self.evaluate()
 
     def rollout(self, before: Mapping[str, TaskRollouts]) -> TaskRollouts:
-        """Draws what the planner asks for at this step, and hands it to the rewards."""
+        """Draws what the strategy asks for at this step, and hands it to the rewards."""
         clock, job = time.perf_counter(), self.job
         step, upstream = self.loop.at(self.step, self.session.memory), None
         if self.task_link:

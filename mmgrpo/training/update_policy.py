@@ -213,6 +213,6 @@ def _with_still_views(policy: Policy, advantages: Advantages, objective: Objecti
 
 
 def _group_indices(group_B: Tensor, chosen_B: Tensor, job: Job) -> Tensor:
-    """The place of each row's group among those of the whole job that a planner keeps, so that minibatches are even."""
+    """The index of each row's group among those of the job that a strategy keeps, so that minibatches are even."""
     groups = torch.cat(job.gather(group_B[chosen_B])).unique()
     return torch.searchsorted(groups, group_B)

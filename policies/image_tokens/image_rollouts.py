@@ -218,7 +218,7 @@ class ImageRollouts:
         if plan.environment is not None or any(plan.continues or ()):
             raise PolicyError(
                 "image tokens support no environments and no continuations: leave out rollout.environment and "
-                "such planners"
+                "such strategies"
             )
         if unknown := [name for name in plan.sample_values if name not in NUMBERS]:
             raise ConfigError(

@@ -242,7 +242,7 @@ def language_prompts(name: str, num: int = 6) -> list[Prompt]:
     return prompts
 
 
-REFILLED = "the planner leaves no group of equal rewards to drop"
+REFILLED = "the strategy leaves no group of equal rewards to drop"
 
 ALL_STEPS = "a run without a window trains every step too"
 PIPELINE_SAMPLER = "a pipeline of flow matching without a sampler has this one"

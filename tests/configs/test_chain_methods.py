@@ -16,7 +16,7 @@ from mmgrpo.algorithm import Algorithm
 from mmgrpo.config.loading import load_config
 from mmgrpo.data.history import History
 from mmgrpo.maths.aggregates import count
-from mmgrpo.maths.feedback import Column, Scoped
+from mmgrpo.maths.feedback import SampleColumn, Scoped
 from mmgrpo.maths.strategies import Round, Setting
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.build import build_rewards
@@ -108,14 +108,14 @@ PLAYS: dict[str, Play] = {
 
 @pytest.mark.parametrize("name", PLAYS)
 def test_who_is_followed_by_whom(name: str) -> None:
-    play, planner = PLAYS[name], Algorithm.of(config_of(name)).strategy
+    play, strategy = PLAYS[name], Algorithm.of(config_of(name)).strategy
     setting, rounds, asked = Setting(step=0, num_prompts=2, group_size=2), list[Round](), []
     for rewards, cut_off in zip(play.rewards, play.unfinished, strict=False):
-        requests = planner.ask(rounds, setting)
+        requests = strategy.ask(rounds, setting)
         asked.append([(one.prompt, one.members[0], len(one.members), one.context, one.after) for one in requests])
         rounds.append(drawn(requests, rewards, [place not in cut_off for place in range(len(rewards))]))
     assert asked[1:] == list(play.asked)
-    assert planner.ask(rounds, setting) == ()
+    assert strategy.ask(rounds, setting) == ()
 
 
 COLUMNS = {"answer": "7", "question": "which?", "response": "it is 8", "verdict": "Correct"}
@@ -277,7 +277,7 @@ def test_care_gives_likely_answers_more() -> None:
         values={of_view("slow"): logprob_BT},
         scoped={"answer": answer},
     )
-    right = Column(value_B=torch.tensor([1.0, 1.0, 1.0, 0.0]).double(), valid_B=feedback.valid_B)
+    right = SampleColumn(value_B=torch.tensor([1.0, 1.0, 1.0, 0.0]).double(), valid_B=feedback.valid_B)
     found_BT = estimator.assign(replace(feedback, rewards={"accuracy": right}), torch.zeros(4, 2))
     std = 1.1902381 + 1e-4
     assert found_BT[:, 0].tolist() == pytest.approx([0.75 / std, 0.25 / std, 0.75 / std, -1.75 / std], abs=1e-6)

@@ -22,7 +22,7 @@ from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample
 from tests.policies.tiny_language import policy_of, prompts_of
 
-# One of: scale, remembered baseline, filter, surrogate, ratio level, group loss, planner, order of prompts, moving
+# One of: scale, remembered baseline, filter, surrogate, ratio level, group loss, strategy, order of prompts, moving
 # reference, group reward, replayed rows.
 BOTH = ["mapo", "spo", "gfpo", "sapo", "gspo", "disco", "dapo", "greso", "prorl", "unlikeliness-reward", "repo"]
 # Credit of tokens, selection, modulation, trees, rows of others, views, auxiliary losses.

@@ -10,15 +10,15 @@ import torch
 from mmgrpo.algorithm import Algorithm, prompt_sampler
 from mmgrpo.config.schedules import Course, config_at
 from mmgrpo.data.history import History
-from mmgrpo.maths.strategies import Answer, Planner, Request, Setting
+from mmgrpo.maths.strategies import Answer, Request, Setting, Strategy
 from mmgrpo.memory import Memory, ReplayRow
 from mmgrpo.types import Prompt
 from tests.configs.method_steps import config_of
 from tests.data.test_samplers import after, pool
-from tests.maths.test_planners import answered, kept
+from tests.maths.test_strategies import answered, kept
 
 
-def planner_of(name: str, step: int = 0) -> Planner:
+def planner_of(name: str, step: int = 0) -> Strategy:
     return Algorithm.of(config_of(name)).at(step, Memory()).strategy
 
 
@@ -95,12 +95,12 @@ def test_each_part_states_a_length() -> None:
 
 @pytest.mark.parametrize(("name", "columns"), [("gcpo", ["solution"]), ("ampo", ["teacher_1", "teacher_2"])])
 def test_answers_take_the_place_of_failures(name: str, columns: Sequence[str]) -> None:
-    planner, setting = planner_of(name), Setting(step=0, num_prompts=2, group_size=4)
-    first = answered(planner.ask((), setting), [1, 0, 0, 0, 0, 0, 0, 0])
-    (read,) = planner.ask([first], setting)
+    strategy, setting = planner_of(name), Setting(step=0, num_prompts=2, group_size=4)
+    first = answered(strategy.ask((), setting), [1, 0, 0, 0, 0, 0, 0, 0])
+    (read,) = strategy.ask([first], setting)
     assert (read.prompt, read.given) == (1, tuple(Answer(column) for column in columns))
     left = [True] * (8 - len(columns)) + [False] * len(columns)
-    assert kept(planner, [first, answered([read], [1] * len(columns))], setting) == [left, [True] * len(columns)]
+    assert kept(strategy, [first, answered([read], [1] * len(columns))], setting) == [left, [True] * len(columns)]
 
 
 def test_the_right_row_that_was_surest_comes_back() -> None:
@@ -133,8 +133,8 @@ def test_the_least_variance_rises() -> None:
     """One of four right: 3/4 of the largest variance, enough at first; from step 20 on it takes two."""
     for step, asked in ((19, ()), (20, (Request(prompt=1, members=(0, 1, 2, 3)),))):
         setting = Setting(step=step, num_prompts=1, group_size=4)
-        planner = planner_of("vcrl", step)
-        assert planner.ask([answered(planner.ask((), setting), [1, 0, 0, 0])], setting) == asked
+        strategy = planner_of("vcrl", step)
+        assert strategy.ask([answered(strategy.ask((), setting), [1, 0, 0, 0])], setting) == asked
 
 
 def test_the_weights_of_re_schedule_turn_over_at_half_time() -> None:

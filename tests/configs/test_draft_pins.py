@@ -23,7 +23,7 @@ from mmgrpo.methods.strategies.seele import Curve, adaptive_hints, fitted
 from mmgrpo.training.prompt_stats import PromptStats, update_prompt_stats
 from mmgrpo.types import Prompt
 from tests.configs.method_steps import config_of
-from tests.maths.test_planners import answered
+from tests.maths.test_strategies import answered
 
 FOUR = Setting(step=0, num_prompts=4, group_size=2)
 
@@ -40,22 +40,22 @@ def test_positives_take_the_places_of_the_first_rows(
     temperature: float, most: int, rewards: list[int], room: int, placed: list[int]
 ) -> None:
     """_select_by_advantage and the entropy_batch of AEPO's ray_trainer.py: positives first, then batch[sample_num:]."""
-    planner = with_tempered(temperature=temperature, most=most)
-    first = answered(planner.ask((), FOUR), [0] * 8)
-    (again,) = planner.ask([first], FOUR)  # the first quarter of four prompts
+    strategy = with_tempered(temperature=temperature, most=most)
+    first = answered(strategy.ask((), FOUR), [0] * 8)
+    (again,) = strategy.ask([first], FOUR)  # the first quarter of four prompts
     assert (again.prompt, again.members, again.settings) == (0, (2, 3), {"temperature": temperature})
     assert (again.behind_prompt, again.as_own) == (True, True)
     rounds = [first, answered([again], rewards)]
-    assert planner.ask(rounds, FOUR) == ()
-    kept = [keep_B.int().tolist() for keep_B in planner.kept(rounds, FOUR)]
+    assert strategy.ask(rounds, FOUR) == ()
+    kept = [keep_B.int().tolist() for keep_B in strategy.kept(rounds, FOUR)]
     assert kept == [[0] * room + [1] * (8 - room), placed]
 
 
 def test_few_positives_and_all_prompts() -> None:
-    planner = with_tempered(share=1.0, most=2, temperature=1.2)
-    first = answered(planner.ask((), FOUR), [0] * 8)
-    second = answered(planner.ask([first], FOUR), [0, 1] * 4)
-    assert [keep_B.int().tolist() for keep_B in planner.kept([first, second], FOUR)] == [
+    strategy = with_tempered(share=1.0, most=2, temperature=1.2)
+    first = answered(strategy.ask((), FOUR), [0] * 8)
+    second = answered(strategy.ask([first], FOUR), [0, 1] * 4)
+    assert [keep_B.int().tolist() for keep_B in strategy.kept([first, second], FOUR)] == [
         [0, 0, 1, 1, 1, 1, 1, 1],
         [0, 1, 0, 1, 0, 0, 0, 0],
     ]
@@ -73,11 +73,11 @@ def test_the_temperature_follows_the_entropy() -> None:
         memory = course.controlled(memory, {"rollout/logprob_mean": logprob})
         found.append(course.at(1, memory).values["rollout.strategy.temperature"])
     assert found == [0.8, 1.2, 1.2]
-    planner = strategy_of(course.at(0, Memory()).config.rollout)
-    requests = planner.ask([answered(planner.ask((), FOUR), [0] * 8)], FOUR)
+    strategy = strategy_of(course.at(0, Memory()).config.rollout)
+    requests = strategy.ask([answered(strategy.ask((), FOUR), [0] * 8)], FOUR)
     assert requests[0].settings == {"temperature": 1.2}
     three = replace(FOUR, num_prompts=3)  # of which a quarter is less than one
-    assert [one.prompt for one in planner.ask([answered(planner.ask((), three), [0] * 6)], three)] == [0]
+    assert [one.prompt for one in strategy.ask([answered(strategy.ask((), three), [0] * 6)], three)] == [0]
 
 
 def test_what_means_the_same_is_no_place_to_part() -> None:
@@ -96,18 +96,18 @@ def test_the_highest_place_of_all_rows_is_gone_on_from() -> None:
     places = meanings_part()(row)
     assert (places, height(row, places), height(row, [])) == ([2, 3, 1], -0.5, float("-inf"))
     three = replace(FOUR, num_prompts=1, group_size=3)
-    planner, rounds = branch_one_by_one(from_root=0.0), []
+    strategy, rounds = branch_one_by_one(from_root=0.0), []
     for found, high in (((2, 1), -0.5), ((3,), -0.5)):
-        (request,) = planner.ask(rounds, three)
+        (request,) = strategy.ask(rounds, three)
         assert request.members == (len(rounds),)
         rounds.append(replace(answered([request], [0]), places_B=[found], heights_B=[high]))
-    (last,) = planner.ask(rounds, three)  # of equal ones the first row's
+    (last,) = strategy.ask(rounds, three)  # of equal ones the first row's
     assert (rounds[1].requests[0].continues, last.continues) == (Branch(0, 2), Branch(0, 2))
     higher = replace(rounds[1], heights_B=[-0.4])
-    assert planner.ask([rounds[0], higher], three)[0].continues == Branch(1, 3)
+    assert strategy.ask([rounds[0], higher], three)[0].continues == Branch(1, 3)
     assert branch_one_by_one(from_root=1.0).ask(rounds, three)[0].continues is None
-    assert planner.ask([replace(rounds[0], places_B=[()])], three)[0].continues is None
-    assert planner.ask([*rounds, rounds[1]], three) == ()
+    assert strategy.ask([replace(rounds[0], places_B=[()])], three)[0].continues is None
+    assert strategy.ask([*rounds, rounds[1]], three) == ()
     with pytest.raises(ConfigError, match="with a probability"):
         branch_one_by_one(from_root=2.0)
     with pytest.raises(ConfigError, match="a power above 0"):
@@ -134,23 +134,23 @@ def test_the_curve_goes_through_the_rounds_so_far() -> None:
 
 
 def test_each_round_shows_what_makes_half_of_it_right() -> None:
-    planner = Algorithm.of(config_of("seele")).strategy
+    strategy = Algorithm.of(config_of("seele")).strategy
     memory = Memory().declared([column_of("share")]).write("share", ["1"], torch.tensor([0.25], dtype=torch.float64))
     setting = replace(FOUR, num_prompts=2, group_size=8, memory=memory)
     rounds, shares = [], []
     for rewards in ([1, 1, 0, 1], [0, 0, 1, 0], [1, 0, 1, 0], [1, 0, 0, 1]):
-        requests = planner.ask(rounds, setting)
+        requests = strategy.ask(rounds, setting)
         assert [request.members for request in requests] == [(2 * len(rounds), 2 * len(rounds) + 1)] * 2
         assert {request.context for request in requests} == {"begun"}
         shares.append([request.share for request in requests])
         rounds.append(answered(requests, rewards))
-    assert planner.ask(rounds, setting) == ()
+    assert strategy.ask(rounds, setting) == ()
     assert shares[0] == [0.99, 0.25]  # never seen, and where it ended
     assert shares[1] == [fitted([(0.99, 1.0)]).share_for(0.5), fitted([(0.25, 0.5)]).share_for(0.5)]
     second = [(0.99, 1.0), (shares[1][0], 0.0)], [(0.25, 0.5), (shares[1][1], 0.5)]
     assert shares[2] == [fitted(points).share_for(0.5) for points in second]
     with pytest.raises(ConfigError, match="equal rounds"):
-        planner.ask((), replace(setting, group_size=6))
+        strategy.ask((), replace(setting, group_size=6))
     with pytest.raises(ConfigError, match="adaptive_hints needs"):
         adaptive_hints(context="begun", target=1.0)
 

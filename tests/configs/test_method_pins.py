@@ -68,9 +68,9 @@ def test_each_decision_of_a_tree_trains_once() -> None:
 @pytest.mark.parametrize("name", ["dapo", "clip-cov", "greso", "kl-cov", "klear-gppo", "nft", "prorl"])
 def test_what_is_missing_is_drawn_again(name: str) -> None:
     """Of two groups one has rewards that differ: one further prompt is asked for, and the first group is kept."""
-    planner, setting = Algorithm.of(config_of(name)).strategy, Setting(step=0, num_prompts=2, group_size=2)
+    strategy, setting = Algorithm.of(config_of(name)).strategy, Setting(step=0, num_prompts=2, group_size=2)
     first = Round(
-        requests=planner.ask((), setting),
+        requests=strategy.ask((), setting),
         request_B=torch.tensor([0, 0, 1, 1]),
         prompt_B=torch.tensor([0, 0, 1, 1]),
         member_B=torch.tensor([0, 1, 0, 1]),
@@ -79,8 +79,8 @@ def test_what_is_missing_is_drawn_again(name: str) -> None:
         length_B=torch.ones(4, dtype=torch.long),
         finished_B=torch.ones(4, dtype=torch.bool),
     )
-    assert planner.ask([first], setting) == (Request(prompt=2, members=(0, 1)),)
-    assert planner.kept([first], setting)[0].tolist() == [False, False, True, True]
+    assert strategy.ask([first], setting) == (Request(prompt=2, members=(0, 1)),)
+    assert strategy.kept([first], setting)[0].tolist() == [False, False, True, True]
 
 
 def test_the_curriculum_opens() -> None:

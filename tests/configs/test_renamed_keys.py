@@ -19,7 +19,7 @@ from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.maths.aggregates import AGGREGATES
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.schedules import SCHEDULES
-from mmgrpo.maths.strategies import PLANNERS
+from mmgrpo.maths.strategies import STRATEGIES
 from mmgrpo.maths.terms import TERMS
 
 LISTS = ("rewards", "prompts.sources", "auxiliary", "objective.terms", "objective.terms.sources")
@@ -84,7 +84,7 @@ def test_an_earlier_value_names_the_new_one(key: str, old: str) -> None:
 @pytest.mark.parametrize("old", RENAMED_FUNCTIONS)
 def test_an_earlier_name_of_a_function_names_the_new_one(old: str) -> None:
     new = RENAMED_FUNCTIONS[old]
-    (functions,) = [registry for registry in (AGGREGATES, ESTIMATORS, PLANNERS) if new in registry]
+    (functions,) = [registry for registry in (AGGREGATES, ESTIMATORS, STRATEGIES) if new in registry]
     with pytest.raises(UnknownNameError, match=rf"unknown name {old!r}; it is now {new}"):
         named_in("key", functions, old)
 

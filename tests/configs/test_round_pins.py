@@ -22,7 +22,7 @@ from mmgrpo.types import Prompt, Sample
 from tests.configs.method_steps import Step, config_of, taught
 from tests.configs.pins.rounds import PLAYS
 from tests.maths.feedback_rows import feedback_of
-from tests.maths.test_planners import answered
+from tests.maths.test_strategies import answered
 
 SETTING = Setting(step=0, num_prompts=2, group_size=2)
 
@@ -33,28 +33,28 @@ def said(request: Request) -> tuple[int, int, int, str | None]:
 
 @pytest.mark.parametrize("name", PLAYS)
 def test_rounds(name: str) -> None:
-    play, planner = PLAYS[name], Algorithm.of(config_of(name)).strategy
+    play, strategy = PLAYS[name], Algorithm.of(config_of(name)).strategy
     rounds: list[Round] = []
     for rewards, expected in zip(play.rewards, (None, *play.asked), strict=True):
-        requests = planner.ask(rounds, SETTING)
+        requests = strategy.ask(rounds, SETTING)
         assert expected is None or [said(request) for request in requests] == list(expected)
         rounds.append(answered(requests, rewards))
-    assert planner.ask(rounds, SETTING) == ()
-    assert [keep_B.int().tolist() for keep_B in planner.kept(rounds, SETTING)] == list(map(list, play.kept))
+    assert strategy.ask(rounds, SETTING) == ()
+    assert [keep_B.int().tolist() for keep_B in strategy.kept(rounds, SETTING)] == list(map(list, play.kept))
 
 
 def test_a_right_answer_of_an_earlier_step_joins_what_stays_unsolved() -> None:
-    planner = Algorithm.of(config_of("ar3po")).strategy
+    strategy = Algorithm.of(config_of("ar3po")).strategy
     rows = [
         ReplayRow(key="0", text=text, reward=reward, advantage=0.0, step=0) for text, reward in (("a", 1), ("b", 0))
     ]
     setting = Setting(step=1, num_prompts=1, group_size=2, memory=Memory().with_replay(rows, per_prompt=9, total=9))
     rounds: list[Round] = []
     for _ in range(4):
-        rounds.append(answered(planner.ask(rounds, setting), [0, 0]))
-    (read,) = planner.ask(rounds, setting)
+        rounds.append(answered(strategy.ask(rounds, setting), [0, 0]))
+    (read,) = strategy.ask(rounds, setting)
     assert (read.members, read.given) == ((8,), [rows[0]])
-    assert planner.ask([*rounds, answered([read], [1])], setting) == ()
+    assert strategy.ask([*rounds, answered([read], [1])], setting) == ()
 
 
 def test_further_members_are_those_of_the_schedules() -> None:
@@ -80,16 +80,16 @@ def test_samples_go_where_they_are_worth_most() -> None:
 
 
 def test_group_sizes_follow_the_last_visit() -> None:
-    planner = Algorithm.of(config_of("knapsack-rl")).strategy
-    memory = Memory().declared(planner.memory)
+    strategy = Algorithm.of(config_of("knapsack-rl")).strategy
+    memory = Memory().declared(strategy.memory)
     setting = Setting(step=0, num_prompts=3, group_size=4, memory=memory)
-    assert [len(one.members) for one in planner.ask((), setting)] == [4, 4, 4]
+    assert [len(one.members) for one in strategy.ask((), setting)] == [4, 4, 4]
     seen = memory.write("visits", ["0", "1"], torch.tensor([1, 1]))
     seen = seen.write("last_rate", ["0", "1"], torch.tensor([0.5, 0.0]))
     setting = Setting(step=1, num_prompts=3, group_size=4, memory=seen)
     # of 8, 2 each; 3 of the 4 left are what 0.5 needs, one goes to the prompt of rate 0
-    assert [len(one.members) for one in planner.ask((), setting)] == [5, 3, 4]
-    assert set(planner.memory) <= set(COLUMNS.values())
+    assert [len(one.members) for one in strategy.ask((), setting)] == [5, 3, 4]
+    assert set(strategy.memory) <= set(COLUMNS.values())
 
 
 def shown(name: str, context: str, history: History, member: int = 0, **columns: Any) -> str:
@@ -122,19 +122,19 @@ def test_what_members_are_shown() -> None:
 
 
 def test_answers_are_cut_at_one_of_the_20_most_uncertain_tokens() -> None:
-    planner = Algorithm.of(config_of("cure")).strategy
-    assert planner.places is not None
+    strategy = Algorithm.of(config_of("cure")).strategy
+    assert strategy.places is not None
     entropy_T = torch.arange(40.0)  # before the last tokens, place 39 first
-    places = planner.places(Row(num_decisions=40, value_T=entropy_T))
+    places = strategy.places(Row(num_decisions=40, value_T=entropy_T))
     chosen = set()
     for seed in range(200):
         setting = Setting(step=0, num_prompts=1, group_size=1, seed=seed)
-        first = replace(answered(planner.ask((), setting), [1]), places_B=[places])
-        (further,) = planner.ask([first], setting)
+        first = replace(answered(strategy.ask((), setting), [1]), places_B=[places])
+        (further,) = strategy.ask([first], setting)
         assert further.continues is not None
         assert (further.members, further.continues.member) == ((1, 2, 3), 0)
         chosen.add(further.continues.after)
-        assert planner.ask([first, first], setting) == ()
+        assert strategy.ask([first, first], setting) == ()
     assert chosen == set(range(20, 40))
 
 
@@ -152,8 +152,8 @@ def test_a_thought_has_to_be_worth_it() -> None:
     assert outdo.keep(feedback, advantage_BT).tolist() == own
     high = [True, False, True, False, True, True, True, True, True, True, True, True]
     assert reach.keep(feedback, advantage_BT).tolist() == high
-    planner = Algorithm.of(config_of("raif")).strategy
-    assert [said(request) for request in planner.ask((), replace(SETTING, group_size=8))] == [
+    strategy = Algorithm.of(config_of("raif")).strategy
+    assert [said(request) for request in strategy.ask((), replace(SETTING, group_size=8))] == [
         (0, 0, 6, None), (0, 6, 2, "without_thought"), (1, 0, 6, None), (1, 6, 2, "without_thought"),
     ]  # fmt: skip
     prompt = Algorithm.of(config_of("raif")).prompt_templates["without_thought"](Prompt("2 + 2?"), 2, History())
@@ -185,15 +185,15 @@ def test_thoughts_are_worth_what_they_are_over_the_budgets() -> None:
 
 
 def test_thoughts_are_left_at_their_budgets_and_answered_at_their_end() -> None:
-    planner = Algorithm.of(config_of("anytimereasoner")).strategy
-    assert planner.places is not None
+    strategy = Algorithm.of(config_of("anytimereasoner")).strategy
+    assert strategy.places is not None
     ends_T = [*range(1, 5001), 5008, 5009, *range(5010, 5400)]
     row = Row(num_decisions=len(ends_T), text="a" * 5000 + "</think>" + "b" * 391, ends_T=ends_T)
-    places = planner.places(row)
+    places = strategy.places(row)
     assert places == [2000, 4000, 5001]
     setting = Setting(step=0, num_prompts=1, group_size=1)
-    first = replace(answered(planner.ask((), setting), [1]), places_B=[places])
-    asked = planner.ask([first], setting)
+    first = replace(answered(strategy.ask((), setting), [1]), places_B=[places])
+    asked = strategy.ask([first], setting)
     assert [(len(one.members), one.continues.after, bool(one.continues.then)) for one in asked if one.continues] == [
         (4, 2000, True), (4, 4000, True), (4, 5001, False),
     ]  # fmt: skip
@@ -205,8 +205,8 @@ def test_of_further_members_the_rarer_kind_trains() -> None:
     found = taught(config_of("eframe"), Step(reward=further + first, groups=[0] * 20 + [1] * 5, lengths=[1] * 25))
     assert found.mask_BT[:, 0].tolist() == [True] * 5 + [False] * 15 + [True] * 5
     assert found.advantage_BT[[0, 5, 20, 21], 0].tolist() == pytest.approx([1.6882, -0.5627, 1.7888, -0.4472], abs=1e-4)
-    planner = Algorithm.of(config_of("eframe")).strategy
-    (more,) = planner.ask([answered(planner.ask((), SETTING), [0, 0, 1, 0])], SETTING)
+    strategy = Algorithm.of(config_of("eframe")).strategy
+    (more,) = strategy.ask([answered(strategy.ask((), SETTING), [0, 0, 1, 0])], SETTING)
     assert (more.settings, more.behind_prompt) == ({"temperature": 1.2}, False)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from mmgrpo.maths.feedback import Column, Feedback, Scoped, job_feedback
+from mmgrpo.maths.feedback import Feedback, SampleColumn, Scoped, job_feedback
 from mmgrpo.values import Value
 
 
@@ -57,6 +57,6 @@ def feedback_of(
     )
 
 
-def _column(value_B: Sequence[float]) -> Column:
+def _column(value_B: Sequence[float]) -> SampleColumn:
     said_B = torch.tensor(value_B, dtype=torch.float64)
-    return Column(value_B=said_B, valid_B=~said_B.isnan())
+    return SampleColumn(value_B=said_B, valid_B=~said_B.isnan())

@@ -1,4 +1,4 @@
-"""Planners of trees: places in rows, numbers of members, what is asked for round by round."""
+"""Strategies of trees: places in rows, numbers of members, what is asked for round by round."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.strategies import Branch, Planner, Request, Round, Setting
+from mmgrpo.maths.strategies import Branch, Request, Round, Setting, Strategy
 from mmgrpo.maths.strategies.branch_points import Row, at_decisions, at_text, evenly, uncertain
 from mmgrpo.maths.strategies.branching import branch_at, branch_evenly
 from mmgrpo.methods.credit.grpo_ma import branch_at_text
@@ -41,12 +41,12 @@ def test_places_after_texts() -> None:
             at_text(pattern=wrong)
 
 
-def answered(requests: Any, planner: Planner, lengths: dict[tuple[int, int], int], **row: Any) -> Round:
+def answered(requests: Any, strategy: Strategy, lengths: dict[tuple[int, int], int], **row: Any) -> Round:
     """A round whose rows have the lengths given, 10 where none is."""
     rows = [(n, one.prompt, member) for n, one in enumerate(requests) for member in one.members]
-    assert planner.places is not None
+    assert strategy.places is not None
     places = [
-        planner.places(
+        strategy.places(
             Row(
                 num_decisions=lengths.get((prompt, member), 10),
                 begins=0 if requests[n].continues is None else requests[n].continues.after,
@@ -70,11 +70,11 @@ def answered(requests: Any, planner: Planner, lengths: dict[tuple[int, int], int
     )
 
 
-def planned(planner: Planner, lengths: dict[tuple[int, int], int], **row: Any) -> list[list[Request]]:
+def planned(strategy: Strategy, lengths: dict[tuple[int, int], int], **row: Any) -> list[list[Request]]:
     setting, rounds, asked = Setting(step=0, num_prompts=1, group_size=2), [], []
-    while requests := planner.ask(rounds, setting):
+    while requests := strategy.ask(rounds, setting):
         asked.append(list(requests))
-        rounds.append(answered(requests, planner, lengths, **row))
+        rounds.append(answered(requests, strategy, lengths, **row))
     return asked
 
 
@@ -100,10 +100,10 @@ def test_what_ended_is_not_parted_and_takes_no_number_of_others() -> None:
 
 def test_rows_part_at_several_places_of_theirs_alone() -> None:
     entropy_T = torch.tensor([0.0, 5.0, 0.0, 0.0, 4.0, 0.0, 0.0, 0.0, 0.0, 3.0])
-    planner = branch_at_uncertain(num=2, levels=2)
-    assert planner.places is not None
-    assert [value.name for value in planner.places.values] == ["entropy"]
-    _, first, second = planned(planner, {}, value_T=entropy_T)
+    strategy = branch_at_uncertain(num=2, levels=2)
+    assert strategy.places is not None
+    assert [value.name for value in strategy.places.values] == ["entropy"]
+    _, first, second = planned(strategy, {}, value_T=entropy_T)
     assert told(first) == [((2,), 0, 1), ((3,), 0, 4), ((4,), 1, 1), ((5,), 1, 4)]
     # 6 rows; those from the prompt have parted at 1 and 4, those from 1 part at 4 and 9, those from 4 at 9 and 5
     assert told(second) == [

@@ -11,8 +11,8 @@ import torch
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.aggregates import count
-from mmgrpo.maths.feedback import Column, Scoped
-from mmgrpo.maths.strategies import Planner, Request, Round, Setting
+from mmgrpo.maths.feedback import SampleColumn, Scoped
+from mmgrpo.maths.strategies import Request, Round, Setting, Strategy
 from mmgrpo.maths.strategies.chain_stages import stages
 from mmgrpo.methods.credit.grpo_care import likely_answers
 from mmgrpo.methods.strategies.delethink import along_chain, begun_by, group_sum
@@ -40,38 +40,38 @@ def drawn(requests: Sequence[Request], rewards: Sequence[float], finished: Seque
     )
 
 
-def asked(planner: Planner, rounds: Sequence[Round]) -> list[tuple[int, tuple[int, ...], str | None, Any]]:
-    return [(one.prompt, one.members, one.context, one.after) for one in planner.ask(rounds, SETTING)]
+def asked(strategy: Strategy, rounds: Sequence[Round]) -> list[tuple[int, tuple[int, ...], str | None, Any]]:
+    return [(one.prompt, one.members, one.context, one.after) for one in strategy.ask(rounds, SETTING)]
 
 
 def test_each_right_row_of_a_middling_group_is_followed_by_a_group_and_each_of_these_by_another() -> None:
-    planner = stages(then=[PROPOSE, SOLVE])
-    first = drawn(planner.ask((), SETTING), [1.0, 0.0, 1.0, 1.0])  # the second group is solved, and not gone on from
-    assert asked(planner, [first]) == [(2, (0, 1), "variant", ((0, 0),))]
-    second = drawn(planner.ask([first], SETTING), [0.0, 0.0])
-    assert asked(planner, [first, second]) == [
+    strategy = stages(then=[PROPOSE, SOLVE])
+    first = drawn(strategy.ask((), SETTING), [1.0, 0.0, 1.0, 1.0])  # the second group is solved, and not gone on from
+    assert asked(strategy, [first]) == [(2, (0, 1), "variant", ((0, 0),))]
+    second = drawn(strategy.ask([first], SETTING), [0.0, 0.0])
+    assert asked(strategy, [first, second]) == [
         (3, (0, 1, 2), "posed", ((2, 0),)),
         (4, (0, 1, 2), "posed", ((2, 1),)),
     ]
-    third = drawn(planner.ask([first, second], SETTING), [0.0] * 6)
-    assert planner.ask([first, second, third], SETTING) == ()
-    nothing = drawn(planner.ask((), SETTING), [0.0] * 4)
-    assert planner.ask([nothing], SETTING) == ()
+    third = drawn(strategy.ask([first, second], SETTING), [0.0] * 6)
+    assert strategy.ask([first, second, third], SETTING) == ()
+    nothing = drawn(strategy.ask((), SETTING), [0.0] * 4)
+    assert strategy.ask([nothing], SETTING) == ()
 
 
 def test_an_answer_goes_on_until_it_ends_by_itself_or_the_chunks_are_used_up() -> None:
     chunk = {"context": "tail", "rows": "unfinished", "group": "parent", "members": 1, "times": 2}
-    planner = stages(then=[chunk])
-    first = drawn(planner.ask((), SETTING), [0.0] * 4, [True, False, False, False])
-    assert asked(planner, [first]) == [
+    strategy = stages(then=[chunk])
+    first = drawn(strategy.ask((), SETTING), [0.0] * 4, [True, False, False, False])
+    assert asked(strategy, [first]) == [
         (0, (2,), "tail", ((0, 1),)),
         (1, (2,), "tail", ((1, 0),)),
         (1, (3,), "tail", ((1, 1),)),
     ]
-    second = drawn(planner.ask([first], SETTING), [0.0] * 3, [False, True, False])
-    assert asked(planner, [first, second]) == [(0, (3,), "tail", ((0, 2),)), (1, (4,), "tail", ((1, 3),))]
-    third = drawn(planner.ask([first, second], SETTING), [0.0] * 2, [False, False])
-    assert planner.ask([first, second, third], SETTING) == ()
+    second = drawn(strategy.ask([first], SETTING), [0.0] * 3, [False, True, False])
+    assert asked(strategy, [first, second]) == [(0, (3,), "tail", ((0, 2),)), (1, (4,), "tail", ((1, 3),))]
+    third = drawn(strategy.ask([first, second], SETTING), [0.0] * 2, [False, False])
+    assert strategy.ask([first, second, third], SETTING) == ()
 
 
 def test_what_is_shown_together() -> None:
@@ -86,15 +86,15 @@ def test_what_is_shown_together() -> None:
 
 
 def test_a_stage_without_rows_is_left_out_and_a_later_one_follows_another() -> None:
-    planner = stages(
+    strategy = stages(
         first={"context": "draft", "trained": False},
         then=[{"context": "mend", "rows": "wrong"}, {"context": "check", "of": "draft", "most": 1, "members": 1}],
     )
-    begun = planner.ask((), SETTING)
+    begun = strategy.ask((), SETTING)
     assert [(one.context, one.trained) for one in begun] == [("draft", False)] * 2
     right = drawn(begun, [1.0] * 4)
-    assert asked(planner, [right]) == [(2, (0,), "check", ((0, 0),)), (3, (0,), "check", ((1, 0),))]
-    assert planner.ask([right, drawn(planner.ask([right], SETTING), [1.0, 1.0])], SETTING) == ()
+    assert asked(strategy, [right]) == [(2, (0,), "check", ((0, 0),)), (3, (0,), "check", ((1, 0),))]
+    assert strategy.ask([right, drawn(strategy.ask([right], SETTING), [1.0, 1.0])], SETTING) == ()
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_likely_right_answers_have_a_bonus() -> None:
     )
     seen = {of_view("slow"): torch.cat([torch.full((4, 1), -9.0), logprob_B1, logprob_B1], dim=1)}
     feedback = feedback_of([1.0, 1.0, 1.0, 0.0], [0] * 4, values=seen, scoped={"answer": answer})
-    right = Column(value_B=feedback.reward_B, valid_B=feedback.valid_B)
+    right = SampleColumn(value_B=feedback.reward_B, valid_B=feedback.valid_B)
     feedback = replace(feedback, rewards={"right": right})
     given = likely_answers(view="slow", of="right", part="answer", eps=0.0).assign(feedback, torch.zeros(4, 3))
     root = 0.5**0.5

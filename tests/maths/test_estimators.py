@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Column, Feedback, Scoped, Turns
+from mmgrpo.maths.feedback import Feedback, SampleColumn, Scoped, Turns
 from mmgrpo.maths.filters import FILTERS
 from mmgrpo.maths.modulations import MODULATIONS
 from mmgrpo.maths.terms import TERMS
@@ -77,7 +77,7 @@ def feedback_for(name: str, *, junk: float) -> Feedback:
         feedback,
         token_BT=torch.tensor([1, 2, 1, 2]).expand(6, 4),
         scoped={"steps": said},
-        rewards={"right": Column(value_B=feedback.reward_B, valid_B=feedback.valid_B)},
+        rewards={"right": SampleColumn(value_B=feedback.reward_B, valid_B=feedback.valid_B)},
         columns={"level": torch.linspace(0, 1, 6).double()},
         remembered={"value": torch.linspace(0, 1, 6).double()},
         exchanges=Turns(given=said, keys_B_S=[["a", "b"]] * 6),

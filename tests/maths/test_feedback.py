@@ -10,7 +10,7 @@ import torch
 from mmgrpo.errors import ConfigError, ShapeError
 from mmgrpo.maths.advantages import group_advantage
 from mmgrpo.maths.aggregates import Totals, count
-from mmgrpo.maths.feedback import Column, Scoped, job_feedback, joined
+from mmgrpo.maths.feedback import SampleColumn, Scoped, job_feedback, joined
 from mmgrpo.maths.group_stats import grouped
 from mmgrpo.values import ENTROPY
 from tests.maths.feedback_rows import feedback_of
@@ -65,7 +65,7 @@ def test_what_is_not_there_is_named_with_what_is():
     feedback = replace(
         feedback,
         columns={"level": torch.tensor([3.0, 4.0])},
-        rewards={"box": Column(value_B=torch.zeros(2), valid_B=torch.ones(2, dtype=torch.bool))},
+        rewards={"box": SampleColumn(value_B=torch.zeros(2), valid_B=torch.ones(2, dtype=torch.bool))},
     )
     assert feedback.column("level").tolist() == [3.0, 4.0]
     assert feedback.reward("box").valid_B.all()

@@ -11,7 +11,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.forgetting import FORGETTING, forgetting_loss
 from mmgrpo.maths.strategies import Round, Setting
 from mmgrpo.methods.strategies.eepo import unlearn_between_halves
-from tests.maths.test_planners import answered
+from tests.maths.test_strategies import answered
 
 
 def test_likely_decisions_lose_most_and_certain_ones_are_held() -> None:
@@ -26,16 +26,16 @@ def test_likely_decisions_lose_most_and_certain_ones_are_held() -> None:
 
 
 def test_the_second_half_is_drawn_by_weights_that_forget_the_first() -> None:
-    planner, setting = unlearn_between_halves(), Setting(step=0, num_prompts=2, group_size=5)
+    strategy, setting = unlearn_between_halves(), Setting(step=0, num_prompts=2, group_size=5)
     rounds: list[Round] = []
     for members, weights in (((0, 1), None), ((2, 3, 4), FORGETTING)):
-        requests = planner.ask(rounds, setting)
+        requests = strategy.ask(rounds, setting)
         assert [(one.prompt, one.members, one.weights) for one in requests] == [
             (prompt, members, weights) for prompt in range(2)
         ]
         rounds.append(answered(requests, [0.0] * 2 * len(members)))
-    assert planner.ask(rounds, setting) == ()
+    assert strategy.ask(rounds, setting) == ()
     with pytest.raises(ConfigError, match=r"raise rollout\.group_size to 2 or more"):
-        planner.ask([], Setting(step=0, num_prompts=1, group_size=1))
+        strategy.ask([], Setting(step=0, num_prompts=1, group_size=1))
     with pytest.raises(ConfigError, match="a rate above 0"):
         unlearn_between_halves(rate=0.0)

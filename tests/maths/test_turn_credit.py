@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError, ShapeError
-from mmgrpo.maths.feedback import Column, Feedback, Scoped, Turns
+from mmgrpo.maths.feedback import Feedback, SampleColumn, Scoped, Turns
 from mmgrpo.methods.environments.gigpo import anchor_states, returns_to_go, states
 from tests.maths.feedback_rows import feedback_of
 
@@ -106,7 +106,7 @@ def test_a_reward_of_the_sample_is_paid_at_its_last_turn() -> None:
     # right after a call: 0.9, 1; right at once: 1; wrong after a call: 0, 0. At the question 0.9, 1, 0: mean 19/30
     rows = [[("ask", None), ("7", None)], [("ask", None)], [("ask", None), ("7", None)], [("ask", None), ("8", None)]]
     feedback = feedback_for(rows)
-    right = Column(value_B=torch.tensor([1.0, 1, 0, 9]).double(), valid_B=torch.tensor([True, True, True, False]))
+    right = SampleColumn(value_B=torch.tensor([1.0, 1, 0, 9]).double(), valid_B=torch.tensor([True, True, True, False]))
     feedback = replace(feedback, rewards={"right": right})
     found = credit(feedback, reward="right", discount=0.9, normalise=False)
     assert close(found, [[0.9 - 19 / 30, 0.5], [1 - 19 / 30], [-19 / 30, -0.5], [0.0, 0.0]])

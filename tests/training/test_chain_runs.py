@@ -40,8 +40,8 @@ def even_is_right(samples: Sequence[Sample]) -> list[float]:
 
 
 def proposed(**stage: Any) -> Rollouts:
-    planner = stages(then=[VARIANT, {**POSED, **stage}])
-    return gathered(planner, first_is_right, contexts=SHOWN)
+    strategy = stages(then=[VARIANT, {**POSED, **stage}])
+    return gathered(strategy, first_is_right, contexts=SHOWN)
 
 
 def test_rows_are_drawn_behind_what_was_written_before_and_are_groups_of_their_own() -> None:
@@ -71,9 +71,9 @@ def test_rows_are_drawn_behind_what_was_written_before_and_are_groups_of_their_o
 
 
 def test_a_context_with_nothing_to_show_draws_nothing() -> None:
-    planner = stages(then=[VARIANT, POSED])
+    strategy = stages(then=[VARIANT, POSED])
     contexts = {**SHOWN, "posed": after_answers(text="{answer}", pattern="no such text")}
-    found = gathered(planner, first_is_right, contexts=contexts)
+    found = gathered(strategy, first_is_right, contexts=contexts)
     assert {sample.context for sample in found.samples} == {None, "variant"}
     assert (found.num_rounds, found.num_unshown) == (3, 8)
 
@@ -89,8 +89,8 @@ def test_proposals_are_rewarded_by_what_came_of_them_and_trained_or_not() -> Non
             for own, of_later in zip(attempts(samples), later(samples), strict=True)
         ]
 
-    planner = stages(then=[{**VARIANT, "rows": "all", "members": 1}, {**POSED, "trained": False}])
-    found = gathered(planner, reward, contexts=SHOWN)
+    strategy = stages(then=[{**VARIANT, "rows": "all", "members": 1}, {**POSED, "trained": False}])
+    found = gathered(strategy, reward, contexts=SHOWN)
     rows = zip(found.samples, found.scored.collected().value_BR[:, 0].tolist(), strict=True)
     assert [(sample.identity, value) for sample, value in rows] == [
         *[((0, 0), 1.0), ((0, 1), 0.0), ((1, 0), 1.0), ((1, 1), 0.0)],
@@ -228,7 +228,7 @@ def test_runs_train_and_go_on_from_a_checkpoint(kind: str, tmp_path: Path) -> No
 def test_stages_that_nothing_follows_leave_a_step_as_it_was() -> None:
     """No row is right enough: the rounds end after the first, which is that of plain groups to the bit."""
     never = stages(then=[{**VARIANT, "right": 2.0}])
-    found, plain = (gathered(planner, first_is_right, contexts=SHOWN) for planner in (never, fixed()))
+    found, plain = (gathered(strategy, first_is_right, contexts=SHOWN) for strategy in (never, fixed()))
     for name in ("old_logprob_BT", "mask_BT", "state_BT"):
         assert torch.equal(getattr(found.rollout, name), getattr(plain.rollout, name))
 

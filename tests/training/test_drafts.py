@@ -55,12 +55,12 @@ def test_what_is_kept_counts_as_drawn_now(settings: dict[str, int]) -> None:
     policy = policy_of("llama", max_new_tokens=6, **settings)
     plain = gathered(fixed(), even_prompts_differ, policy=policy)
     tokens = {(one.group, one.member): list(one.tokens or ()) for one in plain.samples}
-    for planner, surer, same in (
+    for strategy, surer, same in (
         (with_drafts(), 0.0, 6),
         (with_drafts(lenience=99.0), 50.0, 6),
         (with_drafts(), 50.0, 2),
     ):
-        found = gathered(planner, even_prompts_differ, policy=policy, memory=drafts(plain.rollout, surer))
+        found = gathered(strategy, even_prompts_differ, policy=policy, memory=drafts(plain.rollout, surer))
         assert found.rollout.on_policy
         assert (
             largest_difference(values(policy, found.rollout), found.rollout.old_logprob_BT, found.rollout.mask_BT)

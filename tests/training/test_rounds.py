@@ -21,7 +21,7 @@ from mmgrpo.config import AdvantageConfig
 from mmgrpo.data.contexts import solution_prefix, template
 from mmgrpo.data.history import NOTHING, Context
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.maths.strategies import Answer, Planner, Request, Round, Setting, fixed, refill
+from mmgrpo.maths.strategies import Answer, Request, Round, Setting, Strategy, fixed, refill
 from mmgrpo.maths.strategies.resample import on_failure, two_stage_scouts, with_answer, with_replay
 from mmgrpo.memory import Memory, ReplayRow
 from mmgrpo.methods.off_policy.meml_grpo import systems
@@ -40,7 +40,7 @@ PROMPTS = [
 
 
 def gathered(
-    planner: Planner,
+    strategy: Strategy,
     reward: Any,
     *,
     policy: Any = None,
@@ -57,7 +57,7 @@ def gathered(
 
     return collect_rollouts(
         policy or policy_of("llama", max_new_tokens=4),
-        planner,
+        strategy,
         lambda number: PROMPTS[number % len(PROMPTS)],
         Scorer(rewards),
         setting=Setting(step=0, num_prompts=2, group_size=2, seed=7, memory=memory or Memory(), key_of=str),
@@ -140,7 +140,7 @@ def in_context(rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
 
 def test_a_context_that_changes_nothing_equals_none() -> None:
     plain = gathered(fixed(), even_prompts_differ)
-    shown = gathered(Planner(ask=in_context), even_prompts_differ, contexts={"same": template(text="{prompt}")})
+    shown = gathered(Strategy(ask=in_context), even_prompts_differ, contexts={"same": template(text="{prompt}")})
     assert [s.tokens for s in shown.samples] == [s.tokens for s in plain.samples]
     assert torch.allclose(shown.rollout.old_logprob_BT, plain.rollout.old_logprob_BT, atol=1e-6)
     assert shown.rollout.mask_BT.equal(plain.rollout.mask_BT)
@@ -177,14 +177,14 @@ def test_an_answer_of_the_row_is_a_member() -> None:
 
 
 def test_scouts_of_fewer_steps_choose_whom_to_draw_exactly(tmp_path: Path) -> None:
-    planner = {
+    strategy = {
         "name": "two_stage_scouts",
         "scouts": 3,
         "best": 1,
         "worst": 1,
         "settings": {"call": {"num_inference_steps": 3}},
     }
-    rollout = {"prompts_per_step": 2, "group_size": 2, "strategy": planner}
+    rollout = {"prompts_per_step": 2, "group_size": 2, "strategy": strategy}
     values = {"output": str(tmp_path), "steps": 1, "rollout": rollout, "runtime": {"device": "cpu"}}
     trainer = Trainer(make_policy(), {"brightness": brightness}, digit_prompts(), values)
     trainer.train()
@@ -208,7 +208,7 @@ def lowest_sum(samples: Sequence[Sample]) -> list[float]:
     ],
 )
 def test_a_reward_of_groups_is_asked_again_once_they_are_whole(replace_failed: bool, expected: list[float]) -> None:
-    planner = on_failure(members=1, settings={"temperature": 1.5}, replace_failed=replace_failed)
+    strategy = on_failure(members=1, settings={"temperature": 1.5}, replace_failed=replace_failed)
     asked: list[int] = []
 
     def by_itself(samples: Sequence[Sample]) -> list[float]:
@@ -216,7 +216,7 @@ def test_a_reward_of_groups_is_asked_again_once_they_are_whole(replace_failed: b
         return [0.0] * len(samples)
 
     vars(by_itself)["deterministic"] = True
-    found = gathered(planner, lowest_sum, by_itself=by_itself)
+    found = gathered(strategy, lowest_sum, by_itself=by_itself)
     scores = found.scored.collected()
     assert scores.value_BR[:, 0].tolist() == [value - 10 for value in expected]
     assert sum(asked) <= len(found.samples)  # what depends on the sample alone is not asked again
@@ -242,8 +242,8 @@ def test_a_reward_of_groups_that_come_whole_is_asked_once() -> None:
 
 def test_scouts_count_among_the_forwards_alone() -> None:
     policy, exact = policy_of("llama", max_new_tokens=4), policy_of("llama", max_new_tokens=4)
-    planner = two_stage_scouts(scouts=3, best=1, worst=1, settings={"temperature": 0.5})
-    found = gathered(planner, lambda samples: [float(s.member) for s in samples], policy=policy)
+    strategy = two_stage_scouts(scouts=3, best=1, worst=1, settings={"temperature": 0.5})
+    found = gathered(strategy, lambda samples: [float(s.member) for s in samples], policy=policy)
     assert [(s.group, s.member) for s in found.samples] == [(0, 0), (0, 2), (1, 0), (1, 2)]
     assert found.scored.collected().value_BR[:, 0].tolist() == [0.0, 2.0, 0.0, 2.0]
     assert found.keep_B.tolist() == [True] * 4

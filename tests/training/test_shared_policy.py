@@ -68,9 +68,9 @@ def batch() -> Advantages:
     config, job = RunConfig.model_validate(OWN), mmgrpo.Job(Accelerator(cpu=True))
     policy, rewards = policy_of("llama"), [NamedReward("vowels", vowels)]
     told = {"setting": Algorithm.of(config).step_setting(0, Memory(), str), "job": job}
-    planner, scorer = Algorithm.of(config).strategy, mmgrpo.Scorer(rewards)
+    strategy, scorer = Algorithm.of(config).strategy, mmgrpo.Scorer(rewards)
     experience = mmgrpo.collect_rollouts(
-        policy, planner, ASKED.__getitem__, scorer, plan=plan_at(Algorithm.of(config), policy, 0), **told
+        policy, strategy, ASKED.__getitem__, scorer, plan=plan_at(Algorithm.of(config), policy, 0), **told
     )
     verdict = mmgrpo.score_rollouts(experience, rewards, step=0, job=job)
     found = mmgrpo.compute_advantages(policy, experience, verdict, Algorithm.of(config).advantages, job=job)

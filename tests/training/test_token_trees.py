@@ -15,7 +15,7 @@ from mmgrpo.policies.language.token_trees import TokenSegment, segment_tree
 
 from mmgrpo import Trainer
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.strategies import Branch, Planner, Request, Round, Setting, fixed, refill
+from mmgrpo.maths.strategies import Branch, Request, Round, Setting, Strategy, fixed, refill
 from mmgrpo.maths.strategies.branching import branch_evenly
 from mmgrpo.methods.credit.grpo_ma import branch_at_text
 from mmgrpo.methods.sampling.cure import branch_at_uncertain
@@ -32,8 +32,8 @@ from tests.training.test_rounds import even_prompts_differ, gathered
 TREE = branch_evenly(every=3, factor=2, levels=2)
 
 
-def tree_of(policy: LanguagePolicy, planner: Planner = TREE) -> Rollouts:
-    return gathered(planner, even_prompts_differ, policy=policy)
+def tree_of(policy: LanguagePolicy, strategy: Strategy = TREE) -> Rollouts:
+    return gathered(strategy, even_prompts_differ, policy=policy)
 
 
 def flat(rollout: Rollout) -> Rollout:
@@ -221,11 +221,11 @@ def test_rows_go_on_behind_a_text() -> None:
         assert all(tokens(of_group(found, root.group)[member])[:after] == tokens(root)[:after] for member in members)
 
 
-def asking(further: Request) -> Planner:
+def asking(further: Request) -> Strategy:
     def ask(rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
         return ([further] if len(rounds) == 1 else ()) if rounds else setting.groups(0, 2)
 
-    return Planner(ask=ask, looks_back=True)
+    return Strategy(ask=ask, looks_back=True)
 
 
 def test_what_cannot_be_gone_on_from_is_said() -> None:
@@ -247,11 +247,11 @@ def test_a_planner_that_parts_nothing_leaves_all_as_it_was() -> None:
 
 def run(output: Path, **given: Any) -> Trainer:
     advantage = {"estimators": ["siblings", "along_segments"], "filters": ["each_decision_once"]}
-    planner = {"name": "branch_evenly", "every": 2, "levels": 2}
+    strategy = {"name": "branch_evenly", "every": 2, "levels": 2}
     values = {
         "output": str(output),
         "steps": 4,
-        "rollout": {"prompts_per_step": 2, "group_size": 2, "strategy": planner},
+        "rollout": {"prompts_per_step": 2, "group_size": 2, "strategy": strategy},
         "advantage": advantage,
         "update": {"lr": 1e-3},
         "checkpoint": {"every": 2},

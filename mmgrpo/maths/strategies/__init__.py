@@ -1,6 +1,6 @@
-"""Planners: what is drawn at a step, round by round, told from what the rounds so far have brought.
+"""Strategies: what is drawn at a step, round by round, told from what the rounds so far have brought.
 
-A planner is a pure function of rounds, which are the same on all processes, so that all of them ask the same. An empty
+A strategy is a pure function of rounds, which are the same on all processes, so that all of them ask the same. An empty
 answer ends the step. A member's number within its group keys its random numbers; further members continue the numbers
 of those before.
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-PLANNERS: Registry[Callable[..., Planner]] = Registry()
-"""Planners by the name that ``rollout.strategy`` uses; called with their numbers."""
+STRATEGIES: Registry[Callable[..., Strategy]] = Registry()
+"""Strategies by the name that ``rollout.strategy`` uses; called with their numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Request:
         share: how much of an answer the context shows, from 0 to 1, where it leaves that open.
         settings: the policy's own settings of drawing, for them alone.
         weights: name under which the policy keeps the weights that draw; None: those of now.
-        trained: whether they may be trained on; otherwise they are drawn to be judged for the planner, and count only
+        trained: whether they may be trained on; otherwise they are drawn to be judged for the strategy, and count only
             among the forwards.
         behind_prompt: whether what is drawn in a context is trained on behind the prompt as it is: its ratio is then to
             the policy that saw the context.
@@ -127,7 +127,7 @@ class Round:
         valid_B: bool, whether any reward applied to it.
         length_B: how many of its decisions can be trained on.
         finished_B: bool, whether it came to its own end.
-        places_B: decisions of each row that the planner's ``places`` found, in their order; empty without any.
+        places_B: decisions of each row that the strategy's ``places`` found, in their order; empty without any.
         heights_B: the value that the first of these goes by; likewise.
     """
 
@@ -158,7 +158,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a planner is told of the step.
+    """What a strategy is told of the step.
 
     Attributes:
         step: counted from 0.
@@ -212,8 +212,8 @@ def all_trained(rounds: Sequence[Round], setting: Setting) -> Sequence[Tensor]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planner:
-    """One planner, its numbers bound.
+class Strategy:
+    """One strategy, its numbers bound.
 
     Attributes:
         ask: (rounds so far, setting) -> the next round's requests; none end the step.
@@ -257,23 +257,23 @@ NOBODY: Mapping[int, float] = {0: math.inf}
 
 
 OF_GROUP_SIZE = ("fixed", "refill")
-"""Planners whose every group has ``rollout.group_size`` members."""
+"""Strategies whose every group has ``rollout.group_size`` members."""
 
 
-@PLANNERS.register
-def fixed() -> Planner:
+@STRATEGIES.register
+def fixed() -> Strategy:
     """One round: ``prompts_per_step`` groups of ``group_size`` members each."""
-    return Planner(ask=_ask_once)
+    return Strategy(ask=_ask_once)
 
 
 def _ask_once(rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
     return () if rounds else setting.groups(0, setting.num_prompts)
 
 
-@PLANNERS.register
+@STRATEGIES.register
 def refill(
     *, rounds: int = 10, target: int | None = None, factor: float = 1.0, variance: float | None = None
-) -> Planner:
+) -> Strategy:
     """Dynamic sampling: further prompts are drawn until ``target`` groups have rewards that differ, and those train.
 
     Each round asks for ceil((target - groups found) * factor) further prompts, at most ``rounds`` rounds in all. Groups
@@ -291,7 +291,7 @@ def refill(
     if variance is not None and not 0 <= variance <= 1:
         raise ConfigError(f"refill's variance is a share of the largest there is, from 0 to 1, got {variance}")
     find_groups = informative if variance is None else partial(varied, least=variance)
-    return Planner(
+    return Strategy(
         ask=partial(_ask_missing, num_rounds=rounds, target=target, factor=factor, find_groups=find_groups),
         kept=partial(_first_informative, target=target, find_groups=find_groups),
         looks_back=True,

@@ -1,4 +1,4 @@
-"""Planners of further attempts: groups drawn anew until somebody is right, and answers written after drafts."""
+"""Strategies of further attempts: groups drawn anew until somebody is right, and answers written after drafts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.strategies import PLANNERS, Planner, Replay, Request, Round, Setting, all_trained, failed, trained
+from mmgrpo.maths.strategies import STRATEGIES, Replay, Request, Round, Setting, Strategy, all_trained, failed, trained
 from mmgrpo.maths.strategies.replay_order import replayed
 from mmgrpo.system.lazy import torch
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@PLANNERS.register
+@STRATEGIES.register
 def resample_until_correct(
     *,
     attempts: Sequence[str | None],
@@ -25,7 +25,7 @@ def resample_until_correct(
     asks: str | None = None,
     reuse: int = 0,
     held: int = 16,
-) -> Planner:
+) -> Strategy:
     """Whole groups are drawn anew, attempt after attempt, until a member is right; the last or all attempts train.
 
     A group is unsolved while all its rewards are under ``below``. Each of ``attempts`` names the context in which the
@@ -48,7 +48,7 @@ def resample_until_correct(
             "and held >= 1"
         )
     ask = partial(_ask_again, attempts=tuple(attempts), below=below, start=start, asks=asks, reuse=reuse)
-    return Planner(
+    return Strategy(
         ask=ask,
         kept=_last_attempts if keep == "last" else all_trained,
         looks_back=True,
@@ -82,7 +82,7 @@ def _ask_again(
 
 
 def _unsolved(rounds: Sequence[Round], setting: Setting, below: float) -> list[int]:
-    """The prompts that failed at every attempt; what is drawn for the planner alone is none."""
+    """The prompts that failed at every attempt; what is drawn for the strategy alone is none."""
     attempts = [round_ for round_ in rounds if bool(trained(round_).any())]
     return sorted(
         set(failed(rounds[0], setting, below)).difference(*(_solved(round_, below) for round_ in attempts[1:]))
@@ -113,7 +113,7 @@ def _last_attempts(rounds: Sequence[Round], setting: Setting) -> Sequence[Tensor
     return keep
 
 
-@PLANNERS.register
+@STRATEGIES.register
 def revise(
     *,
     context: str,
@@ -123,7 +123,7 @@ def revise(
     behind_prompt: bool = False,
     keep: int | None = None,
     below: float | None = None,
-) -> Planner:
+) -> Strategy:
     """Answers are drawn twice: drafts of each prompt, then answers in a context that may show the drafts.
 
     ``drafts`` members first (null: the group size), trained on or not; then ``members`` more (null: as many) in
@@ -146,7 +146,7 @@ def revise(
         behind_prompt=behind_prompt,
         below=below,
     )
-    return Planner(ask=ask, kept=all_trained if keep is None else partial(_best_second, num=keep), looks_back=True)
+    return Strategy(ask=ask, kept=all_trained if keep is None else partial(_best_second, num=keep), looks_back=True)
 
 
 def _ask_twice(

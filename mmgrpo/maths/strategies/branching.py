@@ -1,4 +1,4 @@
-"""Planners of trees: rows that go on from places in rows of earlier rounds.
+"""Strategies of trees: rows that go on from places in rows of earlier rounds.
 
 A group begins as ``group_size`` rows from the prompt, drawn to their ends. In each later round rows part: beside each
 that is there, ``factor`` - 1 further members take over its decisions up to a place and go on from there, so that with
@@ -18,12 +18,12 @@ from random import Random
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.maths.strategies import PLANNERS, Branch, Planner, Request, Round, Setting
+from mmgrpo.maths.strategies import STRATEGIES, Branch, Request, Round, Setting, Strategy
 from mmgrpo.maths.strategies.branch_points import Places, at_decisions, evenly
 
 
-@PLANNERS.register
-def branch_at(*, at: Sequence[int], factor: int = 2) -> Planner:
+@STRATEGIES.register
+def branch_at(*, at: Sequence[int], factor: int = 2) -> Strategy:
     """Trees whose branches part into ``factor`` after each of the given numbers of decisions.
 
     group_size roots and up to group_size factor^n leaves, n the places; each round parts all rows at the next one.
@@ -34,8 +34,8 @@ def branch_at(*, at: Sequence[int], factor: int = 2) -> Planner:
     return branching(at_decisions(at=at), factor=factor, rounds=len(at), most=1)
 
 
-@PLANNERS.register
-def branch_evenly(*, every: int, factor: int = 2, levels: int = 1) -> Planner:
+@STRATEGIES.register
+def branch_evenly(*, every: int, factor: int = 2, levels: int = 1) -> Strategy:
     """Trees whose branches part into ``factor`` after every so many decisions, ``levels`` times.
 
     group_size roots and up to group_size factor^levels leaves. The last segments go on to their ends.
@@ -62,7 +62,7 @@ def _empty_text(position: int) -> str:
 
 def branching(
     places: Places, *, factor: int, rounds: int, most: int, among: int | None = None, then: Then = _empty_text
-) -> Planner:
+) -> Strategy:
     if factor < 2 or rounds < 1 or most < 1:
         raise ConfigError(
             f"trees part into 2 or more, once or more, at 1 place or more; got {factor}, {rounds}, {most}"
@@ -70,7 +70,7 @@ def branching(
     if among is not None and among < most:
         raise ConfigError(f"branches part at {most} places among as many or more, got among={among}")
     ask = partial(_ask, factor=factor, num_rounds=rounds, most=most, among=among, then=then)
-    return Planner(ask=ask, looks_back=True, places=places)
+    return Strategy(ask=ask, looks_back=True, places=places)
 
 
 def _ask(

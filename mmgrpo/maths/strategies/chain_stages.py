@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.strategies import PLANNERS, Planner, Request, Round, Setting
+from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, Strategy
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class First:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-@PLANNERS.register
-def stages(*, then: Sequence[Mapping[str, Any]], first: Mapping[str, Any] | None = None) -> Planner:
+@STRATEGIES.register
+def stages(*, then: Sequence[Mapping[str, Any]], first: Mapping[str, Any] | None = None) -> Strategy:
     """Rounds that follow each other: what is drawn in one is shown, by a context, to what is drawn in the next.
 
     ``first`` holds any of context, members, trained and settings of the step's first rows; ``then`` a mapping for each
@@ -98,7 +98,7 @@ def stages(*, then: Sequence[Mapping[str, Any]], first: Mapping[str, Any] | None
     """
     begun, further = _parse_stage(First, first or {}), tuple(_parse_stage(Stage, settings) for settings in then)
     _require_chain(begun, further)
-    return Planner(ask=partial(_ask_stage, first=begun, then=further), looks_back=True)
+    return Strategy(ask=partial(_ask_stage, first=begun, then=further), looks_back=True)
 
 
 def _parse_stage(kind: type[Any], values: Mapping[str, Any]) -> Any:

@@ -8,13 +8,13 @@ from functools import partial
 from typing import Literal
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.strategies import Planner, Request, Round, Setting
+from mmgrpo.maths.strategies import Request, Round, Setting, Strategy
 
 FOLLOWED = "after"
 """The context that shows a sample of the task before."""
 
 
-def following(identities: Sequence[tuple[int, int]], *, compare: Literal["sample", "prompt"]) -> Planner:
+def following(identities: Sequence[tuple[int, int]], *, compare: Literal["sample", "prompt"]) -> Strategy:
     """Members after each sample, all of which are shown its text.
 
     sample: a group of ``group_size`` after each, numbered behind the groups of the samples; prompt: the
@@ -25,9 +25,9 @@ def following(identities: Sequence[tuple[int, int]], *, compare: Literal["sample
         compare: what makes a group.
 
     Returns:
-        The planner, which asks once.
+        The strategy, which asks once.
     """
-    return Planner(ask=partial(_downstream_requests, identities=tuple(identities), compare=compare))
+    return Strategy(ask=partial(_downstream_requests, identities=tuple(identities), compare=compare))
 
 
 def _downstream_requests(

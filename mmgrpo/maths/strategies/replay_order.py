@@ -58,7 +58,7 @@ def _surprise(row: ReplayRow) -> float:
     return inf if known_T is None or not len(known_T) else -float(known_T.mean())
 
 
-STRATEGIES: Mapping[str, Callable[[Sequence[ReplayRow], int], list[ReplayRow]]] = MappingProxyType(
+REPLAY_ORDERS: Mapping[str, Callable[[Sequence[ReplayRow], int], list[ReplayRow]]] = MappingProxyType(
     {"recency": recent, "reward": rewarded, "variance": varied, "full": everything, "surest": surest}
 )
 """Which of a prompt's rows are read again, by name; rows come oldest first."""
@@ -71,10 +71,10 @@ def replayed(
 
     Raises ConfigError for an unknown strategy.
     """
-    if strategy not in STRATEGIES:
-        raise ConfigError(f"unknown replay strategy {strategy!r}; choose from {', '.join(STRATEGIES)}")
+    if strategy not in REPLAY_ORDERS:
+        raise ConfigError(f"unknown replay strategy {strategy!r}; choose from {', '.join(REPLAY_ORDERS)}")
     rows = [row for row in memory.replay.get(key, ()) if at_least is None or row.reward >= at_least]
-    return STRATEGIES[strategy](rows, num) if len(rows) >= least else []
+    return REPLAY_ORDERS[strategy](rows, num) if len(rows) >= least else []
 
 
 def _spread(rows: Sequence[ReplayRow]) -> float:

@@ -1,4 +1,4 @@
-"""Planners that draw again: after failure, among scouts, beside remembered rows and given answers."""
+"""Strategies that draw again: after failure, among scouts, beside remembered rows and given answers."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies import (
-    PLANNERS,
+    STRATEGIES,
     Answer,
-    Planner,
     Replay,
     Request,
     Round,
     Setting,
+    Strategy,
     all_trained,
     ask_then,
     failed,
     fixed,
     trained,
 )
-from mmgrpo.maths.strategies.replay_order import STRATEGIES, replayed
+from mmgrpo.maths.strategies.replay_order import REPLAY_ORDERS, replayed
 from mmgrpo.memory import ReplayRow
 from mmgrpo.system.lazy import torch
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@PLANNERS.register
+@STRATEGIES.register
 def on_failure(
     *,
     members: int = 4,
@@ -39,7 +39,7 @@ def on_failure(
     replace_failed: bool = True,
     behind_prompt: bool = True,
     settings: Mapping[str, Any] | None = None,
-) -> Planner:
+) -> Strategy:
     """A second attempt at prompts whose every member failed: further members, shown a hint or drawn otherwise.
 
     A group fails where all rewards are under ``below``. Its further members are shown the prompt in ``context`` (one of
@@ -63,7 +63,7 @@ def on_failure(
         settings=settings or {},
         behind_prompt=behind_prompt and context is not None,
     )
-    return Planner(
+    return Strategy(
         ask=partial(ask_then, further=attempt),
         kept=partial(_without_replaced, members=members) if replace_failed else all_trained,
         looks_back=True,
@@ -95,8 +95,8 @@ def _without_replaced(rounds: Sequence[Round], setting: Setting, *, members: int
     return [keep[0] & ~replaced_B, *keep[1:]]
 
 
-@PLANNERS.register
-def two_stage_scouts(*, scouts: int, best: int, worst: int, settings: Mapping[str, Any]) -> Planner:
+@STRATEGIES.register
+def two_stage_scouts(*, scouts: int, best: int, worst: int, settings: Mapping[str, Any]) -> Strategy:
     """Many members drawn cheaply, the best and the worst of them drawn again exactly, and those alone trained on.
 
     Scouts are drawn with other ``settings`` (fewer steps, lower resolution) from the same noise as the member of their
@@ -110,7 +110,7 @@ def two_stage_scouts(*, scouts: int, best: int, worst: int, settings: Mapping[st
         raise ConfigError(f"two_stage_scouts needs best + worst from 2 to scouts={scouts}, got {best} + {worst}")
     if not settings:
         raise ConfigError("scouts are drawn with other settings; give settings, for example {call: {...}}")
-    return Planner(ask=partial(_ask_scouts, scouts=scouts, best=best, worst=worst, settings=settings), looks_back=True)
+    return Strategy(ask=partial(_ask_scouts, scouts=scouts, best=best, worst=worst, settings=settings), looks_back=True)
 
 
 def _ask_scouts(
@@ -133,7 +133,7 @@ def _extremes(round_: Round, prompt: int, best: int, worst: int) -> tuple[int, .
     return tuple(sorted(int(round_.member_B[rows[index]]) for index in chosen))
 
 
-@PLANNERS.register
+@STRATEGIES.register
 def with_replay(
     *,
     num: int = 4,
@@ -143,7 +143,7 @@ def with_replay(
     start: int = 0,
     least: int = 1,
     at_least: float | None = None,
-) -> Planner:
+) -> Strategy:
     """Groups that remembered rows of their prompt join, with the log-probabilities that they were drawn with.
 
     ``num`` of the prompt's rows by ``strategy`` (recency, reward, variance, full, surest), from step ``start`` on, once
@@ -154,13 +154,13 @@ def with_replay(
     Raises: ConfigError for an unknown strategy, or numbers that hold nothing.
     Source: RePO, arXiv:2506.09340, and its code (SihengLi99/RePO); ExGRPO, arXiv:2510.02245.
     """
-    if strategy not in STRATEGIES:
-        raise ConfigError(f"unknown replay strategy {strategy!r}; choose from {', '.join(STRATEGIES)}")
+    if strategy not in REPLAY_ORDERS:
+        raise ConfigError(f"unknown replay strategy {strategy!r}; choose from {', '.join(REPLAY_ORDERS)}")
     if min(num, per_prompt, total, least) < 1 or start < 0:
         raise ConfigError("with_replay needs num, per_prompt, total and least of at least 1, and start >= 0")
     if least > per_prompt:
         raise ConfigError(f"with_replay never has least={least} rows of a prompt: raise per_prompt={per_prompt}")
-    return Planner(
+    return Strategy(
         ask=partial(_ask_with_replay, num=num, strategy=strategy, start=start, least=least, at_least=at_least),
         replay=Replay(per_prompt=per_prompt, total=total),
         start=start,
@@ -191,14 +191,14 @@ def _extended_group(group: Request, samples: Sequence[ReplayRow | Answer]) -> Re
     return Request(prompt=group.prompt, members=tuple(range(first, first + len(samples))), given=tuple(samples))
 
 
-@PLANNERS.register
+@STRATEGIES.register
 def with_answer(
     *,
     column: str = "solution",
     further: Sequence[str] = (),
     below: float | None = None,
     replace_failed: bool = False,
-) -> Planner:
+) -> Strategy:
     """Groups that the data row's own answers join as members: all of them, or those whose members all failed.
 
     There is one in ``column``, and one in each of the ``further`` columns. With ``replace_failed`` they take the place
@@ -213,8 +213,8 @@ def with_answer(
     if below is None and replace_failed:
         raise ConfigError("with_answer replaces members of groups that failed: say with below what has failed")
     if below is None:
-        return Planner(ask=partial(_ask_with_answer, answers=answers))
-    return Planner(
+        return Strategy(ask=partial(_ask_with_answer, answers=answers))
+    return Strategy(
         ask=partial(ask_then, further=partial(_answer_failed, answers=answers, below=below)),
         kept=partial(_without_replaced, members=len(answers)) if replace_failed else all_trained,
         looks_back=True,
@@ -231,14 +231,14 @@ def _answer_failed(first: Round, setting: Setting, *, answers: Sequence[Answer],
     return tuple(_extended_group(group, answers) for prompt in prompts for group in setting.groups(prompt, 1))
 
 
-@PLANNERS.register
+@STRATEGIES.register
 def in_contexts(
     *,
     contexts: Sequence[str | None],
     sizes: Sequence[int] = (),
     behind_prompt: bool = False,
     as_own: bool = False,
-) -> Planner:
+) -> Strategy:
     """Groups whose members are shown the prompt in different contexts, part by part: the first ones in the first.
 
     The group is dealt out in equal parts, or in parts of these ``sizes``; null stands for the prompt as it is. What is
@@ -255,7 +255,7 @@ def in_contexts(
     group_requests = partial(
         _context_requests, contexts=contexts, sizes=sizes, behind_prompt=behind_prompt, as_own=as_own
     )
-    return Planner(ask=lambda rounds, setting: () if rounds else tuple(group_requests(setting)))
+    return Strategy(ask=lambda rounds, setting: () if rounds else tuple(group_requests(setting)))
 
 
 def _context_requests(

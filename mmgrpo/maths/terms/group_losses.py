@@ -17,7 +17,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, total
 from mmgrpo.maths.group_stats import Groups, grouped
-from mmgrpo.maths.sequence_scores import Score, score
+from mmgrpo.maths.sequence_scores import SequenceScore, score
 from mmgrpo.maths.terms import GROUP, TERMS, Loss, Term, log_ratio, ratio_of
 from mmgrpo.system.lazy import torch
 
@@ -141,7 +141,7 @@ def kl_hinge(*, delta: float, beta: float) -> Term:
     return Term(name="kl_hinge", loss=loss, couples=GROUP)
 
 
-def group_term(name: str, loss_P: Callable[[Members], Tensor], scored: Score) -> Term:
+def group_term(name: str, loss_P: Callable[[Members], Tensor], scored: SequenceScore) -> Term:
     """The mean over the groups of the update of a loss of their members.
 
     Args:

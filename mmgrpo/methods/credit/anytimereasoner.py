@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Estimator, Feedback
-from mmgrpo.maths.strategies import PLANNERS, Planner
+from mmgrpo.maths.strategies import STRATEGIES, Strategy
 from mmgrpo.maths.strategies.branch_points import budgets
 from mmgrpo.maths.strategies.branching import branching, require_text
 from mmgrpo.system.lazy import torch
@@ -100,8 +100,8 @@ def _exits(feedback: Feedback, taken: Sequence[int], at: tuple[int, ...]) -> dic
     return {root: [rows or of_S[-1] for rows in of_S] for root, of_S in exits.items()}
 
 
-@PLANNERS.register
-def exits_at(*, at: Sequence[int], then: str, num: int = 4, before: str = "</think>", room: int = 256) -> Planner:
+@STRATEGIES.register
+def exits_at(*, at: Sequence[int], then: str, num: int = 4, before: str = "</think>", room: int = 256) -> Strategy:
     """Each row is left after so many decisions, where a text is put behind it and ``num`` further rows go on.
 
     And after the first match of ``before``, without the text: there are ``num`` further answers as well. The places lie

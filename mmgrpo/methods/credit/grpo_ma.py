@@ -13,7 +13,7 @@ from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.estimators.tree_credit import forest_of, node_pairs
 from mmgrpo.maths.feedback import Estimator, Feedback
 from mmgrpo.maths.group_stats import standardised_among
-from mmgrpo.maths.strategies import PLANNERS, Planner
+from mmgrpo.maths.strategies import STRATEGIES, Strategy
 from mmgrpo.maths.strategies.branch_points import at_text
 from mmgrpo.maths.strategies.branching import branching
 from mmgrpo.system.lazy import torch
@@ -43,8 +43,8 @@ def _by_level(feedback: Feedback, advantage_BT: Tensor, *, eps: float) -> Tensor
     return tree.laid(standardised_among(value_M, kin_M, eps=eps)).to(advantage_BT)
 
 
-@PLANNERS.register
-def branch_at_text(*, pattern: str, num: int = 1, factor: int = 2, levels: int = 1) -> Planner:
+@STRATEGIES.register
+def branch_at_text(*, pattern: str, num: int = 1, factor: int = 2, levels: int = 1) -> Strategy:
     """Trees whose rows part into ``factor`` after the first ``num`` matches of a regular expression, as ``</think>``.
 
     In each of ``levels`` rounds, after the next ones; group_size roots and up to

@@ -16,7 +16,7 @@ from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Estimator, Feedback
 from mmgrpo.maths.filters import members
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.maths.strategies import PLANNERS, Branch, Planner, Request, Round, Setting
+from mmgrpo.maths.strategies import STRATEGIES, Branch, Request, Round, Setting, Strategy
 from mmgrpo.maths.strategies.branch_points import meanings_part
 from mmgrpo.system.lazy import torch
 
@@ -57,8 +57,8 @@ def _shorter_branches(feedback: Feedback, advantage_BT: Tensor, *, power: float,
     return advantage_BT - advantage_BT.abs() * less_BT
 
 
-@PLANNERS.register
-def branch_one_by_one(*, from_root: float = 0.5) -> Planner:
+@STRATEGIES.register
+def branch_one_by_one(*, from_root: float = 0.5) -> Strategy:
     """Trees that grow by a row of each group a round, from where the group's rows could have meant most other things.
 
     The first row begins at the prompt. Each of the group_size - 1 that follow does so too with the probability
@@ -70,7 +70,7 @@ def branch_one_by_one(*, from_root: float = 0.5) -> Planner:
     """
     if not 0 <= from_root <= 1:
         raise ConfigError(f"branch_one_by_one begins at the prompt with a probability, got from_root={from_root}")
-    return Planner(ask=partial(_ask_one_row, from_root=from_root), looks_back=True, places=meanings_part())
+    return Strategy(ask=partial(_ask_one_row, from_root=from_root), looks_back=True, places=meanings_part())
 
 
 def _ask_one_row(rounds: Sequence[Round], setting: Setting, *, from_root: float) -> Sequence[Request]:

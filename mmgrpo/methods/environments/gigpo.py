@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Column, Estimator, Feedback, Scoped
+from mmgrpo.maths.feedback import Estimator, Feedback, SampleColumn, Scoped
 from mmgrpo.maths.group_stats import centred_among, standardised_among
 from mmgrpo.system.lazy import torch
 
@@ -76,7 +76,7 @@ def _anchor_states(
     return advantage_BT + weight * turns.given.laid(score_BS).to(advantage_BT)
 
 
-def paid_at_last(turns: Scoped, reward: Column) -> Scoped:
+def paid_at_last(turns: Scoped, reward: SampleColumn) -> Scoped:
     """A reward of each sample as one of its last turn; a sample without turns is paid nowhere."""
     last_B1 = turns.scope_BT.amax(1, keepdim=True)
     valid_BS = (torch.arange(turns.value_BS.shape[1]) == last_B1) & reward.valid_B[:, None]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.sequence_scores import score
-from mmgrpo.maths.strategies import PLANNERS, Answer, Planner, Request, Round, Setting, fixed
+from mmgrpo.maths.strategies import STRATEGIES, Answer, Request, Round, Setting, Strategy, fixed
 from mmgrpo.maths.terms import TERMS, Term
 from mmgrpo.maths.terms.group_losses import Members, group_term
 from mmgrpo.system.lazy import torch
@@ -55,8 +55,8 @@ def _equivalents_P(members: Members, *, beta: float, variance: float, right: flo
     return loss_P.where(right_PG.any(1) & wrong_PG.any(1), 0.0)
 
 
-@PLANNERS.register
-def answers_of_source(*, source: str, columns: Sequence[str]) -> Planner:
+@STRATEGIES.register
+def answers_of_source(*, source: str, columns: Sequence[str]) -> Strategy:
     """Groups whose prompts are of one source are answers that their rows bring along, one in each column; none is
     drawn. Those of all other prompts are drawn.
 
@@ -66,7 +66,7 @@ def answers_of_source(*, source: str, columns: Sequence[str]) -> Planner:
     if not columns:
         raise ConfigError("answers_of_source needs the columns that hold a row's answers, one at least")
     answers = tuple(Answer(column) for column in columns)
-    return Planner(ask=partial(_ask_answers_of_source, source=source, answers=answers))
+    return Strategy(ask=partial(_ask_answers_of_source, source=source, answers=answers))
 
 
 def _ask_answers_of_source(

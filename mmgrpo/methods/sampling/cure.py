@@ -5,15 +5,15 @@ Samples branch before their decisions of highest entropy.
 
 from __future__ import annotations
 
-from mmgrpo.maths.strategies import PLANNERS, Planner
+from mmgrpo.maths.strategies import STRATEGIES, Strategy
 from mmgrpo.maths.strategies.branch_points import uncertain
 from mmgrpo.maths.strategies.branching import branching
 
 
-@PLANNERS.register
+@STRATEGIES.register
 def branch_at_uncertain(
     *, num: int = 2, factor: int = 2, levels: int = 1, apart: int = 1, among: int | None = None
-) -> Planner:
+) -> Strategy:
     """Trees whose rows part into ``factor`` before the ``num`` decisions of theirs that had the highest entropy.
 
     In each of ``levels`` rounds; decisions that a row took over are not its own. Group_size roots and up to

@@ -12,7 +12,7 @@ from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.estimators.tree_credit import forest_of
 from mmgrpo.maths.feedback import Estimator, Feedback
 from mmgrpo.maths.group_stats import grouped
-from mmgrpo.maths.strategies import PLANNERS, Planner
+from mmgrpo.maths.strategies import STRATEGIES, Strategy
 from mmgrpo.maths.strategies.branch_points import before_text
 from mmgrpo.maths.strategies.branching import branching, require_text
 from mmgrpo.system.lazy import torch
@@ -56,8 +56,8 @@ def _trunk_and_exits(feedback: Feedback, advantage_BT: Tensor, *, decay: float) 
     return tree.laid(mean_M.nan_to_num(nan=0.0)).to(advantage_BT)
 
 
-@PLANNERS.register
-def exits(*, num: int, then: str, before: str = "</think>", room: int = 256) -> Planner:
+@STRATEGIES.register
+def exits(*, num: int, then: str, before: str = "</think>", room: int = 256) -> Strategy:
     """Each row is left at ``num`` places drawn at random, where a text is put behind it and a further row goes on.
 
     The text, as one that ends the thought, is given and never trained. The places lie before the first match of

@@ -15,7 +15,7 @@ from mmgrpo.maths.controllers import CONTROLLERS
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Estimator, Feedback
 from mmgrpo.maths.origins import DRAWN
-from mmgrpo.maths.strategies import PLANNERS, Planner, Request, Round, Setting, ask_then, trained
+from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, Strategy, ask_then, trained
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ def _fixed_off_policy_advantage(feedback: Feedback, advantage_BT: Tensor, *, val
     return advantage_BT.masked_fill(read_B[:, None], value)
 
 
-@PLANNERS.register
+@STRATEGIES.register
 def with_tempered(
     *, temperature: float = 1.2, share: float = 0.25, most: int = 60, better: float = 0.05, eps: float = 1e-6
-) -> Planner:
+) -> Strategy:
     """The first prompts are drawn once more at another temperature; what beats its group takes the place of a row.
 
     A further group of each of the first ``share`` of the prompts, one at least. Of these members those train that are
@@ -63,7 +63,7 @@ def with_tempered(
         )
     again = partial(_tempered_requests, share=share, settings={"temperature": temperature})
     select_rows = partial(_select_rows, most=most, halved=temperature < 1, better=better, eps=eps)
-    return Planner(ask=partial(ask_then, further=again), kept=select_rows, looks_back=True)
+    return Strategy(ask=partial(ask_then, further=again), kept=select_rows, looks_back=True)
 
 
 def _tempered_requests(

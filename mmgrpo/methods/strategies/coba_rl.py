@@ -13,7 +13,7 @@ from statistics import pvariance
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.columns import column_of
 from mmgrpo.maths.pass_rate import largest_gains, rates_seen, sized
-from mmgrpo.maths.strategies import PLANNERS, Planner, Request, Round, Setting
+from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, Strategy
 from mmgrpo.memory import Memory
 
 HARD, EASY = 0.05, 0.99
@@ -24,8 +24,8 @@ FIRST_SHARE, FULL_SHARE = 0.6, 0.8
 SLOWEST, FASTEST = 12.0, 3.0
 
 
-@PLANNERS.register
-def by_capability(*, least: int = 2, most: int = 128, total: float = 11.0) -> Planner:
+@STRATEGIES.register
+def by_capability(*, least: int = 2, most: int = 128, total: float = 11.0) -> Strategy:
     """The step's samples shared out by a value of rates that moves from easy prompts to hard ones as the policy learns.
 
     value(n, p) = (1 - e^(-n p (1 - p) / tau)) Beta(p; a, b), a = 1 + (``total`` - 2) g, b = ``total`` - a, where g = f
@@ -43,7 +43,7 @@ def by_capability(*, least: int = 2, most: int = 128, total: float = 11.0) -> Pl
     if not 1 <= least <= most or not total > 2:
         raise ConfigError(f"by_capability needs 1 <= least <= most and total > 2, got {least}, {most}, {total}")
     columns = ("last_rate", "visits", "last_step")
-    return Planner(
+    return Strategy(
         ask=partial(_ask_by_capability, least=least, most=most, total=total),
         memory=tuple(column_of(name) for name in columns),
     )

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.strategies import PLANNERS, Planner, Request, Round, Setting, ask_then
+from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, Strategy, ask_then
 
 
-@PLANNERS.register
-def more_where_hard(*, most: int, weight: str = "equal", standardised: bool = False) -> Planner:
+@STRATEGIES.register
+def more_where_hard(*, most: int, weight: str = "equal", standardised: bool = False) -> Strategy:
     """Further members for prompts that fewer than half of the first members solve, in a second round.
 
     With S(u) the mean |A| of a member, 2 u (1 - u), or 2 sqrt(u (1 - u)) where advantages are ``standardised``, the
@@ -29,7 +29,7 @@ def more_where_hard(*, most: int, weight: str = "equal", standardised: bool = Fa
     if weight not in ("equal", "hardness") or most < 2:
         raise ConfigError(f"more_where_hard needs weight: equal or hardness, and most >= 2, got {weight!r}, {most}")
     further = partial(_further_requests, most=most, hardness=weight == "hardness", standardised=standardised)
-    return Planner(ask=partial(ask_then, further=further), looks_back=True)
+    return Strategy(ask=partial(ask_then, further=further), looks_back=True)
 
 
 def _further_requests(

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.forgetting import FORGETTING, Forgetting
-from mmgrpo.maths.strategies import PLANNERS, Planner, Request, Round, Setting
+from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, Strategy
 
 
-@PLANNERS.register
-def unlearn_between_halves(*, rate: float = 0.003, below: float = 0.3, limit: float = 1e-4) -> Planner:
+@STRATEGIES.register
+def unlearn_between_halves(*, rate: float = 0.003, below: float = 0.3, limit: float = 1e-4) -> Strategy:
     """Half of each group; then the other half, by weights that have moved away from the first.
 
     The weights that draw the second half have taken one step of plain gradient descent at ``rate`` on -log(1 - p) of
@@ -23,7 +23,7 @@ def unlearn_between_halves(*, rate: float = 0.003, below: float = 0.3, limit: fl
     Source: EEPO, arXiv:2510.05837.
     """
     how = Forgetting(rate=rate, below=below, limit=limit)
-    return Planner(ask=_halves, looks_back=True, forgetting=how)
+    return Strategy(ask=_halves, looks_back=True, forgetting=how)
 
 
 def _halves(rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:

@@ -12,11 +12,11 @@ from functools import partial
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.columns import column_of
 from mmgrpo.maths.pass_rate import largest_gains, rates_seen, sized
-from mmgrpo.maths.strategies import PLANNERS, Planner, Request, Round, Setting
+from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, Strategy
 
 
-@PLANNERS.register
-def by_learning_value(*, least: int = 2, most: int = 128, confidence: float = 0.9) -> Planner:
+@STRATEGIES.register
+def by_learning_value(*, least: int = 2, most: int = 128, confidence: float = 0.9) -> Strategy:
     """The step's samples shared out by what they are worth: group sizes of the largest total value, of the same sum.
 
     value(n, p) = (1 - p^n - (1 - p)^n) p (1 - p)^2: the chance that n samples are not all alike, times what a prompt
@@ -35,7 +35,7 @@ def by_learning_value(*, least: int = 2, most: int = 128, confidence: float = 0.
             f"by_learning_value needs 1 <= least <= most and a confidence within 0 and 1, got {least}, {most}, "
             f"{confidence}"
         )
-    return Planner(
+    return Strategy(
         ask=partial(_ask_by_value, least=least, most=most, confidence=confidence),
         memory=(column_of("last_rate"), column_of("visits")),
     )

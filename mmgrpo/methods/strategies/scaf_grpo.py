@@ -11,15 +11,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.strategies import PLANNERS, Planner, Request, Round, Setting, ask_then, failed, trained
+from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, Strategy, ask_then, failed, trained
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@PLANNERS.register
-def scaffold(*, contexts: Sequence[str], below: float = 1.0, start: int = 0, behind_prompt: bool = False) -> Planner:
+@STRATEGIES.register
+def scaffold(*, contexts: Sequence[str], below: float = 1.0, start: int = 0, behind_prompt: bool = False) -> Strategy:
     """Prompts whose every member failed are shown hint after hint; the right answer that took the least joins them.
 
     A group fails where all rewards are under ``below``. One further member is drawn in each of the ``contexts``, which
@@ -34,7 +34,7 @@ def scaffold(*, contexts: Sequence[str], below: float = 1.0, start: int = 0, beh
     if not contexts or start < 0:
         raise ConfigError("scaffold needs the contexts that tell ever more, one at least, and start >= 0")
     attempt = partial(_hinted_requests, contexts=tuple(contexts), below=below, start=start, behind_prompt=behind_prompt)
-    return Planner(
+    return Strategy(
         ask=partial(ask_then, further=attempt),
         kept=partial(_with_least_hinted, below=below),
         looks_back=True,

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.columns import column_of
-from mmgrpo.maths.strategies import PLANNERS, Planner, Request, Round, Setting
+from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, Strategy
 from mmgrpo.system.lazy import torch
 
 STEEPEST = 50.0
@@ -78,8 +78,8 @@ def _fitted(points: tuple[tuple[float, float], ...]) -> Curve:
     return Curve(float(slope_K[k]), float(middle_M[m]), float(floor_KM[k, m]))
 
 
-@PLANNERS.register
-def adaptive_hints(*, context: str, rounds: int = 4, target: float = 0.5, first: float = 0.99) -> Planner:
+@STRATEGIES.register
+def adaptive_hints(*, context: str, rounds: int = 4, target: float = 0.5, first: float = 0.99) -> Strategy:
     """A group comes in equal rounds, each shown as much of an answer as makes the ``target`` of its members right.
 
     In the first round that is the share that the prompt ended with the last time, or ``first``; in each that follows,
@@ -96,7 +96,7 @@ def adaptive_hints(*, context: str, rounds: int = 4, target: float = 0.5, first:
             f"{first}"
         )
     ask = partial(_ask, context=context, num_rounds=rounds, target=target, first=first)
-    return Planner(ask=ask, looks_back=True, memory=(column_of("share"),))
+    return Strategy(ask=ask, looks_back=True, memory=(column_of("share"),))
 
 
 def _ask(

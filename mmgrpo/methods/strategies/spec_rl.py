@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.strategies import PLANNERS, Planner, Replay, Request, Round, Setting
+from mmgrpo.maths.strategies import STRATEGIES, Replay, Request, Round, Setting, Strategy
 
 
-@PLANNERS.register
-def with_drafts(*, lenience: float = 0.0, per_prompt: int = 16, total: int = 100_000) -> Planner:
+@STRATEGIES.register
+def with_drafts(*, lenience: float = 0.0, per_prompt: int = 16, total: int = 100_000) -> Strategy:
     """Groups whose members begin as the rows that were drawn of their prompt the last time, as far as these are kept.
 
     Of each the first decisions that ``accepted`` keeps; the row goes on from there, and one that is kept whole is the
@@ -26,7 +26,7 @@ def with_drafts(*, lenience: float = 0.0, per_prompt: int = 16, total: int = 100
     """
     if min(per_prompt, total) < 1:
         raise ConfigError(f"with_drafts remembers a row or more, got per_prompt={per_prompt} and total={total}")
-    return Planner(ask=partial(_ask, lenience=lenience), replay=Replay(per_prompt=per_prompt, total=total))
+    return Strategy(ask=partial(_ask, lenience=lenience), replay=Replay(per_prompt=per_prompt, total=total))
 
 
 def _ask(rounds: Sequence[Round], setting: Setting, *, lenience: float) -> Sequence[Request]:

@@ -1,4 +1,4 @@
-"""Planners: what is asked, round after round, and what of it is kept."""
+"""Strategies: what is asked, round after round, and what of it is kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.strategies import Answer, Planner, Request, Round, Setting, fixed, refill
+from mmgrpo.maths.strategies import Answer, Request, Round, Setting, Strategy, fixed, refill
 from mmgrpo.maths.strategies.resample import in_contexts, on_failure, two_stage_scouts, with_answer, with_replay
 from mmgrpo.memory import Memory, ReplayRow
 from mmgrpo.methods.strategies.scaf_grpo import scaffold
@@ -32,41 +32,41 @@ def answered(requests: Sequence[Request], rewards: Sequence[float | None]) -> Ro
     )
 
 
-def kept(planner: Planner, rounds: Sequence[Round], setting: Setting = SETTING) -> list[list[bool]]:
-    return [keep_B.tolist() for keep_B in planner.kept(rounds, setting)]
+def kept(strategy: Strategy, rounds: Sequence[Round], setting: Setting = SETTING) -> list[list[bool]]:
+    return [keep_B.tolist() for keep_B in strategy.kept(rounds, setting)]
 
 
 def test_fixed_asks_once() -> None:
-    planner = fixed()
-    asked = planner.ask((), SETTING)
+    strategy = fixed()
+    asked = strategy.ask((), SETTING)
     assert asked == (Request(prompt=0, members=(0, 1)), Request(prompt=1, members=(0, 1)))
-    assert planner.ask([answered(asked, [1, 0, 1, 1])], SETTING) == ()
-    assert not planner.looks_back
+    assert strategy.ask([answered(asked, [1, 0, 1, 1])], SETTING) == ()
+    assert not strategy.looks_back
 
 
 def test_refill_asks_for_further_prompts_until_two_groups_differ() -> None:
-    planner, four = refill(target=2), Setting(step=0, num_prompts=4, group_size=2)
-    first = answered(planner.ask((), four), [0, 0, 1, 1, 1, 0, 1, 1])  # rates 0, 1, 0.5, 1: one differs
-    more = planner.ask([first], four)
+    strategy, four = refill(target=2), Setting(step=0, num_prompts=4, group_size=2)
+    first = answered(strategy.ask((), four), [0, 0, 1, 1, 1, 0, 1, 1])  # rates 0, 1, 0.5, 1: one differs
+    more = strategy.ask([first], four)
     assert more == (Request(prompt=4, members=(0, 1)),)
     second = answered(more, [None, 1])  # one reward says nothing of a group
-    again = planner.ask([first, second], four)
+    again = strategy.ask([first, second], four)
     assert again == (Request(prompt=5, members=(0, 1)),)
     third = answered(again, [0, 1])
-    assert planner.ask([first, second, third], four) == ()
+    assert strategy.ask([first, second, third], four) == ()
     expected = [[False] * 4 + [True, True] + [False] * 2, [False, False], [True, True]]
-    assert kept(planner, [first, second, third], four) == expected
+    assert kept(strategy, [first, second, third], four) == expected
 
 
 def test_refill_keeps_no_more_groups_than_wanted_and_gives_up() -> None:
-    planner = refill(target=1, rounds=2, factor=3.0)
-    first = answered(planner.ask((), SETTING), [1, 0, 0, 1])
-    assert planner.ask([first], SETTING) == ()
-    assert kept(planner, [first]) == [[True, True, False, False]]
-    equal = answered(planner.ask((), SETTING), [1, 1, 0, 0])
-    more = planner.ask([equal], SETTING)
+    strategy = refill(target=1, rounds=2, factor=3.0)
+    first = answered(strategy.ask((), SETTING), [1, 0, 0, 1])
+    assert strategy.ask([first], SETTING) == ()
+    assert kept(strategy, [first]) == [[True, True, False, False]]
+    equal = answered(strategy.ask((), SETTING), [1, 1, 0, 0])
+    more = strategy.ask([equal], SETTING)
     assert [one.prompt for one in more] == [2, 3, 4]  # one missing, times three
-    assert planner.ask([equal, answered(more, [1] * 6)], SETTING) == ()
+    assert strategy.ask([equal, answered(more, [1] * 6)], SETTING) == ()
 
 
 def test_refill_takes_groups_of_enough_variance() -> None:
@@ -98,50 +98,50 @@ def test_members_are_shown_different_contexts() -> None:
         (0,),
         (1, 2, 3, 4, 5),
     ]
-    for planner in (in_contexts(contexts=["a"] * 4), in_contexts(contexts=["a"], sizes=[5])):
+    for strategy in (in_contexts(contexts=["a"] * 4), in_contexts(contexts=["a"], sizes=[5])):
         with pytest.raises(ConfigError, match="multiple of the contexts"):
-            planner.ask((), six)
+            strategy.ask((), six)
 
 
 def test_a_failed_group_is_drawn_again_with_a_hint() -> None:
-    planner = on_failure(members=1, context="hint")
-    first = answered(planner.ask((), SETTING), [0, 0, 1, 0])
-    (more,) = planner.ask([first], SETTING)
+    strategy = on_failure(members=1, context="hint")
+    first = answered(strategy.ask((), SETTING), [0, 0, 1, 0])
+    (more,) = strategy.ask([first], SETTING)
     assert (more.prompt, more.members, more.context, more.behind_prompt) == (0, (2,), "hint", True)
     second = answered([more], [1])
-    assert planner.ask([first, second], SETTING) == ()
-    assert kept(planner, [first, second]) == [[True, False, True, True], [True]]
+    assert strategy.ask([first, second], SETTING) == ()
+    assert kept(strategy, [first, second]) == [[True, False, True, True], [True]]
     assert kept(on_failure(members=1, context="hint", replace_failed=False), [first, second]) == [[True] * 4, [True]]
 
 
 def test_the_right_answer_of_the_least_hint_joins() -> None:
-    planner = scaffold(contexts=["a", "b", "c"], start=1)
+    strategy = scaffold(contexts=["a", "b", "c"], start=1)
     setting = Setting(step=1, num_prompts=3, group_size=2)
-    first = answered(planner.ask((), setting), [0, 0, 1, 0, 0, 0])
-    more = planner.ask([first], setting)
+    first = answered(strategy.ask((), setting), [0, 0, 1, 0, 0, 0])
+    more = strategy.ask([first], setting)
     assert [(one.prompt, one.members, one.context, one.behind_prompt) for one in more] == [
         (prompt, (2 + tier,), "abc"[tier], False) for prompt in (0, 2) for tier in range(3)
     ]
     second = answered(more, [0, 1, 1, 0, None, 0])  # prompt 0 by the second hint, prompt 2 by none
-    assert planner.ask([first, second], setting) == ()
-    assert kept(planner, [first, second], setting) == [
+    assert strategy.ask([first, second], setting) == ()
+    assert kept(strategy, [first, second], setting) == [
         [True, False, True, True, True, True],
         [False, True, False, False, False, False],
     ]
-    assert planner.ask([first], SETTING) == ()  # before its start
-    assert kept(planner, [first], setting) == [[True] * 6]
+    assert strategy.ask([first], SETTING) == ()  # before its start
+    assert kept(strategy, [first], setting) == [[True] * 6]
 
 
 def test_scouts_send_the_best_and_the_worst() -> None:
-    planner = two_stage_scouts(scouts=4, best=1, worst=1, settings={"strength": 0.3})
-    asked = planner.ask((), SETTING)
+    strategy = two_stage_scouts(scouts=4, best=1, worst=1, settings={"strength": 0.3})
+    asked = strategy.ask((), SETTING)
     assert all(not one.trained and one.members == (0, 1, 2, 3) for one in asked)
     first = answered(asked, [0.1, 0.9, 0.5, 0.3, 0.5, 0.5, 0.5, None])
-    more = planner.ask([first], SETTING)
+    more = strategy.ask([first], SETTING)
     # of equal ones the first; what no reward applied to is the worst
     assert more == (Request(prompt=0, members=(0, 1)), Request(prompt=1, members=(0, 3)))
     second = answered(more, [0, 1, 0, 1])
-    assert kept(planner, [first, second]) == [[False] * 8, [True] * 4]
+    assert kept(strategy, [first, second]) == [[False] * 8, [True] * 4]
 
 
 def test_remembered_rows_join_their_group() -> None:
@@ -162,20 +162,20 @@ def test_an_answer_joins_every_group_or_those_that_failed() -> None:
         (0, (2,), (Answer("solution"),)),
         (1, (2,), (Answer("solution"),)),
     ]
-    planner = with_answer(below=1.0)
-    first = answered(planner.ask((), SETTING), [1, 0, 0, 0])
-    assert [one.prompt for one in planner.ask([first], SETTING)] == [1]
-    unscored = answered(planner.ask((), SETTING), [1, 0, None, None])
-    assert planner.ask([unscored], SETTING) == ()  # nobody says that group 1 failed
+    strategy = with_answer(below=1.0)
+    first = answered(strategy.ask((), SETTING), [1, 0, 0, 0])
+    assert [one.prompt for one in strategy.ask([first], SETTING)] == [1]
+    unscored = answered(strategy.ask((), SETTING), [1, 0, None, None])
+    assert strategy.ask([unscored], SETTING) == ()  # nobody says that group 1 failed
 
 
 def test_answers_of_several_take_the_place_of_failures() -> None:
-    planner = with_answer(column="one", further=["two"], below=1.0, replace_failed=True)
+    strategy = with_answer(column="one", further=["two"], below=1.0, replace_failed=True)
     setting = Setting(step=0, num_prompts=2, group_size=3)
-    first = answered(planner.ask((), setting), [0, 0, 0, 0, 1, 0])
-    (read,) = planner.ask([first], setting)
+    first = answered(strategy.ask((), setting), [0, 0, 0, 0, 1, 0])
+    (read,) = strategy.ask([first], setting)
     assert (read.prompt, read.members, read.given) == (0, (3, 4), (Answer("one"), Answer("two")))
-    assert kept(planner, [first, answered([read], [1, 1])], setting) == [[True, False, False] + [True] * 3, [True] * 2]
+    assert kept(strategy, [first, answered([read], [1, 1])], setting) == [[True, False, False] + [True] * 3, [True] * 2]
 
 
 @pytest.mark.parametrize(
