@@ -96,8 +96,8 @@ def compared(kind: str, lora: dict[str, Any] | None, checkpointing: bool, machin
     optimizer.step()
     states = [one for state in optimizer.state.values() for one in state.values()]
     known = [*parameters.values(), *states, *(p.grad for p in policy.trainable if p.grad is not None)]
-    held = memory.resident.total - memory.resident.buffers
-    yield _line("bytes held", held, sum(one.nbytes for one in known))
+    parameter_bytes = memory.resident.total - memory.resident.buffers
+    yield _line("bytes held", parameter_bytes, sum(one.nbytes for one in known))
     with MemoryMeter(known) as meter:
         policy.rollout([prompt], group_size=GROUP, seed=1)
     yield _line("peak of the rollout", memory.rollout, meter.peak)

@@ -58,10 +58,10 @@ def main(names: Sequence[str]) -> None:
             for found, policy in zip(seconds, (alone, batched), strict=True):
                 found.append(timed("cpu", partial(_iteration, policy, prompts, turn)).spent.cpu_s)
         ratios = [a / b for a, b in zip(*seconds, strict=True)]
-        said = next(choice for choice in batched.resolved_settings if "rows show" in choice).rpartition(" as ")[2]
+        form = next(choice for choice in batched.resolved_settings if "rows show" in choice).rpartition(" as ")[2]
         turns = ", ".join(f"{ratio:.1f}" for ratio in ratios)
         spent = " | ".join(f"{median(one):.2f}" for one in seconds)
-        print(f"| {name} | {said} | {spent} | {turns} | {median(ratios):.1f} |", flush=True)
+        print(f"| {name} | {form} | {spent} | {turns} | {median(ratios):.1f} |", flush=True)
 
 
 if __name__ == "__main__":

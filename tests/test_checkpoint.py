@@ -61,14 +61,14 @@ def test_the_newest_sound_one_is_used_and_the_others_are_named(folder: Path, pol
     flip(folder / "checkpoints/step-000003/policy/letters.safetensors")  # one bit of a weight: still a tensor
     assert load_file(folder / "checkpoints/step-000003/policy/letters.safetensors")["logits"].shape == (4, 26)
     (folder / "checkpoints/step-000002/training.pt").write_bytes(b"")
-    found = find_intact_checkpoint(folder)
-    assert found.path.name == "step-000001"
-    assert found.damaged == (
+    checkpoint = find_intact_checkpoint(folder)
+    assert checkpoint.path.name == "step-000001"
+    assert checkpoint.damaged == (
         "step-000003 is damaged (policy/letters.safetensors has changed since it was written)",
         "step-000002 is damaged (training.pt has changed since it was written)",
     )
     assert weights_folder(folder) == folder / "checkpoints/step-000001/policy"
-    place, state = load_checkpoint(found.path, policy, "cpu")  # pyright: ignore[reportArgumentType]
+    place, state = load_checkpoint(checkpoint.path, policy, "cpu")  # pyright: ignore[reportArgumentType]
     assert (place, state) == (RunPosition(1, 9), STATE)
     assert float(policy.logits.data.mean()) == 1.0  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -115,13 +115,13 @@ class TestRewards:
         assert said in result.stderr
 
     def test_every_reward_is_read_as_it_is(self) -> None:
-        known = {name: signature_at(target) for name, target in REWARDS.items()}
-        for name, found in known.items():
+        signatures = {name: signature_at(target) for name, target in REWARDS.items()}
+        for name, found in signatures.items():
             parameters = inspect.signature(resolve("rewards", name)).parameters.values()
             if found is not None:
                 assert list(found.takes) == [one.name for one in parameters], name
                 assert list(found.needs) == [one.name for one in parameters if one.default is one.empty], name
-        assert sum(found is not None for found in known.values()) > 0.9 * len(known)
+        assert sum(found is not None for found in signatures.values()) > 0.9 * len(signatures)
 
     @pytest.mark.parametrize("name", [n for f in ("quickstart", "recipes", "one-gpu", "papers") for n in shipped(f)])
     def test_nothing_that_comes_is_refused(self, name: str) -> None:

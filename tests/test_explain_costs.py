@@ -126,26 +126,26 @@ def test_a_planner_that_never_ends_is_said_to(tmp_path: Path, monkeypatch: pytes
         "    return Strategy(ask=ask, looks_back=True)\n"
     )
     monkeypatch.chdir(tmp_path)
-    said = rows(changed(rollout={"strategy": {"name": "python:endless_planner:endless"}}))["strategy"]
-    assert "at least 16 and at most 400 samples generated a step" in said
-    assert said.endswith("stopped after 25 rounds: the strategy must return no requests at some time")
+    explained = rows(changed(rollout={"strategy": {"name": "python:endless_planner:endless"}}))["strategy"]
+    assert "at least 16 and at most 400 samples generated a step" in explained
+    assert explained.endswith("stopped after 25 rounds: the strategy must return no requests at some time")
 
 
 def test_a_method_of_tokens_is_counted_as_it_runs() -> None:
-    said = rows(load_config("methods/tempo"))
-    assert said["forwards"].startswith("counted by the policy as it runs")
-    assert said["loss"].endswith("entropy_bonus * sum v H + further terms, over the kept decisions")
+    explained = rows(load_config("methods/tempo"))
+    assert explained["forwards"].startswith("counted by the policy as it runs")
+    assert explained["loss"].endswith("entropy_bonus * sum v H + further terms, over the kept decisions")
     with pytest.raises(ConfigError, match=r"no kind of policy is named .* over a model, model first"):
         load_config("methods/branch-grpo")
 
 
 def test_what_a_planner_draws_is_counted_in_all() -> None:
-    said = rows(changed(rollout={"strategy": {"name": "refill", "rounds": 4}}))
-    assert "at least 0 and at most 160 trained on" in said["strategy"]
-    assert said["in all"] == "60 steps, at least 9,600 and at most 38,400 samples, 120 updates"
-    assert said["updates"] == "1 epoch x 2 minibatches = 2 updates a rollout"
+    explained = rows(changed(rollout={"strategy": {"name": "refill", "rounds": 4}}))
+    assert "at least 0 and at most 160 trained on" in explained["strategy"]
+    assert explained["in all"] == "60 steps, at least 9,600 and at most 38,400 samples, 120 updates"
+    assert explained["updates"] == "1 epoch x 2 minibatches = 2 updates a rollout"
     # a sample takes 10 forwards, and 4 steps of 160 with a reference beside each, whether found first or last
-    assert "at least 2,880 and at most 7,680 a step" in said["forwards"]
+    assert "at least 2,880 and at most 7,680 a step" in explained["forwards"]
     cheap = {
         "name": "two_stage_scouts",
         "scouts": 24,
@@ -176,14 +176,14 @@ def test_samples_that_are_read_are_counted() -> None:
 
 def test_whose_passes_run() -> None:
     preference = {"name": "preference", "score_by": "sum_log_ratio", "against": "reference"}
-    said = rows(changed(objective={"surrogate": None, "kl_beta": 0, "terms": [preference]}))
-    assert said["reference"] == "a pass with each pass of the policy, for preference"
-    assert said["values"].endswith("preference couples decisions, and the rollout does not know its KL or entropy")
+    explained = rows(changed(objective={"surrogate": None, "kl_beta": 0, "terms": [preference]}))
+    assert explained["reference"] == "a pass with each pass of the policy, for preference"
+    assert explained["values"].endswith("preference couples decisions, and the rollout does not know its KL or entropy")
     average = {"name": "diffusion_nft", "view": "average"}
     read = {"training_states": "renoised", "window": None}
-    said = rows(changed(rollout=read, objective={"surrogate": None, "kl_beta": 0, "terms": [average]}))
-    assert said["view average"].endswith("; a pass with each pass of the policy")
-    assert "rollout 14.0, average 4.0, update 4.0; in all 22.0" in said["forwards"]
+    explained = rows(changed(rollout=read, objective={"surrogate": None, "kl_beta": 0, "terms": [average]}))
+    assert explained["view average"].endswith("; a pass with each pass of the policy")
+    assert "rollout 14.0, average 4.0, update 4.0; in all 22.0" in explained["forwards"]
 
 
 def test_a_run_spends_what_its_planner_was_said_to_ask_for(tmp_path: Path) -> None:

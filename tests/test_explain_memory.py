@@ -61,16 +61,16 @@ def test_bytes_by_hand() -> None:
 
 def test_bytes_and_operations_of_a_pass_by_hand() -> None:
     layer, x_BD = nn.Linear(4, 3, bias=False), torch.ones(2, 4)
-    found = meter_pass(lambda _: layer(x_BD), [layer.weight, x_BD])
+    result = meter_pass(lambda _: layer(x_BD), [layer.weight, x_BD])
     # 2 x 4 by 4 x 3: 24 products and their sums; 8 + 12 numbers read, 6 written, of 4 bytes
-    assert found.num_bytes == 2 * 3 * 4
-    assert found.work == {Operator(flops=2 * 24, num_bytes=4 * (8 + 12 + 6)): 1}
+    assert result.num_bytes == 2 * 3 * 4
+    assert result.work == {Operator(flops=2 * 24, num_bytes=4 * (8 + 12 + 6)): 1}
 
 
 def test_bytes_of_what_is_prepared_count_and_its_operators_do_not() -> None:
-    found = meter_pass(lambda x_N: x_N.add_(1), [], prepare=lambda: torch.zeros(5))
-    assert found.num_bytes == 5 * 4
-    assert found.work == {Operator(flops=0, num_bytes=2 * 5 * 4): 1}  # read and written
+    result = meter_pass(lambda x_N: x_N.add_(1), [], prepare=lambda: torch.zeros(5))
+    assert result.num_bytes == 5 * 4
+    assert result.work == {Operator(flops=0, num_bytes=2 * 5 * 4): 1}  # read and written
 
 
 def test_seconds_of_operators_by_hand() -> None:
@@ -95,12 +95,12 @@ def test_steps_of_the_optimiser_are_those_that_torch_takes() -> None:
 
 
 def test_a_machine_is_measured() -> None:
-    found = measured_speed(torch.float32, device=torch.device("cpu"), link_gb_s=3.0)
-    assert found.link_gb_s == 3.0
-    assert not found.fused_optimizer
-    assert 1e-4 < found.tflops < 10
-    assert 0.1 < found.memory_gb_s < 1000
-    assert 0.1 < found.launch_us < 10_000
+    result = measured_speed(torch.float32, device=torch.device("cpu"), link_gb_s=3.0)
+    assert result.link_gb_s == 3.0
+    assert not result.fused_optimizer
+    assert 1e-4 < result.tflops < 10
+    assert 0.1 < result.memory_gb_s < 1000
+    assert 0.1 < result.launch_us < 10_000
 
 
 LORAS: tuple[dict[str, Any] | None, ...] = (None, {"rank": 4, "alpha": 8.0})
@@ -122,41 +122,43 @@ def test_what_stays_is_what_a_live_policy_holds() -> None:
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
         plan = plan_processes(validated({**config.model_dump(), "policy": {"name": "language", **named}}))
-        held = plan.memory().resident
-        assert held.trained == sum(p.nbytes for p in policy.trainable)
-        assert held.frozen == sum(p.nbytes for p in policy.model.parameters() if not p.requires_grad)
-        assert held.moments == sum(one.nbytes for state in optimizer.state.values() for one in state.values())
+        resident = plan.memory().resident
+        assert resident.trained == sum(p.nbytes for p in policy.trainable)
+        assert resident.frozen == sum(p.nbytes for p in policy.model.parameters() if not p.requires_grad)
+        assert resident.moments == sum(one.nbytes for state in optimizer.state.values() for one in state.values())
 
 
 def held_in_parts(folder: Path, names: Sequence[str]) -> list[tuple[int, int]]:
     """Bytes of trained and of frozen weights that this process of two holds, of all weights trained and of adapters."""
     os.environ.update({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"})
-    job, found = Job(Accelerator()), []
+    job, result = Job(Accelerator()), []
     assert job.sharding is not None
     for lora in LORAS:
         policy = LanguagePolicy.from_config(settings_with(lora))
         policy.shard(job.sharding.shard)
         sizes = [(whole.requires_grad, local_shards([whole])[0].nbytes) for whole in policy.model.parameters()]
-        found.append((sum(size for trains, size in sizes if trains), sum(size for trains, size in sizes if not trains)))
-    return found
+        result.append(
+            (sum(size for trains, size in sizes if trains), sum(size for trains, size in sizes if not trains))
+        )
+    return result
 
 
 @pytest.mark.nightly
 def test_what_stays_is_what_each_of_two_processes_holds_in_parts(tmp_path: Path) -> None:
-    found = on_two(tmp_path, (), function="held_in_parts", module="tests.test_explain_memory")
+    result = on_two(tmp_path, (), function="held_in_parts", module="tests.test_explain_memory")
     config = load_config("quickstart/arithmetic-text")
-    for lora, (trained, frozen) in zip(LORAS, found, strict=True):
+    for lora, (trained, frozen) in zip(LORAS, result, strict=True):
         run = validated({**config.model_dump(), "policy": {"name": "language", **settings_with(lora)}})
-        said = plan_processes(run, num_processes=2).memory(ShardingEngine.FSDP2).resident
-        assert (said.trained, said.frozen) == (trained, frozen)
+        estimate = plan_processes(run, num_processes=2).memory(ShardingEngine.FSDP2).resident
+        assert (estimate.trained, estimate.frozen) == (trained, frozen)
 
 
 def test_a_plan_is_told() -> None:
     config = load_config("quickstart/arithmetic-text")
     alone, two, plan = (plan_processes(config, num_processes=num, prompt_tokens=8) for num in (1, 2, 3))
-    said = dict(scale_rows(plan, MachineSpeed(), ShardingEngine.FSDP2))
-    assert said["processes"] == "3, the model sharded (FSDP2): predicted, not measured"
-    assert "GiB peak per process: trained" in said["memory"]
+    estimate = dict(scale_rows(plan, MachineSpeed(), ShardingEngine.FSDP2))
+    assert estimate["processes"] == "3, the model sharded (FSDP2): predicted, not measured"
+    assert "GiB peak per process: trained" in estimate["memory"]
     assert (
         alone.seconds(MachineSpeed(), ShardingEngine.FSDP2).gathers
         == alone.seconds(MachineSpeed(), ShardingEngine.FSDP2).sums
@@ -193,9 +195,9 @@ def test_engines_hold_and_gather_what_they_say(lora: dict[str, Any] | None) -> N
 
 
 def test_what_is_predicted_by_measuring() -> None:
-    said = CliRunner().invoke(app, ["explain", "quickstart/arithmetic-text", "--processes", "1", "--measure"])
-    assert said.exit_code == 0
-    assert "us an operator" in said.output
+    estimate = CliRunner().invoke(app, ["explain", "quickstart/arithmetic-text", "--processes", "1", "--measure"])
+    assert estimate.exit_code == 0
+    assert "us an operator" in estimate.output
     refused = CliRunner().invoke(app, ["explain", "quickstart/arithmetic-text", "--measure"])
     assert refused.exit_code == 2
     assert "--processes N" in refused.output

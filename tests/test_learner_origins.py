@@ -58,9 +58,9 @@ def test_each_row_takes_the_surrogate_of_its_origin() -> None:
     rollout = mixed(draw(policy))
     disturb(policy)
     _, together = streamed(policy, rollout.aged(), OBJECTIVES["separable"], parts=[ALL])
-    drawn = rollout.keep((MIXED_B == Origin.ON_POLICY)[:, None])
+    on_policy_rows = rollout.keep((MIXED_B == Origin.ON_POLICY)[:, None])
     others = replace(rollout, origin_B=None).keep((MIXED_B != Origin.ON_POLICY)[:, None])
-    _, of_drawn = streamed(policy, drawn.aged(), OWN, parts=[ALL])
+    _, of_drawn = streamed(policy, on_policy_rows.aged(), OWN, parts=[ALL])
     _, of_others = streamed(policy, others.aged(), replace(OWN, surrogate=SHAPED), parts=[ALL])
     assert of_drawn.norm() > 0
     assert of_others.norm() > 0

@@ -38,9 +38,9 @@ OBJECTIVES = {
 
 def read(policy: DenoisingPolicy, objective: Objective) -> Rollout:
     """The final latents of two groups, drawn without noise, read at three levels of the group's own."""
-    drawn = policy.rollout(PROMPTS, group_size=2, seed=11, plan=Plan(stochastic=(), keep_latents=True))
-    given = [OffPolicySample(sample=sample, origin=Origin.ON_POLICY) for sample in drawn.samples]
-    return policy.read(given, seed=11, plan=Plan(same_initial_noise=True, values=tuple(objective.values)))
+    rollout = policy.rollout(PROMPTS, group_size=2, seed=11, plan=Plan(stochastic=(), keep_latents=True))
+    off_policy_samples = [OffPolicySample(sample=sample, origin=Origin.ON_POLICY) for sample in rollout.samples]
+    return policy.read(off_policy_samples, seed=11, plan=Plan(same_initial_noise=True, values=tuple(objective.values)))
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

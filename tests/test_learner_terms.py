@@ -138,13 +138,13 @@ def test_values_that_the_rollout_knows_are_not_asked_again_on_policy() -> None:
     # 4 rows x 3 stochastic steps; each forward of the policy has one of the reference beside it
     policy, objective = make_policy(), OBJECTIVES["gspo with kl"]
     rollout = draw(policy)
-    known = with_values(policy, rollout, [from_reference("velocity_mse")])
-    assert known.num_forwards == rollout.num_forwards + 24
+    measured = with_values(policy, rollout, [from_reference("velocity_mse")])
+    assert measured.num_forwards == rollout.num_forwards + 24
     disturb(policy)
     advantage_BT = ADVANTAGE_B[:, None].expand(rollout.shape)
     spent = [
         accumulate_gradient(policy, drawn, advantage_BT, objective, rows=ALL, totals=count(drawn.mask_BT)).num_forwards
-        for drawn in (known, rollout, known.aged())
+        for drawn in (measured, rollout, measured.aged())
     ]
     assert spent == [24, 48, 48]
 

@@ -120,13 +120,13 @@ def full_graph(
 ) -> tuple[float, Tensor]:
     """The objective on the whole matrix at once, selections by torch's own quantile and means."""
     asked = objective.values | objective.first_values | {ENTROPY}
-    found: dict[Value | None, list[tuple[Tensor, Tensor]]] = {name: [] for name in (None, *asked)}
+    measured: dict[Value | None, list[tuple[Tensor, Tensor]]] = {name: [] for name in (None, *asked)}
     for evaluation in policy.evaluate(rollout, values=asked):
         assert evaluation.rows is not None
         assert set(evaluation.values) == asked
         for name, value in {None: evaluation.logprob_BT, **evaluation.values}.items():
-            found[name].append((evaluation.rows, value))
-    known = {name: matrix(parts, rollout.shape) for name, parts in found.items()}
+            measured[name].append((evaluation.rows, value))
+    known = {name: matrix(parts, rollout.shape) for name, parts in measured.items()}
     logprob_BT = known.pop(None)
     values = {name: x_BT for name, x_BT in known.items() if name is not None}
     entropy_BT = values[ENTROPY]
@@ -181,21 +181,21 @@ def streamed(
         return [mine]
 
     def update(rows: Sequence[int], gather) -> tuple[float, int]:
-        found = accumulate_gradient(
+        measured = accumulate_gradient(
             policy, rollout, advantage_B[:, None].expand(rollout.shape), objective,
             rows=rows, totals=totals, gather=gather, reward_B=advantage_B,
         )  # fmt: skip
-        return found.diagnostics.as_metrics()["policy/loss"], found.num_forwards
+        return measured.diagnostics.as_metrics()["policy/loss"], measured.num_forwards
 
     for rows in parts:  # what every process gives to the others
         update(rows, give)
     gradient(policy)
-    found = [update(rows, lambda mine: shared or [mine]) for rows in parts]
-    return sum(value for value, _ in found), gradient(policy), sum(forwards for _, forwards in found)
+    measured = [update(rows, lambda mine: shared or [mine]) for rows in parts]
+    return sum(value for value, _ in measured), gradient(policy), sum(forwards for _, forwards in measured)
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
+def relative(measured: Tensor, expected: Tensor) -> float:
+    return float((measured - expected).norm() / expected.norm())
 
 
 NIGHTLY = ("vespo", "gmpo", "unbiased k1")
@@ -212,9 +212,9 @@ def test_streamed_gradient_is_the_full_graphs(name: str) -> None:
     objective = OBJECTIVES[name]
     expected, full = full_graph(policy, rollout, objective)
     assert full.norm() > 0
-    value, found, _ = streamed(policy, rollout, objective)
+    value, measured, _ = streamed(policy, rollout, objective)
     assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert relative(found, full) < 1e-5
+    assert relative(measured, full) < 1e-5
 
 
 @every
@@ -255,12 +255,12 @@ def test_micro_batches_change_nothing(name: str) -> None:
 def test_rows_that_teach_nothing_take_no_forward(name: str, forwards: int) -> None:
     policy, rollout = drawn()
     expected, full = full_graph(policy, rollout, OBJECTIVES[name], SPARSE_ADVANTAGE_B)
-    value, found, spent = streamed(policy, rollout, OBJECTIVES[name], advantage_B=SPARSE_ADVANTAGE_B)
+    value, measured, spent = streamed(policy, rollout, OBJECTIVES[name], advantage_B=SPARSE_ADVANTAGE_B)
     if name != "high entropy":  # full_graph has its quantile too, but not every row need have a decision left
         assert spent == forwards
     assert spent <= forwards
     assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert relative(found, full) < 1e-5
+    assert relative(measured, full) < 1e-5
 
 
 def test_rows_whose_coefficients_vanish_are_not_differentiated() -> None:
@@ -270,12 +270,12 @@ def test_rows_whose_coefficients_vanish_are_not_differentiated() -> None:
         surrogate=partial(clipped, low=0.0, high=0.0), aggregate=sequence_mean, ratio_level="sequence"
     )
     expected, full = full_graph(policy, rollout, objective)
-    value, found, spent = streamed(policy, rollout, objective)
+    value, measured, spent = streamed(policy, rollout, objective)
     stopped = int((rollout_ratio_B(policy, rollout).log() * ADVANTAGE_B > 0).sum())
     assert 0 < stopped < 6
     assert spent == 6 + (6 - stopped)
     assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert relative(found, full) < 1e-5
+    assert relative(measured, full) < 1e-5
 
 
 def rollout_ratio_B(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
@@ -289,8 +289,8 @@ def rollout_ratio_B(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
 def test_nothing_to_learn_takes_no_forward_and_leaves_no_gradient() -> None:
     policy, rollout = drawn()
     for name in ("vespo", "near"):
-        value, found, spent = streamed(policy, rollout, OBJECTIVES[name], advantage_B=torch.zeros(6))
-        assert (value, float(found.norm()), spent) == (0.0, 0.0, 0)
+        value, measured, spent = streamed(policy, rollout, OBJECTIVES[name], advantage_B=torch.zeros(6))
+        assert (value, float(measured.norm()), spent) == (0.0, 0.0, 0)
 
 
 def test_decisions_left_out_by_a_selection_take_no_forward_where_steps_are_separate() -> None:
@@ -298,12 +298,12 @@ def test_decisions_left_out_by_a_selection_take_no_forward_where_steps_are_separ
     policy = DenoisingPolicy(tiny.build(), {"call": {**tiny.call, **tiny.no_cfg}})
     rollout = policy.rollout([*prompts_of("llama")], group_size=2, seed=1)
     objective = Objective(surrogate=CLIPPED, aggregate=sequence_mean, selections=(near_policy(limit=-1.0),))
-    found = accumulate_gradient(
+    measured = accumulate_gradient(
         policy, rollout, torch.tensor([1.0, -1.0, 0.5, -0.5])[:, None].expand(rollout.shape), objective,
         rows=[0, 1, 2, 3], totals=count(rollout.mask_BT),
     )  # fmt: skip
-    assert found.num_forwards == 2 * 3  # the rows with A >= 0, three stochastic steps each; on policy no values pass
-    assert float(found.diagnostics.num_weighed) == 6
+    assert measured.num_forwards == 2 * 3  # the rows with A >= 0, three stochastic steps each; on policy no values pass
+    assert float(measured.diagnostics.num_weighed) == 6
 
 
 def test_high_entropy_needs_entropies_even_on_policy() -> None:
@@ -332,16 +332,16 @@ def test_a_policy_without_entropy_is_refused() -> None:
 def test_a_measured_rollout_knows_the_divergence_of_each_decision() -> None:
     policy, rollout = drawn()
     k1 = from_reference("k1")
-    found = with_values(policy, rollout, [k1])
+    measured = with_values(policy, rollout, [k1])
     with torch.no_grad():
         parts = [(e.rows, e.logprob_BT) for e in policy.evaluate(rollout) if e.rows is not None]
     moved_BT = (matrix(parts, rollout.shape) - rollout.old_logprob_BT) * rollout.mask_BT
-    torch.testing.assert_close(found.values[k1], moved_BT, rtol=0, atol=2e-5)
-    assert found.values[k1].sum(1).abs().min() > 0
-    assert found.num_forwards == rollout.num_forwards + 12
-    assert with_values(policy, found, [k1]) is found  # what is known is not computed again
+    torch.testing.assert_close(measured.values[k1], moved_BT, rtol=0, atol=2e-5)
+    assert measured.values[k1].sum(1).abs().min() > 0
+    assert measured.num_forwards == rollout.num_forwards + 12
+    assert with_values(policy, measured, [k1]) is measured  # what is known is not computed again
     half = with_values(policy, rollout.keep(torch.tensor([True, False] * 3)[:, None]), [k1])
-    torch.testing.assert_close(half.values[k1][::2], found.values[k1][::2], rtol=0, atol=2e-5)
+    torch.testing.assert_close(half.values[k1][::2], measured.values[k1][::2], rtol=0, atol=2e-5)
     assert (half.values[k1][1::2] == 0).all()
 
 

@@ -167,10 +167,10 @@ def test_the_same_weights_behind_the_same_prompt_say_the_same(build: Callable[[]
     itself = View(name="itself", context=lambda prompt, member, history: prompt, moves=True, trained=True)
     views = sights(policy, rollout, itself=itself, plain=replace(itself, name="plain", context=None))
     for name in ("itself", "plain"):
-        known = with_values(policy, rollout, [of_view(name)], views)
-        gap_BT = (known.values[of_view(name)] - rollout.old_logprob_BT)[rollout.mask_BT]
+        measured = with_values(policy, rollout, [of_view(name)], views)
+        gap_BT = (measured.values[of_view(name)] - rollout.old_logprob_BT)[rollout.mask_BT]
         assert float(gap_BT.abs().max()) < 1e-5
-        assert known.values[seen_in(name)].eq(1).all()
+        assert measured.values[seen_in(name)].eq(1).all()
         found = streamed(policy, rollout, objective_of(divergence(form="k3", view=name)), views)
         plain = streamed(policy, rollout, objective_of(), {})
         torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5 * float(plain.abs().max()))
@@ -190,21 +190,21 @@ def test_another_policy_teaches() -> None:
     teacher = tokens()
     move(teacher.trainable)
     views = sights(policy, rollout, teacher=View(name="teacher", policy=teacher))
-    known = with_values(policy, rollout, [of_view("teacher")], views)
+    measured = with_values(policy, rollout, [of_view("teacher")], views)
     with torch.no_grad():
         expected_BT = matrix(teacher, rollout)
-    assert torch.equal(known.values[of_view("teacher")], expected_BT)
-    assert known.num_forwards == rollout.num_forwards + 6
-    streamed(policy, known, objective_of(distillation(view="teacher")), views)
+    assert torch.equal(measured.values[of_view("teacher")], expected_BT)
+    assert measured.num_forwards == rollout.num_forwards + 6
+    streamed(policy, measured, objective_of(distillation(view="teacher")), views)
     assert all(parameter.grad is None for parameter in teacher.trainable)
 
 
 def test_a_view_that_does_not_move_is_known_once_and_one_that_does_is_looked_at_again() -> None:
     policy, rollout = drawn(tokens)
     views = sights(policy, rollout, other=OTHER, frozen=replace(OTHER, name="frozen", moves=False, trained=False))
-    known = with_values(policy, rollout, [of_view("other"), of_view("frozen")], views)
-    assert known.num_forwards == rollout.num_forwards + 12
-    before = {name: known.values[of_view(name)] for name in ("other", "frozen")}
+    measured = with_values(policy, rollout, [of_view("other"), of_view("frozen")], views)
+    assert measured.num_forwards == rollout.num_forwards + 12
+    before = {name: measured.values[of_view(name)] for name in ("other", "frozen")}
     assert torch.equal(before["other"], before["frozen"])
     move(policy.trainable)
     total = count(rollout.mask_BT)
@@ -217,8 +217,8 @@ def test_a_view_that_does_not_move_is_known_once_and_one_that_does_is_looked_at_
         gradient_of(policy)
         return found.num_forwards
 
-    assert [forwards(name, known) for name in ("other", "frozen")] == [6, 6]
-    assert [forwards(name, known.aged()) for name in ("other", "frozen")] == [12, 6]
+    assert [forwards(name, measured) for name in ("other", "frozen")] == [6, 6]
+    assert [forwards(name, measured.aged()) for name in ("other", "frozen")] == [12, 6]
 
 
 def test_weights_of_a_view_are_taken_back() -> None:
@@ -227,8 +227,8 @@ def test_weights_of_a_view_are_taken_back() -> None:
     policy.weights.store("snapshot")
     move(policy.trainable)
     views = sights(policy, rollout, then=View(name="then", using=lambda: policy.weights.using("snapshot")))
-    known = with_values(policy, rollout, [of_view("then")], views)
-    gap_BT = (known.values[of_view("then")] - rollout.old_logprob_BT)[rollout.mask_BT]
+    measured = with_values(policy, rollout, [of_view("then")], views)
+    gap_BT = (measured.values[of_view("then")] - rollout.old_logprob_BT)[rollout.mask_BT]
     assert float(gap_BT.abs().max()) < 1e-5
     with torch.no_grad():
         assert not torch.allclose(matrix(policy, rollout), rollout.old_logprob_BT, atol=1e-3)

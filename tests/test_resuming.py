@@ -188,8 +188,8 @@ def test_rewards_are_tried_before_the_warm_up_and_a_failed_start_leaves_no_folde
     def broken(samples: Sequence[Sample]) -> list[float]:
         raise RuntimeError("scorer is down")
 
-    for settings, said in (({"warmup": WARMUP}, "was called on 2 samples before"), ({}, "failed on 8 of 8 samples")):
-        with pytest.raises(RewardError, match=f"{said}.*scorer is down"):
+    for settings, message in (({"warmup": WARMUP}, "was called on 2 samples before"), ({}, "failed on 8 of 8 samples")):
+        with pytest.raises(RewardError, match=f"{message}.*scorer is down"):
             started(tmp_path / "runs", broken, **settings).train()
         assert not list((tmp_path / "runs").iterdir())
 
@@ -225,17 +225,17 @@ def test_more_updates_a_step_keep_the_place_in_the_schedule(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"seed": 1}, r"seed: 0 -> 1 \(every random number follows from it\)"),
         ({"update": {**BASE["update"], "ema": None}}, r"update\.ema: .* -> None \(an average needs every step"),
         ({"warmup": WARMUP}, r"warmup: None -> .* \(it belongs to the start of a run\)"),
     ],
 )
-def test_what_a_run_must_keep_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_what_a_run_must_keep_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     first = run(tmp_path, steps=1)
     before = (first.folder.path / "config.yaml").read_text()
-    with pytest.raises(ConfigError, match=f"cannot resume with {said}.*start a new run"):
+    with pytest.raises(ConfigError, match=f"cannot resume with {message}.*start a new run"):
         run(tmp_path, resume=first.folder.path, **change)
     assert (first.folder.path / "config.yaml").read_text() == before
     assert about(first)["status"] == "finished"
@@ -315,9 +315,9 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path: Path, capsys: py
     content[len(content) // 2] ^= 1
     last.write_bytes(content)
     resumed = run(tmp_path / "whole", resume=whole.folder.path)
-    said = capsys.readouterr().out
-    assert "going on from step 3" in said
-    assert "step-000004 is damaged (training.pt has changed since it was written)" in said
+    message = capsys.readouterr().out
+    assert "going on from step 3" in message
+    assert "step-000004 is damaged (training.pt has changed since it was written)" in message
     assert torch.equal(weights(resumed), weights(whole))
 
 

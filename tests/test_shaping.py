@@ -29,8 +29,8 @@ def giving(name: str, values: list[float | None], **terms: Any) -> NamedReward:
 
 
 def counting(rewards: list[NamedReward], step: int = 0) -> tuple[Scores, dict[str, float]]:
-    found = shape_scores(score(SAMPLES, rewards, max_failure_frac=1.0), rewards, step)
-    return found.scores, dict(found.metrics)
+    shaped = shape_scores(score(SAMPLES, rewards, max_failure_frac=1.0), rewards, step)
+    return shaped.scores, dict(shaped.metrics)
 
 
 def column(scores: Scores, r: int) -> list[float | None]:
@@ -64,16 +64,16 @@ def test_gates_in_a_row_and_before_the_clip() -> None:
 
 def test_a_clip_changes_what_counts_and_not_what_is_logged() -> None:
     reward = giving("x", [-2.0, 0.5, 8.0, None], clip=(0.0, 1.0), weight=2.0)
-    said = score(SAMPLES, [reward])
-    found = shape_scores(said, [reward], 0)
-    assert column(found.scores, 0) == [0.0, 0.5, 1.0, None]
-    credit = credit_of(found.scores, 4, AdvantageConfig.model_validate({"scale": "none"}))
+    scores = score(SAMPLES, [reward])
+    shaped = shape_scores(scores, [reward], 0)
+    assert column(shaped.scores, 0) == [0.0, 0.5, 1.0, None]
+    credit = credit_of(shaped.scores, 4, AdvantageConfig.model_validate({"scale": "none"}))
     # totals 0, 1, 2 of mean 1
     assert credit.advantage_B.tolist() == [-1.0, 0.0, 1.0, 0.0]
-    metrics = reward_metrics(said, credit)
+    metrics = reward_metrics(scores, credit)
     assert metrics["reward/x/mean"] == pytest.approx(6.5 / 3)
     assert metrics["reward/mean"] == pytest.approx(1.0)
-    assert found.metrics == {"reward/x/clipped_frac": 0.5}
+    assert shaped.metrics == {"reward/x/clipped_frac": 0.5}
 
 
 def test_a_weight_over_training() -> None:
@@ -116,16 +116,16 @@ def test_the_configuration_says_it_and_explain_shows_it() -> None:
     assert right.gate == Gate("form", 1.0, "zero")
     assert right.clip == (0.0, 0.5)
     assert [form.weight_at(step) for step in (0, 25, 60)] == [1.0, 0.5, 0.0]
-    said = " ".join(explanation(config).split())
-    assert "2 exact_match" in said
-    assert "exact_match clipped to [0, 0.5], counts where form >= 1, else 0" in said
-    assert "form weight times linear: value = start + (end - start) min(max(step - begin, 0) / steps, 1)" in said
-    assert "start = 1, end = 0, steps = 50, begin = 0" in said
-    assert "mean_minus_variance: total = mean_r x - factor * mean_r (x - mean_r x)^2, x = w_r r, factor = 0.5" in said
+    scores = " ".join(explanation(config).split())
+    assert "2 exact_match" in scores
+    assert "exact_match clipped to [0, 0.5], counts where form >= 1, else 0" in scores
+    assert "form weight times linear: value = start + (end - start) min(max(step - begin, 0) / steps, 1)" in scores
+    assert "start = 1, end = 0, steps = 50, begin = 0" in scores
+    assert "mean_minus_variance: total = mean_r x - factor * mean_r (x - mean_r x)^2, x = w_r r, factor = 0.5" in scores
 
 
 @pytest.mark.parametrize(
-    ("rewards", "said"),
+    ("rewards", "scores"),
     [
         ([{"name": "count", "gate": {"reward": "form", "at_least": 1, "otherwise": "zero"}}], "is none of count"),
         (
@@ -140,8 +140,8 @@ def test_the_configuration_says_it_and_explain_shows_it() -> None:
         ([{"name": "count", "timeout_s": 0}], "greater than 0"),
     ],
 )
-def test_what_cannot_be_meant(rewards: list[dict[str, Any]], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_meant(rewards: list[dict[str, Any]], scores: str) -> None:
+    with pytest.raises(ConfigError, match=scores):
         validated({"rewards": rewards})
 
 

@@ -125,8 +125,8 @@ def run(folder: Path, names: Sequence[str], *, in_parts: bool) -> dict[str, Outc
         modules: Any = trainer.policy.weights.modules  # pyright: ignore[reportAttributeAccessIssue]
         frozen = [p for module in modules.values() for p in module.parameters() if layout_of(p) is not None]
         whole = sum(layout.shape.numel() for layout in map(layout_of, frozen) if layout is not None)
-        held = sum(local_part(p).numel() for p in frozen) / max(whole, 1)
-        found[name] = Outcome(weights, lines, held)
+        sharded_frac = sum(local_part(p).numel() for p in frozen) / max(whole, 1)
+        found[name] = Outcome(weights, lines, sharded_frac)
     return found
 
 

@@ -62,8 +62,8 @@ def test_what_some_processes_wrote_others_read(before: int, after: int, tmp_path
         assert torch.equal(stored[name].whole(), whole)
         for process in range(after):
             laid = rows_of(tuple(whole.shape), process, after)
-            found = stored[name].entries(laid.start, laid.part_shape.numel()).view(laid.part_shape)
-            assert torch.equal(found, local_slice(whole, laid))
+            tensors = stored[name].entries(laid.start, laid.part_shape.numel()).view(laid.part_shape)
+            assert torch.equal(tensors, local_slice(whole, laid))
 
 
 def test_entries_begin_and_end_anywhere(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ def scores(count: int) -> Scores:
     return Scores(value_BR=torch.zeros(count, 0), valid_BR=torch.zeros(count, 0).bool(), **NO_SCORES)
 
 
-def same(found: Any, expected: Audio, *, within: float = 0.0) -> bool:
-    opened = load_audio(found)
+def same(audio: Any, expected: Audio, *, within: float = 0.0) -> bool:
+    opened = load_audio(audio)
     gap = (opened.values - expected.values).abs().max() if opened.values.shape == expected.values.shape else 1.0
     return opened.sampling_rate == expected.sampling_rate and float(gap) <= within
 
@@ -115,10 +115,10 @@ def test_compressed_files(tmp_path: Path, encoder: str) -> None:
         resampler = av.AudioResampler(format=stream.format, layout="mono", rate=16000, frame_size=stream.frame_size)
         for part in (*resampler.resample(frame), *resampler.resample(None), None):
             container.mux(stream.encode(part))
-    found = load_audio(tmp_path / f"a.{encoder}")
-    assert found.sampling_rate == 16000
-    assert found.duration_s == pytest.approx(1.0, abs=0.1)
-    middle = found.values[0, 2000:6000]
+    audio = load_audio(tmp_path / f"a.{encoder}")
+    assert audio.sampling_rate == 16000
+    assert audio.duration_s == pytest.approx(1.0, abs=0.1)
+    middle = audio.values[0, 2000:6000]
     spectrum = torch.fft.rfft(middle).abs()
     assert int(spectrum.argmax()) == 110  # 440 Hz x 4000 / 16000
     assert float(middle.abs().max()) == pytest.approx(0.5, abs=0.03)

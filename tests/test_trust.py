@@ -77,10 +77,10 @@ COMMANDS = {
 def test_no_command_runs_what_a_strangers_run_names(command: str, stranger: Path) -> None:
     done = call(*COMMANDS[command](str(stranger)))
     assert done.exit_code == 2, done.output
-    said = " ".join(done.stderr.split())
-    assert "would run code or call servers, and no run of yours wrote it there" in said
-    assert "rewards[0].name: 'python:planted_module:reward'" in said
-    assert "give --trust" in said
+    setting = " ".join(done.stderr.split())
+    assert "would run code or call servers, and no run of yours wrote it there" in setting
+    assert "rewards[0].name: 'python:planted_module:reward'" in setting
+    assert "give --trust" in setting
     assert not (stranger.parent / "ran.txt").exists()
     assert not (stranger.parent / "exports").exists() or not any((stranger.parent / "exports").iterdir())
 
@@ -134,7 +134,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_whatever_names_code_or_a_server_is_named(case: str) -> None:
     values, where = CASES[case]
-    assert [said for said in untrusted_settings(values) if where in said]
+    assert [setting for setting in untrusted_settings(values) if where in setting]
 
 
 def test_an_included_file_hides_nothing(stranger: Path) -> None:

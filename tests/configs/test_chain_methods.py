@@ -211,9 +211,9 @@ def test_what_is_paid(name: str) -> None:
         valid_BR=torch.tensor([[value is not None for value in values] for values in said]).T,
     )
     group_B = torch.tensor([sample.group for sample in samples])
-    found = combine_rewards(scores, group_B, reward_functions=rewards, chain=Algorithm.of(config).advantages, step=0)
-    assert found.valid_B.tolist() == [value is not None for value in expected]
-    assert found.reward_B[found.valid_B].tolist() == pytest.approx([value for value in expected if value is not None])
+    result = combine_rewards(scores, group_B, reward_functions=rewards, chain=Algorithm.of(config).advantages, step=0)
+    assert result.valid_B.tolist() == [value is not None for value in expected]
+    assert result.reward_B[result.valid_B].tolist() == pytest.approx([value for value in expected if value is not None])
 
 
 def number(score: float | Score | None) -> float | None:
@@ -236,9 +236,9 @@ def number(score: float | Score | None) -> float | None:
 )
 def test_what_is_shown(name: str, context: str, text: str, shown: str) -> None:
     history = History(samples=[wrote(text, 0, 0)], rewards=[None])
-    found = Algorithm.of(config_of(name)).prompt_templates[context](Prompt("q", columns=COLUMNS), 0, history)
-    assert found is not None
-    assert found.text.startswith(shown)
+    result = Algorithm.of(config_of(name)).prompt_templates[context](Prompt("q", columns=COLUMNS), 0, history)
+    assert result is not None
+    assert result.text.startswith(shown)
 
 
 def test_the_loss_of_delethink_is_the_mean_over_answers_of_their_mean_over_tokens() -> None:
@@ -285,9 +285,9 @@ def test_care_gives_likely_answers_more() -> None:
 
 def test_what_stands_between_tags_is_marked() -> None:
     texts = ("<answer>a</answer> or <answer>bc</answer>.", "<answer></answer>", "</answer> <answer>", "a")
-    found = Tagged()([wrote(text, 0, member) for member, text in enumerate(texts)])
-    assert [number(one) for one in found] == [1.0, 0.0, 0.0, 0.0]
-    marked = [text[s.start : s.end] for text, one in zip(texts, found, strict=True) for s in scopes(one)]
+    result = Tagged()([wrote(text, 0, member) for member, text in enumerate(texts)])
+    assert [number(one) for one in result] == [1.0, 0.0, 0.0, 0.0]
+    marked = [text[s.start : s.end] for text, one in zip(texts, result, strict=True) for s in scopes(one)]
     assert marked == ["bc"]
 
 

@@ -37,8 +37,8 @@ ANSWERS = ("equivalent_1", "equivalent_2", "different_1", "different_2")
 
 def test_an_explanation_is_drawn_behind_the_answer_and_trained_behind_the_question() -> None:
     config = config_of("expo")
-    asked = Algorithm.of(config).strategy.ask((), Setting(step=0, num_prompts=1, group_size=9))
-    assert asked == (
+    requests = Algorithm.of(config).strategy.ask((), Setting(step=0, num_prompts=1, group_size=9))
+    assert requests == (
         Request(prompt=0, members=tuple(range(8))),
         Request(prompt=0, members=(8,), context="explained", behind_prompt=True),
     )

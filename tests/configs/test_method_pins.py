@@ -56,13 +56,13 @@ def test_stored_samples_count_by_their_share() -> None:
 
 
 def test_the_filter_keeps_the_largest_half() -> None:
-    found = taught(config_of("cppo"), Step(reward=ONE_OF_FOUR))
-    assert found.mask_BT.any(1).tolist() == [True, True, False, False]
+    advantages = taught(config_of("cppo"), Step(reward=ONE_OF_FOUR))
+    assert advantages.mask_BT.any(1).tolist() == [True, True, False, False]
 
 
 def test_each_decision_of_a_tree_trains_once() -> None:
-    found = taught(config_of("treerpo"), TREERPO[0])
-    assert found.mask_BT.tolist() == [[True] * 3, [False, True, True], [True] * 3, [False, True, True]]
+    advantages = taught(config_of("treerpo"), TREERPO[0])
+    assert advantages.mask_BT.tolist() == [[True] * 3, [False, True, True], [True] * 3, [False, True, True]]
 
 
 @pytest.mark.parametrize("name", ["dapo", "clip-cov", "greso", "kl-cov", "klear-gppo", "nft", "prorl"])

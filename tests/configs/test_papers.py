@@ -44,9 +44,9 @@ def test_every_recipe_is_paid_for() -> None:
 def test_every_value_has_a_source_and_every_source_a_value(name: str) -> None:
     own, recipe = written(name), load_config(name).recipe
     assert recipe is not None
-    said = own["recipe"]["sources"]
-    assert [key for key in leaves(own) if not under(key, OPEN) and not under(key, said)] == []
-    assert [key for key in said if not has(read_layers(find_config(name)), key)] == []
+    sources = own["recipe"]["sources"]
+    assert [key for key in leaves(own) if not under(key, OPEN) and not under(key, sources)] == []
+    assert [key for key in sources if not has(read_layers(find_config(name)), key)] == []
     assert re.fullmatch(r"\d{4}\.\d{5}", recipe.paper or "")
     assert recipe.deviations
     assert recipe.evidence
@@ -63,10 +63,10 @@ def test_a_recipe_builds_and_reads_back_to_the_same(name: str, tmp_path: Any) ->
 
 
 def test_explain_says_whose_run_it_is_and_how_it_differs() -> None:
-    said = list(recipe_rows(load_config("papers/visual-rft")))
-    assert said[0] == ("recipe", "Visual-RFT: Visual Reinforcement Fine-Tuning (2503.01785)")
-    assert [label for label, _ in said[1:]] == ["deviation"] * 4 + ["evidence"] * 2
-    assert said[-1] == ("evidence", "Not trained here.")
+    sources = list(recipe_rows(load_config("papers/visual-rft")))
+    assert sources[0] == ("recipe", "Visual-RFT: Visual Reinforcement Fine-Tuning (2503.01785)")
+    assert [label for label, _ in sources[1:]] == ["deviation"] * 4 + ["evidence"] * 2
+    assert sources[-1] == ("evidence", "Not trained here.")
     assert list(recipe_rows(load_config("recipes/qwen2.5-vl-gui"))) == []
 
 

@@ -170,7 +170,7 @@ def test_asking_for_what_is_not_there_is_an_error(values: dict[str, Any], write:
 
 
 @pytest.mark.parametrize(
-    ("paper_hparams", "said"),
+    ("paper_hparams", "text"),
     [
         (
             {"update": {"learning_rate": 1.0}, "model": "x"},
@@ -179,8 +179,8 @@ def test_asking_for_what_is_not_there_is_an_error(values: dict[str, Any], write:
         (3, "paper_hparams: must be a mapping, such as {key: value}; got 3"),
     ],
 )
-def test_published_values_are_those_of_keys_that_exist(paper_hparams: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_published_values_are_those_of_keys_that_exist(paper_hparams: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
         validated({"paper_hparams": paper_hparams})
 
 
@@ -215,8 +215,8 @@ def with_its_scale(name: str, write: Write) -> RunConfig:
 
 @pytest.mark.parametrize("name", shipped("methods"))
 def test_every_published_scale_can_be_put_in_force(name: str, write: Write) -> None:
-    said = dict(method_rows(with_its_scale(name, write))).get("paper_hparams", "")
-    assert "published run" not in said or "is in force" in said
+    text = dict(method_rows(with_its_scale(name, write))).get("paper_hparams", "")
+    assert "published run" not in text or "is in force" in text
 
 
 @pytest.mark.nightly
@@ -245,8 +245,8 @@ def test_explanation_says_what_the_published_run_had_otherwise(write: Write) -> 
     assert "LoRA of rank 128) had update.lr = 0.0003 (here 0.25); " in rows(
         load_config(path, ["use_paper_hparams=true"])
     )
-    said = rows(load_config(path, ["use_paper_hparams=true", "update.lr=3e-4"]))
-    assert "every value of the published run (FLUX.1-dev at 720 x 720, LoRA of rank 128) is in force" in said
+    text = rows(load_config(path, ["use_paper_hparams=true", "update.lr=3e-4"]))
+    assert "every value of the published run (FLUX.1-dev at 720 x 720, LoRA of rank 128) is in force" in text
 
 
 def test_explanation_says_what_the_method_sets_with_the_values_of_the_run(write: Write) -> None:

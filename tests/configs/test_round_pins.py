@@ -73,8 +73,8 @@ def test_samples_go_where_they_are_worth_most() -> None:
     rates, total = {0: 0.1, 1: 0.5, 2: 0.3}, 15
     ways = [way for way in product(range(2, 12), repeat=3) if sum(way) == total]
     best = max(ways, key=lambda way: sum(learning_value(n, rates[p]) for p, n in enumerate(way)))
-    found = shared_out(rates, total, least=2, most=11)
-    assert tuple(found.values()) == best
+    result = shared_out(rates, total, least=2, most=11)
+    assert tuple(result.values()) == best
     # 0.5 needs ln 0.1 / ln 0.5 = 3.3 samples: of 9 left 6 go to the prompt that nobody solves
     assert shared_out({0: 0.5, 1: 0.0, 2: 1.0}, 15, least=2, most=11) == {0: 5, 1: 8, 2: 2}
 
@@ -94,9 +94,9 @@ def test_group_sizes_follow_the_last_visit() -> None:
 
 def shown(name: str, context: str, history: History, member: int = 0, **columns: Any) -> str:
     prompt = Prompt("2 + 2?", columns={"answer": "4", "solution": "abcdefgh", **columns})
-    found = Algorithm.of(config_of(name)).prompt_templates[context](prompt, member, history)
-    assert found is not None
-    return found.text
+    result = Algorithm.of(config_of(name)).prompt_templates[context](prompt, member, history)
+    assert result is not None
+    return result.text
 
 
 def written(*texts: str, rewards: tuple[float | None, ...]) -> History:
@@ -202,14 +202,16 @@ def test_thoughts_are_left_at_their_budgets_and_answered_at_their_end() -> None:
 def test_of_further_members_the_rarer_kind_trains() -> None:
     """Of 20 with 5 right: (1 - 1/4) / 0.4442617 = 1.69 and -0.56; of 5 with one right all train, 1.79 and -0.45."""
     further, first = [1.0] * 5 + [0.0] * 15, [1.0] + [0.0] * 4
-    found = taught(config_of("eframe"), Step(reward=further + first, groups=[0] * 20 + [1] * 5, lengths=[1] * 25))
-    assert found.mask_BT[:, 0].tolist() == [True] * 5 + [False] * 15 + [True] * 5
-    assert found.advantage_BT[[0, 5, 20, 21], 0].tolist() == pytest.approx([1.6882, -0.5627, 1.7888, -0.4472], abs=1e-4)
+    result = taught(config_of("eframe"), Step(reward=further + first, groups=[0] * 20 + [1] * 5, lengths=[1] * 25))
+    assert result.mask_BT[:, 0].tolist() == [True] * 5 + [False] * 15 + [True] * 5
+    assert result.advantage_BT[[0, 5, 20, 21], 0].tolist() == pytest.approx(
+        [1.6882, -0.5627, 1.7888, -0.4472], abs=1e-4
+    )
     strategy = Algorithm.of(config_of("eframe")).strategy
     (more,) = strategy.ask([answered(strategy.ask((), SETTING), [0, 0, 1, 0])], SETTING)
     assert (more.settings, more.behind_prompt) == ({"temperature": 1.2}, False)
 
 
 def test_likely_tokens_do_not_train() -> None:
-    found = taught(config_of("spo--segment-policy"), Step(reward=(1, 0), old_logprob=((-0.05, -0.2), (-0.2, -0.05))))
-    assert found.mask_BT.tolist() == [[False, True], [True, False]]  # 0.951 and 0.819
+    result = taught(config_of("spo--segment-policy"), Step(reward=(1, 0), old_logprob=((-0.05, -0.2), (-0.2, -0.05))))
+    assert result.mask_BT.tolist() == [[False, True], [True, False]]  # 0.951 and 0.819

@@ -48,8 +48,8 @@ def test_the_first_is_an_error_with_its_line(tmp_path: Path) -> None:
 def test_all_are_counted_and_named_where_they_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = rows(tmp_path)
     with caplog.at_level(logging.WARNING):
-        found = load_prompts(file, on_error="skip")
-    assert [prompt.text for prompt in found] == ["one", "two", "three"]
+        prompts = load_prompts(file, on_error="skip")
+    assert [prompt.text for prompt in prompts] == ["one", "two", "three"]
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith(f"{file}: 3 of 6 rows cannot be read and are left out: ")
     for line, why in ((2, "is not JSON"), (4, "is not UTF-8 (invalid start byte at byte 12)"), (5, ": ")):
@@ -86,15 +86,15 @@ def test_rows_of_a_dataset_are_left_out_and_named(tmp_path: Path, caplog: pytest
     features = Features({"prompt": Value("string"), "image": Stored()})
     table = [{"prompt": str(n), "image": {"bytes": one, "path": None}} for n, one in enumerate([*data, b"no picture"])]
     dataset = Dataset.from_list(table, features=features)
-    found = load_prompts(dataset, on_error="skip")
-    assert [prompt.text for prompt in found] == [
+    prompts = load_prompts(dataset, on_error="skip")
+    assert [prompt.text for prompt in prompts] == [
         "0",
         "1",
         "2",
     ]  # the cut one begins well
     assert "1 of 4 rows" in caplog.records[-1].getMessage()
-    assert [media_fault(prompt) is None for prompt in found] == [True, False, True]
-    assert "row 1 of the dataset, column 'image', cannot be opened as an image" in str(media_fault(found[1]))
+    assert [media_fault(prompt) is None for prompt in prompts] == [True, False, True]
+    assert "row 1 of the dataset, column 'image', cannot be opened as an image" in str(media_fault(prompts[1]))
 
 
 def prompts(folder: Path, *, cut: int | None) -> list[Prompt]:

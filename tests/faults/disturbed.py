@@ -159,8 +159,8 @@ def unserved(case: Case, place: Place, whole: Whole, draw: random.Random) -> Dis
     """A reward service that hangs, is at fault, hangs up or answers nonsense at some calls, and is well again."""
     at, num, mode = draw.randint(1, whole.num_asked), draw.choice([1, 2, 4]), draw.choice(MODES)
     with Faulty(case.reward, at=at, num=num, mode=mode) as service:
-        asked = RemoteReward(service.url, timeout=0.5, retries=2, backoff=0.05)
-        sitting = sit(case, place, reward=asked)
+        reward = RemoteReward(service.url, timeout=0.5, retries=2, backoff=0.05)
+        sitting = sit(case, place, reward=reward)
     return Disturbed(what=f"service {mode} at {num} calls from {at}", sitting=sitting)
 
 

@@ -33,8 +33,8 @@ def test_sum_takes_the_groups_mean_for_what_is_missing() -> None:
 def test_normalised_sum() -> None:
     # first: (1, 3, 2) - 2 over sqrt(2/3); second: (10, 30) - 20 over 10, nothing for the last
     z = math.sqrt(1.5)
-    found = normalised_sum(REWARD_RPG, WEIGHT_R, VALID_RPG, eps=0)
-    assert found.tolist() == [pytest.approx([-2 * z - 0.1, 2 * z + 0.1, 0.0])]
+    result = normalised_sum(REWARD_RPG, WEIGHT_R, VALID_RPG, eps=0)
+    assert result.tolist() == [pytest.approx([-2 * z - 0.1, 2 * z + 0.1, 0.0])]
 
 
 def test_min_is_over_those_that_apply_and_take_part() -> None:
@@ -56,17 +56,17 @@ def test_geometric_mean_needs_all_rewards() -> None:
 
 def test_mean_minus_variance() -> None:
     # means 1.5, 4.5, 4; population variances 0.25, 2.25, 0
-    found = mean_minus_variance(REWARD_RPG, WEIGHT_R, VALID_RPG, factor=0.5)
-    assert found.tolist() == [pytest.approx([1.375, 3.375, 4.0])]
+    result = mean_minus_variance(REWARD_RPG, WEIGHT_R, VALID_RPG, factor=0.5)
+    assert result.tolist() == [pytest.approx([1.375, 3.375, 4.0])]
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_what_does_not_apply_is_not_read(name: str) -> None:
     numbers = {"factor": 0.5} if name == "mean_minus_variance" else {}
     other = REWARD_RPG.nan_to_num(nan=1e6)
-    found = [COMBINATIONS[name](reward, WEIGHT_R, VALID_RPG, **numbers) for reward in (REWARD_RPG, other)]
-    assert torch.equal(*found)
-    assert found[0].isfinite().all()
+    result = [COMBINATIONS[name](reward, WEIGHT_R, VALID_RPG, **numbers) for reward in (REWARD_RPG, other)]
+    assert torch.equal(*result)
+    assert result[0].isfinite().all()
     with pytest.raises(ShapeError, match=r"\(R, P, G\)"):
         COMBINATIONS[name](REWARD_RPG[0], WEIGHT_R, VALID_RPG, **numbers)
 
@@ -79,8 +79,8 @@ def test_a_weight_goes_along_a_line() -> None:
 
 def test_cosine_weights():
     # a third of the way: (1 + cos 60 degrees) / 2
-    found = [cosine(step, start=1, end=0, begin=3, steps=6) for step in (0, 3, 5, 6, 9, 99)]
-    assert found == pytest.approx([1, 1, 0.75, 0.5, 0, 0])
+    result = [cosine(step, start=1, end=0, begin=3, steps=6) for step in (0, 3, 5, 6, 9, 99)]
+    assert result == pytest.approx([1, 1, 0.75, 0.5, 0, 0])
     assert cosine(5, start=2, end=4, steps=10) == pytest.approx(3)
     with pytest.raises(ConfigError, match="steps = 0"):
         cosine(0, start=0, end=1, begin=3, steps=0)

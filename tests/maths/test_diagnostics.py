@@ -72,12 +72,12 @@ def test_the_parts_of_a_loss_of_several_terms_are_told_and_add_up_to_it():
         from_reference("k3"): torch.full_like(RATIO_BT, 0.3),
         ENTROPY: torch.tensor([[1.0, 2.0, 1.0, 2.0]], dtype=torch.float64),
     }
-    found = measure(RATIO_BT, ADVANTAGE_BT, values, divergence="k3", kl_beta=0.1, entropy_bonus=0.2)
-    parts = {name: value for name, value in found.as_metrics().items() if name.startswith("policy/loss")}
+    diagnostics = measure(RATIO_BT, ADVANTAGE_BT, values, divergence="k3", kl_beta=0.1, entropy_bonus=0.2)
+    parts = {name: value for name, value in diagnostics.as_metrics().items() if name.startswith("policy/loss")}
     assert parts == pytest.approx(
         {"policy/loss": -0.87, "policy/loss/surrogate": -0.6, "policy/loss/kl": 0.03, "policy/loss/entropy": -0.3}
     )
-    known = {name: (value.count, value.total) for name, value in found.as_numbers().value_sums.items()}
+    known = {name: (value.count, value.total) for name, value in diagnostics.as_numbers().value_sums.items()}
     assert known["kl"] == pytest.approx((4, 1.2))
     assert known["entropy"] == pytest.approx((4, 6.0))
 
@@ -138,9 +138,9 @@ def test_the_spread_of_ratios_close_to_one_survives_float32():
 def test_diagnostics_hold_no_graph():
     ratio_BT = RATIO_BT.clone().requires_grad_()
     values = {from_reference("k3"): 0.1 * ratio_BT}
-    found = measure(ratio_BT, ADVANTAGE_BT, values, divergence="k3", kl_beta=0.1)
-    known = found.value_sums["kl"]
-    numbers = [*found.loss_sums.values(), known.count, known.total]
-    numbers += [getattr(found, f.name) for f in fields(found) if not f.name.endswith("_sums")]
-    numbers += [number for one in found.change_sums.values() for number in (one.count, one.total)]
+    diagnostics = measure(ratio_BT, ADVANTAGE_BT, values, divergence="k3", kl_beta=0.1)
+    known = diagnostics.value_sums["kl"]
+    numbers = [*diagnostics.loss_sums.values(), known.count, known.total]
+    numbers += [getattr(diagnostics, f.name) for f in fields(diagnostics) if not f.name.endswith("_sums")]
+    numbers += [number for one in diagnostics.change_sums.values() for number in (one.count, one.total)]
     assert all(isinstance(number, Tensor) and not number.requires_grad for number in numbers)

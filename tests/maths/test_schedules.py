@@ -20,8 +20,8 @@ def test_linear() -> None:
 def test_cosine() -> None:
     numbers = {"start": 2.0, "end": 1.0, "steps": 4}
     # 1 + (1 + cos(pi x)) / 2 at x = 0, 1/4, 1/2, 1
-    found = [cosine(step, **numbers) for step in (0, 1, 2, 4, 9)]
-    assert found == pytest.approx([2.0, 1.853553390593, 1.5, 1.0, 1.0])
+    factors = [cosine(step, **numbers) for step in (0, 1, 2, 4, 9)]
+    assert factors == pytest.approx([2.0, 1.853553390593, 1.5, 1.0, 1.0])
 
 
 def test_step() -> None:

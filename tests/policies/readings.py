@@ -32,8 +32,8 @@ def given_of(name: str) -> list[OffPolicySample]:
 def latents_of(policy: DenoisingPolicy, prompts: Sequence[Prompt] | None = None) -> list[OffPolicySample]:
     """Samples that the policy drew without noise, two members of each of two groups."""
     plan = Plan(stochastic=(), keep_latents=True, prompt_ids=(5, 9), members=((0, 3), (0, 3)))
-    drawn = policy.rollout(prompts or [Prompt(text) for text in TEXTS], group_size=2, seed=SEED, plan=plan)
-    return [OffPolicySample(sample=sample, origin=Origin.ON_POLICY) for sample in drawn.samples]
+    rollout = policy.rollout(prompts or [Prompt(text) for text in TEXTS], group_size=2, seed=SEED, plan=plan)
+    return [OffPolicySample(sample=sample, origin=Origin.ON_POLICY) for sample in rollout.samples]
 
 
 def draws(group: int, member: int, place: int, shape: torch.Size) -> tuple[float, Tensor]:

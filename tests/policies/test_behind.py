@@ -112,10 +112,10 @@ def test_what_cannot_be_looked_at_is_said() -> None:
 def test_an_exchange_has_no_view_behind_other_prompts() -> None:
     policy = policy_of("llama")
     rollout = drawn(policy, prompts_of("llama"))
-    told = [
+    samples = [
         replace(one, turns=(CompletionTurn(start=0, end=1, reward=None, key=""),)) for one in rollout.trace.completions
     ]
-    exchanged = replace(rollout, trace=replace(rollout.trace, completions=told))
+    exchanged = replace(rollout, trace=replace(rollout.trace, completions=samples))
     with pytest.raises(ConfigError, match="a conversation"):
         policy.override_prompts(exchanged, [sample.prompt for sample in rollout.samples])
 

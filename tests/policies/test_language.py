@@ -169,8 +169,8 @@ def test_the_divergence_is_from_the_untrained_model() -> None:
 def test_a_value_that_tokens_do_not_have_is_refused_with_those_known(value: Value) -> None:
     policy = policy_of("llama")
     rollout = rollout_of(policy, "llama")
-    known = "remove the setting that needs it; supported are .*top_logprob, and logprob, k1, k2, k3 of reference"
-    with pytest.raises(ConfigError, match=f"^tokens have no value {value}: {known}$"):
+    pattern = "remove the setting that needs it; supported are .*top_logprob, and logprob, k1, k2, k3 of reference"
+    with pytest.raises(ConfigError, match=f"^tokens have no value {value}: {pattern}$"):
         next(iter(policy.evaluate(rollout, values=[value])))
 
 

@@ -127,7 +127,7 @@ def test_what_is_told_is_given_and_the_turns_are_trained(name: str, settings: di
     handed: list[Any] = []
     rollout = exchange(policy, name, make, on_samples=handed.extend)
     assert sorted(map(id, handed)) == sorted(map(id, rollout.samples))
-    told = policy._encoder.encode_reply("two red", "user", end_ids=policy._end_ids.tolist()).tolist()
+    token_ids = policy._encoder.encode_reply("two red", "user", end_ids=policy._end_ids.tolist()).tolist()
     ends = set(policy._end_ids.tolist())
     most = max(len(sample.turn_ends) for sample in rollout.samples)
     assert most == 3  # and rows that were cut off before
@@ -139,7 +139,7 @@ def test_what_is_told_is_given_and_the_turns_are_trained(name: str, settings: di
             assert tokens[end - 1] in ends or end == LENGTH
             assert set(rollout.segment_BT[row, start:end].tolist()) == {number}
             if number:
-                assert tokens[spans[number - 1][1] : start] == told
+                assert tokens[spans[number - 1][1] : start] == token_ids
         assert torch.equal(rollout.mask_BT[row], expected_T)
         assert environment.heard == [
             policy._tokenizer.decode(tokens[start:end], skip_special_tokens=True)

@@ -40,9 +40,9 @@ BY_HAND = {
 def found(
     value: Value, logits_MV: Tensor, token_M: Tensor, *, chunk: int = 64, support: Support | None = None
 ) -> Tensor:
-    asked = [partial(token_value, value)]
+    extra_values = [partial(token_value, value)]
     _, (value_M,) = token_logprobs(
-        logits_MV, token_M, lambda x: x, PLAIN, chunk=chunk, support=support, extra_values=asked
+        logits_MV, token_M, lambda x: x, PLAIN, chunk=chunk, support=support, extra_values=extra_values
     )
     return value_M
 
@@ -50,7 +50,7 @@ def found(
 @pytest.mark.parametrize("value", BY_HAND, ids=str)
 def test_values_by_hand(value: Value) -> None:
     assert found(value, HALVES[None], torch.tensor([2])).item() == pytest.approx(BY_HAND[value], abs=1e-6)
-    assert set(LOGIT_VALUES) == OF_DISTRIBUTION == {known.name for known in BY_HAND}
+    assert set(LOGIT_VALUES) == OF_DISTRIBUTION == {measured.name for measured in BY_HAND}
 
 
 def test_what_cannot_be_drawn_has_no_part_in_a_value() -> None:
@@ -98,17 +98,17 @@ def test_asking_changes_no_log_probability_and_a_view_says_what_the_policy_said(
     policy = policy_of("llama", temperature=0.05)  # so that first choices are drawn
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=3)
     values = (LOGPROB_MEAN, top_logprob(3), nucleus_entropy(0.8), RANK)
-    known = with_values(policy, rollout, values)
-    plain, asked = (next(iter(policy.evaluate(rollout, values=each))) for each in ((), values))
-    assert torch.equal(plain.logprob_BT, asked.logprob_BT)
+    measured = with_values(policy, rollout, values)
+    plain, extra_values = (next(iter(policy.evaluate(rollout, values=each))) for each in ((), values))
+    assert torch.equal(plain.logprob_BT, extra_values.logprob_BT)
     likeliest_BT = with_values(policy, rollout, (top_logprob(1),)).values[top_logprob(1)]
-    first_BT = rollout.mask_BT & (known.values[RANK] == 0)
+    first_BT = rollout.mask_BT & (measured.values[RANK] == 0)
     assert first_BT.any()
     torch.testing.assert_close(likeliest_BT[first_BT], rollout.old_logprob_BT[first_BT], atol=1e-5, rtol=0)
     every_B = torch.ones(len(rollout.samples), dtype=torch.bool)
     seen = {"before": ViewRows(view=View(name="before"), policy=policy, rollout=rollout, seen_B=every_B)}
     in_view = replace(LOGPROB_MEAN, view="before")
     looked = with_values(policy, rollout, (in_view,), seen)
-    torch.testing.assert_close(looked.values[in_view], known.values[LOGPROB_MEAN], atol=1e-6, rtol=0)
+    torch.testing.assert_close(looked.values[in_view], measured.values[LOGPROB_MEAN], atol=1e-6, rtol=0)
     still = with_values(policy, looked, (in_view,), seen)  # what is known is not looked at again
     assert still.num_forwards == looked.num_forwards

@@ -81,8 +81,10 @@ def test_rows_with_several_kinds_of_decisions_share_a_rollout() -> None:
         assert torch.equal(read.old_logprob_BT[number:8:2, :T], rollout.old_logprob_BT)
         assert not read.mask_BT[number:8:2, T:].any()
     assert contract.largest_difference(contract.values(policies[0], read), read.old_logprob_BT, read.mask_BT) < 4e-6
-    behind = policies[0].override_prompts(read, [sample.prompt for sample in read.samples])
-    assert contract.largest_difference(contract.values(policies[0], behind), read.old_logprob_BT, read.mask_BT) < 4e-6
+    overridden = policies[0].override_prompts(read, [sample.prompt for sample in read.samples])
+    assert (
+        contract.largest_difference(contract.values(policies[0], overridden), read.old_logprob_BT, read.mask_BT) < 4e-6
+    )
     moved = policy_of("eurobert", batch=1, num_steps=3)
     for policy in (moved, policies[0]):
         contract.move(policy.trainable)

@@ -72,11 +72,11 @@ def test_the_table(members: list[MethodRuns], tmp_path: Path) -> None:
 
 
 def test_times_on_shared_cores_are_said_to_be(members: list[MethodRuns], tmp_path: Path) -> None:
-    said = "Times were measured with 4 runs at a time on one machine."
+    note = "Times were measured with 4 runs at a time on one machine."
     for num_jobs in (1, 4):
         page = write_methods("quickstart/x", "mmgrpo compare", members, tmp_path, num_jobs=num_jobs)
         for text in (page.read_text(encoding="utf-8"), (tmp_path / "comparison.md").read_text(encoding="utf-8")):
-            assert (said in text) == (num_jobs == 4)
+            assert (note in text) == (num_jobs == 4)
 
 
 def test_numbers_for_programs(members: list[MethodRuns], tmp_path: Path) -> None:

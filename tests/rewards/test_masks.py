@@ -127,12 +127,12 @@ def test_painted_area_is_the_shoelace_area():
     ],
 )  # fmt: skip
 def test_regions_are_read_as_models_write_them(text: str, kinds: list[type] | None):
-    found = parse_shapes(text)
-    assert found is not None
+    shapes = parse_shapes(text)
+    assert shapes is not None
     if kinds is None:
-        assert [getattr(shape, "numbers", None) for shape in found] == [(0, 0, 4, 4)]
+        assert [getattr(shape, "numbers", None) for shape in shapes] == [(0, 0, 4, 4)]
     else:
-        assert [type(shape) for shape in found] == kinds
+        assert [type(shape) for shape in shapes] == kinds
 
 
 def test_against_a_mask_by_hand():

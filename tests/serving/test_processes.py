@@ -36,30 +36,30 @@ class Begins:
 
 def asked(client: RemoteReward) -> tuple[threading.Thread, list[float | None]]:
     """A thread that asks, and the list in which the values will stand."""
-    found: list[float | None] = []
-    thread = threading.Thread(target=lambda: found.extend(None if v is None else float(v) for v in client(SAMPLES)))
+    result: list[float | None] = []
+    thread = threading.Thread(target=lambda: result.extend(None if v is None else float(v) for v in client(SAMPLES)))
     thread.start()
-    return thread, found
+    return thread, result
 
 
 def test_what_is_under_way_is_judged_before_the_server_ends():
     reward = Begins(0.5)
     with ServerProcess({"slow": reward}) as server:
-        thread, found = asked(RemoteReward(server.url, retries=0))
+        thread, result = asked(RemoteReward(server.url, retries=0))
         assert reward.begun.wait(20)
         assert server.end() is not None
         thread.join(20)
-    assert found == [0, 1, 2]
+    assert result == [0, 1, 2]
 
 
 def test_a_reward_that_is_stuck_does_not_keep_the_server_alive():
     reward = Begins(600)
     with ServerProcess({"stuck": reward}, grace_s=1) as server:
-        thread, found = asked(RemoteReward(server.url, retries=0, when_down="fail"))
+        thread, result = asked(RemoteReward(server.url, retries=0, when_down="fail"))
         assert reward.begun.wait(20)
         assert server.end() is not None
         thread.join(20)
-    assert found == pytest.approx([math.nan] * 3, nan_ok=True)
+    assert result == pytest.approx([math.nan] * 3, nan_ok=True)
 
 
 def test_a_killed_server_fails_what_it_was_asked_and_is_found_again():
@@ -68,11 +68,11 @@ def test_a_killed_server_fails_what_it_was_asked_and_is_found_again():
         client = RemoteReward(server.url, retries=0, when_down="fail")
         assert client(SAMPLES) == [0, 1, 2]
         reward.begun.clear()
-        thread, found = asked(client)
+        thread, result = asked(client)
         assert reward.begun.wait(20)
         server.kill()
         thread.join(20)
-        assert found == pytest.approx([math.nan] * 3, nan_ok=True)
+        assert result == pytest.approx([math.nan] * 3, nan_ok=True)
         with pytest.raises(RewardError, match="did not answer in 1 attempts: ConnectionRefusedError"):
             RemoteReward(server.url, retries=0)(SAMPLES)
         server.start()
@@ -82,12 +82,12 @@ def test_a_killed_server_fails_what_it_was_asked_and_is_found_again():
 def test_a_client_that_asks_again_loses_nothing():
     reward = Begins(0.3)
     with ServerProcess({"slow": reward}) as server:
-        thread, found = asked(RemoteReward(server.url, retries=8, backoff=0.02))
+        thread, result = asked(RemoteReward(server.url, retries=8, backoff=0.02))
         assert reward.begun.wait(20)
         server.kill()
         server.start()
         thread.join(20)
-        assert found == [0, 1, 2]
+        assert result == [0, 1, 2]
 
 
 def test_a_reward_that_ends_its_thread_fails_and_the_server_goes_on():

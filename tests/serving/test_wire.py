@@ -68,55 +68,60 @@ def test_everything_arrives(form: Form):
         Sample(Prompt("other"), 4, 0, video=[noise("L", seed=i) for i in range(3)], frame_rate=12.5),
         Sample(Prompt("other"), 5, 0, array=torch.linspace(0, 1, 30).reshape(2, 3, 5)),
     ]
-    name, found = unpack_request(*pack_samples(samples, reward="r", form=form))
+    name, unpacked = unpack_request(*pack_samples(samples, reward="r", form=form))
     assert name == "r"
-    assert [(s.group, s.member, s.text, s.finished) for s in found] == [
+    assert [(s.group, s.member, s.text, s.finished) for s in unpacked] == [
         (3, 0, "a\n\u2028b", False), (3, 1, None, True), (4, 0, None, True), (5, 0, None, True),
     ]  # fmt: skip
-    assert (found[0].tokens, found[0].logprob, found[0].values, found[0].num_forced) == (
+    assert (unpacked[0].tokens, unpacked[0].logprob, unpacked[0].values, unpacked[0].num_forced) == (
         [5, 0, 123456],
         -0.1,
         {"certainty": 1 / 3},
         2,
     )
-    assert [(s.frame_rate, s.array is None) for s in found] == [(None, True), (None, True), (12.5, True), (None, False)]
-    assert torch.equal(found[3].array, samples[3].array)  # pyright: ignore[reportArgumentType]
-    assert {name: getattr(found[0], name) for name in TURNS} == TURNS
-    assert found[0].prompt is found[1].prompt
-    read = found[0].prompt
+    assert [(s.frame_rate, s.array is None) for s in unpacked] == [
+        (None, True),
+        (None, True),
+        (12.5, True),
+        (None, False),
+    ]
+    assert torch.equal(unpacked[3].array, samples[3].array)  # pyright: ignore[reportArgumentType]
+    assert {name: getattr(unpacked[0], name) for name in TURNS} == TURNS
+    assert unpacked[0].prompt is unpacked[1].prompt
+    read = unpacked[0].prompt
     assert (read.text, read.negative, read.columns, read.prefix) == ("which ?", "blur", columns, "it is")
     assert read.messages == prompt.messages
     assert same(read.images[0], prompt.images[0])
     assert [same(a, b) for a, b in zip(read.videos[0], prompt.videos[0], strict=True)] == [True, True]
-    assert found[1].image is not None
+    assert unpacked[1].image is not None
     assert samples[1].image is not None
-    assert same(found[1].image, samples[1].image)
-    assert [same(a, b) for a, b in zip(found[2].video or (), samples[2].video or (), strict=True)] == [True] * 3
+    assert same(unpacked[1].image, samples[1].image)
+    assert [same(a, b) for a, b in zip(unpacked[2].video or (), samples[2].video or (), strict=True)] == [True] * 3
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGB", "RGBA"])
 def test_pictures_of_every_mode_arrive_exactly(mode: str, form: Form):
     image = noise(mode)
-    _, (found,) = unpack_request(*pack_samples([Sample(Prompt("x"), 0, 0, image=image)], form=form))
-    assert found.image is not None
-    assert same(found.image, image)
-    assert found.image.getpalette() == image.getpalette()
+    _, (unpacked,) = unpack_request(*pack_samples([Sample(Prompt("x"), 0, 0, image=image)], form=form))
+    assert unpacked.image is not None
+    assert same(unpacked.image, image)
+    assert unpacked.image.getpalette() == image.getpalette()
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_frames_of_different_sizes_arrive(form: Form):
     video = [noise("RGB", (4, 4)), noise("RGB", (2, 3)), noise("P")]
-    _, (found,) = unpack_request(*pack_samples([Sample(Prompt("x"), 0, 0, video=video)], form=form))
-    assert [same(a, b) for a, b in zip(found.video or (), video, strict=True)] == [True] * 3
+    _, (unpacked,) = unpack_request(*pack_samples([Sample(Prompt("x"), 0, 0, video=video)], form=form))
+    assert [same(a, b) for a, b in zip(unpacked.video or (), video, strict=True)] == [True] * 3
 
 
 def test_a_transparent_colour_arrives():
     image = noise("RGB")
     image.info["transparency"] = (1, 2, 3)
-    _, (found,) = unpack_request(*pack_samples([Sample(Prompt("x"), 0, 0, image=image)]))
-    assert found.image is not None
-    assert found.image.info["transparency"] == (1, 2, 3)
+    _, (unpacked,) = unpack_request(*pack_samples([Sample(Prompt("x"), 0, 0, image=image)]))
+    assert unpacked.image is not None
+    assert unpacked.image.info["transparency"] == (1, 2, 3)
 
 
 def test_content_types_and_columns():
@@ -135,8 +140,8 @@ def test_content_types_and_columns():
 
 
 def test_half_a_surrogate_pair_travels_as_a_question_mark():
-    _, (found,) = unpack_request(*pack_samples([Sample(Prompt("x"), 0, 0, text="a\ud800b")]))
-    assert found.text == "a?b"
+    _, (unpacked,) = unpack_request(*pack_samples([Sample(Prompt("x"), 0, 0, text="a\ud800b")]))
+    assert unpacked.text == "a?b"
 
 
 def document(**changes: Any) -> bytes:

@@ -116,8 +116,8 @@ def test_remembered_exchanges_are_read_as_they_were_drawn() -> None:
     of_two = [tuple(row for row in rows if row.key == str(group)) for group in (0, 1)]
     requests = [Request(prompt=group, members=tuple(range(4)), given=held) for group, held in enumerate(of_two)]
     plan = Plan(environment=Corridor, max_turns=3)
-    drawn = sample_requests(policy, requests, [0, 1], prompt_of=prompts.__getitem__, contexts={}, plan=plan, seed=0)
-    (read,) = drawn.rollouts
+    rollouts = sample_requests(policy, requests, [0, 1], prompt_of=prompts.__getitem__, contexts={}, plan=plan, seed=0)
+    (read,) = rollouts.rollouts
     assert torch.equal(read.mask_BT, rollout.mask_BT)  # what was told is given again
     assert not bool(rollout.mask_BT.all(1).any())
     for mine, theirs in zip(read.samples, rollout.samples, strict=True):

@@ -40,8 +40,8 @@ SMALL = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "up
 def test_values_are_those_of_the_plain_model() -> None:
     policy = policy_of("llama", max_new_tokens=6)
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=1)
-    asked = (RANK_OF_STATES, ENTROPY, rank_velocity(2), GRADIENT_SQUARE, GRADIENT_CURVATURE)
-    known = with_values(policy, rollout, asked).values
+    requested = (RANK_OF_STATES, ENTROPY, rank_velocity(2), GRADIENT_SQUARE, GRADIENT_CURVATURE)
+    values = with_values(policy, rollout, requested).values
     for row, sample in enumerate(rollout.samples):
         prompt_P = rollout.trace.prompts[rollout.trace.prompt_of_B[row]].ids_P
         token_T = torch.tensor(list(sample.tokens or ()))
@@ -56,14 +56,14 @@ def test_values_are_those_of_the_plain_model() -> None:
             GRADIENT_CURVATURE: gradient_curvature(state_TD, logits_TV, token_T),
         }
         for value, found_T in expected.items():
-            torch.testing.assert_close(known[value][row, : len(token_T)], found_T, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(values[value][row, : len(token_T)], found_T, rtol=1e-3, atol=1e-4)
 
 
 def test_attention_is_that_of_the_plain_model() -> None:
     policy = policy_of("llama", max_new_tokens=6)
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=1)
-    asked = (attention_distance(2), attention_influence(1, 3))
-    known = with_values(policy, rollout, asked).values
+    requested = (attention_distance(2), attention_influence(1, 3))
+    values = with_values(policy, rollout, requested).values
     assert policy.model.config._attn_implementation != "eager"
     policy.model.set_attn_implementation("eager")
     for row, sample in enumerate(rollout.samples):
@@ -76,23 +76,23 @@ def test_attention_is_that_of_the_plain_model() -> None:
         order_h = distances(weight_hTL, inf).mean(1).argsort()
         num = round(0.3 * len(order_h))
         expected = {
-            asked[0]: distances(weight_hTL[order_h[:num]], 2).mean(0),
-            asked[1]: influences(weight_hTL[order_h[-num:]], 1, 3).mean(0),
+            requested[0]: distances(weight_hTL[order_h[:num]], 2).mean(0),
+            requested[1]: influences(weight_hTL[order_h[-num:]], 1, 3).mean(0),
         }
         for value, found_T in expected.items():
-            torch.testing.assert_close(known[value][row, : len(token_T)], found_T, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(values[value][row, : len(token_T)], found_T, rtol=1e-4, atol=1e-5)
 
 
 def test_attention_is_the_decoder_s_however_the_model_is_loaded() -> None:
     policy = policy_of("qwen2.5-vl", max_new_tokens=4)
     rollout = policy.rollout(prompts_of("qwen2.5-vl"), group_size=1, seed=1)
-    asked = (attention_distance(2), attention_influence(1, 3))
-    known = with_values(policy, rollout, asked).values
+    requested = (attention_distance(2), attention_influence(1, 3))
+    values = with_values(policy, rollout, requested).values
     policy.model.set_attn_implementation("eager")  # of the vision tower too
-    again = with_values(policy, rollout, asked).values
-    for value in asked:
-        assert known[value].abs().sum() > 0
-        torch.testing.assert_close(again[value], known[value], rtol=1e-5, atol=1e-6)
+    again = with_values(policy, rollout, requested).values
+    for value in requested:
+        assert values[value].abs().sum() > 0
+        torch.testing.assert_close(again[value], values[value], rtol=1e-5, atol=1e-6)
 
 
 def test_a_model_without_states_or_attention_is_refused() -> None:

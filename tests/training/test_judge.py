@@ -29,6 +29,5 @@ def test_a_reward_that_applies_nowhere_is_said_once(tmp_path: Path, caplog: pyte
     rewards = [NamedReward("by_member", by_member), NamedReward("to_nobody", to_nobody)]
     with caplog.at_level(logging.WARNING, logger="mmgrpo.training.score_rollouts"):
         Trainer(policy_of("llama", max_new_tokens=4), rewards, prompts_of("llama")[:2], config).train()
-    said = [record.getMessage() for record in caplog.records if record.name == "mmgrpo.training.score_rollouts"]
-    assert len(said) == 1
-    assert said[0].startswith("reward to_nobody applied to none of the 4 samples of the first step: see that the rows")
+    (message,) = (record.getMessage() for record in caplog.records if record.name == "mmgrpo.training.score_rollouts")
+    assert message.startswith("reward to_nobody applied to none of the 4 samples of the first step: see that the rows")

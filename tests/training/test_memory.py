@@ -92,9 +92,9 @@ class TestReplay:
         assert [one.step for one in memory.replay["a"]] == [1, 2]
         # of b1, a1, a2 and b3, with room for 3, a1 is as old as b1 and came first
         memory = memory.with_replay([row("b", 3)], per_prompt=2, total=3)
-        assert {key: [one.step for one in held] for key, held in memory.replay.items()} == {"a": [2], "b": [1, 3]}
+        assert {key: [one.step for one in state] for key, state in memory.replay.items()} == {"a": [2], "b": [1, 3]}
         memory = memory.with_replay([row("c", 4), row("c", 5)], per_prompt=2, total=2)
-        assert {key: [one.step for one in held] for key, held in memory.replay.items()} == {"c": [4, 5]}
+        assert {key: [one.step for one in state] for key, state in memory.replay.items()} == {"c": [4, 5]}
 
     def test_strategies(self) -> None:
         rewards = [0.0, 1.0, 0.6, 0.1, 0.9]
@@ -146,10 +146,10 @@ class TestCheckpoint:
             assert torch.equal(again.read(name, ["a", "b", "c"]), memory.read(name, ["a", "b", "c"]))
         assert again.states == memory.states
         assert again.replay["a"] == memory.replay["a"]
-        (held,) = again.replay["b"]
-        assert (held.num_forced, held.turns) == (1, one.turns)
-        assert held.old_logprob_T is not None
-        assert held.old_logprob_T.tolist() == torch.tensor([-0.1, -2.0]).tolist()
+        (state,) = again.replay["b"]
+        assert (state.num_forced, state.turns) == (1, one.turns)
+        assert state.old_logprob_T is not None
+        assert state.old_logprob_T.tolist() == torch.tensor([-0.1, -2.0]).tolist()
         later = facts(4, {"c": [1.0], "b": [0.0]})
         assert (
             update_prompt_stats(again, later).numbers["value"].tolist()
@@ -157,12 +157,12 @@ class TestCheckpoint:
         )
 
     def test_columns_that_came_or_went(self) -> None:
-        held = update_prompt_stats(ALL, facts(0, {"a": [1.0]})).state_dict()
-        fewer = Memory().declared([COLUMNS["visits"], Column("hint_share", default=0.5)]).restored(held)
+        state = update_prompt_stats(ALL, facts(0, {"a": [1.0]})).state_dict()
+        fewer = Memory().declared([COLUMNS["visits"], Column("hint_share", default=0.5)]).restored(state)
         assert fewer.read("visits", ["a"]).tolist() == [1]
         assert fewer.read("hint_share", ["a"]).tolist() == [0.5]
         with pytest.raises(CheckpointError, match="'visits'"):
-            Memory().declared([Column("visits", "float64")]).restored(held)
+            Memory().declared([Column("visits", "float64")]).restored(state)
 
     def test_a_checkpoint_without_one(self) -> None:
         assert ALL.restored(None) is ALL

@@ -67,15 +67,17 @@ def batch() -> Advantages:
     """Rows of different lengths, of four prompts, as a language model drew them."""
     config, job = RunConfig.model_validate(OWN), mmgrpo.Job(Accelerator(cpu=True))
     policy, rewards = policy_of("llama"), [NamedReward("vowels", vowels)]
-    told = {"setting": Algorithm.of(config).step_setting(0, Memory(), str), "job": job}
+    arguments = {"setting": Algorithm.of(config).step_setting(0, Memory(), str), "job": job}
     strategy, scorer = Algorithm.of(config).strategy, mmgrpo.Scorer(rewards)
     experience = mmgrpo.collect_rollouts(
-        policy, strategy, ASKED.__getitem__, scorer, plan=plan_at(Algorithm.of(config), policy, 0), **told
+        policy, strategy, ASKED.__getitem__, scorer, plan=plan_at(Algorithm.of(config), policy, 0), **arguments
     )
     verdict = mmgrpo.score_rollouts(experience, rewards, step=0, job=job)
-    found = mmgrpo.compute_advantages(policy, experience, verdict, Algorithm.of(config).advantages, job=job)
+    advantages = mmgrpo.compute_advantages(policy, experience, verdict, Algorithm.of(config).advantages, job=job)
     length_B = torch.arange(12) % 5 + 2
-    return replace(found, rollout=found.rollout.keep(torch.arange(found.rollout.shape[1]) < length_B[:, None]))
+    return replace(
+        advantages, rollout=advantages.rollout.keep(torch.arange(advantages.rollout.shape[1]) < length_B[:, None])
+    )
 
 
 def part_of(batch: Advantages, groups: Sequence[int]) -> Advantages:
@@ -142,8 +144,8 @@ def test_a_weight_multiplies_the_gradient_of_a_tasks_rows(
     weight: float, share: float, once: Trainer, tmp_path: Path
 ) -> None:
     """Of two that are alike each is half of the gradient."""
-    told = shared(tmp_path, guest={"task": {"policy_of": "one", "weight": weight}}, steps=1)
-    norms = [lines(one)[0]["optimizer/grad_norm"] for one in (told.tasks["one"], once)]
+    arguments = shared(tmp_path, guest={"task": {"policy_of": "one", "weight": weight}}, steps=1)
+    norms = [lines(one)[0]["optimizer/grad_norm"] for one in (arguments.tasks["one"], once)]
     assert norms[0] == pytest.approx(share * norms[1], rel=1e-5)
 
 
@@ -230,14 +232,14 @@ def test_an_included_file_leaves_out_what_follows(tmp_path: Path) -> None:
 def test_an_alarm_of_one_task_ends_the_run_for_all(tmp_path: Path) -> None:
     """At a step that is whole for both, from which the run goes on."""
     watched = {"watchdog": {"window": 2, "dead_groups": 0.5, "stop": ["dead_groups"]}}
-    told = shared(tmp_path, guest=watched, reward=lambda samples: [1.0] * len(samples), steps=4)
+    arguments = shared(tmp_path, guest=watched, reward=lambda samples: [1.0] * len(samples), steps=4)
     assert (
-        told.status
-        == json.loads((told.folder.path / "run.json").read_text())["status"]
+        arguments.status
+        == json.loads((arguments.folder.path / "run.json").read_text())["status"]
         == "stopped by the alarm dead_groups"
     )
-    assert told.step == 2
-    for task in told.tasks.values():
+    assert arguments.step == 2
+    for task in arguments.tasks.values():
         assert [one.name for one in list_checkpoints(task.folder.path)] == ["step-000002"]
 
 

@@ -45,20 +45,20 @@ def flat(rollout: Rollout) -> Rollout:
 @contextmanager
 def counted(policy: LanguagePolicy) -> Iterator[list[int]]:
     """Tokens that go through the model, padding included."""
-    found: list[int] = []
+    result: list[int] = []
 
     def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        found.append(kwargs["input_ids"].numel())
+        result.append(kwargs["input_ids"].numel())
 
     handle = policy.model.base_model.register_forward_pre_hook(note, with_kwargs=True)
     try:
-        yield found
+        yield result
     finally:
         handle.remove()
 
 
-def of_group(found: Rollouts, group: int) -> dict[int, Sample]:
-    return {sample.member: sample for sample in found.samples if sample.group == group}
+def of_group(result: Rollouts, group: int) -> dict[int, Sample]:
+    return {sample.member: sample for sample in result.samples if sample.group == group}
 
 
 def tokens(sample: Sample) -> list[int]:
@@ -68,16 +68,16 @@ def tokens(sample: Sample) -> list[int]:
 @pytest.mark.parametrize("settings", [{}, {"top_k": 9}], ids=["whole", "top_k"])
 def test_rows_take_over_beginnings_and_draw_the_rest_by_their_own_numbers(settings: dict[str, Any]) -> None:
     policy = policy_of("llama", max_new_tokens=9, **settings)
-    found, plain = tree_of(policy), tree_of(policy, fixed())
-    assert (found.num_rounds, len(found.samples)) == (3, 2 * 8)
+    result, plain = tree_of(policy), tree_of(policy, fixed())
+    assert (result.num_rounds, len(result.samples)) == (3, 2 * 8)
     for group in (0, 1):
-        rows = of_group(found, group)
+        rows = of_group(result, group)
         assert [tokens(rows[member]) for member in (0, 1)] == [tokens(one) for one in of_group(plain, group).values()]
         parents = {2: (0, 3), 3: (1, 3), 4: (0, 6), 5: (1, 6), 6: (2, 6), 7: (3, 6)}
         for member, (parent, after) in parents.items():
             assert tokens(rows[member])[:after] == tokens(rows[parent])[:after]
             assert tokens(rows[member])[after:] != tokens(rows[parent])[after:]
-    rollout = found.rollout
+    rollout = result.rollout
     assert rollout.on_policy
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 2e-6
     assert rollout.sampled_by_BT is not None
@@ -90,16 +90,16 @@ def test_rows_take_over_beginnings_and_draw_the_rest_by_their_own_numbers(settin
 @pytest.mark.parametrize("settings", [{}, {"top_k": 9}], ids=["whole", "top_k"])
 def test_a_text_behind_what_is_taken_over_is_given(settings: dict[str, Any]) -> None:
     policy = policy_of("llama", max_new_tokens=12, **settings)
-    found = tree_of(policy, exits(num=2, then="two", before="no such text", room=6))
+    result = tree_of(policy, exits(num=2, then="two", before="no such text", room=6))
     put = policy.processor("two", add_special_tokens=False)["input_ids"]
-    rollout = found.rollout
-    assert len(found.samples) == 2 * 2 * 3
+    rollout = result.rollout
+    assert len(result.samples) == 2 * 2 * 3
     assert rollout.sampled_by_BT is not None
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 2e-6
-    for row, sample in enumerate(found.samples):
+    for row, sample in enumerate(result.samples):
         own_T = rollout.sampled_by_BT[row] == row
         after = int((~own_T).sum())
-        root = found.samples[int(rollout.sampled_by_BT[row, 0])]
+        root = result.samples[int(rollout.sampled_by_BT[row, 0])]
         assert tokens(sample)[:after] == tokens(root)[:after]
         if sample.member < 2:
             assert rollout.mask_BT[row, : len(tokens(sample))].all()
@@ -113,21 +113,21 @@ def test_a_text_behind_what_is_taken_over_is_given(settings: dict[str, Any]) -> 
 
 def test_equal_states_of_a_group_have_one_id_over_rounds() -> None:
     rollout = tree_of(policy_of("llama", max_new_tokens=9)).rollout
-    known: dict[int, tuple[int, ...]] = {}
+    entropies: dict[int, tuple[int, ...]] = {}
     for row, sample in enumerate(rollout.samples):
         for t in range(len(tokens(sample))):
             state = (sample.group, *tokens(sample)[:t])
-            assert known.setdefault(int(rollout.state_BT[row, t]), state) == state
-    assert len(known) == len(set(known.values()))
+            assert entropies.setdefault(int(rollout.state_BT[row, t]), state) == state
+    assert len(entropies) == len(set(entropies.values()))
     # a segment from the prompt of each of 2 roots, of 3 states; 4 of the next, 8 of the last: the prompt's is one
-    assert len(known) == 2 * (2 * 3 + 4 * 3 + 8 * 3 - 1 - 2 - 4)
+    assert len(entropies) == 2 * (2 * 3 + 4 * 3 + 8 * 3 - 1 - 2 - 4)
 
 
 def test_parts_of_other_rounds_share_states_behind_one_prompt() -> None:
     policy = policy_of("llama", max_new_tokens=4)
-    found = gathered(refill(), even_prompts_differ, policy=policy).rollout
-    assert isinstance(found.trace, RolloutParts)
-    one = found.trace.rollouts[0]
+    result = gathered(refill(), even_prompts_differ, policy=policy).rollout
+    assert isinstance(result.trace, RolloutParts)
+    one = result.trace.rollouts[0]
     bare_B, other = torch.ones(8, dtype=torch.bool), torch.tensor([True] * 4 + [False] * 4)
     twice = concat_rollouts([one, one], bare_B=bare_B)
     assert twice.state_BT[:4].equal(twice.state_BT[4:])
@@ -139,8 +139,8 @@ def test_a_segment_is_what_rows_have_alike_up_to_a_fork() -> None:
     rows = [[1, 2, 3, 4], [1, 2, 5, 6], [1, 2, 3, 9], [7, 8, 9], [1, 2]]
     first = TokenSegment((0, 2), 2, 3, (TokenSegment((0,), 3, 4, ()), TokenSegment((2,), 3, 4, ())))
     trunk = TokenSegment((0, 1, 2), 0, 2, (first, TokenSegment((1,), 2, 4, ())))
-    found = segment_tree(range(5), rows, [2, 3])
-    assert set(found) == {trunk, TokenSegment((3,), 0, 3, ()), TokenSegment((4,), 0, 2, ())}
+    result = segment_tree(range(5), rows, [2, 3])
+    assert set(result) == {trunk, TokenSegment((3,), 0, 3, ()), TokenSegment((4,), 0, 2, ())}
     assert segment_tree([0, 2], rows, [2, 3]) == (replace(first, start=0),)
     assert segment_tree([0, 1], rows, []) == (TokenSegment((0,), 0, 4, ()), TokenSegment((1,), 0, 4, ()))
 
@@ -150,14 +150,14 @@ def test_the_gradient_of_a_tree_is_that_of_its_rows_apart(name: str) -> None:
     policy = policy_of(name, max_new_tokens=9)
     rollout = tree_of(policy).rollout
     assert relative_difference(gradients(policy, rollout), gradients(policy, flat(rollout))) < 1e-5
-    found, apart = values(policy, rollout), values(policy, flat(rollout))
-    assert largest_difference(found, apart, rollout.mask_BT) < 2e-6
+    result, apart = values(policy, rollout), values(policy, flat(rollout))
+    assert largest_difference(result, apart, rollout.mask_BT) < 2e-6
 
 
 def evaluated(policy: LanguagePolicy, rollout: Rollout) -> int:
-    with counted(policy) as found, torch.no_grad():
+    with counted(policy) as result, torch.no_grad():
         list(policy.evaluate(rollout))
-    return sum(found)
+    return sum(result)
 
 
 def test_the_update_computes_each_state_once() -> None:
@@ -174,10 +174,10 @@ def test_the_update_computes_each_state_once() -> None:
 def test_a_round_reads_what_its_rows_take_over_once_for_each_place() -> None:
     policy = policy_of("llama", max_new_tokens=9)
     longest = max(prompt.length for prompt in tree_of(policy, fixed()).rollout.trace.prompts)
-    with counted(policy) as found:
+    with counted(policy) as result:
         tree_of(policy, branch_evenly(every=3, factor=3))
     # 2 prompts, behind which 4 rows write 9 tokens; then 4 places behind 3 tokens, from which 8 rows write 6
-    assert sum(found) == 2 * longest + 4 * 8 + 4 * (longest + 3) + 8 * 5
+    assert sum(result) == 2 * longest + 4 * 8 + 4 * (longest + 3) + 8 * 5
 
 
 def test_what_is_pruned_is_not_computed() -> None:
@@ -194,31 +194,31 @@ def test_what_is_pruned_is_not_computed() -> None:
 
 def test_places_of_uncertain_tokens_are_those_of_their_entropies() -> None:
     policy = policy_of("llama", max_new_tokens=9)
-    found = tree_of(policy, branch_at_uncertain(num=2))
-    rollout = found.rollout
-    assert len(found.samples) == 2 * 6
+    result = tree_of(policy, branch_at_uncertain(num=2))
+    rollout = result.rollout
+    assert len(result.samples) == 2 * 6
     entropy_BT = rollout.values[ENTROPY]
     for row, sample in enumerate(rollout.samples[:4]):
         most = [t for t in entropy_BT[row].argsort(descending=True).tolist() if t > 0][:2]
         members = [2 + 2 * sample.member + order for order in range(2)]
         for member, after in zip(members, most, strict=True):
-            other = of_group(found, sample.group)[member]
+            other = of_group(result, sample.group)[member]
             assert tokens(other)[:after] == tokens(sample)[:after]
             assert tokens(other)[after:] != tokens(sample)[after:]
     bare = replace(rollout, values={})
-    known = with_values(policy, bare, [ENTROPY]).values[ENTROPY]
-    assert largest_difference(known, entropy_BT, rollout.mask_BT) < 1e-5  # of what was taken over too
+    entropies = with_values(policy, bare, [ENTROPY]).values[ENTROPY]
+    assert largest_difference(entropies, entropy_BT, rollout.mask_BT) < 1e-5  # of what was taken over too
 
 
 def test_rows_go_on_behind_a_text() -> None:
     policy = policy_of("llama", max_new_tokens=9)
-    found = tree_of(policy, branch_at_text(pattern="e", factor=3))
-    roots = [sample for sample in found.samples if sample.member < 2 and "e" in (sample.text or "")[:-3]]
+    result = tree_of(policy, branch_at_text(pattern="e", factor=3))
+    roots = [sample for sample in result.samples if sample.member < 2 and "e" in (sample.text or "")[:-3]]
     assert roots
     for root in roots:
         after = 1 + next(t for t, end in enumerate(policy.text_offsets(root)) if end > (root.text or "").index("e"))
         members = (2 + 2 * root.member, 3 + 2 * root.member)
-        assert all(tokens(of_group(found, root.group)[member])[:after] == tokens(root)[:after] for member in members)
+        assert all(tokens(of_group(result, root.group)[member])[:after] == tokens(root)[:after] for member in members)
 
 
 def asking(further: Request) -> Strategy:
@@ -237,11 +237,11 @@ def test_what_cannot_be_gone_on_from_is_said() -> None:
 
 def test_a_planner_that_parts_nothing_leaves_all_as_it_was() -> None:
     policy = policy_of("llama", max_new_tokens=9)
-    found, plain = tree_of(policy, branch_evenly(every=20)), tree_of(policy, fixed())
-    assert found.rollout.sampled_by_BT is None
+    result, plain = tree_of(policy, branch_evenly(every=20)), tree_of(policy, fixed())
+    assert result.rollout.sampled_by_BT is None
     for name in ("old_logprob_BT", "mask_BT", "state_BT", "segment_BT"):
-        assert torch.equal(getattr(found.rollout, name), getattr(plain.rollout, name))
-    ours, theirs = (list(policy.evaluate(one.rollout)) for one in (found, plain))
+        assert torch.equal(getattr(result.rollout, name), getattr(plain.rollout, name))
+    ours, theirs = (list(policy.evaluate(one.rollout)) for one in (result, plain))
     assert [part.logprob_BT.tolist() for part in ours] == [part.logprob_BT.tolist() for part in theirs]
 
 

@@ -113,24 +113,26 @@ def test_sdpo_trains_on_members_with_a_right_peer_alone(tmp_path: Path) -> None:
     assert all(line["policy/distillation@peer_mean"] != 0 for line in lines)
     policy, config, job = policy_of("llama", max_new_tokens=5), load_config("methods/sdpo", SMALL), Job(Accelerator())
     rewards = rewards_of(one_of_four)
-    told = {
+    arguments = {
         "setting": Algorithm.of(config).step_setting(0, Memory(), str),
         "plan": plan_at(Algorithm.of(config), policy, 0),
         "job": job,
     }
     prompts = prompts_of("llama")
-    drawn = collect_rollouts(policy, Algorithm.of(config).strategy, prompts.__getitem__, Scorer(rewards), **told)
-    verdict = score_rollouts(drawn, rewards, step=0, job=job)
+    rollouts = collect_rollouts(
+        policy, Algorithm.of(config).strategy, prompts.__getitem__, Scorer(rewards), **arguments
+    )
+    verdict = score_rollouts(rollouts, rewards, step=0, job=job)
     batch = compute_advantages(
         policy,
-        drawn,
+        rollouts,
         verdict,
         Algorithm.of(config).advantages,
         job=job,
         views=build_views(Algorithm.of(config), policy),
     )
     assert batch.rollout.mask_BT.any(1).tolist() == [False, True, True, True, True, True, True, True]
-    shown = [sample.text for sample in drawn.samples]
+    shown = [sample.text for sample in rollouts.samples]
     behind = batch.views["peer"].rollout.trace
     texts = [behind.prompts[owner].prompt.text for owner in behind.prompt_of_B]
     assert [str(shown[0]) in text for text in texts[1:4]] == [True] * 3
