@@ -1,4 +1,4 @@
-"""The table of docs/scale.md: ``python -m benchmarks.scale`` prints it; nothing of it is measured."""
+"""The table of docs/how-to/scale.md: ``python -m benchmarks.scale`` prints it; nothing of it is measured."""
 
 from __future__ import annotations
 

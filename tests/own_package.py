@@ -1,4 +1,4 @@
-"""The package of docs/own-policy.md as an installation leaves it, without one."""
+"""The package of docs/learn/own-policy.md as an installation leaves it, without one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmgrpo.config.loading import CONFIGS
 
 ROOT = CONFIGS.resolve().parent
 PROJECT = ROOT / "examples" / "own_policy"
-PAGE = ROOT / "docs" / "own-policy.md"
+PAGE = ROOT / "docs" / "learn/own-policy.md"
 PACKAGE = "diffusion_policy"
 
 

@@ -29,7 +29,7 @@ STATE = {"optimizer": {"lr": 0.5}}
 
 @pytest.fixture
 def policy() -> object:
-    return shown("design.md")["LetterPolicy"]()
+    return shown("design/design.md")["LetterPolicy"]()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What docs/memory-and-schedules.md shows works."""
+"""What docs/how-to/memory-and-schedules.md shows works."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mmgrpo.training.prompt_stats import PromptStats, update_prompt_stats
 from mmgrpo.types import Prompt
 from tests.test_docs import DOCS, shown
 
-PAGE = "memory-and-schedules.md"
+PAGE = "how-to/memory-and-schedules.md"
 
 
 def test_the_sampler() -> None:

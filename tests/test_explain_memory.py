@@ -241,7 +241,7 @@ def test_the_page_has_what_is_predicted_now() -> None:
     from benchmarks.scale import table
     from mmgrpo.config.loading import CONFIGS
 
-    page = (CONFIGS.resolve().parent / "docs" / "scale.md").read_text()
+    page = (CONFIGS.resolve().parent / "docs" / "how-to/scale.md").read_text()
     assert "\n".join(table()) in page
 
 

@@ -1,4 +1,4 @@
-"""What docs/extending.md shows is put into its registry, as the page says, and trains with its YAML."""
+"""What docs/how-to/extending.md shows is put into its registry, as the page says, and trains with its YAML."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from mmgrpo.memory import Outcomes
 from mmgrpo.types import Prompt
 
 DOCS = CONFIGS.resolve().parent / "docs"
-PAGE = (DOCS / "extending.md").read_text()
+PAGE = (DOCS / "how-to/extending.md").read_text()
 HOMES = {
     "SCALES": advantages,
     "ESTIMATORS": estimators,
@@ -76,7 +76,7 @@ def _put(registry: str, name: str, function: Any, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("title", [title for title, section in SECTIONS.items() if "```yaml" in section])
 def test_example_trains(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names, lines = defined("extending.md"), lines_of(SECTIONS[title])
+    names, lines = defined("how-to/extending.md"), lines_of(SECTIONS[title])
     assert lines
     for registry, entry in lines:
         module = HOMES[registry].__name__.replace(".", "/")
@@ -86,7 +86,7 @@ def test_example_trains(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config = {"output": str(tmp_path), "steps": 2, **yaml.safe_load(text)}
     config["rollout"] = {"prompts_per_step": 2, "group_size": 4, **config.get("rollout", {})}
     assert all(entry in text for _, entry in lines)
-    policy = defined("design.md")["LetterPolicy"]()
+    policy = defined("design/design.md")["LetterPolicy"]()
     rewards = {"a": lambda samples: [sample.text.count("a") + sample.member % 2 for sample in samples]}
     folder = mmgrpo.Trainer(policy, rewards, [Prompt("one"), Prompt("three")], config).train()
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -102,7 +102,7 @@ def test_example_trains(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         text = re.sub(rf"\b{entry}\b(?=[,}}])", f'"python:{own}:{entry}"', text)
     config |= yaml.safe_load(text) | {"output": str(tmp_path / "own")}
     config["rollout"] = {"prompts_per_step": 2, "group_size": 4, **yaml.safe_load(text).get("rollout", {})}
-    policy = defined("design.md")["LetterPolicy"]()
+    policy = defined("design/design.md")["LetterPolicy"]()
     mmgrpo.Trainer(policy, rewards, [Prompt("one"), Prompt("three")], config).train()
     assert torch.equal(policy.logits, weights)
     assert own in explanation(validated(config))
@@ -115,7 +115,7 @@ def test_examples_are_short() -> None:
 
 
 def test_numbers_of_the_examples() -> None:
-    names = defined("extending.md")
+    names = defined("how-to/extending.md")
     reward_PG = torch.tensor([[1.0, 0.0, 0.0]])
     assert names["above_median"](reward_PG, factor=2.0).tolist() == [[2.0, 0.0, 0.0]]
     assert [names["halving"](step, initial=2.0, every=2) for step in range(5)] == [2.0, 2.0, 1.0, 1.0, 0.5]
@@ -134,7 +134,7 @@ def test_the_second_look_draws_again() -> None:
     """Nobody is right in the first two groups of two: two further prompts, and all four groups are trained on."""
 
     def ask(reward: float) -> list[int]:
-        strategy = defined("extending.md")["second_look"]()
+        strategy = defined("how-to/extending.md")["second_look"]()
         setting = Setting(step=0, num_prompts=2, group_size=2)
         first = Round(
             requests=strategy.ask((), setting),

@@ -1,4 +1,4 @@
-"""Signals over kinds of runs, with signals while they load; see docs/faults.md."""
+"""Signals over kinds of runs, with signals while they load; see docs/design/faults.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python of README.md and of docs/commands.md trains tiny models; README.md stays short and shows its image."""
+"""The Python of README.md and of docs/learn/commands.md trains tiny models; README.md is short and shows its image."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_readme_snippet_has_twelve_lines() -> None:
 
 def test_commands_snippet_trains_a_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names = run(snippet_of(ROOT / "docs/commands.md", SMALLER_IMAGES))
+    names = run(snippet_of(ROOT / "docs/learn/commands.md", SMALLER_IMAGES))
     names["trainer_of"](PIPELINES["sd3"].build()).train()
     lines = metrics(tmp_path)
     assert all(0 < line["reward/brightness/mean"] < 1 for line in lines)

@@ -1,24 +1,15 @@
-"""The page of all keys: that it is current, and that it reads the models rightly."""
+"""The page of all keys has the types, limits and defaults of the models."""
 
 from __future__ import annotations
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.loading import CONFIGS
 from mmgrpo.docgen.configuration import configuration_page
-
-PAGE = CONFIGS.resolve().parent / "docs" / "configuration.md"
 
 
 def row_of(key: str) -> list[str]:
     """Type, default and description of a key of the page."""
     line, *_ = [line for line in configuration_page().splitlines() if line.startswith(f"| `{key}` |")]
     return [cell.strip() for cell in line.strip("|").split(" | ")[1:]]
-
-
-def test_page_is_current() -> None:
-    assert PAGE.read_text() == configuration_page(), (
-        "regenerate it: python -m mmgrpo.docgen.configuration > docs/configuration.md"
-    )
 
 
 def test_every_top_level_key_is_there() -> None:

@@ -95,7 +95,7 @@ class Planted:
 
 
 def test_a_checkpoint_that_holds_a_pickle_is_an_error_and_runs_nothing(tmp_path: Path) -> None:
-    policy: Any = shown("design.md")["LetterPolicy"]()
+    policy: Any = shown("design/design.md")["LetterPolicy"]()
     checkpoint = save_checkpoint(tmp_path, RunPosition(1, 0), policy, {"optimizer": {}}, keep=None)
     planted = pickle.dumps(Planted(tmp_path / "ran"))
     (checkpoint / TRAINING).write_bytes(planted)

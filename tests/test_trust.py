@@ -38,7 +38,7 @@ def call(*arguments: str) -> Any:
 def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that came from elsewhere, entered by whoever looks at it: a run, and a module that its rewards name."""
     folder = tmp_path / "run"
-    policy: Any = shown("design.md")["LetterPolicy"]()
+    policy: Any = shown("design/design.md")["LetterPolicy"]()
     save_checkpoint(folder, RunPosition(1, 0), policy, {}, keep=None)
     (folder / "run.json").write_text(json.dumps({"name": "letters", "status": "finished"}))
     (tmp_path / "planted_module.py").write_text(PLANTED)

@@ -19,7 +19,7 @@ CONFIG = """\
 #
 # It includes a small model of handwritten digits. For your model, replace the include with a model and a method, such
 # as [models/sd3.5-medium, methods/flow-grpo-fast] (mmgrpo methods; mmgrpo recipes), and remove digit_verifier, warmup
-# and the two null sections. Every key: docs/configuration.md.
+# and the two null sections. Every key: https://mmgrpo.github.io/mmgrpo/reference/configuration/.
 include: [quickstart/digits-image]
 name: my-run
 note: A first run, written by mmgrpo init.

@@ -51,7 +51,7 @@ def takes(kind: str, applies_to: str) -> bool:
 
 
 class MethodRewardsConfig(Section):
-    """Rewards that a method adds to those of any run: see docs/methods.md.
+    """Rewards that a method adds to those of any run: see ``docs/how-to/methods.md``.
 
     In a reward of it ``verifiers`` stands for each verifier of the run: as the value of a setting, for the verifier
     with its settings; as that of ``extract``, for the verifier's own; as ``gate.reward``, for its label; as ``name``,

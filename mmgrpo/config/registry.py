@@ -224,7 +224,7 @@ def policy_class(policy: str) -> Any:
     if missing:
         raise ConfigError(
             f"policy ({policy}) cannot be built from YAML: it has no {' and no '.join(missing)}; "
-            "add them (see docs/own-policy.md), or give mmgrpo.Trainer a live one"
+            "add them (see docs/learn/own-policy.md), or give mmgrpo.Trainer a live one"
         )
     return adapter
 

@@ -73,7 +73,7 @@ def load_prompts(
     a live ``datasets.Dataset``               itself, in whatever format; an ``IterableDataset`` needs ``limit``
     ========================================  =========================================================================
 
-    Rows may have the layout of TRL, verl, EasyR1 or ms-swift; see ``docs/data.md``. ``text_column`` (or, in rows
+    Rows may have the layout of TRL, verl, EasyR1 or ms-swift; see ``docs/how-to/data.md``. ``text_column`` (or, in rows
     without it, ``messages`` or ``problem``) is a text or a list of chat messages, ``negative_prompt`` the negative
     prompt, and ``image``/``images``/``video``/``videos``/``audio``/``audios`` are the media of the prompt (paths are
     relative to the file's folder and remain paths; ``video`` may be a list of frames). Every other column is passed

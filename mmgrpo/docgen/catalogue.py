@@ -1,25 +1,17 @@
-"""A page per reward from its docstring, and their index.
-
-``python -m mmgrpo.docgen.catalogue docs/rewards.md`` writes them: the index at the end of the page, and the pages of
-the rewards in the folder of the same name.
-"""
+"""A page per reward from its docstring, and their index."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import sys
 import typing
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from mmgrpo.config import RewardConfig
 from mmgrpo.config.registry import REWARDS, names, resolve
 from mmgrpo.docgen.configuration import type_name, value_text
 from mmgrpo.errors import MmgrpoError
-
-MARK = "<!-- From here on generated from the docstrings: python -m mmgrpo.docgen.catalogue docs/rewards.md -->"
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "Answers": (
@@ -57,6 +49,11 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "The digits of the quickstarts": ("examples.digits", "examples.edits", "examples.moving_digits"),
 }
 """Kind of rewards -> modules or packages of ``mmgrpo``."""
+
+PREAMBLE = """# Rewards
+
+`mmgrpo rewards` prints this list, `mmgrpo rewards NAME` a page of it. [Rewards](../../how-to/rewards.md) shows how a
+run combines them, and how to write one."""
 
 OTHER_PACKAGES = "Other packages"
 
@@ -123,32 +120,22 @@ def page_of(name: str) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def page_with_index(page: str) -> str:
-    """A page with a new index after the mark: a table per kind.
-
-    Args:
-        page: the old page; without a mark the index is appended.
-
-    Returns:
-        The page to write.
-    """
-    lines = [page.partition(MARK)[0].rstrip(), "", MARK, "", "## The rewards there are"]
+def rewards_index() -> str:
+    """The index of the project's rewards in Markdown: a table per kind, whose rows link to the pages."""
+    lines = [PREAMBLE]
     for kind, members in by_kind().items():
-        ours = [name for name in members if name in REWARDS]
-        rows = [f"| [`{name}`](rewards/{name}.md) | {summary_of(name).replace('|', chr(92) + '|')} |" for name in ours]
-        lines += ["", f"### {kind}", "", "| name | what it is |", "| --- | --- |", *rows] if rows else []
+        rows = [
+            f"| [`{name}`]({name}.md) | {summary_of(name).replace('|', chr(92) + '|')} |"
+            for name in members
+            if name in REWARDS
+        ]
+        lines += ["", f"## {kind}", "", "| name | score |", "| --- | --- |", *rows] if rows else []
     return "\n".join(lines) + "\n"
 
 
-def write(page: Path) -> None:
-    """Rewrites the index of a page and the page of every reward of the project, in the folder of the same name."""
-    page.write_text(page_with_index(page.read_text()))
-    folder = page.with_suffix("")
-    folder.mkdir(exist_ok=True)
-    for old in folder.glob("*.md"):
-        old.unlink()
-    for name in REWARDS:
-        (folder / f"{name}.md").write_text(page_of(name))
+def reward_pages() -> dict[str, str]:
+    """File name -> Markdown: the index, and the page of every reward of the project."""
+    return {"index.md": rewards_index(), **{f"{name}.md": page_of(name) for name in REWARDS}}
 
 
 def _passages(body: str) -> Iterator[tuple[str, str]]:
@@ -190,7 +177,3 @@ def _marked(text: str) -> str:
     """Single for double backticks, and escaped stars outside of them."""
     pieces = re.split(r"``(.*?)``", text)
     return "".join(f"`{piece}`" if i % 2 else piece.replace("*", r"\*") for i, piece in enumerate(pieces))
-
-
-if __name__ == "__main__":
-    write(Path(sys.argv[1]))

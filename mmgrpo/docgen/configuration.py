@@ -1,12 +1,8 @@
-"""Every key of a configuration, read from the typed models.
-
-``python -m mmgrpo.docgen.configuration > docs/configuration.md`` writes the page.
-"""
+"""Every key of a configuration, read from the typed models."""
 
 from __future__ import annotations
 
 import inspect
-import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,14 +39,12 @@ from mmgrpo.reward import Reward
 
 PREAMBLE = """# Configuration
 
-Generated from the typed models by `python -m mmgrpo.docgen.configuration > docs/configuration.md`.
-
 A configuration is YAML. `include:` merges base files in order, each a path (relative to the file, or to the working
 directory) or a shipped name such as `methods/flow-grpo`; the file itself overrides them, and `a.b=c` on the command
 line overrides both. Mappings merge key by key, but a mapping with another `name` replaces the earlier one; all other
 values are replaced, and `a.b=null` clears a key. A run or a model is merged before the methods of the same `include:`,
 and a list that drops functions of a method raises an error; rewards of a method are added to `rewards`
-([methods](methods.md)). An unknown key is an error that names the nearest one. `use_paper_hparams: true`, or
+([methods](../how-to/methods.md)). An unknown key is an error that names the nearest one. `use_paper_hparams: true`, or
 `use_paper_hparams=true`, applies the published scale of the included methods.
 
 "Named" is a name with its numbers, `{name: clipped, low: 0.2, high: 0.2}`, or the bare name if it takes none; the names
@@ -90,7 +84,7 @@ def configuration_page() -> str:
     """The Markdown page: a table per section of ``RunConfig`` and per registered policy, then the names.
 
     Returns:
-        The text of ``docs/configuration.md``.
+        The text of the page.
     """
     lines = [PREAMBLE, *_section(RunConfig, "", "The run", "top level", {})]
     for name in POLICIES:
@@ -231,7 +225,3 @@ def _plain(value: Any) -> str:
 
 def _summary(function: Callable[..., Any]) -> str:
     return (inspect.getdoc(function) or "").splitlines()[0].replace("``", "`").replace("|", r"\|")
-
-
-if __name__ == "__main__":
-    sys.stdout.write(configuration_page())

@@ -1,4 +1,4 @@
-"""The index of published methods, read from their YAML files: ``python -m mmgrpo.docgen.methods > docs/methods.md``.
+"""The published methods, read from their YAML files: their index, and a page per kind.
 
 A package of others adds its own by an entry point NAME of the group ``mmgrpo.methods`` whose ``module:attribute`` is
 the path of a YAML file: configurations include it as ``methods/NAME``.
@@ -7,7 +7,6 @@ the path of a YAML file: configurations include it as ``methods/NAME``.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,78 +21,10 @@ from mmgrpo.explain.method_settings import shown_value
 
 PREAMBLE = """# Methods
 
-Generated from the YAML files by `python -m mmgrpo.docgen.methods > docs/methods.md`.
-
-A method is a partial configuration that names functions of `mmgrpo.maths` and their numbers. Include it after a model,
-and add prompts and rewards: a recipe is no more than that. `mmgrpo methods --for "entropy collapse"` searches the
-methods by the problem that they solve.
-
-```yaml
-include: [models/sd3.5-medium, methods/flow-grpo]
-prompts: {source: prompts.txt}
-rewards: [{name: jpeg_size}]
-```
-
-The file of a method sets its mechanism and leaves the scale to the run: no batch size, no learning rate, no number of
-steps. The values of the published run are under `paper_hparams:` in the same file. `mmgrpo explain` lists the
-differences of a run from them. `use_paper_hparams: true` in the file that includes the method, or
-`use_paper_hparams=true` on the command line, merges them together with the method: they override the model; the file
-itself and overrides override them.
-`mmgrpo methods NAME` shows the section of a method on this page.
-
-`rewards:` are the rewards of your run. Methods add rewards under `method.rewards` and do not replace yours. `added`
-rewards count in addition to yours. `substitutes` count instead of your verifiers: they are computed from them
-(`of: verifiers`), or without them, and then your verifiers are reported at weight 0. `fallback` rewards are those of
-the paper, for a run without rewards. A verifier is a reward with a weight above 0, except rewards of format and length
-(`format`, `overlong`, ...); `verifier: true` or `false` at a reward overrides that. A reward of the run with the name
-and label of a method's reward overrides its settings one by one,
-`rewards: [{name: exact_match}, {name: rarity, marks: [<A>, <B>]}]`; one with its label and `from_method: NAME` replaces
-it, and keeps its settings where it has none. A live function with its label replaces it too, unless it is the only
-verifier of the run. `mmgrpo explain` lists the rewards of the run and their sources.
-
-`method.needs` lists the requirements of a method (a verifier, rows with images, an environment whose turns carry a
-reward, ...); a run that lacks one raises an error before it starts. A run or a model is merged before the methods of
-the same `include:`, in either order. A list of your file, such as `advantage.estimators`, that drops functions of a
-method raises an error.
-
-## Writing one
-
-Include a file of your own by its path, and one of a package as `methods/NAME`, the name of its entry point in the group
-`mmgrpo.methods`.
-
-```yaml
-method:
-  name: my-method
-  title: My method
-  use_when: Use it when ...           # one sentence; mmgrpo methods --for searches it
-  paper: "2601.00001"                 # arXiv number; omit it if the method is not published
-  kind: surrogates                    # a heading below
-  applies_to: both                    # tokens, denoising, masked or both
-  published_on: Qwen2.5-7B, all weights
-  needs: [verifier]                   # requirements of the run, if any
-  rewards:                            # rewards of the method, if any
-    fallback: [{name: exact_match}]
-    added: [{name: rarity, of: verifiers, marks: [<COT>, <CODE>]}]
-  sources:                            # the source of every key, here and in paper_hparams
-    method.rewards: eq. 2
-    objective.surrogate: eq. 3
-    rollout.group_size: app. B
-    update.lr: app. B
-  deviations: [A difference from the paper, and its reason.]
-  evidence: [A check.]                # a number, the authors' code, a run that trained
-objective:
-  surrogate: {name: clipped, low: 0.2, high: 0.3}
-paper_hparams:
-  rollout: {group_size: 16}
-  update: {lr: 1.0e-6}
-```
-
-Above `paper_hparams:` belong the settings that the paper compares with its baseline at equal cost: functions, bounds,
-the divergence and its weight, sampler, window, shared noise. Settings that depend on the model, the data or the number
-of GPUs belong under `paper_hparams:`.
-`tests/configs` checks every shipped file: each key has a source, and the file merges with every model and trains.
+`mmgrpo methods` prints this list, `mmgrpo methods --for "entropy collapse"` the methods that match, and `mmgrpo methods
+NAME` one of them. Include a method by `include: methods/NAME`; [Methods](../../how-to/methods.md) shows how to use one
+and how to write one. [From TRL](trl.md) maps the options of TRL to these methods.
 """
-
 
 TRL_OPTIONS = (
     ("`epsilon`, `epsilon_high`", "`objective.surrogate: {name: clipped, low: , high: }`; for cispo, high = cap - 1"),
@@ -171,6 +102,11 @@ class MethodRow:
         return OTHERS if self.method.kind is None else KINDS[self.method.kind]
 
     @property
+    def page(self) -> str:
+        """File name of the page of its kind."""
+        return f"{self.method.kind or OTHERS.lower()}.md"
+
+    @property
     def search_text(self) -> str:
         """The texts that a search reads: name, title, kind and ``use_when``."""
         return " ".join([self.method.name, self.method.title, self.heading, self.method.use_when or ""])
@@ -219,23 +155,36 @@ def by_kind(rows: Iterable[MethodRow]) -> dict[str, list[MethodRow]]:
     return {heading: members for heading, members in members_by_heading.items() if members}
 
 
-def methods_page(rows: Iterable[MethodRow]) -> str:
-    """The index as a Markdown page: a table per kind, then each value with its source."""
+def method_pages(rows: Iterable[MethodRow]) -> dict[str, str]:
+    """The methods as Markdown pages: the index, a page per kind with the source of each value, and those from TRL.
+
+    Args:
+        rows: the methods; those of a kind are one page.
+
+    Returns:
+        File name -> Markdown.
+    """
     rows = list(rows)
-    lines = [PREAMBLE, "## The methods there are"]
-    for heading, members in by_kind(rows).items():
+    kinds = {members[0].page: (heading, members) for heading, members in by_kind(rows).items()}
+    pages = {page: _kind_page(heading, members) for page, (heading, members) in kinds.items()}
+    return {"index.md": _index(kinds), **pages, "trl.md": _from_trl(rows)}
+
+
+def _index(kinds: Mapping[str, tuple[str, list[MethodRow]]]) -> str:
+    lines = [PREAMBLE]
+    for page, (heading, members) in kinds.items():
+        lines += ["", f"## [{heading}]({page})", "", "| method | policies | use it when |", "| --- | --- | --- |"]
         lines += [
-            "",
-            f"### {heading}",
-            "",
-            "| include | method | paper | what it is made of |",
-            "| --- | --- | --- | --- |",
-        ]
-        lines += [
-            f"| `{row.include}` | {row.method.title} | {_link(row.method.paper)} | {row.composition} |"
+            f"| [`{row.method.name}`]({page}#{row.method.name}) | "
+            f"{POLICIES[row.method.applies_to].removeprefix('for ')} | "
+            f"{_cell((row.method.use_when or '').removeprefix('Use it when '))} |"
             for row in members
         ]
-    return "\n".join([*lines, *_from_trl(rows), *(line for row in rows for line in _section(row))]) + "\n"
+    return "\n".join(lines) + "\n"
+
+
+def _kind_page(heading: str, rows: Iterable[MethodRow]) -> str:
+    return "\n".join([f"# {heading}", *(line for row in rows for line in _section(row, with_anchor=True))]) + "\n"
 
 
 def method_section(name: str) -> str:
@@ -292,21 +241,21 @@ def _sources(values: Mapping[str, Any], method: MethodConfig) -> Iterator[tuple[
             yield key, shown_value(at(values, key)), source
 
 
-def _from_trl(rows: Iterable[MethodRow]) -> Iterator[str]:
-    yield from ("", "## From TRL", "", "Losses of TRL 1.16.0 by the file that has them; a test compares the two.", "")
-    yield from ("| TRL | include |", "| --- | --- |")
+def _from_trl(rows: Iterable[MethodRow]) -> str:
+    lines = ["# From TRL", "", "Losses of TRL 1.16.0 by the file that has them; a test compares the two.", ""]
+    lines += ["| TRL | include |", "| --- | --- |"]
     for row in rows:
         if row.method.trl:
             options = ", ".join(f"{key}={value!r}" for key, value in row.method.trl.items())
-            yield f"| `{options}` | `{row.include}` |"
-    yield from ("", "Single options:", "", "| TRL | here |", "| --- | --- |")
-    yield from (f"| {theirs} | {ours} |" for theirs, ours in TRL_OPTIONS)
+            lines += [f"| `{options}` | [`{row.include}`]({row.page}#{row.method.name}) |"]
+    lines += ["", "Single options:", "", "| TRL | mmgrpo |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| {theirs} | {ours} |" for theirs, ours in TRL_OPTIONS)]) + "\n"
 
 
-def _section(row: MethodRow) -> Iterator[str]:
+def _section(row: MethodRow, *, with_anchor: bool = False) -> Iterator[str]:
     method = row.method
-    yield from ("", f"## {method.title}", "")
-    yield f"`{row.include}`, {_link(method.paper)}, {POLICIES[method.applies_to]}."
+    yield from ("", f"## {method.title}" + (f" {{#{method.name}}}" if with_anchor else ""), "")
+    yield f"`{row.include}`, {_link(method.paper)}, {POLICIES[method.applies_to]}: {row.composition}."
     if method.use_when:
         yield from ("", method.use_when)
     yield from ("", "```text", *row.formulas, "```", "")
@@ -322,12 +271,12 @@ def _section(row: MethodRow) -> Iterator[str]:
 
 def _values(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
     yield from ("| key | value | source |", "| --- | --- | --- |")
-    yield from (f"| `{key}` | {value} | {source} |" for key, value, source in rows)
+    yield from (f"| `{key}` | {_cell(value)} | {_cell(source)} |" for key, value, source in rows)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", r"\|")
 
 
 def _link(paper: str | None) -> str:
     return f"[arXiv:{paper}](https://arxiv.org/abs/{paper})" if paper else "not published"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(methods_page(_shipped_rows()))

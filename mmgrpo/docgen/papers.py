@@ -1,11 +1,10 @@
-"""The surveyed papers and their state: ``python -m mmgrpo.docgen.papers > docs/papers.md``.
+"""The surveyed papers and their state.
 
 ``configs/papers.jsonl`` has a line per paper. A paper has a file if a file has its name or its arXiv number.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -82,13 +81,12 @@ GROUPS: Mapping[str, tuple[str, str | None]] = {
 
 PREAMBLE = """# Papers
 
-Generated from `configs/papers.jsonl` and the YAML files by `python -m mmgrpo.docgen.papers > docs/papers.md`. On the
-command line: `mmgrpo methods --papers`, or `mmgrpo methods --paper ID` for one paper.
+`mmgrpo methods --papers` prints this list, `mmgrpo methods --paper ID` a paper of it.
 
-A paper with a *file* is implemented by that file; [methods](methods.md) has the source of each value and the
+A paper with a *file* is implemented by that file; [methods](methods/index.md) has the source of each value and the
 deviations. A *setting* needs no file: the row has the settings, and the parts that they do not cover. The row of an
-*open* paper has its contribution: if every group that it needs has a configuration key, the paper needs a function, a
-line in a registry and a YAML ([extending](extending.md)); otherwise the engine does not support it yet. Core papers are
+*open* paper has its contribution: if every group that it needs has a configuration key, the paper needs a function
+and a YAML ([extending](../how-to/extending.md)); otherwise the engine does not support it yet. Core papers are
 objectives and rollouts, recipes are data, rewards and stages, extensions are further from GRPO.
 
 A new file completes the row of its paper if it has its name, or its arXiv number if the row has one. The state in the
@@ -364,9 +362,3 @@ def _title_link(paper: Paper) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    OWN = [method for method in method_index() if method.include.startswith("methods/")]
-    PAPERS = paper_index(OWN)
-    sys.stdout.write(papers_page(PAPERS, unlisted(PAPERS, OWN)))

@@ -203,7 +203,7 @@ def first_step_note(line: Mapping[str, Any]) -> str | None:
         if key.startswith(("credit/", "reward/")) and key.endswith(CHANGED_FRAC) and not value
     ]
     names = ", ".join(key.removesuffix(f"/{CHANGED_FRAC}") for key in keys)
-    return f"no decision is changed by {names} in the first step: docs/watchdog.md" if keys else None
+    return f"no decision is changed by {names} in the first step: docs/how-to/watchdog.md" if keys else None
 
 
 def _training_reward(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -49,7 +49,7 @@ class CodeTests:
     for each, and must write the output, ignoring whitespace at the ends of lines, and exit with status 0. With asserts
     the program runs in one sandbox and the tests in another, which calls it: the program can access neither expected
     values nor results, and its ``==`` is never used. Both run without network and with limits; if that is not possible,
-    nothing runs: see ``docs/sandbox.md``.
+    nothing runs: see ``docs/how-to/sandbox.md``.
 
     Settings: ``extract`` is ``fenced`` (the last code block), ``tag`` or ``none`` (everything after the thought);
     ``score`` is ``all`` or ``share``; ``wrong`` is the score of an answer without code; ``time_s`` per run, with

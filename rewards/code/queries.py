@@ -33,7 +33,7 @@ class SqlExecution:
     The database is the file ``database``, where ``{column}`` is replaced by a column of the row, such as
     ``dev_databases/{db_id}/{db_id}.sqlite``; without it an in-memory database is created by the script in column
     ``schema``. Both queries must be single read-only statements. They run in a sandbox without network and with limits;
-    if that is not possible, nothing runs: see ``docs/sandbox.md``.
+    if that is not possible, nothing runs: see ``docs/how-to/sandbox.md``.
 
     Settings: ``measure`` is ``rows``, or ``columns`` (Jaccard index of the columns that both queries read) or ``runs``
     (1 if the query executes); ``compare`` the rows as a ``set`` (BIRD's execution accuracy), a ``multiset`` or a

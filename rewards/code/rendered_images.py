@@ -29,9 +29,9 @@ class Rendered:
     """Reward: an inner reward on the image that the code of the answer renders.
 
     The code is written to ``file`` in an empty folder; ``command`` runs there in a sandbox without network and with
-    limits, or not at all (``docs/sandbox.md``), and must write an image (PNG, JPEG, GIF, BMP or WebP, of at most 4,096
-    pixels a side) to its standard output. ``of`` scores that image, with the prompt of the sample. Code that cannot be
-    rendered, or renders a single color, scores ``wrong``.
+    limits, or not at all (``docs/how-to/sandbox.md``), and must write an image (PNG, JPEG, GIF, BMP or WebP, of at most
+    4,096 pixels a side) to its standard output. ``of`` scores that image, with the prompt of the sample. Code that
+    cannot be rendered, or renders a single color, scores ``wrong``.
 
     Example: ``{name: rendered, of: {name: brightness}, command: [rsvg-convert, a.svg], file: a.svg}``.
     Settings: ``paths`` and ``extract`` as in ``command``.

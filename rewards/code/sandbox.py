@@ -1,6 +1,6 @@
 """Runs code of a model in a separate process, without network and with limits; if that is not possible, nothing runs.
 
-The isolation is described in ``docs/sandbox.md``.
+The isolation is described in ``docs/how-to/sandbox.md``.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class _Launched:
         if "refused" in result:
             raise RewardError(
                 f"code that a model wrote cannot be run within limits here, so it is not run: {result['refused']}. "
-                f"The requirements are listed in docs/sandbox.md."
+                f"The requirements are listed in docs/how-to/sandbox.md."
             )
         how: Ending = "exited" if result["signal"] is None else "killed"
         return Outcome(

@@ -30,7 +30,8 @@ class Command:
     For example Lean, Isabelle, a Verilog simulator or a compiler: the code of the answer is written to ``file`` in an
     empty folder, unchanged or inserted into ``template``, where ``{answer}`` is replaced by it and ``{column}`` by
     columns of the row; ``files`` maps names of further files, such as a test bench, to columns. Then ``command`` runs
-    there in a sandbox without network and with limits; if that is not possible, nothing runs: see ``docs/sandbox.md``.
+    there in a sandbox without network and with limits; if that is not possible, nothing runs: see
+    ``docs/how-to/sandbox.md``.
 
     Example: ``{name: command, command: [lean, a.lean], file: a.lean, paths: [/opt/lean], forbid: '\bsorry\b'}``.
     Settings: ``paths`` are files and folders that the command may read, besides ``/usr``, ``/bin`` and ``/lib``, such

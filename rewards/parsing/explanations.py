@@ -1,4 +1,4 @@
-"""Explanations of scores, with the keys that reports display; see "Explanations" in ``docs/rewards.md``."""
+"""Explanations of scores, with the keys that reports display; see "Explanations" in ``docs/how-to/rewards.md``."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ OUTSIDERS_EXACT = 126  # of the 182 that outsiders built
 @pytest.mark.nightly  # imports every pipeline that there is; what is installed changes seldom
 def test_the_table_has_every_class_of_the_installed_library() -> None:
     listed, exported = set(read_page()), set(assembly.pipeline_classes())
-    assert not exported - listed, "new: python -m tests.breadth.denoising NAME... > docs/breadth-denoising.md"
+    assert not exported - listed, "new: python -m tests.breadth.denoising NAME... > docs/design/breadth-denoising.md"
     assert not listed - exported, "no longer exported: generate the table again"
 
 

@@ -1,4 +1,4 @@
-"""The policy of ``docs/design.md``: four letters, each from a table of its own, all as likely at the start."""
+"""The policy of ``docs/design/design.md``: four letters, each from a table of its own, all as likely at the start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from mmgrpo.config.loading import CONFIGS
 
-PAGE = CONFIGS.resolve().parent / "docs" / "design.md"
+PAGE = CONFIGS.resolve().parent / "docs" / "design/design.md"
 
 
 def letters() -> Any:

@@ -61,7 +61,7 @@ def test_methods_for_tokens_train(method: str, tmp_path: Path) -> None:
 def test_the_policy_of_the_page() -> None:
     model, tokenizer, autoencoder = make("llamagen")
     own = OWN["llamagen"]
-    policy = shown("image-tokens.md")["drawer_of"](copy.deepcopy(model), tokenizer, autoencoder)
+    policy = shown("how-to/image-tokens.md")["drawer_of"](copy.deepcopy(model), tokenizer, autoencoder)
     assert (policy.settings.begin, policy.settings.grid) == (own["begin"], own["grid"])
     rollout = policy.rollout(PROMPTS, group_size=1, seed=0)
     assert [sample.image.size for sample in rollout.samples if sample.image] == [(8, 6)] * 2

@@ -20,7 +20,7 @@ from tests.policies.families import families
 from tests.policies.tiny_language import picture, policy_of
 from tests.tiny.language_models import NAMES, make
 
-DOCS = Path(__file__).parents[2] / "docs/language.md"
+DOCS = Path(__file__).parents[2] / "docs/how-to/language.md"
 KINDS = ("image", "video", "audio")
 AUDIO = ("qwen2-audio",)
 FAMILIES = [*families("language", NAMES), *(pytest.param(name, marks=pytest.mark.nightly) for name in AUDIO)]
@@ -29,7 +29,7 @@ MEDIA: dict[str, Any] = {"image": picture(32, 32), "video": [picture(32, 32, n) 
 
 
 def documented() -> dict[str, tuple[str, ...]]:
-    """By family, what the table of docs/language.md says of images, videos and audio."""
+    """By family, what the table of docs/how-to/language.md says of images, videos and audio."""
     _, _, section = DOCS.read_text().partition("## Media by model family")
     rows = re.findall(r"^\| `(\S+)` \| (\w+) \| (\w+) \| (\w+) \|$", section, flags=re.M)
     return {name: tuple(cells) for name, *cells in rows}

@@ -124,7 +124,7 @@ def test_where_a_limit_cannot_be_set_nothing_is_run() -> None:
 
 
 def test_what_cannot_be_started_is_said() -> None:
-    with pytest.raises(RewardError, match=r"not run: /nowhere/lean: .*No such file.*docs/sandbox.md"):
+    with pytest.raises(RewardError, match=r"not run: /nowhere/lean: .*No such file.*docs/how-to/sandbox.md"):
         run(Program(command=("/nowhere/lean",)))
     with pytest.raises(ConfigError, match="needs time_s > 0, got 0"):
         SandboxLimits(time_s=0)

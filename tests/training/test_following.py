@@ -221,7 +221,7 @@ def test_the_requests_and_their_literal_rewritings() -> None:
 
 
 def test_what_the_page_says_of_a_paper_is_a_configuration() -> None:
-    page = (CONFIGS.resolve().parent / "docs" / "mixed-runs.md").read_text()
+    page = (CONFIGS.resolve().parent / "docs" / "how-to/mixed-runs.md").read_text()
     (shown,) = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(rewriter:.*?)```", page, re.DOTALL)]
     tasks = tasks_of(validated({"tasks": shown}))
     assert tasks["painter"].rollout.prompts_per_step == tasks["rewriter"].rollout.prompts_per_step

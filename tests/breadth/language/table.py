@@ -16,7 +16,7 @@ import transformers
 from tests.breadth.language.families import HEARING, MAPPINGS, SEEING, TRANSLATING, WRITING, Family, families, untried
 from tests.breadth.language.outcome import GRADIENT, PLAIN, REFUSED, SHARED, SINGLE, VALUE, WRONG, Outcome, outcome
 
-PAGE = Path(__file__).parents[3] / "docs" / "breadth-language.md"
+PAGE = Path(__file__).parents[3] / "docs" / "design/breadth-language.md"
 COMMAND = "python -m tests.breadth.language.table"
 SAID = 240
 VERDICTS = (SHARED, SINGLE, PLAIN, REFUSED, WRONG)
@@ -36,7 +36,7 @@ log-probabilities are those of the model called plainly, one row at a time (to {
 with changed weights; so is the gradient of all that is trained (to {GRADIENT:g} of its norm); and the likeliest
 completion is what the model's own `generate` writes.
 Exact is a family that passes all of it, in every variant. Which way it goes is chosen by the policy's own check, see
-[language.md](language.md). Refused is a family before anything is drawn, with the reason given.
+[language.md](../how-to/language.md). Refused is a family before anything is drawn, with the reason given.
 
 """
 

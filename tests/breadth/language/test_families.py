@@ -1,4 +1,4 @@
-"""Behind every row of docs/breadth-language.md a test; a handful of them each time, all by night."""
+"""Behind every row of docs/design/breadth-language.md a test; a handful of them each time, all by night."""
 
 from __future__ import annotations
 
