@@ -78,7 +78,13 @@ def most_efficient(*, count: int, by: str = "length") -> Filter:
     Source: GFPO, arXiv:2508.09726. There the kept are also compared among themselves alone: the estimator
         ``among_most_efficient`` does that.
     """
-    return Filter(keep=partial(most_efficient_B, count=require_positive(count), measure=measure_of(by)), keeps=count)
+    require_measured(count, by)
+    return Filter(keep=partial(_most_efficient, count=count, by=by), keeps=count)
+
+
+def _most_efficient(feedback: Feedback, advantage_BT: Tensor, *, count: int, by: str) -> Tensor:
+    del advantage_BT
+    return most_efficient_B(feedback, count=count, by=by)
 
 
 @FILTERS.register
@@ -103,11 +109,9 @@ def _each_decision_once(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     return tree.mask_BT & (tree.laid(first_M) == row_BT)
 
 
-def most_efficient_B(
-    feedback: Feedback, advantage_BT: Tensor, *, count: int, measure: Callable[[Feedback], Tensor]
-) -> Tensor:
-    del advantage_BT
-    value_B = measure(feedback)
+def most_efficient_B(feedback: Feedback, *, count: int, by: str) -> Tensor:
+    """The ``count`` members of each group that are highest by one of ``MEASURES``. Shapes: -> bool (B,)."""
+    value_B = MEASURES[by](feedback)
     keep_B = torch.zeros_like(feedback.valid_B)
     for rows in members(feedback):
         keep_B[rows[descending_order(value_B[rows])[:count]]] = True
@@ -123,14 +127,11 @@ MEASURES: Mapping[str, Callable[[Feedback], Tensor]] = MappingProxyType(
 """What ``most_efficient`` goes by, the highest first."""
 
 
-def standardised_among(
-    feedback: Feedback, advantage_BT: Tensor, *, keep: Callable[[Feedback, Tensor], Tensor], eps: float
-) -> Tensor:
+def standardised_among(feedback: Feedback, advantage_BT: Tensor, keep_B: Tensor, *, eps: float) -> Tensor:
     """Rewards standardised over the members of each group that are kept; 0 for the others, and where all are equal.
 
-    Shapes: (B, T) -> (B, T).
+    Shapes: (B, T), bool (B,) -> (B, T).
     """
-    keep_B = keep(feedback, advantage_BT)
     advantage_B = torch.zeros_like(feedback.reward_B)
     for rows in members(feedback):
         kept_rows = rows[keep_B[rows]]
@@ -168,7 +169,8 @@ def require_positive(count: int) -> int:
     return count
 
 
-def measure_of(by: str) -> Callable[[Feedback], Tensor]:
+def require_measured(count: int, by: str) -> None:
+    """Raises ConfigError for less than one member, UnknownNameError for a measure that is none of ``MEASURES``."""
+    require_positive(count)
     if by not in MEASURES:
         raise UnknownNameError(f"unknown measure {by!r}; choose from {', '.join(MEASURES)}")
-    return MEASURES[by]

@@ -9,13 +9,11 @@ Axes: B samples, T decisions, S scopes of a sample, P groups, G size of the larg
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.advantages import group_advantage
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback, Scoped
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback, Scoped
 from mmgrpo.maths.group_stats import Groups
 from mmgrpo.system.lazy import torch
 
@@ -24,7 +22,8 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def scoped(*, reward: str, weight: float = 1.0, eps: float = 1e-4) -> Estimator:
+@estimator(parts=lambda reward: (reward,))
+def scoped(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float = 1.0, eps: float = 1e-4) -> Tensor:
     """Each part against the same part of the group's other samples.
 
     A_t <- A_t + weight z(scope of t), z = (v - mean) / (std + eps) over the group's values of that scope number, sample
@@ -33,22 +32,30 @@ def scoped(*, reward: str, weight: float = 1.0, eps: float = 1e-4) -> Estimator:
     Units: weight is advantage per standard deviation.
     Source: EviSRAG, arXiv:2510.09733, whose rewards are each standardised and laid on their own spans.
     """
-    return from_parts(reward, weight, partial(by_scope, eps=eps))
+    scores = feedback.scopes(reward)
+    score_BS = standardised_BS(scores.value_BS.double(), scores.valid_BS, feedback.groups, eps)
+    return with_parts(advantage_BT, scores, score_BS, weight)
 
 
 @ESTIMATORS.register
-def process_returns(*, reward: str, weight: float = 1.0) -> Estimator:
+@estimator(parts=lambda reward: (reward,))
+def process_returns(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float = 1.0) -> Tensor:
     """Step rewards summed from each step to the end, as they are.
 
     A_t <- A_t + weight sum_{j >= step of t} v_j: values 1, 0, 1 give 2, 1, 1.
 
     Units: weight is advantage per reward.   Source: REINFORCE with rewards to go, Williams 1992.
     """
-    return from_parts(reward, weight, _returns)
+    scores = feedback.scopes(reward)
+    return_BS = to_end(scores.value_BS.double().where(scores.valid_BS, 0.0))
+    return with_parts(advantage_BT, scores, return_BS, weight)
 
 
 @ESTIMATORS.register
-def segment_differences(*, reward: str, weight: float = 1.0, below: float = 1.0) -> Estimator:
+@estimator(parts=lambda reward: (reward,))
+def segment_differences(
+    feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float = 1.0, below: float = 1.0
+) -> Tensor:
     """What each segment changed in the value of where it begins, the sample's reward being the value of its end.
 
     A_t <- A_t + weight (V(next segment's start) - V(this one's start)), on decisions of an old probability below
@@ -58,32 +65,6 @@ def segment_differences(*, reward: str, weight: float = 1.0, below: float = 1.0)
     Units: weight is advantage per reward; below is a probability (0.9), 1 for all decisions.
     Source: SPO, arXiv:2505.23564, and its code (AIFrameResearch/SPO): V by rollouts from each cut point.
     """
-    return Estimator(assign=partial(_segments, reward=reward, weight=weight, below=below), parts=(reward,))
-
-
-Values = Callable[[Scoped, Groups], "Tensor"]
-
-
-def from_parts(reward: str, weight: float, of: Values) -> Estimator:
-    return Estimator(assign=partial(_scoped_credit, reward=reward, weight=weight, of=of), parts=(reward,))
-
-
-def _scoped_credit(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float, of: Values) -> Tensor:
-    scoped = feedback.scopes(reward)
-    value_BS = of(scoped, feedback.groups).where(scoped.valid_BS, 0.0)
-    return advantage_BT + weight * scoped.laid(value_BS).to(advantage_BT)
-
-
-def by_scope(scoped: Scoped, groups: Groups, *, eps: float) -> Tensor:
-    return standardised_BS(scoped.value_BS.double(), scoped.valid_BS, groups, eps)
-
-
-def _returns(scoped: Scoped, groups: Groups) -> Tensor:
-    del groups
-    return to_end(scoped.value_BS.double().where(scoped.valid_BS, 0.0))
-
-
-def _segments(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float, below: float) -> Tensor:
     scoped = feedback.scopes(reward)
     S = scoped.value_BS.shape[1]
     number_BT = scoped.scope_BT.where(feedback.mask_BT, -1)
@@ -96,6 +77,14 @@ def _segments(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: 
     change_BS = (after_BS - scoped.value_BS).where(valid_BS, 0.0)
     unlikely_BT = feedback.old_logprob_BT.exp() < below if below < 1 else torch.ones_like(feedback.mask_BT)
     return advantage_BT + weight * scoped.laid(change_BS).where(unlikely_BT, 0.0).to(advantage_BT)
+
+
+def with_parts(advantage_BT: Tensor, scores: Scoped, value_BS: Tensor, weight: float) -> Tensor:
+    """The advantage, plus the weight times the scope's value on the decisions of each scope that has a score.
+
+    Shapes: (B, T), (B, S) -> (B, T).
+    """
+    return advantage_BT + weight * scores.laid(value_BS.where(scores.valid_BS, 0.0)).to(advantage_BT)
 
 
 def standardised_BS(value_BS: Tensor, valid_BS: Tensor, groups: Groups, eps: float) -> Tensor:

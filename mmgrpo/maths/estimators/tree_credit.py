@@ -10,12 +10,11 @@ Axes: B samples, T decisions, M nodes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.forest import Forest, drawn_states, forest
 from mmgrpo.system.lazy import torch
 
@@ -25,8 +24,17 @@ if TYPE_CHECKING:
     NodeValue = Callable[[Forest, Tensor, Tensor], Tensor]
 
 
+def node_value(mean_of: str) -> NodeValue:
+    """Values of the nodes of a forest. Raises ConfigError unless it is the mean of ``leaves`` or ``children``."""
+    means = {"leaves": Forest.below, "children": Forest.expected}
+    if mean_of not in means:
+        raise ConfigError(f"the value of a node is the mean of its leaves or its children, not of {mean_of!r}")
+    return means[mean_of]
+
+
 @ESTIMATORS.register
-def temporal_difference(*, mean_of: str = "leaves") -> Estimator:
+@estimator(check=node_value)
+def temporal_difference(feedback: Feedback, advantage_BT: Tensor, *, mean_of: str = "leaves") -> Tensor:
     """What a decision changed in the mean reward of the leaves below, or of the ``children``, as ``siblings`` has it.
 
     A = V(node it led to) - V(node it was taken in). Along a sample they sum to r - V(prompt).
@@ -36,18 +44,15 @@ def temporal_difference(*, mean_of: str = "leaves") -> Estimator:
     Source: VinePPO, arXiv:2410.01679; SPO's segment advantage, arXiv:2505.23564, where only the segments' first
         states branch: its code (AIFrameResearch/SPO) takes the mean of the children.
     """
-    return Estimator(assign=partial(_temporal_difference, value=node_value(mean_of)))
-
-
-def _temporal_difference(feedback: Feedback, advantage_BT: Tensor, *, value: NodeValue) -> Tensor:
     tree = forest_of(feedback)
-    value_M = value(tree, feedback.reward_B, feedback.valid_B)
+    value_M = node_value(mean_of)(tree, feedback.reward_B, feedback.valid_B)
     change_M = value_M - value_M[tree.parent_M]
     return tree.laid(change_M.nan_to_num(nan=0.0)).to(advantage_BT)
 
 
 @ESTIMATORS.register
-def along_segments() -> Estimator:
+@estimator()
+def along_segments(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     """Decisions between two places where branches part take the advantage of the first of them.
 
     A_t <- A_s, s the last decision at or before t that others took otherwise, or the sample's first.
@@ -55,10 +60,6 @@ def along_segments() -> Estimator:
     Units: those of the advantage.
     Source: SPO, arXiv:2505.23564, whose segments' tokens share an advantage; TreeRPO, arXiv:2506.05183, its steps.
     """
-    return Estimator(assign=_along_segments)
-
-
-def _along_segments(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     tree = forest_of(feedback)
     column_BT = torch.arange(tree.mask_BT.shape[1]).expand_as(tree.mask_BT)
     begins_BT = tree.mask_BT & tree.parts()[tree.to_BT] if len(tree.depth_M) else tree.mask_BT
@@ -66,8 +67,14 @@ def _along_segments(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     return advantage_BT.gather(1, first_BT).where(tree.mask_BT, 0.0)
 
 
+def _check_prune_depths(depths: Sequence[int]) -> None:
+    if not depths or min(depths) < 1:
+        raise ConfigError(f"depths are those of nodes that decisions lead to, from 1 on; got {list(depths)}")
+
+
 @ESTIMATORS.register
-def prune_depths(*, depths: Sequence[int]) -> Estimator:
+@estimator(check=_check_prune_depths)
+def prune_depths(feedback: Feedback, advantage_BT: Tensor, *, depths: Sequence[int]) -> Tensor:
     """Decisions that lead to nodes of these depths earn nothing, and take no forward in the update.
 
     A_t <- 0 where the depth of the node is among ``depths``; 1 is that of the nodes that first decisions lead to.
@@ -76,19 +83,19 @@ def prune_depths(*, depths: Sequence[int]) -> Estimator:
     Raises: ConfigError for a depth below 1.
     Source: BranchGRPO's code, ``depth_pruning``. Deviation: its means leave out what is pruned, here it is a zero.
     """
-    if not depths or min(depths) < 1:
-        raise ConfigError(f"depths are those of nodes that decisions lead to, from 1 on; got {list(depths)}")
-    return Estimator(assign=partial(_prune_depths, depths=tuple(depths)))
-
-
-def _prune_depths(feedback: Feedback, advantage_BT: Tensor, *, depths: tuple[int, ...]) -> Tensor:
     tree = forest_of(feedback)
     pruned_BT = torch.isin(tree.laid(tree.depth_M), torch.tensor(depths))
     return advantage_BT.where(~pruned_BT, 0.0)
 
 
+def _check_prune_width(share: float) -> None:
+    if not 0 < share <= 1:
+        raise ConfigError(f"prune_width keeps a share above 0 and at most 1, got {share}")
+
+
 @ESTIMATORS.register
-def prune_width(*, share: float = 0.5) -> Estimator:
+@estimator(check=_check_prune_width)
+def prune_width(feedback: Feedback, advantage_BT: Tensor, *, share: float = 0.5) -> Tensor:
     """Below the last split of a sample, the best and the worst samples of its group alone earn anything.
 
     A_t <- 0 there but for the k // 2 best and k - k // 2 worst rewards, k = max(2, floor(share n)), n those of a group.
@@ -100,12 +107,6 @@ def prune_width(*, share: float = 0.5) -> Estimator:
     Source: BranchGRPO's code, ``width_pruning_mode`` 2. Deviations: within a group instead of a process's trees; its
         means leave out what is pruned, here it is a zero.
     """
-    if not 0 < share <= 1:
-        raise ConfigError(f"prune_width keeps a share above 0 and at most 1, got {share}")
-    return Estimator(assign=partial(_prune_width, share=share))
-
-
-def _prune_width(feedback: Feedback, advantage_BT: Tensor, *, share: float) -> Tensor:
     tree, groups = forest_of(feedback), feedback.groups
     valid_PG = groups.valid(feedback.valid_B)
     reward_PG = groups.matrix(feedback.reward_B).where(valid_PG, -torch.inf)
@@ -125,13 +126,6 @@ def forest_of(feedback: Feedback) -> Forest:
     sampled_by_BT = feedback.sampled_by_BT
     states_BT = feedback.state_BT if sampled_by_BT is None else drawn_states(sampled_by_BT)
     return forest(states_BT, feedback.mask_BT, feedback.group_B)
-
-
-def node_value(mean_of: str) -> NodeValue:
-    means = {"leaves": Forest.below, "children": Forest.expected}
-    if mean_of not in means:
-        raise ConfigError(f"the value of a node is the mean of its leaves or its children, not of {mean_of!r}")
-    return means[mean_of]
 
 
 def node_pairs(one_M: Tensor, other_M: Tensor) -> Tensor:

@@ -5,13 +5,12 @@ Axes: B samples, T decisions.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.critics import generalised_advantage
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.origins import DRAWN
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import REFERENCE, VALUE, Value, of_view
@@ -21,7 +20,16 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def gae(*, gamma: float = 1.0, decay: float = 0.95, value: str = VALUE.name, view: str | None = None) -> Estimator:
+@estimator(values=lambda value, view: (Value(value, view),))
+def gae(
+    feedback: Feedback,
+    advantage_BT: Tensor,
+    *,
+    gamma: float = 1.0,
+    decay: float = 0.95,
+    value: str = VALUE.name,
+    view: str | None = None,
+) -> Tensor:
     """Generalised advantages of a learned value, the sample's reward coming with its last decision.
 
     delta_t = r_t + gamma V_{t+1} - V_t;   A_t = delta_t + gamma decay A_{t+1}, over kept decisions, 0 after the last.
@@ -30,18 +38,19 @@ def gae(*, gamma: float = 1.0, decay: float = 0.95, value: str = VALUE.name, vie
     Units: those of the reward; gamma and decay are dimensionless (1 and 0.95).
     Source: GAE, arXiv:1506.02438, eq. 16.
     """
-    source = Value(value, view)
-    return Estimator(assign=partial(gae_BT, gamma=gamma, decay=decay, value=source), values=(source,))
+    return gae_BT(feedback, advantage_BT, gamma=gamma, decay=decay, value=Value(value, view))
 
 
 def gae_BT(feedback: Feedback, advantage_BT: Tensor, *, gamma: float, decay: float, value: Value) -> Tensor:
+    """Generalised advantages of a value. Shapes: (B, T) -> (B, T)."""
     reward_B = feedback.reward_B.where(feedback.valid_B, 0.0)
     found_BT = generalised_advantage(feedback[value], reward_B, feedback.mask_BT, gamma=gamma, decay=decay)
     return found_BT.where(feedback.valid_B[:, None], 0.0).to(advantage_BT)
 
 
 @ESTIMATORS.register
-def whitened(*, eps: float = 1e-8) -> Estimator:
+@estimator()
+def whitened(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8) -> Tensor:
     """Advantages standardised over all decisions of the job's drawn samples that a reward applied to.
 
     A <- (A - mean_N A) / sqrt(var_N A + eps), sample variance, over their kept decisions of the step; of fewer than two
@@ -50,10 +59,6 @@ def whitened(*, eps: float = 1e-8) -> Estimator:
     Units: any -> standard deviations; eps in the square of the advantage's units.
     Source: verl, torch_functional.py, ``masked_whiten``, in which fewer than two decisions are an error.
     """
-    return Estimator(assign=partial(_whitened, eps=eps))
-
-
-def _whitened(feedback: Feedback, advantage_BT: Tensor, *, eps: float) -> Tensor:
     return standardise(feedback, advantage_BT, feedback.mask_BT & is_sampled_B(feedback)[:, None], eps)
 
 
@@ -67,9 +72,19 @@ def standardise(feedback: Feedback, advantage_BT: Tensor, keep_BT: Tensor, eps: 
 
 
 @ESTIMATORS.register
+@estimator(
+    values=lambda view, base, scale: (of_view(view),) if scale == 1 else (of_view(view), of_view(base)), unscored=True
+)
 def log_ratio(
-    *, view: str, base: str = REFERENCE, scale: float = 1.0, weight: float = 1.0, keep: float = 1.0
-) -> Estimator:
+    feedback: Feedback,
+    advantage_BT: Tensor,
+    *,
+    view: str,
+    base: str = REFERENCE,
+    scale: float = 1.0,
+    weight: float = 1.0,
+    keep: float = 1.0,
+) -> Tensor:
     """How much likelier another policy finds a decision than a base does, less how much likelier this one found it.
 
     A_t <- keep A_t + weight (scale (logprob_view - logprob_base) - (old_logprob - logprob_base)). At scale 1 it is
@@ -79,21 +94,19 @@ def log_ratio(
     Units: nats times weight; scale (1.25) and keep are dimensionless.
     Source: G-OPD, arXiv:2602.12125, and its code (RUCBM/G-OPD, ``dp_actor.py``), where keep is 0.
     """
-    teacher, ground = of_view(view), of_view(base)
-    values = (teacher,) if scale == 1 else (teacher, ground)
-
-    def assign(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
-        reward_BT, mask_BT = feedback[teacher] - feedback.old_logprob_BT, feedback.seen(view)
-        if scale != 1:
-            reward_BT = reward_BT + (scale - 1) * (feedback[teacher] - feedback[ground])
-            mask_BT = mask_BT & feedback.seen(base)
-        return keep * advantage_BT + weight * reward_BT.where(mask_BT, 0.0).to(advantage_BT)
-
-    return Estimator(assign=assign, values=values, unscored=True)
+    teacher_BT, mask_BT = feedback[of_view(view)], feedback.seen(view)
+    reward_BT = teacher_BT - feedback.old_logprob_BT
+    if scale != 1:
+        reward_BT = reward_BT + (scale - 1) * (teacher_BT - feedback[of_view(base)])
+        mask_BT = mask_BT & feedback.seen(base)
+    return keep * advantage_BT + weight * reward_BT.where(mask_BT, 0.0).to(advantage_BT)
 
 
 @ESTIMATORS.register
-def column_weight(*, column: str, at_zero: float = 0.0, at_one: float = 1.0) -> Estimator:
+@estimator(columns=lambda column: (column,))
+def column_weight(
+    feedback: Feedback, advantage_BT: Tensor, *, column: str, at_zero: float = 0.0, at_one: float = 1.0
+) -> Tensor:
     """The advantage by a number of the data row: what its prompt weighs in the run.
 
     A <- A (at_zero + (at_one - at_zero) column); without the two it is times the column itself.
@@ -102,16 +115,13 @@ def column_weight(*, column: str, at_zero: float = 0.0, at_one: float = 1.0) -> 
     Source: a prompt's difficulty in DR-IRL, arXiv:2503.18991; its rank, turned over half way, in Re-Schedule,
         arXiv:2510.24832.
     """
-
-    def assign(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
-        weight_B = at_zero + (at_one - at_zero) * feedback.column(column)
-        return advantage_BT * weight_B[:, None].to(advantage_BT)
-
-    return Estimator(assign=assign, columns=(column,))
+    weight_B = at_zero + (at_one - at_zero) * feedback.column(column)
+    return advantage_BT * weight_B[:, None].to(advantage_BT)
 
 
 @ESTIMATORS.register
-def drawn_baseline() -> Estimator:
+@estimator()
+def drawn_baseline(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     """Every member of a group against those that the policy drew at this step.
 
     A = r - mean r of the group's drawn members; 0 in groups without one. Read rows (replayed, given, refined) take part
@@ -121,10 +131,6 @@ def drawn_baseline() -> Estimator:
     Source: none; Critique-GRPO's code (zhangxy-2019/critique-GRPO) compares with the whole group, its refinements
         included, as the scales of ``advantage.scale`` do.
     """
-    return Estimator(assign=_sampled_baseline)
-
-
-def _sampled_baseline(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     groups = feedback.groups
     sampled_PG, valid_PG = groups.valid(is_sampled_B(feedback)), groups.valid(feedback.valid_B)
     reward_PG = groups.matrix(feedback.reward_B)
@@ -143,8 +149,14 @@ def is_sampled_B(feedback: Feedback) -> Tensor:
     return feedback.valid_B if feedback.origin_B is None else feedback.valid_B & (feedback.origin_B == DRAWN)
 
 
+def _check_within_divergence(limit: float) -> None:
+    if not limit > 0:
+        raise ConfigError(f"within_divergence needs a limit above 0, got {limit}")
+
+
 @ESTIMATORS.register
-def within_divergence(*, view: str = REFERENCE, limit: float) -> Estimator:
+@estimator(values=lambda view: (of_view(view),), check=_check_within_divergence)
+def within_divergence(feedback: Feedback, advantage_BT: Tensor, *, view: str = REFERENCE, limit: float) -> Tensor:
     """Less of the advantage the further a sample has gone from a view, none from a limit on; less the step's mean.
 
     x_i = A_i max(1 - d_i / limit, 0), d_i = sum_t (old_logprob - logprob_view) over the kept decisions that have the
@@ -153,12 +165,6 @@ def within_divergence(*, view: str = REFERENCE, limit: float) -> Estimator:
     Units: limit in nats per sample.   Raises: ConfigError for a limit that is not above 0.
     Source: CGPO, arXiv:2409.20370, eq. 11 and 12, with the reward as the advantage.
     """
-    if not limit > 0:
-        raise ConfigError(f"within_divergence needs a limit above 0, got {limit}")
-    return Estimator(assign=partial(_within, view=view, limit=limit), values=(of_view(view),))
-
-
-def _within(feedback: Feedback, advantage_BT: Tensor, *, view: str, limit: float) -> Tensor:
     apart_BT = (feedback.old_logprob_BT - feedback[of_view(view)]).where(feedback.seen(view), 0.0)
     held_BT = advantage_BT.double() * (1 - apart_BT.double().sum(1, keepdim=True) / limit).clamp(min=0)
     counts_B = feedback.valid_B & (feedback.length_B > 0)
@@ -169,7 +175,8 @@ def _within(feedback: Feedback, advantage_BT: Tensor, *, view: str, limit: float
 
 
 @ESTIMATORS.register
-def imitated(*, reward: str, weight: float = 1.0) -> Estimator:
+@estimator()
+def imitated(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float = 1.0) -> Tensor:
     """Rows that a single reward applies to are a mean of their own beside the others, weighed by what it says of them.
 
     A = weight v n / sum v on these rows, v what the reward says of each and n how many others the job trains; the
@@ -181,10 +188,6 @@ def imitated(*, reward: str, weight: float = 1.0) -> Estimator:
     Source: what the policy wrote and what proved of use is learnt by its likelihood beside GRPO: MEL, arXiv:2602.10224,
         eq. 9 and 10; ExPO, arXiv:2507.02834.
     """
-    return Estimator(assign=partial(_imitation_credit, reward=reward, weight=weight))
-
-
-def _imitation_credit(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float) -> Tensor:
     column, trains_B = feedback.reward(reward), feedback.length_B > 0
     valid_B = column.valid_B & trains_B
     value_B = column.value_B.where(valid_B, 0.0)

@@ -5,18 +5,20 @@ The margin of the reward over a number of the data row, clipped to bounds, is ad
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @ESTIMATORS.register
-def column_margin(*, column: str, low: float = 0.2, high: float = 0.28) -> Estimator:
+@estimator(columns=lambda column: (column,))
+def column_margin(
+    feedback: Feedback, advantage_BT: Tensor, *, column: str, low: float = 0.2, high: float = 0.28
+) -> Tensor:
     """How far the reward is above a number of the data row, held within bounds, added to the advantage.
 
     A <- A + clip(r - column, -low, high); the column holds, say, the reward of the reference's own sample.
@@ -24,9 +26,5 @@ def column_margin(*, column: str, low: float = 0.2, high: float = 0.28) -> Estim
     Units: low and high in the reward's units.
     Source: AAPO, arXiv:2505.14264, and its code (JianxXiong/AAPO, ``AAPOTrainer.py``).
     """
-    return Estimator(assign=partial(_column_margin, column=column, low=low, high=high), columns=(column,))
-
-
-def _column_margin(feedback: Feedback, advantage_BT: Tensor, *, column: str, low: float, high: float) -> Tensor:
     margin_B = (feedback.reward_B - feedback.column(column)).clamp(-low, high).where(feedback.valid_B, 0.0)
     return advantage_BT + margin_B[:, None].to(advantage_BT)

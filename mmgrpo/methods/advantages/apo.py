@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.filters import members
 from mmgrpo.maths.group_stats import grouped
 from mmgrpo.maths.modulations import ADVANTAGE, MODULATIONS, JobValues, Modulated, Modulation, detached
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def concise_failures(*, base: float = 1.00001, right: float = 1.0) -> Estimator:
+@estimator()
+def concise_failures(feedback: Feedback, advantage_BT: Tensor, *, base: float = 1.00001, right: float = 1.0) -> Tensor:
     """Wrong samples that are longer than the group's right ones are pushed away harder.
 
     A <- A (2 - base^-(n - m)) where r < right and n > m, n the sample's kept decisions and m the mean of them over the
@@ -34,10 +35,6 @@ def concise_failures(*, base: float = 1.00001, right: float = 1.0) -> Estimator:
     Source: APO, arXiv:2506.21655, suboptimal trajectory complexity regularisation, and its code
         (Indolent-Kawhi/View-R1, openrlhf/trainer/ppo_utils/experience_maker.py).
     """
-    return Estimator(assign=partial(_concise, base=base, right=right))
-
-
-def _concise(feedback: Feedback, advantage_BT: Tensor, *, base: float, right: float) -> Tensor:
     length_B, factor_B = feedback.length_B.double(), torch.ones_like(feedback.reward_B)
     for rows in members(feedback):
         right_G = feedback.reward_B[rows] >= right

@@ -5,12 +5,11 @@ The advantage blends a comparison within the group with one between groups, by t
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.estimators.group_rows import agreement
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -18,7 +17,16 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def global_consistency(*, shares: str, steepness: float = 5.0, middle: float = 1.0, eps: float = 1e-6) -> Estimator:
+@estimator()
+def global_consistency(
+    feedback: Feedback,
+    advantage_BT: Tensor,
+    *,
+    shares: str,
+    steepness: float = 5.0,
+    middle: float = 1.0,
+    eps: float = 1e-6,
+) -> Tensor:
     """Groups that agree are compared with the other groups of the step, those that disagree within themselves.
 
     A <- w A + (1 - w) g, w = sigmoid(steepness (H - middle)) where r is not 0, else 0.
@@ -29,12 +37,6 @@ def global_consistency(*, shares: str, steepness: float = 5.0, middle: float = 1
     Source: COPO, arXiv:2508.04138, and its code (hijih/copo-code, verl/trainer/ppo/core_algos.py, ``soft-with-zero``).
         Deviation: that code blends two clipped losses, which is the same where both advantages have one sign.
     """
-    return Estimator(assign=partial(_consistency, shares=shares, steepness=steepness, middle=middle, eps=eps))
-
-
-def _consistency(
-    feedback: Feedback, advantage_BT: Tensor, *, shares: str, steepness: float, middle: float, eps: float
-) -> Tensor:
     between_B = _between_groups(feedback, eps)
     weight_B = torch.zeros_like(feedback.reward_B)
     for rows, share_G in agreement(feedback, shares):

@@ -5,11 +5,10 @@ Wrong samples get a penalty that grows with their likelihood, also in groups wit
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.filters import members
 from mmgrpo.system.lazy import torch
 
@@ -18,7 +17,8 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def confident_mistakes(*, weight: float = 0.25, eps: float = 1e-4) -> Estimator:
+@estimator()
+def confident_mistakes(feedback: Feedback, advantage_BT: Tensor, *, weight: float = 0.25, eps: float = 1e-4) -> Tensor:
     """Wrong samples cost the more the likelier they were, also where the whole group is wrong.
 
     c = r - (1 - r) p / (G (D - p)), p the geometric mean of the sample's probabilities.
@@ -29,10 +29,6 @@ def confident_mistakes(*, weight: float = 0.25, eps: float = 1e-4) -> Estimator:
     Source: LENS, arXiv:2510.08696, sec. 5, of which no code was found. Reading: its eq. 14 takes the likelihoods
         normalised by length too. Deviation: eps in the denominator.
     """
-    return Estimator(assign=partial(_confident_mistakes, weight=weight, eps=eps))
-
-
-def _confident_mistakes(feedback: Feedback, advantage_BT: Tensor, *, weight: float, eps: float) -> Tensor:
     likely_B = feedback.mean(feedback.old_logprob_BT).double().exp()
     advantage_B = torch.zeros_like(feedback.reward_B)
     for rows in members(feedback):

@@ -6,12 +6,11 @@ Advantages are scaled down in groups whose answers have a high entropy.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.estimators.group_rows import agreement
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -19,7 +18,8 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def uncertain_groups(*, shares: str, strength: float = 0.02) -> Estimator:
+@estimator()
+def uncertain_groups(feedback: Feedback, advantage_BT: Tensor, *, shares: str, strength: float = 0.02) -> Tensor:
     """Groups whose answers disagree count less.
 
     A <- A (1 - strength S / log G), S = -mean_k log p_k over the different answers k of the group, p_k the share of its
@@ -29,10 +29,6 @@ def uncertain_groups(*, shares: str, strength: float = 0.02) -> Estimator:
     Source: SEED-GRPO, arXiv:2505.12346, eqs. 5 and 6 with its linear f, which leaves a group of one answer as it is.
         Reading: the mass of an answer is its share of the group, where eq. 5 adds the likelihoods of its samples.
     """
-    return Estimator(assign=partial(_uncertain, shares=shares, strength=strength))
-
-
-def _uncertain(feedback: Feedback, advantage_BT: Tensor, *, shares: str, strength: float) -> Tensor:
     factor_B = torch.ones_like(feedback.reward_B)
     for rows, share_G in agreement(feedback, shares):
         if len(rows) > 1:

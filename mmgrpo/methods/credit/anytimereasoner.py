@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.strategies import STRATEGIES, Strategy
 from mmgrpo.maths.strategies.branch_points import budgets
 from mmgrpo.maths.strategies.branching import branching, require_text
@@ -21,8 +21,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def _check_over_budgets(at: Sequence[int], weights: Sequence[float] | None) -> None:
+    num = len(at) + 1
+    if not at or list(at) != sorted(set(at)) or at[0] < 1:
+        raise ConfigError(f"budgets are increasing numbers of decisions, from 1 on; got {list(at)}")
+    if weights is not None and (len(weights) != num or min(weights) < 0 or sum(weights) <= 0):
+        raise ConfigError(f"a weight for each of {num} budgets, none below 0 and not all 0; got {list(weights)}")
+
+
 @ESTIMATORS.register
-def over_budgets(*, at: Sequence[int], weights: Sequence[float] | None = None) -> Estimator:
+@estimator(check=_check_over_budgets)
+def over_budgets(
+    feedback: Feedback, advantage_BT: Tensor, *, at: Sequence[int], weights: Sequence[float] | None = None
+) -> Tensor:
     """Thoughts by what their answers are worth at every budget, answers by those of the same thought and budget.
 
     The budgets are ``at`` and the thought's end, of weights p (null: equal) that sum to 1. q_j is the mean reward of
@@ -36,18 +47,8 @@ def over_budgets(*, at: Sequence[int], weights: Sequence[float] | None = None) -
         ``compute_cot_advantage`` and ``compute_summary_advantage``).
     """
     num = len(at) + 1
-    if not at or list(at) != sorted(set(at)) or at[0] < 1:
-        raise ConfigError(f"budgets are increasing numbers of decisions, from 1 on; got {list(at)}")
-    if weights is not None and (len(weights) != num or min(weights) < 0 or sum(weights) <= 0):
-        raise ConfigError(f"a weight for each of {num} budgets, none below 0 and not all 0; got {list(weights)}")
     total = float(num if weights is None else sum(weights))
     weight_S = tuple(weight / total for weight in (weights or [1.0] * num))
-    return Estimator(assign=partial(_over_budgets, at=tuple(at), weight_S=weight_S))
-
-
-def _over_budgets(
-    feedback: Feedback, advantage_BT: Tensor, *, at: tuple[int, ...], weight_S: tuple[float, ...]
-) -> Tensor:
     taken_B = _taken(feedback)
     exits = _exits(feedback, taken_B.tolist(), at)
     reward_B = feedback.reward_B.where(feedback.valid_B, 0.0)
@@ -91,7 +92,7 @@ def _taken(feedback: Feedback) -> Tensor:
     return (feedback.sampled_by_BT != rows_B1).sum(1)
 
 
-def _exits(feedback: Feedback, taken: Sequence[int], at: tuple[int, ...]) -> dict[int, list[list[int]]]:
+def _exits(feedback: Feedback, taken: Sequence[int], at: Sequence[int]) -> dict[int, list[list[int]]]:
     """The rows that answer at each budget of each thought, the thought's own among the last; never none."""
     exits: dict[int, list[list[int]]] = {row: [[] for _ in (*at, 0)] for row, num in enumerate(taken) if num == 0}
     for row, num in enumerate(taken):

@@ -6,13 +6,11 @@ earn nothing.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.estimators.scoped_credit import from_parts
-from mmgrpo.maths.feedback import Estimator, Scoped
-from mmgrpo.maths.group_stats import Groups
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.estimators.scoped_credit import with_parts
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -20,7 +18,10 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def clipped_differences(*, reward: str, weight: float = 1.0, limit: float | None = None) -> Estimator:
+@estimator(parts=lambda reward: (reward,))
+def clipped_differences(
+    feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float = 1.0, limit: float | None = None
+) -> Tensor:
     """How much a step's reward is above the next one's: repeating a good step earns nothing.
 
     A_t <- A_t + weight (v_k - v_{k+1}), k the step of t; of the last step v_k alone.
@@ -29,12 +30,9 @@ def clipped_differences(*, reward: str, weight: float = 1.0, limit: float | None
     Units: weight is advantage per reward; limit in the reward's units.
     Source: clip and delta of Gao et al., arXiv:2410.15115, as the catalogue of ``research/`` gives them.
     """
-    return from_parts(reward, weight, partial(_clip_delta, limit=limit))
-
-
-def _clip_delta(scoped: Scoped, groups: Groups, *, limit: float | None) -> Tensor:
-    del groups
-    value_BS = scoped.value_BS.double().where(scoped.valid_BS, 0.0)
+    scores = feedback.scopes(reward)
+    value_BS = scores.value_BS.double().where(scores.valid_BS, 0.0)
     if limit is not None:
-        value_BS = (value_BS - limit).clamp(max=0).where(scoped.valid_BS, 0.0)
-    return value_BS - torch.nn.functional.pad(value_BS[:, 1:], (0, 1))
+        value_BS = (value_BS - limit).clamp(max=0).where(scores.valid_BS, 0.0)
+    change_BS = value_BS - torch.nn.functional.pad(value_BS[:, 1:], (0, 1))
+    return with_parts(advantage_BT, scores, change_BS, weight)

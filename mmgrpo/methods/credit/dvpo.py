@@ -5,12 +5,11 @@ The advantage of a decision is the return that a learned value function expects 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.estimators.value_credit import gae_BT
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.values import VALUE
 
 if TYPE_CHECKING:
@@ -18,7 +17,8 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def expected_return(*, gamma: float = 1.0) -> Estimator:
+@estimator(values=(VALUE,))
+def expected_return(feedback: Feedback, advantage_BT: Tensor, *, gamma: float = 1.0) -> Tensor:
     """What a learned value expects after each decision; after the last one the sample's reward.
 
     A_t = gamma V_{t+1}, and r after the last kept decision. It replaces the advantage.
@@ -26,9 +26,5 @@ def expected_return(*, gamma: float = 1.0) -> Estimator:
     Units: those of the reward; gamma is dimensionless (1).
     Source: DVPO, arXiv:2502.16944, whose advantage is the value of an action itself: of a text, that of the next state.
     """
-    return Estimator(assign=partial(_expected_return, gamma=gamma), values=(VALUE,))
-
-
-def _expected_return(feedback: Feedback, advantage_BT: Tensor, *, gamma: float) -> Tensor:
     better_BT = gae_BT(feedback, advantage_BT, gamma=gamma, decay=0.0, value=VALUE)
     return (better_BT + feedback[VALUE].to(better_BT)).where(feedback.mask_BT & feedback.valid_B[:, None], 0.0)

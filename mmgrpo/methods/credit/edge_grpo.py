@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.values import ENTROPY
 
 if TYPE_CHECKING:
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def inverse_entropy() -> Estimator:
+@estimator(values=(ENTROPY,))
+def inverse_entropy(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     """Samples that the policy was surer of than the step's others count more, for good or ill.
 
     A_i <- A_i mean_N(H) / H_i, H_i the mean entropy over the sample's kept decisions; samples of no entropy keep A.
@@ -25,10 +26,6 @@ def inverse_entropy() -> Estimator:
     Source: EDGE-GRPO, arXiv:2507.21848, and its code (ZhangXJ199/EDGE-GRPO): entropy-driven advantage. Deviation: the
         mean is over the job's samples that have a kept decision, where its code takes one process's batch.
     """
-    return Estimator(assign=_inverse_entropy, values=(ENTROPY,))
-
-
-def _inverse_entropy(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     entropy_B = feedback.mean(feedback[ENTROPY])
     known_N = feedback.job.length_N > 0
     mean = feedback.job.value_mean[ENTROPY].where(known_N, 0.0).sum() / known_N.sum().clamp(min=1)

@@ -5,12 +5,11 @@ Decisions are weighted by advantage and entropy, relative to the same position o
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import ENTROPY
 
@@ -18,8 +17,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def _check_entropy_weights(temperature: float) -> None:
+    if not temperature > 0:
+        raise ConfigError(f"entropy_weights needs temperature > 0, got {temperature}")
+
+
 @ESTIMATORS.register
-def entropy_weights(*, alpha: float, temperature: float) -> Estimator:
+@estimator(values=(ENTROPY,), check=_check_entropy_weights)
+def entropy_weights(feedback: Feedback, advantage_BT: Tensor, *, alpha: float, temperature: float) -> Tensor:
     """Decisions of high advantage and entropy count more than those of the group's other members at the same place.
 
     A_it <- n_t w_it A_it, w_it = e^((A_it + alpha H_it) / temperature) over the sum of it for the n_t members of the
@@ -30,12 +35,6 @@ def entropy_weights(*, alpha: float, temperature: float) -> Estimator:
     Source: EGSW, arXiv:2503.22456, step-wise weights, as a public summary has them; no code is out. Deviation: n_t,
         which makes the sum over a group of weights of sum 1 a mean as the loss takes it.
     """
-    if not temperature > 0:
-        raise ConfigError(f"entropy_weights needs temperature > 0, got {temperature}")
-    return Estimator(assign=partial(_entropy_weights, alpha=alpha, temperature=temperature), values=(ENTROPY,))
-
-
-def _entropy_weights(feedback: Feedback, advantage_BT: Tensor, *, alpha: float, temperature: float) -> Tensor:
     groups, logit_BT = feedback.groups, (advantage_BT + alpha * feedback[ENTROPY]) / temperature
     valid_TPG = groups.valid((feedback.mask_BT & feedback.valid_B[:, None]).T)
     logit_TPG = groups.matrix(logit_BT.T).where(valid_TPG, -torch.inf)

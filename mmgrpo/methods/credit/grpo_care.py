@@ -5,12 +5,11 @@ Right samples whose reasoning makes their answer likely under a view get a bonus
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback, row_mean
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback, row_mean
 from mmgrpo.maths.group_stats import centred_among, standardised_among
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import of_view
@@ -19,8 +18,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def _check_likely_answers(strength: float, margin: float, ceiling: float) -> None:
+    if strength < 0 or margin < 0 or not 0 < ceiling <= 1:
+        raise ConfigError(
+            "likely_answers needs strength >= 0, margin >= 0 and ceiling in (0, 1], got "
+            f"{strength}, {margin} and {ceiling}"
+        )
+
+
 @ESTIMATORS.register
+@estimator(values=lambda view: (of_view(view),), parts=lambda part: (part,), check=_check_likely_answers)
 def likely_answers(
+    feedback: Feedback,
+    advantage_BT: Tensor,
     *,
     view: str,
     of: str,
@@ -29,7 +39,7 @@ def likely_answers(
     margin: float = 0.01,
     ceiling: float = 0.95,
     eps: float = 1e-4,
-) -> Estimator:
+) -> Tensor:
     """A bonus for right samples whose reasoning makes their answer likely in a view; advantages are formed anew with
     it.
 
@@ -42,29 +52,6 @@ def likely_answers(
     Raises: ConfigError for numbers out of range.
     Source: GRPO-CARE, arXiv:2506.16141, and its code (TencentARC/GRPO-CARE, ``grpo_trainer_ref_ema.py``).
     """
-    if strength < 0 or margin < 0 or not 0 < ceiling <= 1:
-        raise ConfigError(
-            "likely_answers needs strength >= 0, margin >= 0 and ceiling in (0, 1], got "
-            f"{strength}, {margin} and {ceiling}"
-        )
-    assign = partial(
-        _likely_answers, view=view, of=of, part=part, strength=strength, margin=margin, ceiling=ceiling, eps=eps
-    )
-    return Estimator(assign=assign, values=(of_view(view),), parts=(part,))
-
-
-def _likely_answers(
-    feedback: Feedback,
-    advantage_BT: Tensor,
-    *,
-    view: str,
-    of: str,
-    part: str,
-    strength: float,
-    margin: float,
-    ceiling: float,
-    eps: float,
-) -> Tensor:
     answer_BT = feedback.mask_BT & feedback.seen(view) & (feedback.scopes(part).scope_BT >= 0)
     likely_B = row_mean(feedback[of_view(view)], answer_BT).double().exp().clamp(max=ceiling)
     column = feedback.reward(of)

@@ -6,12 +6,11 @@ A length penalty on right samples applies only in the groups with the highest su
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback, JobFeedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback, JobFeedback
 from mmgrpo.maths.group_stats import standardised_among
 from mmgrpo.system.lazy import torch
 
@@ -19,8 +18,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def _check_short_where_solved(share: float, strength: float) -> None:
+    if not 0 <= share <= 1 or strength < 0:
+        raise ConfigError(f"short_where_solved needs 0 <= share <= 1 and strength >= 0, got {share} and {strength}")
+
+
 @ESTIMATORS.register
-def short_where_solved(*, share: float, strength: float, right: float = 1.0, eps: float = 1e-4) -> Estimator:
+@estimator(check=_check_short_where_solved)
+def short_where_solved(
+    feedback: Feedback, advantage_BT: Tensor, *, share: float, strength: float, right: float = 1.0, eps: float = 1e-4
+) -> Tensor:
     """Long right samples earn less in the groups of the job that are right most often; advantages are formed anew.
 
     In the ceil(``share`` P) groups of the highest share of right members, of equal ones the first, a right sample
@@ -32,14 +39,6 @@ def short_where_solved(*, share: float, strength: float, right: float = 1.0, eps
     Source: GRPO-lambda, arXiv:2505.18086, batch-wise top-lambda selection, as a public note has its formulas.
         Deviation: z is 0 where all right members are equally long.
     """
-    if not 0 <= share <= 1 or strength < 0:
-        raise ConfigError(f"short_where_solved needs 0 <= share <= 1 and strength >= 0, got {share} and {strength}")
-    return Estimator(assign=partial(_short_where_solved, share=share, strength=strength, right=right, eps=eps))
-
-
-def _short_where_solved(
-    feedback: Feedback, advantage_BT: Tensor, *, share: float, strength: float, right: float, eps: float
-) -> Tensor:
     job = feedback.job
     right_N = job.valid_N & (job.reward_N >= right)
     chosen_N = _most_solved(job, right_N, share)

@@ -6,12 +6,11 @@ same level.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.estimators.tree_credit import forest_of, node_pairs
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.group_stats import standardised_among
 from mmgrpo.maths.strategies import STRATEGIES, Strategy
 from mmgrpo.maths.strategies.branch_points import at_text
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def by_level(*, eps: float = 1e-8) -> Estimator:
+@estimator()
+def by_level(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8) -> Tensor:
     """A node where branches part against the group's others that as many partings lead to, wherever they stand.
 
     A = (V - mean) / (std + eps), V the mean reward of the samples below; 0 where no branches part, or alone.
@@ -33,10 +33,6 @@ def by_level(*, eps: float = 1e-8) -> Estimator:
     Units: any reward scale -> dimensionless; eps in the reward's units.
     Source: GRPO-MA, arXiv:2509.24494: thoughts by the mean reward of their answers, answers among all of a prompt.
     """
-    return Estimator(assign=partial(_by_level, eps=eps))
-
-
-def _by_level(feedback: Feedback, advantage_BT: Tensor, *, eps: float) -> Tensor:
     tree = forest_of(feedback)
     value_M = tree.below(feedback.reward_B, feedback.valid_B).where(tree.parts(), torch.nan)
     kin_M = node_pairs(tree.group_M, tree.levels())

@@ -6,12 +6,11 @@ factor in the positive ones.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.estimators.group_rows import group_rows
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import ENTROPY
 
@@ -20,9 +19,15 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
+@estimator(values=(ENTROPY,), tokens=True)
 def conflict_tokens(
-    *, factor: float = 2.0, entropy_weight: float = 0.1, entropy_limit: float | None = 0.6931471805599453
-) -> Estimator:
+    feedback: Feedback,
+    advantage_BT: Tensor,
+    *,
+    factor: float = 2.0,
+    entropy_weight: float = 0.1,
+    entropy_limit: float | None = 0.6931471805599453,
+) -> Tensor:
     """Tokens that better and worse members begin or end with alike are spared by the worse and taught by the better.
 
     A_t <- (A - entropy_weight H) f_start f_end / n, 0 where H > entropy_limit.
@@ -34,13 +39,6 @@ def conflict_tokens(
     Units: entropy_weight is advantage per nat; entropy_limit in nats (ln 2), None for none.
     Source: GTPO, arXiv:2508.03772, and its code (winstonsmith1897/GTPO, ``build_conflict_mask``), whose limit is 0.7.
     """
-    assign = partial(_conflict, factor=factor, entropy_weight=entropy_weight, entropy_limit=entropy_limit)
-    return Estimator(assign=assign, values=(ENTROPY,), tokens=True)
-
-
-def _conflict(
-    feedback: Feedback, advantage_BT: Tensor, *, factor: float, entropy_weight: float, entropy_limit: float | None
-) -> Tensor:
     mask_BT = feedback.mask_BT
     sign_B = advantage_BT.where(mask_BT, 0.0).sum(1).sign()
     times_BT, count_BT = torch.ones_like(advantage_BT), torch.zeros_like(mask_BT)

@@ -6,12 +6,11 @@ ones.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.estimators.value_credit import is_sampled_B, standardise
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import ENTROPY
 
@@ -20,7 +19,16 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def entropy_rewards(*, base: float = 1.0, share: float = 0.1, right: float = 0.5, eps: float = 1e-6) -> Estimator:
+@estimator(values=(ENTROPY,))
+def entropy_rewards(
+    feedback: Feedback,
+    advantage_BT: Tensor,
+    *,
+    base: float = 1.0,
+    share: float = 0.1,
+    right: float = 0.5,
+    eps: float = 1e-6,
+) -> Tensor:
     """A reward of each decision: of right samples by its entropy, of wrong ones by how sure it was.
 
     A_it = base + share n_t H_it / sum_k H_kt where r_i > right, over the n_t right members of the group that have a
@@ -29,12 +37,6 @@ def entropy_rewards(*, base: float = 1.0, share: float = 0.1, right: float = 0.5
     Units: base, share and right are in the reward's units; eps is added to sums, and in nats to entropies that divide.
     Source: GTPO, arXiv:2508.04349, eq. 3 and 5.
     """
-    return Estimator(assign=partial(_entropy_rewards, base=base, share=share, right=right, eps=eps), values=(ENTROPY,))
-
-
-def _entropy_rewards(
-    feedback: Feedback, advantage_BT: Tensor, *, base: float, share: float, right: float, eps: float
-) -> Tensor:
     groups, entropy_BT = feedback.groups, feedback[ENTROPY].double()
     present_BT = feedback.mask_BT & feedback.valid_B[:, None]
     right_BT = present_BT & (feedback.reward_B > right)[:, None]
@@ -48,7 +50,8 @@ def _entropy_rewards(
 
 
 @ESTIMATORS.register
-def whitened_by_sign(*, eps: float = 1e-8) -> Estimator:
+@estimator()
+def whitened_by_sign(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8) -> Tensor:
     """Positive and negative advantages standardised as ``whitened`` does, each without the others.
 
     A <- (A - mean A) / sqrt(var A + eps) over the job's decisions of the same sign; 0 stays 0.
@@ -56,10 +59,6 @@ def whitened_by_sign(*, eps: float = 1e-8) -> Estimator:
     Units: as ``whitened``.
     Source: GTPO, arXiv:2508.04349, eq. 6.
     """
-    return Estimator(assign=partial(_whitened_by_sign, eps=eps))
-
-
-def _whitened_by_sign(feedback: Feedback, advantage_BT: Tensor, *, eps: float) -> Tensor:
     keep_BT = feedback.mask_BT & is_sampled_B(feedback)[:, None]
     positive_BT, negative_BT = (
         standardise(feedback, advantage_BT, keep_BT & of_sign_BT, eps)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.estimators.group_rows import group_rows, shared_prefix
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def prefix_count() -> Estimator:
+@estimator(tokens=True)
+def prefix_count(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     """A beginning that several members share is one step of all of them, and counts once.
 
     A_t <- A_t / n_t, n_t the members of the group whose tokens begin as this sample's do, up to and with t.
@@ -25,10 +26,6 @@ def prefix_count() -> Estimator:
     Units: those of the advantage.
     Source: lambda-GRPO, arXiv:2509.21154, and its code (coli-saar/grpo-prm, ``InfPRMTree.loss_scales``).
     """
-    return Estimator(assign=_prefix_count, tokens=True)
-
-
-def _prefix_count(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     count_BT = torch.ones_like(advantage_BT)
     for rows in group_rows(feedback):
         token_GT, mask_GT = feedback.tokens[rows], feedback.mask_BT[rows]

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.filters import members
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import ENTROPY
@@ -22,7 +21,10 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def sure_segments(*, share: float = 0.8, least: int = 5, right: float = 0.5) -> Estimator:
+@estimator(values=(ENTROPY,), tokens=True)
+def sure_segments(
+    feedback: Feedback, advantage_BT: Tensor, *, share: float = 0.8, least: int = 5, right: float = 0.5
+) -> Tensor:
     """Sure passages count by how many of the samples that did as well have them, and for nothing if others do too.
 
     A_t <- A_t n_s / n where H_t is at most the sample's entropy at ``share`` of its decisions; other decisions keep A.
@@ -35,23 +37,6 @@ def sure_segments(*, share: float = 0.8, least: int = 5, right: float = 0.5) -> 
     Source: LESS, arXiv:2512.00908, and its code (QWE-CXZ/LESS, recipe/less/revise_advantage.py). Deviation: a passage
         is looked for in all members, where that code stops at the first other one that has it.
     """
-    assign = partial(_sure_segments, share=share, least=least, right=right)
-    return Estimator(assign=assign, values=(ENTROPY,), tokens=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _Passage:
-    """Tokens in a row, as text that can be searched, and where they begin among the kept decisions of a member."""
-
-    text: str
-    start: int
-
-    @property
-    def length(self) -> int:
-        return self.text.count(" ") - 1
-
-
-def _sure_segments(feedback: Feedback, advantage_BT: Tensor, *, share: float, least: int, right: float) -> Tensor:
     entropy_BT, factor_BT = feedback[ENTROPY].double(), torch.ones_like(advantage_BT)
     for rows in members(feedback):
         positions_by_row = [feedback.mask_BT[row].nonzero()[:, 0] for row in rows]
@@ -70,6 +55,18 @@ def _sure_segments(feedback: Feedback, advantage_BT: Tensor, *, share: float, le
         for row, positions, factor_N in zip(rows, positions_by_row, factors, strict=True):
             factor_BT[row, positions] = factor_N.to(factor_BT)
     return advantage_BT * factor_BT
+
+
+@dataclass(frozen=True, slots=True)
+class _Passage:
+    """Tokens in a row, as text that can be searched, and where they begin among the kept decisions of a member."""
+
+    text: str
+    start: int
+
+    @property
+    def length(self) -> int:
+        return self.text.count(" ") - 1
 
 
 def _share_out(factors: Sequence[Tensor], passages: Sequence[Sequence[_Passage]], is_right: Sequence[bool]) -> None:

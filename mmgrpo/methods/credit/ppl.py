@@ -5,11 +5,10 @@ Samples of low perplexity within their group get a larger weight.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.filters import members
 from mmgrpo.system.lazy import torch
 
@@ -18,7 +17,10 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def perplexity_weight(*, strength: float = 0.01, low: float = 0.8, high: float = 1.2) -> Estimator:
+@estimator()
+def perplexity_weight(
+    feedback: Feedback, advantage_BT: Tensor, *, strength: float = 0.01, low: float = 0.8, high: float = 1.2
+) -> Tensor:
     """Samples that are likelier than the rest of their group count more, for good or ill.
 
     A <- A clip(1 - strength z, low, high), z = (n - mean_G n) / std_G n, n = -mean_t old_logprob of the sample.
@@ -30,10 +32,6 @@ def perplexity_weight(*, strength: float = 0.01, low: float = 0.8, high: float =
         (RUCAIBox/Slow_Thinking_with_LLMs, entropy2performance, ``core_algos.py``, calculate_ppl). Of what that code
         multiplies by the factor the branch for likely samples is empty as it was published; the paper's is taken.
     """
-    return Estimator(assign=partial(_perplexity_weight, strength=strength, low=low, high=high))
-
-
-def _perplexity_weight(feedback: Feedback, advantage_BT: Tensor, *, strength: float, low: float, high: float) -> Tensor:
     surprise_B = -feedback.mean(feedback.old_logprob_BT).double()
     factor_B = torch.ones_like(surprise_B)
     for rows in members(feedback):

@@ -5,11 +5,10 @@ Later decisions of a sample get a larger weight, by at most half of its advantag
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -17,9 +16,16 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
+@estimator(start=lambda start: start)
 def late_decisions(
-    *, strength: float = 0.1, steepness: float = 15.0, start: int = 0, end: int | None = None
-) -> Estimator:
+    feedback: Feedback,
+    advantage_BT: Tensor,
+    *,
+    strength: float = 0.1,
+    steepness: float = 15.0,
+    start: int = 0,
+    end: int | None = None,
+) -> Tensor:
     """The later half of a sample counts more, by at most half of its advantage.
 
     A_t <- A_t + sign(A_t) min(strength sigmoid(steepness (t / n - 0.5)), |A_t| / 2), t from 0 over the sample's n kept
@@ -29,13 +35,6 @@ def late_decisions(
     Source: Deng et al., arXiv:2508.02260, position-based advantage shaping, and its code
         (RUCAIBox/Slow_Thinking_with_LLMs, entropy2performance, ``core_algos.py``, compute_policy_loss).
     """
-    assign = partial(_late_decisions, strength=strength, steepness=steepness, start=start, end=end)
-    return Estimator(assign=assign, start=start)
-
-
-def _late_decisions(
-    feedback: Feedback, advantage_BT: Tensor, *, strength: float, steepness: float, start: int, end: int | None
-) -> Tensor:
     if feedback.step < start or (end is not None and feedback.step >= end):
         return advantage_BT
     place_BT = (feedback.mask_BT.cumsum(1) - 1) / feedback.length_B.clamp(min=1)[:, None]

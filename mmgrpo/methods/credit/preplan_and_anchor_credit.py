@@ -6,21 +6,30 @@ prepares them.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.system.lazy import torch
-from mmgrpo.values import Value, attention_distance, attention_influence
+from mmgrpo.values import attention_distance, attention_influence
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+def _check_anchors(share: float, reach: int) -> None:
+    if not 0 < share < 1 or reach < 1:
+        raise ConfigError(f"anchors needs a share between 0 and 1 and a reach of 1 or more, got {share} and {reach}")
+
+
 @ESTIMATORS.register
+@estimator(
+    values=lambda window, near, far: (attention_distance(window), attention_influence(near, far)), check=_check_anchors
+)
 def anchors(
+    feedback: Feedback,
+    advantage_BT: Tensor,
     *,
     share: float = 0.4,
     factor: float = 1.5,
@@ -29,7 +38,7 @@ def anchors(
     window: int = 10,
     near: int = 10,
     far: int = 50,
-) -> Estimator:
+) -> Tensor:
     """Decisions that later ones look at count more, and give a part of it to the one that prepared them.
 
     A <- A (1 + (factor - 1) g) where A > 0.
@@ -45,29 +54,12 @@ def anchors(
     Source: arXiv:2510.13554, eq. 13 to 18, coupled rhythm credit. Deviation: the thresholds of being dominated, which
         the paper leaves open, are medians.
     """
-    if not 0 < share < 1 or reach < 1:
-        raise ConfigError(f"anchors needs a share between 0 and 1 and a reach of 1 or more, got {share} and {reach}")
-    values = (attention_distance(window), attention_influence(near, far))
-    assign = partial(_anchors, values=values, share=share, bonus=factor - 1, back=back, reach=reach)
-    return Estimator(assign=assign, values=values)
-
-
-def _anchors(
-    feedback: Feedback,
-    advantage_BT: Tensor,
-    *,
-    values: tuple[Value, Value],
-    share: float,
-    bonus: float,
-    back: float,
-    reach: int,
-) -> Tensor:
     more_BT = torch.zeros_like(advantage_BT)
-    distance_BT, influence_BT = (feedback[value] for value in values)
+    distance_BT, influence_BT = feedback[attention_distance(window)], feedback[attention_influence(near, far)]
     for row, mask_T in enumerate(feedback.mask_BT):
         if bool(mask_T.any()):
             rhythm_n = _rhythm(distance_BT[row][mask_T], influence_BT[row][mask_T], share, back, reach)
-            more_BT[row, mask_T] = bonus * rhythm_n.to(more_BT)
+            more_BT[row, mask_T] = (factor - 1) * rhythm_n.to(more_BT)
     return advantage_BT * (1 + more_BT.where(advantage_BT > 0, 0.0))
 
 

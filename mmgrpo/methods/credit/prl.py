@@ -6,12 +6,11 @@ sample.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import REFERENCE, of_view
 
@@ -19,8 +18,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def _check_kl_to_go(every: int) -> None:
+    if every < 1:
+        raise ConfigError(f"kl_to_go looks from the end of every so many decisions, at least 1, got {every}")
+
+
 @ESTIMATORS.register
-def kl_to_go(*, view: str = REFERENCE, weight: float, every: int = 1) -> Estimator:
+@estimator(values=lambda view: (of_view(view),), check=_check_kl_to_go)
+def kl_to_go(
+    feedback: Feedback, advantage_BT: Tensor, *, view: str = REFERENCE, weight: float, every: int = 1
+) -> Tensor:
     """Less for a decision the further those that follow have gone from a view, counted from the end of its step.
 
     A_t <- A_t - weight sum_{s >= e(t)} (old_logprob_s - logprob_view_s) over kept decisions that have the view, e(t)
@@ -31,12 +38,6 @@ def kl_to_go(*, view: str = REFERENCE, weight: float, every: int = 1) -> Estimat
     Source: PRL, arXiv:2601.10201v1, and its code (MaxwellJryao/Process-Reward-Learning, ``ray_trainer.py``), whose eta
         is 1 / weight; with every 1 it is eq. 5.1 of its second version, FRPO.
     """
-    if every < 1:
-        raise ConfigError(f"kl_to_go looks from the end of every so many decisions, at least 1, got {every}")
-    return Estimator(assign=partial(_divergence, view=view, weight=weight, every=every), values=(of_view(view),))
-
-
-def _divergence(feedback: Feedback, advantage_BT: Tensor, *, view: str, weight: float, every: int) -> Tensor:
     view_BT, mask_BT = feedback.seen(view), feedback.mask_BT
     apart_BT = (feedback.old_logprob_BT - feedback[of_view(view)]).where(view_BT, 0.0)
     to_come_BT = apart_BT.flip(1).cumsum(1).flip(1)

@@ -5,11 +5,10 @@ Groups of equal rewards are trained by entropy instead of being skipped.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import ENTROPY
 
@@ -18,7 +17,10 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def zero_variance_entropy(*, alpha: float = 0.1, right: float = 0.5) -> Estimator:
+@estimator(values=(ENTROPY,))
+def zero_variance_entropy(
+    feedback: Feedback, advantage_BT: Tensor, *, alpha: float = 0.1, right: float = 0.5
+) -> Tensor:
     """Groups of equal rewards teach by entropy: uncertain steps of right answers, sure steps of wrong ones.
 
     A_t = alpha H_t in a group of equal rewards above ``right``, -alpha (max_k H_k - H_t) in one of equal lower rewards.
@@ -27,10 +29,6 @@ def zero_variance_entropy(*, alpha: float = 0.1, right: float = 0.5) -> Estimato
     Units: alpha is advantage per nat (0.1); right is in the reward's units.
     Source: RL-ZVP, arXiv:2509.21880, eq. 5; its code was not found.
     """
-    return Estimator(assign=partial(_zero_variance, alpha=alpha, right=right), values=(ENTROPY,))
-
-
-def _zero_variance(feedback: Feedback, advantage_BT: Tensor, *, alpha: float, right: float) -> Tensor:
     groups = feedback.groups
     valid_PG, reward_PG = groups.valid(feedback.valid_B), groups.matrix(feedback.reward_B)
     lowest_P = reward_PG.where(valid_PG, torch.inf).amin(1)

@@ -12,8 +12,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.filters import members
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.strategies import STRATEGIES, Branch, Request, Round, Setting, Strategy
@@ -24,8 +24,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def _check_shorter_branches(power: float) -> None:
+    if not power > 0:
+        raise ConfigError(f"shorter_branches needs a power above 0, got {power}")
+
+
 @ESTIMATORS.register
-def shorter_branches(*, power: float = 1.0, right: float = 1.0) -> Estimator:
+@estimator(check=_check_shorter_branches)
+def shorter_branches(feedback: Feedback, advantage_BT: Tensor, *, power: float = 1.0, right: float = 1.0) -> Tensor:
     """Right samples that went a longer way than the group's shortest right one earn less from where they parted.
 
     A_t <- A_t - |A_t| (1 - (m / n)^power) behind the decisions that a sample shares with the shortest; n are those that
@@ -35,12 +41,6 @@ def shorter_branches(*, power: float = 1.0, right: float = 1.0) -> Estimator:
     Source: ROSE, arXiv:2601.05053, and its code (ZiqiZhao1/ROSE-rl, ``core_algos.py``,
         compute_grpo_iterative_branching_outcome_advantage, length_penalty).
     """
-    if not power > 0:
-        raise ConfigError(f"shorter_branches needs a power above 0, got {power}")
-    return Estimator(assign=partial(_shorter_branches, power=power, right=right))
-
-
-def _shorter_branches(feedback: Feedback, advantage_BT: Tensor, *, power: float, right: float) -> Tensor:
     drawn_BT, length_B = feedback.sampled_by_BT, feedback.mask_BT.sum(1)
     right_B = feedback.valid_B & (feedback.reward_B >= right) & (length_B > 0)
     less_BT = torch.zeros_like(advantage_BT)

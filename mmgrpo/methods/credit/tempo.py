@@ -5,12 +5,11 @@ The credit of a token is the change of the mean reward over the samples that sha
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.estimators.group_rows import group_rows, shared_prefix
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -18,7 +17,10 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def prefix_tree(*, weight: float = 1.0, normalise: bool = True, eps: float = 1e-4) -> Estimator:
+@estimator(tokens=True)
+def prefix_tree(
+    feedback: Feedback, advantage_BT: Tensor, *, weight: float = 1.0, normalise: bool = True, eps: float = 1e-4
+) -> Tensor:
     """What a token changed in the mean reward of the members that came so far: credit where the group branches.
 
     A_t <- A_t + weight * (V(prefix with t) - V(prefix)) / (std_G r + eps), V = mean reward of the members of the group
@@ -28,10 +30,6 @@ def prefix_tree(*, weight: float = 1.0, normalise: bool = True, eps: float = 1e-
     Units: weight is advantage per standard deviation, or per reward.
     Source: TEMPO, arXiv:2509.18314, and its code (fatebreaker/tempo, ``core_algos.py``, with eps 1e-6).
     """
-    return Estimator(assign=partial(_prefix_tree, weight=weight, normalise=normalise, eps=eps), tokens=True)
-
-
-def _prefix_tree(feedback: Feedback, advantage_BT: Tensor, *, weight: float, normalise: bool, eps: float) -> Tensor:
     change_BT = torch.zeros_like(advantage_BT)
     for rows in group_rows(feedback):
         token_GT, mask_GT = feedback.tokens[rows], feedback.mask_BT[rows]

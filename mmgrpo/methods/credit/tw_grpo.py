@@ -5,11 +5,10 @@ Positions at which the distributions of the group's samples diverge get a larger
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.filters import members
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import PEERS
@@ -19,7 +18,8 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def divergent_places(*, most: float = 1.5, eps: float = 1e-8) -> Estimator:
+@estimator(values=(PEERS,))
+def divergent_places(feedback: Feedback, advantage_BT: Tensor, *, most: float = 1.5, eps: float = 1e-8) -> Tensor:
     """Places at which the distributions of the group's members are far apart count more.
 
     A_t <- A_t (1 + (most - 1) (D_t - min D) / (max D - min D + eps)), least and most over the places of the group, D as
@@ -28,10 +28,6 @@ def divergent_places(*, most: float = 1.5, eps: float = 1e-8) -> Estimator:
     Units: most is a factor (1.5); eps is nats.
     Source: TW-GRPO, arXiv:2505.24718, and its code (TW-GRPO, ``compute_token_importance_kl_logs_uniform``).
     """
-    return Estimator(assign=partial(_divergent, most=most, eps=eps), values=(PEERS,))
-
-
-def _divergent(feedback: Feedback, advantage_BT: Tensor, *, most: float, eps: float) -> Tensor:
     factor_BT = torch.ones_like(advantage_BT)
     for rows in members(feedback):
         divergence_GT, keep_GT = feedback[PEERS][rows].to(advantage_BT), feedback.mask_BT[rows]

@@ -5,15 +5,14 @@ Samples whose hidden states have a higher effective rank than the moving mean ea
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.controllers import CONTROLLERS
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.system.lazy import torch
-from mmgrpo.values import RANK_OF_STATES, Value, rank_acceleration, rank_velocity
+from mmgrpo.values import RANK_OF_STATES, rank_acceleration, rank_velocity
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,10 +21,26 @@ if TYPE_CHECKING:
 MOST = 5.0
 
 
+def _check_rank_bonus(stride: int, ratio: float) -> None:
+    if stride < 1 or not ratio > 0:
+        raise ConfigError(f"rank_bonus needs a stride of 1 or more and a ratio above 0, got {stride} and {ratio}")
+
+
 @ESTIMATORS.register
+@estimator(
+    values=lambda stride: (RANK_OF_STATES, rank_velocity(stride), rank_acceleration(stride)), check=_check_rank_bonus
+)
 def rank_bonus(
-    *, rank: float, velocity: float, acceleration: float, stride: int = 40, gain: float = 2.0, ratio: float = 2.0
-) -> Estimator:
+    feedback: Feedback,
+    advantage_BT: Tensor,
+    *,
+    rank: float,
+    velocity: float,
+    acceleration: float,
+    stride: int = 40,
+    gain: float = 2.0,
+    ratio: float = 2.0,
+) -> Tensor:
     """Samples whose hidden states take more directions than is usual earn more, at most a part of their advantage.
 
     A <- A + min(max(w tanh z_r + (1 - w) tanh z_v, 0), |A| / ratio), w = sigmoid(gain z_a), on the sample's last kept
@@ -38,17 +53,9 @@ def rank_bonus(
     Source: VERL, arXiv:2509.23808, and its code (hf618/VERL, ``reward_manager_versions.py``, PlanB, and
         ``ray_trainer.py``, adv_shaping_kappa, whose bonus stands on the last token alone).
     """
-    if stride < 1 or not ratio > 0:
-        raise ConfigError(f"rank_bonus needs a stride of 1 or more and a ratio above 0, got {stride} and {ratio}")
-    usual = {RANK_OF_STATES: rank, rank_velocity(stride): velocity, rank_acceleration(stride): acceleration}
-    return Estimator(assign=partial(_rank_bonus, usual=usual, gain=gain, ratio=ratio), values=tuple(usual))
-
-
-def _rank_bonus(
-    feedback: Feedback, advantage_BT: Tensor, *, usual: dict[Value, float], gain: float, ratio: float
-) -> Tensor:
-    if usual[RANK_OF_STATES] == 0:
+    if rank == 0:
         return advantage_BT
+    usual = {RANK_OF_STATES: rank, rank_velocity(stride): velocity, rank_acceleration(stride): acceleration}
     rank_B, velocity_B, acceleration_B = (
         ((feedback.mean(feedback[value]) - number) / (abs(number) + 1e-8)).clamp(-MOST, MOST)
         for value, number in usual.items()

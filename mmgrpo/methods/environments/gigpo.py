@@ -5,14 +5,14 @@ The discounted return of a turn is compared with the group's other turns from th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import SequenceMatcher
 from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback, SampleColumn, Scoped
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback, SampleColumn, Scoped
 from mmgrpo.maths.group_stats import centred_among, standardised_among
 from mmgrpo.system.lazy import torch
 
@@ -20,8 +20,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def _check_anchor_states(discount: float, similar: float) -> None:
+    if not 0 <= discount <= 1 or not 0 < similar <= 1:
+        raise ConfigError(
+            f"anchor_states: discount must lie in [0, 1] and similar above 0, at most 1; got {discount} and {similar}"
+        )
+
+
 @ESTIMATORS.register
+@estimator(turns=True, turn_rewards=lambda reward: reward is None, check=_check_anchor_states)
 def anchor_states(
+    feedback: Feedback,
+    advantage_BT: Tensor,
     *,
     weight: float = 1.0,
     discount: float = 0.95,
@@ -29,7 +39,7 @@ def anchor_states(
     normalise: bool = True,
     similar: float = 1.0,
     eps: float = 1e-6,
-) -> Estimator:
+) -> Tensor:
     """A turn's discounted return against those of the group's turns that were taken in the same state.
 
     A_t <- A_t + weight (G - mean) / (std + eps) over the turns of one state, G_k = sum_{j >= k} discount^(j - k) r_j of
@@ -43,35 +53,11 @@ def anchor_states(
     Raises: ConfigError for numbers out of range; without exchanges.
     Source: GiGPO, arXiv:2505.10978, eq. 5 to 8, and its code (langfengQ/verl-agent, gigpo/core_gigpo.py).
     """
-    if not 0 <= discount <= 1 or not 0 < similar <= 1:
-        raise ConfigError(
-            f"anchor_states: discount must lie in [0, 1] and similar above 0, at most 1; got {discount} and {similar}"
-        )
-    assign = partial(
-        _anchor_states,
-        weight=weight,
-        discount=discount,
-        reward=reward,
-        among=partial(standardised_among, eps=eps) if normalise else centred_among,
-        similar=similar,
-    )
-    return Estimator(assign=assign, turns=True, turn_rewards=reward is None)
-
-
-def _anchor_states(
-    feedback: Feedback,
-    advantage_BT: Tensor,
-    *,
-    weight: float,
-    discount: float,
-    reward: str | None,
-    among: Callable[[Tensor, Tensor], Tensor],
-    similar: float,
-) -> Tensor:
     turns = feedback.turns
     paid = turns.given if reward is None else paid_at_last(turns.given, feedback.reward(reward))
     return_BS = returns_to_go(paid, discount=discount).where(feedback.valid_B[:, None], torch.nan)
     state_BS = states(turns.keys_B_S, feedback.group_B.tolist(), S=return_BS.shape[1], similar=similar)
+    among = partial(standardised_among, eps=eps) if normalise else centred_among
     score_BS = among(return_BS.flatten(), state_BS.flatten()).reshape(return_BS.shape)
     return advantage_BT + weight * turns.given.laid(score_BS).to(advantage_BT)
 

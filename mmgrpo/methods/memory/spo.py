@@ -5,19 +5,21 @@ The baseline is a remembered success rate of the prompt, so that one sample per 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.columns import column_of
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @ESTIMATORS.register
-def remembered_baseline(*, column: str = "value", normalise: bool = True, eps: float = 1e-4) -> Estimator:
+@estimator(memory=lambda column: (column_of(column),))
+def remembered_baseline(
+    feedback: Feedback, advantage_BT: Tensor, *, column: str = "value", normalise: bool = True, eps: float = 1e-4
+) -> Tensor:
     """The reward less what is remembered of its prompt, compared over the whole job: one sample a prompt is enough.
 
     d = r - m(prompt), m before the step;   A = (d - mean_N d) / (std_N d + eps) over the job's samples with a reward
@@ -27,14 +29,6 @@ def remembered_baseline(*, column: str = "value", normalise: bool = True, eps: f
     Source: SPO, arXiv:2509.13232, and its code (verl, recipe/spo, with eps 1e-8). Deviation: ``value`` forgets at one
         pace, where SPO's tracker forgets the faster the further the policy has moved.
     """
-    memory_column = column_of(column)
-    assign = partial(_remembered_baseline, column=column, normalise=normalise, eps=eps)
-    return Estimator(assign=assign, memory=(memory_column,))
-
-
-def _remembered_baseline(
-    feedback: Feedback, advantage_BT: Tensor, *, column: str, normalise: bool, eps: float
-) -> Tensor:
     job = feedback.job
     gain_N = job.reward_N - feedback.remembered[column].to(job.reward_N)
     if normalise and int(job.valid_N.sum()) > 1:

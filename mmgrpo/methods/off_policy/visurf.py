@@ -5,13 +5,12 @@ The reward of a demonstration is lowered to the mean of the sampled members as s
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.advantages import group_advantage
-from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.estimators.value_credit import is_sampled_B
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.origins import GIVEN
 from mmgrpo.system.lazy import torch
 
@@ -20,7 +19,8 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def label_smoothing(*, eps: float = 1e-4) -> Estimator:
+@estimator()
+def label_smoothing(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-4) -> Tensor:
     """Members standardised within their group, where a given answer is worth no more than it is needed for.
 
     A = (r - mean_G r) / (std_G r + eps), sample std, with the reward of a given member that some drawn one reaches set
@@ -29,10 +29,6 @@ def label_smoothing(*, eps: float = 1e-4) -> Estimator:
     Units: any reward scale -> dimensionless; eps in the reward's units.
     Source: ViSurf, arXiv:2510.10606, its smoothing of the label's reward. Deviation: eps in the denominator.
     """
-    return Estimator(assign=partial(_label_smoothing, eps=eps))
-
-
-def _label_smoothing(feedback: Feedback, advantage_BT: Tensor, *, eps: float) -> Tensor:
     origin_B = torch.zeros_like(feedback.group_B) if feedback.origin_B is None else feedback.origin_B
     groups = feedback.groups
     reward_PG, valid_PG = groups.matrix(feedback.reward_B), groups.valid(feedback.valid_B)

@@ -6,13 +6,12 @@ Samples branch at fixed denoising steps, and nodes are compared at the same dept
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.estimators.tree_credit import forest_of, node_pairs
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.group_stats import standardised_among
 from mmgrpo.maths.trees import TREES
 from mmgrpo.splits import Split
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def by_depth(*, eps: float = 1e-8, least: float = 1e-6) -> Estimator:
+@estimator()
+def by_depth(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8, least: float = 1e-6) -> Tensor:
     """A node against the others of its depth in the group.
 
     A = (V - mean) / (std + eps), V the mean reward of the samples below.
@@ -31,10 +31,6 @@ def by_depth(*, eps: float = 1e-8, least: float = 1e-6) -> Estimator:
     Units: any reward scale -> dimensionless; eps and least in the reward's units.
     Source: BranchGRPO, arXiv:2509.06040, and its code (``compute_hierarchical_advantages_by_depth``).
     """
-    return Estimator(assign=partial(_by_depth, eps=eps, least=least))
-
-
-def _by_depth(feedback: Feedback, advantage_BT: Tensor, *, eps: float, least: float) -> Tensor:
     tree = forest_of(feedback)
     value_M = tree.below(feedback.reward_B, feedback.valid_B)
     kin_M = node_pairs(tree.group_M, tree.depth_M)
@@ -42,17 +38,14 @@ def _by_depth(feedback: Feedback, advantage_BT: Tensor, *, eps: float, least: fl
 
 
 @ESTIMATORS.register
-def shared_once() -> Estimator:
+@estimator()
+def shared_once(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     """A decision that several samples took counts once: its A is shared among them.
 
     A_t <- A_t / n_t, n_t the samples that took the decision. It changes what comes in rather than replacing it.
 
     Units: those of the advantage.   Source: BranchGRPO's code, which trains every edge of a tree once.
     """
-    return Estimator(assign=_shared_once)
-
-
-def _shared_once(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     return advantage_BT / forest_of(feedback).sharing().clamp(min=1).to(advantage_BT)
 
 

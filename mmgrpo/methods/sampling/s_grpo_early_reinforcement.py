@@ -5,12 +5,11 @@ One chain of thought is cut off at several positions, and earlier right answers 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.estimators.tree_credit import forest_of
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.group_stats import grouped
 from mmgrpo.maths.strategies import STRATEGIES, Strategy
 from mmgrpo.maths.strategies.branch_points import before_text
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def trunk_and_exits(*, decay: float = 0.5) -> Estimator:
+@estimator()
+def trunk_and_exits(feedback: Feedback, advantage_BT: Tensor, *, decay: float = 0.5) -> Tensor:
     """Exits of one chain of thought against each other: the earlier the right one, the better.
 
     A = r' - mean r' over the thought's answers, r' = decay^(n - 1) for the n-th right exit, else 0.
@@ -33,10 +33,6 @@ def trunk_and_exits(*, decay: float = 0.5) -> Estimator:
     Source: S-GRPO, arXiv:2505.07686, as the catalogue of ``research/`` gives it. Deviation: the mean on the trunk,
         which leaves the sum over the samples as it is.
     """
-    return Estimator(assign=partial(_trunk_and_exits, decay=decay))
-
-
-def _trunk_and_exits(feedback: Feedback, advantage_BT: Tensor, *, decay: float) -> Tensor:
     tree = forest_of(feedback)
     shared_BT = tree.sharing() > 1
     drew_BT, groups = torch.ones_like(shared_BT), feedback.groups

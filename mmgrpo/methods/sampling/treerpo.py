@@ -5,23 +5,21 @@ A node is compared with the other nodes that were reached from the same state.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.estimators.tree_credit import forest_of, node_value
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.group_stats import standardised_among
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mmgrpo.maths.estimators.tree_credit import NodeValue
-
 
 @ESTIMATORS.register
-def siblings(*, eps: float = 1e-8, mean_of: str = "leaves") -> Estimator:
+@estimator(check=node_value)
+def siblings(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8, mean_of: str = "leaves") -> Tensor:
     """A node against those that were reached from the same state.
 
     A = (V - mean) / (std + eps), V the mean reward of the leaves below, or of the node's ``children``, whose values are
@@ -32,11 +30,7 @@ def siblings(*, eps: float = 1e-8, mean_of: str = "leaves") -> Estimator:
     Source: TreeRPO, arXiv:2506.05183: groups of one parent, values of children. Its normalisation, which is said to
         differ from GRPO's, was not to be read, in the paper or in code; this is GRPO's.
     """
-    return Estimator(assign=partial(_siblings, eps=eps, value=node_value(mean_of)))
-
-
-def _siblings(feedback: Feedback, advantage_BT: Tensor, *, eps: float, value: NodeValue) -> Tensor:
     tree = forest_of(feedback)
-    value_M = value(tree, feedback.reward_B, feedback.valid_B)
+    value_M = node_value(mean_of)(tree, feedback.reward_B, feedback.valid_B)
     kin_M = tree.parent_M.where(tree.depth_M > 0, len(tree.parent_M) + torch.arange(len(tree.parent_M)))
     return tree.laid(standardised_among(value_M, kin_M, eps=eps)).to(advantage_BT)

@@ -5,13 +5,11 @@ Right samples are kept for high step rewards, wrong ones for low step rewards, a
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.errors import ConfigError
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
-from mmgrpo.maths.filters import members, standardised_among
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
+from mmgrpo.maths.filters import members, require_positive, standardised_among
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -19,7 +17,10 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
+@estimator(parts=lambda reward: (reward,), keeps=lambda count: count, check=require_positive)
 def consistent_members(
+    feedback: Feedback,
+    advantage_BT: Tensor,
     *,
     reward: str,
     count: int,
@@ -27,7 +28,7 @@ def consistent_members(
     most_steps: int = 30,
     right: float = 0.5,
     eps: float = 1e-4,
-) -> Estimator:
+) -> Tensor:
     """Of the right members those whose steps score best train, of the wrong ones those whose steps score worst.
 
     A = (r - mean_S r) / (std_S r + eps) over the S = ``count`` members kept, 0 for the others; it replaces what was.
@@ -40,23 +41,6 @@ def consistent_members(
     Source: PROF, arXiv:2509.03403, algorithm 1, PROF-BOTH; its code is not out. Reading: the advantages are those among
         the members kept. Deviation: eps in the denominator.
     """
-    if count < 1:
-        raise ConfigError(f"keep at least one member of a group, got {count}")
-    keep = partial(_consistent, reward=reward, count=count, penalty=penalty, most_steps=most_steps, right=right)
-    return Estimator(assign=partial(standardised_among, keep=keep, eps=eps), parts=(reward,), keeps=count)
-
-
-def _consistent(
-    feedback: Feedback,
-    advantage_BT: Tensor,
-    *,
-    reward: str,
-    count: int,
-    penalty: float,
-    most_steps: int,
-    right: float,
-) -> Tensor:
-    del advantage_BT
     scoped = feedback.scopes(reward)
     steps_B = scoped.valid_BS.sum(1)
     score_B = scoped.value_BS.double().where(scoped.valid_BS, 0.0).sum(1) / steps_B.clamp(min=1)
@@ -70,7 +54,7 @@ def _consistent(
         num_good, num_bad = _balanced(len(good), len(bad), count)
         keep_B[good[score_B[good].argsort(descending=True, stable=True)[:num_good]]] = True
         keep_B[bad[score_B[bad].argsort(stable=True)[:num_bad]]] = True
-    return keep_B
+    return standardised_among(feedback, advantage_BT, keep_B, eps=eps)
 
 
 def _balanced(num_good: int, num_bad: int, count: int) -> tuple[int, int]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.advantages import group_advantage
 from mmgrpo.maths.controllers import CONTROLLERS
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.origins import DRAWN
 from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, Strategy, ask_then, trained
 from mmgrpo.system.lazy import torch
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def fixed_off_policy_advantage(*, value: float = 1.0) -> Estimator:
+@estimator()
+def fixed_off_policy_advantage(feedback: Feedback, advantage_BT: Tensor, *, value: float = 1.0) -> Tensor:
     """Rows that are read (replayed, given, drawn otherwise) have one advantage, whatever they earned.
 
     A = value of these with a reward; that of drawn rows is left as it is.
@@ -31,10 +32,6 @@ def fixed_off_policy_advantage(*, value: float = 1.0) -> Estimator:
     Units: those of the advantage.
     Source: AEPO, arXiv:2510.08141, and its code (597358816/AEPO, ``ray_trainer.py``): REINFORCE on positive samples.
     """
-    return Estimator(assign=partial(_fixed_off_policy_advantage, value=value))
-
-
-def _fixed_off_policy_advantage(feedback: Feedback, advantage_BT: Tensor, *, value: float) -> Tensor:
     if feedback.origin_B is None:
         return advantage_BT
     read_B = (feedback.origin_B != DRAWN) & feedback.valid_B

@@ -13,8 +13,8 @@ from mmgrpo.data.contexts import CONTEXTS, require_text_of
 from mmgrpo.data.history import NOTHING, Context, History
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.aggregates import AGGREGATES, Totals
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.system.lazy import torch
 from mmgrpo.types import Prompt
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def along_chain(*, shared: bool = False) -> Estimator:
+@estimator(unscored=True)
+def along_chain(feedback: Feedback, advantage_BT: Tensor, *, shared: bool = False) -> Tensor:
     """A row has the advantage of what was drawn after it: the mean over these rows; one that ends its chain its own.
 
     So the rewards of a chain are those of its ends, which alone they have to apply to, and every row of it trains. With
@@ -37,10 +38,6 @@ def along_chain(*, shared: bool = False) -> Estimator:
     Source: Delethink, arXiv:2510.06557, and its code (McGill-NLP/the-markovian-thinker, ``core_algos.py``,
         ``seq-mean-token-norm-trace-length`` with ``use_flat_batch_correction_ratio``).
     """
-    return Estimator(assign=partial(_along_chain, shared=shared), unscored=True)
-
-
-def _along_chain(feedback: Feedback, advantage_BT: Tensor, *, shared: bool) -> Tensor:
     if feedback.after_B is None:
         chain_B = torch.arange(len(feedback.group_B))
     else:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, ValueSum, total
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.filters import members
 from mmgrpo.maths.group_stats import grouped
 from mmgrpo.maths.terms import GROUP, TERMS, Loss, Term
@@ -23,9 +23,18 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
+@estimator(values=lambda token: (end_logprob(token),), start=lambda start: start)
 def self_judged(
-    *, token: int, share: float = 0.1, scale: float = 0.1, anchor: float = -23.0, least: float = 0.1, start: int = 0
-) -> Estimator:
+    feedback: Feedback,
+    advantage_BT: Tensor,
+    *,
+    token: int,
+    share: float = 0.1,
+    scale: float = 0.1,
+    anchor: float = -23.0,
+    least: float = 0.1,
+    start: int = 0,
+) -> Tensor:
     """What the policy says of its own answers, by a token behind their ends, is a part of the advantage.
 
     A <- (1 - share) A + share (s - mean_G s) / std_G s, where the sample std_G s of the group is above ``least``, at
@@ -35,22 +44,17 @@ def self_judged(
     Units: share is dimensionless, scale reward per nat, anchor nats, least a reward; steps count from 0.
     Source: LaSeR, arXiv:2510.14943, and its code (RUCBM/LaSeR, ``ray_trainer.py``, self_rewarding_advantages).
     """
-    value = end_logprob(token)
-
-    def assign(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
-        if feedback.step < start:
-            return advantage_BT
-        end_BT = feedback[value].double()
-        score_B = (scale * (end_BT.sum(1) - anchor)).clamp(0, 1).where((end_BT != 0).any(1), 0.0)
-        mixed_BT = advantage_BT.clone()
-        for rows in members(feedback):
-            std = score_B[rows].std() if len(rows) > 1 else score_B.new_zeros(())
-            if std > least:
-                own_G1 = ((score_B[rows] - score_B[rows].mean()) / std)[:, None].to(advantage_BT)
-                mixed_BT[rows] = ((1 - share) * advantage_BT[rows] + share * own_G1).where(feedback.mask_BT[rows], 0.0)
-        return mixed_BT
-
-    return Estimator(assign=assign, values=(value,), start=start)
+    if feedback.step < start:
+        return advantage_BT
+    end_BT = feedback[end_logprob(token)].double()
+    score_B = (scale * (end_BT.sum(1) - anchor)).clamp(0, 1).where((end_BT != 0).any(1), 0.0)
+    mixed_BT = advantage_BT.clone()
+    for rows in members(feedback):
+        std = score_B[rows].std() if len(rows) > 1 else score_B.new_zeros(())
+        if std > least:
+            own_G1 = ((score_B[rows] - score_B[rows].mean()) / std)[:, None].to(advantage_BT)
+            mixed_BT[rows] = ((1 - share) * advantage_BT[rows] + share * own_G1).where(feedback.mask_BT[rows], 0.0)
+    return mixed_BT
 
 
 @TERMS.register

@@ -5,20 +5,25 @@ Samples that are likelier under the policy than under a view, such as merged wei
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback, row_mean
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback, row_mean
 from mmgrpo.values import of_view
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+def _check_excess_likelihood(weight: float) -> None:
+    if weight < 0:
+        raise ConfigError(f"excess_likelihood takes away, so that its weight is at least 0, got {weight}")
+
+
 @ESTIMATORS.register
-def excess_likelihood(*, view: str, weight: float = 1.0) -> Estimator:
+@estimator(values=lambda view: (of_view(view),), check=_check_excess_likelihood)
+def excess_likelihood(feedback: Feedback, advantage_BT: Tensor, *, view: str, weight: float = 1.0) -> Tensor:
     """Less for a sample whose decisions were likelier than a view finds them.
 
     A <- A - weight mean_t max(old_logprob - logprob_view, 0), the mean over its kept decisions that have the view.
@@ -27,12 +32,6 @@ def excess_likelihood(*, view: str, weight: float = 1.0) -> Estimator:
     Source: GTR-Turbo, arXiv:2512.13043, the reverse divergence from its merged teacher with each token's held at 0 or
         above, in the reward.
     """
-    if weight < 0:
-        raise ConfigError(f"excess_likelihood takes away, so that its weight is at least 0, got {weight}")
-    return Estimator(assign=partial(_excess, view=view, weight=weight), values=(of_view(view),))
-
-
-def _excess(feedback: Feedback, advantage_BT: Tensor, *, view: str, weight: float) -> Tensor:
     excess_BT = (feedback.old_logprob_BT - feedback[of_view(view)]).clamp(min=0)
     mean_B = row_mean(excess_BT, feedback.seen(view))
     return advantage_BT - weight * mean_B[:, None].to(advantage_BT)

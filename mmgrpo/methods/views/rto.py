@@ -5,22 +5,36 @@ The credit of a decision is the log-ratio of two views, summed over the decision
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.values import of_view
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+def _check_returns_in_view(limit: float | None) -> None:
+    if limit is not None and limit <= 0:
+        raise ConfigError(f"returns_in_view holds what a decision is worth within a limit above 0, got {limit}")
+
+
 @ESTIMATORS.register
+@estimator(
+    values=lambda view, base: (of_view(view),) if base is None else (of_view(view), of_view(base)),
+    check=_check_returns_in_view,
+)
 def returns_in_view(
-    *, view: str, base: str | None = None, weight: float = 1.0, limit: float | None = None
-) -> Estimator:
+    feedback: Feedback,
+    advantage_BT: Tensor,
+    *,
+    view: str,
+    base: str | None = None,
+    weight: float = 1.0,
+    limit: float | None = None,
+) -> Tensor:
     """How much likelier a view finds a decision and those that follow than a base does, against the group's others.
 
     r_t = clip(weight (logprob_view - logprob_base), -limit, limit) and R_t = sum_{s >= t} r_s over the kept decisions
@@ -31,15 +45,6 @@ def returns_in_view(
     Source: RTO, arXiv:2404.18922, and its code (zkshan2002/RTO, ``experience_maker.py``, ``compute_reward``), with
         gamma 1. Deviation: the group's mean in place of a learned value.
     """
-    if limit is not None and limit <= 0:
-        raise ConfigError(f"returns_in_view holds what a decision is worth within a limit above 0, got {limit}")
-    values = (of_view(view),) if base is None else (of_view(view), of_view(base))
-    return Estimator(assign=partial(_returns, view=view, base=base, weight=weight, limit=limit), values=values)
-
-
-def _returns(
-    feedback: Feedback, advantage_BT: Tensor, *, view: str, base: str | None, weight: float, limit: float | None
-) -> Tensor:
     view_BT = feedback.seen(view) if base is None else feedback.seen(view) & feedback.seen(base)
     base_BT = feedback.old_logprob_BT if base is None else feedback[of_view(base)]
     worth_BT = (weight * (feedback[of_view(view)] - base_BT)).where(view_BT, 0.0)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.values import seen_in
 
 if TYPE_CHECKING:
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 @ESTIMATORS.register
-def mask_outside_view(*, view: str) -> Estimator:
+@estimator(values=lambda view: (seen_in(view),))
+def mask_outside_view(feedback: Feedback, advantage_BT: Tensor, *, view: str) -> Tensor:
     """No advantage for the samples that have a view: what the view says teaches them, beside the surrogate.
 
     A <- 0 where the row has the view.
@@ -24,8 +25,4 @@ def mask_outside_view(*, view: str) -> Estimator:
     Units: those of the advantage.
     Source: the routing of SRPO, arXiv:2604.02288, which leaves wrong samples with a right peer to distillation.
     """
-
-    def assign(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
-        return advantage_BT.where(~feedback.seen(view), 0.0)
-
-    return Estimator(assign=assign, values=(seen_in(view),))
+    return advantage_BT.where(~feedback.seen(view), 0.0)

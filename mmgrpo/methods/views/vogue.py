@@ -12,8 +12,8 @@ from mmgrpo.data.contexts import CONTEXTS
 from mmgrpo.data.corruption import IMAGE_CONTEXTS, corrupt_images
 from mmgrpo.data.history import NOTHING, Context, History
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.terms import ratio_of
 from mmgrpo.system.lazy import numpy as np
@@ -25,10 +25,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def _check_bounded_uncertainty(bound: float, entropy_bound: float, weight: float, entropy: float) -> None:
+    if min(bound, entropy_bound) <= 0 or min(weight, entropy) < 0:
+        raise ConfigError("bounded_uncertainty needs bounds above 0 and weights of at least 0")
+
+
 @ESTIMATORS.register
+@estimator(values=lambda view: (of_view(view), ENTROPY), check=_check_bounded_uncertainty)
 def bounded_uncertainty(
-    *, view: str, weight: float = 1.0, bound: float = 2.0, entropy: float = 0.4, entropy_bound: float = 2.0
-) -> Estimator:
+    feedback: Feedback,
+    advantage_BT: Tensor,
+    *,
+    view: str,
+    weight: float = 1.0,
+    bound: float = 2.0,
+    entropy: float = 0.4,
+    entropy_bound: float = 2.0,
+) -> Tensor:
     """More for decisions that the view would have taken otherwise, and for unsure ones, each within a share of |A|.
 
     A_t <- A_t + min(|A_t| / bound, weight u_t) + min(|A_t| / entropy_bound, entropy H_t), H_t the decision's entropy.
@@ -39,17 +52,11 @@ def bounded_uncertainty(
     Raises: ConfigError for bounds that are not above 0, or weights below 0.
     Source: VOGUE, arXiv:2510.01444, whose divergences are of the whole distributions.
     """
-    if min(bound, entropy_bound) <= 0 or min(weight, entropy) < 0:
-        raise ConfigError("bounded_uncertainty needs bounds above 0 and weights of at least 0")
-
-    def assign(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
-        log_ratio_BT = (feedback[of_view(view)] - feedback.old_logprob_BT).where(feedback.seen(view), 0.0)
-        apart_BT = (0.5 * (ratio_of(log_ratio_BT) - 1) * log_ratio_BT).to(advantage_BT)
-        size_BT, unsure_BT = advantage_BT.abs(), feedback[ENTROPY].to(advantage_BT)
-        bonus_BT = torch.minimum(size_BT / bound, weight * apart_BT)
-        return advantage_BT + bonus_BT + torch.minimum(size_BT / entropy_bound, entropy * unsure_BT)
-
-    return Estimator(assign=assign, values=(of_view(view), ENTROPY))
+    log_ratio_BT = (feedback[of_view(view)] - feedback.old_logprob_BT).where(feedback.seen(view), 0.0)
+    apart_BT = (0.5 * (ratio_of(log_ratio_BT) - 1) * log_ratio_BT).to(advantage_BT)
+    size_BT, unsure_BT = advantage_BT.abs(), feedback[ENTROPY].to(advantage_BT)
+    bonus_BT = torch.minimum(size_BT / bound, weight * apart_BT)
+    return advantage_BT + bonus_BT + torch.minimum(size_BT / entropy_bound, entropy * unsure_BT)
 
 
 @CONTEXTS.register

@@ -1,0 +1,76 @@
+"""Decorators that turn the function that does the work into a factory, which a configuration names.
+
+The function takes tensors or records by position, and its numbers as keyword-only parameters. The factory has its name,
+docstring and numbers; called with the numbers, it returns the record of the extension point (an ``Estimator``, a
+``Filter``, ...), in which they are bound. What the record declares beside the function is an argument of the decorator:
+a value, or a function of some of the numbers, which are passed by name: ``values=lambda view: (of_view(view),)``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
+from types import MappingProxyType
+from typing import Any, ParamSpec, TypeVar
+
+Numbers = ParamSpec("Numbers")
+"""The keyword-only parameters of a function, which are those of its factory."""
+
+Record = TypeVar("Record")
+
+
+def factory(
+    record: Callable[..., Record],
+    field: str,
+    *,
+    check: Callable[..., Any] | None = None,
+    functions: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    **declared: Any,
+) -> Callable[[Callable[..., Any]], Callable[..., Record]]:
+    """A decorator that turns a function into a factory of records.
+
+    Args:
+        record: the class of the record.
+        field: field of the record that holds the function with its numbers.
+        check: raises ConfigError for numbers that do not go together; called with those that it names.
+        functions: further fields that hold functions, to which the numbers that they name as keyword-only parameters
+            are bound.
+        **declared: the other fields, each a value, or a function of the numbers that it names.
+
+    Returns:
+        The decorator. It raises TypeError where one of these names a number that the function does not have.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Record]:
+        signature = inspect.signature(function)
+        parameters = [signature.parameters[name] for name in _numbers(function)]
+        of_numbers = signature.replace(parameters=parameters, return_annotation=record)
+        computed = {name: value for name, value in declared.items() if callable(value)}
+        names_of = {name: tuple(inspect.signature(value).parameters) for name, value in computed.items()}
+        names_of |= {name: _numbers(value) for name, value in functions.items()}
+        names_of["check"] = () if check is None else tuple(inspect.signature(check).parameters)
+        for name, names in names_of.items():
+            if unknown := sorted({*names} - {*of_numbers.parameters}):
+                raise TypeError(f"{function.__name__}: {name} reads {', '.join(unknown)}, which is no number of it")
+
+        @wraps(function)
+        def bind(**numbers: Any) -> Record:
+            bound = of_numbers.bind(**numbers)
+            bound.apply_defaults()
+            arguments = {name: {key: bound.kwargs[key] for key in names} for name, names in names_of.items()}
+            if check is not None:
+                check(**arguments["check"])
+            fields = declared | {name: value(**arguments[name]) for name, value in computed.items()}
+            fields |= {name: partial(value, **arguments[name]) for name, value in functions.items()}
+            return record(**{field: partial(function, **bound.kwargs)}, **fields)
+
+        bind.__signature__ = of_numbers  # pyright: ignore[reportAttributeAccessIssue]
+        return bind
+
+    return decorate
+
+
+def _numbers(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of the keyword-only parameters of a function."""
+    return tuple(p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY)
