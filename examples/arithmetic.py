@@ -31,7 +31,7 @@ def careless_sums(fraction: float = 0.7, seed: int = 0) -> list[Example]:
     Raises: DataError if fraction is outside [0, 1].
     """
     if not 0 <= fraction <= 1:
-        raise DataError(f"fraction of careless sums must lie in [0, 1], got {fraction}")
+        raise DataError(f"fraction of careless sums must be in [0, 1], got {fraction}")
     pairs = _pairs()[0]
     careless = set(Random(seed).sample(range(len(pairs)), round(fraction * len(pairs))))
     return [

@@ -50,7 +50,7 @@ def examples(called: float = 0.25, seed: int = 0) -> list[Example]:
     Raises: DataError if the share is outside [0, 1].
     """
     if not 0 <= called <= 1:
-        raise DataError(f"the share of called products must lie in [0, 1], got {called}")
+        raise DataError(f"the share of called products must be in [0, 1], got {called}")
     pairs = _pairs()[0]
     by_call = set(Random(seed).sample(range(len(pairs)), round(called * len(pairs))))
     demonstrations = []

@@ -93,7 +93,7 @@ def mislabelled_examples(fraction: float = 0.45, seed: int = 0) -> list[Example]
     Raises: DataError if fraction is outside [0, 1].
     """
     if not 0 <= fraction <= 1:
-        raise DataError(f"fraction of redrawn captions must lie in [0, 1], got {fraction}")
+        raise DataError(f"fraction of redrawn captions must be in [0, 1], got {fraction}")
     split = load_split()
     N = len(split.train)
     rng = np.random.RandomState(seed)  # the legacy generator: its stream is frozen across numpy versions
@@ -131,7 +131,7 @@ def misread_digits(fraction: float = 0.5, untagged: float = 0.3, seed: int = 0) 
     Raises: DataError if a share is outside [0, 1].
     """
     if not (0 <= fraction <= 1 and 0 <= untagged <= 1):
-        raise DataError(f"fraction and untagged must lie in [0, 1], got {fraction} and {untagged}")
+        raise DataError(f"fraction and untagged must be in [0, 1], got {fraction} and {untagged}")
     questions = digit_questions()
     N = len(questions)
     rng = np.random.RandomState(seed)  # the legacy generator: its stream is frozen across numpy versions

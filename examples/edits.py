@@ -70,7 +70,7 @@ def misinstructed_edits(fraction: float = 0.5, seed: int = 0) -> list[Example]:
     Raises: DataError if fraction is outside [0, 1].
     """
     if not 0 <= fraction <= 1:
-        raise DataError(f"fraction of redrawn instructions must lie in [0, 1], got {fraction}")
+        raise DataError(f"fraction of redrawn instructions must be in [0, 1], got {fraction}")
     rows, names = _rows(load_split().train, load_split().train_labels), list(EDITS)
     rng = np.random.RandomState(seed)  # the legacy generator: its stream is frozen across numpy versions
     instructions = [edit for _, _, edit in rows]

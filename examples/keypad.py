@@ -46,7 +46,7 @@ def misheard_keys(fraction: float = 0.5, seed: int = 0) -> list[Example]:
     Raises: DataError if the share is outside [0, 1].
     """
     if not 0 <= fraction <= 1:
-        raise DataError(f"fraction must lie in [0, 1], got {fraction}")
+        raise DataError(f"fraction must be in [0, 1], got {fraction}")
     rng = np.random.RandomState(seed)  # the legacy generator: its stream is frozen across numpy versions
     return [
         Example(

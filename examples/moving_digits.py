@@ -61,7 +61,7 @@ def mislabelled_moving_digits(directions: float = 0.35, digits: float = 0.1, see
     Raises: DataError if a share is outside [0, 1].
     """
     if not (0 <= directions <= 1 and 0 <= digits <= 1):
-        raise DataError(f"shares of redrawn captions must lie in [0, 1], got {directions} and {digits}")
+        raise DataError(f"shares of redrawn captions must be in [0, 1], got {directions} and {digits}")
     split, direction_names = load_split(), list(DIRECTIONS)
     combinations = list(product(range(len(split.train)), range(len(direction_names))))
     rng = np.random.RandomState(seed)  # the legacy generator: its stream is frozen across numpy versions

@@ -27,7 +27,7 @@ def literal_rewritings(fraction: float = 0.6) -> list[Example]:
     Raises: DataError if fraction is outside [0, 1].
     """
     if not 0 <= fraction <= 1:
-        raise DataError(f"fraction of literal rewritings must lie in [0, 1], got {fraction}")
+        raise DataError(f"fraction of literal rewritings must be in [0, 1], got {fraction}")
     literal = round(fraction * COPIES)
     return [
         Example(

@@ -4,7 +4,7 @@ import os
 import sys
 
 if not sys.flags.safe_path and sys.path[0] in ("", os.getcwd()):
-    del sys.path[0]  # python -m puts the working directory first, where a stranger's peft.py may lie
+    del sys.path[0]  # python -m puts the working directory first, which may contain a foreign peft.py
 
 from mmgrpo.cli import app
 

@@ -1,10 +1,10 @@
-"""What a configuration trains: every function that it names, bound once to its numbers.
+"""The algorithm of a configuration: every function that it names, bound once to its numbers.
 
 ``Algorithm.of(config)`` binds the strategy, the prompt templates, the advantage chain, the objective and the schedules.
 ``Algorithm.at(step, memory)`` is the algorithm at a step: schedules, phases and controllers applied, and only the parts
-bound again whose section changed. The trainer, ``mmgrpo explain`` and ``mmgrpo doctor`` ask the same object.
+of changed sections bound again. The trainer, ``mmgrpo explain`` and ``mmgrpo doctor`` use the same object.
 
-This module imports no torch, so that ``mmgrpo explain`` reads what a run would do without it.
+This module imports no torch, so that ``mmgrpo explain`` prints the plan of a run without it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ WINDOW_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "random_subset": ("seed",),
     "progressive": ("step",),
 }
-"""Arguments of a window beside ``num_decisions``, by its name."""
+"""Arguments of a window besides ``num_decisions``, by its name."""
 
 Result = TypeVar("Result")
 Labeled = TypeVar("Labeled", Modulation, Selection)
@@ -96,7 +96,7 @@ class AdvantageChain:
         combine_for_report: the same, except that ``normalised_sum`` is the weighted sum.
         scale: combined rewards -> (P, G) advantages; with rewards and weights as ``combine`` where ``scales_rewards``.
         scales_rewards: whether ``scale`` takes the single rewards.
-        estimators: what changes the advantage of each decision, in order.
+        estimators: functions that transform the advantage of each decision, in order.
         filters: which samples or decisions train, in order.
     """
 
@@ -139,7 +139,7 @@ class AdvantageChain:
 
     @property
     def span_rewards(self) -> frozenset[str]:
-        """The rewards whose scores of spans estimators read."""
+        """The rewards with scores of spans that estimators read."""
         return frozenset(name for estimator in self.estimators for name in estimator.parts)
 
     def named(self) -> Iterator[tuple[str, Estimator | Filter]]:
@@ -158,19 +158,20 @@ class Algorithm:
 
     Attributes:
         config: of the run, or of the step; with the numbers that follow from other sections.
-        strategy: what is sampled at a step.
-        prompt_templates: what a member is shown in place of the prompt, by name: ``rollout.prompt_templates``.
+        strategy: requests the samples of a step.
+        prompt_templates: transforms of the prompt of a member, by name: ``rollout.prompt_templates``.
         view_templates: likewise in auxiliary forward passes, by the name of the view.
-        task_template: how a task of a mixed run is shown a sample of the task before it; None: it is after no other.
+        task_template: inserts a sample of the previous task into the prompt of a task of a mixed run; None: no previous
+            task.
         window: (num_decisions, seed or step) -> the stochastic decisions of a step; None: all.
-        tree: (num_decisions, group_size) -> where the members of a group part; None: nowhere.
+        tree: (num_decisions, group_size) -> the decisions at which the members of a group branch; None: no tree.
         advantages: from rewards to the advantage of each decision.
         objective: the loss.
         answer_weights: weights of supervised answers by the pass rate of their groups, by label of ``auxiliary``.
         reward_schedules: step -> factor of the weight, by label of the reward.
-        prompt_sampler: which prompts a step takes; None: those of the shuffled order.
+        prompt_sampler: chooses the prompts of a step; None: the shuffled order.
         course: schedules, phases and controllers.
-        moved: what they have changed by the step.
+        moved: the values that they have changed by the step.
     """
 
     config: RunConfig
@@ -228,14 +229,14 @@ class Algorithm:
         )
 
     def at(self, step: int, memory: Memory) -> Algorithm:
-        """The algorithm at a step; the very same object while nothing moves.
+        """The algorithm at a step; the same object while no value changes.
 
         Args:
             step: counted from 0.
             memory: before the step, with the numbers of controllers.
 
         Returns:
-            The algorithm, in which only the parts are bound again whose section differs from the step before.
+            The algorithm; only the parts of sections that differ from the previous step are bound again.
 
         Raises:
             ConfigError: a value that its key cannot have.
@@ -293,7 +294,7 @@ class Algorithm:
         )
 
     def window_at(self, policy: Policy | SupportsWindows, step: int) -> tuple[int, ...] | None:
-        """The stochastic decisions of a step, those among them that branches part at; None for all.
+        """The stochastic decisions of a step, including those at which branches split; None for all.
 
         Raises ConfigError for a window that does not fit the schedule, a policy without one, or
         ``policy.fast_remainder`` without a window.
@@ -302,30 +303,31 @@ class Algorithm:
         if window is None or self.window is None:
             if config.policy and config.policy.numbers.get("fast_remainder"):
                 raise ConfigError(
-                    "policy.fast_remainder is of the steps after rollout.window, and there is none: set it, or leave "
-                    "it out"
+                    "policy.fast_remainder applies to the steps after rollout.window, which is not set: set "
+                    "rollout.window, or leave out policy.fast_remainder"
                 )
             return None
         if not isinstance(policy, SupportsWindows):
-            raise ConfigError(f"rollout.window lays windows over denoising steps; {type(policy).__name__} has none")
+            raise ConfigError(f"rollout.window selects denoising steps; {type(policy).__name__} has none")
         available = {"seed": derive_seed(config.seed, WINDOW_SEED, step), "step": step}
         arguments = {name: available[name] for name in WINDOW_ARGUMENTS.get(window.name, ())}
         stochastic = self.window(policy.num_decisions, **arguments)
         return tuple(sorted({*stochastic, *(split.decision for split in self.splits(policy))}))
 
     def splits(self, policy: Policy | SupportsWindows) -> tuple[Split, ...]:
-        """Where the members of a group part; nowhere without a tree.
+        """The decisions at which the members of a group branch; empty without a tree.
 
         Raises ConfigError if the tree does not fit the group or the schedule, or the policy has no schedule.
         """
         if self.tree is None:
             return ()
         if not isinstance(policy, SupportsWindows):
-            raise ConfigError(f"rollout.tree parts denoising steps; {type(policy).__name__} has none")
+            raise ConfigError(f"rollout.tree splits denoising steps; {type(policy).__name__} has none")
         return tuple(self.tree(policy.num_decisions, self.config.rollout.group_size))
 
     def views_read(self) -> dict[str, str]:
-        """The views that a run may read beside those of its own weights, at any weight, each with a key that names it.
+        """The views that a run may evaluate besides those of the current weights, at any weight, each with a key that
+        names it.
 
         Raises ConfigError for terms that cannot be bound.
         """
@@ -418,7 +420,7 @@ def objective_of(config: ObjectiveConfig) -> Objective:
 
 
 def estimators_of(config: AdvantageConfig) -> tuple[Estimator, ...]:
-    """What changes the advantage of each decision, in order. Raises ConfigError as ``objective_of``."""
+    """The estimators of the advantage of each decision, in order. Raises ConfigError as ``objective_of``."""
     return tuple(_call("advantage.estimators", ESTIMATORS, named, Estimator) for named in config.estimators)
 
 
@@ -428,12 +430,12 @@ def filters_of(config: AdvantageConfig) -> tuple[Filter, ...]:
 
 
 def strategy_of(config: RolloutConfig) -> Strategy:
-    """What is sampled at a step. Raises ConfigError as ``objective_of``."""
+    """The strategy that requests the samples of a step. Raises ConfigError as ``objective_of``."""
     return _call("rollout.strategy", STRATEGIES, config.strategy, Strategy)
 
 
 def prompt_templates_of(config: RolloutConfig) -> dict[str, Context]:
-    """What a strategy may show in place of the prompt, by name. Raises ConfigError as ``objective_of``."""
+    """The prompt templates that a strategy may use, by name. Raises ConfigError as ``objective_of``."""
     return {
         label: bound(f"rollout.prompt_templates.{label}", CONTEXTS, named)()
         for label, named in config.prompt_templates.items()
@@ -503,17 +505,17 @@ def require_advantages(algorithm: Algorithm) -> None:
         moves = any(key.startswith(name.replace(": ", ".")) for key in config.schedules)
         if part.keeps is not None and size is not None and part.keeps >= size and not moves:
             raise ConfigError(
-                f"{name} keeps {part.keeps} members of a group and rollout.group_size is {size}, so that nobody is "
-                "left out: draw more members, or keep fewer"
+                f"{name} keeps {part.keeps} members of a group and rollout.group_size is {size}, so the filter leaves "
+                "out no member: raise rollout.group_size, or keep fewer"
             )
 
 
 def without_turn_rewards(reader: str, reason: str) -> str:
     """The message of a mechanism that reads the rewards of turns where there are none."""
     return (
-        f"{reader} reads the rewards of turns, and {reason}: use an environment whose turns have a reward "
-        "(Turn(reward=...), 0.0 for a turn that earns nothing), or set reward: LABEL there, a reward of the whole "
-        "sample that is paid with its last turn"
+        f"{reader} reads the rewards of turns, and {reason}: use an environment that rewards its turns "
+        "(Turn(reward=...), 0.0 for a turn that earns nothing), or set reward: LABEL there, a reward of the complete "
+        "sample that counts in its last turn"
     )
 
 
@@ -521,7 +523,7 @@ def _call(key: str, functions: Mapping[str, Callable[..., Result]], named: Named
     """The result of a function of numbers. Raises ConfigError as ``bound``, and for a result of another type."""
     result = bound(key, functions, named)()
     if not isinstance(result, kind):
-        raise ConfigError(f"{key}: {named.name} gives {type(result).__name__}; let it return a {kind.__name__}")
+        raise ConfigError(f"{key}: {named.name} returns a {type(result).__name__}; it must return a {kind.__name__}")
     return result
 
 
@@ -539,8 +541,8 @@ def _require_bounds(name: str, surrogate: Callable[..., Any], modulations: Seque
     missing = [bound_name for bound_name in ("low", "high") if not takes(surrogate, bound_name)]
     if missing:
         raise ConfigError(
-            f"objective.modulations: {', '.join(modulations)} sets how far a ratio may go, and the surrogate {name} "
-            f"has no such bounds: it takes no {' and no '.join(missing)}; use one that does, such as clipped (own: "
+            f"objective.modulations: {', '.join(modulations)} sets the bounds of the ratio, but the surrogate {name} "
+            f"has no parameter {' or '.join(missing)}; use one that has both, such as clipped (a custom one: "
             "def surrogate(..., *, low: float = 0.2, high: float = 0.2)), or leave the modulation out"
         )
 
@@ -551,8 +553,8 @@ def _with_lr(named: Named, lr: float) -> Named:
     stated = named.numbers.get("lr")
     if stated not in (None, lr):
         raise ConfigError(
-            f"advantage.filters: {named.name}.lr is {stated} and update.lr {lr}, and it predicts the step of the "
-            "update: leave it out, or give both the same"
+            f"advantage.filters: {named.name}.lr is {stated} and update.lr {lr}, but the filter predicts the step of "
+            "the update: leave out its lr, or set both to the same value"
         )
     return named.model_copy(update={"lr": lr})
 

@@ -11,17 +11,17 @@ _others: Callable[[], list[Tensor]] = list
 
 
 def join(others: Callable[[], list[Tensor]]) -> None:
-    """From now on what ``others`` gives is differentiated in every pass, with coefficients of zero.
+    """Adds the results of ``others`` to every following backward pass, with coefficients of zero.
 
     Args:
-        others: called before each pass; it may wait. Whoever joined before has no part any more.
+        others: called before each pass; it may wait. It replaces the function that joined before.
     """
     global _others
     _others = others
 
 
 def backward(loss: Tensor) -> None:
-    """``loss.backward()``, with what others have to differentiate."""
+    """``loss.backward()``, including the results of the joined function."""
     joined = _others()
     torch.autograd.backward([loss, *joined], [None, *map(torch.zeros_like, joined)])
 

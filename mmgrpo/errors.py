@@ -1,7 +1,9 @@
-"""Every error this package raises on purpose.
+"""The exceptions of this package.
 
-Each class is also the standard-library class it refines, so callers may catch either. A message says what came, what
-is allowed and what to change. To add one: subclass ``MmgrpoError`` and the closest built-in, one line of docstring.
+Each class is also the standard-library class it refines, so callers may catch either. A message contains the received
+value,
+the allowed values and a suggested fix. To add one: subclass ``MmgrpoError`` and the closest built-in, with a docstring
+of one line.
 """
 
 
@@ -21,11 +23,11 @@ class UnknownNameError(ConfigError, KeyError):
 
 
 class MissingPackageError(MmgrpoError, ImportError):
-    """An optional package that the asked-for feature needs is not installed."""
+    """An optional package that a requested feature needs is not installed."""
 
 
 class ShapeError(MmgrpoError, ValueError):
-    """A tensor whose shape, dtype or values break a contract."""
+    """A tensor with a shape, dtype or values that violate a contract."""
 
 
 class DataError(MmgrpoError, ValueError):
@@ -41,11 +43,11 @@ class NonFiniteError(MmgrpoError, FloatingPointError):
 
 
 class PolicyError(MmgrpoError, RuntimeError):
-    """A policy that cannot do what was asked of it."""
+    """A policy that does not support a requested operation."""
 
 
 class ReplayError(PolicyError):
-    """A pipeline whose recorded decisions cannot be scored again exactly."""
+    """A pipeline that cannot score its recorded decisions again exactly."""
 
 
 class CheckpointError(MmgrpoError, RuntimeError):
@@ -57,7 +59,7 @@ class OutOfMemoryError(MmgrpoError, MemoryError):
 
 
 class ProcessLostError(MmgrpoError, ConnectionError):
-    """Another process of the job, without which this one cannot go on."""
+    """Another process of the job ended, and this one cannot continue without it."""
 
 
 class OutputError(MmgrpoError, OSError):

@@ -1,6 +1,7 @@
 """The step of GRPO, as the Trainer runs it: rollout, score, compute advantages, update, update the prompt statistics.
 
-A ``Loop`` holds what steps share; ``Loop.at(step, memory)`` is a ``Step``, whose methods are the phases in their order.
+A ``Loop`` holds the state that steps share; ``Loop.at(step, memory)`` is a ``Step`` with one method per phase, in
+order.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from mmgrpo.types import Prompt
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """What all steps of a run share; ``owner`` is the loop of the task that owns the policy, None: this one."""
+    """The state that all steps of a run share; ``owner`` is the loop of the task that owns the policy, None: this
+    one."""
 
     algorithm: Algorithm
     policy: Policy
@@ -56,7 +58,7 @@ class Loop:
         cls, algorithm: Algorithm, policy: Policy, rewards: Sequence[NamedReward], prompts: Sequence[Prompt], *,
         job: Job, device: Any = "cpu", owner: Loop | None = None,
     ) -> Loop:  # fmt: skip
-        """Creates the components. Raises ConfigError for a policy that cannot do what the algorithm asks of it."""
+        """Creates the components. Raises ConfigError for a policy that does not support the algorithm."""
         config, parameters = algorithm.config, policy.trainable
         scoring, stream = StepRewards(rewards, algorithm), algorithm.prompt_stream(prompts, prompt_check(policy))
         scoring.move(algorithm.at(0, Memory()))
@@ -97,7 +99,7 @@ class Step:
     def rollout(
         self, on_samples: OnSamples = lambda samples: None, *, upstream: UpstreamRollouts | None = None
     ) -> Rollouts:
-        """Samples, or re-scores, what the strategy requests round by round; the rewards start on the samples."""
+        """Samples, or re-scores, the requests of the strategy round by round; the rewards start on the samples."""
         loop, algorithm, templates = self.loop, self.algorithm, upstream.templates if upstream else {}
         chain, functions = algorithm.advantages, loop.scoring.rewards
         with loop.job.gathered_for_rollout(loop.algorithm.config.runtime):
@@ -142,7 +144,7 @@ class Step:
         yield from (metrics for (metrics,) in update_jointly([plan], self.loop.optimizer, **section.passes))
 
     def prompt_stats(self, rollouts: Rollouts, rewards: Rewards, advantages: Advantages) -> PromptStats:
-        """What the memory will hold of the prompts of the step, the same on every process."""
+        """The statistics of the prompts of the step for the memory, the same on every process."""
         return step_prompt_stats(
             rewards, advantages, self.prompts.key, step=self.number, replay=self.algorithm.strategy.replay,
             requests=rollouts.requests, job=self.loop.job,

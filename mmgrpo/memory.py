@@ -1,8 +1,9 @@
-"""What a run remembers from step to step, the same on every process and part of every checkpoint.
+"""The state that a run carries from step to step, the same on every process and part of every checkpoint.
 
-A ``Memory`` is a value: nothing in it changes, each function gives a new one. It holds numbers per prompt, in columns
-that whoever needs them declares; rows that may be trained on again; and the small states of controllers and samplers.
-A prompt is known by its key, which follows from its row of data (``mmgrpo.data.keys``), never by its place in a step.
+A ``Memory`` is immutable: each function returns a new one. It contains numbers per prompt, in columns declared by their
+users; rows that may be trained on again; and the small states of controllers and samplers.
+A prompt is identified by its key, a function of its row of data (``mmgrpo.data.keys``), never by its position in a
+step.
 
 Axes: K keys, B rows of the job, T decisions.
 """
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes:
-    """What became of a step's prompts.
+    """The outcomes of a step's prompts.
 
     Attributes:
-        keys: K prompts, each once, in the order in which the job drew them.
+        keys: K prompts, each once, in the order in which the job sampled them.
         num_K: int64, how many samples of each had a reward.
         reward_sum_K: float64, over these.
         reward_square_sum_K: float64, over these.
@@ -60,11 +61,11 @@ class Column:
     """A number per prompt.
 
     Attributes:
-        name: what it is asked for by.
+        name: the name of the column.
         dtype: ``float64`` or ``int64``.
-        default: the number of a prompt that was never seen.
-        rule: what a step makes of it; None: only who declared it writes it.
-        numbers: of the rule, for telling two declarations of one name apart.
+        default: the number of a prompt without samples so far.
+        rule: updates the number after a step; None: only its owner writes it.
+        numbers: of the rule, to detect different declarations of one name.
     """
 
     name: str
@@ -76,21 +77,21 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRow:
-    """A row of an earlier step, with what it takes to read it again.
+    """A row of an earlier step, with the data to re-score it.
 
     Attributes:
         key: of its prompt.
-        text: what was written, if the policy writes.
-        tokens: (T,) int64 token ids, if the policy speaks in tokens.
-        array: what was drawn, if the policy draws: a latent, or a picture as uint8 (H, W, C).
+        text: the generated text, if the policy generates text.
+        tokens: (T,) int64 token ids, if the decisions of the policy are tokens.
+        array: the generated latent, or image as uint8 (H, W, C), if the policy generates one.
         finished: False where it was cut off by its length limit.
-        old_logprob_T: float32, under the weights that drew it; None where not known.
-        reward: what it earned.
-        advantage: what that was worth in its group.
-        step: at which it was drawn, counted from 0.
-        num_forced: how many of its first tokens were given.
-        turns: what ``Sample`` says of the turns of an exchange, by field; empty: it was none.
-        record: what the policy needs to read it as the same decisions, of ``Rollout.record_B``; None: nothing.
+        old_logprob_T: float32, under the behavior policy; None if unknown.
+        reward: its combined reward.
+        advantage: its advantage in its group.
+        step: the step that sampled it, counted from 0.
+        num_forced: number of leading tokens that were forced, not sampled.
+        turns: the fields of ``Sample`` about the turns of a conversation; empty: no conversation.
+        record: its entry of ``Rollout.record_B``, from which the policy rebuilds the same decisions; None: no data.
     """
 
     key: str
@@ -129,10 +130,10 @@ class Memory:
         """The same memory with further columns.
 
         Args:
-            columns: who needs the same number may declare it again.
+            columns: the same column may be declared several times.
 
         Returns:
-            The memory; prompts seen before have the columns' defaults.
+            The memory; earlier prompts have the columns' defaults.
 
         Raises:
             ConfigError: two declarations of one name differ.
@@ -148,7 +149,7 @@ class Memory:
         return replace(self, columns=declared, numbers=numbers)
 
     def read(self, name: str, keys: Sequence[str]) -> Tensor:
-        """(K,) numbers of a declared column for some prompts, each its default where the prompt was never seen."""
+        """(K,) numbers of a declared column for some prompts, the default for a prompt without samples so far."""
         column, numbers = self._column(name), self.numbers[name]
         defaults = _defaults(column, len(keys))
         if not self.index_of:
@@ -203,7 +204,7 @@ class Memory:
         return replace(self, replay={key: tuple(rows_of_key) for key, rows_of_key in replay.items() if rows_of_key})
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it in what ``torch.load(weights_only=True)`` reads."""
+        """The memory in types that ``torch.load(weights_only=True)`` reads."""
         return {
             "keys": list(self.index_of),
             "numbers": dict(self.numbers),
@@ -212,10 +213,10 @@ class Memory:
         }
 
     def restored(self, state: Mapping[str, Any] | None) -> Memory:
-        """What a ``state_dict`` held, in the columns that this memory declares; what nobody declares now is dropped.
+        """The memory of a ``state_dict``, in the columns that this memory declares; other columns are dropped.
 
         Args:
-            state: None, of a checkpoint from before there was a memory: this memory itself.
+            state: a ``state_dict``; None, of a checkpoint without memory: returns this memory.
 
         Returns:
             The memory.
@@ -242,7 +243,9 @@ class Memory:
 
     def _column(self, name: str) -> Column:
         if name not in self.columns:
-            raise ConfigError(f"nobody declared the column '{name}' of the memory; declared are {list(self.columns)}")
+            raise ConfigError(
+                f"no part of the run declares the column '{name}' of the memory; declared: {list(self.columns)}"
+            )
         return self.columns[name]
 
     def _with_prompts(self, keys: Sequence[str]) -> Memory:

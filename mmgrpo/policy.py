@@ -101,7 +101,7 @@ class NamedWeights(ABC):
     def store(self, name: str, *, decay: float = 0.0) -> None:
         """Stores the current weights under a name: stored = decay * stored + (1 - decay) * current.
 
-        A new name starts as the current weights, whatever the decay. ``reference`` always exists: it starts as the
+        A new name starts as the current weights, for any decay. ``reference`` always exists: it starts as the
         policy before its first update.
 
         Args:
@@ -117,7 +117,7 @@ class NamedWeights(ABC):
         """A context in which the policy has the weights of that name, frozen; ``reference`` always exists.
 
         Args:
-            name: name of the weights, as given to ``store``.
+            name: name of the weights, as passed to ``store``.
 
         Returns:
             The context manager.
@@ -186,7 +186,7 @@ class SupportsPromptCheck(ABC):
 
 
 class SupportsWindows(ABC):
-    """A policy whose samples all have the same number of decisions, known in advance, as ``rollout.window`` needs."""
+    """A policy with the same number of decisions in all samples, known in advance, as ``rollout.window`` needs."""
 
     @property
     @abstractmethod

@@ -143,9 +143,9 @@ class Sample:
         turn_ends: one past the last token of each turn.
         turn_texts: text of each turn.
         turn_rewards: the environment's reward for each turn; None: no reward.
-        turn_keys: key of the state before each turn: given by the environment, else its text; None if unknown.
+        turn_keys: key of the state before each turn: set by the environment, else its text; None if unknown.
         context: name of the prompt template that the sample was generated under; None: the unchanged prompt.
-        after: group and member of each sample of the step whose text its prompt contains; empty: none.
+        after: group and member of each sample of the step that its prompt contains the text of; empty: none.
         environment_error: error of the environment of its conversation: no reward scores it; None: no error.
         failure: why the sample is not a result of the policy (pixels that are not finite, an image that a safety
             checker replaced): no reward is called with it; None: it is valid.

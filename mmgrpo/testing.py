@@ -23,7 +23,7 @@ from mmgrpo.types import Origin, Plan, Prompt, Rollout, Sample
 
 SEED = 11
 GROUP_SIZE = 2
-GRADIENT_ROUNDING = 1e-4  # what another batch composition may change in a float32 gradient, relative to its norm
+GRADIENT_ROUNDING = 1e-4  # tolerance of a float32 gradient for another batch composition, relative to its norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ def check_prompt_ids(subject: Subject) -> None:
 
 def check_emitted_samples(subject: Subject) -> None:
     """Samples are emitted while others are generated: each once, as the objects that the rollout holds."""
-    for stochastic in (None, ()):  # drawn at random, and without noise
+    for stochastic in (None, ()):  # sampled at random, and without noise
         portions: list[Sequence[Sample]] = []
         rollout = subject.rollout(subject.make(1), Plan(stochastic=stochastic, on_samples=portions.append))
         emitted = [sample for portion in portions for sample in portion]
@@ -152,7 +152,7 @@ def check_reference(subject: Subject) -> None:
     policy = subject.make(subject.rows)
     rollout = subject.rollout(policy)
     untrained_BT = values(policy, rollout)
-    with policy.reference():  # a full fine-tune copies its weights when first asked
+    with policy.reference():  # a full fine-tune copies its weights on the first use
         assert torch.equal(values(policy, rollout), untrained_BT)
     flags = [p.requires_grad for p in subject.parameters(policy)]
     move(policy.trainable)
@@ -249,7 +249,7 @@ def check_ratio_of_read_rows(subject: Subject, policy: Policy, rollout: Rollout)
     except PolicyError:
         if has_tokens:
             raise
-        return  # a pipeline whose samples cannot be noised again, which it says
+        return  # a pipeline that reports that its samples cannot be noised again
     gap = subject.gap if has_tokens else 0.0
     assert read.mask_BT.any()
     assert largest_difference(values(policy, read), read.old_logprob_BT, read.mask_BT) <= max(gap, subject.rounding)

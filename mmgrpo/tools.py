@@ -117,7 +117,7 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, set | frozenset):
         return sorted(value)
-    raise TypeError(f"a tool returns text or what JSON can hold, and this one returned {type(value).__name__}")
+    raise TypeError(f"a tool must return a text or a JSON value; this one returned {type(value).__name__}")
 
 
 @cache

@@ -57,7 +57,7 @@ class Plan:
             values of the view ``old`` need the Gaussian means.
         sample_values: names of the per-sample means to store in ``Sample.values``.
         prompt_ids: integer identities of the prompts, unique within the job's step; None numbers them from 0. Prompts
-            with one identity form one group, each shown to some of its members.
+            with one identity form one group, each used for some of its members.
         members: numbers of the group members to sample from each prompt; they key the random numbers. None: 0 to
             group_size - 1 for each prompt.
         continues: the continuation that each prompt's rows start from, for policies that write text; None, for all or
@@ -148,7 +148,7 @@ class Noise:
 
 
 class Origin(IntEnum):
-    """Source of a row of a rollout: sampled by the policy at this step, a stored row, or a given answer."""
+    """Source of a row of a rollout: sampled by the policy at this step, a stored row, or a demonstration."""
 
     ON_POLICY = 0
     REPLAY = 1
@@ -161,7 +161,7 @@ class OffPolicySample:
 
     Attributes:
         sample: the generation, from any source; the policy conditions on its prompt.
-        num_forced: number of leading decisions that are given and not trained on.
+        num_forced: number of leading decisions that are forced and not trained on.
         old_logprob_T: log-probability of each decision under the behavior policy; None: that of the current policy,
             without grad.
         origin: source of the sample.

@@ -34,7 +34,7 @@ def render(processor: Any, messages: Sequence[Mapping[str, Any]], prompt: Prompt
     except Exception as error:  # templates raise errors of jinja2, of Python and of transformers
         roles = ", ".join(str(message.get("role")) for message in messages)
         system = (
-            "; a system turn may be what it does not take: remove it from the row and leave out policy.system"
+            "; the template may not support a system turn: remove it from the row and leave out policy.system"
             if any(message.get("role") == "system" for message in messages)
             else ""
         )
@@ -70,7 +70,7 @@ def require_no_arguments(prompt: Prompt) -> None:
     """Raises DataError for a prompt with template arguments, if no chat template is used."""
     if prompt.chat_template_kwargs:
         raise DataError(
-            f"the prompt {prompt.text!r:.60} brings {', '.join(prompt.chat_template_kwargs)} for a chat template, and "
+            f"the prompt {prompt.text!r:.60} sets {', '.join(prompt.chat_template_kwargs)} for a chat template, but "
             "none is used; take a checkpoint with one, or rename the column if it is for the rewards alone"
         )
 
@@ -80,9 +80,9 @@ def _require_variables(processor: Any, row_arguments: Mapping[str, Any], prompt:
     unused = [name for name in row_arguments if not re.search(rf"\b{re.escape(name)}\b", templates)]
     if unused:
         raise DataError(
-            f"the prompt {prompt.text!r:.60} brings {', '.join(unused)} for the chat template, and the template of "
-            f"{type(processor).__name__} has no use for that; take a model whose template has, or rename the column if "
-            "it is for the rewards alone"
+            f"the prompt {prompt.text!r:.60} sets {', '.join(unused)} for the chat template, but the template of "
+            f"{type(processor).__name__} does not use it; use a model with a template that does, or rename the column "
+            f"if only the rewards read it"
         )
 
 

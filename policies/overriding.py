@@ -22,8 +22,7 @@ def override_settings(settings: Settings, changed: Mapping[str, Any], allowed: C
         return settings
     if unknown := [name for name in changed if name not in allowed]:
         raise ConfigError(
-            f"a rollout of tokens has no setting {', '.join(map(repr, unknown))} of its own; it takes "
-            f"{', '.join(allowed)}"
+            f"a rollout of tokens has no setting {', '.join(map(repr, unknown))}; it takes {', '.join(allowed)}"
         )
     current = settings.model_dump()
     try:

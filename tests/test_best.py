@@ -153,7 +153,7 @@ def test_a_best_that_cannot_be_is_refused_at_once(tmp_path: Path) -> None:
     ("best", "said"),
     [
         ("held_out", "of a mixed run it is TASK/REWARD, got 'held_out'; tasks: a, b"),
-        ("b/held_out", "tasks.b: checkpoint.best: its checkpoints hold no weights; name a reward of a"),
+        ("b/held_out", "tasks.b: checkpoint.best: the checkpoints of this task have no weights; name a reward of a"),
     ],
 )
 def test_of_a_mixed_run_it_is_the_reward_of_a_task_with_weights(best: str, said: str) -> None:

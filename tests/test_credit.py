@@ -110,7 +110,7 @@ def test_numbers_of_a_scale_stand_within_it_or_beside_it() -> None:
     expected = torch.tensor([-0.3654880, 0.3654880, -1.0964640, 1.0964640])
     torch.testing.assert_close(credit_of(scores, 4, within).advantage_B, expected)
     torch.testing.assert_close(credit_of(scores, 4, beside).advantage_B, expected)
-    with pytest.raises(ValueError, match="eps beside scale and within it"):
+    with pytest.raises(ValueError, match=r"eps is set both in advantage and in advantage\.scale"):
         AdvantageConfig.model_validate({"scale": {"name": "group", "eps": 0.5}, "eps": 0.5})
 
 

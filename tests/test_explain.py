@@ -182,7 +182,7 @@ def test_formula_and_numbers() -> None:
 
 def test_normalised_log_ratio_and_step_weight() -> None:
     said = rows(changed(objective={"ratio_level": "sequence", "normalise_ratio": True, "step_weight": "inverse_step"}))
-    assert "normalised to (log r + b) * std, with b = mean((mu - mu_old)^2) / (2 std^2)" in said["log-ratio"]
+    assert "normalized to (log r + b) * std, with b = mean((mu - mu_old)^2) / (2 std^2)" in said["log-ratio"]
     assert "; then log r_i = mean_t log r_it" in said["log-ratio"]
     assert said["weight w"].startswith("v times inverse_step: 1 / h on the masked decisions")
 
@@ -203,7 +203,7 @@ def test_selections_bounds_and_the_ratio_of_the_divergence() -> None:
         )
     )
     assert said["log-ratio"] == (
-        "sequence: log r = logprob - old_logprob, held by pessimistic: b = min(log r, high) where A > 0, "
+        "sequence: log r = logprob - old_logprob, bounded by pessimistic: b = min(log r, high) where A > 0, "
         "max(log r, -low) elsewhere, low = 0.4, high = 0.4; then log r_i = mean_t log r_it: the length-normalised "
         "ratio of the sequence"
     )
@@ -229,7 +229,7 @@ def test_selections_alone_take_values_first() -> None:
     near = {"selections": ({"name": "near_policy", "limit": 0.1},), "kl_beta": 0}
     said = rows(changed(objective=near))
     assert said["values"].startswith("a pass before every update of a rollout but the first")
-    assert said["values"].endswith("selections look at values first")
+    assert said["values"].endswith("selections read all values first")
     assert said["skipped"].startswith("decisions without an advantage or a weight take no forward")
     assert (
         "pass before every update: "
@@ -263,7 +263,7 @@ def test_geometry_passes_and_method() -> None:
     assert said["reference"].startswith("a pass with each pass of the policy")
     assert said["evaluation"] == (
         "before the first step, every 10 steps and after the last: 40 samples a prompt of 40 forwards each, "
-        "without noise, judged by held_out"
+        "without noise, scored by held_out"
     )
     assert said["method"] == "Flow-GRPO (arXiv:2505.05470)"
     assert (said["deviation"], said["evidence"]) == ("one window", "by hand")
@@ -344,7 +344,7 @@ def no_planner() -> int:
 def test_function_that_makes_something_else_is_refused() -> None:
     config = RunConfig.model_validate({"rollout": {"strategy": f"python:{__name__}:no_planner"}})
     with pytest.raises(
-        ConfigError, match=r"rollout\.strategy: python:.*:no_planner gives int; let it return a Strategy"
+        ConfigError, match=r"rollout\.strategy: python:.*:no_planner returns a int; it must return a Strategy"
     ):
         explanation(config)
 

@@ -75,10 +75,10 @@ def test_a_run_spends_what_was_explained(name: str, tmp_path: Path) -> None:
 def test_a_tail_without_a_window_is_refused() -> None:
     config = validated({"policy": {"name": "denoising", "fast_remainder": {"frac": 0.4}}})
     with pytest.raises(
-        ConfigError, match=r"policy\.fast_remainder is of the steps after rollout\.window, and there is none"
+        ConfigError, match=r"policy\.fast_remainder applies to the steps after rollout\.window, which is not set"
     ):
         forwards_per_sample(Algorithm.of(config), 10)
-    with pytest.raises(ConfigError, match=r"policy\.fast_remainder is of"):
+    with pytest.raises(ConfigError, match=r"policy\.fast_remainder applies to"):
         Algorithm.of(config).window_at(DenoisingPolicy(PIPELINES["sd3"].build(), {"fast_remainder": {"frac": 0.4}}), 0)
 
 
@@ -135,7 +135,7 @@ def test_a_method_of_tokens_is_counted_as_it_runs() -> None:
     explained = rows(load_config("methods/tempo"))
     assert explained["forwards"].startswith("counted by the policy as it runs")
     assert explained["loss"].endswith("entropy_bonus * sum v H + further terms, over the kept decisions")
-    with pytest.raises(ConfigError, match=r"no kind of policy is named .* over a model, model first"):
+    with pytest.raises(ConfigError, match=r"no kind of policy is named .* include a model before the file"):
         load_config("methods/branch-grpo")
 
 

@@ -63,7 +63,7 @@ def test_half_of_the_keys_are_taught_wrong() -> None:
     assert sum(said != key for said, key in wrong) / len(wrong) == pytest.approx(0.5, abs=0.03)
     assert all(PARTNER[PARTNER[key]] == key for key in PARTNER)
     assert [one.text for one in misheard_keys(0.0)] == [one.columns["text"] for one in keypad_questions()]
-    with pytest.raises(DataError, match="fraction must lie"):
+    with pytest.raises(DataError, match="fraction must be"):
         misheard_keys(1.5)
 
 

@@ -82,7 +82,7 @@ def test_what_cannot_be_opened_is_named(path: Path, tmp_path: Path):
         (str(tmp_path / "text.png"), r"text.png cannot be opened as an image \(UnidentifiedImageError"),
         ({"bytes": b"12345", "path": None}, "a mapping of bytes, path.* cannot be opened"),
         ("https://example.org/a.png", "is a URL and nothing is fetched; download it"),
-        ("data:image/png;base64,AAA", "is not base64 as it says"),
+        ("data:image/png;base64,AAA", "is declared as base64 but is not"),
         ("data:image/png;base64", "holds no data"),
         ({"bytes": None, "path": None}, "must be a PIL image, a path, .* got a mapping of bytes, path"),
         (7, "must be a PIL image, a path, .* got a int"),

@@ -82,7 +82,7 @@ def test_a_single_reward_and_a_single_source_may_be_bare_names() -> None:
     [
         ("rewards=3", "rewards: must be a list, such as rewards=[{name: exact_match}]; got 3"),
         ("prompts=3", "prompts: must be a mapping, such as prompts={source: prompts.jsonl}; got 3"),
-        ("steps=many", "steps: must be a whole number; got 'many'"),
+        ("steps=many", "steps: must be an integer; got 'many'"),
         ("update.lr=fast", "update.lr: must be a number; got 'fast'"),
         ("prompts.shuffle=perhaps", "prompts.shuffle: must be true or false; got 'perhaps'"),
         ("steps=-1", "steps: must be greater than or equal to 0; got -1"),
@@ -107,7 +107,7 @@ def test_a_surrogate_without_a_bound_that_a_modulation_sets_is_an_error_before_t
         "modulations": [{"name": "by_old_probability", "low": 0.2, "high": 0.2}],
     }
     objective = RunConfig.model_validate({"objective": values}).objective
-    with pytest.raises(ConfigError, match="has no such bounds: it takes no high; use one that does, such as clipped"):
+    with pytest.raises(ConfigError, match="has no parameter high; use one that has both, such as clipped"):
         objective_of(objective)
 
 

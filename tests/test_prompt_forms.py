@@ -265,12 +265,12 @@ class TestErrors:
             ({"prompt": [user(3)]}, "content must be a text or a list of parts, got 3"),
             (
                 {"prompt": "p", "images": [{"bytes": None, "path": None}]},
-                "line 1: a mapping stands for the image .* nothing",
+                "line 1: the image is a mapping .* nothing",
             ),
             ({"prompt": "p", "image": 3}, "line 1: the image must be a path, got int"),
             ({"prompt": "p", "image": "clip.mp4"}, r"line 1: .*clip.mp4 cannot be opened as an image \(Unidentified"),
             ({"prompt": "p", "image": "5.png"}, r"line 1: .*5.png does not exist; nearest there"),
-            ({"prompt": "p", "image": "data:image/png;base64,AAA"}, "line 1: the image data:.* is not base64"),
+            ({"prompt": "p", "image": "data:image/png;base64,AAA"}, "line 1: the image data:.* is declared as base64"),
             (
                 {"messages": [user("a <bbox>")], "objects": {"ref": []}},
                 "holds a <bbox> tag, .* write the coordinates out",

@@ -78,7 +78,7 @@ def test_what_lies_outside_is_refused_unless_it_is_allowed(form: str, outside: P
     file = written(forms(outside)[form], outside.parent / "data")
     pictures = ("mask",) if form == "mask" else ()
     with pytest.raises(
-        DataError, match=r"rows.jsonl, line 1: .* lies outside of .*/data, .*set prompts.allow_outside: true"
+        DataError, match=r"rows.jsonl, line 1: .* is outside of .*/data, .*set prompts.allow_outside: true"
     ):
         load_prompts(file, pictures=pictures)
     (prompt,) = load_prompts(file, pictures=pictures, allow_outside=True)
@@ -95,7 +95,7 @@ def test_archives_that_lie_outside_or_nowhere_in_particular_are_refused(
     data = outside.parent / "data"
     monkeypatch.chdir(data)
     file = written({"prompt": "p", "image": f"zip://a.png::{end.format(data)}"}, data)
-    with pytest.raises(DataError, match=r"rows.jsonl, line 1: .* lies outside of"):
+    with pytest.raises(DataError, match=r"rows.jsonl, line 1: .* is outside of"):
         load_prompts(file)
 
 
@@ -127,7 +127,7 @@ def test_stored_images_that_are_paths_are_refused_in_any_column(outside: Path) -
         assert len(load_prompts(dataset)) == 1  # whoever holds it in Python has said where its images lie
         table = dataset.data.table.replace_schema_metadata(features.arrow_schema.metadata)
         pyarrow.parquet.write_table(table, outside.parent / "data/rows.parquet")
-        with pytest.raises(DataError, match=r"row 0.*a.png' lies outside of .*/data"):
+        with pytest.raises(DataError, match=r"row 0.*a.png' is outside of .*/data"):
             load_prompts(outside.parent / "data/rows.parquet")
         assert len(load_prompts(outside.parent / "data/rows.parquet", allow_outside=True)) == 1
 
@@ -139,7 +139,7 @@ def test_the_configuration_says_so(outside: Path) -> None:
     )
     assert refused is not None
     assert allowed is not None
-    with pytest.raises(DataError, match="lies outside of"):
+    with pytest.raises(DataError, match="is outside of"):
         load_prompts_of(refused)
     assert len(load_prompts_of(allowed)) == 1
     (outside / "prompts.txt").write_text("p\n")

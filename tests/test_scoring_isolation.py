@@ -240,7 +240,7 @@ class TestColumns:
             ({"name": "edit_distance"}, "x" * 10_001, "x", "at most 10,000 characters"),
             ({"name": "multiple_choice"}, 1.5, "B", "a text, or the integer of an option"),
             ({"name": "brier"}, 1.5, True, "a bool or a number from 0 to 1"),
-            ({"name": "first_error"}, "none", -1, "a whole number of at least -1"),
+            ({"name": "first_error"}, "none", -1, "an integer of at least -1"),
             ({"name": "value_match"}, "no grid", "[[1, 2]]", "a list or an object with cells"),
             ({"name": "field_match"}, "[1]", {"a": 1}, "an object with keys"),
             ({"name": "table_similarity"}, "a | b", "<table><tr><td>a</td></tr></table>", "an HTML table"),

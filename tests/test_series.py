@@ -106,7 +106,7 @@ def test_the_runs_of_a_series(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("runs", "message"),
     [
-        ([{"name": "a"}, {"name": "a"}], "each has a name of its own"),
+        ([{"name": "a"}, {"name": "a"}], "the names must differ"),
         ([{"name": "a", "set": {"stpes": 3}}], "runs, a: unknown key 'stpes'; did you mean"),
         ([{"name": "../a"}], "runs.0.name"),
     ],
@@ -125,7 +125,8 @@ def test_later_runs_say_that_the_start_is_of_the_first(tmp_path: Path) -> None:
     first, later = runs_of(load_config(written(tmp_path, note="The warm-up forgets the carry.")))
     assert first.note == "The warm-up forgets the carry."
     assert later.note == (
-        "It goes on from the weights of the run before. Of the first run of the series: The warm-up forgets the carry."
+        "It continues from the weights of the previous run. About the first run of the series: The warm-up forgets the "
+        "carry."
     )
 
 

@@ -51,7 +51,7 @@ TrustOption = Annotated[
     bool,
     typer.Option("--trust", help="Let someone else's run folder execute the code and call the servers that it names."),
 ]
-CheckpointOption = Annotated[Path | None, typer.Option(help="The run folder or checkpoint whose weights are used.")]
+CheckpointOption = Annotated[Path | None, typer.Option(help="The run folder or checkpoint to load the weights from.")]
 
 
 def _print_version(requested: bool) -> None:
@@ -78,7 +78,7 @@ def train(
     trust: TrustOption = False,
     resume: Annotated[
         Path | None,
-        typer.Option(help="The run folder or checkpoint to resume; its config.yaml is used unless CONFIG is given."),
+        typer.Option(help="The run folder or checkpoint to resume; its config.yaml is used unless you pass CONFIG."),
     ] = None,
     accelerate: Annotated[
         str | None,

@@ -34,7 +34,7 @@ def policies() -> None:
     _list_names("policies")
 
 
-def rewards(name: Annotated[str | None, typer.Argument(help="A reward; its page is shown.")] = None) -> None:
+def rewards(name: Annotated[str | None, typer.Argument(help="Show the page of a reward.")] = None) -> None:
     """List the rewards by kind, or show the page of one."""
     from mmgrpo.docgen.catalogue import by_kind, page_of, summary_of
 
@@ -54,7 +54,7 @@ def rewards(name: Annotated[str | None, typer.Argument(help="A reward; its page 
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="A method; its section is shown.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show the section of a method.")] = None,
     papers: Annotated[bool, typer.Option("--papers", help="List the surveyed papers and their state.")] = False,
     paper: Annotated[str | None, typer.Option(help="Show one paper, by its id or arXiv number.")] = None,
     applies_to: Annotated[

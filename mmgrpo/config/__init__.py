@@ -1,4 +1,4 @@
-"""The typed run configuration: what a YAML file may say, each value declared once, frozen once loaded."""
+"""The typed run configuration: the keys of a YAML file, each declared once, frozen once loaded."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ class RolloutConfig(Section):
     )
     tree: Named | None = Field(
         default=None,
-        description="the members of a group are the leaves of a tree whose branches split at some steps, each "
-        "sampled; null: members share no steps, or with same_initial_noise all before the first "
+        description="the members of a group are the leaves of a tree that branches at some steps, each leaf "
+        "a sample; null: members share no steps, or with same_initial_noise all before the first "
         "stochastic step",
     )
 
@@ -141,7 +141,7 @@ class AdvantageConfig(Section):
     clamp: float | None = Field(default=None, gt=0, description="advantages are clamped to plus and minus this")
     zero_variance_groups: Literal["keep", "drop"] = Field(
         default="keep",
-        description="groups of equal rewards: keep counts their samples in the loss's means, drop nowhere",
+        description="groups of equal rewards: keep counts their samples in the means of the loss, drop leaves them out",
     )
     off_policy_baseline: Literal["shared", "separate"] = Field(
         default="shared",
@@ -155,7 +155,8 @@ class AdvantageConfig(Section):
     filters: tuple[Named, ...] = Field(default=(), description="which samples or decisions train, in order; none: all")
     filtered_samples: Literal["drop", "mask"] = Field(
         default="drop",
-        description="samples that a filter leaves out: drop counts them nowhere, mask in the loss's means",
+        description="samples that a filter leaves out: drop leaves them out of every mean, mask counts them in the "
+        "means of the loss",
     )
     kl_beta: float = Field(
         default=0.0,
@@ -172,7 +173,7 @@ class AdvantageConfig(Section):
         if spread and self.scale.name in ("none", "leave_one_out"):
             raise ValueError(f"scale: {self.scale.name} divides by no standard deviation; leave out eps and correction")
         if twice := [name for name in spread if name in self.scale.numbers]:
-            raise ValueError(f"{' and '.join(twice)} beside scale and within it: say it once")
+            raise ValueError(f"{' and '.join(twice)} is set both in advantage and in advantage.scale: set it once")
         if self.kl_beta > 0 and self.divergence is None:
             raise ValueError("kl_beta and divergence go together: name a divergence, for example k1, and a weight")
         if self.scale.name in COMBINING and self.combine.name != "sum":
@@ -213,7 +214,9 @@ class EvaluationConfig(Section):
         for reward in self.rewards:
             unused = [name for name in ("clip", "gate", "schedule") if getattr(reward, name) is not None]
             if unused:
-                raise ValueError(f"an evaluation reports what '{reward.known_as}' gives: leave out {', '.join(unused)}")
+                raise ValueError(
+                    f"an evaluation reports the values of '{reward.known_as}' unchanged: leave out {', '.join(unused)}"
+                )
         return self
 
 
@@ -227,7 +230,7 @@ class CheckpointConfig(Section):
     keep: int | None = Field(default=3, ge=1, description="how many of the newest to keep; null keeps all")
     best: str | None = Field(
         default=None,
-        description="a reward of the evaluation: the checkpoint with its highest mean is kept in addition to the "
+        description="a reward of the evaluation: the checkpoint with its highest mean stays in addition to the "
         "newest; an evaluation that is the best so far saves one; of a mixed run TASK/REWARD; null: none",
     )
 
@@ -253,9 +256,7 @@ class RunConfig(Section):
     output: str = Field(default="runs", description="folder of the run folders")
     steps: int = Field(default=100, ge=0, description="rollouts, each with its updates; 0: warm-up and evaluation")
     method: MethodConfig | None = None
-    recipe: RecipeConfig | None = Field(
-        default=None, description="of a file in papers/: the paper whose run it reproduces"
-    )
+    recipe: RecipeConfig | None = Field(default=None, description="of a file in papers/: the paper that it reproduces")
     paper_hparams: dict[str, Any] = Field(
         default_factory=dict,
         description="of a method's file: the hyperparameters of the paper's run, not applied by default; "
@@ -306,7 +307,7 @@ class RunConfig(Section):
     tasks: dict[str, dict[str, Any]] = Field(
         default_factory=dict,
         description="a mixed run: named configurations, each with its includes, policy, prompts, rewards and updates, "
-        "whose steps are taken together; none: a single run",
+        "trained in common steps; none: a single run",
     )
     task: TaskConfig | None = Field(default=None, description="of one of those tasks: how it takes part; null: no task")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
@@ -322,14 +323,14 @@ class RunConfig(Section):
         if self.update.minibatches > self.rollout.prompts_per_step:
             raise ValueError(
                 f"update.minibatches={self.update.minibatches} needs as many groups, but rollout.prompts_per_step="
-                f"{self.rollout.prompts_per_step}: a minibatch holds whole groups"
+                f"{self.rollout.prompts_per_step}: a minibatch consists of complete groups"
             )
         if self.objective.kl_beta > 0 and self.objective.divergence is None:
             raise ValueError("objective.kl_beta > 0 needs objective.divergence, for example gaussian or k3")
         if self.checkpoint.best is not None and self.evaluation is None and not self.tasks:
             raise ValueError("checkpoint.best is a reward of the evaluation: add that section, or leave best out")
         if len({run.name for run in self.runs}) < len(self.runs):
-            raise ValueError("runs: each has a name of its own, which its folder has")
+            raise ValueError("runs: the names must differ, as the folders are named by them")
         labels = [reward.known_as for reward in self.rewards]
         if len(set(labels)) < len(labels):
             raise ValueError(f"rewards are logged by name, and {labels} repeat: give each a label")
@@ -341,8 +342,9 @@ class RunConfig(Section):
             raise ValueError(f"paper_hparams: no key of the configuration is {', '.join(named)}")
         if self.rollout.group_size == 1 and self.advantage.scale.name != "raw":
             raise ValueError(
-                "rollout.group_size must be at least 2: a group of 1 has nothing to be compared with but "
-                "what is remembered or expected, with advantage.scale: raw and the estimator remembered_baseline or gae"
+                "rollout.group_size must be at least 2: a group of 1 has no other members as a baseline; "
+                "it is valid only with advantage.scale: raw and a learned baseline, the estimator remembered_baseline "
+                "or gae"
             )
         if taken := [name for name in self.views if name in RESERVED]:
             raise ValueError(f"views are named otherwise than the weights of a run, got {', '.join(taken)}")
@@ -357,7 +359,7 @@ class RunConfig(Section):
 
 
 def _require_same_decisions(method: MethodConfig, policy: Named | None) -> None:
-    """Raises ValueError for a method of other decisions than the policy says it takes."""
+    """Raises ValueError for a method for other decisions than those of the policy."""
     kind = decides(policy.name) if policy and method.applies_to != "both" else None
     if policy and kind not in (None, *POLICIES):
         raise ValueError(

@@ -14,9 +14,7 @@ class AuxiliaryConfig(Section):
     examples: Named | None = Field(
         default=None, description="as warmup.examples: every update takes batch_size of them, as a warm-up's would"
     )
-    batch_size: int | None = Field(
-        default=None, ge=1, description="of examples, per update, over the whole job; null: 64"
-    )
+    batch_size: int | None = Field(default=None, ge=1, description="examples per update, over all processes; null: 64")
     column: str | None = Field(
         default=None,
         description="in place of examples: the column with the answers of the rows of the update's groups; a text for "

@@ -1,4 +1,5 @@
-"""Several methods in one run: what each adds, what of a lower one is replaced, and whether anything of it is left."""
+"""Several methods in one run: the values that each adds, those that it replaces, and whether a replaced method still
+has an effect."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def composed(layers: Sequence[Values], merge: Merge) -> dict[str, Any]:
     """Files merged in order, later ones on top; the function lists of several methods are concatenated.
 
     A run or a model, a file without a method that names a policy or a source of prompts, is merged before the methods
-    of the list, whatever its position: the values of a method apply in either order.
+    of the list, in every position: the values of a method apply in either order.
 
     Args:
         layers: the files' values.
@@ -75,7 +76,7 @@ def require_functions(below: Values, above: Values, where: str) -> None:
 
     Args:
         below: the values with the method.
-        above: what is merged on top.
+        above: the values merged on top.
         where: the file or the override, for messages.
 
     Raises:
@@ -91,7 +92,7 @@ def require_functions(below: Values, above: Values, where: str) -> None:
         if dropped := [str(_identity(lost)[0]) for lost in lower if _identity(lost) not in stated]:
             raise ConfigError(
                 f"{where}: {key} replaces the list of methods/{_name(below)} and drops {', '.join(dropped)}: state "
-                f"{'these' if len(dropped) > 1 else 'it'} in {key} too; [] to leave out the whole list; or method: "
+                f"{'these' if len(dropped) > 1 else 'it'} in {key} too; [] to leave out the list; or method: "
                 "null for a run that is not that method's"
             )
 
@@ -156,7 +157,7 @@ def _require_same_strategy(method: Values, merged: Values, above: Sequence[Value
     by = [_name(values) for values in above if _identity(at(values, STRATEGY, None))[0] == strategy]
     if method["method"].get("kind") in STRATEGY_KINDS and method_strategy not in (None, strategy) and by:
         raise ConfigError(
-            f"{_name(method)} is what its {STRATEGY} {method_strategy} draws, in place of which {by[-1]} has "
+            f"{_name(method)} needs its {STRATEGY} {method_strategy}, which {by[-1]} replaces by "
             f"{strategy}; put {_name(method)} after {by[-1]}, or include one of the two"
         )
 

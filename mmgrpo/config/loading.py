@@ -27,7 +27,7 @@ from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parse_yaml
 LAUNCHES = CONFIGS / "accelerate"  # settings of accelerate, which are no runs
 METHODS = (CONFIGS / "methods").resolve()
 LAUNCHED = "MMGRPO_LAUNCHED"
-"""What ``mmgrpo train`` was given to start the processes of a run, in their environment."""
+"""Environment variable with the command that started the processes of the run."""
 
 
 MAX_INCLUDED = 20
@@ -63,7 +63,7 @@ def load_config(
     selections, hooks and auxiliary losses; a key ``a.b=null`` clears it.
 
     A run or a model, a file without a method that names a policy or a source of prompts, is merged before the methods
-    of its ``include:``. A list of the file, or of an override, that drops functions of a method is an error, but for
+    of its ``include:``. A list of the file, or of an override, that drops functions of a method is an error, except
     ``[]``. Rewards of methods are added to ``rewards``.
 
     ``use_paper_hparams: true`` in a file, or ``use_paper_hparams=true`` as an override, applies the values under
@@ -184,7 +184,7 @@ def _configurations_in(folder: Path) -> list[str]:
 
 
 def packaged() -> dict[str, str]:
-    """What files include of other packages, each with the ``module:attribute`` that is the path of its file."""
+    """Includes from other packages, each with the ``module:attribute`` that is the path of its file."""
     return {f"methods/{name}": value for name, value in entry_point_targets("mmgrpo.methods").items()}
 
 
@@ -229,7 +229,7 @@ def read_layers(path: Path, *, published: bool | None = None, with_methods: bool
         Its values; ``paper_hparams`` is that of the uppermost method.
 
     Raises:
-        ConfigError: a file is missing or malformed, published values are asked for and there are none, or methods
+        ConfigError: a file is missing or malformed, published values are requested and there are none, or methods
             cannot be left out, as the values of one are in the file itself.
     """
     if not with_methods:
@@ -248,8 +248,8 @@ def _without_methods(path: Path, published: bool | None) -> dict[str, Any]:
     ]
     if unnamed:
         raise ConfigError(
-            f"{path} sets numbers of {', '.join(unnamed)} that a method it includes names, so that they cannot be "
-            "compared with other methods: state the name beside the numbers, or leave the numbers to the method"
+            f"{path} sets numbers of {', '.join(unnamed)} without the name, which an included method sets, so the file "
+            "cannot be merged with other methods: add the name next to the numbers, or leave the numbers to the method"
         )
     return {key: value for key, value in merged.items() if key not in ("method", "paper_hparams")}
 
@@ -259,9 +259,9 @@ def _require_method_alone(path: Path, values: Mapping[str, Any], *, is_included:
     if not is_included or is_run(values):
         name = at(values, "method.name")
         raise ConfigError(
-            f"{path} holds the values of {name} itself, so that another method merged on top of it would be a mixture "
-            f"of both: give the file that it was made of, which includes methods/{name}, or state what is the method's "
-            "in a file of its own and include that"
+            f"{path} holds the values of {name} itself, so another method merged on top of it would mix with it: pass "
+            f"the original file, which includes methods/{name}, or move the method's values to a separate file and "
+            f"include that"
         )
 
 
@@ -283,7 +283,7 @@ def _layers(
         use_published = values.pop("use_paper_hparams", None)
         if use_published is not None and not isinstance(use_published, bool):
             raise ConfigError(f"{path}: use_paper_hparams must be true or false, got {use_published!r:.80}")
-        inner = use_published if published is None else published  # the outermost file that says so decides
+        inner = use_published if published is None else published  # the outermost file that sets it decides
         if not with_methods and at(values, "method.name", None) is not None:
             _require_method_alone(path, values, is_included=bool(above))
             return dict(values["paper_hparams"]) if inner and _publishes(values) else {}
@@ -318,7 +318,7 @@ def _publishes(values: Mapping[str, Any]) -> bool:
 def _require_published(merged: Mapping[str, Any], source: str) -> None:
     if not merged.get("paper_hparams"):
         raise ConfigError(
-            f"{source} asks for the published values of a method, but what is included has none; leave it out, or "
+            f"{source} asks for the published values of a method, but no included file has any; leave it out, or "
             "include a method that has them (mmgrpo methods NAME shows them)"
         )
 
@@ -348,7 +348,8 @@ def _includes(values: dict[str, Any], path: Path) -> list[str]:
 
 
 def _task(values: Any, path: Path, below: Callable[[Sequence[str]], dict[str, Any]]) -> Any:
-    """A task of a mixed run over its includes, of which what the run, or a task before it, says is left out."""
+    """A task of a mixed run merged on top of its includes, without their values that the run or an earlier task
+    sets."""
     if not isinstance(values, dict):
         return values
     included = below(_includes(values, path))
@@ -384,7 +385,7 @@ def _parsed(overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parsed_pairs(pairs: Sequence[str], what: str, example: str) -> dict[str, Any]:
-    """What was typed as ``key=value``, values as YAML. Raises ConfigError, naming ``what``, for one that is not."""
+    """The ``key=value`` pairs, values parsed as YAML. Raises ConfigError, with the name ``what``, for other texts."""
     parsed: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

@@ -20,7 +20,7 @@ COUNTING = ("weight", "gate", "clip", "schedule")
 """How a method's reward counts, and a reward of the run that replaces it."""
 
 BOXED = {"math_verify": "boxed"}
-"""Verifiers that read the answer from a part of the text without a setting that says so."""
+"""Verifiers that read the answer from a part of the text without a setting for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,18 +51,18 @@ def with_method_rewards(rewards: Sequence[RewardConfig], methods: Sequence[Metho
     - ``substitutes`` come after the first verifier. A verifier that they are computed of is left out, unless a gate
       reads it; one that they are not computed of is reported at weight 0.
     - ``added`` come last.
-    - A reward computed of ``verifiers`` is there once for each, times the verifier's weight, with its gate, schedule,
+    - A reward computed of ``verifiers`` is added once for each, times the verifier's weight, with its gate, schedule,
       time limit and, of substitutes, clip.
     - A reward of the run with the name and label of a method's overrides its settings, and has those of the method that
       it does not state. One with the label and ``from_method:`` replaces it, and counts as the method's does in all
       that it does not state. So the result is a fixed point.
 
     Args:
-        rewards: what the run states.
+        rewards: the rewards that the run states.
         methods: of the run, the lowest first.
 
     Returns:
-        What the run is trained on.
+        The rewards that the run is trained on.
 
     Raises:
         ConfigError: a method's reward needs a verifier and there is none, or takes one and there are several; or the

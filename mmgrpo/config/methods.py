@@ -31,7 +31,7 @@ Need = Literal["verifier", "judge", "step_rewards", "critic", "images", "videos"
 ``verifier``: a reward of the run that scores answers (see ``is_verifier``); ``judge``: a reward by a model that judges
 or was trained to score; ``step_rewards``: the reward that an estimator reads by its label; ``critic``: the section
 ``critic``; ``images`` and ``videos``: rows that have
-one; ``turns``: ``rollout.environment``; ``environment_reward``: an environment whose turns carry a reward, or an
+one; ``turns``: ``rollout.environment``; ``environment_reward``: an environment that rewards its turns, or an
 estimator of turns that names a reward of the run.
 """
 
@@ -53,7 +53,7 @@ def takes(kind: str, applies_to: str) -> bool:
 class MethodRewardsConfig(Section):
     """Rewards that a method adds to those of any run: see ``docs/how-to/methods.md``.
 
-    In a reward of it ``verifiers`` stands for each verifier of the run: as the value of a setting, for the verifier
+    In such a reward ``verifiers`` is replaced by each verifier of the run: as the value of a setting, for the verifier
     with its settings; as that of ``extract``, for the verifier's own; as ``gate.reward``, for its label; as ``name``,
     for the verifier itself, under another label or times a weight.
     """

@@ -1,4 +1,4 @@
-"""What a method needs of its run: checked before the run, with an error that says what to add."""
+"""The needs of a method, checked before the run, with an error that names the missing part."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MODEL_REWARDS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What needs are checked against.
+    """The parts of a run against which needs are checked.
 
     Attributes:
         config: the run.
@@ -53,7 +53,7 @@ class Inputs:
 def require_needs(
     config: RunConfig, *, rewards: Sequence[RewardConfig] | None = None, prompts: Sequence[Any] | None = None
 ) -> None:
-    """Checks what the run's methods need of it.
+    """Checks the needs of the run's methods.
 
     Args:
         config: the run.
@@ -61,7 +61,7 @@ def require_needs(
         prompts: its rows, each a ``Prompt``; None: not read, so that needs of rows are not checked.
 
     Raises:
-        ConfigError: the run lacks something; the message says what to add.
+        ConfigError: the run lacks something; the message names it.
     """
     inputs = Inputs(config=config, rewards=rewards or config.rewards or None, prompts=prompts)
     for method in () if config.method is None else (*config.method.over, config.method):
@@ -127,8 +127,8 @@ def _rows(what: str) -> Callable[[Inputs], str | None]:
         if any(part.get("type") == kind for prompt in inputs.prompts for part in _parts(prompt.messages)):
             return None
         return (
-            f"rows with {what}, and none of the {len(inputs.prompts)} prompts has any: give rows with a column "
-            f"{what[:-1]!r} or {what!r}, or leave the method out"
+            f"rows with {what}, and none of the {len(inputs.prompts)} prompts has any: add a column {what[:-1]!r} or "
+            f"{what!r}, or leave the method out"
         )
 
     return check

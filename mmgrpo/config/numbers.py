@@ -1,7 +1,7 @@
 """A function of a registry bound to the numbers that the configuration sets for it.
 
 A value has to be of the kind that its parameter is annotated with: int, float, str, bool, None, Literal, Sequence,
-Mapping and unions of these. What is annotated otherwise the function judges itself.
+Mapping and unions of these. Other annotations are not checked; the function validates those values.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def bound(
 
     Args:
         where: key of the configuration, for messages.
-        functions: what is registered, by name.
+        functions: the registered functions, by name.
         named: the name, with the numbers set for it.
         given: parameters that the caller passes by keyword later, so that they are no numbers of the configuration.
 
@@ -83,7 +83,7 @@ def named_in(where: str, functions: Mapping[str, Callable[..., Any]], name: str)
 
 
 def _kind(parameter: inspect.Parameter) -> ast.expr:
-    """What a parameter is annotated with, as its source has it."""
+    """The annotation of a parameter, as in its source."""
     written = parameter.annotation
     return ast.parse(written if isinstance(written, str) else inspect.formatannotation(written), mode="eval").body
 

@@ -62,12 +62,14 @@ class ObjectiveConfig(Section):
         default=None, description="bound of each decision's log-ratio, before the level averages"
     )
     selections: tuple[Named, ...] = Field(
-        default=(), description="decisions whose surrogate counts; the others have weight 0, and no mean changes"
+        default=(),
+        description="decisions that count in the surrogate; the others have weight 0, and the denominators of the "
+        "means do not change",
     )
     truncated: Literal["keep", "zero", "drop"] = Field(
         default="keep",
         description="samples cut off by their length limit: keep trains on them; zero leaves their decisions out, "
-        "and the means over samples count them as zeros (TRL); drop counts them nowhere",
+        "and the means over samples count them as zeros (TRL); drop leaves them out of every mean",
     )
     normalise_ratio: bool = Field(
         default=False, description="Gaussian log-ratios are centered and divided by their scale first (GRPO-Guard)"
@@ -85,8 +87,8 @@ class ObjectiveConfig(Section):
     )
     entropy_bonus: float = Field(
         default=0.0,
-        description="weight of the entropy, a mean by the aggregate over all trained decisions, whatever selections "
-        "exclude; not for denoising policies",
+        description="weight of the entropy, a mean by the aggregate over all trained decisions, with or "
+        "without selections; not for denoising policies",
     )
 
     @property

@@ -13,26 +13,26 @@ from mmgrpo.config.tasks import OF_LEADER, OF_OWNER, OF_RUN, SHARED, TASK_NAME, 
 from mmgrpo.config.validating import set_value, typed
 from mmgrpo.errors import ConfigError
 
-LATER = "It goes on from the weights of the run before. Of the first run of the series:"
-"""What a later run says before the note of its series, which may speak of a start that it does not have."""
+LATER = "It continues from the weights of the previous run. About the first run of the series:"
+"""Prefix to the note of a series for its later runs, since the note may describe the start of the first run."""
 
 BESIDE_TASKS = (*OF_RUN, "note", "recipe", "paper_hparams")
 """Sections that a mixed run has itself."""
 
 
 def runs_of(config: RunConfig) -> list[RunConfig]:
-    """The runs of a series, with what each sets otherwise; of a single run itself.
+    """The runs of a series, each with its changes; of a single run itself.
 
-    Where a run begins is not among it: ``policy.adapter`` is that of the configuration.
+    The initial weights are not changed: ``policy.adapter`` is that of the configuration.
 
     Args:
-        config: whose ``runs:`` they are.
+        config: the configuration with ``runs:``.
 
     Returns:
         Configurations named by their runs.
 
     Raises:
-        ConfigError: a run sets a key that there is not, or a value that is not allowed; the message names the run.
+        ConfigError: a run sets an unknown key, or a value that is not allowed; the message names the run.
     """
     configs = []
     for number, run in enumerate(config.runs):
@@ -54,14 +54,14 @@ def tasks_of(config: RunConfig) -> dict[str, RunConfig]:
     A task that is after another has its prompts, and as many groups as follow from them.
 
     Args:
-        config: whose ``tasks:`` they are.
+        config: the configuration with ``tasks:``.
 
     Returns:
         Configurations by the name of their task, in the order of the tasks.
 
     Raises:
-        ConfigError: a task sets what the run says for all, names a task that is not before it, or is no configuration;
-            the message names the task.
+        ConfigError: a task sets a key that the run sets for all tasks, names a task that is not before it, or is no
+            configuration; the message names the task.
     """
     if config.tasks:
         _require_bare(config)
@@ -88,8 +88,9 @@ def require_single(config: RunConfig, *, mixed: bool = False) -> None:
     """Raises ConfigError for a series or a mixed run where one is needed; for a task too, unless it is ``mixed``."""
     if config.task is not None and not mixed:
         raise ConfigError(
-            f"{config.name} is a task of a mixed run, which goes on as a whole: mmgrpo train --resume with the folder "
-            "above; to train it by itself, start a new run from its config.yaml with task=null"
+            f"{config.name} is a task of a mixed run, which resumes as one run: mmgrpo train --resume with the parent "
+            f"folder; "
+            "to train only this task, start a new run from its config.yaml with task=null"
         )
     if config.runs:
         names = ", ".join(run.name for run in config.runs)
@@ -110,8 +111,8 @@ def _require_bare(config: RunConfig) -> None:
     ]
     if misplaced or config.runs:
         raise ConfigError(
-            f"a run of several tasks has no {', '.join(misplaced) or 'runs'} of its own: set that in each task, "
-            f"tasks.NAME.{(misplaced or ['...'])[0]}; what all tasks share is {', '.join(SHARED)}"
+            f"a run of several tasks cannot set {', '.join(misplaced) or 'runs'}: set that in each task, "
+            f"tasks.NAME.{(misplaced or ['...'])[0]}; all tasks share only {', '.join(SHARED)}"
         )
     if wrong := [name for name in config.tasks if not re.match(TASK_NAME, name)]:
         raise ConfigError(f"tasks are named by letters, digits, - and _, as folders are; got {', '.join(wrong)}")
@@ -138,7 +139,7 @@ def _task(
 
 
 def _sharing(task: TaskConfig, values: Mapping[str, Any], before: Mapping[str, RunConfig]) -> dict[str, Any]:
-    """The values that a task takes from the task whose policy it trains."""
+    """The values that a task takes from the task that owns its policy."""
     if task.policy_of is None or task.policy_of not in before:
         raise ConfigError(_not_before("policy_of", task.policy_of, before))
     owner = before[task.policy_of]
@@ -147,21 +148,27 @@ def _sharing(task: TaskConfig, values: Mapping[str, Any], before: Mapping[str, R
         raise ConfigError(f"task.policy_of: {task.policy_of} has its policy of {role.policy_of}; name that")
     if task.every % role.every:
         raise ConfigError(
-            f"task.every: {task.policy_of} takes part in each {role.every}th step and its policy learns in no other: "
-            f"give a multiple of {role.every}, got {task.every}"
+            f"task.every: {task.policy_of} takes part in each {role.every}th step and its policy is trained in no "
+            f"other: set a multiple of {role.every}, got {task.every}"
         )
     if at(values, "checkpoint.best", None) is not None:
-        raise ConfigError(f"checkpoint.best: its checkpoints hold no weights; name a reward of {task.policy_of}")
-    _require_unset(OF_OWNER, values, f"{task.policy_of}, whose policy it trains")
+        raise ConfigError(
+            f"checkpoint.best: the checkpoints of this task have no weights; name a reward of {task.policy_of}"
+        )
+    _require_unset(OF_OWNER, values, f"{task.policy_of}, as it trains the same policy")
     if at(values, "critic.warmup_steps", 0):
-        raise ConfigError(f"critic.warmup_steps: {task.policy_of} says when their policy stands still; leave it out")
+        raise ConfigError(
+            f"critic.warmup_steps: the task {task.policy_of} decides when their policy is frozen; leave it out"
+        )
     return owner.model_dump(mode="json", include={*OF_OWNER} - {"warmup"})  # the policy is warmed up once
 
 
 def _require_still(config: RunConfig, owner: str) -> None:
     moving = moving_keys(config.schedules, config.controllers, config.phases)
     if wrong := [key for key in moving if key.startswith(("update.", "reference."))]:
-        raise ConfigError(f"{', '.join(wrong)}: that follows from {owner}, whose policy it trains; let it move there")
+        raise ConfigError(
+            f"{', '.join(wrong)}: that follows from {owner}, which trains the same policy; schedule it there"
+        )
 
 
 def _require_weight_peers(tasks: Mapping[str, RunConfig]) -> None:
@@ -170,8 +177,8 @@ def _require_weight_peers(tasks: Mapping[str, RunConfig]) -> None:
     for name, role in roles.items():
         if role.weight != 1 and (role.policy_of or name) not in shared:
             raise ConfigError(
-                f"tasks.{name}: task.weight={role.weight:g} weighs the rows of tasks that train one policy, and no "
-                f"other trains this one's: leave it out, or set update.lr"
+                f"tasks.{name}: task.weight={role.weight:g} weights the rows of tasks that share a policy, and no "
+                f"other task trains this policy: leave it out, or set update.lr"
             )
 
 
@@ -185,7 +192,7 @@ def _not_before(key: str, name: str | None, before: Mapping[str, RunConfig]) -> 
 
 
 def _after(task: TaskConfig, values: Mapping[str, Any], before: Mapping[str, RunConfig]) -> dict[str, Any]:
-    """The values that a task takes from the task whose samples are its prompts."""
+    """The values that a task takes from the task that generates its prompts."""
     if task.after is None or task.after not in before:
         raise ConfigError(_not_before("after", task.after, before))
     other, rollout = before[task.after], values.get("rollout") or {}
@@ -195,8 +202,8 @@ def _after(task: TaskConfig, values: Mapping[str, Any], before: Mapping[str, Run
     size, written = rollout.get("group_size"), other.rollout.group_size
     if task.compare == "prompt" and (size is None or size % written):
         raise ConfigError(
-            f"rollout.group_size: the pictures of all {written} samples of a prompt are one group (task.compare: "
-            f"prompt): give a multiple of {written}, got {size}"
+            f"rollout.group_size: the samples after all {written} texts of a prompt are one group (task.compare: "
+            f"prompt): set a multiple of {written}, got {size}"
         )
     groups = other.rollout.prompts_per_step * (written if task.compare == "sample" else 1)
     prompts = other.prompts and other.prompts.model_dump(mode="json")

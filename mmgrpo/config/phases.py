@@ -11,18 +11,18 @@ from pydantic import Field
 from mmgrpo.config.sections import Section
 
 MOVABLE = ("objective.", "advantage.", "auxiliary.", "rollout.", "policy.", "rewards.", "update.max_grad_norm")
-"""Prefixes of the keys whose values may change from step to step."""
+"""Prefixes of the keys that may change from step to step."""
 
 FIXED = {
     "rollout.prompts_per_step": "the order of prompts follows from it",
-    "objective.truncated": "it says what a sample counts as, all through a run",
-    "policy.name": "it is what is trained",
-    "policy.model": "it is what is trained",
-    "policy.revision": "it is what is trained",
-    "policy.adapter": "it is what the run begins with",
-    "policy.dtype": "the weights have it",
-    "policy.lora": "it is what is trained",
-    "policy.denoisers": "they are what is trained",
+    "objective.truncated": "it fixes which samples count, for the complete run",
+    "policy.name": "it defines the trained model",
+    "policy.model": "it defines the trained model",
+    "policy.revision": "it defines the trained model",
+    "policy.adapter": "it defines the initial weights",
+    "policy.dtype": "it is the data type of the weights",
+    "policy.lora": "it defines the trained model",
+    "policy.denoisers": "they define the trained model",
 }
 """Keys with these prefixes that are fixed -> the reason."""
 
@@ -55,26 +55,26 @@ def faults(keys: dict[str, list[str]], phases: tuple[PhaseConfig, ...]) -> Itera
     """Errors in the keys that change and in the order of the phases, a sentence each."""
     for key, sections in keys.items():
         if len(sections) > 1:
-            yield f"{key} is moved by {' and by '.join(sections)}; leave one of them"
+            yield f"{key} is changed by {' and by '.join(sections)}; remove all but one"
         if (reason := why_fixed(key)) is not None:
-            yield f"{key} cannot change while a run goes on: {reason}"
+            yield f"{key} cannot change during a run: {reason}"
     ends = [phase.until for phase in phases]
     if None in ends[:-1] or any(
         end is not None and after is not None and end >= after for end, after in pairwise(ends)
     ):
-        yield f"phases follow each other: until must rise, and only the last may have none, got {ends}"
+        yield f"phases: until must increase, and only the last phase may omit it, got {ends}"
 
 
 def why_fixed(key: str) -> str | None:
     """The reason that a key is fixed; None if it may change."""
     if not key.startswith(MOVABLE):
-        return f"what may begins with {', '.join(MOVABLE)}"
+        return f"keys that can begin with {', '.join(MOVABLE)}"
     for fixed, reason in FIXED.items():
         if key == fixed or key.startswith(f"{fixed}."):
             return reason
     _, _, rest = key.partition(".")
     if key.startswith("auxiliary.") and key.rpartition(".")[2] != "weight":
-        return "of what is learnt beside the objective the weight may, as auxiliary.LABEL.weight"
+        return "of an auxiliary loss only the weight can, as auxiliary.LABEL.weight"
     if key.startswith("rewards.") and ("." not in rest or rest.rpartition(".")[2] in REWARD_TRAITS):
-        return "of a reward its weight, its clip and its own numbers may, as rewards.LABEL.NUMBER"
+        return "of a reward only its weight, its clip and the numbers of its function can, as rewards.LABEL.NUMBER"
     return None

@@ -22,9 +22,9 @@ class ReadingConfig(Section):
     limit: int | None = Field(default=None, ge=1, description="number of rows to keep, from the first")
     on_error: Literal["raise", "skip"] = Field(
         default="raise",
-        description="for a row that cannot be read, or whose local image or audio cannot be decoded: raise, an error "
-        "that names it; skip, such rows are counted, named and left out, and the media of each step are "
-        "decoded once more to find them",
+        description="for a row that cannot be read, or with a local image or audio that cannot be decoded: raise, "
+        "an error that names the row; skip, the row is counted, named and left out (the media of each step are decoded "
+        "once more to find such rows)",
     )
     allow_fetch: bool = Field(
         default=False, description="images of rows may be URLs, fetched on every use; false: a URL is an error"
@@ -39,7 +39,8 @@ class ReadingConfig(Section):
 class SourceConfig(ReadingConfig):
     """One of several sources: its share of every step is its weight over all weights.
 
-    A share that is no whole number of prompts is rounded down or up at random by (seed, step), so that its mean is the
+    A share that is no integer number of prompts is rounded down or up at random by (seed, step), so that its mean is
+    the
     share. Each source has a separate order. Metrics of one source carry its label: ``reward/NAME/mean@LABEL``.
     """
 
@@ -64,7 +65,7 @@ class PromptsConfig(ReadingConfig):
     shuffle: bool = Field(default=True, description="a new permutation every epoch; false: in the order of the source")
     sampler: Named | None = Field(
         default=None,
-        description="how the prompts of a step are chosen from the statistics of earlier steps; null: as shuffle says",
+        description="how the prompts of a step are chosen from the statistics of earlier steps; null: by shuffle",
     )
 
     @model_validator(mode="before")
@@ -83,7 +84,7 @@ class PromptsConfig(ReadingConfig):
             )
         labels = [part.known_as for part in self.sources]
         if len(set(labels)) < len(labels):
-            raise ValueError(f"sources are told apart by label, and {labels} repeat: give each a label")
+            raise ValueError(f"sources are identified by label, but {labels} repeat: give each source its own label")
         if self.sampler is not None and not self.shuffle:
             raise ValueError("shuffle: false is the sampler in_order; leave out one of shuffle and sampler")
         return self

@@ -28,8 +28,8 @@ SETTINGS: Mapping[str, str] = {
     "image_tokens": "mmgrpo.policies.image_tokens.settings:ImageTokensSettings",
     "unified": "mmgrpo.policies.unified.settings:UnifiedSettings",
 }
-"""Settings of our policies, which are read without the libraries that the policies need. A package of others may name
-its own in the group ``mmgrpo.settings``; else they are asked of the policy, as its ``settings_type``."""
+"""Settings of mmgrpo's policies, which can be imported without the libraries of the policies. A package of others may
+name its settings in the group ``mmgrpo.settings``; else they are the ``settings_type`` of the policy."""
 
 REWARDS: Mapping[str, str] = {
     "digit_verifier": "mmgrpo.examples.digits:DigitVerifier",
@@ -162,7 +162,7 @@ OUTLINES: Mapping[str, str] = {
     "denoising": "mmgrpo.policies.diffusion.denoising_outline:outline_of",
     "language": "mmgrpo.policies.language.language_outline:language_outline",
 }
-"""What tells a policy's shapes without its weights, for those that can."""
+"""Functions that outline a policy without its weights, for policies that have one."""
 
 ENVIRONMENTS: Mapping[str, str] = {"tools": "mmgrpo.tools:ToolEnvironment"}
 

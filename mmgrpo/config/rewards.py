@@ -90,8 +90,8 @@ class RewardConfig(Named):
     )
     from_method: str | None = Field(
         default=None,
-        description="the method whose reward this is; written by the loader. Set by hand, it replaces the reward of "
-        "this label of that method, whose settings it keeps unless it states them",
+        description="the method that adds this reward; written by the loader. Set by hand, this reward replaces the "
+        "method's reward of the same label, and keeps the settings that it does not set",
     )
 
     @property
@@ -109,8 +109,8 @@ class RewardConfig(Named):
 def is_verifier(reward: RewardConfig) -> bool:
     """Whether a reward of a run verifies its answers.
 
-    As its ``verifier:`` says; else every reward with a weight above 0 does, but those in ``NO_VERIFIERS`` and those
-    that a method brings.
+    The value of its ``verifier:``; else every reward with a weight above 0 does, but those in ``NO_VERIFIERS`` and
+    those that a method brings.
     """
     if reward.verifier is not None:
         return reward.verifier
@@ -131,7 +131,7 @@ def listed_rewards(value: Any) -> Any:
 
 
 RewardList = Annotated[tuple[RewardConfig, ...], BeforeValidator(listed_rewards)]
-"""Rewards of a run or of an evaluation; a single one may be given by its name."""
+"""Rewards of a run or of an evaluation; a single one may be a name."""
 
 
 def gate_order(names: Sequence[str], gates: Mapping[str, str]) -> list[str]:

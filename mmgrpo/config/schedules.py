@@ -29,7 +29,7 @@ class Controller:
 
     Attributes:
         function: the number so far and the metric of the steps since it last moved -> the number of the next step.
-        metric: what it follows.
+        metric: the metric that it follows.
         every: how many steps with the metric it takes to move once.
         initial: the number of the first step: the configuration's own.
     """
@@ -210,7 +210,7 @@ def _require_drawing(config: RunConfig) -> None:
     wrong = [key for key in wanted if allowed is not None and key.split(".")[1] not in allowed]
     if wrong:
         raise ConfigError(
-            f"{', '.join(wrong)} cannot change while a run goes on; of {config.policy.name} these settings of drawing "
+            f"{', '.join(wrong)} cannot change during a run; of {config.policy.name} these sampling settings "
             f"can: {', '.join(allowed or ())}"
         )
 

@@ -1,4 +1,4 @@
-"""What every part of the configuration is made of."""
+"""The base class of every section of the configuration."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def unknown_keys(model: type[BaseModel], values: Mapping[str, Any], prefix: str 
 
 
 def at(values: Any, key: str, default: Any = _NONE) -> Any:
-    """The value at a dotted key, whose parts may hold dots as those of schedules do.
+    """The value at a dotted key; keys of a mapping may contain dots, as those of schedules do.
 
     Args:
         values: of a configuration, or a part of it.

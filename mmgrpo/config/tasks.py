@@ -1,4 +1,4 @@
-"""Tasks of a mixed run: several configurations whose steps are taken together."""
+"""Tasks of a mixed run: several configurations trained in common steps."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ class TaskConfig(Section):
     )
     policy_of: str | None = Field(
         default=None,
-        description="an earlier task whose policy this one trains too, in the same updates; null: a separate policy",
+        description="an earlier task that shares its policy with this one, trained in the same updates; null: a "
+        "separate policy",
     )
     weight: float = Field(
         default=1.0, ge=0, description="of tasks that train one policy: weight of each row of this one"
     )
     after: str | None = Field(
         default=None,
-        description="an earlier task that generates text, whose samples of the step replace this one's prompts; null: "
-        "the prompts of this task",
+        description="an earlier task that generates text: its samples of the step are the prompts of this "
+        "task; null: the prompts of this task",
     )
     context: Named = Field(
         default_factory=lambda: Named.model_validate({"name": "after_answers", "text": "{answer}"}),
@@ -54,6 +55,6 @@ class TaskConfig(Section):
 
 
 def inherited_keys(task: Any) -> tuple[str, ...]:
-    """The keys that a task must not set, given its section ``task``."""
+    """The keys that a task with this section ``task`` must not set."""
     role: Mapping[str, Any] = task if isinstance(task, Mapping) else {}
     return (*OF_RUN, *(OF_LEADER if role.get("after") else ()), *(OF_OWNER if role.get("policy_of") else ()))

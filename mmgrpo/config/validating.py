@@ -15,7 +15,7 @@ from mmgrpo.config.renamed import renamed_key, renamed_value
 from mmgrpo.errors import ConfigError, UnknownNameError
 
 NAMED = ("policy", "window", "tree", "scale", "combine", "surrogate", "bound", "aggregate", "examples")
-"""Keys whose value may be a bare name, to which an override of a number is added."""
+"""Keys that accept a bare name, to which an override of a number is added."""
 
 MAX_NAMED = 8
 """Wrong keys that one message explains."""
@@ -24,12 +24,12 @@ KINDS = {
     "tuple": "a list, such as [a, b]",
     "list": "a list, such as [a, b]",
     "dictionary": "a mapping, such as {key: value}",
-    "integer": "a whole number",
+    "integer": "an integer",
     "number": "a number",
     "string": "text",
     "boolean": "true or false",
 }
-"""What pydantic names a valid tuple, dictionary, ..., in words of YAML."""
+"""Pydantic's names of types -> words of YAML."""
 
 EXAMPLES = {
     "rewards": "[{name: exact_match}]",
@@ -37,7 +37,7 @@ EXAMPLES = {
     "policy": "{name: language, model: PATH}",
     "evaluation": "{prompts: {source: held_out.jsonl}}",
 }
-"""What sections of several keys look like."""
+"""Examples of sections with several keys."""
 
 INCLUDE = (
     "include is a key of YAML files, which are merged under the file that names them; write it into a file, for "
@@ -80,7 +80,7 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
         elif where == "policy.name" and problem["type"] == "missing":
             lines.append(
                 "policy.name: no kind of policy is named (denoising, language, ...); name it, policy: {name: language, "
-                "...}, or lay a file without one over a model, model first: include: [models/NAME, ...]"
+                "...}, or include a model before the file: include: [models/NAME, ...]"
             )
         else:
             lines.append(f"{where or 'configuration'}: {_plain_message(problem, where)}")
@@ -89,7 +89,7 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
 
 
 def _plain_message(problem: Mapping[str, Any], where: str) -> str:
-    """What pydantic objects to, in words of YAML, with the value and an example of what to write."""
+    """An error of pydantic in words of YAML, with the value and an example of a valid one."""
     message = problem["msg"].removeprefix("Value error, ")
     if message == "Field required":
         return "is missing"
@@ -136,7 +136,7 @@ def set_value(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
         elif isinstance(inner, str) and part == "prompts":
             inner = {"source": inner}
         if isinstance(inner, list) and path[path.index(part) + 1].isdigit():
-            raise UnknownNameError(f"cannot override inside the list {part!r}; give the whole list: {part}=[...]")
+            raise UnknownNameError(f"cannot override inside the list {part!r}; set the complete list: {part}=[...]")
         values[part] = dict(inner) if isinstance(inner, dict) else {}
         values = values[part]
     values[path[-1]] = value

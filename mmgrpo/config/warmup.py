@@ -15,7 +15,7 @@ class WarmupConfig(Section):
         "arguments, which returns mmgrpo.types.Example rows"
     )
     steps: int = Field(ge=1, description="optimizer updates")
-    batch_size: int = Field(default=64, ge=1, description="examples per update, over the whole job")
+    batch_size: int = Field(default=64, ge=1, description="examples per update, over all processes")
     lr: float = Field(default=1e-3, gt=0)
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = Field(default=0.0, ge=0)

@@ -28,7 +28,9 @@ class WatchdogConfig(Section):
         description="evaluation rewards that must not fall, not trained on; empty: all of those but grid_artifacts",
     )
     hacking: float | None = Field(
-        default=0.1, gt=0, description="rise of the reward, and fall of a held-out one, in standard deviations"
+        default=0.1,
+        gt=0,
+        description="rise of the training reward and fall of a held-out reward, in standard deviations",
     )
     diversity: float | None = Field(
         default=0.5, gt=0, lt=1, description="least variety within groups, or entropy, as a share of the first window's"

@@ -56,7 +56,7 @@ def require_limit(source: Any, limit: int | None) -> None:
 
     if isinstance(source, IterableDataset | IterableDatasetDict) and limit is None:
         raise DataError(
-            "a streamed dataset may have no end, and prompts are kept in memory: say how many rows to read by limit "
+            "a streamed dataset may have no end, and prompts stay in memory: set limit, the number of rows to read "
             "(prompts.limit in a configuration)"
         )
 

@@ -1,4 +1,4 @@
-"""Sounds from wherever a prompt has them: a path, bytes, base64, an array with its rate, what a dataset stores."""
+"""Loads the audio of a prompt: from a path, bytes, base64, an array with its rate, or the storage of a dataset."""
 
 from __future__ import annotations
 

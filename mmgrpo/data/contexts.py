@@ -52,7 +52,9 @@ def solution_prefix(*, column: str = "solution", share: float | None = None, bet
         a row without a solution.
     """
     if not between:
-        raise ConfigError("a prefix is a share of the solution by what stands between its words or steps, got nothing")
+        raise ConfigError(
+            "solution_prefix needs between, the separator of the solution's words or steps; got an empty text"
+        )
     return partial(
         _add_solution_prefix, column=column, share=None if share is None else require_share(share), between=between
     )
@@ -130,7 +132,7 @@ def draft(*, of: str, text: str, right: str = "", wrong: str = "", at_least: flo
 def require_places(what: str, text: str, *names: str) -> None:
     if any("{" + name + "}" not in text for name in names):
         placeholders = " and ".join("{" + name + "}" for name in names)
-        raise ConfigError(f"the text of a {what} holds {placeholders}, got {text!r:.80}")
+        raise ConfigError(f"the text of a {what} must contain {placeholders}, got {text!r:.80}")
 
 
 def compile_pattern(name: str, pattern: str) -> re.Pattern[str]:
@@ -177,7 +179,7 @@ Scored = tuple[Sample, "float | None"]
 
 def require_text_of(sample: Sample) -> str:
     if sample.text is None:
-        raise DataError("this context shows answers, and what this policy makes is no text: use another context")
+        raise DataError("this context inserts answers, but this policy generates no text: use another context")
     return sample.text
 
 
@@ -282,7 +284,7 @@ def _add_solution_prefix(
     del member
     share = history.share if share is None else share
     if share is None:
-        raise ConfigError("solution_prefix needs a share, unless the strategy says how much is shown")
+        raise ConfigError("solution_prefix needs a share, unless the strategy sets one")
     words = text_column("solution_prefix", prompt, column).split(between)
     prefix = between.join(words[: round(share * len(words))])
     return replace(prompt, prefix=prefix + between) if prefix else prompt

@@ -73,7 +73,7 @@ def load_images(value: object) -> list[Image.Image]:
 def load_image_column(columns: Mapping[str, object], name: str) -> list[Image.Image]:
     """The images in a column of a row, loaded by ``load_images``.
 
-    Raises: DataError if an image cannot be opened; the message says how to resolve paths relative to the data file.
+    Raises: DataError if an image cannot be opened; the message explains how to resolve paths relative to the data file.
     """
     value = columns.get(name)
     try:
@@ -81,7 +81,9 @@ def load_image_column(columns: Mapping[str, object], name: str) -> list[Image.Im
     except DataError as error:
         if not isinstance(value, str | list):
             raise
-        raise DataError(f"column '{name}': {error}; prompts.pictures: [{name}] looks beside the data file") from error
+        raise DataError(
+            f"column '{name}': {error}; prompts.pictures: [{name}] resolves paths relative to the data file"
+        ) from error
 
 
 @final
@@ -170,7 +172,7 @@ def decode_image_text(text: str) -> bytes | None:
         try:
             payload = base64.b64decode(data, validate=True) if head.endswith(";base64") else unquote_to_bytes(data)
         except binascii.Error as error:
-            raise DataError(f"the image {text[:40]}... is not base64 as it says: {error}") from error
+            raise DataError(f"the image {text[:40]}... is declared as base64 but is not: {error}") from error
         if not comma or not payload:
             raise DataError(f"the image {text[:40]} is a data: URL that holds no data; is it cut off?")
         return payload
@@ -195,7 +197,8 @@ def is_url(text: str) -> bool:
 
 
 def is_fetched(text: str) -> bool:
-    """Whether reading a path or URL uses the network: a URL, or an fsspec chain with one (``zip://a.png::http://...``)."""
+    """Whether reading a path or URL uses the network: a URL, or an fsspec chain with one
+    (``zip://a.png::http://...``)."""
     *outer, last = text.split("::")
     schemes = [hop.partition("://")[0] for hop in outer] + ([last.partition("://")[0]] if "://" in last else [])
     return is_url(text) and not all(scheme.lower() in _LOCAL_HOPS for scheme in schemes)

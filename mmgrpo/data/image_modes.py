@@ -9,7 +9,7 @@ MAX_8_BIT, MAX_16_BIT = 255, 65535
 WHITE_IS_ZERO = "white_is_zero"
 """Key of ``Image.info`` of gray TIFF images whose 0 is white; Pillow inverts those of 8 bits alone."""
 DEEP_FORMATS = ("PNG", "PPM")
-"""File formats whose mode ``I`` has 16 bits: Pillow scales PPM to them, and its versions before 11 read PNG so."""
+"""File formats with 16 bits in mode ``I``: Pillow scales PPM to them, and its versions before 11 read PNG so."""
 
 
 def in_rgb(image: Image.Image) -> Image.Image:

@@ -39,17 +39,19 @@ def require_options(kind: str, part: Mapping[str, Any], where: str) -> None:
     for name, value in options.items():
         if name not in OPTIONS[kind]:
             allowed = ", ".join(OPTIONS[kind]) or "no options"
-            raise DataError(f"{where}: '{name}' beside the {kind} is not supported; allowed is {allowed}; remove it")
+            raise DataError(
+                f"{where}: the option '{name}' of the {kind} is not supported; allowed: {allowed}; remove it"
+            )
         least_ok = value >= 0 if name == "video_start" and _is_number(value) else _is_number(value) and value > 0
         if not least_ok:
-            raise DataError(f"{where}: '{name}' beside the {kind} must be a positive number, got {value!r:.60}")
+            raise DataError(f"{where}: the option '{name}' of the {kind} must be a positive number, got {value!r:.60}")
     if ("resized_height" in options) != ("resized_width" in options):
-        raise DataError(f"{where}: beside the {kind} give both resized_height and resized_width, or neither")
+        raise DataError(f"{where}: the {kind} needs both resized_height and resized_width, or neither of them")
     if "fps" in options and "nframes" in options:
-        raise DataError(f"{where}: beside the {kind} give fps or nframes, not both")
+        raise DataError(f"{where}: set fps or nframes of the {kind}, not both")
     for low, high in (("min_pixels", "max_pixels"), ("min_frames", "max_frames"), ("video_start", "video_end")):
         if low in options and high in options and options[low] > options[high]:
-            raise DataError(f"{where}: '{low}' beside the {kind} is {options[low]}, above '{high}', {options[high]}")
+            raise DataError(f"{where}: '{low}' of the {kind} is {options[low]}, above '{high}', {options[high]}")
 
 
 def options_of(prompt: Prompt, kind: str) -> list[dict[str, Any]]:
@@ -109,7 +111,7 @@ def resized_size(
         low, high = bounds_of(options, *defaults)
     rows, columns = smart_resize(height, width, factor, min_pixels=low, max_pixels=high)
     if min(rows, columns) < factor:
-        raise ValueError(f"no size of whole tokens of {factor} x {factor} pixels has at most {high} pixels")
+        raise ValueError(f"no image size that is a multiple of {factor} x {factor} pixels has at most {high} pixels")
     return columns, rows
 
 

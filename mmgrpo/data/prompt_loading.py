@@ -70,7 +70,7 @@ def load_prompts(
     a folder of ``Dataset.save_to_disk``      that dataset
     another folder, or ``owner/name``         ``datasets.load_dataset``; ``owner/name:subset`` names a configuration
     ``python:module:attribute``               a function without arguments that returns prompts, or a list of them
-    a live ``datasets.Dataset``               itself, in whatever format; an ``IterableDataset`` needs ``limit``
+    a live ``datasets.Dataset``               itself, in any format; an ``IterableDataset`` needs ``limit``
     ========================================  =========================================================================
 
     Rows may have the layout of TRL, verl, EasyR1 or ms-swift; see ``docs/how-to/data.md``. ``text_column`` (or, in rows

@@ -137,8 +137,8 @@ def require_inside(path: str, where: str, roots: Sequence[Path] | None) -> None:
     real = Path(os.path.realpath(path))
     if not any(real.is_relative_to(_real_path(root.absolute())) for root in roots):
         raise DataError(
-            f"{where}: {path[:200]!r} lies outside of {' and '.join(map(str, roots))}, where data may not send the "
-            "trainer; put it there, or set prompts.allow_outside: true if the data is yours"
+            f"{where}: {path[:200]!r} is outside of {' and '.join(map(str, roots))}, the only folders that data may "
+            "read; move it there, or set prompts.allow_outside: true if the data is yours"
         )
 
 
@@ -278,7 +278,7 @@ class RowLocation:
             keys = [key for key in PAYLOADS[kind] if item.get(key) is not None]
             if not keys:
                 raise DataError(
-                    f"{self.where}: a mapping stands for the {kind} and holds none of {', '.join(PAYLOADS[kind])}; it "
+                    f"{self.where}: the {kind} is a mapping with none of {', '.join(PAYLOADS[kind])}; it "
                     f"holds {', '.join(key for key, value in item.items() if value is not None) or 'nothing'}"
                 )
             ignored = (*PAYLOADS[kind], "type", "detail", "format", "sampling_rate")

@@ -30,7 +30,7 @@ CHECK_INTERVAL_S = 1.0
 STORE_TIMEOUT_S = 3.0
 FAILED_CODE = 2  # exit code of the command line for an MmgrpoError
 GRACE_S = 15.0
-"""Seconds that a process has to end by itself after another was lost; by then most fail in a collective."""
+"""Seconds that a process has to exit after another was lost; by then most fail in a collective."""
 CLOSE_S = 20.0
 """Seconds that the thread then has to save complete results before it ends the process."""
 _COLLECTIVE_ERRORS = ("closed by peer", "reset by peer", "Timed out waiting", "NCCL", "Broken pipe", "Socket")

@@ -38,22 +38,22 @@ TRL_OPTIONS = (
     ("`beta` of RLOO", "`advantage.kl_beta` with `advantage.divergence: k1`"),
     (
         "`top_entropy_quantile`",
-        "`objective.selections: [{name: top_entropy, share: }]`, over the whole update; "
+        "`objective.selections: [{name: top_entropy, share: }]`, over the complete update; "
         "under `methods/gmpo`, `ratio_top_entropy`",
     ),
     ("`off_policy_mask_threshold`", "`objective.selections: [{name: near_policy, limit: }]`"),
     ("`mask_truncated_completions`", "`objective.truncated: zero`"),
     (
         "`entropy_coef`",
-        "`objective.entropy_bonus`. Its mean is that of `objective.aggregate`, over all kept tokens; TRL's is over the "
-        "tokens of a micro-batch whatever `loss_type` says, and under `top_entropy_quantile` over the selected ones. "
+        "`objective.entropy_bonus`. Its mean is that of `objective.aggregate`, over all trained tokens; TRL's is over "
+        "the tokens of a micro-batch with every `loss_type`, and under `top_entropy_quantile` over the selected ones. "
         "They agree with `aggregate: token_mean` and no selection",
     ),
     ("`num_generations`", "`rollout.group_size`"),
     ("`num_iterations`, `steps_per_generation`", "`update.epochs`, `update.minibatches`"),
     ("`vllm_importance_sampling_*`", "not needed: the policy that is trained is the one that samples"),
 )
-"""What TRL's options are called here."""
+"""The keys of mmgrpo for TRL's options."""
 
 
 KINDS: Mapping[MethodKind, str] = {
@@ -61,7 +61,7 @@ KINDS: Mapping[MethodKind, str] = {
     "credit": "Credit: the advantage of each decision",
     "surrogates": "Surrogates: the loss of a decision, and its average",
     "ratios": "Ratios: importance ratios of tokens, steps and sequences",
-    "group_losses": "Group losses: losses of a whole group",
+    "group_losses": "Group losses: losses of complete groups",
     "selection": "Selection: which samples and decisions are trained, and their weights",
     "sampling": "Sampling: how samples are generated, and where they branch",
     "strategies": "Strategies: rounds of requests within a step",
@@ -71,7 +71,7 @@ KINDS: Mapping[MethodKind, str] = {
     "updates": "Updates: gradients and weights after the loss",
     "environments": "Environments: several turns, with tools",
 }
-"""Kinds of methods by what they change, with their headings."""
+"""Kinds of methods by the part that they change, with their headings."""
 
 OTHERS = "Others"
 
@@ -212,7 +212,7 @@ def _shipped_rows() -> list[MethodRow]:
 
 def _row(include: str) -> MethodRow:
     values = read_layers(find_config(include))
-    config = validated(values | {"policy": None})  # a policy without its model is not valid by itself
+    config = validated(values | {"policy": None})  # a policy without its model is not valid
     method = config.method
     if method is None:
         raise ConfigError(f"{include} has no method: section with name and title")

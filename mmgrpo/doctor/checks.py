@@ -213,7 +213,7 @@ def gradient_reach(subject: CheckedPolicy, update: ProbeUpdate) -> CheckResult:
 
 
 def stored_drift(subject: CheckedPolicy) -> CheckResult:
-    """Checks that the rollout stores the means that normalised ratios need; the drift at the same weights is 0."""
+    """Checks that the rollout stores the means that normalized ratios need; the drift at the same weights is 0."""
     try:
         with torch.no_grad():
             parts = [part.values[DRIFT] for part in subject.policy.evaluate(subject.rollout, values=[DRIFT])]

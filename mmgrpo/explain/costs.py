@@ -60,7 +60,10 @@ def cost_rows(
         yield "forwards", "the states of a tree are counted once policy.call.num_inference_steps is known"
         return
     if config.rollout.training_states == "renoised" and num_levels is None:
-        yield "forwards", "one a step of the rollout, one a level of what is read; one a level, with grad, in an update"
+        yield (
+            "forwards",
+            "one a step of the rollout, one a noise level of evaluated states; one a level, with grad, in an update",
+        )
         return
     counted = forwards_per_sample(algorithm, num_steps, num_levels)
     views = " and ".join(counted.view_names)

@@ -51,7 +51,7 @@ from mmgrpo.values import REFERENCE
 
 TRUNCATED = {
     "zero": "samples cut off by their length limit: decisions left out, counted as zeros in means over samples",
-    "drop": "samples cut off by their length limit: left out, counted nowhere",
+    "drop": "samples cut off by their length limit: left out of every mean",
 }
 
 
@@ -146,7 +146,7 @@ def _sampler_line(settings: Mapping[str, Any]) -> str:
         line = "chosen by the scheduler: flow_sde on flow levels, native for consistency models, else ddim"
         return f"{line}; strength = {strength:g}"
     if name not in SAMPLERS:
-        return f"{name}: the noise that the scheduler draws by itself"
+        return f"{name}: the noise of the scheduler's step"
     line = f"{name}, strength = {strength:g}: {_summary(SAMPLERS[name])}"
     if name == "cps":
         line += "; does not keep the marginals: samples spread less than the data"
@@ -232,17 +232,21 @@ def _advantage_line(config: AdvantageConfig) -> str:
         line += f". {_summary(clamp_advantage)}, limit = {config.clamp:g}"
     if config.off_policy_baseline == "separate":
         line += ". Rows that are read are compared among themselves"
-    return line if config.zero_variance_groups == "keep" else f"{line}. Groups without an advantage count nowhere"
+    return (
+        line
+        if config.zero_variance_groups == "keep"
+        else f"{line}. Groups without an advantage are left out of every mean"
+    )
 
 
 def _ratio_line(objective: ObjectiveConfig) -> str:
     level = RATIO_LEVELS[objective.ratio_level]
     line = f"{objective.ratio_level}: log r = logprob - old_logprob"
     if objective.normalise_ratio:
-        line += f", normalised to {formula_of(normalised_log_ratio)}"
+        line += f", normalized to {formula_of(normalised_log_ratio)}"
     if objective.bound is not None:
         formula = formula_of(named_in("objective.bound", BOUNDS, objective.bound.name))
-        line += f", held by {objective.bound.name}: {formula}{_numbers(objective.bound.numbers)}"
+        line += f", bounded by {objective.bound.name}: {formula}{_numbers(objective.bound.numbers)}"
     return line if objective.ratio_level == "token" else f"{line}; then {formula_of(level)}"
 
 
@@ -336,7 +340,7 @@ def _values_line(algorithm: Algorithm) -> str:
     objective, config = algorithm.objective, algorithm.config
     num_updates = config.update.epochs * config.update.minibatches
     if not objective.needs_values:
-        return "no pass: each decision is differentiated by itself"
+        return "no pass: the loss is a sum over decisions"
     reason = _values_reason(objective)
     if not objective.rollout_knows_values:
         return f"a pass before every update: {reason}, and the rollout does not know its KL or entropy"
@@ -348,7 +352,7 @@ def _values_line(algorithm: Algorithm) -> str:
 def _values_reason(objective: Objective) -> str:
     if objective.separable:
         looking = [name for name in ("selections", "modulations") if getattr(objective, name)]
-        return f"{' and '.join(looking)} look at values first"
+        return f"{' and '.join(looking)} read all values first"
     if coupled := [term.name for term in objective.further if term.couples != DECISION]:
         return f"{', '.join(coupled)} couples decisions"
     if objective.through:
@@ -368,7 +372,7 @@ def _evaluation_line(config: RunConfig, settings: Mapping[str, Any] | None) -> s
         f"before the first step, every {_plural(evaluation.every, 'step')} and after the last: "
         f"{_plural(evaluation.samples_per_prompt, 'sample')} a prompt{forwards}, "
         f"{'at random' if evaluation.sampled else 'without noise'}, "
-        f"judged by {rewards or 'the training rewards'}"
+        f"scored by {rewards or 'the training rewards'}"
     )
 
 

@@ -33,7 +33,7 @@ def method_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     values = config.model_dump(mode="json")
     yield from _rows("method", config.method, config.paper_hparams, values)
     for lower in reversed(config.method.over):
-        yield from _rows("laid over", lower, {}, values)
+        yield from _rows("merged below", lower, {}, values)
 
 
 def reward_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -118,7 +118,7 @@ def _published_line(method: MethodConfig, published: Values, values: Values) -> 
         return f"every value of the published run{where} is in force"
     return (
         f"the published run{where} had {', '.join(others)}; use_paper_hparams=true on the command line, or "
-        "use_paper_hparams: true in the file that includes the method, puts in force what the file itself leaves open"
+        "use_paper_hparams: true in the file that includes the method, applies the ones that the file does not set"
     )
 
 

@@ -32,10 +32,10 @@ def task_rows(task: TaskConfig | None) -> Iterator[tuple[str, str]]:
     if task.policy_of is not None:
         yield "", f"trains the policy of {task.policy_of}, in the same updates"
     if task.weight != 1:
-        yield "", f"its rows count {task.weight:g} times beside those of the other tasks that train the policy"
+        yield "", f"its rows count {task.weight:g} times, relative to the other tasks that train the policy"
     if task.after is not None:
         compared = "one sample" if task.compare == "sample" else "all samples of a prompt"
-        yield "", f"is shown what {task.after} has drawn; a group is what was drawn after {compared}"
+        yield "", f"its prompts contain the samples of {task.after}; a group has the samples generated after {compared}"
 
 
 def course_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
@@ -52,7 +52,7 @@ def course_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
     for phase in config.phases:
         until = "on" if phase.until is None else f"to {phase.until - 1}"
         values = ", ".join(f"{key} = {_value(value)}" for key, value in phase.set.items())
-        yield "phase", f"from step {begin} {until}: {values or 'as it stands'}"
+        yield "phase", f"from step {begin} {until}: {values or 'as configured'}"
         begin = phase.until or begin
     for key, named in config.controllers.items():
         function = named_in(f"controllers.{key}", CONTROLLERS, named.name)
@@ -67,8 +67,8 @@ def moving_reference_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
         yield "", f"{' and '.join(sorted(moving))} moves: a pass at the steps at which it is above 0"
     reference = config.reference
     if reference is not None and reference.reset_every is not None:
-        anew = ", and the optimiser begins anew" if reference.reset_optimizer else ""
-        yield "", f"becomes the weights of now every {reference.reset_every} steps{anew}"
+        anew = ", and the optimizer is reset" if reference.reset_optimizer else ""
+        yield "", f"becomes the current weights every {reference.reset_every} steps{anew}"
     if reference is not None and reference.ema is not None:
         decay = reference.ema.decay
         yield "", f"follows the weights: {decay:g} reference + {1 - decay:g} now, every {reference.ema.every} steps"

@@ -56,7 +56,7 @@ def best_and_worst(*, best: int, worst: int) -> Filter:
     Source: DanceGRPO, arXiv:2505.07818, and its code's best-of-N: 4 and 4 of 16, 8 and 8 of 24.
     """
     if best < 0 or worst < 0 or best + worst == 0:
-        raise ConfigError(f"numbers of members must not be negative, and keep somebody, got {best} and {worst}")
+        raise ConfigError(f"best and worst must not be negative, and not both 0, got {best} and {worst}")
     return Filter(keep=partial(_best_and_worst, best=best, worst=worst), keeps=best + worst)
 
 

@@ -135,7 +135,7 @@ def _within_divergence(decisions: Decisions, job_values: JobValues, *, limit: fl
 def require_quantile(quantile: float) -> None:
     """Raises ConfigError for a quantile that cannot be."""
     if not 0 <= quantile <= 1:
-        raise ConfigError(f"a quantile lies between 0 and 1, got {quantile}")
+        raise ConfigError(f"a quantile must be between 0 and 1, got {quantile}")
 
 
 def above_row_quantile(value_BT: Tensor, mask_BT: Tensor, fraction: float) -> Tensor:

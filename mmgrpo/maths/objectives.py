@@ -138,7 +138,7 @@ class Objective:
             )
         if self.kl_ratio_level is not None and self.normalise_ratio:
             raise ConfigError(
-                "a normalised ratio is no importance weight: leave out kl_ratio_level, or normalise_ratio"
+                "a normalized ratio is no importance weight: leave out kl_ratio_level, or normalise_ratio"
             )
         names = [term.name for term in self.terms]
         if len(set(names)) < len(names):
@@ -314,7 +314,7 @@ class Objective:
         of_means = len(self.terms) - (self.surrogate is not None) - (self.foreign is not None)
         if of_means and self.step_weight is not None and decisions.mean_weight_BT is None:
             raise ConfigError(
-                "a divergence or entropy term beside a step_weight needs mean_weight_BT: "
+                "a divergence or entropy term with a step_weight needs mean_weight_BT: "
                 "fill it from Objective.mean_weights"
             )
         parts = [term.loss(decisions) for term in self.terms]

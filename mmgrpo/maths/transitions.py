@@ -238,7 +238,7 @@ def flow_sde(step: DenoisingStep, *, strength: float) -> Kernel:
     sigma = step.level.sigma
     safe = min(sigma, step.second_sigma) if 1 - sigma < _NEAR_ONE else sigma
     if safe >= 1:
-        raise ConfigError(f"flow_sde needs a schedule whose second sigma is below 1, got {step.second_sigma}")
+        raise ConfigError(f"flow_sde needs a schedule with a second sigma below 1, got {step.second_sigma}")
     return _euler_maruyama(step, strength, strength * math.sqrt(sigma / (1 - safe)))
 
 
@@ -327,7 +327,9 @@ def ddim(step: DenoisingStep, *, strength: float) -> Kernel:
     next_alpha, next_sigma = step.next_level.alpha, step.next_level.sigma
     scaled_next_sigma = alpha * next_sigma / next_alpha if next_alpha > 0 else math.inf
     if scaled_next_sigma > sigma * (1 + _ROUNDING):
-        raise ConfigError(f"ddim needs levels whose signal-to-noise ratio rises, got {step.level} -> {step.next_level}")
+        raise ConfigError(
+            f"ddim needs levels with an increasing signal-to-noise ratio, got {step.level} -> {step.next_level}"
+        )
     std = strength * next_sigma / sigma * math.sqrt(max(sigma**2 - scaled_next_sigma**2, 0.0))
     if std > next_sigma * (1 + _ROUNDING):
         raise ConfigError(

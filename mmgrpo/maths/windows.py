@@ -80,7 +80,9 @@ def subset_size(size: float, num_decisions: int) -> int:
     if 0 < size < 1:
         return max(1, int(size * num_decisions))
     if size != int(size):
-        raise ConfigError(f"the size of a subset is a whole number of decisions, or a share below 1, got {size}")
+        raise ConfigError(
+            f"the size of a subset must be an integer number of decisions, or a share below 1, got {size}"
+        )
     return int(size)
 
 
@@ -95,8 +97,8 @@ def shortened(num_steps: int, last: int, frac: float) -> tuple[float, ...]:
     """
     if not (0 <= last < num_steps - 1 and 0 < frac < 1):
         raise ConfigError(
-            f"steps after the last decision that is drawn are made fewer: {last} of {num_steps} steps leaves none, or "
-            f"the share {frac} is not between 0 and 1"
+            f"fast_remainder reduces the steps after the last stochastic one: {last} of {num_steps} steps leaves none, "
+            f"or the share {frac} is not between 0 and 1"
         )
     num_points = max(int((num_steps - last) * frac), 2)
     ends = 1 - (last + 1) / num_steps

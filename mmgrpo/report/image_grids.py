@@ -231,7 +231,7 @@ class CellBuilder:
         first = next((path for path in record.images if path is not None), None)
         picture = None if first is None else load_picture(self.files, first, self.share)
         text = clip(record.prompt, 200) if picture is not None else "no picture"
-        return Cell(request=request, picture=picture, alt=f"shown: {text}", bars=())
+        return Cell(request=request, picture=picture, alt=f"displayed: {text}", bars=())
 
     def _filled(self, value: float | None, empty: float, full: float) -> float | None:
         if value is None:

@@ -115,7 +115,7 @@ class RunFiles:
         real = self.regular_file(path)
         if real is None:
             return None
-        # O_NONBLOCK: without waiting for what may have become a pipe meanwhile; Windows has O_BINARY alone
+        # O_NONBLOCK: without waiting if the file has become a pipe meanwhile; Windows has O_BINARY alone
         flags = (getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
         try:
             return os.fdopen(os.open(real, os.O_RDONLY | sum(flags)), "rb")

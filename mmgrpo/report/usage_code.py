@@ -224,7 +224,7 @@ def auto_class(model_class: str | None, model_type: str | None = None) -> str:
     }
     for name, classes in tasks.items():
         types = [of for of, kind in classes.items() if model_class in (kind if isinstance(kind, tuple) else (kind,))]
-        if types and not any(of.endswith("_thinker") for of in types):  # part of a model with an index of its own
+        if types and not any(of.endswith("_thinker") for of in types):  # part of a model with a separate index
             return name
     return model_class if hasattr(transformers, model_class) else "AutoModel"
 

@@ -237,7 +237,7 @@ def hacking(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Itera
             yield (
                 f"the reward rose from {rise.before:.3g} to {rise.after:.3g}, and '{name}', which is not trained on, "
                 f"fell from {fall.before:.3g} to {fall.after:.3g}",
-                f"raise objective.kl_beta, lower update.lr, or train on what '{name}' measures too; {rollback}",
+                f"raise objective.kl_beta, lower update.lr, or train on '{name}' as well; {rollback}",
             )
 
 
@@ -250,7 +250,7 @@ def diversity(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Ite
             yield (
                 f"{key} fell from {ends[0]:.3g} to {ends[1]:.3g}",
                 "raise objective.kl_beta, objective.entropy_bonus or the sampling's temperature or strength, lower "
-                "update.lr, or reward what differs (diversity_adjusted)",
+                "update.lr, or reward diversity (diversity_adjusted)",
             )
 
 
@@ -262,8 +262,8 @@ def length(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterat
         if factor is not None and ends is not None and not ends[0] / factor <= ends[1] <= ends[0] * factor:
             yield (
                 f"the {quantity} of an answer went from {ends[0]:.3g} to {ends[1]:.3g}",
-                "see what the reward gives for length alone; for boxes, length_power and max_boxes of detection; for "
-                "texts, the rewards overlong and cosine_length, and objective.aggregate",
+                "check whether the reward depends on the length alone; for boxes, length_power and max_boxes of "
+                "detection; for texts, the rewards overlong and cosine_length, and objective.aggregate",
             )
 
 
@@ -313,8 +313,8 @@ def no_effect(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Ite
         share = "no decision is" if limit == 0 else f"at most {limit:.3g} of the decisions are"
         yield (
             f"in {window} steps {share} changed by {', '.join(idle_keys)}",
-            "check that the run has what the method needs (mmgrpo explain), that it starts before the last step, and "
-            "its thresholds; or remove it: the run is the same without it",
+            "check that the run meets the needs of the method (mmgrpo explain), that it starts before the last step, "
+            "and its thresholds; or remove it: the run is the same without it",
         )
 
 

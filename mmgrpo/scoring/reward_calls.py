@@ -41,7 +41,7 @@ class Caller:
         """Start a call; without a separate thread the reward runs in ``RewardCall.result``.
 
         Args:
-            samples: what is to be judged.
+            samples: the samples to score.
 
         Returns:
             The call.

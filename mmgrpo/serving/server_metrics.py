@@ -23,7 +23,7 @@ class Metrics:
         self.request_seconds = Histogram(
             "mmgrpo_request_seconds", "From body read to answer.", names, buckets=SECONDS, registry=registry
         )
-        self.samples = Counter("mmgrpo_samples", "Samples judged.", names, registry=registry)
+        self.samples = Counter("mmgrpo_samples", "Samples scored.", names, registry=registry)
         self.failures = Counter("mmgrpo_failed_samples", "Samples that a reward failed on.", names, registry=registry)
         self.batch_seconds = Histogram(
             "mmgrpo_batch_seconds", "A call of a reward.", names, buckets=SECONDS, registry=registry

@@ -148,7 +148,8 @@ def _decoder_input(
         instrumented.run(PipelineRun(on_step=on_step, ghost=lambda iteration: True), arguments, seed=0)
     if not shapes or not inputs:
         raise PolicyError(
-            f"{type(instrumented.pipeline).__name__} has no component whose decode converts its states to images, so "
+            f"{type(instrumented.pipeline).__name__} has no component with a decode that converts its states to "
+            f"images, so "
             "the warm-up cannot encode targets; train without warm-up"
         )
     decoder, latent = inputs[0]

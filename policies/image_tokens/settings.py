@@ -86,7 +86,7 @@ class ImageTokensSettings(BaseModel):
         default=None,
         ge=0,
         le=1,
-        description="drop codes below this share of the likeliest one's probability; also in scoring",
+        description="drop codes below this share of the highest probability; also in scoring",
     )
     temperature_schedule: TemperatureSchedule | None = Field(
         default=None,
@@ -138,11 +138,11 @@ class ImageTokensSettings(BaseModel):
         cuts = [
             f"{name} = {value:g}" for name in ("top_k", "top_p", "min_p") if (value := getattr(self, name)) is not None
         ]
-        support = f"{', '.join(cuts)}, scored on the codes that could be drawn" if cuts else "all codes"
+        support = f"{', '.join(cuts)}, scored on the codes that could be sampled" if cuts else "all codes"
         scale = "of the generation config" if self.guidance_scale is None else f"{self.guidance_scale:g}"
         guided = "" if self.guidance_scale == 1 else f"guidance {scale}, also scored; "
         if self.lora is None:
-            trained = "every weight that drawing goes through"
+            trained = "every weight that the sampling uses"
         else:
             trained = f"LoRA on the decoder, rank {self.lora.rank}, alpha {self.lora.alpha:g}"
         return [("trained", trained), ("sampling", f"{guided}temperature = {self.temperature:g}; {support}")]

@@ -66,7 +66,7 @@ def language_outline(settings: LanguageSettings, *, prompt_tokens: int, group_si
         assumed=(
             f"sizes of {source}",
             f"prompts of {prompt_tokens} tokens, answers of {length}, as long as they may be",
-            "what the parts that see or hear hold is counted, what their passes take is not",
+            "the weights of the vision and audio encoders are counted, the memory of their forwards is not",
         ),
     )
 

@@ -144,7 +144,7 @@ def measure_path(path: ForwardPath, trial: ParityCase, *, alone: bool = False) -
             weights = torch.cat([weight_MT[row][:length] for row, length in zip(batch, lengths, strict=True)])
             total = (weights.to(logprob_M) * logprob_M).sum()
             if parameters and not total.requires_grad:
-                raise ValueError("no gradient reaches what is trained")
+                raise ValueError("no gradient reaches the trained parameters")
             grads = gradients_of(total, parameters) if parameters else ()
         for number, gradient in enumerate(grads):
             if gradient is not None:

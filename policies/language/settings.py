@@ -72,7 +72,7 @@ class LanguageSettings(BaseModel):
         default=None,
         ge=0,
         le=1,
-        description="drop tokens below this share of the likeliest one's probability; also in scoring",
+        description="drop tokens below this share of the highest probability; also in scoring",
     )
     temperature_schedule: TemperatureSchedule | None = Field(
         default=None,
@@ -148,7 +148,7 @@ class LanguageSettings(BaseModel):
         cuts = [
             f"{name} = {value:g}" for name in ("top_k", "top_p", "min_p") if (value := getattr(self, name)) is not None
         ]
-        support = f"{', '.join(cuts)}, scored on the tokens that could be drawn" if cuts else "the whole vocabulary"
+        support = f"{', '.join(cuts)}, scored on the tokens that could be sampled" if cuts else "the full vocabulary"
         cooled = (
             ""
             if self.temperature_schedule is None

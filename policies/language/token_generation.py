@@ -84,7 +84,9 @@ def _inherited_completion(
         return Completion.forced(token_T, params.sampling) if len(token_T) else None
     token_T = torch.as_tensor(list(continuation.token_ids), dtype=torch.long)
     if bool(torch.isin(token_T, params.end_ids.cpu()).any()):
-        raise DataError(f"what is to be continued of {prompt.prompt.text!r:.60} holds an end token; cut it before that")
+        raise DataError(
+            f"the prefix to continue of {prompt.prompt.text!r:.60} contains an end token; cut it before that"
+        )
     if len(token_T) == 0:
         return None
     if continuation.trace is not None:
@@ -123,8 +125,8 @@ def generate_rows(
     for start in starts:
         if start.num_initial >= params.length:
             raise DataError(
-                f"the answer to {start.prompt.prompt.text!r:.60} begins with {start.num_initial} given tokens, which "
-                f"leaves nothing of max_new_tokens={params.length} to write; raise it"
+                f"the answer to {start.prompt.prompt.text!r:.60} begins with a prefix of {start.num_initial} "
+                f"tokens, which leaves none of max_new_tokens={params.length} to generate; raise max_new_tokens"
             )
     texts = [start.read(path.fill) for start in starts]
     for batch in path.decode_batches(texts, owner_N, params.batch_size):

@@ -64,7 +64,7 @@ class SqlExecution:
         concurrency: int = 4,
     ) -> None:
         if not 0 <= runs <= 1:
-            raise ConfigError(f"SqlExecution.runs must lie in [0, 1], got {runs}")
+            raise ConfigError(f"SqlExecution.runs must be in [0, 1], got {runs}")
         self.column = column
         self._database = database
         self._schema = schema

@@ -97,7 +97,7 @@ class Command:
         if code is None:
             return Score(0.0, {"parsed": None, "reason": "no code"})
         if self._forbid is not None and self._forbid.search(code):
-            return Score(0.0, {"parsed": excerpt(code), "reason": "holds what it must not"})
+            return Score(0.0, {"parsed": excerpt(code), "reason": "contains a forbidden pattern"})
         fields = {**row, "answer": code}
         files = {name: row[column] for name, column in self._files.items()}
         program = Program(

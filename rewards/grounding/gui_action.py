@@ -92,9 +92,7 @@ class GuiAction:
     def _score(self, sample: Sample, wanted: Action) -> Score:
         stated = parse_actions(extract_answer(sample.text or "", self._extract) or "")
         if len(stated) != 1:
-            return Score(
-                0.0, comparison(None, _named(wanted), f"{len(stated) or 'no'} actions, where one is asked for")
-            )
+            return Score(0.0, comparison(None, _named(wanted), f"{len(stated) or 'no'} actions, where one is required"))
         parts = {"type": float(self._kind(stated[0]) == self._kind(wanted))}
         explanation = comparison(_written(stated[0]), _named(wanted))
         if self._kind(wanted) in self._pointing and wanted.position is not None:

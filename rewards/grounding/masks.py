@@ -56,7 +56,7 @@ class MaskIou:
         extract: Extract = "none",
     ) -> None:
         if not 16 <= grid <= 4096:
-            raise ConfigError(f"MaskIou.grid must lie in 16 .. 4096, got {grid}")
+            raise ConfigError(f"MaskIou.grid must be in 16 .. 4096, got {grid}")
         self.column = column
         self._coordinates = coordinates_from("MaskIou", coordinates)
         self._threshold = None if threshold is None else require_fraction("MaskIou.threshold", threshold)

@@ -32,7 +32,7 @@ class Unlikeliness:
 
     def __init__(self, of: Reward, strength: float = 0.25) -> None:
         if not 0 <= strength <= 1:
-            raise ConfigError(f"Unlikeliness.strength must lie in [0, 1], got {strength}")
+            raise ConfigError(f"Unlikeliness.strength must be in [0, 1], got {strength}")
         self.needs_values = needed_values(of)
         self.of = of
         self._strength = strength
@@ -107,7 +107,8 @@ class LikelihoodConsistency:
     ``margin``. p_i, 0 to 1, is the probability per token (the geometric mean) of the answer after the sample's
     reasoning, under a slowly updated model. None if the inner reward or the likelihood is None.
 
-    Example: ``{name: likelihood_consistency, of: math_verify, likelihood: {name: remote, url: "http://127.0.0.1:8000"}}``.
+    Example: ``{name: likelihood_consistency, of: math_verify, likelihood: {name: remote, url:
+        "http://127.0.0.1:8000"}}``.
     Settings: ``of``: the inner reward, by name or with its settings; ``likelihood``, a reward that returns p, such as a
     ``python:module:function`` of the samples, or a served model by ``remote``.
     Range: that of the inner reward, times 1 + ``strength`` where it is positive.

@@ -82,7 +82,7 @@ class Conciseness:
         self, of: Reward, strength: float = 0.5, right_from: float = 1.0, all_right: bool = False, unit: Unit = "tokens"
     ) -> None:
         if not 0 <= strength <= 1:
-            raise ConfigError(f"Conciseness.strength must lie in [0, 1], got {strength}")
+            raise ConfigError(f"Conciseness.strength must be in [0, 1], got {strength}")
         self.needs_values = needed_values(of)
         self.of = of
         self._strength = strength

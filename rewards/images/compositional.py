@@ -66,7 +66,7 @@ class Compositional:
     ) -> None:
         for name, value in (("threshold", threshold), ("counting_threshold", counting_threshold)):
             if not 0 <= value < 1:
-                raise ConfigError(f"Compositional.{name} must lie in [0, 1), got {value}")
+                raise ConfigError(f"Compositional.{name} must be in [0, 1), got {value}")
         if not 0 < max_overlap <= 1 or margin < 0:
             raise ConfigError(f"Compositional needs 0 < max_overlap <= 1 and margin >= 0, got {max_overlap}, {margin}")
         self._thresholds = {True: counting_threshold, False: threshold}

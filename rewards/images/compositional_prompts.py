@@ -56,8 +56,8 @@ def compositional_prompts(
     things = [name for name in objects if name != "person"]
     if unknown or len(things) < 2 or not 2 <= max_count < len(NUMBERS):
         raise DataError(
-            f"compositional prompts need tasks of {', '.join(TASKS)}, two objects beside person and a largest count of "
-            f"2 to {len(NUMBERS) - 1}; got tasks {list(chosen)}, {len(things)} objects and {max_count}"
+            f"compositional prompts need tasks of {', '.join(TASKS)}, two objects in addition to person and a largest "
+            f"count of 2 to {len(NUMBERS) - 1}; got tasks {list(chosen)}, {len(things)} objects and {max_count}"
         )
     rng = random.Random(seed)
     prompts: dict[tuple[str, str], Prompt] = {}

@@ -194,4 +194,4 @@ def _renamed(name: str) -> str:
 def _fill(model: nn.Module, state_dict: Mapping[str, Tensor], checkpoint: str) -> None:
     missing, unknown = model.load_state_dict(state_dict, strict=False)
     if missing or unknown:
-        raise RewardError(f"{checkpoint} is laid out unlike ImageReward.pt: without {missing[:5]}, with {unknown[:5]}")
+        raise RewardError(f"{checkpoint} differs from ImageReward.pt: without {missing[:5]}, with {unknown[:5]}")

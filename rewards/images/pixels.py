@@ -30,7 +30,7 @@ class JpegSize:
         if sign not in (-1, 1):
             raise ConfigError(f"JpegSize.sign must be -1 (reward small files) or 1 (reward large ones), got {sign}")
         if not 1 <= quality <= 95:
-            raise ConfigError(f"JpegSize.quality must lie in 1..95, got {quality}")
+            raise ConfigError(f"JpegSize.quality must be in 1..95, got {quality}")
         self._sign = sign
         self._quality = quality
 
@@ -59,7 +59,7 @@ class Brightness:
 
     def __init__(self, target: float = 1.0) -> None:
         if not 0 <= target <= 1:
-            raise ConfigError(f"Brightness.target must lie in [0, 1], got {target}")
+            raise ConfigError(f"Brightness.target must be in [0, 1], got {target}")
         self._target = target
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:

@@ -193,6 +193,6 @@ def _clause_error(
             for other in target:
                 where = relations(detection.box, other.box, margin)
                 if clause.relation not in where:
-                    direction = " and ".join(sorted(where)) or "nowhere clear"
+                    direction = " and ".join(sorted(where)) or "no clear direction"
                     return f"expected {clause.label} {clause.relation} {other.label}, found it {direction}"
     return None

@@ -61,7 +61,7 @@ class Colour:
         if not tolerance > 0:
             raise ConfigError(f"Colour.tolerance must be positive, got {tolerance}")
         if target is not None and not 0 < target <= 1:
-            raise ConfigError(f"Colour.target must lie in (0, 1], got {target}")
+            raise ConfigError(f"Colour.target must be in (0, 1], got {target}")
         self.colour = colour
         self.column = column
         self._tolerance = tolerance

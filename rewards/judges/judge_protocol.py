@@ -61,7 +61,7 @@ class ReplyParams:
             raise ConfigError(f"the temperature of a judge must be at least 0, got {self.temperature}")
         if require_positive("judge.draws", self.draws) > 1 and self.temperature == 0:
             raise ConfigError(
-                f"{self.draws} draws at temperature 0 are all the same; set temperature: 1.0, or draws: 1"
+                f"{self.draws} replies at temperature 0 are all the same; set temperature: 1.0, or draws: 1"
             )
 
 

@@ -146,7 +146,7 @@ class RemoteReward:
             return answer
         if status in _PASSING or status >= 500:
             raise ConnectionError(f"status {status}: {_detail(answer)}")
-        raise RewardError(f"the reward server {self._url} refused ({status}): {_detail(answer)}")
+        raise RewardError(f"the reward server {self._url} rejected the request ({status}): {_detail(answer)}")
 
     def _values(self, answer: bytes, num: int) -> list[float | Score | None]:
         try:

@@ -84,7 +84,7 @@ def rubric_score(rubric: Sequence[Criterion], scores: Sequence[float]) -> Score:
         return Score(0.0, explanation | {"reason": f"vetoed: {excerpt(vetoed[0])}"})
     enough = [score for criterion, score in zip(rubric, scores, strict=True) if criterion.enough]
     if enough and all(score >= MET for score in enough):
-        return Score(1.0, explanation | {"reason": "what is enough is met"})
+        return Score(1.0, explanation | {"reason": "all sufficient criteria are met"})
     return Score(min(max(sum(criterion.weight * score for criterion, score in scored) / total, 0.0), 1.0), explanation)
 
 

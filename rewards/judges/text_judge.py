@@ -76,9 +76,7 @@ class TextJudge:
         local: Mapping[str, Any] | None = None,
     ) -> None:
         if question is None and mode != "yes":
-            raise ConfigError(
-                f"TextJudge asks a question of its own for mode: yes alone; give question for mode: {mode}"
-            )
+            raise ConfigError(f"TextJudge has a default question only for mode: yes; set question for mode: {mode}")
         self._question = question or (AGREES if criteria is None else MEETS)
         if (criteria is not None) != ("{criterion}" in self._question):
             raise ConfigError("TextJudge needs criteria where its question has {criterion}, and only there")
@@ -92,7 +90,7 @@ class TextJudge:
         )
         self._judge = judge_of("TextJudge", model, system=system, endpoint=endpoint, local=local)
         if "{response}" not in self._question and "{text}" not in self._question:
-            raise ConfigError("TextJudge.question shows what was written as {response} or {text}: name one of them")
+            raise ConfigError("TextJudge.question must contain {response} or {text}, the text to judge")
         self.concurrent = endpoint is not None
         self.deterministic = endpoint is None
 

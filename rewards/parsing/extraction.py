@@ -54,7 +54,7 @@ def require_extract(where: str, extract: Extract) -> Extract:
 def require_fraction(where: str, value: float) -> float:
     """The value, if it is in [0, 1]. Raises ConfigError otherwise."""
     if not 0 <= value <= 1:
-        raise ConfigError(f"{where} must lie in [0, 1], got {value}")
+        raise ConfigError(f"{where} must be in [0, 1], got {value}")
     return value
 
 

@@ -1,1 +1,1 @@
-"""Rewards for what a text says and what form it has."""
+"""Rewards for the content and the form of a text."""

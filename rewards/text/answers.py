@@ -231,7 +231,7 @@ class EditDistance:
         floor: float = 0.0,
     ) -> None:
         if not 0 <= floor <= 1:
-            raise ConfigError(f"EditDistance.floor must lie in [0, 1], got {floor}")
+            raise ConfigError(f"EditDistance.floor must be in [0, 1], got {floor}")
         self.column = column
         self._extract: Extract = require_extract("EditDistance.extract", extract)
         self._unit: Unit = require_choice("EditDistance.unit", unit, Unit)

@@ -48,7 +48,7 @@ class CaptionScore:
         extract: Extract = "none",
     ) -> None:
         if not 1 <= order <= 9:
-            raise ConfigError(f"CaptionScore.order must lie in 1 .. 9, got {order}")
+            raise ConfigError(f"CaptionScore.order must be in 1 .. 9, got {order}")
         self._metric: Metric = require_choice("CaptionScore.metric", metric, Metric)
         if corpus is not None and metric != "cider":
             raise ConfigError(f"CaptionScore.corpus has an effect only with metric: cider, got metric: {metric}")

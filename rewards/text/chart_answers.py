@@ -53,7 +53,7 @@ class ChartAnswer:
         extract: Extract = "none",
     ) -> None:
         if not 0 <= relative < 1:
-            raise ConfigError(f"ChartAnswer.relative must lie in [0, 1), got {relative}")
+            raise ConfigError(f"ChartAnswer.relative must be in [0, 1), got {relative}")
         self.column = column
         self._relative = relative
         self._percent: Percent = require_choice("ChartAnswer.percent", percent, Percent)

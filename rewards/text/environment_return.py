@@ -28,7 +28,7 @@ class EnvironmentReturn:
 
     def __init__(self, discount: float = 1.0) -> None:
         if not 0 <= discount <= 1 or not math.isfinite(discount):
-            raise ConfigError(f"EnvironmentReturn.discount must lie in [0, 1], got {discount}")
+            raise ConfigError(f"EnvironmentReturn.discount must be in [0, 1], got {discount}")
         self._discount = discount
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:

@@ -56,7 +56,7 @@ def compare(gold: list[str], answer: str, plain: bool) -> dict[str, Any]:
     if stated is None:
         return {"is_equal": False, "parsed": None, "reason": None, "is_expression": is_expression}
     values = values_of(stated)
-    reason = None if values else "the answer cannot be read as a whole"
+    reason = None if values else "the answer cannot be parsed completely"
     is_equal = same(references, values)
     return {"is_equal": is_equal, "parsed": stated[:1000], "reason": reason, "is_expression": is_expression}
 

@@ -198,7 +198,9 @@ class _Worker:
         self._end = weakref.finalize(self, _ended, process)
         if not _exchange(process, None, START_S):
             self._end()
-            raise MissingPackageError("math-verify could not be started: python -c 'import math_verify' says why")
+            raise MissingPackageError(
+                "math-verify could not be started: python -c 'import math_verify' prints the reason"
+            )
         return process
 
 

@@ -134,7 +134,7 @@ class CountMatch:
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return find_reference_error(value, self._reference, "a whole number of at least 0")
+        return find_reference_error(value, self._reference, "an integer of at least 0")
 
     def _reference(self, value: Any) -> float | None:
         number = reference_number(value)
@@ -166,7 +166,7 @@ class FirstError:
         self, column: str = "answer", extract: Extract = "none", which: Which = "last", decay: float = 0.5
     ) -> None:
         if not 0 < decay < 1:
-            raise ConfigError(f"FirstError.decay must lie between 0 and 1, got {decay}")
+            raise ConfigError(f"FirstError.decay must be between 0 and 1, got {decay}")
         self.column = column
         self._answer = _Stated("FirstError", extract, which, spoken=False)
         self._decay = decay
@@ -176,7 +176,7 @@ class FirstError:
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
-        return find_reference_error(value, _step, "a whole number of at least -1")
+        return find_reference_error(value, _step, "an integer of at least -1")
 
     def _score(self, text: str, reference: float) -> Score:
         answer, reason = self._answer.number(text)

@@ -1,4 +1,4 @@
-"""Rewards for the form of a text: its tags, a pattern of one's own, the keys of its JSON."""
+"""Rewards for the form of a text: its tags, a custom pattern, the keys of its JSON."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Format:
         rest = f"<{tags[0]}>{text}".strip() if self._opened else text.strip()
         for mark in (mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")):
             if rest.count(mark) != 1:
-                return f"{mark} stands {rest.count(mark)} times, not once"
+                return f"{mark} occurs {rest.count(mark)} times, not once"
         for tag in tags:
             inner, closing, after = rest.removeprefix(f"<{tag}>").partition(f"</{tag}>")
             if not rest.startswith(f"<{tag}>") or not closing:
@@ -92,7 +92,7 @@ class Format:
             if not inner.strip():
                 return f"nothing in <{tag}>"
             rest = after.lstrip()
-        return f"something behind </{tags[-1]}>" if rest else None
+        return f"text after </{tags[-1]}>" if rest else None
 
 
 @final
@@ -141,7 +141,7 @@ class JsonSchema:
         explanation: dict[str, Any] = {"parsed": excerpt(json.dumps(parsed, ensure_ascii=False))}
         extra = list(_extra(parsed, self._keys)) if self._strict else []
         if extra:
-            return Score(0.0, explanation | {"reason": excerpt(f"not asked for: {', '.join(extra)}")})
+            return Score(0.0, explanation | {"reason": excerpt(f"not requested: {', '.join(extra)}")})
         right = list(_right(parsed, self._keys))
         explanation["parts"] = {key: float(fits) for key, fits in right}
         share = sum(fits for _, fits in right) / len(right)

@@ -35,7 +35,7 @@ DENOISING = [
 TRAINED = [name for name in TOKENS if name not in ("treerpo", "luffy", "on-policy-distillation", "mm-helix")]
 
 NO_EFFECT = "would have no effect under"
-DRAWS = "is what its rollout.strategy"
+DRAWS = "needs its rollout.strategy"
 READ = "training_states: renoised samples without noise"
 # (task, lower method) -> the uppers that it does not go under, and why
 REFUSED: dict[tuple[str, str], dict[str, str]] = {
@@ -45,7 +45,7 @@ REFUSED: dict[tuple[str, str], dict[str, str]] = {
         NO_EFFECT,
     ),
     ("arithmetic-text", "repo"): {"luffy": NO_EFFECT},
-    ("arithmetic-text", "archer"): dict.fromkeys(["sapo", "kl-cov", "luffy"], "has no such bounds"),
+    ("arithmetic-text", "archer"): dict.fromkeys(["sapo", "kl-cov", "luffy"], "has no parameter"),
     **{
         ("arithmetic-text", name): dict.fromkeys(["dapo", "greso", "prorl", "repo", "kl-cov", other], DRAWS)
         for name, other in (("treerpo", "luffy"), ("luffy", "treerpo"))
@@ -139,7 +139,7 @@ def test_what_is_replaced_is_said(tmp_path: Path) -> None:
     assert "rollout.strategy" not in dapo.replaced
     assert config.method.replaced == {}
     of_dapo = list(method_rows(config))
-    of_dapo = of_dapo[of_dapo.index(("laid over", "DAPO (2503.14476)")) :]
+    of_dapo = of_dapo[of_dapo.index(("merged below", "DAPO (2503.14476)")) :]
     said = dict(of_dapo)
     assert said["replaced"].startswith("methods included later override ")
     assert "objective.surrogate = clipped (low 0.2, high 0.28)" in said["replaced"]
@@ -164,9 +164,7 @@ def test_a_method_of_each_policy_is_no_run(tmp_path: Path) -> None:
 
 
 def test_what_is_drawn_is_not_another_methods(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"with_answer draws, in place of which dapo has refill; put luffy after dapo"
-    ):
+    with pytest.raises(ConfigError, match=r"with_answer, which dapo replaces by refill; put luffy after dapo"):
         laid(tmp_path, "methods/luffy", "methods/dapo")
     below = laid(tmp_path, "methods/dapo", "methods/luffy", "methods/gspo").method
     assert below is not None

@@ -73,7 +73,7 @@ def test_right_answers_are_seen_as_the_weakest_part_was() -> None:
     ] * 2
     assert show(Prompt("q"), 0, replace(history, rewards=[1, 0, 0, 1, 1, 0])) is None
     assert show(Prompt("q"), 0, History()) is None
-    with pytest.raises(ConfigError, match="2 texts, and the group was drawn in 3 contexts"):
+    with pytest.raises(ConfigError, match="2 texts, but the group was sampled in 3 contexts"):
         weakest_system(texts=told[:2])(Prompt("q"), 0, history)
 
 

@@ -239,7 +239,7 @@ def test_explanation_says_what_the_published_run_had_otherwise(write: Write) -> 
         policy.call.num_inference_steps = 12 (here 6), rollout.prompts_per_step = 16 (here 8), rollout.group_size = 12
         (here 8), rollout.window.size = 6 (here 0.6), update.minibatches = 2 (here 1), update.lr = 0.0003 (here 0.25);
         use_paper_hparams=true on the command line, or use_paper_hparams: true in the file that includes the method,
-        puts in force what the file itself leaves open
+        applies the ones that the file does not set
         """
     assert " ".join(expected.split()) in rows(load_config(path))
     assert "LoRA of rank 128) had update.lr = 0.0003 (here 0.25); " in rows(

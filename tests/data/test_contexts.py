@@ -149,5 +149,5 @@ def test_an_answer_may_open_with_a_text() -> None:
     assert prefix_of(solution_prefix(share=0.0), Prompt("why", columns={"solution": "a b"})) is None
     with pytest.raises(ConfigError, match="begins with, got none"):
         opening(text="")
-    with pytest.raises(ConfigError, match="between its words"):
+    with pytest.raises(ConfigError, match="between, the separator"):
         solution_prefix(share=0.5, between="")

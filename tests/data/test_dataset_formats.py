@@ -66,10 +66,10 @@ class TestFormats:
     def test_a_streamed_dataset_needs_a_limit(self) -> None:
         stream = Dataset.from_list(ROWS).to_iterable_dataset()
         assert [prompt.columns["answer"] for prompt in load_prompts(stream, limit=1)] == [1]
-        with pytest.raises(DataError, match="say how many rows to read by limit"):
+        with pytest.raises(DataError, match="set limit, the number of rows to read"):
             load_prompts(stream)
         config = validated({"prompts": {"source": "unused.txt"}})
-        with pytest.raises(DataError, match="say how many rows to read by limit"):
+        with pytest.raises(DataError, match="set limit, the number of rows to read"):
             prompts_of(stream, config)
 
     @pytest.mark.parametrize("format_name", [None, "pandas", "arrow", "torch", "numpy"])

@@ -103,7 +103,7 @@ def test_a_stage_without_rows_is_left_out_and_a_later_one_follows_another() -> N
         ([], "one stage or more"),
         ([{"rows": "right"}], "names its context"),
         ([{"context": "a", "row": "right"}], "a stage takes"),
-        ([{"context": "a"}, {"context": "a"}], "a context of its own"),
+        ([{"context": "a"}, {"context": "a"}], "a different context"),
         ([{"context": "a", "rows": "good"}], "choose from all, right, wrong, unfinished"),
         ([{"context": "a", "of": "b"}], "no stage before it"),
         ([{"context": "a", "times": 0}], "1 or more"),

@@ -92,7 +92,7 @@ def test_beta_takes_rewards_of_another_range():
     torch.testing.assert_close(beta_advantage(2 * reward_PG - 1, low=-1.0, high=1.0), beta_advantage(reward_PG))
     with pytest.raises(ShapeError, match="rewards from 0 to 1, got -1"):
         beta_advantage(2 * reward_PG - 1)
-    with pytest.raises(ConfigError, match="must lie below"):
+    with pytest.raises(ConfigError, match="must be below"):
         beta_advantage(reward_PG, low=1.0, high=1.0)
 
 

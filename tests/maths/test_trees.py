@@ -36,7 +36,7 @@ def test_a_branch_is_as_wide_as_its_leaves() -> None:
     ("size", "numbers", "message"),
     [
         (8, {"at": [0, 3]}, "2 splits into 2 has 4 leaves, rollout.group_size is 8"),
-        (4, {"at": [3, 0]}, r"increasing decisions of 0 to 8, which can be drawn; got \[3, 0\]"),
+        (4, {"at": [3, 0]}, r"increasing decisions of 0 to 8, the stochastic ones; got \[3, 0\]"),
         (4, {"at": [0, 9]}, r"got \[0, 9\]"),
         (4, {"at": [0, 1], "factor": 1}, "got factor 1"),
     ],

@@ -50,7 +50,7 @@ def test_arguments_of_a_row_override_those_of_the_policy() -> None:
 
 
 def test_arguments_without_a_use_are_an_error() -> None:
-    with pytest.raises(DataError, match=r"brings tools for the chat template, .* has no use for that"):
+    with pytest.raises(DataError, match=r"sets tools for the chat template, .* does not use it"):
         policy("llama").check_prompt(row(prompt="hi", tools=[TOOL]))
     with pytest.raises(DataError, match="for a chat template, and none is used"):
         policy("llama", chat=False).check_prompt(row(prompt="hi", tools=[TOOL]))
@@ -90,5 +90,5 @@ def test_prompts_beyond_the_context_or_with_arguments_without_a_template_are_an_
     policy.check_prompt(Prompt("red"))
     with pytest.raises(DataError, match=r"prompt 'red red .* are more than the model's context of"):
         policy.check_prompt(Prompt("red " * 9_000))
-    with pytest.raises(DataError, match=r"brings tools for (a|the) chat template"):
+    with pytest.raises(DataError, match=r"sets tools for (a|the) chat template"):
         policy.check_prompt(Prompt("red", chat_template_kwargs={"tools": [TOOL]}))

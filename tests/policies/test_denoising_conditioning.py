@@ -170,7 +170,9 @@ def test_image_columns_set_further_arguments(tmp_path: Path, as_list: bool) -> N
         in_call = policy_of("sd15-inpaint", without=without, call={"image": _picture(row), "mask_image": mask})
         expected = in_call.rollout([Prompt(TEXTS[row])], group_size=2, seed=SEED, plan=Plan(prompt_ids=(row,)))
         assert sample_difference(expected.samples, rollout.samples[2 * row : 2 * row + 2]) <= 1, name
-    with pytest.raises(DataError, match=r"column 'where': .*; prompts.pictures: \[where\] looks beside the data file"):
+    with pytest.raises(
+        DataError, match=r"column 'where': .*; prompts.pictures: \[where\] resolves paths relative to the data file"
+    ):
         policy.rollout(load_prompts(tmp_path / "rows.jsonl"), group_size=1, seed=SEED)
 
 

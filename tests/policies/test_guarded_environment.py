@@ -252,7 +252,7 @@ def test_what_json_cannot_hold_is_told_as_an_error() -> None:
     call = '<tool_call>{"name": "opaque", "arguments": {"color": "red"}}</tool_call>'
     told = ToolEnvironment([opaque]).step(call).text
     assert json.loads(told) == {
-        "error": "TypeError: a tool returns text or what JSON can hold, and this one returned object"
+        "error": "TypeError: a tool must return a text or a JSON value; this one returned object"
     }
 
 

@@ -93,7 +93,7 @@ def test_the_length_of_a_rollout_is_its_own() -> None:
 
 def test_settings_that_a_rollout_has_not_are_named() -> None:
     policy = policy_of("llama")
-    with pytest.raises(ConfigError, match=r"no setting 'strength' of its own; it takes temperature, top_k"):
+    with pytest.raises(ConfigError, match=r"no setting 'strength'; it takes temperature, top_k"):
         rollout_of(policy, settings={"strength": 0.3})
     with pytest.raises(ConfigError, match="temperature: must be greater than 0"):
         rollout_of(policy, settings={"temperature": 0})
@@ -205,9 +205,9 @@ def test_beginnings_that_cannot_be_continued_are_refused() -> None:
     def draw(tokens: list[int]) -> None:
         policy.rollout([prompt], group_size=1, seed=SEED, plan=Plan(continues=(Continuation(tokens),)))
 
-    with pytest.raises(DataError, match="leaves nothing of max_new_tokens=7"):
+    with pytest.raises(DataError, match="leaves none of max_new_tokens=7"):
         draw([20] * 7)
-    with pytest.raises(DataError, match="holds an end token"):
+    with pytest.raises(DataError, match="contains an end token"):
         draw([20, int(policy._end_ids[0])])
     with pytest.raises(ShapeError, match="a number for each of the 2 tokens"):
         Continuation([1, 2], torch.zeros(3))

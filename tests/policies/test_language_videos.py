@@ -139,14 +139,17 @@ def test_options_of_a_row_override_those_of_the_policy(clip: str) -> None:
 @pytest.mark.parametrize(
     ("part", "reason"),
     [
-        ({"type": "image", "nframes": 4}, "row 0: 'nframes' beside the image is not supported; allowed is min_pixels"),
+        (
+            {"type": "image", "nframes": 4},
+            "row 0: the option 'nframes' of the image is not supported; allowed: min_pixels",
+        ),
         (
             {"type": "image", "max_pixels": "many"},
             "'max_pixels' beside the image must be a positive number, got 'many'",
         ),
-        ({"type": "image", "resized_height": 16}, "give both resized_height and resized_width"),
+        ({"type": "image", "resized_height": 16}, "needs both resized_height and resized_width"),
         ({"type": "image", "min_pixels": 9, "max_pixels": 4}, "'min_pixels' beside the image is 9, above 'max_pixels'"),
-        ({"type": "video", "fps": 1, "nframes": 2}, "give fps or nframes, not both"),
+        ({"type": "video", "fps": 1, "nframes": 2}, "set fps or nframes of the video, not both"),
         ({"type": "audio", "audio_start": 1}, "'audio_start' beside the audio is not supported"),
     ],
 )

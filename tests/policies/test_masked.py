@@ -203,7 +203,7 @@ def test_rollout_settings_are_stored_in_its_trace() -> None:
     own = policy_of("eurobert", num_steps=3, temperature=3.0).rollout(prompts_of(), group_size=2, seed=SEED)
     assert torch.equal(rollout.old_logprob_BT, own.old_logprob_BT)
     assert torch.allclose(values(policy, rollout), rollout.old_logprob_BT, atol=1e-6)
-    with pytest.raises(ConfigError, match="no setting 'length' of its own; it takes temperature"):
+    with pytest.raises(ConfigError, match="no setting 'length'; it takes temperature"):
         policy.rollout(prompts_of(), group_size=2, seed=SEED, plan=Plan(settings={"length": 3}))
 
 

@@ -137,7 +137,7 @@ def test_guir1_rows_are_references():
 def test_several_actions_are_wrong():
     assert score_of(reward(), "click(5, 5) click(5, 5)", CLICK) == 0
     assert explained(reward(), wrote("click(5, 5) click(5, 5)", CLICK)) == {
-        "parsed": None, "reference": "click", "reason": "2 actions, where one is asked for",
+        "parsed": None, "reference": "click", "reason": "2 actions, where one is required",
     }  # fmt: skip
     assert len(parse_actions("a() " * 1000)) == MAX_ACTIONS
 

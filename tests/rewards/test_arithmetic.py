@@ -56,5 +56,5 @@ def test_all_or_none_may_be_careless() -> None:
 
 
 def test_a_share_outside_its_range_is_refused() -> None:
-    with pytest.raises(DataError, match=r"must lie in \[0, 1\]"):
+    with pytest.raises(DataError, match=r"must be in \[0, 1\]"):
         careless_sums(1.1)

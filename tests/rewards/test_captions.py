@@ -108,7 +108,7 @@ def test_references_and_settings():
     }  # fmt: skip
     with pytest.raises(ConfigError, match=r"corpus has an effect only with metric: cider, got metric: bleu"):
         CaptionScore(metric="bleu", corpus="x")
-    with pytest.raises(ConfigError, match=r"order must lie in 1 \.\. 9, got 0"):
+    with pytest.raises(ConfigError, match=r"order must be in 1 \.\. 9, got 0"):
         CaptionScore(order=0)
 
 

@@ -108,7 +108,7 @@ def test_long_strings_end(piece: str):
 
 
 def test_settings_are_checked():
-    with pytest.raises(ConfigError, match=r"relative must lie in \[0, 1\), got 5"):
+    with pytest.raises(ConfigError, match=r"relative must be in \[0, 1\), got 5"):
         ChartAnswer(relative=5)
     with pytest.raises(ConfigError, match="percent must be one of divide, either, got 'ignore'"):
         ChartAnswer(percent="ignore")  # pyright: ignore[reportArgumentType]

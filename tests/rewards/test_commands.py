@@ -113,5 +113,5 @@ def test_what_is_missing_is_said() -> None:
         Command(expect="(")
     with pytest.raises(ConfigError, match="must be lists"):
         Command(command="lean x")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match=r"runs must lie in \[0, 1\]"):
+    with pytest.raises(ConfigError, match=r"runs must be in \[0, 1\]"):
         SqlExecution(runs=2)

@@ -133,7 +133,7 @@ def test_rows_without_clauses_or_pictures_are_not_judged(owl: Path) -> None:
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"threshold must lie in \[0, 1\)"):
+    with pytest.raises(ConfigError, match=r"threshold must be in \[0, 1\)"):
         Compositional(threshold=1.0)
     with pytest.raises(ConfigError, match="0 < max_overlap <= 1"):
         Compositional(max_overlap=0.0)

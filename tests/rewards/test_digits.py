@@ -231,5 +231,5 @@ class TestQuestions:
 
     @pytest.mark.parametrize("shares", [(1.5, 0.0), (0.5, -0.1)])
     def test_shares_outside_their_range_are_refused(self, shares: tuple[float, float]):
-        with pytest.raises(DataError, match=r"must lie in \[0, 1\]"):
+        with pytest.raises(DataError, match=r"must be in \[0, 1\]"):
             misread_digits(*shares)

@@ -18,5 +18,5 @@ def test_returns_by_hand() -> None:
     ]
     assert EnvironmentReturn()(samples) == [3.0, None, None, 0.0]
     assert EnvironmentReturn(discount=0.5)(samples) == [1.5, None, None, 0.0]  # 1 + 0.25 * 2
-    with pytest.raises(ConfigError, match="discount must lie in"):
+    with pytest.raises(ConfigError, match="discount must be in"):
         EnvironmentReturn(discount=1.5)

@@ -240,7 +240,7 @@ CASES: dict[str, list[Case]] = {
                    "points": [{"point": [50, 5], "role": "stated"}], "boxes": [wanted(0, 0, 10, 10)], **FRAME,
                    "parts": {"type": 1, "place": 0, "text": 1}}),
         Case(text="I wait", **CLICK, value=0,
-             said={"parsed": None, "reference": "click: ok", "reason": "no actions, where one is asked for"}),
+             said={"parsed": None, "reference": "click: ok", "reason": "no actions, where one is required"}),
     ],
     "temporal_iou": [
         Case(text="0:04 to 0:08", answer=[2, 6], value=1 / 3,
@@ -261,11 +261,11 @@ CASES: dict[str, list[Case]] = {
     ],
     "format": [
         Case(text="<think>a</think> <answer>b</answer>", value=1, said={"reason": "well formed"}),
-        Case(text="<think>a</think>b", value=0, said={"reason": "<answer> stands 0 times, not once"}),
+        Case(text="<think>a</think>b", value=0, said={"reason": "<answer> occurs 0 times, not once"}),
         Case(text="<think>a</think>so <answer>b</answer>", value=0,
              said={"reason": "something else where <answer> should open"}),
         Case(text="<think> </think><answer>b</answer>", value=0, said={"reason": "nothing in <think>"}),
-        Case(text="<think>a</think><answer>b</answer>c", value=0, said={"reason": "something behind </answer>"}),
+        Case(text="<think>a</think><answer>b</answer>c", value=0, said={"reason": "text after </answer>"}),
         Case(text="x", settings={"pattern": "y"}, value=0, said={"reason": "the pattern does not match"}),
         Case(text="xx", settings={"max_chars": 1}, value=0, said={"reason": "2 characters, more than 1"}),
     ],
@@ -274,7 +274,7 @@ CASES: dict[str, list[Case]] = {
              said={"parsed": '{"label": "a", "at": {"x": 1}}', "parts": {"label": 1, "at.x": 1}}),
         Case(text='{"label": 3}', **KEYED, value=0, said={"parsed": '{"label": 3}', "parts": {"label": 0, "at.x": 0}}),
         Case(text='{"label": "a", "at": {"y": 1}}', **KEYED, value=0,
-             said={"parsed": '{"label": "a", "at": {"y": 1}}', "reason": "not asked for: at.y"}),
+             said={"parsed": '{"label": "a", "at": {"y": 1}}', "reason": "not requested: at.y"}),
         Case(text="no", **KEYED, value=0, said={"parsed": None, "reason": "no JSON object"}),
     ],
     "overlong": [

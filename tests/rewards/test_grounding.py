@@ -209,7 +209,7 @@ def test_settings_are_checked():
         TemporalIou(unit="frames")
     with pytest.raises(ConfigError, match=r"pixels must be \[least, most\], got \[5\]"):
         Detection(coordinates={"pixels": [5]})
-    with pytest.raises(ConfigError, match=r"threshold must lie in \[0, 1\], got 50"):
+    with pytest.raises(ConfigError, match=r"threshold must be in \[0, 1\], got 50"):
         BoxIou(threshold=50)
     with pytest.raises(ConfigError, match="length_power >= 0"):
         Detection(length_power=-1)

@@ -105,7 +105,7 @@ def test_only_the_first_35_tokens_are_read(checkpoint: Path) -> None:
 def test_a_checkpoint_of_another_layout_is_refused(tmp_path: Path) -> None:
     without = {name: value for name, value in published().items() if "crossattention.output.dense" not in name}
     torch.save(without, tmp_path / "without.pt")
-    with pytest.raises(RewardError, match=r"laid out unlike.*crossattention\.output\.dense"):
+    with pytest.raises(RewardError, match=r"differs from ImageReward.*crossattention\.output\.dense"):
         ImageReward(str(tmp_path / "without.pt"), "unused")([drew(noise(0))])
     torch.save({"model": torch.zeros(1)}, tmp_path / "other.pt")
     with pytest.raises(RewardError, match=r"no blip\.visual_encoder"):

@@ -243,7 +243,7 @@ def test_hostile_regions_end():
 
 
 def test_settings_are_checked():
-    with pytest.raises(ConfigError, match=r"grid must lie in 16 \.\. 4096, got 5"):
+    with pytest.raises(ConfigError, match=r"grid must be in 16 \.\. 4096, got 5"):
         MaskIou(grid=5)
-    with pytest.raises(ConfigError, match=r"threshold must lie in \[0, 1\]"):
+    with pytest.raises(ConfigError, match=r"threshold must be in \[0, 1\]"):
         MaskIou(threshold=2)

@@ -175,5 +175,5 @@ def test_words_are_no_mathematical_form():
 
 def test_an_answer_of_which_a_part_is_read_is_explained(reward: MathVerify):
     assert explained(reward, wrote(r"\boxed{5 \foo}", solution="5")) == {
-        "parsed": r"5 \foo", "reference": "5", "reason": "the answer cannot be read as a whole",
+        "parsed": r"5 \foo", "reference": "5", "reason": "the answer cannot be parsed completely",
     }  # fmt: skip

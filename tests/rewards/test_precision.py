@@ -172,7 +172,7 @@ def test_what_it_says_and_what_it_refuses():
     assert explained(reward(max_boxes=1), wrote(json.dumps([A, B]), [A])) == {
         "boxes": [], "num_boxes": 2, "reason": "2 boxes, more than 1",
     }  # fmt: skip
-    with pytest.raises(ConfigError, match=r"threshold must lie in \[0, 1\], got 50"):
+    with pytest.raises(ConfigError, match=r"threshold must be in \[0, 1\], got 50"):
         AveragePrecision(threshold=50)
     with pytest.raises(ConfigError, match="confidence must be one of equal, stated, got 'none'"):
         AveragePrecision(confidence="none")  # pyright: ignore[reportArgumentType]

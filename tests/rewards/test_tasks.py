@@ -256,7 +256,7 @@ def test_length_is_best_at_its_peak(tokens: int, value: float):
         (lambda: Ordering(items="tokens"), "items must be one of words, characters"),  # type: ignore[arg-type]
         (lambda: LabelSet([]), "must be a list of labels"),
         (lambda: LabelSet(["a"], wrong=-1), "must be at least 0"),
-        (lambda: FieldMatch(balance=2), r"must lie in \[0, 1\]"),
+        (lambda: FieldMatch(balance=2), r"must be in \[0, 1\]"),
         (lambda: NumberList(absolute=-1), "absolute must be at least 0"),
         (lambda: NumberList(symbol="1"), "a name such as P"),
         (lambda: Brier(scale=0), "scale > 0"),

@@ -203,7 +203,7 @@ def test_what_is_enough_is_all_that_is_asked() -> None:
         0,
         1,
     ]  # (1 + 2 + 1) / 5 and (1 + 2 + 1) / 4
-    assert dict(rubric_score(rubric, verdicts[0]).explanation)["reason"] == "what is enough is met"
+    assert dict(rubric_score(rubric, verdicts[0]).explanation)["reason"] == "all sufficient criteria are met"
 
 
 def test_each_criterion_of_a_row_is_asked_about(caplog: pytest.LogCaptureFixture) -> None:
@@ -221,7 +221,7 @@ def test_each_criterion_of_a_row_is_asked_about(caplog: pytest.LogCaptureFixture
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"mode": "parse"}, "give question for mode: parse"),
+        ({"mode": "parse"}, "set question for mode: parse"),
         ({"criteria": ["short"], "question": "{response}?"}, "needs criteria where its question has"),
         ({"question": "{criterion}?"}, "needs criteria where its question has"),
         ({"criteria": [{"criterion": "c", "weight": -1}]}, "of which one weighs above 0"),

@@ -190,7 +190,7 @@ def test_what_follows_from_the_other_is_derived() -> None:
         ({"task": {"after": "rewriter", "every": 2}}, "rewriter takes part in other steps"),
         ({"prompts": {"source": "x"}}, "prompts: that follows from rewriter"),
         ({"rollout": {"prompts_per_step": 3}}, "rollout.prompts_per_step: that follows from rewriter"),
-        ({"task": {"after": "rewriter", "compare": "prompt"}}, "give a multiple of 2, got 3"),
+        ({"task": {"after": "rewriter", "compare": "prompt"}}, "set a multiple of 2, got 3"),
     ],
 )
 def test_wrong_followers_are_refused(painter: dict[str, Any], message: str) -> None:

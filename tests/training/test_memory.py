@@ -82,7 +82,7 @@ class TestColumns:
         changed = memory.write("temperature", ["b"], torch.tensor([0.7], dtype=torch.float64))
         assert changed.read("temperature", ["a", "b"]).tolist() == [1.0, 0.7]
         assert memory.read("temperature", ["a", "b"]).tolist() == [1.0, 1.0]
-        with pytest.raises(ConfigError, match="nobody declared the column 'visits'"):
+        with pytest.raises(ConfigError, match="no part of the run declares the column 'visits'"):
             memory.read("visits", ["a"])
 
 

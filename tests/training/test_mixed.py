@@ -262,7 +262,7 @@ def test_a_run_killed_in_the_midst_of_a_save_goes_on_from_a_step_of_both(whole: 
 
 
 def test_what_cannot_be_is_said(whole: MixedTrainer, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="writing is a task of a mixed run, which goes on as a whole"):
+    with pytest.raises(ConfigError, match="writing is a task of a mixed run, which resumes as one run"):
         Trainer(policy_of("llama"), vowels, ["a"], resume=whole.folder.path / "writing")
     with pytest.raises(ConfigError, match="this is a mixed run of writing, drawing"):
         Trainer(policy_of("llama"), vowels, ["a"], MIXED)
@@ -280,9 +280,9 @@ def test_what_cannot_be_is_said(whole: MixedTrainer, tmp_path: Path) -> None:
     [
         ({"tasks": {"a": {"steps": 3}}}, r"tasks.a: steps: of the run, for all of its tasks"),
         ({"tasks": {"a": {"rollout": {"group": 3}}}}, r"tasks.a: unknown key 'rollout.group'"),
-        ({"tasks": {"a": {}}, "update": {"lr": 1.0}}, r"a run of several tasks has no update of its own"),
+        ({"tasks": {"a": {}}, "update": {"lr": 1.0}}, r"a run of several tasks cannot set update"),
         ({"tasks": {"a/b": {}}}, r"tasks are named by letters"),
-        ({"tasks": {"a": {}}, "runs": [{"name": "x"}]}, r"a run of several tasks has no runs"),
+        ({"tasks": {"a": {}}, "runs": [{"name": "x"}]}, r"a run of several tasks cannot set runs"),
     ],
 )
 def test_wrong_tasks_are_said_by_name(values: dict[str, Any], message: str) -> None:

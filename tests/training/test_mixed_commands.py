@@ -102,7 +102,7 @@ def test_a_run_that_is_done_says_so_and_one_task_does_not_go_on_alone(run: Path)
     assert f"nothing to do: {run} stands at step 3 of 3" in done.output
     alone = call("train", "--resume", str(run / "more"))
     assert alone.exit_code == 2
-    assert "more is a task of a mixed run, which goes on as a whole" in alone.output
+    assert "more is a task of a mixed run, which resumes as one run" in alone.output
 
 
 def test_alarms_are_of_the_task_that_watches(run: Path) -> None:

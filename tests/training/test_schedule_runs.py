@@ -87,15 +87,18 @@ class TestConfigAt:
     @pytest.mark.parametrize(
         ("sections", "said"),
         [
-            ({"schedules": {"policy.model": {"name": "step", "values": ["a"], "at": []}}}, "it is what is trained"),
-            ({"schedules": {"policy.lora.rank": {"name": "linear"}}}, "it is what is trained"),
-            ({"schedules": {"update.lr": {"name": "linear"}}}, "may begins with objective., advantage."),
+            (
+                {"schedules": {"policy.model": {"name": "step", "values": ["a"], "at": []}}},
+                "it defines the trained model",
+            ),
+            ({"schedules": {"policy.lora.rank": {"name": "linear"}}}, "it defines the trained model"),
+            ({"schedules": {"update.lr": {"name": "linear"}}}, "keys that can begin with objective., advantage."),
             ({"schedules": {"seed": {"name": "linear"}}}, "seed cannot change"),
             ({"schedules": {"rollout.prompts_per_step": {"name": "linear"}}}, "the order of prompts"),
             ({"schedules": {"rewards.a.timeout_s": {"name": "linear"}}}, "rewards.LABEL.NUMBER"),
-            ({"schedules": KL, "phases": [{"set": {"objective.kl_beta": 1}}]}, "moved by schedules and by phases"),
-            ({"phases": [{"set": {}}, {"until": 4, "set": {}}]}, "phases follow each other"),
-            ({"phases": [{"until": 4, "set": {}}, {"until": 4, "set": {}}]}, "until must rise"),
+            ({"schedules": KL, "phases": [{"set": {"objective.kl_beta": 1}}]}, "changed by schedules and by phases"),
+            ({"phases": [{"set": {}}, {"until": 4, "set": {}}]}, "phases: until must increase"),
+            ({"phases": [{"until": 4, "set": {}}, {"until": 4, "set": {}}]}, "until must increase"),
         ],
     )
     def test_what_cannot_move_is_said_when_it_is_loaded(self, sections: dict[str, Any], said: str) -> None:
@@ -183,7 +186,7 @@ class TestControllers:
         config = config_of(auxiliary=section, schedules={"auxiliary.expert.weight": fades})
         found = [config_at(config, step, Memory()).auxiliary[0].weight for step in (0, 1, 4)]
         assert found == [1.0, 0.75, 0.0]
-        with pytest.raises(ConfigError, match=r"the weight may, as auxiliary\.LABEL\.weight"):
+        with pytest.raises(ConfigError, match=r"the weight can, as auxiliary\.LABEL\.weight"):
             config_of(auxiliary=section, schedules={"auxiliary.expert.column": fades})
 
     def test_adaptive_kl_is_kept_in_the_checkpoint(self) -> None:

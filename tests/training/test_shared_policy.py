@@ -179,12 +179,12 @@ def test_a_folder_without_weights_stands_for_those_that_it_trains(tmp_path: Path
     ("guest", "message"),
     [
         ({"task": {"policy_of": "nobody"}}, "task.policy_of: 'nobody' is no task before it; those are one"),
-        ({"update": {"lr": 1.0}}, "tasks.other: update: that follows from one, whose policy it trains; leave it out"),
+        ({"update": {"lr": 1.0}}, "tasks.other: update: that follows from one, as it trains the same policy; leave"),
         ({"policy": {"name": "language"}}, "tasks.other: policy: that follows from one"),
         ({"warmup": {"examples": "x", "steps": 1}}, "tasks.other: warmup: that follows from one"),
         ({"schedules": {"update.max_grad_norm": {"name": "linear", "start": 1, "end": 2, "steps": 3}}},
          "tasks.other: update.max_grad_norm: that follows from one"),
-        ({"task": {"weight": 2}}, "task.weight=2 weighs the rows of tasks that train one policy, and no other trains"),
+        ({"task": {"weight": 2}}, "task.weight=2 weights the rows of tasks that share a policy, and no other task"),
         ({"task": {"policy_of": "one", "weight": -1}}, "tasks.other: .*weight"),
     ],
 )  # fmt: skip
@@ -202,7 +202,7 @@ def test_who_may_have_its_policy_of_whom() -> None:
     }
     with pytest.raises(ConfigError, match=r"tasks.third: task.policy_of: other has its policy of one; name that"):
         validated({"tasks": tasks})
-    with pytest.raises(ConfigError, match=r"takes part in each 2th step .* give a multiple of 2, got 3"):
+    with pytest.raises(ConfigError, match=r"takes part in each 2th step .* set a multiple of 2, got 3"):
         validated(
             {"tasks": {"one": {**OWN, "task": {"every": 2}}, "b": {**OWN, "task": {"policy_of": "one", "every": 3}}}}
         )

@@ -253,7 +253,7 @@ def test_what_cannot_be_is_said_before_the_first_sample(values: dict[str, Any], 
     ("views", "said"),
     [
         ({"reference": {}}, "named otherwise"),
-        ({"other": {"weights": "old", "policy": "language"}}, "weights of its own"),
+        ({"other": {"weights": "old", "policy": "language"}}, "separate weights"),
         ({"other": {"weight": "old"}}, "did you mean weights"),
     ],
 )

@@ -114,5 +114,7 @@ def test_a_run_that_holds_the_values_of_a_method_is_not_compared(tmp_path: Path)
     for file in (run, around):
         with pytest.raises(ConfigError, match=r"config.yaml holds the values of dapo itself.* includes methods/dapo"):
             planned(tmp_path, "grpo", on=str(file))
-    with pytest.raises(ConfigError, match=r"sets numbers of rollout.window that a method it includes names"):
+    with pytest.raises(
+        ConfigError, match=r"sets numbers of rollout.window without the name, which an included method sets"
+    ):
         planned(tmp_path, "grpo", on="recipes/flux-dance-grpo")

@@ -72,12 +72,14 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.after and self.context is None:
-            raise ConfigError("what is drawn after others is shown their texts by a context: name one")
+            raise ConfigError("a request after other samples needs a context that inserts their texts: name one")
         if self.given and len(self.given) != len(self.members):
-            raise ConfigError(f"a sample for each of {len(self.members)} members, got {len(self.given)}")
+            raise ConfigError(
+                f"given must have a sample for each of {len(self.members)} members, got {len(self.given)}"
+            )
         if self.continues is not None and (self.given or self.context is not None):
             raise ConfigError(
-                "what goes on from another row is drawn behind the prompt as it is: leave out context and given"
+                "a request that continues another row uses the prompt unchanged: leave out context and given"
             )
 
 

@@ -44,8 +44,7 @@ def resample_until_correct(
     """
     if not attempts or keep not in ("last", "all") or min(start, reuse) < 0 or held < 1:
         raise ConfigError(
-            "resample_until_correct needs attempts, one at least, keep: last or all, start and reuse of at least 0, "
-            "and held >= 1"
+            "resample_until_correct needs attempts >= 1, keep: last or all, start and reuse >= 0, and held >= 1"
         )
     ask = partial(_ask_again, attempts=tuple(attempts), below=below, start=start, asks=asks, reuse=reuse)
     return Strategy(
@@ -136,7 +135,7 @@ def revise(
         ``critique_vllm_rollout_spmd.py``); where no draft will do: RGR-GRPO, arXiv:2511.12344.
     """
     if any(number is not None and number < 1 for number in (drafts, members, keep)):
-        raise ConfigError(f"revise draws and keeps 1 member or more, got {drafts}, {members} and {keep}")
+        raise ConfigError(f"revise needs drafts, members and keep of 1 or more, got {drafts}, {members} and {keep}")
     ask = partial(
         _ask_twice,
         drafts=drafts,

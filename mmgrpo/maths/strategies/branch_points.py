@@ -104,7 +104,7 @@ def uncertain(*, apart: int = 1) -> Places:
     Source: TreeRL, arXiv:2506.11902, whose code (THUDM/TreeRL, tree_node.py) takes -log p of the token drawn for it.
     """
     if apart < 1:
-        raise ConfigError(f"places lie 1 decision apart or more, got {apart}")
+        raise ConfigError(f"branch points must be 1 decision apart or more, got {apart}")
     return Places(find=partial(_highest_positions, apart=apart), values=(ENTROPY,))
 
 
@@ -137,7 +137,10 @@ def at_text(*, pattern: str) -> Places:
     except re.error as error:
         raise ConfigError(f"the branches' pattern {pattern!r} is no regular expression: {error}") from error
     if compiled.search("") is not None:
-        raise ConfigError(f"the branches' pattern {pattern!r} matches an empty text: name what is to stand there")
+        raise ConfigError(
+            f"the branches' pattern {pattern!r} matches an empty text: write a pattern that matches at least one "
+            f"character"
+        )
     return Places(find=partial(_after_matches, pattern=compiled), text=True)
 
 
@@ -153,7 +156,7 @@ def before_text(*, pattern: str, room: int = 0) -> Places:
     Source: exits within a chain of thought: S-GRPO, arXiv:2505.07686.
     """
     if room < 0:
-        raise ConfigError(f"places lie some decisions before a row's end, or none, got {room}")
+        raise ConfigError(f"room, decisions before the end of a row, must be 0 or more, got {room}")
     return Places(find=partial(_before_match, find_match=at_text(pattern=pattern).find, room=room), text=True)
 
 

@@ -49,7 +49,9 @@ def branch_evenly(*, every: int, factor: int = 2, levels: int = 1) -> Strategy:
 
 def require_text(then: str) -> None:
     if not then:
-        raise ConfigError("exits put a text behind what they leave: set then, as the one that ends a thought")
+        raise ConfigError(
+            "exits append a text to the prefix that they cut: set then, for example the end of the thought"
+        )
 
 
 Then = Callable[[int], str]

@@ -116,7 +116,7 @@ def _parse_stage(kind: type[Any], values: Mapping[str, Any]) -> Any:
 def _require_chain(first: First, then: Sequence[Stage]) -> None:
     labels = [first.context, *(stage.context for stage in then)]
     if not then or len(set(labels)) < len(labels):
-        raise ConfigError("stages needs one stage or more after the first, each with a context of its own")
+        raise ConfigError("stages needs one stage or more after the first, each with a different context")
     for index, stage in enumerate(then):
         choices = ((stage.rows, Which), (stage.show, Show), (stage.group, Into))
         for value, allowed in choices:

@@ -52,9 +52,7 @@ def on_failure(
     Source: hints after failure: Guide-GRPO, arXiv:2506.13923; Scaf-GRPO, arXiv:2510.19807; other settings: e-frame.
     """
     if members < 1 or (context is None and not settings):
-        raise ConfigError(
-            "on_failure needs members >= 1 and a context or settings that the second attempt is drawn with"
-        )
+        raise ConfigError("on_failure needs members >= 1, and a context or settings for the second attempt")
     attempt = partial(
         _attempt_again,
         below=below,
@@ -109,7 +107,7 @@ def two_stage_scouts(*, scouts: int, best: int, worst: int, settings: Mapping[st
     if best < 0 or worst < 0 or not 2 <= best + worst <= scouts:
         raise ConfigError(f"two_stage_scouts needs best + worst from 2 to scouts={scouts}, got {best} + {worst}")
     if not settings:
-        raise ConfigError("scouts are drawn with other settings; give settings, for example {call: {...}}")
+        raise ConfigError("scouts are sampled with other settings; set settings, for example {call: {...}}")
     return Strategy(ask=partial(_ask_scouts, scouts=scouts, best=best, worst=worst, settings=settings), looks_back=True)
 
 
@@ -211,7 +209,9 @@ def with_answer(
     """
     answers = tuple(Answer(name) for name in (column, *further))
     if below is None and replace_failed:
-        raise ConfigError("with_answer replaces members of groups that failed: say with below what has failed")
+        raise ConfigError(
+            "with_answer replaces members of groups that failed: set below, the reward under which a group failed"
+        )
     if below is None:
         return Strategy(ask=partial(_ask_with_answer, answers=answers))
     return Strategy(

@@ -180,7 +180,7 @@ def _members(decisions: Decisions, rows_B: Tensor, score_B: Tensor) -> Members:
 def _rows(decisions: Decisions) -> Tensor:
     """The samples that are members: a decision of them is kept, and a reward applies."""
     if decisions.reward_BT is None:
-        raise ConfigError("a loss of groups needs reward_BT: give the decisions what their samples' rewards combine to")
+        raise ConfigError("a loss of groups needs reward_BT: pass the combined reward of each sample")
     return decisions.mask_BT.any(1) & ~decisions.reward_BT[:, 0].isnan()
 
 

@@ -33,7 +33,7 @@ def negative_logprob(*, view: str | None = None, grad: bool = False) -> Term:
     """
     if view is None:
         if grad:
-            raise ConfigError("negative_logprob of the policy of now has a gradient as it is: leave out grad")
+            raise ConfigError("negative_logprob of the current policy always has a gradient: leave out grad")
         return Term(
             name="negative_logprob",
             loss=lambda decisions: mean_of("negative_logprob", decisions, -decisions.logprob_BT),

@@ -38,7 +38,7 @@ def beta_advantage(
     """
     valid_PG = checked_rewards(reward_PG, valid_PG)
     if low >= high:
-        raise ConfigError(f"the least reward must lie below the greatest, got low={low} and high={high}")
+        raise ConfigError(f"low must be below high, got low={low} and high={high}")
     require_within(reward_PG, valid_PG, low, high)
     unit_PG = ((reward_PG - low) / (high - low)).where(valid_PG, 0.0)
     count_P = valid_PG.sum(1)

@@ -35,7 +35,7 @@ def pass_at_k_advantage(
     valid_PG = checked_rewards(reward_PG, valid_PG)
     G = reward_PG.shape[1]
     if not 1 <= k <= G:
-        raise ConfigError(f"pass_at_k draws k of the group: choose k from 1 to the group size, {G}, got {k}")
+        raise ConfigError(f"pass_at_k selects k members of the group: choose k from 1 to the group size, {G}, got {k}")
     right_PG = (reward_PG >= at_least) & valid_PG
     n_P1 = valid_PG.sum(1, keepdim=True).to(reward_PG)
     wrong_P1 = n_P1 - right_PG.sum(1, keepdim=True)

@@ -40,7 +40,7 @@ def noise_aware_advantage(
     """
     valid_PG = checked_rewards(reward_PG, valid_PG)
     if not 0 <= flips < 0.5:
-        raise ConfigError(f"flips is the chance of a wrong verdict: choose it from 0 to below 0.5, got {flips}")
+        raise ConfigError(f"flips is the probability of a wrong 0/1 reward: choose it from 0 to below 0.5, got {flips}")
     standard_PG = standardised(reward_PG, valid_PG, eps=eps, correction=correction)
     seen_P1 = right_share(reward_PG, valid_PG, at_least)
     true_P1 = ((seen_P1 - flips) / (1 - 2 * flips)).clamp(0.0, 1.0)

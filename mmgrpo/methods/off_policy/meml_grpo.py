@@ -57,7 +57,8 @@ def _weakest(
         return None
     if len(parts) != len(texts):
         raise ConfigError(
-            f"weakest_system has {len(texts)} texts, and the group was drawn in {len(parts)} contexts: give the system "
+            f"weakest_system has {len(texts)} texts, but the group was sampled in {len(parts)} contexts: set the "
+            f"system "
             "text of each"
         )
     rates = [fmean(part.values()) for part in parts.values()]

@@ -65,7 +65,8 @@ def at_decisions(
         )
     if list(at) != sorted(set(at)) or not 0 <= at[0] <= at[-1] < num_decisions:
         raise ConfigError(
-            f"branches part at increasing decisions of 0 to {num_decisions - 1}, which can be drawn; got {list(at)}"
+            f"branches must split at increasing decisions of 0 to {num_decisions - 1}, the stochastic ones; got "
+            f"{list(at)}"
         )
     return tuple(Split(decision=decision, factor=factor, spread=spread) for decision in at)
 

@@ -28,7 +28,7 @@ def largest_advantages(*, rate: float) -> Filter:
     Source: CPPO, arXiv:2503.22342, and its code (lzhxmu/CPPO); per group, as the paper has it.
     """
     if not 0 <= rate < 1:
-        raise ConfigError(f"the rate that is left out lies from 0 to below 1, got {rate}")
+        raise ConfigError(f"the pruning rate must be from 0 to below 1, got {rate}")
     return Filter(keep=partial(_largest, rate=rate))
 
 

@@ -28,7 +28,7 @@ def unlearn_between_halves(*, rate: float = 0.003, below: float = 0.3, limit: fl
 
 def _halves(rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
     if setting.group_size < 2:
-        raise ConfigError("unlearn_between_halves draws groups in two halves: raise rollout.group_size to 2 or more")
+        raise ConfigError("unlearn_between_halves samples groups in two halves: raise rollout.group_size to 2 or more")
     first, size = setting.group_size // 2, setting.group_size
     if len(rounds) > 1:
         return ()

@@ -26,7 +26,7 @@ def found_in_answer(*, pattern: str, text: str) -> Context:
     require_places("found text", text, "prompt", "found")
     compiled = compile_pattern("pattern", pattern)
     if compiled.groups < 1:
-        raise ConfigError(f"the pattern says in brackets what is to be shown, got {pattern!r:.80}")
+        raise ConfigError(f"the pattern needs a group in brackets, the text to insert, got {pattern!r:.80}")
     return partial(_with_match, pattern=compiled, text=text)
 
 

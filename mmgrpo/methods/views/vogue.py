@@ -76,7 +76,7 @@ def noised_image(*, share: float, per_member: bool = True, chance: float = 1.0) 
     Source: the forward process of DDPM, arXiv:2006.11239, eq. 4; the chance that of VOGUE, arXiv:2510.01444.
     """
     if not 0 <= share <= 1 or not 0 <= chance <= 1:
-        raise ConfigError(f"the share of noise and its chance lie from 0 to 1, got {share} and {chance}")
+        raise ConfigError(f"the share of noise and its probability must be from 0 to 1, got {share} and {chance}")
     noised = partial(corrupt_images, spoil=partial(_noised, share=share), per_member=per_member)
     return noised if chance == 1 else partial(_by_chance, noised=noised, chance=chance, per_member=per_member)
 
