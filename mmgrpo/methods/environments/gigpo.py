@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def _check_anchor_states(discount: float, similar: float) -> None:
     if not 0 <= discount <= 1 or not 0 < similar <= 1:
         raise ConfigError(
-            f"anchor_states: discount must lie in [0, 1] and similar above 0, at most 1; got {discount} and {similar}"
+            f"anchor_states: discount must be in [0, 1] and similar in (0, 1]; got {discount} and {similar}"
         )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def _check_returns_in_view(limit: float | None) -> None:
     if limit is not None and limit <= 0:
-        raise ConfigError(f"returns_in_view holds what a decision is worth within a limit above 0, got {limit}")
+        raise ConfigError(f"returns_in_view clips the rewards of decisions to a limit above 0, got {limit}")
 
 
 @ESTIMATORS.register
