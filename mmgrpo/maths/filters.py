@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Concatenate
 
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.maths.estimators.tree_credit import forest_of
+from mmgrpo.maths.factories import Numbers, factory
 from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.group_stats import grouped
 from mmgrpo.maths.registry import Registry
@@ -46,8 +46,48 @@ class Filter:
     keeps: int | None = None
 
 
+def sample_filter(
+    *,
+    values: Callable[..., tuple[Value, ...]] | tuple[Value, ...] = (),
+    columns: Callable[..., tuple[str, ...]] | tuple[str, ...] = (),
+    keeps: Callable[..., int | None] | int | None = None,
+    check: Callable[..., Any] | None = None,
+) -> Callable[[Callable[Concatenate[Feedback, Tensor, Numbers], Tensor]], Callable[Numbers, Filter]]:
+    """A decorator: a function (feedback, advantage_BT, *, numbers) -> keep_B or keep_BT becomes a factory of filters.
+
+    Args:
+        values: as the attribute of ``Filter``, or a function of the numbers that it names; so are those that follow.
+        columns: likewise.
+        keeps: likewise.
+        check: raises ConfigError for numbers that do not go together; called with those that it names.
+
+    Returns:
+        The decorator.
+    """
+    return factory(Filter, "keep", check=check, values=values, columns=columns, keeps=keeps)
+
+
+def require_positive(count: int) -> None:
+    """Raises ConfigError for less than one member."""
+    if count < 1:
+        raise ConfigError(f"keep at least one member of a group, got {count}")
+
+
+def require_measured(count: int, by: str) -> None:
+    """Raises ConfigError for less than one member, UnknownNameError for a measure that is none of ``MEASURES``."""
+    require_positive(count)
+    if by not in MEASURES:
+        raise UnknownNameError(f"unknown measure {by!r}; choose from {', '.join(MEASURES)}")
+
+
+def _check_best_and_worst(best: int, worst: int) -> None:
+    if best < 0 or worst < 0 or best + worst == 0:
+        raise ConfigError(f"best and worst must not be negative, and not both 0, got {best} and {worst}")
+
+
 @FILTERS.register
-def best_and_worst(*, best: int, worst: int) -> Filter:
+@sample_filter(keeps=lambda best, worst: best + worst, check=_check_best_and_worst)
+def best_and_worst(feedback: Feedback, advantage_BT: Tensor, *, best: int, worst: int) -> Tensor:
     """The members of the highest and of the lowest rewards.
 
     keep = the ``best`` highest r, and of the others the ``worst`` lowest.
@@ -55,12 +95,6 @@ def best_and_worst(*, best: int, worst: int) -> Filter:
     Units: members.   Raises: ConfigError for negative numbers, or if nobody is kept.
     Source: DanceGRPO, arXiv:2505.07818, and its code's best-of-N: 4 and 4 of 16, 8 and 8 of 24.
     """
-    if best < 0 or worst < 0 or best + worst == 0:
-        raise ConfigError(f"best and worst must not be negative, and not both 0, got {best} and {worst}")
-    return Filter(keep=partial(_best_and_worst, best=best, worst=worst), keeps=best + worst)
-
-
-def _best_and_worst(feedback: Feedback, advantage_BT: Tensor, *, best: int, worst: int) -> Tensor:
     del advantage_BT
     keep_B = torch.zeros_like(feedback.valid_B)
     for rows in members(feedback):
@@ -69,7 +103,8 @@ def _best_and_worst(feedback: Feedback, advantage_BT: Tensor, *, best: int, wors
 
 
 @FILTERS.register
-def most_efficient(*, count: int, by: str = "length") -> Filter:
+@sample_filter(keeps=lambda count: count, check=require_measured)
+def most_efficient(feedback: Feedback, advantage_BT: Tensor, *, count: int, by: str = "length") -> Tensor:
     """The ``count`` shortest members, or those of the most reward per decision.
 
     keep = the ``count`` highest of -T (``length``) or r / T (``reward_per_decision``), T the kept decisions.
@@ -78,17 +113,13 @@ def most_efficient(*, count: int, by: str = "length") -> Filter:
     Source: GFPO, arXiv:2508.09726. There the kept are also compared among themselves alone: the estimator
         ``among_most_efficient`` does that.
     """
-    require_measured(count, by)
-    return Filter(keep=partial(_most_efficient, count=count, by=by), keeps=count)
-
-
-def _most_efficient(feedback: Feedback, advantage_BT: Tensor, *, count: int, by: str) -> Tensor:
     del advantage_BT
     return most_efficient_B(feedback, count=count, by=by)
 
 
 @FILTERS.register
-def each_decision_once() -> Filter:
+@sample_filter()
+def each_decision_once(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     """Of the samples that share a decision the first trains it: means over decisions count it once.
 
     keep_BT = whether no row before took the decision; it goes by the group's forest, whose nodes tell which are one.
@@ -97,10 +128,6 @@ def each_decision_once() -> Filter:
     Units: none.
     Source: SPO-tree's code (AIFrameResearch/SPO, extract_edges_from_tree), which trains a row for every edge.
     """
-    return Filter(keep=_each_decision_once)
-
-
-def _each_decision_once(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     del advantage_BT
     tree = forest_of(feedback)
     row_BT = torch.arange(len(tree.mask_BT))[:, None].expand_as(tree.mask_BT)
@@ -161,16 +188,3 @@ def highest_and_lowest(value_G: Tensor, best: int, worst: int) -> Tensor:
     others_G = torch.ones_like(value_G, dtype=torch.bool).index_fill(0, chosen, False)
     lowest = value_G.where(others_G, torch.inf).argsort(stable=True)[: min(worst, int(others_G.sum()))]
     return torch.cat([chosen, lowest])
-
-
-def require_positive(count: int) -> int:
-    if count < 1:
-        raise ConfigError(f"keep at least one member of a group, got {count}")
-    return count
-
-
-def require_measured(count: int, by: str) -> None:
-    """Raises ConfigError for less than one member, UnknownNameError for a measure that is none of ``MEASURES``."""
-    require_positive(count)
-    if by not in MEASURES:
-        raise UnknownNameError(f"unknown measure {by!r}; choose from {', '.join(MEASURES)}")

@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Concatenate, Literal
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.factories import Numbers, factory
 from mmgrpo.maths.registry import Registry
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import DRIFT, OLD, Value
@@ -27,164 +27,6 @@ if TYPE_CHECKING:
 
 MODULATIONS: Registry[Callable[..., Modulation]] = Registry()
 """Modulations by the name that a method's configuration uses; called with their numbers, applied in order."""
-
-
-@MODULATIONS.register
-def constant(
-    *, low: float | None = None, high: float | None = None, divergence: float | None = None, loss: float | None = None
-) -> Modulation:
-    """The same numbers everywhere.
-
-    low, high = those given; factors = divergence, loss; what is left out stays as it is.
-
-    Units: low and high as the surrogate takes them; divergence and loss are factors.
-    """
-    of = partial(_constant, low=low, high=high, divergence=divergence, loss=loss)
-    return Modulation(of=of, bounds=low is not None or high is not None)
-
-
-def _constant(
-    decisions: Decisions,
-    job_values: JobValues,
-    *,
-    low: float | None,
-    high: float | None,
-    divergence: float | None,
-    loss: float | None,
-) -> Modulated:
-    del job_values
-    like_BT = decisions.logprob_BT.detach()
-    return Modulated(
-        low_BT=None if low is None else torch.full_like(like_BT, low, dtype=torch.float64),
-        high_BT=None if high is None else torch.full_like(like_BT, high, dtype=torch.float64),
-        divergence_BT=None if divergence is None else torch.full_like(like_BT, divergence),
-        loss_BT=None if loss is None else torch.full_like(like_BT, loss),
-    )
-
-
-@MODULATIONS.register
-def growing_bounds(
-    *, first: float, last: float, rate: float = 3.0, each: Literal["sample", "segment"] = "sample"
-) -> Modulation:
-    """Bounds that grow exponentially from the first decision of each sample, or of each segment of it, to the last.
-
-    low = high = first + (last - first) (exp(rate t) - 1) / (exp(rate) - 1), t = k / (K - 1), k the decision's place
-    among the K of its sample or segment.
-
-    Units: first and last as the surrogate takes them; rate is dimensionless, not 0.   Raises: ConfigError for rate 0.
-    Source: DPPO (Diffusion Policy Policy Optimization), arXiv:2409.00588, and its code (irom-princeton/dppo,
-        ``diffusion_ppo.py``): 0.001 to 0.01 at rate 3.
-    """
-    if rate == 0:
-        raise ConfigError("growing bounds need a rate other than 0")
-    places = _places(each)
-    return Modulation(of=partial(_growing, first=first, last=last, rate=rate, places=places), bounds=True)
-
-
-def _growing(
-    decisions: Decisions, job_values: JobValues, *, first: float, last: float, rate: float, places: Places
-) -> Modulated:
-    del job_values
-    before_BT, behind_BT = places(decisions)
-    share_BT = before_BT / (before_BT + behind_BT).clamp(min=1)
-    bound_BT = first + (last - first) * (rate * share_BT).expm1() / math.expm1(rate)
-    return Modulated(low_BT=bound_BT, high_BT=bound_BT)
-
-
-@MODULATIONS.register
-def discounted_steps(*, gamma: float, each: Literal["sample", "segment"] = "sample") -> Modulation:
-    """Earlier decisions of each sample, or of each segment of it, count less.
-
-    loss = gamma^(K - 1 - k) of what it was, k the decision's place among the K of its sample or segment.
-
-    Units: gamma is dimensionless (0.99).
-    Source: DPPO, arXiv:2409.00588, and its code: the denoising discount of the advantage.
-    """
-    places = _places(each)
-    return Modulation(of=partial(_discounted, gamma=gamma, places=places))
-
-
-def _discounted(decisions: Decisions, job_values: JobValues, *, gamma: float, places: Places) -> Modulated:
-    del job_values
-    _, behind_BT = places(decisions)
-    factor_BT = torch.full_like(behind_BT, gamma).pow(behind_BT)
-    return Modulated(loss_BT=factor_BT.to(decisions.logprob_BT.detach()))
-
-
-@MODULATIONS.register
-def within_divergence(*, limit: float) -> Modulation:
-    """No loss for decisions whose policy is far from the one that sampled and would move on: those return freely.
-
-    loss = 0 where D >= limit and (r > 1 and A > 0, or r < 1 and A < 0), D the divergence of the Gaussian steps.
-
-    Units: limit in the units of D, nats per element where log-probabilities are reduced by ``mean`` (1e-5).
-    Source: Flow-DPPO, arXiv:2606.11025, eq. 18, and its code (Tencent-Hunyuan/UniRL, ``_flowdppo_kl_adv_loss``). Stands
-        beside ``unclipped``.
-    """
-    return Modulation(of=partial(_within_divergence, limit=limit), values=(DRIFT,))
-
-
-def _within_divergence(decisions: Decisions, job_values: JobValues, *, limit: float) -> Modulated:
-    del job_values
-    change_BT = detached(decisions, LOGPROB) - detached(decisions, OLD_LOGPROB)
-    is_gain_BT = change_BT.sign() * decisions.advantage_BT > 0
-    far_BT = decisions.mask_BT & (detached(decisions, DRIFT) >= limit) & is_gain_BT
-    return Modulated(loss_BT=torch.ones_like(change_BT).masked_fill(far_BT, 0.0))
-
-
-def require_quantile(quantile: float) -> None:
-    """Raises ConfigError for a quantile that cannot be."""
-    if not 0 <= quantile <= 1:
-        raise ConfigError(f"a quantile must be between 0 and 1, got {quantile}")
-
-
-def above_row_quantile(value_BT: Tensor, mask_BT: Tensor, fraction: float) -> Tensor:
-    """The kept decisions whose value is above the quantile of their row: ``row_quantile``.
-
-    Shapes: (B, T), bool (B, T) -> bool (B, T).
-    """
-    return mask_BT & (value_BT > row_quantile(value_BT, mask_BT, fraction))
-
-
-def row_quantile(value_BT: Tensor, mask_BT: Tensor, fraction: float) -> Tensor:
-    """The quantile over the kept decisions of each row, interpolated linearly; infinite for a row without any.
-
-    Shapes: (B, T), bool (B, T) -> (B, 1).   Units: those of the values.
-    """
-    sorted_BT = value_BT.where(mask_BT, torch.inf).double().sort(1).values
-    place_B1 = (mask_BT.sum(1, keepdim=True) - 1).clamp(min=0).double() * fraction
-    # a product such as 0.7 * 10 is a little off its place
-    place_B1 = (place_B1 * 1e6).round() / 1e6
-    below_B1, above_B1 = (sorted_BT.gather(1, each.long()) for each in (place_B1.floor(), place_B1.ceil()))
-    between_B1 = below_B1 + (above_B1 - below_B1) * place_B1.frac()
-    return between_B1.where(mask_BT.any(1, keepdim=True), torch.inf).to(value_BT)
-
-
-def _in_sample(decisions: Decisions) -> tuple[Tensor, Tensor]:
-    """How many decisions of its sample are before each, and behind it. Shapes: -> float64 (B, T) each."""
-    T = decisions.mask_BT.shape[1]
-    before_T = torch.arange(T, dtype=torch.float64, device=decisions.mask_BT.device)
-    return before_T.expand(decisions.mask_BT.shape), (T - 1 - before_T).expand(decisions.mask_BT.shape)
-
-
-def _in_segment(decisions: Decisions) -> tuple[Tensor, Tensor]:
-    """How many decisions of its segment, which stand side by side, are before each, and behind it."""
-    column_BT, to_come_BT = _in_sample(decisions)
-    ends_BT = decisions.segment_BT[:, 1:] != decisions.segment_BT[:, :-1]
-    edge_B1 = torch.ones_like(ends_BT[:, :1])
-    first_BT = column_BT.where(torch.cat([edge_B1, ends_BT], dim=1), 0).cummax(1).values
-    last_BT = to_come_BT.where(torch.cat([ends_BT, edge_B1], dim=1), 0).flip(1).cummax(1).values.flip(1)
-    return column_BT - first_BT, to_come_BT - last_BT
-
-
-Places = Callable[[Decisions], "tuple[Tensor, Tensor]"]
-PLACES: Mapping[str, Places] = MappingProxyType({"sample": _in_sample, "segment": _in_segment})
-
-
-def _places(each: str) -> Places:
-    if each not in PLACES:
-        raise ConfigError(f"places are counted in each of {' or '.join(PLACES)}, got {each!r}")
-    return PLACES[each]
 
 
 JobValues = Mapping[Value, "Tensor"]
@@ -237,6 +79,184 @@ class Modulation:
     job: tuple[Value, ...] = ()
     bounds: bool = False
     name: str = "modulation"
+
+
+def modulation(
+    *,
+    values: Callable[..., tuple[Value, ...]] | tuple[Value, ...] = (),
+    job: Callable[..., tuple[Value, ...]] | tuple[Value, ...] = (),
+    bounds: Callable[..., bool] | bool = False,
+    check: Callable[..., Any] | None = None,
+) -> Callable[[Callable[Concatenate[Decisions, JobValues, Numbers], Modulated]], Callable[Numbers, Modulation]]:
+    """A decorator: a function (decisions, job_values, *, numbers) -> Modulated becomes a factory of modulations.
+
+    Args:
+        values: as the attribute of ``Modulation``, or a function of the numbers that it names; so are those that
+            follow.
+        job: likewise.
+        bounds: likewise.
+        check: raises ConfigError for numbers that do not go together; called with those that it names.
+
+    Returns:
+        The decorator.
+    """
+    return factory(Modulation, "of", check=check, values=values, job=job, bounds=bounds)
+
+
+@MODULATIONS.register
+@modulation(bounds=lambda low, high: low is not None or high is not None)
+def constant(
+    decisions: Decisions,
+    job_values: JobValues,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    divergence: float | None = None,
+    loss: float | None = None,
+) -> Modulated:
+    """The same numbers everywhere.
+
+    low, high = those given; factors = divergence, loss; what is left out stays as it is.
+
+    Units: low and high as the surrogate takes them; divergence and loss are factors.
+    """
+    del job_values
+    like_BT = decisions.logprob_BT.detach()
+    return Modulated(
+        low_BT=None if low is None else torch.full_like(like_BT, low, dtype=torch.float64),
+        high_BT=None if high is None else torch.full_like(like_BT, high, dtype=torch.float64),
+        divergence_BT=None if divergence is None else torch.full_like(like_BT, divergence),
+        loss_BT=None if loss is None else torch.full_like(like_BT, loss),
+    )
+
+
+def _require_each(each: str) -> None:
+    if each not in PLACES:
+        raise ConfigError(f"places are counted in each of {' or '.join(PLACES)}, got {each!r}")
+
+
+def _check_growing_bounds(rate: float, each: str) -> None:
+    if rate == 0:
+        raise ConfigError("growing bounds need a rate other than 0")
+    _require_each(each)
+
+
+@MODULATIONS.register
+@modulation(bounds=True, check=_check_growing_bounds)
+def growing_bounds(
+    decisions: Decisions,
+    job_values: JobValues,
+    *,
+    first: float,
+    last: float,
+    rate: float = 3.0,
+    each: Literal["sample", "segment"] = "sample",
+) -> Modulated:
+    """Bounds that grow exponentially from the first decision of each sample, or of each segment of it, to the last.
+
+    low = high = first + (last - first) (exp(rate t) - 1) / (exp(rate) - 1), t = k / (K - 1), k the decision's place
+    among the K of its sample or segment.
+
+    Units: first and last as the surrogate takes them; rate is dimensionless, not 0.   Raises: ConfigError for rate 0.
+    Source: DPPO (Diffusion Policy Policy Optimization), arXiv:2409.00588, and its code (irom-princeton/dppo,
+        ``diffusion_ppo.py``): 0.001 to 0.01 at rate 3.
+    """
+    del job_values
+    before_BT, behind_BT = PLACES[each](decisions)
+    share_BT = before_BT / (before_BT + behind_BT).clamp(min=1)
+    bound_BT = first + (last - first) * (rate * share_BT).expm1() / math.expm1(rate)
+    return Modulated(low_BT=bound_BT, high_BT=bound_BT)
+
+
+@MODULATIONS.register
+@modulation(check=_require_each)
+def discounted_steps(
+    decisions: Decisions, job_values: JobValues, *, gamma: float, each: Literal["sample", "segment"] = "sample"
+) -> Modulated:
+    """Earlier decisions of each sample, or of each segment of it, count less.
+
+    loss = gamma^(K - 1 - k) of what it was, k the decision's place among the K of its sample or segment.
+
+    Units: gamma is dimensionless (0.99).
+    Source: DPPO, arXiv:2409.00588, and its code: the denoising discount of the advantage.
+    """
+    del job_values
+    _, behind_BT = PLACES[each](decisions)
+    factor_BT = torch.full_like(behind_BT, gamma).pow(behind_BT)
+    return Modulated(loss_BT=factor_BT.to(decisions.logprob_BT.detach()))
+
+
+@MODULATIONS.register
+@modulation(values=(DRIFT,))
+def within_divergence(decisions: Decisions, job_values: JobValues, *, limit: float) -> Modulated:
+    """No loss for decisions whose policy is far from the one that sampled and would move on: those return freely.
+
+    loss = 0 where D >= limit and (r > 1 and A > 0, or r < 1 and A < 0), D the divergence of the Gaussian steps.
+
+    Units: limit in the units of D, nats per element where log-probabilities are reduced by ``mean`` (1e-5).
+    Source: Flow-DPPO, arXiv:2606.11025, eq. 18, and its code (Tencent-Hunyuan/UniRL, ``_flowdppo_kl_adv_loss``). Stands
+        beside ``unclipped``.
+    """
+    del job_values
+    change_BT = detached(decisions, LOGPROB) - detached(decisions, OLD_LOGPROB)
+    is_gain_BT = change_BT.sign() * decisions.advantage_BT > 0
+    far_BT = decisions.mask_BT & (detached(decisions, DRIFT) >= limit) & is_gain_BT
+    return Modulated(loss_BT=torch.ones_like(change_BT).masked_fill(far_BT, 0.0))
+
+
+def require_quantile(quantile: float) -> None:
+    """Raises ConfigError for a quantile that cannot be."""
+    if not 0 <= quantile <= 1:
+        raise ConfigError(f"a quantile must be between 0 and 1, got {quantile}")
+
+
+def require_share(share: float) -> None:
+    """Raises ConfigError for a share of the decisions that is not above 0 and at most 1."""
+    if not 0 < share <= 1:
+        raise ConfigError(f"a share of the decisions is above 0 and at most 1, got {share}")
+
+
+def above_row_quantile(value_BT: Tensor, mask_BT: Tensor, fraction: float) -> Tensor:
+    """The kept decisions whose value is above the quantile of their row: ``row_quantile``.
+
+    Shapes: (B, T), bool (B, T) -> bool (B, T).
+    """
+    return mask_BT & (value_BT > row_quantile(value_BT, mask_BT, fraction))
+
+
+def row_quantile(value_BT: Tensor, mask_BT: Tensor, fraction: float) -> Tensor:
+    """The quantile over the kept decisions of each row, interpolated linearly; infinite for a row without any.
+
+    Shapes: (B, T), bool (B, T) -> (B, 1).   Units: those of the values.
+    """
+    sorted_BT = value_BT.where(mask_BT, torch.inf).double().sort(1).values
+    place_B1 = (mask_BT.sum(1, keepdim=True) - 1).clamp(min=0).double() * fraction
+    # a product such as 0.7 * 10 is a little off its place
+    place_B1 = (place_B1 * 1e6).round() / 1e6
+    below_B1, above_B1 = (sorted_BT.gather(1, each.long()) for each in (place_B1.floor(), place_B1.ceil()))
+    between_B1 = below_B1 + (above_B1 - below_B1) * place_B1.frac()
+    return between_B1.where(mask_BT.any(1, keepdim=True), torch.inf).to(value_BT)
+
+
+def _in_sample(decisions: Decisions) -> tuple[Tensor, Tensor]:
+    """How many decisions of its sample are before each, and behind it. Shapes: -> float64 (B, T) each."""
+    T = decisions.mask_BT.shape[1]
+    before_T = torch.arange(T, dtype=torch.float64, device=decisions.mask_BT.device)
+    return before_T.expand(decisions.mask_BT.shape), (T - 1 - before_T).expand(decisions.mask_BT.shape)
+
+
+def _in_segment(decisions: Decisions) -> tuple[Tensor, Tensor]:
+    """How many decisions of its segment, which stand side by side, are before each, and behind it."""
+    column_BT, to_come_BT = _in_sample(decisions)
+    ends_BT = decisions.segment_BT[:, 1:] != decisions.segment_BT[:, :-1]
+    edge_B1 = torch.ones_like(ends_BT[:, :1])
+    first_BT = column_BT.where(torch.cat([edge_B1, ends_BT], dim=1), 0).cummax(1).values
+    last_BT = to_come_BT.where(torch.cat([ends_BT, edge_B1], dim=1), 0).flip(1).cummax(1).values.flip(1)
+    return column_BT - first_BT, to_come_BT - last_BT
+
+
+Places = Callable[[Decisions], "tuple[Tensor, Tensor]"]
+PLACES: Mapping[str, Places] = MappingProxyType({"sample": _in_sample, "segment": _in_segment})
 
 
 def detached(decisions: Decisions, value: Value) -> Tensor:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Concatenate
 
 from mmgrpo.errors import ConfigError, ShapeError
 from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.factories import Numbers, factory
 from mmgrpo.maths.registry import Registry
 from mmgrpo.values import ENTROPY
 
@@ -44,8 +44,34 @@ class Selection:
     name: str = "selection"
 
 
+def selection(
+    *,
+    needs_entropy: bool = False,
+    of_ratio: bool = False,
+    check: Callable[..., Any] | None = None,
+) -> Callable[[Callable[Concatenate[Decisions, Tensor, Numbers], Tensor]], Callable[Numbers, Selection]]:
+    """A decorator: a function (decisions, job_entropy_N, *, numbers) -> keep_BT becomes a factory of selections.
+
+    Args:
+        needs_entropy: as the attribute of ``Selection``.
+        of_ratio: likewise.
+        check: raises ConfigError for numbers that do not go together; called with those that it names.
+
+    Returns:
+        The decorator.
+    """
+    return factory(Selection, "keep", check=check, needs_entropy=needs_entropy, of_ratio=of_ratio)
+
+
+def require_share(share: float) -> None:
+    """Raises ConfigError for a share that is not above 0 and at most 1."""
+    if not 0 < share <= 1:
+        raise ConfigError(f"a selection by entropy keeps a share above 0 and at most 1, got {share}")
+
+
 @SELECTIONS.register
-def top_entropy(*, share: float) -> Selection:
+@selection(needs_entropy=True, check=require_share)
+def top_entropy(decisions: Decisions, job_entropy_N: Tensor, *, share: float) -> Tensor:
     """The decisions of the highest entropy: of an update's decisions, this share, and any that tie with its last.
 
     w = 0 unless H >= quantile(H over the update's decisions on all processes, 1 - share), interpolated linearly.
@@ -54,11 +80,12 @@ def top_entropy(*, share: float) -> Selection:
     Source: Wang et al., Beyond the 80/20 Rule, arXiv:2506.01939; TRL's ``top_entropy_quantile``. Deviation from TRL:
     the quantile is that of the update, where TRL takes one for each micro-batch.
     """
-    return Selection(keep=partial(_high_entropy_BT, share=require_share(share)), needs_entropy=True)
+    return _high_entropy_BT(decisions, job_entropy_N, share)
 
 
 @SELECTIONS.register
-def ratio_top_entropy(*, share: float) -> Selection:
+@selection(needs_entropy=True, of_ratio=True, check=require_share)
+def ratio_top_entropy(decisions: Decisions, job_entropy_N: Tensor, *, share: float) -> Tensor:
     """The ratio of a sample or segment over those of its decisions that ``top_entropy`` keeps.
 
     log r is the mean or sum over H >= quantile(H over the update's decisions on all processes, 1 - share), r = 1 where
@@ -68,11 +95,12 @@ def ratio_top_entropy(*, share: float) -> Selection:
     Source: TRL's ``top_entropy_quantile`` of its GMPOTrainer, whose geometric mean leaves the other tokens out; the
     GMPO paper has none. Deviation: the quantile is that of the update, as in ``top_entropy``.
     """
-    return Selection(keep=partial(_high_entropy_BT, share=require_share(share)), needs_entropy=True, of_ratio=True)
+    return _high_entropy_BT(decisions, job_entropy_N, share)
 
 
 @SELECTIONS.register
-def near_policy(*, limit: float) -> Selection:
+@selection()
+def near_policy(decisions: Decisions, job_entropy_N: Tensor, *, limit: float) -> Tensor:
     """Whole samples that did no worse than their group, or that are still likely: bad and unlikely ones are left out.
 
     w = 0 unless A >= 0 or mean_t (old_logprob - logprob) <= limit, the mean over the kept decisions of the row.
@@ -80,7 +108,11 @@ def near_policy(*, limit: float) -> Selection:
     Units: limit in nats per decision.
     Source: DeepSeek-V3.2, arXiv:2512.02556, off-policy sequence masking; TRL's ``off_policy_mask_threshold``.
     """
-    return Selection(keep=partial(_near_policy_BT, limit=limit))
+    del job_entropy_N
+    keep_BT = decisions.mask_BT
+    fall_BT = (decisions.old_logprob_BT - decisions.logprob_BT).detach().where(keep_BT, 0.0)
+    mean_fall_B1 = fall_BT.sum(1, keepdim=True) / keep_BT.sum(1, keepdim=True).clamp(min=1)
+    return keep_BT & ((decisions.advantage_BT >= 0) | (mean_fall_B1 <= limit))
 
 
 def quantile(value_N: Tensor, fraction: float) -> Tensor:
@@ -95,22 +127,8 @@ def quantile(value_N: Tensor, fraction: float) -> Tensor:
     return sorted_N[math.floor(position)].lerp(sorted_N[math.ceil(position)], position % 1)
 
 
-def require_share(share: float) -> float:
-    if not 0 < share <= 1:
-        raise ConfigError(f"a selection by entropy keeps a share above 0 and at most 1, got {share}")
-    return share
-
-
-def _high_entropy_BT(decisions: Decisions, job_entropy_N: Tensor, *, share: float) -> Tensor:
+def _high_entropy_BT(decisions: Decisions, job_entropy_N: Tensor, share: float) -> Tensor:
     if not bool(decisions.mask_BT.any()):
         return decisions.mask_BT
     entropy_BT = decisions[ENTROPY].detach()
     return decisions.mask_BT & (entropy_BT >= quantile(job_entropy_N.to(entropy_BT), 1 - share))
-
-
-def _near_policy_BT(decisions: Decisions, job_entropy_N: Tensor, *, limit: float) -> Tensor:
-    del job_entropy_N
-    keep_BT = decisions.mask_BT
-    fall_BT = (decisions.old_logprob_BT - decisions.logprob_BT).detach().where(keep_BT, 0.0)
-    mean_fall_B1 = fall_BT.sum(1, keepdim=True) / keep_BT.sum(1, keepdim=True).clamp(min=1)
-    return keep_BT & ((decisions.advantage_BT >= 0) | (mean_fall_B1 <= limit))

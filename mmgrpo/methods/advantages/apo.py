@@ -7,7 +7,6 @@ scaled down where they are rare.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
@@ -16,7 +15,7 @@ from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.filters import members
 from mmgrpo.maths.group_stats import grouped
-from mmgrpo.maths.modulations import ADVANTAGE, MODULATIONS, JobValues, Modulated, Modulation, detached
+from mmgrpo.maths.modulations import ADVANTAGE, MODULATIONS, JobValues, Modulated, detached, modulation
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -45,7 +44,8 @@ def concise_failures(feedback: Feedback, advantage_BT: Tensor, *, base: float = 
 
 
 @MODULATIONS.register
-def divergence_by_success(*, right: float = 1.0) -> Modulation:
+@modulation()
+def divergence_by_success(decisions: Decisions, job_values: JobValues, *, right: float = 1.0) -> Modulated:
     """Right samples are held to the reference the less, the rarer they are in their group.
 
     divergence = 1 - exp(-e p) where A > 0, p the share of the group that is right, between 0 and 1; else 1.
@@ -55,10 +55,6 @@ def divergence_by_success(*, right: float = 1.0) -> Modulation:
     Source: APO, arXiv:2506.21655, difficulty-adaptive divergence shaping, and its code (Indolent-Kawhi/View-R1,
         openrlhf/trainer/ray/ppo_actor.py, calculate_kl_weight).
     """
-    return Modulation(of=partial(_by_success, right=right))
-
-
-def _by_success(decisions: Decisions, job_values: JobValues, *, right: float) -> Modulated:
     del job_values
     if decisions.reward_BT is None or decisions.group_BT is None:
         raise ConfigError("divergence_by_success needs reward_BT and group_BT: the rewards and groups of the samples")

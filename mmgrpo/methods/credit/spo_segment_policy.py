@@ -5,12 +5,24 @@ Only the decisions whose probability was under a bound when they were sampled ar
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.filters import FILTERS, Filter
+from mmgrpo.maths.feedback import Feedback
+from mmgrpo.maths.filters import FILTERS, sample_filter
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def _check_unlikely(below: float) -> None:
+    if not 0 < below <= 1:
+        raise ConfigError(f"unlikely keeps decisions under a probability above 0 and at most 1, got {below}")
 
 
 @FILTERS.register
-def unlikely(*, below: float) -> Filter:
+@sample_filter(check=_check_unlikely)
+def unlikely(feedback: Feedback, advantage_BT: Tensor, *, below: float) -> Tensor:
     """The decisions whose probability was under a bound when they were drawn.
 
     keep_BT = exp(old_logprob) < below. For decisions that have a probability.
@@ -18,6 +30,5 @@ def unlikely(*, below: float) -> Filter:
     Units: below is a probability (0.9).   Raises: ConfigError for none.
     Source: SPO, arXiv:2505.23564, and its code (AIFrameResearch/SPO, ``ppo_trainer.py``, ``use_prob_mask``).
     """
-    if not 0 < below <= 1:
-        raise ConfigError(f"unlikely keeps decisions under a probability above 0 and at most 1, got {below}")
-    return Filter(keep=lambda feedback, advantage_BT: feedback.old_logprob_BT.exp() < below)
+    del advantage_BT
+    return feedback.old_logprob_BT.exp() < below

@@ -6,12 +6,13 @@ Each chunk of steps has the same weight, whatever its length.
 from __future__ import annotations
 
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.modulations import MODULATIONS, JobValues, Modulated, Modulation
+from mmgrpo.maths.modulations import MODULATIONS, JobValues, Modulated, modulation
 from mmgrpo.system.lazy import torch
 
 
 @MODULATIONS.register
-def equal_segments() -> Modulation:
+@modulation()
+def equal_segments(decisions: Decisions, job_values: JobValues) -> Modulated:
     """The segments of a sample weigh alike, where an aggregate has its decisions weigh alike.
 
     loss = n / (n_s S) of what it was, n the kept decisions of the row, n_s those of the segment, S the row's segments.
@@ -19,10 +20,6 @@ def equal_segments() -> Modulation:
 
     Units: dimensionless.   Source: Chunk-GRPO, arXiv:2510.21583, eq. 14.
     """
-    return Modulation(of=_equal_segments)
-
-
-def _equal_segments(decisions: Decisions, job_values: JobValues) -> Modulated:
     del job_values
     keep_BT, segment_BT = decisions.mask_BT, decisions.segment_BT
     factor_BT = torch.ones_like(decisions.logprob_BT.detach())

@@ -5,20 +5,27 @@ Decisions whose last-layer gradient step would move the objective or the policy 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.feedback import Feedback
-from mmgrpo.maths.filters import FILTERS, Filter
+from mmgrpo.maths.filters import FILTERS, sample_filter
 from mmgrpo.values import GRADIENT_CURVATURE, GRADIENT_SQUARE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+def _check_within_curvature(shift: float, divergence: float, lr: float | None) -> None:
+    if not min(1.0 if lr is None else lr, shift, divergence) > 0:
+        raise ConfigError(f"within_curvature needs numbers above 0, got {lr}, {shift}, {divergence}")
+
+
 @FILTERS.register
-def within_curvature(*, shift: float, divergence: float, lr: float | None = None) -> Filter:
+@sample_filter(values=(GRADIENT_SQUARE, GRADIENT_CURVATURE), check=_check_within_curvature)
+def within_curvature(
+    feedback: Feedback, advantage_BT: Tensor, *, shift: float, divergence: float, lr: float | None = None
+) -> Tensor:
     """Decisions whose own step of gradient ascent in the last layer would move the objective and the policy little.
 
     keep = |lr A^2 a + lr^2 A^3 c / 2| < shift and lr^2 A^2 a^2 / 2 < divergence.
@@ -31,15 +38,6 @@ def within_curvature(*, shift: float, divergence: float, lr: float | None = None
     Source: CAPO, arXiv:2510.00819, eq. 10, and its code (luckeciano/stable-pg-llm, ``grpo_entropy_trainer.py``,
         ``sparse_sgd_model.py``, hessian_symmetric_clipping).
     """
-    if not min(1.0 if lr is None else lr, shift, divergence) > 0:
-        raise ConfigError(f"within_curvature needs numbers above 0, got {lr}, {shift}, {divergence}")
-    keep = partial(_within_curvature, lr=lr, shift=shift, divergence=divergence)
-    return Filter(keep=keep, values=(GRADIENT_SQUARE, GRADIENT_CURVATURE))
-
-
-def _within_curvature(
-    feedback: Feedback, advantage_BT: Tensor, *, lr: float | None, shift: float, divergence: float
-) -> Tensor:
     if lr is None:
         raise ConfigError("within_curvature needs lr, the learning rate of the update: bind it by advantage_of(config)")
     square_BT, step_BT = feedback[GRADIENT_SQUARE].double(), lr * advantage_BT.double()

@@ -5,14 +5,13 @@ Samples are selected for the variance of their advantages, decisions for the pro
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.feedback import Feedback
-from mmgrpo.maths.filters import FILTERS, Filter, highest_and_lowest, members
-from mmgrpo.maths.modulations import ADVANTAGE, MODULATIONS, JobValues, Modulated, Modulation, detached
+from mmgrpo.maths.filters import FILTERS, highest_and_lowest, members, sample_filter
+from mmgrpo.maths.modulations import ADVANTAGE, MODULATIONS, JobValues, Modulated, detached, modulation, require_share
 from mmgrpo.maths.selections import quantile
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import ENTROPY
@@ -21,8 +20,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def _check_most_varied(count: int) -> None:
+    if count < 2:
+        raise ConfigError(f"members vary from each other: keep at least 2, got {count}")
+
+
 @FILTERS.register
-def most_varied(*, count: int) -> Filter:
+@sample_filter(keeps=lambda count: count, check=_check_most_varied)
+def most_varied(feedback: Feedback, advantage_BT: Tensor, *, count: int) -> Tensor:
     """The ``count`` members whose advantages vary the most: some of the highest and some of the lowest.
 
     keep = argmax Var(A) over the subsets of that size; of equal ones that with the fewest of the highest.
@@ -31,12 +36,6 @@ def most_varied(*, count: int) -> Filter:
     Source: D3S, arXiv:2509.22115, whose sample level maximises Var(A); the subset is found as PODS does,
         arXiv:2504.13818.
     """
-    if count < 2:
-        raise ConfigError(f"members vary from each other: keep at least 2, got {count}")
-    return Filter(keep=partial(_most_varied, count=count), keeps=count)
-
-
-def _most_varied(feedback: Feedback, advantage_BT: Tensor, *, count: int) -> Tensor:
     advantage_B = feedback.mean(advantage_BT).double()
     keep_B = torch.zeros_like(feedback.valid_B)
     for rows in members(feedback):
@@ -47,7 +46,8 @@ def _most_varied(feedback: Feedback, advantage_BT: Tensor, *, count: int) -> Ten
 
 
 @MODULATIONS.register
-def top_product(*, share: float) -> Modulation:
+@modulation(values=(ENTROPY,), job=(ADVANTAGE, ENTROPY), check=require_share)
+def top_product(decisions: Decisions, job_values: JobValues, *, share: float) -> Modulated:
     """The decisions where much is at stake and little is sure: of an update's, this share of the highest |A| H.
 
     loss = 0 unless |A| H >= quantile(|A| H over the update's decisions on all processes, 1 - share).
@@ -56,13 +56,6 @@ def top_product(*, share: float) -> Modulation:
     Units: share is dimensionless, above 0 and at most 1.   Raises: ConfigError for another share.
     Source: D3S's token level, arXiv:2509.22115, abstract.
     """
-    if not 0 < share <= 1:
-        raise ConfigError(f"a share of the decisions is above 0 and at most 1, got {share}")
-    job = (ADVANTAGE, ENTROPY)
-    return Modulation(of=partial(_top_product, share=share), values=(ENTROPY,), job=job)
-
-
-def _top_product(decisions: Decisions, job_values: JobValues, *, share: float) -> Modulated:
     if not bool(decisions.mask_BT.any()):
         return Modulated()
     product_N = job_values[ADVANTAGE].double().abs() * job_values[ENTROPY].double()

@@ -5,14 +5,15 @@ The clip bounds are wider for decisions that were unlikely under the behavior po
 
 from __future__ import annotations
 
-from functools import partial
-
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.modulations import MODULATIONS, OLD_LOGPROB, JobValues, Modulated, Modulation, detached
+from mmgrpo.maths.modulations import MODULATIONS, OLD_LOGPROB, JobValues, Modulated, detached, modulation
 
 
 @MODULATIONS.register
-def by_old_probability(*, low: float = 0.16, high: float = 0.2, most: float = 10.0) -> Modulation:
+@modulation(bounds=True)
+def by_old_probability(
+    decisions: Decisions, job_values: JobValues, *, low: float = 0.16, high: float = 0.2, most: float = 10.0
+) -> Modulated:
     """Bounds that widen for decisions that the policy which sampled found unlikely.
 
     The ratio is held within (1 + sqrt(max(1 - 4 low / q, 0))) / 2 and min((1 + sqrt(1 + 4 high / q)) / 2, most), q the
@@ -22,12 +23,6 @@ def by_old_probability(*, low: float = 0.16, high: float = 0.2, most: float = 10
     Source: DCPO, arXiv:2509.02333, and its code (lime-RL/DCPO, ``core_algos.py``). For decisions that have a
         probability; that of a denoising step is a density.
     """
-    return Modulation(of=partial(_by_old_probability, low=low, high=high, most=most), bounds=True)
-
-
-def _by_old_probability(
-    decisions: Decisions, job_values: JobValues, *, low: float, high: float, most: float
-) -> Modulated:
     del job_values
     probability_BT = detached(decisions, OLD_LOGPROB).where(decisions.mask_BT, 0.0).double().exp()
     floor_BT = (1 + (1 - 4 * low / probability_BT).clamp(min=0).sqrt()) / 2

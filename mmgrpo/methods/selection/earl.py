@@ -5,11 +5,10 @@ Only the highest-entropy share of each sample's decisions is trained.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.selections import SELECTIONS, Selection, quantile, require_share
+from mmgrpo.maths.selections import SELECTIONS, quantile, require_share, selection
 from mmgrpo.values import ENTROPY
 
 if TYPE_CHECKING:
@@ -17,7 +16,8 @@ if TYPE_CHECKING:
 
 
 @SELECTIONS.register
-def sample_top_entropy(*, share: float) -> Selection:
+@selection(needs_entropy=True, check=require_share)
+def sample_top_entropy(decisions: Decisions, job_entropy_N: Tensor, *, share: float) -> Tensor:
     """The decisions of the highest entropy of each sample: this share of its own, and any that tie with the last.
 
     w = 0 unless H >= quantile(H over the sample's decisions, 1 - share), interpolated linearly.
@@ -25,10 +25,6 @@ def sample_top_entropy(*, share: float) -> Selection:
     Units: share is dimensionless, above 0 and at most 1.   Raises: ConfigError for another share.
     Source: EARL, arXiv:2511.12033, whose gate has a threshold for each response.
     """
-    return Selection(keep=partial(_high_in_sample_BT, share=require_share(share)), needs_entropy=True)
-
-
-def _high_in_sample_BT(decisions: Decisions, job_entropy_N: Tensor, *, share: float) -> Tensor:
     del job_entropy_N
     keep_BT = decisions.mask_BT.clone()
     for row in keep_BT.any(1).nonzero().flatten().tolist():

@@ -5,11 +5,17 @@ A KL penalty applies only to a few decisions of the highest covariance of advant
 
 from __future__ import annotations
 
-from functools import partial
-
-from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.modulations import ADVANTAGE, LOGPROB, MODULATIONS, JobValues, Modulated, Modulation, detached
+from mmgrpo.maths.modulations import (
+    ADVANTAGE,
+    LOGPROB,
+    MODULATIONS,
+    JobValues,
+    Modulated,
+    detached,
+    modulation,
+    require_share,
+)
 from mmgrpo.maths.terms import TERMS, Loss, Term, log_ratio, scaled
 from mmgrpo.maths.terms.view_terms import mean_of
 
@@ -37,7 +43,8 @@ def departure() -> Term:
 
 
 @MODULATIONS.register
-def kl_covariance(*, share: float = 0.002) -> Modulation:
+@modulation(job=(LOGPROB, ADVANTAGE), check=require_share)
+def kl_covariance(decisions: Decisions, job_values: JobValues, *, share: float = 0.002) -> Modulated:
     """A divergence for a few decisions whose advantage and log-probability go together the most, and for no others.
 
     divergence = 1 for the max(share * N, 1) highest c and those that tie with the last, else 0.
@@ -47,12 +54,6 @@ def kl_covariance(*, share: float = 0.002) -> Modulation:
     Source: KL-Cov, arXiv:2505.22617, and its code (PRIME-RL/Entropy-Mechanism-of-RL, ``compute_policy_loss_kl_cov``),
         whose k_percent is 0.2; it takes the highest of a micro-batch.
     """
-    if not 0 < share <= 1:
-        raise ConfigError(f"a share of the decisions is above 0 and at most 1, got {share}")
-    return Modulation(of=partial(_kl_covariance, share=share), job=(LOGPROB, ADVANTAGE))
-
-
-def _kl_covariance(decisions: Decisions, job_values: JobValues, *, share: float) -> Modulated:
     logprob_N, advantage_N = job_values[LOGPROB].double(), job_values[ADVANTAGE].double()
     if len(logprob_N) == 0:
         return Modulated()

@@ -5,11 +5,10 @@ Samples with reasoning are kept only if they do no worse than answers without it
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.feedback import Feedback
-from mmgrpo.maths.filters import FILTERS, Filter, members
+from mmgrpo.maths.filters import FILTERS, members, sample_filter
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -17,7 +16,8 @@ if TYPE_CHECKING:
 
 
 @FILTERS.register
-def at_least_column(*, column: str) -> Filter:
+@sample_filter(columns=lambda column: (column,))
+def at_least_column(feedback: Feedback, advantage_BT: Tensor, *, column: str) -> Tensor:
     """The members whose reward reaches a number of their data row, as that of an answer without a thought.
 
     keep = r >= column.
@@ -25,16 +25,13 @@ def at_least_column(*, column: str) -> Filter:
     Units: those of the reward.
     Source: RAIF, arXiv:2506.01413, and its code (yuleiqin/RAIF, ``enforce_superior_CoT``).
     """
-    return Filter(keep=partial(_at_least_column, column=column), columns=(column,))
-
-
-def _at_least_column(feedback: Feedback, advantage_BT: Tensor, *, column: str) -> Tensor:
     del advantage_BT
     return feedback.valid_B & (feedback.length_B > 0) & (feedback.reward_B >= feedback.column(column))
 
 
 @FILTERS.register
-def outdo_begun() -> Filter:
+@sample_filter()
+def outdo_begun(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     """The members that wrote all of their answer, unless each did worse than every one whose beginning was given.
 
     keep = all of it was drawn, and max r of such members of the group >= min r of the begun ones, if there are any.
@@ -42,10 +39,6 @@ def outdo_begun() -> Filter:
     Units: none.
     Source: RAIF, arXiv:2506.01413, and its code (yuleiqin/RAIF, ``replay_buffer.py``): begun with an empty thought.
     """
-    return Filter(keep=_outdo_begun)
-
-
-def _outdo_begun(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     del advantage_BT
     begun_B, keep_B = ~feedback.mask_BT[:, 0], torch.zeros_like(feedback.valid_B)
     for rows in members(feedback):

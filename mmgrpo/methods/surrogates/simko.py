@@ -16,9 +16,9 @@ from mmgrpo.maths.modulations import (
     MODULATIONS,
     JobValues,
     Modulated,
-    Modulation,
     above_row_quantile,
     detached,
+    modulation,
     require_quantile,
 )
 from mmgrpo.maths.surrogates import clipped
@@ -80,7 +80,10 @@ def clipped_with_candidates(
 
 
 @MODULATIONS.register
-def likeliest_of_wrong(*, loss: float = 1.1, quantile: float = 0.8) -> Modulation:
+@modulation(values=(ENTROPY, RANK), check=require_quantile)
+def likeliest_of_wrong(
+    decisions: Decisions, job_values: JobValues, *, loss: float = 1.1, quantile: float = 0.8
+) -> Modulated:
     """Tokens of wrong samples count more where the policy was unsure and they are its first choice.
 
     loss = that given where A < 0, no token is likelier, and H > quantile(H of the sample's kept decisions); else 1.
@@ -88,11 +91,6 @@ def likeliest_of_wrong(*, loss: float = 1.1, quantile: float = 0.8) -> Modulatio
     Units: loss is a factor.   Raises: ConfigError for a quantile outside 0 .. 1.
     Source: SimKO, arXiv:2510.14807, and its code (CLR-Lab/SimKO, ``core_algos.py``, compute_policy_loss_simko): 1.1.
     """
-    require_quantile(quantile)
-    return Modulation(of=partial(_likeliest_of_wrong, loss=loss, quantile=quantile), values=(ENTROPY, RANK))
-
-
-def _likeliest_of_wrong(decisions: Decisions, job_values: JobValues, *, loss: float, quantile: float) -> Modulated:
     del job_values
     unsure_BT = above_row_quantile(detached(decisions, ENTROPY), decisions.mask_BT, quantile)
     first_BT = unsure_BT & (detached(decisions, RANK) == 0) & (decisions.advantage_BT < 0)

@@ -5,15 +5,23 @@ Only samples that have a view, such as a prompt with a peer's right answer, are 
 
 from __future__ import annotations
 
-from mmgrpo.maths.filters import FILTERS, Filter
+from typing import TYPE_CHECKING
+
+from mmgrpo.maths.feedback import Feedback
+from mmgrpo.maths.filters import FILTERS, sample_filter
 from mmgrpo.values import seen_in
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @FILTERS.register
-def in_view(*, view: str) -> Filter:
+@sample_filter(values=lambda view: (seen_in(view),))
+def in_view(feedback: Feedback, advantage_BT: Tensor, *, view: str) -> Tensor:
     """The members that have a view, such as that of a peer's right answer.
 
     Units: view is a name of ``views``.
     Source: SDPO, arXiv:2601.20802, and its code (lasgroup/SDPO), whose mean is over those that have a teacher's prompt.
     """
-    return Filter(keep=lambda feedback, advantage_BT: feedback.seen(view).any(1), values=(seen_in(view),))
+    del advantage_BT
+    return feedback.seen(view).any(1)
