@@ -78,7 +78,7 @@ def test_the_best_and_the_worst():
         False,
         True,
     ]
-    with pytest.raises(ConfigError, match="somebody"):
+    with pytest.raises(ConfigError, match="not both 0"):
         best_and_worst(best=0, worst=0)
 
 
