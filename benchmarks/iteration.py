@@ -12,7 +12,6 @@ from mmgrpo.algorithm import Algorithm
 from mmgrpo.config.loading import validated
 from mmgrpo.maths.aggregates import count
 from mmgrpo.scoring import NamedReward, score
-from mmgrpo.training.build import build_optimizer
 from mmgrpo.training.compute_advantages import SampleAdvantages, group_advantages
 from mmgrpo.training.gradients import Gradient, accumulate_gradient
 from mmgrpo.types import Plan, Prompt, Rollout
@@ -40,7 +39,7 @@ class Learner:
         self.pipeline = mid_size_pipeline(hollow=hollow).to(setting.device, setting.torch_dtype)
         self.policy = DenoisingPolicy(self.pipeline, setting.policy)
         self._parameters = self.policy.trainable
-        self._optimizer = build_optimizer(self._parameters, lr=1e-6, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW(self._parameters, lr=1e-6, weight_decay=0.0, fused=True)
         self._objective = Algorithm.of(RUN).objective
         self._rewards = [NamedReward("brightness", Brightness())]
 

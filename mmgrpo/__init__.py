@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from mmgrpo.training.build import (
         build_policy,
         build_rewards,
+        build_views,
         optimizer_of,
         plan_at,
     )
-    from mmgrpo.training.build_views import build_views
     from mmgrpo.training.compute_advantages import combine_rewards, compute_advantages
     from mmgrpo.training.mixed import MixedTrainer
     from mmgrpo.training.prompt_stats import read_prompt_stats, step_prompt_stats, update_prompt_stats
@@ -57,7 +57,7 @@ HOMES = {
         ("build_policy", "build_rewards", "optimizer_of", "plan_at"),
         "mmgrpo.training.build",
     ),
-    "build_views": "mmgrpo.training.build_views",
+    "build_views": "mmgrpo.training.build",
     "compute_advantages": "mmgrpo.training.compute_advantages",
     "collect_rollouts": "mmgrpo.training.rollout_rounds",
     "score_rollouts": "mmgrpo.training.score_rollouts",

@@ -27,8 +27,8 @@ from mmgrpo.config import (
     TermConfig,
 )
 from mmgrpo.config.numbers import bound, takes
-from mmgrpo.config.registry import resolve, samples_tokens
-from mmgrpo.config.schedules import Course, Moved
+from mmgrpo.config.registry import Registered
+from mmgrpo.config.schedules import Course, Moved, controller_function
 from mmgrpo.data.contexts import CONTEXTS
 from mmgrpo.data.history import Context
 from mmgrpo.data.samplers import SAMPLERS, PromptSampler
@@ -38,6 +38,7 @@ from mmgrpo.maths.advantages import COMBINING, SCALES
 from mmgrpo.maths.aggregates import AGGREGATES
 from mmgrpo.maths.changes import mechanism_labels
 from mmgrpo.maths.combinations import COMBINATIONS, weighted_sum
+from mmgrpo.maths.controllers import CONTROLLERS
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Estimator
 from mmgrpo.maths.filters import FILTERS, Filter
@@ -50,7 +51,7 @@ from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.selections import SELECTIONS, Selection
 from mmgrpo.maths.steps import STEP_WEIGHTS
-from mmgrpo.maths.strategies import OF_GROUP_SIZE, STRATEGIES, Setting, Strategy
+from mmgrpo.maths.strategies import STRATEGIES, Setting, Strategy
 from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.maths.terms import TERMS, Term, of_origins, weighted
 from mmgrpo.maths.trees import TREES
@@ -203,7 +204,7 @@ class Algorithm:
         Raises:
             ConfigError: an unknown function, numbers that it does not take, or a schedule of a key that cannot change.
         """
-        course, moved, config = Course(config), Moved(config, {}), resolved(config)
+        course, moved, config = course_of(config), Moved(config, {}), resolved(config)
         section, task = config.prompts, config.task
         return cls(
             config=config,
@@ -272,6 +273,16 @@ class Algorithm:
     def values(self) -> tuple[Value, ...]:
         """Values of decisions that the objective reads, in a fixed order."""
         return tuple(sorted(self.objective.values | self.objective.first_values, key=str))
+
+    def hooks(self) -> dict[str, Callable[[Sequence[Any]], Any]]:
+        """The hooks of ``update.hooks``, in order, by number and name; called with the trained parameters.
+
+        Raises ConfigError for an unknown hook or numbers that it does not take.
+        """
+        return {
+            f"{number}.{named.name}": bound("update.hooks", Registered("hooks"), named)
+            for number, named in enumerate(self.config.update.hooks)
+        }
 
     def step_setting(self, step: int, memory: Memory, key_of: Callable[[int], str]) -> Setting:
         """A step as the strategy sees it; its seed is a function of the seed of the run and of the step.
@@ -390,6 +401,18 @@ def resolved(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"advantage": advantage})
 
 
+def course_of(config: RunConfig) -> Course:
+    """The schedules, phases and controllers of a run. Raises ConfigError as ``objective_of``, and as ``Course``."""
+    return Course(
+        config,
+        {key: bound(f"schedules.{key}", SCHEDULES, named) for key, named in config.schedules.items()},
+        {
+            key: bound(f"controllers.{key}", CONTROLLERS, controller_function(named))
+            for key, named in config.controllers.items()
+        },
+    )
+
+
 def objective_of(config: ObjectiveConfig) -> Objective:
     """The loss. Raises ConfigError for an unknown function or numbers that it does not take."""
     surrogate = None
@@ -478,47 +501,6 @@ def _nested_sampler(value: Any, key: str) -> PromptSampler:
         raise ConfigError(f"{key} must be the name of a sampler or a mapping with one, got {value!r:.80}") from None
 
 
-def require_advantages(algorithm: Algorithm) -> None:
-    """Checks that the run has the inputs of estimators and filters, and that filters leave a member of a group out.
-
-    Args:
-        algorithm: the composed algorithm, with its configuration.
-
-    Raises:
-        ConfigError: an estimator reads tokens, turns or rewards of turns that the run lacks, or a filter keeps all
-            members of a group at every step.
-    """
-    config = algorithm.config
-    size = config.rollout.group_size if config.rollout.strategy.name in OF_GROUP_SIZE else None
-    environment = config.rollout.environment
-    for name, part in algorithm.advantages.named():
-        if isinstance(part, Estimator) and part.tokens and not _samples_tokens(config):
-            raise ConfigError(
-                f"{name} reads the token of each decision, and a decision of this policy is not one token: set "
-                "policy.decision: token where the policy has it (and policy.reading.estimate: whole or shares with "
-                "rollout.training_states: renoised), or remove the estimator"
-            )
-        if isinstance(part, Estimator) and part.turns and environment is None:
-            raise ConfigError(f"{name} reads turns of exchanges: set rollout.environment")
-        if isinstance(part, Estimator) and part.turn_rewards and environment and not _gives_rewards(environment):
-            raise ConfigError(without_turn_rewards(name, f"the environment {environment.name} gives none"))
-        moves = any(key.startswith(name.replace(": ", ".")) for key in config.schedules)
-        if part.keeps is not None and size is not None and part.keeps >= size and not moves:
-            raise ConfigError(
-                f"{name} keeps {part.keeps} members of a group and rollout.group_size is {size}, so the filter leaves "
-                "out no member: raise rollout.group_size, or keep fewer"
-            )
-
-
-def without_turn_rewards(reader: str, reason: str) -> str:
-    """The message of a mechanism that reads the rewards of turns where there are none."""
-    return (
-        f"{reader} reads the rewards of turns, and {reason}: use an environment that rewards its turns "
-        "(Turn(reward=...), 0.0 for a turn that earns nothing), or set reward: LABEL there, a reward of the complete "
-        "sample that counts in its last turn"
-    )
-
-
 def _call(key: str, functions: Mapping[str, Callable[..., Result]], named: Named, kind: type[Result]) -> Result:
     """The result of a function of numbers. Raises ConfigError as ``bound``, and for a result of another type."""
     result = bound(key, functions, named)()
@@ -557,17 +539,6 @@ def _with_lr(named: Named, lr: float) -> Named:
             "the update: leave out its lr, or set both to the same value"
         )
     return named.model_copy(update={"lr": lr})
-
-
-def _gives_rewards(environment: Named) -> bool:
-    """Whether the turns of an environment may have rewards; True for a function that makes one."""
-    return getattr(resolve("environments", environment.name), "gives_rewards", True)
-
-
-def _samples_tokens(config: RunConfig) -> bool:
-    policy = config.policy
-    renoised = config.rollout.training_states == "renoised"
-    return policy is None or samples_tokens(policy.name, policy.numbers, renoised=renoised)
 
 
 def _term(config: TermConfig) -> Term:

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
 
-from mmgrpo.algorithm import Algorithm, require_advantages
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.data.stream import PromptStream, StepPrompts
 from mmgrpo.data.unreadable_rows import prompt_check
 from mmgrpo.distributed.job import Job
+from mmgrpo.explain.advantage_inputs import require_advantages
 from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.auxiliary import Auxiliaries
-from mmgrpo.training.build import optimizer_of, plan_at
-from mmgrpo.training.build_views import build_views
+from mmgrpo.training.build import build_critic, build_views, optimizer_of, plan_at
 from mmgrpo.training.compute_advantages import Advantages, combine_rewards, compute_advantages
-from mmgrpo.training.critic import CriticTrainer, build_critic
+from mmgrpo.training.critic import CriticTrainer
 from mmgrpo.training.ema import Average
 from mmgrpo.training.optimizer import GuardedOptimizer
 from mmgrpo.training.prompt_stats import PromptStats, read_prompt_stats, step_prompt_stats, update_prompt_stats
@@ -70,7 +70,7 @@ class Loop:
         return cls(
             algorithm=algorithm, policy=policy, scoring=scoring, stream=stream, job=job, average=average, owner=owner,
             views=build_views(algorithm, policy, device=device, average=average),
-            optimizer=owner.optimizer if owner else optimizer_of(config, parameters, job=job, average=average),
+            optimizer=owner.optimizer if owner else optimizer_of(algorithm, parameters, job=job, average=average),
             auxiliaries=Auxiliaries(policy, config.auxiliary, seed=config.seed, job=job),
             critic=CriticTrainer(config, build_critic(config, device), job) if config.critic else None,
         )  # fmt: skip

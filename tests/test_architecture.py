@@ -343,3 +343,32 @@ def test_only_the_console_opens_a_console() -> None:
         if name.startswith(known) and module != "mmgrpo.system.console"
     ]
     assert not wrong
+
+
+def calls_of(function: str) -> list[str]:
+    """The modules in which a function of ours is called by its imported name."""
+    return [
+        module
+        for module, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and names_in(module).get(node.func.id) == function
+    ]
+
+
+def test_functions_of_a_configuration_are_bound_in_the_algorithm_alone() -> None:
+    assert set(calls_of("mmgrpo.config.numbers.bound")) == {"mmgrpo.algorithm"}
+
+
+def test_components_of_a_run_are_built_in_one_module() -> None:
+    builders = [
+        f"{module}.{node.name}"
+        for module, tree in modules().items()
+        if module.startswith("mmgrpo.") and room(module) not in BESIDE
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("build_")
+    ]
+    assert sorted(builders) == [
+        f"mmgrpo.training.build.build_{name}" for name in ("critic", "optimizer", "policy", "rewards", "views")
+    ]

@@ -7,10 +7,10 @@ import re
 import pytest
 import torch
 
+from mmgrpo.algorithm import course_of
 from mmgrpo.config import Named
 from mmgrpo.config.loading import validated
 from mmgrpo.config.numbers import bound
-from mmgrpo.config.schedules import Course
 from mmgrpo.data.stream import PromptStream
 from mmgrpo.maths.controllers import CONTROLLERS
 from mmgrpo.maths.schedules import SCHEDULES
@@ -56,4 +56,4 @@ def test_the_configurations(number: int) -> None:
             values |= {"rewards": rewards}
             near = {"name": "divergence", "label": "near", "weight": 0.1}
             values |= {"objective": {"divergence": "k3", "kl_beta": 0.1, "terms": [near]}}
-        Course(validated(values))
+        course_of(validated(values))

@@ -10,7 +10,6 @@ from mmgrpo.config.auxiliary import AuxiliaryConfig
 from mmgrpo.config.critic import CriticConfig
 from mmgrpo.config.method_rewards import with_method_rewards
 from mmgrpo.config.methods import POLICIES, MethodConfig, MethodKind, RecipeConfig, takes
-from mmgrpo.config.numbers import bound
 from mmgrpo.config.objective import ObjectiveConfig, OffPolicyConfig, TermConfig
 from mmgrpo.config.phases import PhaseConfig, faults, moving_keys
 from mmgrpo.config.prompts import PromptsConfig, ReadingConfig, SourceConfig
@@ -26,7 +25,7 @@ from mmgrpo.config.update import EmaConfig, UpdateConfig
 from mmgrpo.config.views import RESERVED, ViewConfig
 from mmgrpo.config.warmup import WarmupConfig
 from mmgrpo.config.watchdog import AlertKind, WatchdogConfig
-from mmgrpo.maths.advantages import COMBINING, SCALES
+from mmgrpo.maths.advantages import COMBINING
 
 __all__ = [
     "POLICIES",
@@ -353,7 +352,6 @@ class RunConfig(Section):
             raise ValueError("; ".join(wrong))
         if self.advantage.divergence is not None and not (self.advantage.kl_beta or "advantage.kl_beta" in moving):
             raise ValueError("advantage.kl_beta and divergence go together: leave out the divergence, or give a weight")
-        bound("advantage.scale", SCALES, self.advantage.scaling)
         gate_order(labels, {reward.known_as: reward.gate.reward for reward in self.rewards if reward.gate is not None})
         return self
 

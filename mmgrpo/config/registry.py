@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, final
 
 from pydantic import ValidationError
 
@@ -166,6 +166,12 @@ OUTLINES: Mapping[str, str] = {
 
 ENVIRONMENTS: Mapping[str, str] = {"tools": "mmgrpo.tools:ToolEnvironment"}
 
+HOOKS: Mapping[str, str] = {
+    "slow_fast": "mmgrpo.training.update_hooks:SlowFast",
+    "mask": "mmgrpo.training.update_hooks:Mask",
+}
+"""Hooks around each optimizer step, by the name that ``update.hooks`` uses; called with the trained parameters."""
+
 MAX_LISTED = 60
 """Known names that one message lists."""
 
@@ -175,6 +181,7 @@ _OWN = {
     "rewards": REWARDS,
     "examples": EXAMPLES,
     "environments": ENVIRONMENTS,
+    "hooks": HOOKS,
 }
 
 
@@ -187,7 +194,7 @@ def resolve(kind: str, name: str) -> Any:
     """The object registered under a name; ``python:module:attribute`` is any importable object.
 
     Args:
-        kind: policies, rewards, examples or environments.
+        kind: policies, rewards, examples, environments or hooks.
         name: a registered name.
 
     Returns:
@@ -204,6 +211,23 @@ def resolve(kind: str, name: str) -> Any:
     if name not in targets:
         raise UnknownNameError(f"unknown name {name!r} among {kind}{suggestion(name, targets)}")
     return import_attribute(targets[name])
+
+
+@final
+class Registered(Mapping[str, Any]):
+    """The objects of one kind (one of ``resolve``'s) by name, each imported when it is looked up."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __getitem__(self, name: str) -> Any:
+        return import_attribute(names(self._kind)[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(names(self._kind))
+
+    def __len__(self) -> int:
+        return len(names(self._kind))
 
 
 def settings_type(policy: str) -> Any:

@@ -10,13 +10,11 @@ from typing import Any, final
 from pydantic import ValidationError
 
 from mmgrpo.config import Named, RunConfig
-from mmgrpo.config.numbers import bound
 from mmgrpo.config.phases import moving_keys
 from mmgrpo.config.registry import settings_type
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.controllers import CONTROLLERS, METRICS, SERIES
-from mmgrpo.maths.schedules import SCHEDULES
+from mmgrpo.maths.controllers import METRICS, SERIES
 from mmgrpo.memory import Memory
 
 STATE = "controllers."
@@ -95,7 +93,7 @@ class Moved:
 
 @final
 class Course:
-    """Schedules, phases and controllers of a run, bound to their numbers.
+    """The schedules, phases and controllers of a run; ``mmgrpo.algorithm.course_of`` binds their functions.
 
     Attributes:
         schedules: step -> value, by key.
@@ -103,18 +101,27 @@ class Course:
         controllers: by key.
     """
 
-    def __init__(self, config: RunConfig) -> None:
-        """Binds them, and validates the configuration of the first step, of the last and of each phase.
+    def __init__(
+        self,
+        config: RunConfig,
+        schedules: Mapping[str, Callable[[int], float]],
+        controllers: Mapping[str, Callable[..., float]],
+    ) -> None:
+        """Validates the configuration of the first step, of the last and of each phase.
 
         Args:
             config: the run's.
+            schedules: the functions of ``schedules``, bound to their numbers, by key.
+            controllers: those of ``controllers``, likewise: ``controller_function`` names them.
 
         Raises:
-            ConfigError: an unknown schedule, controller or key, or a value that is not allowed.
+            ConfigError: an unknown key, or a value that is not allowed.
         """
         self._config = config
-        self.schedules = {key: bound(f"schedules.{key}", SCHEDULES, named) for key, named in config.schedules.items()}
-        self.controllers = {key: _controller(key, named, config) for key, named in config.controllers.items()}
+        self.schedules = schedules
+        self.controllers = {
+            key: _controller(key, config.controllers[key], function, config) for key, function in controllers.items()
+        }
         self.keys = frozenset(moving_keys(config.schedules, config.controllers, config.phases))
         self._latest: Moved | None = None
         _require_drawing(config)
@@ -160,18 +167,15 @@ class Course:
         }
 
 
-def config_at(config: RunConfig, step: int, memory: Memory) -> RunConfig:
-    """The configuration of a run at a step, counted from 0: itself where it has no schedule, phase or controller.
-
-    Raises ConfigError as ``Course``.
-    """
-    return Course(config).at(step, memory).config
+def controller_function(named: Named) -> Named:
+    """The function of a controller with its numbers, without ``metric`` and ``every``, which ``Course`` reads."""
+    numbers = {key: value for key, value in named.numbers.items() if key not in ("metric", "every")}
+    return Named.model_validate({"name": named.name, **numbers})
 
 
-def _controller(key: str, named: Named, config: RunConfig) -> Controller:
+def _controller(key: str, named: Named, function: Callable[..., float], config: RunConfig) -> Controller:
     numbers = named.numbers
     metric, every = numbers.pop("metric", METRICS.get(named.name)), numbers.pop("every", 1)
-    function = bound(f"controllers.{key}", CONTROLLERS, Named.model_validate({"name": named.name, **numbers}))
     if not isinstance(metric, str):
         raise ConfigError(f"controllers.{key}: {named.name} needs metric, for example reward/mean")
     least = 2 if named.name in SERIES else 1

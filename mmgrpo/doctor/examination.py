@@ -34,9 +34,8 @@ from mmgrpo.reward import CrossTaskReward
 from mmgrpo.scoring import NamedReward, named_rewards, score
 from mmgrpo.splits import num_leaves
 from mmgrpo.system.console import escape_controls
-from mmgrpo.training.build import plan_at
-from mmgrpo.training.build_views import build_views
-from mmgrpo.training.critic import build_critic, with_critic_values
+from mmgrpo.training.build import build_critic, build_views, plan_at
+from mmgrpo.training.critic import with_critic_values
 from mmgrpo.training.ema import Average
 from mmgrpo.training.request_sampling import sample_requests
 from mmgrpo.training.views import Views

@@ -10,13 +10,14 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from mmgrpo.algorithm import Algorithm, require_advantages
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import AdvantageConfig, AlertKind, Named, ObjectiveConfig, OffPolicyConfig, RewardConfig, RunConfig
 from mmgrpo.config.needs import require_needs
 from mmgrpo.config.numbers import named_in
 from mmgrpo.config.registry import is_scheduled, names, policy_class, settings_type
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
+from mmgrpo.explain.advantage_inputs import require_advantages
 from mmgrpo.explain.auxiliary_losses import auxiliary_rows
 from mmgrpo.explain.costs import cost_rows, num_steps_of, planner_rows, simulated_cases, total_samples
 from mmgrpo.explain.formulas import formula_of, with_defaults

@@ -1,9 +1,13 @@
-"""From configuration to the objects of a run: each named function bound to its numbers, each section built once."""
+"""The stateful components of a run: the policy, rewards, views, critic and optimizer, each built by one function.
+
+``mmgrpo.algorithm`` binds the functions.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,16 +19,17 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from mmgrpo.algorithm import Algorithm, reward_schedule
-from mmgrpo.config import Named, RewardConfig, RunConfig
-from mmgrpo.config.numbers import bound
-from mmgrpo.config.registry import policy_class, resolve
+from mmgrpo.config import Named, RewardConfig, RunConfig, ViewConfig
+from mmgrpo.config.registry import policy_class, resolve, suggestion
 from mmgrpo.config.validating import explain_validation
+from mmgrpo.data.corruption import IMAGE_CONTEXTS
+from mmgrpo.data.history import Context
 from mmgrpo.distributed.job import Job
 from mmgrpo.distributed.parameter_shards import local_shards
 from mmgrpo.environment import Environment
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.schedules import learning_rate_factor
-from mmgrpo.policy import Policy
+from mmgrpo.policy import Critic, Policy, SupportsCritic, SupportsNamedWeights
 from mmgrpo.runs.checkpoint import FOLDER, is_checkpoint
 from mmgrpo.runs.resuming import policy_weights_folder
 from mmgrpo.scoring import Gate, NamedReward, as_reward
@@ -32,8 +37,10 @@ from mmgrpo.system.process_settings import restored_settings
 from mmgrpo.system.targets import is_python_target
 from mmgrpo.training.ema import Average
 from mmgrpo.training.optimizer import GuardedOptimizer
-from mmgrpo.training.update_hooks import HOOKS
-from mmgrpo.types import Plan
+from mmgrpo.training.update_hooks import UpdateHook
+from mmgrpo.training.views import View
+from mmgrpo.types import Plan, Prompt
+from mmgrpo.values import REFERENCE
 
 _NESTED = ("of", "likelihood", "grade")  # settings of a reward that name another one
 _created_environments: list[Named] = []  # environments of this process that could be made once
@@ -141,65 +148,232 @@ def plan_at(algorithm: Algorithm, policy: Policy, step: int) -> Plan:
     )
 
 
-def build_optimizer(
-    parameters: Sequence[nn.Parameter], *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
-) -> torch.optim.Optimizer:
-    """AdamW over what is trained. Raises ConfigError if nothing is."""
-    if not parameters:
-        raise ConfigError("the policy has no trainable parameters; check policy.lora.targets and policy.denoisers")
-    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
-    return torch.optim.AdamW(parameters, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused)
-
-
 def optimizer_of(
-    config: RunConfig, parameters: Sequence[nn.Parameter], *, job: Job, average: Average | None = None
+    algorithm: Algorithm, parameters: Sequence[nn.Parameter], *, job: Job, average: Average | None = None
 ) -> GuardedOptimizer:
-    """The optimiser of a run with its schedule, as the section ``update`` says.
+    """The optimizer of a run with its learning-rate schedule and its hooks, as the section ``update`` states them.
 
     Args:
-        config: the run.
+        algorithm: of the run.
         parameters: what is trained, in a fixed order.
-        job: the processes, whose gradients are added.
+        job: the processes, whose gradients are summed.
         average: follows the weights.
 
     Returns:
-        The optimiser.
+        The optimizer.
+
+    Raises:
+        ConfigError: nothing is trained, or a hook cannot be bound.
+    """
+    update, shards = algorithm.config.update, local_shards(parameters)
+    return build_optimizer(
+        parameters,
+        lr=update.lr,
+        betas=update.betas,
+        eps=update.eps,
+        weight_decay=update.weight_decay,
+        schedule=update.schedule,
+        num_updates=algorithm.config.steps * update.num_updates,
+        num_warmup=update.lr_warmup_steps,
+        floor=update.lr_floor,
+        max_grad_norm=update.max_grad_norm,
+        max_skipped_frac=algorithm.config.runtime.max_skipped_update_frac,
+        job=job,
+        average=average,
+        hooks={label: hook(shards) for label, hook in algorithm.hooks().items()},
+    )
+
+
+def build_optimizer(
+    parameters: Sequence[nn.Parameter],
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    schedule: str,
+    num_updates: int,
+    num_warmup: int,
+    floor: float,
+    max_grad_norm: float | None,
+    max_skipped_frac: float,
+    job: Job,
+    average: Average | None = None,
+    hooks: Mapping[str, UpdateHook] | None = None,
+) -> GuardedOptimizer:
+    """AdamW with a learning-rate schedule, for the policy, the warm-up and the critic.
+
+    Args:
+        parameters: what is trained, in a fixed order.
+        lr: the highest learning rate.
+        betas: AdamW's decay rates.
+        eps: AdamW's.
+        weight_decay: AdamW's.
+        schedule: of the learning rate: constant, linear or cosine.
+        num_updates: of the run; the schedule advances by one per update.
+        num_warmup: updates over which the learning rate rises from 0.
+        floor: the last learning rate, as a fraction of ``lr``.
+        max_grad_norm: the gradient is clipped to this norm; None: not clipped.
+        max_skipped_frac: fraction of the last updates that may have been skipped.
+        job: the processes, whose gradients are summed.
+        average: follows the weights.
+        hooks: around each update, by label.
+
+    Returns:
+        The optimizer.
 
     Raises:
         ConfigError: nothing is trained.
     """
-    update, shards = config.update, local_shards(parameters)
-    optimizer = build_optimizer(
-        shards, lr=update.lr, betas=update.betas, eps=update.eps, weight_decay=update.weight_decay
-    )
-    schedule = build_schedule(
-        optimizer,
-        name=update.schedule,
-        num_updates=config.steps * update.epochs * update.minibatches,
-        num_warmup=update.lr_warmup_steps,
-        floor=update.lr_floor,
+    if not parameters:
+        raise ConfigError("the policy has no trainable parameters; check policy.lora.targets and policy.denoisers")
+    shards = local_shards(parameters)
+    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in shards)
+    adamw = torch.optim.AdamW(shards, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused)
+    factor = partial(
+        learning_rate_factor, schedule=schedule, num_updates=num_updates, num_warmup=num_warmup, floor=floor
     )
     return GuardedOptimizer(
         parameters,
-        optimizer,
-        schedule,
+        adamw,
+        LambdaLR(adamw, factor),
         job=job,
-        max_grad_norm=update.max_grad_norm,
-        max_skipped_frac=config.runtime.max_skipped_update_frac,
+        max_grad_norm=max_grad_norm,
+        max_skipped_frac=max_skipped_frac,
         average=average,
-        hooks={
-            f"{number}.{named.name}": bound("update.hooks", HOOKS, named)(shards)
-            for number, named in enumerate(update.hooks)
-        },
+        hooks=hooks,
     )
 
 
-def build_schedule(
-    optimizer: torch.optim.Optimizer, *, name: str, num_updates: int, num_warmup: int, floor: float
-) -> LambdaLR:
-    """The learning-rate schedule, stepped once per optimiser update."""
-    factor = partial(learning_rate_factor, schedule=name, num_updates=num_updates, num_warmup=num_warmup, floor=floor)
-    return LambdaLR(optimizer, factor)
+def build_critic(config: RunConfig, device: str | torch.device) -> Critic:
+    """The critic of a run whose section ``critic`` is there.
+
+    Raises ConfigError if no model is named, it cannot be loaded, or its policy is none that makes a critic.
+    """
+    assert config.critic is not None
+    named = config.critic.policy or config.policy
+    if named is None:
+        raise ConfigError(
+            "critic.policy: the policy of this run is a live one, so name the model to learn a value with"
+        )
+    policy = build_policy(config.model_copy(update={"policy": named}), device)
+    if not isinstance(policy, SupportsCritic):
+        raise ConfigError(
+            f"critic: {type(policy).__name__} makes no critic (mmgrpo.policy.SupportsCritic); a language model does, "
+            "and for a policy that draws there is none: leave the section out"
+        )
+    return policy.critic()
+
+
+def build_views(
+    algorithm: Algorithm, policy: Policy, *, device: str | torch.device = "cpu", average: Average | None = None
+) -> dict[str, View]:
+    """The views of a run.
+
+    Args:
+        algorithm: of the run.
+        policy: that is trained.
+        device: where further policies are loaded.
+        average: of the weights, if one is kept.
+
+    Returns:
+        Views by name.
+
+    Raises:
+        ConfigError: a view cannot be made, a view is read that is nowhere, or a gradient is to go through one that is
+            not trained.
+    """
+    templates, config = algorithm.view_templates, algorithm.config
+    views = {
+        name: _view(name, view, templates.get(name), config, policy, device, average)
+        for name, view in config.views.items()
+    }
+    for name, where in algorithm.views_read().items():
+        if name not in views and not _has_weights(policy, name):
+            raise ConfigError(
+                f"{where} reads the view {name!r}, which is nowhere: describe it under views:"
+                f"{suggestion(name, [*views, REFERENCE])}"
+            )
+    for name in sorted(algorithm.objective.through):
+        if name not in views or not views[name].trained:
+            raise ConfigError(
+                f"views.{name} is not of the weights of now, so no gradient goes through it: leave out grad"
+            )
+    return views
+
+
+def require_images(prompts: Sequence[Prompt], algorithm: Algorithm) -> None:
+    """Checks that the contexts of images have some to change: without any they show nothing in the whole run.
+
+    Args:
+        prompts: what the run trains on.
+        algorithm: of the run.
+
+    Raises:
+        ConfigError: a view or ``rollout.prompt_templates`` changes the images of prompts, and no prompt has one.
+    """
+    config = algorithm.config
+    named = {f"views.{name}": view.context for name, view in config.views.items()}
+    named |= {
+        f"rollout.prompt_templates.{label}": context for label, context in config.rollout.prompt_templates.items()
+    }
+    of_images = {key: context.name for key, context in named.items() if context and context.name in IMAGE_CONTEXTS}
+    if not of_images or any(len(prompt.images) for prompt in prompts):
+        return
+    readers = {f"views.{view}": f" and what reads it ({where})" for view, where in algorithm.views_read().items()}
+    raise ConfigError(
+        "; ".join(
+            f"{key}: {context} changes the images of a prompt, and none of the {len(prompts)} prompts has one: train "
+            f"on rows with images, or leave out {key}{readers.get(key, '')}"
+            for key, context in of_images.items()
+        )
+    )
+
+
+def _view(
+    name: str,
+    view: ViewConfig,
+    context: Context | None,
+    config: RunConfig,
+    policy: Policy,
+    device: str | torch.device,
+    average: Average | None,
+) -> View:
+    if view.policy is not None:
+        other = build_policy(config.model_copy(update={"policy": view.policy}), device)
+        return View(name=name, policy=other, context=context)
+    if view.weights == "now":
+        return View(name=name, moves=True, trained=True, context=context)
+    if view.weights == "old":
+        return View(name=name, using=nullcontext, context=context)
+    if view.weights == "average":
+        if average is None:
+            raise ConfigError(f"views.{name}: no average is kept: set update.ema, or take other weights")
+        if average.is_sharded:
+            raise ConfigError(
+                f"views.{name}: the average of weights that lie in parts cannot be looked through; train "
+                "adapters (policy.lora), or take the reference with reference.ema"
+            )
+        return View(name=name, using=average.applied, moves=True, context=context)
+    if view.weights == REFERENCE:
+        return View(name=name, using=policy.reference, context=context)
+    if not isinstance(policy, SupportsNamedWeights) or not _has_weights(policy, view.weights):
+        raise ConfigError(
+            f"views.{name}: no weights are kept under {view.weights!r}"
+            f"{suggestion(view.weights, ['now', 'old', 'average', REFERENCE])}"
+        )
+    weights = view.weights
+    return View(name=name, using=lambda: policy.weights.using(weights), context=context)
+
+
+def _has_weights(policy: Policy, name: str) -> bool:
+    if not isinstance(policy, SupportsNamedWeights):
+        return False
+    try:
+        with policy.weights.using(name):
+            return True
+    except ConfigError:
+        return False
 
 
 def _named_reward(config: RewardConfig, live: Functions) -> NamedReward:

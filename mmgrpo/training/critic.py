@@ -20,9 +20,9 @@ from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.critics import generalised_advantage, value_loss
 from mmgrpo.maths.diagnostics import Diagnostics
-from mmgrpo.policy import Critic, SupportsCritic
+from mmgrpo.policy import Critic
 from mmgrpo.training.auxiliary import ExtraGradient
-from mmgrpo.training.build import build_policy, optimizer_of
+from mmgrpo.training.build import build_optimizer
 from mmgrpo.training.compute_advantages import Advantages
 from mmgrpo.training.gradients import Gradient
 from mmgrpo.training.rollout_rounds import Rollouts
@@ -30,26 +30,6 @@ from mmgrpo.training.streaming import cells, evaluations, index_of
 from mmgrpo.training.views import override_prompts
 from mmgrpo.types import Rollout
 from mmgrpo.values import VALUE
-
-
-def build_critic(config: RunConfig, device: str | torch.device) -> Critic:
-    """The critic of a run whose section ``critic`` is there.
-
-    Raises ConfigError if no model is named, it cannot be loaded, or its policy is none that makes a critic.
-    """
-    assert config.critic is not None
-    named = config.critic.policy or config.policy
-    if named is None:
-        raise ConfigError(
-            "critic.policy: the policy of this run is a live one, so name the model to learn a value with"
-        )
-    policy = build_policy(config.model_copy(update={"policy": named}), device)
-    if not isinstance(policy, SupportsCritic):
-        raise ConfigError(
-            f"critic: {type(policy).__name__} makes no critic (mmgrpo.policy.SupportsCritic); a language model does, "
-            "and for a policy that draws there is none: leave the section out"
-        )
-    return policy.critic()
 
 
 @torch.no_grad()
@@ -91,10 +71,22 @@ class CriticTrainer:
                 "lower the first, or raise the second"
             )
         self._config, self._critic, self._job = config.critic, critic, job
-        overrides = {"lr": self._config.lr, "max_grad_norm": self._config.max_grad_norm, "hooks": ()}
-        update = config.update.model_copy(update=overrides)
+        update = config.update
         self.parameters: Sequence[nn.Parameter] = critic.trainable
-        self.optimizer = optimizer_of(config.model_copy(update={"update": update}), self.parameters, job=job)
+        self.optimizer = build_optimizer(
+            self.parameters,
+            lr=self._config.lr,
+            betas=update.betas,
+            eps=update.eps,
+            weight_decay=update.weight_decay,
+            schedule=update.schedule,
+            num_updates=config.steps * update.num_updates,
+            num_warmup=update.lr_warmup_steps,
+            floor=update.lr_floor,
+            max_grad_norm=self._config.max_grad_norm,
+            max_skipped_frac=config.runtime.max_skipped_update_frac,
+            job=job,
+        )
         self.metrics: Mapping[str, float] = {}
         self._rows: Rollout | None = None
         self._learns = True

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmgrpo.algorithm import AdvantageChain, without_turn_rewards
+from mmgrpo.algorithm import AdvantageChain
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
+from mmgrpo.explain.advantage_inputs import without_turn_rewards
 from mmgrpo.maths.changes import advantages_changed, changed_count, changed_fracs
 from mmgrpo.maths.diagnostics import Diagnostics, ValueSum
 from mmgrpo.maths.feedback import Feedback, JobFeedback

@@ -35,8 +35,7 @@ from mmgrpo.runs.sample_logging import MAX_LOGGED_SAMPLES
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.required_columns import require_rows
 from mmgrpo.training.arguments import RewardArgument, policy_of, prompts_of, rewards_of, with_policy, with_policy_name
-from mmgrpo.training.build import build_rewards, exchange_plan
-from mmgrpo.training.build_views import require_images
+from mmgrpo.training.build import build_rewards, exchange_plan, require_images
 from mmgrpo.training.checkpointed_run import CheckpointedRun, TrainedState
 from mmgrpo.training.compute_advantages import SampleAdvantages
 from mmgrpo.training.evaluation import evaluate, probe_rewards

@@ -1,14 +1,14 @@
 """What is done around an optimiser step: which weights it moves, and where they are put afterwards.
 
-To add a hook: a final class of ``UpdateHook`` whose keyword-only parameters are its numbers, and a line in ``HOOKS``.
+To add a hook: a final class of ``UpdateHook`` whose keyword-only parameters are its numbers, and a line in ``HOOKS`` of
+``mmgrpo/config/registry.py``.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -151,10 +151,6 @@ class Mask(UpdateHook):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Nothing to restore."""
-
-
-HOOKS: Mapping[str, Callable[..., UpdateHook]] = MappingProxyType({"slow_fast": SlowFast, "mask": Mask})
-"""Hooks by the name that ``update.hooks`` uses; called with the trained parameters."""
 
 
 def _drawn(parameter: nn.Parameter, share: float, seed: int) -> torch.Tensor:

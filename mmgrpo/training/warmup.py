@@ -7,11 +7,9 @@ from typing import Any
 
 from mmgrpo.config import RunConfig, WarmupConfig
 from mmgrpo.distributed.job import Job
-from mmgrpo.distributed.parameter_shards import local_shards
 from mmgrpo.policy import Policy
 from mmgrpo.runs.progress import WarmupStep
-from mmgrpo.training.build import build_optimizer, build_schedule
-from mmgrpo.training.optimizer import GuardedOptimizer
+from mmgrpo.training.build import build_optimizer
 from mmgrpo.training.supervision import ExampleBatches, accumulate_supervised, load_examples, require_supervised
 
 
@@ -49,19 +47,19 @@ class Warmup:
         self.whole_step: int | None = 0
         self._supervised = require_supervised(policy, "warmup")
         self._batches = ExampleBatches(load_examples(config.examples, "warmup.examples"), config.batch_size, seed)
-        optimizer = build_optimizer(
-            local_shards(policy.trainable), lr=config.lr, betas=config.betas, eps=1e-8, weight_decay=config.weight_decay
-        )
-        schedule = build_schedule(
-            optimizer, name="cosine", num_updates=config.steps, num_warmup=config.lr_warmup_steps, floor=config.lr_floor
-        )
-        self.optimizer = GuardedOptimizer(
+        self.optimizer = build_optimizer(
             policy.trainable,
-            optimizer,
-            schedule,
-            job=job,
+            lr=config.lr,
+            betas=config.betas,
+            eps=1e-8,
+            weight_decay=config.weight_decay,
+            schedule="cosine",
+            num_updates=config.steps,
+            num_warmup=config.lr_warmup_steps,
+            floor=config.lr_floor,
             max_grad_norm=config.max_grad_norm,
             max_skipped_frac=max_skipped_frac,
+            job=job,
         )
 
     def run(self, start: int, should_stop: Callable[[], bool]) -> Iterator[WarmupStep]:

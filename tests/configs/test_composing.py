@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from mmgrpo.algorithm import Algorithm, require_advantages
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
 from mmgrpo.config.composing import CHAINS
 from mmgrpo.config.loading import dump_config, find_config, load_config, read_layers, shipped
 from mmgrpo.config.sections import at
 from mmgrpo.errors import ConfigError
+from mmgrpo.explain.advantage_inputs import require_advantages
 from mmgrpo.explain.method_settings import method_rows
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from mmgrpo.algorithm import Algorithm, prompt_sampler
-from mmgrpo.config.schedules import Course, config_at
+from mmgrpo.algorithm import Algorithm, course_of, prompt_sampler
 from mmgrpo.data.history import History
 from mmgrpo.maths.strategies import Answer, Request, Setting, Strategy
 from mmgrpo.memory import Memory, ReplayRow
@@ -62,7 +61,7 @@ def test_a_thought_is_shown_ever_less_of() -> None:
     prompt = Prompt("why", columns={"thought": "one\n\ntwo\n\nthree\n\nfour"})
     begun = []
     for step in (0, 50, 75, 100):
-        shown = Algorithm.of(config_at(config_of("evocot"), step, Memory())).prompt_templates["thought"](
+        shown = Algorithm.of(course_of(config_of("evocot")).at(step, Memory()).config).prompt_templates["thought"](
             prompt, 0, History()
         )
         assert shown is not None
@@ -74,7 +73,7 @@ def test_guidance_grows_by_as_much_as_success_falls() -> None:
     config = config_of("g2rpo-a")
     asked = planner_of("g2rpo-a").ask((), Setting(step=0, num_prompts=1, group_size=12))
     assert [(one.context, len(one.members)) for one in asked] == [("guided", 2), (None, 10)]
-    course, memory, shares = Course(config), Memory(), []
+    course, memory, shares = course_of(config), Memory(), []
     for step, rate in enumerate((0.4, 0.6, 0.8, 0.5, 0.5, 0.4, 0.1, 0.1, 0.9)):
         shares.append(course.at(step, memory).values["rollout.prompt_templates.guided.share"])
         memory = course.controlled(memory, {"reward/mean": rate})
@@ -139,5 +138,5 @@ def test_the_least_variance_rises() -> None:
 
 def test_the_weights_of_re_schedule_turn_over_at_half_time() -> None:
     config = config_of("re-schedule")
-    found = [config_at(config, step, Memory()).advantage.estimators[0].numbers for step in (169, 170)]
+    found = [course_of(config).at(step, Memory()).config.advantage.estimators[0].numbers for step in (169, 170)]
     assert [(one["at_zero"], one["at_one"]) for one in found] == [(2.0, 0.5), (0.5, 2.0)]

@@ -8,8 +8,7 @@ import pytest
 import torch
 from mmgrpo.policies.sampling import semantic_entropy
 
-from mmgrpo.algorithm import Algorithm, strategy_of
-from mmgrpo.config.schedules import Course
+from mmgrpo.algorithm import Algorithm, course_of, strategy_of
 from mmgrpo.data.contexts import solution_prefix
 from mmgrpo.data.history import History
 from mmgrpo.errors import ConfigError
@@ -68,7 +67,7 @@ def test_few_positives_and_all_prompts() -> None:
 def test_the_temperature_follows_the_entropy() -> None:
     """AEPO's entropy_base of 0.5: 1.2 up to it, at the first step too, and 0.8 above."""
     config, memory = config_of("aepo"), Memory()
-    course, found = Course(config), []
+    course, found = course_of(config), []
     for logprob in (-0.6, -0.5, -0.4):
         memory = course.controlled(memory, {"rollout/logprob_mean": logprob})
         found.append(course.at(1, memory).values["rollout.strategy.temperature"])

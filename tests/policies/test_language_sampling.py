@@ -12,8 +12,8 @@ from mmgrpo.policies.sampling import SamplingDistribution, Support, entropy, sam
 from mmgrpo.policies.temperature_schedule import TemperatureSchedule
 from torch import Tensor
 
+from mmgrpo.algorithm import course_of
 from mmgrpo.config.loading import load_config
-from mmgrpo.config.schedules import Course
 from mmgrpo.errors import ConfigError
 from mmgrpo.memory import Memory
 from mmgrpo.types import Plan, Rollout
@@ -101,7 +101,7 @@ def test_what_is_cooled_is_drawn_colder_and_scored_as_it_was() -> None:
 
 def test_exploratory_annealed_decoding_slows_down() -> None:
     """Of the shipped method: d = 20 min(25 + 5 s, 40,000) tokens at step s."""
-    course = Course(load_config("methods/ead", {"policy": None}))
+    course = course_of(load_config("methods/ead", {"policy": None}))
     for step, pace in ((0, 500), (1, 600), (100, 10500), (9000, 800_000)):
         temperature_schedule = course.at(step, Memory()).drawing["temperature_schedule"]
         assert temperature_schedule == {"pace": pytest.approx(pace)}

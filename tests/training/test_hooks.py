@@ -10,13 +10,14 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import validated
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
 from mmgrpo.training.build import optimizer_of
 from mmgrpo.training.optimizer import GuardedOptimizer
-from mmgrpo.training.update_hooks import HOOKS, SlowFast
+from mmgrpo.training.update_hooks import Mask, SlowFast
 from tests.test_trainer import BASE, lines, make_policy, run, weights
 
 LORA = {"rank": 2, "alpha": 4, "targets": ["to_q", "to_v"]}
@@ -24,7 +25,7 @@ LORA = {"rank": 2, "alpha": 4, "targets": ["to_q", "to_v"]}
 
 def optimizer(parameters: list[nn.Parameter], *hooks: dict[str, Any], **update: Any) -> GuardedOptimizer:
     config: RunConfig = validated({"update": {"lr": 0.1, "max_grad_norm": None, "hooks": hooks, **update}})
-    return optimizer_of(config, parameters, job=Job(Accelerator(cpu=True)))
+    return optimizer_of(Algorithm.of(config), parameters, job=Job(Accelerator(cpu=True)))
 
 
 def trained(num_updates: int, *hooks: dict[str, Any], **update: Any) -> list[list[float]]:
@@ -120,7 +121,7 @@ def test_a_mask_leaves_the_others_equal_to_the_bit() -> None:
         taught.apply()
     moved = [(now != then) for now, then in zip(parameters, before, strict=True)]
     assert 10 <= int(moved[0].sum()) <= 32  # 20 of 2,000 are expected
-    again = HOOKS["mask"](parameters, share=0.01, seed=3)
+    again = Mask(parameters, share=0.01, seed=3)
     assert [torch.equal(one, other) for one, other in zip(moved, again._trained, strict=True)] == [True, True]  # pyright: ignore[reportAttributeAccessIssue]
 
 

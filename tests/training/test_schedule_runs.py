@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from mmgrpo.algorithm import Algorithm
+from mmgrpo.algorithm import Algorithm, course_of
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import dump_config, validated
-from mmgrpo.config.schedules import Course, config_at
 from mmgrpo.data.history import History
 from mmgrpo.errors import ConfigError
 from mmgrpo.memory import Memory
@@ -34,22 +33,22 @@ def config_of(**changes: Any) -> RunConfig:
 class TestConfigAt:
     def test_linear_kl(self) -> None:
         config = config_of(schedules=KL)
-        found = [config_at(config, step, Memory()).objective.kl_beta for step in (0, 50, 100, 500)]
+        found = [course_of(config).at(step, Memory()).config.objective.kl_beta for step in (0, 50, 100, 500)]
         assert found == [0.0, 0.02, 0.04, 0.04]
-        assert config_at(config, 50, Memory()).model_dump(exclude={"objective"}) == config.model_dump(
+        assert course_of(config).at(50, Memory()).config.model_dump(exclude={"objective"}) == config.model_dump(
             exclude={"objective"}
         )
 
     def test_nothing_moves_nothing(self) -> None:
         config = config_of()
-        assert config_at(config, 7, Memory()) is config
-        course = Course(config_of(schedules=KL))
+        assert course_of(config).at(7, Memory()).config is config
+        course = course_of(config_of(schedules=KL))
         assert course.at(200, Memory()) is course.at(300, Memory())
 
     def test_stages(self) -> None:
         first = {"rollout.group_size": 4, "objective.surrogate.low": 0.1}
         config = config_of(phases=[{"until": 20, "set": first}, {"set": {"rollout.group_size": 16}}])
-        early, late = (config_at(config, step, Memory()) for step in (19, 20))
+        early, late = (course_of(config).at(step, Memory()).config for step in (19, 20))
         assert (early.rollout.group_size, late.rollout.group_size) == (4, 16)
         assert early.objective.surrogate is not None
         assert early.objective.surrogate.numbers == {"low": 0.1, "high": 0.2}
@@ -59,7 +58,7 @@ class TestConfigAt:
     def test_whole_numbers_stay_whole(self) -> None:
         growing = {"rollout.group_size": {"name": "linear", "start": 4, "end": 9, "steps": 10}}
         config = config_of(schedules=growing)
-        assert [config_at(config, step, Memory()).rollout.group_size for step in (0, 3, 10)] == [4, 6, 9]
+        assert [course_of(config).at(step, Memory()).config.rollout.group_size for step in (0, 3, 10)] == [4, 6, 9]
 
     def test_rewards_by_label_and_the_policys_drawing(self) -> None:
         rewards = [{"name": "overlong", "label": "short", "max_length": 40, "margin": 10, "weight": 0.5}]
@@ -70,14 +69,14 @@ class TestConfigAt:
             "policy.max_new_tokens": {"name": "step", "values": [16, 32], "at": [10]},
         }
         config = config_of(rewards=rewards, schedules=moving, policy={"name": "language", "model": "m"})
-        moved = Course(config).at(10, Memory())
+        moved = course_of(config).at(10, Memory())
         assert moved.config.rewards[0].weight == 0
         assert moved.config.rewards[0].numbers == {"max_length": 80, "margin": 10}
         assert moved.drawing == {"temperature": 1, "max_new_tokens": 32}
         assert moved.rewards == {"short": {"max_length": 80, "weight": 0}}
         assert moved.metrics["config/policy.max_new_tokens"] == 32
         call = {"policy.call.num_inference_steps": {"name": "step", "values": [4, 8], "at": [1]}}
-        live = Course(config_of(schedules=call)).at(1, Memory())
+        live = course_of(config_of(schedules=call)).at(1, Memory())
         assert live.drawing == {"call": {"num_inference_steps": 8}}
 
     def test_survives_its_file(self) -> None:
@@ -131,14 +130,14 @@ class TestConfigAt:
     def test_wrong_numbers(self, sections: dict[str, Any], said: str) -> None:
         rewards = [{"name": "overlong", "max_length": 40, "margin": 10}]
         with pytest.raises(ConfigError, match=said):
-            Course(config_of(policy={"name": "language", "model": "m"}, rewards=rewards, **sections))
+            course_of(config_of(policy={"name": "language", "model": "m"}, rewards=rewards, **sections))
 
 
 class TestControllers:
     def test_dual_ascent_of_a_rewards_weight(self) -> None:
         follows = {"name": "dual_ascent", "metric": "reward/short/mean", **ASCENT}
         rewards = [{**SHORT, "weight": 0.0}]
-        course = Course(config_of(rewards=rewards, controllers={"rewards.short.weight": follows}))
+        course = course_of(config_of(rewards=rewards, controllers={"rewards.short.weight": follows}))
         memory = course.controlled(Memory(), {"reward/short/mean": 0.6})
         assert course.at(1, memory).config.rewards[0].weight == pytest.approx(0.1)
         memory = course.controlled(memory, {"reward/short/mean": 0.9})
@@ -148,7 +147,7 @@ class TestControllers:
 
     def test_one_that_moves_every_other_step_follows_the_mean(self) -> None:
         follows = {"name": "dual_ascent", "metric": "reward/short/mean", "every": 2, **ASCENT}
-        course = Course(config_of(rewards=[{**SHORT, "weight": 0.0}], controllers={"rewards.short.weight": follows}))
+        course = course_of(config_of(rewards=[{**SHORT, "weight": 0.0}], controllers={"rewards.short.weight": follows}))
         memory = course.controlled(Memory(), {"reward/short/mean": 0.4})
         assert course.at(1, memory).config.rewards[0].weight == 0.0
         memory = course.controlled(memory, {"reward/short/mean": 0.8})  # 0.5 (0.8 - 0.6)
@@ -158,7 +157,7 @@ class TestControllers:
     def test_one_that_would_never_move(self, name: str, every: float) -> None:
         follows = {"name": name, "metric": "reward/mean", "every": every, **(ASCENT if name == "dual_ascent" else {})}
         with pytest.raises(ConfigError, match="steps or more, got every"):
-            Course(config_of(controllers={"objective.kl_beta": follows}))
+            course_of(config_of(controllers={"objective.kl_beta": follows}))
 
     def test_a_constraint_is_a_term_whose_weight_is_its_multiplier(self) -> None:
         """Held below: lambda' = max(lambda - 0.5 (0.02 - measured), 0.001)."""
@@ -168,7 +167,7 @@ class TestControllers:
             objective={"terms": terms},
             controllers={"objective.terms.near.weight": {"name": "dual_ascent", **multiplier}},
         )
-        course = Course(config)
+        course = course_of(config)
         memory = course.controlled(Memory(), {"policy/near_mean": 0.06})
         assert [term.weight for term in course.at(1, memory).config.objective.terms] == pytest.approx([1.0, 0.12])
         memory = course.controlled(memory, {"policy/near_mean": 0.0})
@@ -176,15 +175,15 @@ class TestControllers:
         assert [term.weight for term in config.objective.terms] == [1.0, 0.1]
         without_low = {"name": "dual_ascent", **multiplier, "low": 0.0}
         with pytest.raises(ConfigError, match="give dual_ascent a low above 0"):
-            Course(config_of(objective={"terms": terms}, controllers={"objective.terms.near.weight": without_low}))
+            course_of(config_of(objective={"terms": terms}, controllers={"objective.terms.near.weight": without_low}))
         with pytest.raises(ConfigError, match="say which number of it"):
-            Course(config_of(objective={"terms": terms}, phases=[{"set": {"objective.terms.near": 1}}]))
+            course_of(config_of(objective={"terms": terms}, phases=[{"set": {"objective.terms.near": 1}}]))
 
     def test_what_is_learnt_beside_the_objective_fades(self) -> None:
         fades = {"name": "linear", "start": 1, "end": 0, "steps": 4}
         section = [{"label": "expert", "column": "solution"}]
         config = config_of(auxiliary=section, schedules={"auxiliary.expert.weight": fades})
-        found = [config_at(config, step, Memory()).auxiliary[0].weight for step in (0, 1, 4)]
+        found = [course_of(config).at(step, Memory()).config.auxiliary[0].weight for step in (0, 1, 4)]
         assert found == [1.0, 0.75, 0.0]
         with pytest.raises(ConfigError, match=r"the weight can, as auxiliary\.LABEL\.weight"):
             config_of(auxiliary=section, schedules={"auxiliary.expert.column": fades})
@@ -192,9 +191,9 @@ class TestControllers:
     def test_adaptive_kl_is_kept_in_the_checkpoint(self) -> None:
         follows = {"objective.kl_beta": {"name": "adaptive_kl", "target": 0.01}}
         config = config_of(objective={"divergence": "k3", "kl_beta": 0.05}, controllers=follows)
-        memory = Course(config).controlled(Memory(), {"policy/kl_mean": 0.02})
+        memory = course_of(config).controlled(Memory(), {"policy/kl_mean": 0.02})
         again = Memory().restored(memory.state_dict())
-        assert config_at(config, 1, again).objective.kl_beta == pytest.approx(0.05 * 1.02)
+        assert course_of(config).at(1, again).config.objective.kl_beta == pytest.approx(0.05 * 1.02)
 
 
 class TestStepRewards:

@@ -97,7 +97,7 @@ def taught(batches: Sequence[Advantages], objective: Mapping[str, Any]) -> tuple
     config = RunConfig.model_validate({**OWN, "objective": objective, "update": update})
     policy, job = policy_of("llama"), mmgrpo.Job(Accelerator(cpu=True))
     made = partial(UpdatePlan, policy, objective=Algorithm.of(config).objective, job=job)
-    optimizer = mmgrpo.optimizer_of(config, policy.trainable, job=job)
+    optimizer = mmgrpo.optimizer_of(Algorithm.of(config), policy.trainable, job=job)
     norms = [
         updates[0].applied.grad_norm
         for updates in update_jointly([made(one) for one in batches], optimizer, epochs=1, minibatches=2)

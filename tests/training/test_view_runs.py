@@ -24,8 +24,7 @@ from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy
 from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.training.arguments import rewards_of
-from mmgrpo.training.build import plan_at
-from mmgrpo.training.build_views import build_views
+from mmgrpo.training.build import build_views, plan_at
 from mmgrpo.training.compute_advantages import compute_advantages
 from mmgrpo.training.rollout_rounds import collect_rollouts
 from mmgrpo.training.score_rollouts import score_rollouts
