@@ -97,6 +97,8 @@ class Trainer:
         resumption = self.job.run_on_main(lambda: plan_resumption(Path(resume), self.config)) if resume else None
         self.config = resumption.config if resumption else self.config
         require_single(self.config, mixed=before is not None)
+        self.algorithm = Algorithm.of(self.config)  # a wrong function or number is an error before any model is loaded
+        self.now = self.algorithm.at(0, Memory())
         run_rewards = rewards_of_run(rewards_of(rewards), self.config, loaded_prompts)
         self.rewards = run_rewards.named
         if before is None:
@@ -109,8 +111,6 @@ class Trainer:
             self.policy = policy = policy_of(policy, self.config, device)
             if owner is None:
                 self.job.distribute(policy)
-        self.algorithm = Algorithm.of(self.config)
-        self.now = self.algorithm.at(0, Memory())
         self.task_link = TaskLink(leader.policy, self.algorithm, leader.average) if leader else None
         if self.task_link is None:
             require_media(loaded_prompts, self.config.prompts, prompt_check(policy))
