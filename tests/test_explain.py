@@ -165,9 +165,7 @@ def test_formula_and_numbers() -> None:
     said = rows(changed())
     assert said["loss"].startswith("L = sum w l(r, logprob, A) + kl_beta * sum v KL")
     assert said["advantage A"].startswith("group: A = (r - mean_G r) / (std_G r + eps)")
-    assert said["advantage A"].endswith(
-        "eps = 0.0001, correction = 1. Advantage held within [-limit, limit], limit = 5"
-    )
+    assert said["advantage A"].endswith("eps = 0.0001, correction = 1. Advantage clamped to [-limit, limit], limit = 5")
     assert said["surrogate l"] == "clipped: l = max(-A r, -A clip(r, 1 - low, 1 + high)), low = 0.001, high = 0.002"
     assert said["log-ratio"] == "token: log r = logprob - old_logprob"
     assert said["weight v"] == "sequence_mean: w = m / (kept decisions of the row * num_samples)"
@@ -204,7 +202,7 @@ def test_selections_bounds_and_the_ratio_of_the_divergence() -> None:
     )
     assert said["log-ratio"] == (
         "sequence: log r = logprob - old_logprob, bounded by pessimistic: b = min(log r, high) where A > 0, "
-        "max(log r, -low) elsewhere, low = 0.4, high = 0.4; then log r_i = mean_t log r_it: the length-normalised "
+        "max(log r, -low) elsewhere, low = 0.4, high = 0.4; then log r_i = mean_t log r_it: the length-normalized "
         "ratio of the sequence"
     )
     first, second = said["selection"].split("near_policy: ")

@@ -1,1 +1,1 @@
-"""Pure functions of tensors: what turns rewards into advantages and log-probabilities into a loss."""
+"""Pure functions of tensors that turn rewards into advantages and log-probabilities into a loss."""

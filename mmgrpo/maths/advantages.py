@@ -1,13 +1,13 @@
-"""Advantages: how much better a sample did than the group it was drawn with.
+"""Advantages: how much better a sample is than the group that it was sampled with.
 
 Rewards come as prompt-major matrices. A reward that does not exist (None, or the padding of a smaller group) is False
 in ``valid_PG``: it enters no mean and no spread, its value is ignored (it may be NaN), and its advantage is 0. Where
-members are compared with each other, a group with fewer than two valid rewards, or with equal ones, says nothing about
-them and gets zeros, exactly. ``raw_advantage``, ``verdict_advantage`` and ``ngrpo_advantage`` compare with something
-else, and teach from such groups too.
+members are compared with each other, a group with fewer than two valid rewards, or with equal ones, gets exact
+zeros. ``raw_advantage``, ``verdict_advantage`` and ``ngrpo_advantage`` compare with another
+baseline, and train on such groups too.
 
-Whatever is measured over the batch (``batch_scaled_advantage``, ``gdpo_advantage``, ``beta_advantage``) is measured
-over the matrix that comes in: it has to be the matrix of the whole job, not of one rank.
+Statistics of the batch (``batch_scaled_advantage``, ``gdpo_advantage``, ``beta_advantage``) are taken
+over the matrix that is passed: it must be the matrix of the complete job, not of one rank.
 
 Axes: P prompts, G group size, R rewards.
 """
@@ -35,7 +35,7 @@ ADVANTAGES: Registry[Callable[..., Tensor]] = Registry()
 def group_advantage(
     reward_PG: Tensor, valid_PG: Tensor | None = None, *, eps: float = 1e-4, correction: int = 1
 ) -> Tensor:
-    """Reward centred on its group and divided by the group's spread.
+    """Reward centered on its group and divided by the group's spread.
 
     A = (r - mean_G r) / (std_G r + eps), std^2 = sum (r - mean_G r)^2 / (n - correction).
     correction is 1 for the sample's spread (TRL, DanceGRPO), 0 for the population's (Flow-GRPO).
@@ -52,11 +52,11 @@ def group_advantage(
 def batch_scaled_advantage(
     reward_PG: Tensor, valid_PG: Tensor | None = None, *, eps: float = 1e-4, correction: int = 1
 ) -> Tensor:
-    """Reward centred on its group and divided by the spread of the whole batch.
+    """Reward centered on its group and divided by the spread of the batch.
 
-    A = (r - mean_G r) / (std_PG r + eps): a group of nearly equal rewards is not blown up to unit spread.
+    A = (r - mean_G r) / (std_PG r + eps): a group of nearly equal rewards is not scaled to unit spread.
 
-    Shapes: (P, G) of the whole batch -> (P, G), G >= 2.   Units: any reward scale -> dimensionless.
+    Shapes: (P, G) of the complete batch -> (P, G), G >= 2.   Units: any reward scale -> dimensionless.
     Raises: ShapeError if not 2-D, G < 2, or valid_PG is not a bool matrix of the same shape.
     Source: "Tricks or Traps", arXiv:2508.08221; the ``global_std`` of Flow-GRPO, arXiv:2505.05470 (which
     takes correction=0). Deviation: eps in the denominator.
@@ -71,7 +71,7 @@ def batch_scaled_advantage(
 
 @ADVANTAGES.register("none")
 def unscaled_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
-    """Reward centred on its group, in the reward's own units.
+    """Reward centered on its group, in the units of the reward.
 
     A = r - mean_G r.
 
@@ -84,9 +84,9 @@ def unscaled_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -> Ten
 
 @ADVANTAGES.register("raw")
 def raw_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
-    """The reward itself: what a sample is worth does not depend on its group.
+    """The reward itself: the advantage of a sample does not depend on its group.
 
-    A = r: a group of equal rewards other than 0 teaches something.
+    A = r: a group of equal rewards other than 0 trains too.
 
     Shapes: (P, G) -> (P, G), G >= 1.   Units: those of the reward.
     Raises: ShapeError if not 2-D, or valid_PG is not a bool matrix of the same shape.
@@ -111,7 +111,7 @@ def leave_one_out_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -
 
 
 def clamp_advantage(advantage: Tensor, *, limit: float) -> Tensor:
-    """Advantage held within [-limit, limit].
+    """Advantage clamped to [-limit, limit].
 
     Shapes: any -> same.   Units: those of the advantage.   Raises: ConfigError if limit <= 0.
     Source: Flow-GRPO's code, ``adv_clip_max`` = 5 (arXiv:2505.05470).
@@ -123,7 +123,7 @@ def clamp_advantage(advantage: Tensor, *, limit: float) -> Tensor:
 
 @ADVANTAGES.register("part")
 def part_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None, *, parts: int, eps: float = 1e-6) -> Tensor:
-    """Reward standardised within its part of the group alone.
+    """Reward standardized within its part of the group.
 
     A = (r - mean_M r) / (std_M r + eps), M the members of the sample's part.
 
@@ -145,7 +145,7 @@ def split_groups(value_PG: Tensor, parts: int) -> Tensor:
 
 
 def standardise(reward: Tensor, valid: Tensor, eps: float) -> Tensor:
-    """Rewards over the last axis, centred and divided by their spread."""
+    """Rewards over the last axis, centered and divided by their spread."""
     deviation = centred(reward, valid)
     return divided(deviation, spread(deviation, valid, dim=(-1,), correction=1) + eps)
 

@@ -1,11 +1,11 @@
 """Aggregates: the weight of each decision in the loss of an update.
 
-The loss is sum(weight_BT * loss_BT), and the weights are exact over the whole job's batch: micro-batches, slices of
-columns and ranks only add up, and how the batch was cut changes nothing. A rank's gradients are therefore to be summed
-over ranks, not averaged.
+The loss is sum(weight_BT * loss_BT), and the weights are exact over the batch of all processes: micro-batches, slices
+of columns and ranks only add up, and the split of the batch changes nothing. A rank's gradients are therefore to be
+summed over ranks, not averaged.
 
-Every aggregate is called as (mask_BT, totals) with whole rows of the mask; the weights may then be sliced. A masked
-decision weighs 0, and a sample without a kept decision counts nowhere.
+Every aggregate is called as (mask_BT, totals) with complete rows of the mask; the weights may then be sliced. A masked
+decision weighs 0, and a sample without a kept decision is in no mean.
 
 Axes: B samples, T decisions (tokens or denoising steps).
 """
@@ -27,7 +27,7 @@ AGGREGATES: Registry[Callable[..., Tensor]] = Registry()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What an update averages over, counted over the whole job.
+    """The counts that an update averages over, summed over all processes.
 
     Attributes:
         num_samples: samples with at least one kept decision, and those that count as zeros.
@@ -50,8 +50,8 @@ class Totals:
 def count(mask_BT: Tensor, zero_B: Tensor | None = None, group_B: Tensor | None = None) -> Totals:
     """The totals of one mask; those of a job are the sums over its ranks and micro-batches.
 
-    Samples that are True in ``zero_B`` count although the mask keeps none of their decisions. Groups are whole in a
-    mask, and counted where ``group_B`` says them.
+    Samples that are True in ``zero_B`` count although the mask keeps none of their decisions. Groups are complete in a
+    mask, and counted if ``group_B`` is passed.
 
     Shapes: bool (B, T), bool (B,), integers (B,) -> integers.
     """
@@ -79,8 +79,8 @@ def sequence_mean(mask_BT: Tensor, totals: Totals) -> Tensor:
     w = m / (kept decisions of the row * num_samples). Over denoising steps it is the mean over steps and batch.
 
     Shapes: bool (B, T) -> (B, T).   Units: 1 / (decisions * samples).
-    Source: GRPO, arXiv:2402.03300, eq. 3; Flow-GRPO, arXiv:2505.05470. Deviation: a sample whose decisions are
-    all masked does not count as a zero.
+    Source: GRPO, arXiv:2402.03300, eq. 3; Flow-GRPO, arXiv:2505.05470. Deviation: a sample with all decisions
+    masked does not count as a zero.
     """
     return mask_BT / (mask_BT.sum(1, keepdim=True).clamp(min=1) * max(totals.num_samples, 1))
 

@@ -1,6 +1,6 @@
 """How many decisions a mechanism changes: a method's reward, an estimator, a filter, a selection, a modulation, a term.
 
-A mechanism that changes no decision in a run is not part of the run, whatever the configuration names. Counts are
+A mechanism that changes no decision in a run is not part of the run, even if the configuration names it. Counts are
 detached sums, so that slices, minibatches and processes add up, and nothing here touches a gradient of the update.
 
 Axes: B samples, T decisions (tokens or denoising steps).
@@ -116,7 +116,7 @@ def terms_changed(terms: Sequence[Term], decisions: Decisions) -> dict[str, Valu
 
 
 def term_key(name: str) -> str:
-    """What the metric of a term is logged under."""
+    """The key of the metric of a term."""
     return f"terms/{name}"
 
 

@@ -1,8 +1,9 @@
-"""Columns of the memory that a step fills: a number per prompt, from the one before and what its samples earned.
+"""Columns of the memory that a step fills: a number per prompt, from its previous number and the rewards of its
+samples.
 
 To add one: a ``Rule`` and a line in ``COLUMNS``; samplers and estimators that need it name it.
 
-A prompt of whose samples none had a reward was drawn all the same; what rests on rewards stays as it was.
+A prompt without any rewarded sample still counts as sampled; columns of rewards do not change.
 
 Shapes: (K,) numbers of the step's K prompts before it -> (K,) after it.
 """
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def visits(before_K: Tensor, outcomes: Outcomes) -> Tensor:
-    """At how many steps the prompt was drawn.
+    """The number of steps that sampled the prompt.
 
     after = before + 1
     """
@@ -63,7 +64,7 @@ def last_rate(before_K: Tensor, outcomes: Outcomes) -> Tensor:
 
 
 def last_step(before_K: Tensor, outcomes: Outcomes) -> Tensor:
-    """The step at which the prompt was last drawn, from 0.
+    """The last step that sampled the prompt, from 0.
 
     after = step
     """

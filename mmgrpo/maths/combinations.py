@@ -1,7 +1,7 @@
-"""Several rewards as one: what a group's members are compared by.
+"""Combines several rewards into one, by which the members of a group are compared.
 
-A reward that does not apply to a sample (False in ``valid_RPG``) is never a zero there, and a reward of weight 0 only
-reports: it takes no part. What is returned counts where any reward that takes part applies.
+A reward that does not apply to a sample (False in ``valid_RPG``) is never a zero there, and a reward of weight 0 is
+only reported. The result is valid where any reward with a weight applies.
 
 Axes: R rewards, P prompts, G group size.
 """
@@ -25,10 +25,10 @@ COMBINATIONS: Registry[Callable[..., Tensor]] = Registry()
 
 @COMBINATIONS.register("sum")
 def weighted_sum(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
-    """The sum of the rewards by their weights; where one does not apply, its mean over the group stands in.
+    """The sum of the rewards by their weights; where one does not apply, its mean over the group is used.
 
     total = sum_r w_r r', r' = r where it applies, else mean_G r over the members it applies to.
-    So a missing reward neither lifts nor lowers its sample within the group. A reward that applies to no member is no
+    So a missing reward neither raises nor lowers its sample within the group. A reward that applies to no member is no
     part of that group's sum.
 
     Shapes: (R, P, G), (R,), bool (R, P, G) -> (P, G).   Units: those of the weighted rewards.
@@ -44,10 +44,10 @@ def weighted_sum(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Ten
 def normalised_sum(
     reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor, *, eps: float = 1e-4, correction: int = 0
 ) -> Tensor:
-    """Each reward standardised within its group, then summed by weight; a missing one adds nothing to a sum around 0.
+    """Each reward standardized within its group, then summed by weight; a missing one adds nothing to a sum around 0.
 
     total = sum_r w_r (r - mean_G r) / (std_G r + eps), over the members each reward applies to.
-    It is centred already: ``scale: none`` trains on it as it is. GDPO (``scale: gdpo``) divides it by its spread over
+    It is centered already: ``scale: none`` trains on it as it is. GDPO (``scale: gdpo``) divides it by its spread over
     the batch.
 
     Shapes: (R, P, G), (R,), bool (R, P, G) -> (P, G), G >= 2.   Units: any reward scales -> dimensionless.
@@ -69,7 +69,7 @@ def minimum(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
 
     Shapes: (R, P, G), (R,), bool (R, P, G) -> (P, G); 0 where none applies.   Units: those of the weighted rewards.
     Raises: ShapeError unless the shapes fit.
-    Source: worst-case optimisation over an ensemble, Coste et al. 2023, arXiv:2310.02743, sec. 3.
+    Source: worst-case optimization over an ensemble, Coste et al. 2023, arXiv:2310.02743, sec. 3.
     """
     part_RPG = _weighted_valid(weight_R, _checked(reward_RPG, weight_R, valid_RPG))
     least_PG = (_weighted(reward_RPG, weight_R)).where(part_RPG, torch.inf).amin(0)
@@ -100,7 +100,7 @@ def mean_minus_variance(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor,
 
     Shapes: (R, P, G), (R,), bool (R, P, G) -> (P, G); 0 where none applies.
     Units: those of the weighted rewards; factor in 1 / those.   Raises: ShapeError unless the shapes fit.
-    Source: uncertainty-weighted optimisation, Coste et al. 2023, arXiv:2310.02743, sec. 3.
+    Source: uncertainty-weighted optimization, Coste et al. 2023, arXiv:2310.02743, sec. 3.
     """
     part_RPG = _weighted_valid(weight_R, _checked(reward_RPG, weight_R, valid_RPG))
     x_RPG = _weighted(reward_RPG, weight_R).where(part_RPG, 0.0)

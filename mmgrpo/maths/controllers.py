@@ -1,6 +1,6 @@
-"""Controllers: a number of the configuration that follows what the run measures of itself.
+"""Controllers: a number of the configuration that follows a metric of the run.
 
-Each is called as (value, measured) after a step, with the number so far and one metric of that step, and gives the
+Each is called as (value, measured) after a step, with the current number and one metric of that step, and returns the
 number of the next. With ``every`` it is called once in so many steps, with their mean; those of ``SERIES`` with the
 metric of each, oldest first. To add one: a function and a line in ``CONTROLLERS``.
 """
@@ -14,8 +14,8 @@ from types import MappingProxyType
 from mmgrpo.maths.registry import Registry
 
 CONTROLLERS: Registry[Callable[..., float]] = Registry()
-"""Controllers by the name that ``controllers`` uses; beside its numbers each is given the ``metric`` it follows, and
-``every`` how many steps it moves."""
+"""Controllers by the name that ``controllers`` uses; besides its numbers each takes the ``metric`` that it follows, and
+``every``, the number of steps between its moves."""
 
 
 @CONTROLLERS.register
@@ -24,9 +24,9 @@ def dual_ascent(
 ) -> float:
     """A multiplier that grows while a metric is below its target and shrinks while it is above.
 
-    value' = value + rate (target - measured), held within [low, high]
+    value' = value + rate (target - measured), clamped to [low, high]
 
-    A negative ``rate`` holds a metric below its target.
+    A negative ``rate`` keeps a metric below its target.
 
     Units: ``rate`` is of value per metric.   Source: projected dual ascent, as in F-GRPO's constraints.
     """
@@ -46,7 +46,7 @@ def adaptive_kl(
 ) -> float:
     """A weight of the divergence that grows while the divergence is above its target.
 
-    value' = value (1 + rate clip(measured / target - 1, -clip, clip)), held within [low, high]
+    value' = value (1 + rate clip(measured / target - 1, -clip, clip)), clamped to [low, high]
 
     Units: ``measured`` and ``target`` in nats; ``rate`` is the step's share of the horizon.
     Source: Ziegler et al., arXiv:1909.08593, sec. 2.2, and TRL's AdaptiveKLController, where rate = samples / horizon.
@@ -56,7 +56,7 @@ def adaptive_kl(
 
 
 SERIES = frozenset({"against_trend"})
-"""Those that are given a metric step by step, so that they need an ``every`` of 2 or more."""
+"""Controllers that take the metric of each step, so that they need an ``every`` of 2 or more."""
 
 METRICS: Mapping[str, str] = MappingProxyType({"adaptive_kl": "policy/kl_mean"})
-"""What a controller follows where the configuration names no metric."""
+"""The default metric of a controller."""

@@ -1,4 +1,4 @@
-"""What a critic is learnt from, and by.
+"""The targets and the loss of a critic.
 
 Axes: B samples, T decisions.
 """
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 def generalised_advantage(
     value_BT: Tensor, reward_B: Tensor, mask_BT: Tensor, *, gamma: float = 1.0, decay: float = 0.95
 ) -> Tensor:
-    """How much better than expected it went on after each decision; with the value added, what a critic should say.
+    """Generalized advantage estimates of each decision; with the value added, the target of the critic.
 
     delta_t = r_t + gamma V_{t+1} - V_t;   A_t = delta_t + gamma decay A_{t+1}, over kept decisions, 0 after the last,
-    with whose decision the sample's reward comes.
+    which has the sample's reward.
 
     Shapes: (B, T), (B,), bool (B, T) -> (B, T), 0 where the mask is False.
     Units: those of the reward; gamma and decay are dimensionless.
-    Source: GAE, arXiv:1506.02438, eq. 16; decisions that are not kept are passed over as in verl's
+    Source: GAE, arXiv:1506.02438, eq. 16; decisions that are not kept are skipped as in verl's
         ``compute_gae_advantage_return``.
     """
     next_advantage_B = torch.zeros_like(value_BT[:, 0])
@@ -42,7 +42,7 @@ def generalised_advantage(
 
 
 def value_loss(value_BT: Tensor, old_BT: Tensor, target_BT: Tensor, *, clip: float | None) -> Tensor:
-    """Half the squared error of a critic, the larger of its own and of one that moved no further than ``clip``.
+    """Half the squared error of a critic, the larger of that of its value and of the value moved by at most ``clip``.
 
     L = max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2;   without c it is (V - R)^2 / 2.
 

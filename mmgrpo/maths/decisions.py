@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
-    """Any rows and columns of a rollout, as the objective sees them; every tensor has the same shape.
+    """Any rows and columns of a rollout, as the objective reads them; every tensor has the same shape.
 
     Values at decisions that ``mask_BT`` leaves out may be anything, NaN and infinity included.
 
     Attributes:
-        logprob_BT: log-probability under the weights of now, with grad.
-        old_logprob_BT: log-probability under the policy that sampled.
+        logprob_BT: log-probability under the current weights, with grad.
+        old_logprob_BT: log-probability under the behavior policy.
         advantage_BT: advantage of each decision.
         mask_BT: bool, the decisions to train on.
         weight_BT: weight of each decision's surrogate (``Objective.weights``).
@@ -34,16 +34,16 @@ class Decisions:
             and entropy terms take; None means ``weight_BT``, which is right only without a step weight.
         std_BT: standard deviation of each Gaussian decision.
         ratio_mask_BT: bool, the decisions that a ratio above the level of one is taken over; None for ``mask_BT``.
-        low_BT: the surrogate's ``low`` of each decision, in place of its own; None: its own.
+        low_BT: ``low`` of each decision; None: that of the surrogate.
         high_BT: likewise its ``high``.
         divergence_factor_BT: factor of each decision's divergence; None: 1.
         reward_BT: reward of each decision's sample, for terms that compare samples themselves.
         group_BT: integer group of each decision's sample.
-        origin_BT: where each decision's row comes from, a number of ``Origin``; None: all were drawn.
-        unchanged_BT: bool, decisions that were recorded under the current weights: their log-ratio is 0 but for
+        origin_BT: where each decision's row comes from, a number of ``Origin``; None: all were sampled.
+        unchanged_BT: bool, decisions that were recorded under the current weights: their log-ratio is 0 except for
             rounding errors; None: not specified.
-        num_groups: groups of the whole job's update, which a mean over groups divides by.
-        values: what was asked for beside the log-probability, by name; with grad where the policy of now says it.
+        num_groups: groups of the update on all processes, which a mean over groups divides by.
+        values: the requested values besides the log-probability, by name; with grad if they are of the current policy.
     """
 
     logprob_BT: Tensor
@@ -74,7 +74,7 @@ class Decisions:
             raise ShapeError(f"mask_BT must be bool, got {self.mask_BT.dtype}")
 
     def __getitem__(self, value: Value) -> Tensor:
-        """A value that was asked for. Raises ConfigError if the decisions do not carry it."""
+        """A requested value. Raises ConfigError if the decisions do not have it."""
         if value not in self.values:
             carried = ", ".join(map(str, self.values)) or "none"
             raise ConfigError(
@@ -88,7 +88,7 @@ class Decisions:
         return self.weight_BT if self.mean_weight_BT is None else self.mean_weight_BT
 
     def seen(self, view: str | None) -> Tensor:
-        """The kept decisions whose rows have a view; all kept ones where nothing says otherwise.
+        """The kept decisions of rows that have a view; all kept ones if every row has it.
 
         Shapes: -> bool (B, T).
         """

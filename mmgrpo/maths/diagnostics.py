@@ -1,4 +1,4 @@
-"""What an objective measures on the way, in a form that adds over terms, slices, micro-batches and ranks."""
+"""Diagnostics of an objective, as sums over terms, slices, micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T", "Tensor | float", "ValueSum")
 
 @dataclass(frozen=True, slots=True)
 class ValueSum:
-    """Decisions whose value was given, and the sum of it.
+    """The number of decisions with a value, and the sum of the values.
 
     Attributes:
-        count: kept decisions whose value was given.
+        count: kept decisions with a value.
         total: the sum over them.
     """
 
@@ -44,14 +44,14 @@ class Diagnostics:
 
     Attributes:
         num_decisions: kept decisions.
-        num_weighed: those whose surrogate has a weight and an advantage.
+        num_weighed: those with a weight and an advantage in the surrogate.
         ratio_excess_sum: sum of r - 1.
         ratio_excess_square_sum: sum of (r - 1)^2.
         clip_low_count: decisions on which the lower bound acted.
         clip_high_count: decisions on which an upper bound acted.
         log_ratio_abs_max: largest absolute log-ratio.
         loss_sums: each term's part of the loss, by its name.
-        value_sums: what terms read of the decisions, by the term's name.
+        value_sums: the values that terms read, by the term's name.
         change_sums: how many decisions each mechanism of the objective changed, by the key of its metric.
     """
 
@@ -85,11 +85,11 @@ class Diagnostics:
         )
 
     def as_metrics(self) -> dict[str, float]:
-        """Means and fractions over what was summed, by the names a run logs them under; waits for the device.
+        """Means and fractions of the sums, by the names of their metrics; waits for the device.
 
-        ``policy/loss`` is the whole loss, ``policy/loss/NAME`` a term's part where there are several.
-        ``policy/NAME_mean`` is the mean of what a term reads, where it was given. Without decisions the ratio is 1 and
-        everything else 0.
+        ``policy/loss`` is the total loss, ``policy/loss/NAME`` a term's part if there are several.
+        ``policy/NAME_mean`` is the mean of the value that a term reads, if it reads one. Without decisions the ratio is
+        1 and everything else 0.
         """
         sums = self.as_numbers()
         num_decisions = max(float(sums.num_decisions), 1)

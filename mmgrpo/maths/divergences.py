@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def k1(logprob: Tensor, other_logprob: Tensor) -> Tensor:
     """The log-ratio logprob - other_logprob: unbiased for KL(policy || other), of either sign, of high variance.
 
-    Its gradient is the score, whose mean is 0: of use in a reward, not as a loss term.
+    Its gradient is the score, with mean 0: useful in a reward, not as a loss term.
 
     Shapes: alike; any.   Units: nats.   Source: Schulman, Approximating KL Divergence (2020), joschu.net.
     """
@@ -51,7 +51,7 @@ def k3(logprob: Tensor, other_logprob: Tensor) -> Tensor:
 
 @cache
 def _expm1() -> Callable[[Tensor], Tensor]:
-    """``torch.expm1``, whose gradient is 0 where what it is multiplied by is 0, and not 0 times infinity."""
+    """``torch.expm1`` with a gradient of 0 where its factor is 0, and not 0 times infinity."""
 
     class Expm1(torch.autograd.Function):  # made on first use: this module is imported without torch
         @staticmethod
@@ -73,13 +73,13 @@ LOGPROB_DIVERGENCES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingP
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """One Gaussian step as a policy sees it.
+    """One Gaussian step of a policy.
 
     Attributes:
         mean: mean of the next latent.
-        velocity: eps - x0 as the network says it.
+        velocity: eps - x0, predicted by the network.
         std: standard deviation of the step: a number is a constant of the schedule, the same for both policies; a
-            tensor is the network's own (learned variance).
+            tensor is predicted by the network (learned variance).
         step: length h of the step in units of sigma.
     """
 

@@ -1,7 +1,7 @@
-"""Feedback: what estimators and filters may know of the samples of a step.
+"""Feedback: the data of the samples of a step that estimators and filters read.
 
-It holds the whole groups of this process, decision by decision, and of the rows of all processes what fits in a number
-per sample.
+It contains the complete groups of this process, decision by decision, and numbers per sample of the rows of all
+processes.
 
 Axes: B samples of this process, T decisions, N samples of all processes, S scopes of a sample (spans, steps, ranks).
 """
@@ -46,12 +46,12 @@ class SampleColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoped:
-    """What a reward said of parts of its samples: spans of a text, turns, denoising steps, ranks of a list.
+    """Scores of a reward for parts of its samples: spans of a text, turns, denoising steps, ranks of a list.
 
     Attributes:
         scope_BT: scope that each decision belongs to, a number along S; -1 for none.
-        value_BS: what the reward said of each scope; anything where it said nothing.
-        valid_BS: bool, whether it said anything.
+        value_BS: the score of each scope; any number where it has none.
+        valid_BS: bool, whether the scope has a score.
     """
 
     scope_BT: Tensor
@@ -81,11 +81,11 @@ class Scoped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """The turns that the samples wrote to an environment.
+    """The turns of the samples in an environment.
 
     Attributes:
-        given: the turn of each decision, and what the environment gave for each turn; S counts the turns.
-        keys_B_S: of the state that each turn was written in; None where not known.
+        given: the turn of each decision, and the environment's reward for each turn; S counts the turns.
+        keys_B_S: key of the state before each turn; None if unknown.
     """
 
     given: Scoped
@@ -99,15 +99,15 @@ class Turns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFeedback:
-    """What is known of the samples of all processes, a number each, in rank order.
+    """Statistics of the samples of all processes, a number per sample, in rank order.
 
     Attributes:
-        reward_N: float64, what the rewards combine to.
+        reward_N: float64, the combined rewards.
         valid_N: bool, whether any reward applied.
         group_N: group of each sample; groups of different processes have different numbers.
         length_N: kept decisions.
-        logprob_mean_N: mean log-probability of the kept decisions at the weights that sampled; 0 without any.
-        value_mean: means over the kept decisions of what was asked for, by name; 0 without any.
+        logprob_mean_N: mean log-probability of the kept decisions under the behavior policy; 0 without any.
+        value_mean: means of the requested values over the kept decisions, by name; 0 without any.
         local_rows: the rows of this process.
     """
 
@@ -129,33 +129,33 @@ class JobFeedback:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
-    """What estimators and filters see: this process's whole groups, at the weights that sampled.
+    """The input of estimators and filters: the complete groups of this process, under the behavior policy.
 
     Values at decisions that ``mask_BT`` leaves out may be anything.
 
     Attributes:
-        reward_B: float64, what the rewards combine to; anything where none applied.
+        reward_B: float64, the combined rewards; any number where none applied.
         valid_B: bool, whether any reward applied.
         group_B: integer group of each row.
         mask_BT: bool, the decisions that exist and are trained on.
         segment_BT: integer chunk of each decision.
-        state_BT: integer id of the state that each decision was taken in.
-        old_logprob_BT: log-probability under the policy that sampled.
-        finished_B: bool, whether the sample came to its own end.
+        state_BT: integer id of the state before each decision.
+        old_logprob_BT: log-probability under the behavior policy.
+        finished_B: bool, False if the sample was cut off by its length limit.
         job: the samples of all processes.
         std_BT: noise of each denoising step; None where decisions are no Gaussian steps.
         token_BT: int64 token that each decision sampled, -1 where there is no decision; None where a decision is not
             one token.
-        values: what was asked for, by name.
+        values: the requested values, by name.
         rewards: the single rewards, by name.
         columns: numeric columns of the data rows, by name.
-        scoped: what rewards said of parts of the samples, by the reward's name.
-        origin_B: where each row comes from, a number of ``Origin``; None: all were drawn.
-        sampled_by_BT: which row drew each decision, where rows took over the beginnings of others; None: each its own.
-        after_B: the row that each was drawn after, -1 for none; None: no row was drawn after another.
+        scoped: scores of parts of the samples, by the reward's name.
+        origin_B: the source of each row, a number of ``Origin``; None: all were sampled.
+        sampled_by_BT: the row that sampled each decision, where rows continue others; None: each row its own.
+        after_B: the row that is in the prompt of each row, -1 for none; None: no row has another in its prompt.
         step: of the run, from 0.
         remembered: (N,) columns of the memory before the step, of the prompts of the job's samples, by name.
-        exchanges: the turns of samples that were written to an environment; None where nobody asked for them.
+        exchanges: the turns of samples in an environment; None if not requested.
         summed: a tensor of each process, added up; called as often on each.
     """
 
@@ -209,7 +209,7 @@ class Feedback:
             raise ShapeError("token_BT has no token at a decision that mask_BT keeps; give None where they have none")
 
     def __getitem__(self, value: Value) -> Tensor:
-        """A value that was asked for, 0 where the mask is False. Raises ConfigError if it was not asked for."""
+        """A requested value, 0 where the mask is False. Raises ConfigError if it was not requested."""
         found_BT = self._named("value", str(value), {str(key): value_BT for key, value_BT in self.values.items()})
         return found_BT.where(self.mask_BT, 0.0)
 
@@ -225,7 +225,7 @@ class Feedback:
         return self._named("numeric column", name, self.columns)
 
     def scopes(self, name: str) -> Scoped:
-        """What a reward said of parts. Raises ConfigError, which names the rewards that said anything."""
+        """The scores of parts by a reward. Raises ConfigError, which names the rewards that score parts."""
         return self._named("reward of parts", name, self.scoped)
 
     @property
@@ -256,7 +256,7 @@ class Feedback:
         return self.mask_BT.sum(1)
 
     def seen(self, view: str) -> Tensor:
-        """The kept decisions whose rows have a view; all kept ones where nothing says otherwise.
+        """The kept decisions of rows that have a view; all kept ones if every row has it.
 
         Shapes: -> bool (B, T).
         """
@@ -279,16 +279,16 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimator:
-    """One way of giving credit to decisions, its numbers bound.
+    """An estimator of the advantages of decisions, its numbers bound.
 
     Attributes:
-        assign: (feedback, advantage_BT) -> advantage_BT; what comes in is what the step before it gave.
-        values: what the feedback must carry beside the log-probability.
-        tokens: whether it must carry the tokens.
-        parts: rewards whose words of parts it must carry.
-        memory: columns of the memory that it must carry.
-        unscored: whether it gives credit to samples that no reward applied to, which then train.
-        turns: whether it must carry the turns of exchanges.
+        assign: (feedback, advantage_BT) -> advantage_BT; its input is the result of the previous estimator.
+        values: values that the feedback must have besides the log-probability.
+        tokens: whether the feedback must have the tokens.
+        parts: rewards with scores of parts that the feedback must have.
+        memory: columns of the memory that the feedback must have.
+        unscored: whether it gives an advantage to samples without a reward, which then train.
+        turns: whether the feedback must have the turns of conversations.
         columns: columns of the data rows that it reads, of numbers.
         keeps: members of a group that it gives an advantage at most; None: as many as there are.
         turn_rewards: whether it reads the rewards that the environment returns with its turns.
@@ -340,9 +340,9 @@ def job_feedback(
 
 
 def joined(parts: list[JobFeedback], rank: int) -> JobFeedback:
-    """The columns of all processes, in rank order, as the process of that rank sees them.
+    """The columns of all processes, in rank order, as seen by the process of that rank.
 
-    Groups are told apart by process: a number that two processes use stands for two groups.
+    Groups of different processes are different, even with equal numbers.
 
     Shapes: (B,) of each process -> (N,).
     """

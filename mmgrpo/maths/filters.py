@@ -1,7 +1,8 @@
-"""Filters: which samples or decisions train, told after the advantages are known. Normalisers count what is kept.
+"""Filters: choose the samples or decisions that train, after the advantages are computed. Normalizers count the kept
+ones.
 
-Each looks at a group by itself. Its members are the samples to which a reward applies and that have a kept decision;
-others are not kept. Members that tie go by their order.
+Each filter handles every group separately. Its members are the samples to which a reward applies and that have a kept
+decision; others are not kept. Ties keep the order of the members.
 
 Axes: B samples, T decisions, G members of a group.
 """
@@ -35,7 +36,7 @@ class Filter:
 
     Attributes:
         keep: (feedback, advantage_BT) -> bool keep_B, or keep_BT where single decisions are chosen.
-        values: what the feedback must carry beside the log-probability.
+        values: values that the feedback must have besides the log-probability.
         columns: columns of the data rows that it reads, of numbers.
         keeps: members of a group that it keeps at most; None: as many as there are.
     """
@@ -92,7 +93,7 @@ def best_and_worst(feedback: Feedback, advantage_BT: Tensor, *, best: int, worst
 
     keep = the ``best`` highest r, and of the others the ``worst`` lowest.
 
-    Units: members.   Raises: ConfigError for negative numbers, or if nobody is kept.
+    Units: members.   Raises: ConfigError for negative numbers, or if no member is kept.
     Source: DanceGRPO, arXiv:2505.07818, and its code's best-of-N: 4 and 4 of 16, 8 and 8 of 24.
     """
     del advantage_BT
@@ -110,7 +111,7 @@ def most_efficient(feedback: Feedback, advantage_BT: Tensor, *, count: int, by: 
     keep = the ``count`` highest of -T (``length``) or r / T (``reward_per_decision``), T the kept decisions.
 
     Units: count is members.   Raises: ConfigError for none; UnknownNameError for another measure.
-    Source: GFPO, arXiv:2508.09726. There the kept are also compared among themselves alone: the estimator
+    Source: GFPO, arXiv:2508.09726. There the kept members are also compared only with each other: the estimator
         ``among_most_efficient`` does that.
     """
     del advantage_BT
@@ -122,8 +123,8 @@ def most_efficient(feedback: Feedback, advantage_BT: Tensor, *, count: int, by: 
 def each_decision_once(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     """Of the samples that share a decision the first trains it: means over decisions count it once.
 
-    keep_BT = whether no row before took the decision; it goes by the group's forest, whose nodes tell which are one.
-    What other filters leave out it does not know.
+    keep_BT = whether no earlier row took the decision, by the nodes of the group's forest. It ignores other
+    filters.
 
     Units: none.
     Source: SPO-tree's code (AIFrameResearch/SPO, extract_edges_from_tree), which trains a row for every edge.
@@ -151,11 +152,11 @@ MEASURES: Mapping[str, Callable[[Feedback], Tensor]] = MappingProxyType(
         "reward_per_decision": lambda feedback: feedback.reward_B / feedback.length_B.clamp(min=1),
     }
 )
-"""What ``most_efficient`` goes by, the highest first."""
+"""The measures of ``most_efficient``, the highest first."""
 
 
 def standardised_among(feedback: Feedback, advantage_BT: Tensor, keep_B: Tensor, *, eps: float) -> Tensor:
-    """Rewards standardised over the members of each group that are kept; 0 for the others, and where all are equal.
+    """Rewards standardized over the members of each group that are kept; 0 for the others, and where all are equal.
 
     Shapes: (B, T), bool (B,) -> (B, T).
     """

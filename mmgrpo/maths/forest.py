@@ -1,4 +1,4 @@
-"""The forest of states: what lies below each state that a group's samples passed through.
+"""The forest of the states of a group's samples, and the values below each state.
 
 A node is a state, or the end of a sample (a leaf). A kept decision leads from its state to the state of the row's next
 kept decision, or to the row's leaf. Rows that share a state share a node; the depth of a node is the number of kept
@@ -54,10 +54,10 @@ class Forest:
         return sum_M / count_M
 
     def expected(self, value_B: Tensor, valid_B: Tensor) -> Tensor:
-        """The mean over what each node led to, from the leaves up; NaN where no valid leaf lies below.
+        """The mean over the children of each node, from the leaves up; NaN without a valid leaf below.
 
-        It is that of the leaves where all branches have as many of them, and otherwise does not weigh a branch by its
-        leaves.
+        It equals the mean of the leaves if all branches have equally many, and otherwise does not weight a branch by
+        its leaves.
 
         Shapes: (B,), bool (B,) -> (M,).
         """
@@ -100,7 +100,8 @@ class Forest:
         return value_BT
 
     def sharing(self) -> Tensor:
-        """How many rows took each kept decision: came from the same node to the same node; 0 where there is none.
+        """The number of rows that took each kept decision, from the same node to the same node; 0 where there is no
+        decision.
 
         Shapes: -> integer (B, T).
         """
@@ -148,9 +149,10 @@ def forest(state_BT: Tensor, mask_BT: Tensor, group_B: Tensor) -> Forest:
 
 
 def drawn_states(sampled_by_BT: Tensor) -> Tensor:
-    """States told by who drew the decision before: rows share those that the one took over from the other, and no more.
+    """State ids by the row that sampled the previous decision: rows share the states that one continued from the other,
+    and no others.
 
-    Ids of places without a decision before them are a row's own; ``forest`` begins at the group anyhow.
+    Positions without a previous decision have an id per row; ``forest`` starts at the group in any case.
 
     Shapes: integer (B, T) rows -> integer (B, T).
     """

@@ -1,4 +1,4 @@
-"""What makes drawn decisions less likely, so that others are drawn next.
+"""Unlearning: makes sampled decisions less likely, so that other ones are sampled next.
 
 Axes: B samples, T decisions.
 """
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORGETTING = "forgetting"
-"""Name of weights that have moved away from what was drawn at this step."""
+"""Name of the weights that have unlearned the samples of this step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgetting:
-    """How the weights that draw further rounds of a step come of those of now: one step of plain gradient descent.
+    """The step of plain gradient descent from the current weights to those that sample the further rounds of a step.
 
     Attributes:
-        rate: its size; descends ``forgetting_loss`` of what was drawn at this step.
-        below: mean entropy of these decisions, in nats, under which it is taken; else they are those of now.
-        limit: probabilities above 1 - limit count as that.
+        rate: its size; descends ``forgetting_loss`` of the samples of this step.
+        below: mean entropy of these decisions, in nats, under which it is taken; else the weights are the current ones.
+        limit: probabilities above 1 - limit are clamped to it.
     """
 
     rate: float
@@ -40,7 +40,7 @@ class Forgetting:
 def forgetting_loss(logprob_BT: Tensor, mask_BT: Tensor, *, limit: float) -> Tensor:
     """Of each decision -log(1 - p), so that likely ones lose most; 0 where the mask is False.
 
-    p = min(exp logprob, 1 - limit), held where the limit is reached.
+    p = min(exp logprob, 1 - limit), without gradient where the limit is reached.
 
     Shapes: (B, T) x 2 -> (B, T).   Units: nats; limit is a probability.
     Source: EEPO, arXiv:2510.05837, its complementary loss.

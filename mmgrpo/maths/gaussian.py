@@ -36,8 +36,8 @@ def gaussian_logdensity(sample: Tensor, mean: Tensor, std: float | Tensor) -> Te
 def squared_error_logdensity(sample: Tensor, mean: Tensor, std: float | Tensor) -> Tensor:
     """Minus the squared error of each element, -(x - mean)^2; ``std`` is accepted and unused.
 
-    Not a normalisation of the Gaussian: without the factor 1 / (2 std^2) a step of small std no longer weighs more than
-    one of large std, that is, each step's log-ratio is multiplied by 2 std^2. Ratios lie much closer to 1, and clip
+    Not a normalization of the Gaussian: without the factor 1 / (2 std^2) a step of small std no longer weighs more than
+    one of large std, that is, each step's log-ratio is multiplied by 2 std^2. Ratios are much closer to 1, and clip
     ranges are correspondingly smaller.
 
     Shapes: sample and mean alike.   Units: latents -> squared latents per element.

@@ -1,4 +1,4 @@
-"""What is measured within groups of rewards, of which some may be missing.
+"""Statistics within groups of rewards, some of which may be missing.
 
 Axes: R rewards, P prompts, G group size.
 """
@@ -95,7 +95,7 @@ class Groups:
         return value_B[..., self.index_PG]
 
     def rows(self, value_PG: Tensor) -> Tensor:
-        """The inverse of ``matrix``: what stands in places without a row is dropped.
+        """The inverse of ``matrix``: entries without a row are dropped.
 
         Shapes: (..., P, G) -> (..., B).
         """
@@ -138,9 +138,9 @@ def centred_among(value_M: Tensor, kin_M: Tensor) -> Tensor:
 
 
 def standardised_among(value_M: Tensor, kin_M: Tensor, *, eps: float, least: float = 0.0) -> Tensor:
-    """Values centred on those of their kin and divided by their spread; 0 where fewer than two are known, or all equal.
+    """Values centered on their subgroup and divided by its spread; 0 where fewer than two are known, or all equal.
 
-    A = (V - mean) / (std + eps), sample std, 0 where std < least. NaN marks a value that is not known.
+    A = (V - mean) / (std + eps), sample std, 0 where std < least. NaN marks an unknown value.
 
     Shapes: (M,), integer (M,) -> (M,).   Units: any -> dimensionless; eps and least in the value's units.
     """

@@ -1,6 +1,6 @@
-"""What a network says inside: numbers of its last hidden states, of the layer behind them, and of its attention.
+"""Measures of the internals of a network: its last hidden states, the layer after them, and its attention.
 
-Axes: T decisions of a row, L those and what stands before them, m of a chunk, D model width, V vocabulary, H heads.
+Axes: T decisions of a row, L those and the tokens before them, m of a chunk, D model width, V vocabulary, H heads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def effective_rank(state_TD: Tensor) -> Tensor:
 
 
 def rank_velocity(state_TD: Tensor, stride: float) -> Tensor:
-    """How far the effective rank of a row's beginnings lies above what it was before, on average.
+    """The mean rise of the effective rank of a row's prefixes over the mean of the shorter ones.
 
     d_j = r_j - mean(r_1 .. r_{j-1}), r_j of the first j stride + 1 states; mean d_j, 0 where there is none.
 
@@ -67,7 +67,7 @@ def _mean(value_J: Tensor) -> Tensor:
 def gradient_square(state_mD: Tensor, logits_mV: Tensor, token_m: Tensor) -> Tensor:
     """Squared length of the gradient of a token's log-probability by the weights of the last layer.
 
-    |e - p|^2 |h|^2, e the token drawn, p the distribution, h the state; logits = W h.
+    |e - p|^2 |h|^2, e the sampled token, p the distribution, h the state; logits = W h.
 
     Shapes: (m, D), (m, V), (m,) -> (m,).
     Source: CAPO, arXiv:2510.00819, and its code (luckeciano/stable-pg-llm, ``grpo_entropy_trainer.py``).

@@ -19,11 +19,11 @@ LEAST_ERROR = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchingErrors:
-    """Errors of the two predictions that an update of a given strength implies.
+    """Errors of the two predictions that an update of some strength implies.
 
     Attributes:
-        positive: error of the prediction that follows the policy of now, one per sample, with grad.
-        negative: error of the one that goes the other way, likewise.
+        positive: error of the prediction toward the current policy, one per sample, with grad.
+        negative: error of the prediction in the opposite direction, likewise.
     """
 
     positive: Tensor
@@ -33,7 +33,7 @@ class MatchingErrors:
 def matching_errors(
     x0: Tensor, noised: Tensor, level: Tensor, velocity: Tensor, old_velocity: Tensor, *, strength: float
 ) -> MatchingErrors:
-    """How far two predictions are from the sample: one between the old policy and that of now, one mirrored.
+    """Errors of two predictions of the sample: one between the old and the current policy, one mirrored.
 
     v+ = b v + (1 - b) v_old;   v- = (1 + b) v_old - b v;   x+- = x_t - t v+-;
     e+- = mean (x+- - x0)^2 / sg max(mean |x+- - x0|, 1e-5), means over all axes but the first, sg = no gradient.

@@ -1,9 +1,9 @@
 """Modulations: numbers of the objective that differ from decision to decision.
 
-They are told from values at the weights of now, without grad, as selections are. Bounds are float64, so that a number
-becomes the same bound as in a surrogate that is given the number itself.
+They are computed from values under the current weights, without grad, as selections are. Bounds are float64, so that a
+number becomes the same bound as in a surrogate with that number.
 
-Axes: B samples, T decisions (tokens or denoising steps), N kept decisions of the whole job's update.
+Axes: B samples, T decisions (tokens or denoising steps), N kept decisions of the update on all processes.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ MODULATIONS: Registry[Callable[..., Modulation]] = Registry()
 
 
 JobValues = Mapping[Value, "Tensor"]
-"""Values of the kept decisions of the whole job's update, a vector each, in one order."""
+"""Values of the kept decisions of the update on all processes, a vector each, in one order."""
 
 LOGPROB, OLD_LOGPROB, ADVANTAGE = Value("logprob"), Value("logprob", OLD), Value("advantage")
-"""What a modulation may ask for that the decisions hold by themselves: ``known`` finds it."""
+"""Values that a modulation may request and that the decisions have already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modulated:
-    """What a modulation says of each decision; None: nothing.
+    """The numbers of a modulation for each decision; None: unchanged.
 
     Attributes:
-        low_BT: float64, the surrogate's ``low`` in place of its own.
-        high_BT: float64, the surrogate's ``high`` in place of its own.
+        low_BT: float64, replaces ``low`` of the surrogate.
+        high_BT: float64, replaces ``high`` of the surrogate.
         divergence_BT: factor of the divergence.
         loss_BT: factor of the surrogate's weight.
     """
@@ -67,11 +67,11 @@ class Modulation:
     """One modulation, its numbers bound.
 
     Attributes:
-        of: (decisions, job_values) -> Modulated, over whole rows; job_values hold what ``job`` names.
-        values: what the decisions must carry beside the log-probability.
-        job: what it must know of the whole job's update.
-        bounds: whether it says the surrogate's ``low`` or ``high``, which that must then have.
-        name: what the share of the decisions that it changes is logged under.
+        of: (decisions, job_values) -> Modulated, over complete rows; job_values are the values that ``job`` names.
+        values: values that the decisions must have besides the log-probability.
+        job: values that it needs of the update on all processes.
+        bounds: whether it sets the surrogate's ``low`` or ``high``, which the surrogate must then have.
+        name: key of the metric of the share of decisions that it changes.
     """
 
     of: Callable[[Decisions, JobValues], Modulated]

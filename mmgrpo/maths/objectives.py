@@ -5,10 +5,10 @@
 It is a sum of terms: the surrogate's, the divergence's, the entropy's and any others. l is a surrogate, r the ratio at
 its level, w the aggregate's weight times the step weight (0 where a selection leaves the decision out), v the
 aggregate's weight alone. KL is multiplied by a ratio, with grad, if kl_ratio_level names one. Both weights are exact
-over the whole job, so slices, micro-batches and ranks add up: values, gradients and diagnostics alike. A separable
-objective may be given any slice of rows and columns; one with a term that couples decisions or rows needs those
-together. Selections look at whole rows too, or at the whole job, and only set weights: whoever calls applies them
-first.
+over all processes, so slices, micro-batches and ranks add up: values, gradients and diagnostics alike. A separable
+objective accepts any slice of rows and columns; one with a term that couples decisions or rows needs those together.
+Selections
+read complete rows too, or all processes, and only set weights: the caller applies them first.
 
 Axes: B samples, T decisions (tokens or denoising steps).
 """
@@ -55,12 +55,12 @@ ZERO_ON_POLICY = frozenset((DRIFT,))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreign:
-    """The surrogate of rows that were not drawn at this step.
+    """The surrogate of rows that were not sampled at this step.
 
     Attributes:
         surrogate: as the objective's; modulations do not set its bounds.
-        ratio_level: what the ratio to the policy that stored the row is taken over; of rows that nobody gave a
-            log-probability it is that of now, and the ratio 1.
+        ratio_level: level of the ratio to the policy that stored the row; rows without a log-probability take that of
+            the current policy, and the ratio 1.
         weight: of their loss.
     """
 
@@ -78,26 +78,26 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """A policy objective, composed of named parts that know nothing of each other.
+    """A policy objective, composed of independent named parts.
 
     Attributes:
         surrogate: loss of a decision, (ratio_BT, logprob_BT, advantage_BT) -> Surrogate, bound to its numbers; None
             leaves that term out.
         aggregate: weight of a decision, (mask_BT, totals) -> weight_BT, bound to its numbers.
-        ratio_level: what a ratio is taken over: decision, segment, sequence or trajectory.
+        ratio_level: level of the ratio: decision, segment, sequence or trajectory.
         bound: bound of each decision's log-ratio before its level, (log_ratio_BT, advantage_BT) -> Bounded.
-        selections: which decisions' surrogate counts, a decision that one leaves out weighing 0; or which the ratio
-            is taken over.
+        selections: choose the decisions that count in the surrogate, the others have weight 0; or in the
+            ratio.
         step_weight: further weight of the surrogate alone, (noise, mask_BT) -> weight_BT.
-        normalise_ratio: whether Gaussian log-ratios are centred and rescaled first (GRPO-Guard's RatioNorm).
-        divergence: name of the divergence from the reference that the policy is asked for.
+        normalise_ratio: whether Gaussian log-ratios are centered and rescaled first (GRPO-Guard's RatioNorm).
+        divergence: name of the divergence from the reference that the policy computes.
         kl_beta: weight of the divergence in the loss.
         kl_ratio_level: level of the ratio that multiplies the divergence, with grad; None for no ratio. At decision
             level it makes an estimate from the old policy's samples unbiased (DeepSeek-V3.2, arXiv:2512.02556).
         entropy_bonus: weight of the entropy that the loss rewards.
         modulations: numbers of the surrogate and of the divergence that differ from decision to decision, in order.
-        further: terms beside the surrogate's, the divergence's and the entropy's.
-        foreign: the surrogate of rows that are read, in place of the objective's; None: theirs is the objective's.
+        further: terms besides the surrogate's, the divergence's and the entropy's.
+        foreign: the surrogate of off-policy rows; None: that of the objective.
     """
 
     surrogate: Callable[[Tensor, Tensor, Tensor], Surrogate] | None
@@ -148,7 +148,7 @@ class Objective:
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """What the loss is the sum of, in order."""
+        """The terms of the loss, in order."""
         return tuple(self._terms())
 
     def _terms(self) -> Iterator[Term]:
@@ -171,7 +171,7 @@ class Objective:
 
     @property
     def separable(self) -> bool:
-        """Whether decisions do not depend on each other, so that any slice may be differentiated by itself."""
+        """Whether decisions do not depend on each other, so that any slice may be differentiated separately."""
         return all(term.couples == DECISION for term in self.terms) and not self.through
 
     @property
@@ -181,7 +181,7 @@ class Objective:
 
     @property
     def values(self) -> frozenset[Value]:
-        """What the terms read of the decisions beside the log-probability."""
+        """The values that the terms read besides the log-probability."""
         return frozenset(value for term in self.terms for value in term.values)
 
     @property
@@ -191,53 +191,55 @@ class Objective:
 
     @property
     def through(self) -> frozenset[str]:
-        """The views that gradients go through: what is differentiated is then known first, as where terms couple."""
+        """The views that gradients go through: their values are then computed first, as for terms that couple
+        decisions."""
         return frozenset(view for term in self.terms for view in term.through)
 
     @property
     def first_values(self) -> frozenset[Value]:
-        """What has to be known of all decisions, without grad, before the first can be differentiated."""
+        """The values of all decisions, without grad, that are needed before the first can be differentiated."""
         values = frozenset(value for modulation in self.modulations for value in modulation.values)
         values |= frozenset((ENTROPY,)) if self.selects_by_entropy else frozenset()
         return values if self.separable else values | self.values
 
     @property
     def needs_values(self) -> bool:
-        """Whether values at the weights of now are needed before the first decision can be differentiated."""
+        """Whether values under the current weights are needed before the first decision can be differentiated."""
         return not self.separable or bool(self.selections) or bool(self.modulations)
 
     @property
     def selects_by_entropy(self) -> bool:
-        """Whether a selection reads the entropies of the whole job's update."""
+        """Whether a selection reads the entropies of the update on all processes."""
         return any(selection.needs_entropy for selection in self.selections)
 
     @property
     def looks_at_all(self) -> bool:
-        """Whether what is known first has to be known of every kept decision, and not only of those that contribute."""
+        """Whether the values computed first are needed of every kept decision, not only of those that contribute."""
         return self.selects_by_entropy or bool(self.modulations)
 
     @property
     def job_values(self) -> tuple[Value, ...]:
-        """What selections and modulations have to know of the kept decisions of the whole job's update, in order."""
+        """The values of the kept decisions of the update on all processes that selections and modulations need, in
+        order."""
         values = {value for modulation in self.modulations for value in modulation.job}
         return tuple(sorted(values | ({ENTROPY} if self.selects_by_entropy else set()), key=str))
 
     @property
     def rollout_knows_values(self) -> bool:
-        """Whether the rollout alone tells those values, as long as the weights are those that sampled."""
+        """Whether the rollout has those values, as long as the weights are those of the behavior policy."""
         return self.first_values <= ZERO_ON_POLICY
 
     def mean_weights(self, mask_BT: Tensor, totals: Totals) -> Tensor:
         """Weight of each decision in a mean over the update: the aggregate's, 0 where the mask is False.
 
-        Shapes: bool (B, T), whole rows -> (B, T).
+        Shapes: bool (B, T), complete rows -> (B, T).
         """
         return self.aggregate(mask_BT, totals).where(mask_BT, 0.0)
 
     def weights(self, mask_BT: Tensor, totals: Totals, noise: Noise | None = None) -> Tensor:
         """Weight of each decision's surrogate: the aggregate's times the step weight, 0 where the mask is False.
 
-        Shapes: bool (B, T), whole rows -> (B, T).   Raises: ConfigError if a step weight has no noise to read.
+        Shapes: bool (B, T), complete rows -> (B, T).   Raises: ConfigError if a step weight has no noise to read.
         """
         weight_BT = self.mean_weights(mask_BT, totals)
         if self.step_weight is None:
@@ -252,7 +254,7 @@ class Objective:
     def adjusted(self, decisions: Decisions, job_values: Mapping[Value, Tensor]) -> Adjusted:
         """The decisions after all modulations, then after all selections, and how many of them each changed.
 
-        Shapes: whole rows (B, T), (N,) values of the job's update -> (B, T).
+        Shapes: complete rows (B, T), (N,) values of the job's update -> (B, T).
         """
         modulations = [modulation.of(decisions, job_values) for modulation in self.modulations]
         modulated = _modulated(decisions, modulations)
@@ -269,16 +271,16 @@ class Objective:
         return Adjusted(decisions=self._selected(modulated, keeps), changes=changes)
 
     def modulated(self, decisions: Decisions, job_values: Mapping[Value, Tensor]) -> Decisions:
-        """The decisions with numbers of their own, told from values at the weights of now.
+        """The decisions with their modulated numbers, computed from values under the current weights.
 
-        Shapes: whole rows (B, T), (N,) values of the job's update -> (B, T).
+        Shapes: complete rows (B, T), (N,) values of the job's update -> (B, T).
         """
         return _modulated(decisions, [modulation.of(decisions, job_values) for modulation in self.modulations])
 
     def selected(self, decisions: Decisions, job_values: Mapping[Value, Tensor]) -> Decisions:
         """The decisions with a weight of 0, or without a part in the ratio, where a selection leaves them out.
 
-        Shapes: whole rows (B, T), (N,) values of the job's update -> (B, T).
+        Shapes: complete rows (B, T), (N,) values of the job's update -> (B, T).
         """
         return self._selected(decisions, self._keeps(decisions, job_values))
 
@@ -298,7 +300,7 @@ class Objective:
     def contributing(self, decisions: Decisions) -> Tensor:
         """The decisions that any term depends on: of the others neither the value nor the gradient is needed.
 
-        Shapes: whole rows (B, T) -> bool (B, T).
+        Shapes: complete rows (B, T) -> bool (B, T).
         """
         active_BT = decisions.mask_BT & False
         for term in self.terms:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def part_of_decisions(end_T: Tensor, start_S: Tensor, end_S: Tensor) -> Tensor:
-    """The part that holds most of what each decision wrote, the first of several; -1 where none holds any of it.
+    """The part that contains most of the text of each decision, the first of several; -1 where none contains any of it.
 
-    Decision t wrote the characters end_{t-1} to end_t. One that wrote none, as an end token, belongs where the
-    character before it does.
+    Decision t wrote the characters end_{t-1} to end_t. A decision without characters, such as an end token, belongs to
+    the part of the character before it.
 
     Shapes: (T,), (S,) x 2 -> (T,).   Units: characters of the text, or decisions where there is no text.
     """

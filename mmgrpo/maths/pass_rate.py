@@ -1,7 +1,7 @@
-"""Advantages of rewards that say right or wrong, by how many of the group were right.
+"""Advantages of right or wrong answers by the pass rate of the group.
 
-A sample is right where its reward is at least ``at_least``. What a group is, and what ``valid_PG`` says, is as in
-``mmgrpo.maths.advantages``, whose registry holds these functions too.
+A sample is right where its reward is at least ``at_least``. Groups and ``valid_PG`` are those of
+``mmgrpo.maths.advantages``; its registry includes these functions.
 
 Axes: P prompts, G group size.
 """
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 def verdict_advantage(
     reward_PG: Tensor, valid_PG: Tensor | None = None, *, right: float = 0.1, wrong: float = -1.0, at_least: float = 0.5
 ) -> Tensor:
-    """One number for what is right and one for what is wrong, whatever the others of the group did.
+    """One number for right answers and one for wrong answers, independent of the rest of the group.
 
-    A = right where r >= at_least, else wrong. right 0.1 and wrong -1 is W-REINFORCE, 0 and -1 learns from what is wrong
-    alone (NSR), 1 and 0 from what is right alone (PSR, RAFT).
+    A = right where r >= at_least, else wrong. right 0.1 and wrong -1 is W-REINFORCE, 0 and -1 trains on wrong answers
+    only (NSR), 1 and 0 on right ones only (PSR, RAFT).
 
     Shapes: (P, G) -> (P, G), G >= 2.   Units: right and wrong are advantages; at_least in the reward's units.
     Raises: ShapeError if not 2-D, G < 2, or valid_PG is not a bool matrix of the same shape.
@@ -72,17 +72,17 @@ def sized(sizes: Mapping[int, int]) -> tuple[Request, ...]:
 def largest_gains(
     sizes: dict[int, int], prompts: Iterable[int], num: int, *, most: int, gain: Callable[[int, int], float]
 ) -> int:
-    """Adds members one after another to the group of these prompts that gains most by one, none beyond ``most``.
+    """Adds members one by one to the group that gains most, at most ``most`` per group.
 
     Args:
-        sizes: of the groups, which grow.
-        prompts: those that may.
+        sizes: sizes of the groups, increased in place.
+        prompts: the groups that may grow.
         num: members to add.
         most: of a group.
-        gain: (prompt, members) -> what one more is worth; falls with the members.
+        gain: (prompt, members) -> the value of one more member; decreases with the members.
 
     Returns:
-        How many found no place.
+        The number of members that no group took.
     """
     gains = [(-gain(prompt, sizes[prompt]), prompt) for prompt in prompts if sizes[prompt] < most]
     heapify(gains)

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def prefix_states(token_BT: Tensor, exists_BT: Tensor, root_B: Tensor) -> Tensor:
-    """The state that each decision is taken in: rows of one root whose tokens before it are equal share its id.
+    """The state before each decision: rows of one root with equal tokens before it share its id.
 
     s_t = (root, tokens 0 .. t - 1), numbered: the roots keep their own numbers at t = 0, later states count on, column
-    by column; places without a token are states of their own.
+    by column; positions without a token are separate states.
 
     Shapes: integers (B, T), bool (B, T), integers (B,) -> integers (B, T).
     Raises: ShapeError if the shapes differ, or a root is negative.

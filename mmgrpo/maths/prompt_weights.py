@@ -1,4 +1,4 @@
-"""Numbers behind the choice of prompts: how much one is worth, when one is skipped, who gets how many of a step.
+"""Numbers for the choice of prompts: their weights, their probabilities of being skipped, and the quotas of sources.
 
 Axes: N prompts of a source, S sources.
 """
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ANSWER_WEIGHTS: Registry[Callable[..., Tensor]] = Registry()
-"""What an answer is worth beside its group's success rate, by the name that ``auxiliary.weight_by_success`` uses."""
+"""The weight of a supervised answer by the success rate of its group, by the name that ``auxiliary.weight_by_success``
+uses."""
 
 
 def variance(rate_N: Tensor) -> Tensor:
@@ -57,12 +58,12 @@ def failure(rate_N: Tensor) -> Tensor:
 FORMULAS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {"variance": variance, "deviation": deviation, "failure": failure}
 )
-"""What a prompt is worth by its success rate, by the name that ``prompts.sampler: {name: weighted}`` uses."""
+"""The weight of a prompt by its success rate, by the name that ``prompts.sampler: {name: weighted}`` uses."""
 
 
 @ANSWER_WEIGHTS.register
 def below(rate_N: Tensor, *, rate: float) -> Tensor:
-    """All or nothing: an answer is taught where its group fails.
+    """1 or 0: an answer is supervised if its group fails.
 
     w = 1 where p < rate, else 0
 
@@ -73,7 +74,7 @@ def below(rate_N: Tensor, *, rate: float) -> Tensor:
 
 
 def kept_probability(p: float, streak_N: Tensor, *, floor: float) -> Tensor:
-    """How likely a prompt is drawn after so many visits in a row that taught nothing.
+    """The probability that a prompt is sampled after a streak of visits with equal rewards.
 
     keep = max(p ** z, floor), z = the streak; it is skipped with 1 - keep
 
@@ -83,9 +84,9 @@ def kept_probability(p: float, streak_N: Tensor, *, floor: float) -> Tensor:
 
 
 def adapted_probability(p: float, share: float, *, target: float, pace: float, low: float, high: float) -> float:
-    """The probability of the next step: less is kept where too many prompts still teach nothing.
+    """The probability of the next step: it falls while too many prompts have equal rewards.
 
-    p' = p - pace where share >= target, else p + pace, held within [low, high]
+    p' = p - pace where share >= target, else p + pace, clamped to [low, high]
 
     Units: ``share`` and ``target`` are shares of the step's prompts.   Source: GRESO, arXiv:2506.02177, and its code.
     """
@@ -109,7 +110,7 @@ def offered(step: int, size: int, num: int, *, falls: float, least: float) -> tu
 
 
 def apportioned(weight_S: Sequence[float], num: int, *, seed: int) -> list[int]:
-    """How many of ``num`` each source gets: its exact share where that is whole, else the number below or above it.
+    """The number of ``num`` prompts per source: its exact share if that is an integer, else rounded down or up.
 
     quota_i = num w_i / sum w; n_i = floor(C_i + u) - floor(C_(i-1) + u), C_i = quota_1 + ... + quota_i, u uniform
 
@@ -124,13 +125,13 @@ def apportioned(weight_S: Sequence[float], num: int, *, seed: int) -> list[int]:
     ends, so_far = [0], 0.0
     for weight in weight_S:
         so_far += weight
-        quota = round(num * so_far / sum(weight_S), 9)  # a whole share must not fall below its number by rounding
+        quota = round(num * so_far / sum(weight_S), 9)  # an integer share must not fall below its number by rounding
         ends.append(num if quota >= num else math.floor(quota + u))
     return [end - begin for begin, end in pairwise(ends)]
 
 
 def opened_share(step: int, *, start: float, steps: int) -> float:
-    """The share of prompts, easy ones first, that a curriculum draws from.
+    """The share of prompts, easy ones first, that a curriculum samples from.
 
     share = start + (1 - start) min(step / steps, 1)
 

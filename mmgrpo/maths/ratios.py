@@ -1,7 +1,7 @@
-"""Log-ratios of the policy of now to the policy that sampled, at the level they are clipped at.
+"""Log-ratios of the current policy to the behavior policy, at the level at which they are clipped.
 
-Every level takes (log_ratio_BT, mask_BT, segment_BT) and gives a log-ratio per decision, so that whatever follows need
-not know the level. Values at masked-out decisions may be anything; they never reach a kept one.
+Every level takes (log_ratio_BT, mask_BT, segment_BT) and returns a log-ratio per decision, so that later functions do
+not depend on the level. Values at masked-out decisions may be anything; they never reach a kept one.
 
 Axes: B samples, T decisions (tokens or denoising steps).
 """
@@ -34,7 +34,7 @@ def decision_log_ratio_BT(log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Ten
 
 
 def segment_log_ratio_BT(log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor) -> Tensor:
-    """Mean log-ratio of the kept decisions of each segment, given to all its decisions.
+    """Mean log-ratio of the kept decisions of each segment, for all its decisions.
 
     log r_s = mean_{t in s} log r_t: the ratio is the geometric mean over the segment. A segment without kept decisions
     gives 0.
@@ -49,7 +49,7 @@ def segment_log_ratio_BT(log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Tens
 
 
 def segment_sum_BT(value_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor) -> Tensor:
-    """Sum over the kept decisions of each segment, given to all its decisions.
+    """Sum over the kept decisions of each segment, for all its decisions.
 
     Shapes: (B, T) x 3 -> (B, T); segments as in ``segment_log_ratio_BT``.   Units: those of the value.
     """
@@ -59,9 +59,9 @@ def segment_sum_BT(value_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor) -> Ten
 
 
 def sequence_log_ratio_BT(log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor) -> Tensor:
-    """Mean log-ratio of the kept decisions of each sample, given to all its decisions.
+    """Mean log-ratio of the kept decisions of each sample, for all its decisions.
 
-    log r_i = mean_t log r_it: the length-normalised ratio of the sequence. A row without kept decisions gives 0.
+    log r_i = mean_t log r_it: the length-normalized ratio of the sequence. A row without kept decisions gives 0.
 
     Shapes: (B, T) x 3 -> (B, T).   Units: nats.
     Source: GSPO, arXiv:2507.18071, eq. 7.
@@ -72,23 +72,23 @@ def sequence_log_ratio_BT(log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Ten
 
 
 def trajectory_log_ratio_BT(log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor) -> Tensor:
-    """Sum of the log-ratios of the kept decisions of each sample, given to all its decisions.
+    """Sum of the log-ratios of the kept decisions of each sample, for all its decisions.
 
-    log r_i = sum_t log r_it: the ratio of the probabilities of the whole sample, whose spread grows with its length.
+    log r_i = sum_t log r_it: the ratio of the probabilities of the complete sample; its spread grows with the length.
     A row without kept decisions gives 0.
 
     Shapes: (B, T) x 3 -> (B, T).   Units: nats.
-    Source: RLOO, arXiv:2402.14740, which takes a whole sample as one action; VESPO, arXiv:2602.10693.
+    Source: RLOO, arXiv:2402.14740, which takes a complete sample as one action; VESPO, arXiv:2602.10693.
     """
     del segment_BT
     return log_ratio_BT.where(mask_BT, 0.0).sum(1, keepdim=True).expand_as(log_ratio_BT)
 
 
 def normalised_log_ratio(log_ratio: Tensor, drift: Tensor, std: Tensor) -> Tensor:
-    """Gaussian log-ratio with its mean moved to 0 and its scale freed of the step's noise (RatioNorm).
+    """Gaussian log-ratio with mean 0 and a scale independent of the step's noise (RatioNorm).
 
     (log r + b) * std, with b = mean((mu - mu_old)^2) / (2 std^2), the drift from the policy that sampled. Over that
-    policy's draws E[log r] = -b, which pushes plain ratios below 1, away from the upper bound.
+    policy's samples E[log r] = -b, which pushes plain ratios below 1, away from the upper bound.
 
     Shapes: any, equal -> same.   Units: nats, nats, latent units -> nats times latent units.
     Source: GRPO-Guard, arXiv:2510.22319, and its code.
@@ -109,7 +109,7 @@ RATIO_LEVELS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = Mapping
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """Log-ratios held within a bound, and where it acted.
+    """Bounded log-ratios, and the decisions at which the bound acted.
 
     Attributes:
         log_ratio_BT: log-ratio, with grad where the bound did not act.

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Generic, TypeVar, final, overload
 
 PACKAGES = ("mmgrpo.maths", "mmgrpo.methods")
-"""What methods share, and what one method uses: their modules register functions when they are imported."""
+"""The packages of shared functions and of methods: their modules register functions on import."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Value = TypeVar("Value")
@@ -27,7 +27,7 @@ class Registry(Mapping[str, Value], Generic[Value]):
         """An empty registry.
 
         Args:
-            *included: registries whose functions are found here too, those registered later among them.
+            *included: registries that are searched as well, including functions registered later.
         """
         self._included = included
         self._registered: dict[str, Value] = {}

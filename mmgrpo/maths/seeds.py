@@ -1,4 +1,4 @@
-"""Seeds keyed by what they are for, so that a random number does not depend on batches, ranks or the order of calls."""
+"""Seeds keyed by their purpose, so that a random number does not depend on batches, ranks or the order of calls."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""Selections: which decisions' surrogate counts in an update, told from values at the weights of now, without grad.
+"""Selections: choose the decisions that count in the surrogate of an update, from values under the current weights,
+without grad.
 
-A selection changes no normaliser of the loss: a decision it leaves out weighs 0, the others weigh what they did. One of
-the ratio leaves the weights alone: the ratio's mean or sum is over the decisions it keeps. Divergence and entropy terms
+A selection changes no normalizer of the loss: a decision that it leaves out has weight 0, the weights of the others do
+not change. A selection of the ratio changes no weights: the ratio's mean or sum is over the decisions that it keeps.
+Divergence and entropy terms
 keep every decision. Selections combine: a decision counts where all of them keep it.
 
-Axes: B samples, T decisions (tokens or denoising steps), N kept decisions of the whole job's update.
+Axes: B samples, T decisions (tokens or denoising steps), N kept decisions of the update on all processes.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ class Selection:
     """One selection, its numbers bound.
 
     Attributes:
-        keep: (decisions, job_entropy_N) -> bool keep_BT, over whole rows; job_entropy_N is empty unless it is needed.
-        needs_entropy: whether the decisions must carry their entropy, and job_entropy_N that of the whole job.
-        of_ratio: whether what is not kept leaves the ratio of its sample or segment, and not the loss.
-        name: what the share of the decisions that it leaves out is logged under.
+        keep: (decisions, job_entropy_N) -> bool keep_BT, over complete rows; job_entropy_N is empty unless it is
+            needed.
+        needs_entropy: whether the decisions must carry their entropy, and job_entropy_N that of all processes.
+        of_ratio: whether decisions are left out of the ratio of their sample or segment, and not of the loss.
+        name: key of the metric of the share of decisions that it leaves out.
     """
 
     keep: Callable[[Decisions, Tensor], Tensor]
@@ -92,7 +95,7 @@ def ratio_top_entropy(decisions: Decisions, job_entropy_N: Tensor, *, share: flo
     there are none.
 
     Units: share is dimensionless, above 0 and at most 1.   Raises: ConfigError for another share.
-    Source: TRL's ``top_entropy_quantile`` of its GMPOTrainer, whose geometric mean leaves the other tokens out; the
+    Source: TRL's ``top_entropy_quantile`` of its GMPOTrainer: the geometric mean leaves out the other tokens; the
     GMPO paper has none. Deviation: the quantile is that of the update, as in ``top_entropy``.
     """
     return _high_entropy_BT(decisions, job_entropy_N, share)

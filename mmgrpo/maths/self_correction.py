@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffPath:
-    """States beside the way from noise to data.
+    """States off the path from noise to data.
 
     Attributes:
         state: (N, ...) the states.
@@ -36,7 +36,7 @@ def shifted(level_N: Tensor, shift: float) -> Tensor:
 
 
 def level_after(level_N: Tensor, *, num_steps: int, shift: float, least: float) -> Tensor:
-    """The level that one of ``num_steps`` steps ends at, equal steps but for the shift.
+    """The level that one of ``num_steps`` steps ends at, equal steps before the shift.
 
     shift(max(u - 1 / num_steps, least)), u the level before its shift.
 

@@ -1,4 +1,4 @@
-"""Scores: a number for a whole sample, from the log-probabilities of its decisions.
+"""Scores: a number per sample, from the log-probabilities of its decisions.
 
 Axes: B samples, T decisions.
 """
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceScore:
-    """A score, and what it reads.
+    """A score, and the values that it reads.
 
     Attributes:
         of: decisions -> score_B, with grad; 0 for a sample without a kept decision.
-        values: what it reads of the decisions beside the log-probability.
+        values: values of the decisions that it reads besides the log-probability.
     """
 
     of: Callable[[Decisions], Tensor]
@@ -50,7 +50,7 @@ def sum_log_ratio(logprob_BT: Tensor, other_BT: Tensor, mask_BT: Tensor) -> Tens
 
 
 def mean_ratio(logprob_BT: Tensor, other_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Mean over the kept decisions of exp(logprob - other), held within 20 nats.
+    """Mean over the kept decisions of exp(logprob - other), clamped to 20 nats.
 
     Shapes: (B, T) x 3 -> (B,).   Units: dimensionless.   Source: DisCO, arXiv:2505.12366, the likelihood ratio.
     """

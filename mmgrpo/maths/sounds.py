@@ -23,7 +23,7 @@ SILENT = 1e-10
 
 
 def resampled(values_CN: Tensor, rate: int, new_rate: int) -> Tensor:
-    """The same sound at another sampling rate, band-limited to what both rates hold.
+    """Audio resampled to another rate, band-limited to the lower of both.
 
     y(t) = sum_n x(n) h(t - n), h a sinc of the lower rate within a squared cosine of ``CROSSINGS`` zeros a side.
 

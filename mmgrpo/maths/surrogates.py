@@ -1,10 +1,10 @@
 """Surrogates: the loss of one decision as a function of its ratio, its log-probability and its advantage.
 
 All are called as (ratio_BT, logprob_BT, advantage_BT, *, numbers) and work elementwise, so any matching shapes do. They
-are minimised: a positive advantage with a lower loss makes the decision likelier. At ratio 1, inside every bound, each
-has the gradient -A * grad logprob, the policy gradient (``sapo`` included); those for samples of others
-(``mmgrpo.maths.surrogates``) need not. Where a bound is a number, a tensor of one for each decision does too,
-which is what modulations give.
+are minimized: a positive advantage with a lower loss makes the decision likelier. At ratio 1, inside every bound, each
+has the gradient -A * grad logprob, the policy gradient (``sapo`` included); those for off-policy rows
+(``mmgrpo.maths.surrogates``) need not. A bound may be a number, or a tensor with one number per decision, as
+modulations set it.
 
 Axes: B samples, T decisions (tokens or denoising steps).
 """

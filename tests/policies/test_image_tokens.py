@@ -199,7 +199,7 @@ def test_settings_of_a_plan_hold_for_its_rows() -> None:
     mixed = policy.concat_traces([rollout.trace, rollout_of(policy).trace])
     assert len(mixed.completions) == 8
     assert len(mixed.batches(range(8), max_tokens=10**6)) == 2  # no batch is of two distributions
-    with pytest.raises(ConfigError, match="no setting 'grid' of its own"):
+    with pytest.raises(ConfigError, match="no setting 'grid'"):
         rollout_of(policy, settings={"grid": (2, 2)})
 
 
