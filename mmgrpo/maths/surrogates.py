@@ -37,7 +37,7 @@ def clipped(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, low: 
     is all or nothing where rounding moves the ratio off 1). TRL's formula does the same; use a bound above 0.
 
     Shapes: (B, T) x 3 -> (B, T).   Units: those of the advantage; low and high are dimensionless, around 0.2 for
-    tokens, 1e-5 to 1e-3 for denoising steps whose log-probability is a mean over the latent.
+    tokens, 1e-5 to 1e-3 for denoising steps with log-probabilities that are means over the latent.
     Source: PPO, arXiv:1707.06347, eq. 7; separate bounds: DAPO, arXiv:2503.14476, eq. 10.
     """
     del logprob_BT
@@ -140,8 +140,8 @@ class Surrogate:
 
     Attributes:
         loss_BT: loss, with grad.
-        low_BT: bool, decisions whose gradient the lower bound removed (in ``cispo``: whose weight it raised).
-        high_BT: bool, decisions whose gradient an upper bound removed (in ``cispo``: whose weight it lowered).
+        low_BT: bool, decisions where the lower bound removed the gradient (in ``cispo``: raised the weight).
+        high_BT: bool, decisions where an upper bound removed the gradient (in ``cispo``: lowered the weight).
     """
 
     loss_BT: Tensor
@@ -153,7 +153,7 @@ class Surrogate:
 def shaped(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, gamma: float) -> Surrogate:
     """The ratio, saturating: unlikely decisions move most.
 
-    l = -A r / (r + gamma), whose slope in r is -A gamma / (r + gamma)^2.
+    l = -A r / (r + gamma), with the slope -A gamma / (r + gamma)^2 in r.
 
     Shapes: (B, T) x 3 -> (B, T).   Units: those of the advantage; gamma is a ratio (0.1).
     Source: policy shaping of LUFFY, arXiv:2504.14945, on the ratio to the policy that stored the sample: ExGRPO,
@@ -165,7 +165,7 @@ def shaped(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, gamma:
 
 @SURROGATES.register
 def shaped_probability(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, gamma: float) -> Surrogate:
-    """``shaped`` of the probability itself, for samples whose author's probabilities are not known.
+    """``shaped`` of the probability itself, for samples without log-probabilities of their author.
 
     l = -A p / (p + gamma), p = exp(logprob). For decisions that have a probability: a density above 1 counts as 1.
 

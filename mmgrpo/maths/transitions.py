@@ -1,7 +1,7 @@
-"""One denoising step as a Gaussian: what the network's output says, and how samplers draw the next latent from it.
+"""One denoising step as a Gaussian: the prediction of the network, and the samplers of the next latent.
 
 x = alpha x0 + sigma eps is the latent at a noise level; a prime marks the next, less noisy one; h = sigma - sigma'.
-Every sampler draws x' ~ N(signal x0 + noise eps, std^2), so a sampler is three numbers per step (a ``Kernel``).
+Every sampler samples x' ~ N(signal x0 + noise eps, std^2), so a sampler is three numbers per step (a ``Kernel``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _FLOW_TOLERANCE = 1e-6  # schedules are float32: alpha = 1 - sigma holds to rounding only
 _NEAR_ONE = 1e-3
 _LOG_HELD = 1 - 3e-3
-_ROUNDING = 1e-9  # what a sum of squares may miss its bound by, relatively
+_ROUNDING = 1e-9  # relative tolerance of a sum of squares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class DenoisingStep:
     Attributes:
         level: where the step starts.
         next_level: where it ends, at less noise.
-        second_sigma: sigma at index 1 of the whole schedule, which stands in for sigma = 1 where that divides by zero.
+        second_sigma: sigma at index 1 of the complete schedule, used in place of sigma = 1 where that divides by zero.
     """
 
     level: Level
@@ -68,13 +68,13 @@ class DenoisingStep:
 
     @property
     def length(self) -> float:
-        """h = sigma - sigma'; 0 where a schedule repeats its last level: such a step changes nothing, nor draws."""
+        """h = sigma - sigma'; 0 where a schedule repeats its last level: such a step changes and samples nothing."""
         return self.level.sigma - self.next_level.sigma
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the network's output says of a latent, at least float32.
+    """The prediction of the network for a latent, at least float32.
 
     Attributes:
         x0: the clean sample.
@@ -100,9 +100,9 @@ class Kernel:
     std: float
 
     def excess_noise(self, step: DenoisingStep) -> float:
-        """How much more noise the next latent holds than its level says, predicted and fresh together.
+        """The excess of noise in the next latent over its level, predicted and fresh noise together.
 
-        sqrt(noise^2 + std^2) - sigma'. A network that takes few steps was taught no latent with more.
+        sqrt(noise^2 + std^2) - sigma'. A few-step network was trained on no latent with more.
 
         Units: latent.
         """
@@ -128,11 +128,11 @@ def kernel_mean(kernel: Kernel, prediction: Prediction) -> Tensor:
 def extrapolated(
     x: Tensor, prediction: Prediction, before: Prediction, step: DenoisingStep, level_before: Level
 ) -> Prediction:
-    """What makes a deterministic first-order step one of second order, from what the step before predicted.
+    """The clean sample that makes a deterministic first-order step one of second order, from the previous prediction.
 
     x0 + (h / 2 h') (x0 - x0'), a prime marking the step before, h the step's length in log(alpha / sigma). Noise and
-    clean sample give x as before. A step that ends on the clean sample stays as it is, and so does one whose
-    predecessor began with pure noise.
+    clean sample give x as before. A step that ends on the clean sample does not change, nor does one after a step
+    from pure noise.
 
     Shapes: all as the latent.   Units: latent.
     Source: DPM-Solver++, arXiv:2211.01095, algorithm 2 (2M), its midpoint form.
@@ -166,7 +166,7 @@ def velocity_to_prediction(x: Tensor, velocity: Tensor, level: Level) -> Predict
 def epsilon_to_prediction(x: Tensor, epsilon: Tensor, level: Level) -> Prediction:
     """Reads a noise prediction: x0 = (x - sigma eps) / alpha.
 
-    Shapes: x and epsilon alike; any.   Units: latent.   Raises: ConfigError at alpha = 0, where x says nothing of x0.
+    Shapes: x and epsilon alike; any.   Units: latent.   Raises: ConfigError at alpha = 0, where x is independent of x0.
     Source: DDPM, arXiv:2006.11239, eq. 9 to 11.
     """
     if level.alpha <= 0:
@@ -182,8 +182,8 @@ def v_to_prediction(x: Tensor, v: Tensor, level: Level) -> Prediction:
     """Reads a v-prediction: x0 = alpha x / r^2 - sigma v / r, eps = sigma x / r^2 + alpha v / r.
 
     r^2 = alpha^2 + sigma^2, and the network's v = (alpha eps - sigma x0) / r is that of the variance-preserving latent
-    x / r. A VP schedule has r = 1: x0 = alpha x - sigma v, eps = sigma x + alpha v. On a VE one this is what
-    diffusers' Euler samplers do.
+    x / r. A VP schedule has r = 1: x0 = alpha x - sigma v, eps = sigma x + alpha v. On a VE one this equals diffusers'
+    Euler samplers.
 
     Shapes: x and v alike; any.   Units: latent.
     Source: Progressive Distillation, arXiv:2202.00512, app. D, for r = 1.
@@ -207,12 +207,12 @@ def x0_to_prediction(x: Tensor, x0: Tensor, level: Level) -> Prediction:
 
 
 def secant_to_prediction(x: Tensor, next_x: Tensor, step: DenoisingStep) -> Prediction:
-    """Reads a deterministic step itself, whatever made it: the clean sample and noise that x and x' have in common.
+    """Reads any deterministic step: the clean sample and noise that x and x' have in common.
 
     x = alpha x0 + sigma eps and x' = alpha' x0 + sigma' eps, solved for x0 and eps. Of a flow schedule these are
-    x - sigma u and x + alpha u with u = (x - x') / h, the mean velocity that a flow map says.
+    x - sigma u and x + alpha u with u = (x - x') / h, the mean velocity of a flow map.
 
-    Shapes: x and next_x alike; any.   Units: latent.   Raises: ConfigError for levels whose SNR does not rise.
+    Shapes: x and next_x alike; any.   Units: latent.   Raises: ConfigError for levels with an SNR that does not rise.
     Source: the definition of the levels; MeanFlow, arXiv:2505.13447, for the mean velocity.
     """
     now, after = step.level, step.next_level
@@ -269,12 +269,12 @@ def wan_sde(step: DenoisingStep, *, strength: float) -> Kernel:
 def log_sde(step: DenoisingStep, *, strength: float) -> Kernel:
     """``flow_sde`` integrated over the step: std = strength sqrt(log((1 - sigma') / (1 - sigma)) - h).
 
-    noise = sigma' - std^2 / (2 sigma), sigma held below 1 - 3e-3 within the logarithm. ``flow_sde`` takes the rate at
-    the beginning of the step, strength^2 sigma / (1 - sigma), which is the highest, for all of it.
+    noise = sigma' - std^2 / (2 sigma), sigma clamped below 1 - 3e-3 within the logarithm. ``flow_sde`` takes the rate
+    at the beginning of the step, strength^2 sigma / (1 - sigma), which is the highest, for all of it.
 
     Units: strength is dimensionless; published 0.5 (HunyuanVideo 1.5).
     Raises: ConfigError off a flow schedule, for negative strength, or for a step so short below sigma = 1 that it ends
-        where sigma is held.
+        where sigma is clamped.
     Source: SAGE-GRPO, arXiv:2603.21872, and its code (Tencent-Hunyuan/SAGE-GRPO, ``sde_step_with_logprob``). Deviation:
         the step to sigma' = 0 is deterministic.
     """
@@ -294,8 +294,8 @@ def cps(step: DenoisingStep, *, strength: float) -> Kernel:
     """Coefficients-preserving sampling: std = sigma' sin(strength pi / 2), noise = sqrt(sigma'^2 - std^2).
 
     signal = alpha'. Predicted and fresh noise together weigh exactly sigma' at any step length. Serves every schedule.
-    Does not keep the marginals: the prediction of the noise spreads less than the noise, and nothing makes up for it.
-    Of standard normal data, seen by an exact network on even flow levels, samples at 0.8 have a std of 0.72 in 10 steps
+    Does not keep the marginals: the prediction of the noise spreads less than the noise, and nothing compensates for
+    it. For standard normal data and an exact network on even flow levels, samples at 0.8 have a std of 0.72 in 10 steps
     and 0.81 in 1,000, where those without noise have 0.88 and 1.00.
 
     Units: strength in [0, 1], the share of the noise that is fresh; published 0.8.
@@ -317,7 +317,7 @@ def ddim(step: DenoisingStep, *, strength: float) -> Kernel:
     noise = sqrt(sigma'^2 - std^2), signal = alpha'. Serves every schedule: on VE and EDM, eta = 1 is ancestral Euler.
 
     Units: strength is dimensionless; 0 is DDIM (Euler on flow, VE and EDM), 1 is DDPM's posterior.
-    Raises: ConfigError for negative strength, one so large that std > sigma', or levels whose SNR does not rise.
+    Raises: ConfigError for negative strength, one so large that std > sigma', or levels with an SNR that does not rise.
     Source: DDIM, arXiv:2010.02502, eq. 12 and 16, written in (alpha, sigma). Deviation: last level as the schedule
         gives it (the DDPO code reads alphabar of timestep 0 instead of the scheduler's final one).
     """
@@ -345,7 +345,7 @@ SAMPLERS: Mapping[str, Sampler] = MappingProxyType(
 
 
 def _is_deterministic(step: DenoisingStep, strength: float) -> bool:
-    """Whether nothing is drawn: at strength 0, and in a step that ends without noise or changes nothing."""
+    """Whether the step is deterministic: at strength 0, and in a step that ends without noise or changes nothing."""
     _require_strength(strength)
     return strength == 0 or step.next_level.sigma == 0 or step.length == 0
 

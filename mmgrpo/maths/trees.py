@@ -1,6 +1,6 @@
-"""Trees: where the branches of a group part, told from the group's size and the schedule's.
+"""Trees: the decisions at which the branches of a group split, from the group's size and the schedule's length.
 
-Pure functions of integers; each returns the splits in their order, whose factors multiply to the group's size.
+Pure functions of integers; each returns the splits in order; the product of their factors is the group's size.
 """
 
 from __future__ import annotations

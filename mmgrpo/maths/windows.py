@@ -1,6 +1,6 @@
-"""Windows: which denoising steps are drawn at random and trained on.
+"""Windows: the denoising steps that are stochastic and trained on.
 
-Pure functions of integers, so every rank that gives the same ones trains on the same steps. Each returns increasing
+Pure functions of integers, so every rank trains on the same steps. Each returns increasing
 indices into the schedule's usable stochastic decisions, 0 .. num_decisions - 1, and never the empty tuple. Where a
 function takes ``low`` and ``high``, the window stays within low .. high - 1; high=None means num_decisions. ``seed``
 must already contain the step.
@@ -32,9 +32,9 @@ def all_window(num_decisions: int) -> tuple[int, ...]:
 
 @WINDOWS.register("fixed")
 def fixed_window(num_decisions: int, *, start: int, size: int) -> tuple[int, ...]:
-    """The same ``size`` neighbouring decisions at every iteration, from ``start``.
+    """The same ``size`` consecutive decisions at every iteration, from ``start``.
 
-    Raises: ConfigError if they do not lie within the schedule.
+    Raises: ConfigError if they are not within the schedule.
     Source: the frozen window of MixGRPO, arXiv:2507.21802.
     """
     _checked_end(num_decisions, size=size, low=start, high=None)
@@ -45,11 +45,11 @@ def fixed_window(num_decisions: int, *, start: int, size: int) -> tuple[int, ...
 def random_window(
     num_decisions: int, *, size: int, low: int = 0, high: int | None = None, seed: int
 ) -> tuple[int, ...]:
-    """``size`` neighbouring decisions, their start uniform on low .. high - size.
+    """``size`` consecutive decisions, their start uniform on low .. high - size.
 
     Raises: ConfigError if the window does not fit.
     Source: Flow-GRPO-Fast's ``sde_window_size`` and ``sde_window_range`` (arXiv:2505.05470). Deviation: one window for
-    the whole job at a step, where that code draws one per batch and rank.
+    all processes at a step, where that code samples one per batch and rank.
     """
     end = _checked_end(num_decisions, size=size, low=low, high=high)
     start = random.Random(derive_seed(seed)).randint(low, end - size)
@@ -64,8 +64,8 @@ def random_subset(
 
     A share is rounded down, to one decision at least, so that a method need not know the number of steps.
 
-    Raises: ConfigError if there are fewer than ``size``, or it is neither a share nor whole.
-    Source: Flow-Factory's ``num_sde_steps``; DanceGRPO's random fraction of timesteps, arXiv:2505.07818.
+    Raises: ConfigError if there are fewer than ``size``, or it is neither a share nor an
+    integer. Source: Flow-Factory's ``num_sde_steps``; DanceGRPO's random fraction of timesteps, arXiv:2505.07818.
     """
     num_sampled = subset_size(size, (num_decisions if high is None else high) - low)
     end = _checked_end(num_decisions, size=num_sampled, low=low, high=high)
@@ -73,9 +73,9 @@ def random_subset(
 
 
 def subset_size(size: float, num_decisions: int) -> int:
-    """How many of so many decisions ``random_subset`` draws.
+    """The number of decisions that ``random_subset`` samples.
 
-    Raises: ConfigError if the size is neither a share nor whole.
+    Raises: ConfigError if the size is neither a share nor an integer.
     """
     if 0 < size < 1:
         return max(1, int(size * num_decisions))
@@ -87,9 +87,10 @@ def subset_size(size: float, num_decisions: int) -> int:
 
 
 def shortened(num_steps: int, last: int, frac: float) -> tuple[float, ...]:
-    """Where the steps of a flow begin, in times from 1 to 0, if there are fewer of them after decision ``last``.
+    """The start times of the steps of a flow, from 1 to 0, with fewer of them after decision ``last``.
 
-    Up to it they begin at 1 - i / num_steps; from its end on, ``frac`` times as many points lie evenly on the way to 0.
+    Up to it they begin at 1 - i / num_steps; from its end on, ``frac`` times as many points are evenly spaced down to
+    0.
 
     Raises: ConfigError unless 0 <= last < num_steps - 1 and 0 < frac < 1.
     Source: MixGRPO-Flash, arXiv:2507.21802, and its code, which rounds the number of points down. Deviation: two points
@@ -117,13 +118,13 @@ def progressive_window(
     low: int = 0,
     high: int | None = None,
 ) -> tuple[int, ...]:
-    """``size`` neighbouring decisions that move by ``stride`` every ``interval`` iterations, from noise to image.
+    """``size`` consecutive decisions that move by ``stride`` every ``interval`` iterations, from noise to image.
 
     start = low + stride * (floor(step / interval) mod n), n = floor((high - low - size) / stride) + 1.
 
     Raises: ConfigError if the window does not fit, or step < 0, stride < 1 or interval < 1.
-    Source: MixGRPO, arXiv:2507.21802, and its code. Deviation: the start rolls back to ``low`` as soon as a whole
-    window no longer fits; the reference code goes on with a shorter one, then with an empty one that trains nothing.
+    Source: MixGRPO, arXiv:2507.21802, and its code. Deviation: the start rolls back to ``low`` as soon as a full
+    window no longer fits; the reference code continues with a shorter one, then with an empty one that trains nothing.
     """
     end = _checked_end(num_decisions, size=size, low=low, high=high)
     if step < 0 or stride < 1 or interval < 1:

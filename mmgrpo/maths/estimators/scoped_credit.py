@@ -1,8 +1,7 @@
-"""Credit by parts: estimators that lay what a reward said of spans, turns, steps or ranks on their decisions.
+"""Credit by parts: estimators that give a reward's scores of spans, turns, steps or ranks to their decisions.
 
-They add to the advantage that comes in; a reward that should speak through its parts alone has a weight of 0 among the
-rewards, and trains the samples of whose parts it said anything. A part that the reward said nothing of gets nothing,
-and so do decisions in no part.
+They add to the input advantage; for a reward that should act only by its parts set the weight to 0: it then trains
+the samples with a scored part. Parts without a score, and decisions in no part, get nothing.
 
 Axes: B samples, T decisions, S scopes of a sample, P groups, G size of the largest group.
 """
@@ -30,7 +29,7 @@ def scoped(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: flo
     std; 0 where fewer than two are known, or all are equal.
 
     Units: weight is advantage per standard deviation.
-    Source: EviSRAG, arXiv:2510.09733, whose rewards are each standardised and laid on their own spans.
+    Source: EviSRAG, arXiv:2510.09733, where each reward is standardized and given to its spans.
     """
     scores = feedback.scopes(reward)
     score_BS = standardised_BS(scores.value_BS.double(), scores.valid_BS, feedback.groups, eps)
@@ -56,10 +55,10 @@ def process_returns(feedback: Feedback, advantage_BT: Tensor, *, reward: str, we
 def segment_differences(
     feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float = 1.0, below: float = 1.0
 ) -> Tensor:
-    """What each segment changed in the value of where it begins, the sample's reward being the value of its end.
+    """The change of the value over each segment; the value at the end of the sample is its reward.
 
-    A_t <- A_t + weight (V(next segment's start) - V(this one's start)), on decisions of an old probability below
-    ``below`` alone. The reward's parts are the segments, and what it says of one is the value of its start; a segment
+    A_t <- A_t + weight (V(next segment's start) - V(this one's start)), only on decisions with an old probability
+    below ``below``. The reward's parts are the segments, and its score of one is the value at its start; a segment
     without a value, or before one without, gets nothing.
 
     Units: weight is advantage per reward; below is a probability (0.9), 1 for all decisions.
@@ -88,7 +87,7 @@ def with_parts(advantage_BT: Tensor, scores: Scoped, value_BS: Tensor, weight: f
 
 
 def standardised_BS(value_BS: Tensor, valid_BS: Tensor, groups: Groups, eps: float) -> Tensor:
-    """Values standardised over the members of a group, each scope number by itself."""
+    """Values standardized over the members of a group, separately for each scope number."""
     value_SPG, valid_SPG = by_group(value_BS, valid_BS, groups)
     S, P, G = value_SPG.shape
     if G < 2:

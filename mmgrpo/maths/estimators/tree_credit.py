@@ -1,8 +1,8 @@
-"""Credit by what lies below: estimators over the forest of states.
+"""Tree credit: estimators over the forest of states.
 
-In each, a decision takes what belongs to the node that it led to. They replace the advantage, but where they say
-otherwise; rewards are taken as they are. Where rows took over the beginnings of others, the forest is the one that was
-drawn; otherwise it is found: rows share a node as long as they share their states.
+In each, a decision takes the value of the node that it led to. They replace the advantage unless they state otherwise;
+rewards are not scaled. Where rows continue others, the forest is the sampled one; otherwise rows share a node as long
+as they share their states.
 
 Axes: B samples, T decisions, M nodes.
 """
@@ -35,7 +35,7 @@ def node_value(mean_of: str) -> NodeValue:
 @ESTIMATORS.register
 @estimator(check=node_value)
 def temporal_difference(feedback: Feedback, advantage_BT: Tensor, *, mean_of: str = "leaves") -> Tensor:
-    """What a decision changed in the mean reward of the leaves below, or of the ``children``, as ``siblings`` has it.
+    """The change by a decision of the mean reward of the leaves below, or of the ``children``, as in ``siblings``.
 
     A = V(node it led to) - V(node it was taken in). Along a sample they sum to r - V(prompt).
 
@@ -53,12 +53,13 @@ def temporal_difference(feedback: Feedback, advantage_BT: Tensor, *, mean_of: st
 @ESTIMATORS.register
 @estimator()
 def along_segments(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
-    """Decisions between two places where branches part take the advantage of the first of them.
+    """Decisions between two branch points take the advantage of the first of them.
 
-    A_t <- A_s, s the last decision at or before t that others took otherwise, or the sample's first.
+    A_t <- A_s, s the last decision at or before t at which other rows branched, or the sample's first.
 
     Units: those of the advantage.
-    Source: SPO, arXiv:2505.23564, whose segments' tokens share an advantage; TreeRPO, arXiv:2506.05183, its steps.
+    Source: SPO, arXiv:2505.23564, where the tokens of a segment share an advantage; TreeRPO, arXiv:2506.05183, its
+        steps.
     """
     tree = forest_of(feedback)
     column_BT = torch.arange(tree.mask_BT.shape[1]).expand_as(tree.mask_BT)
@@ -81,7 +82,8 @@ def prune_depths(feedback: Feedback, advantage_BT: Tensor, *, depths: Sequence[i
 
     Units: those of the advantage.
     Raises: ConfigError for a depth below 1.
-    Source: BranchGRPO's code, ``depth_pruning``. Deviation: its means leave out what is pruned, here it is a zero.
+    Source: BranchGRPO's code, ``depth_pruning``. Deviation: its means leave out pruned decisions, here they count as
+        zeros.
     """
     tree = forest_of(feedback)
     pruned_BT = torch.isin(tree.laid(tree.depth_M), torch.tensor(depths))
@@ -96,16 +98,17 @@ def _check_prune_width(share: float) -> None:
 @ESTIMATORS.register
 @estimator(check=_check_prune_width)
 def prune_width(feedback: Feedback, advantage_BT: Tensor, *, share: float = 0.5) -> Tensor:
-    """Below the last split of a sample, the best and the worst samples of its group alone earn anything.
+    """Below the last split of a sample, only the best and the worst samples of its group keep their advantage.
 
-    A_t <- 0 there but for the k // 2 best and k - k // 2 worst rewards, k = max(2, floor(share n)), n those of a group.
+    A_t <- 0 there except for the k // 2 best and k - k // 2 worst rewards, k = max(2, floor(share n)), n those of a
+    group.
 
-    A decision is below the last split if its state is the sample's alone. The update does not compute what is pruned.
+    A decision is below the last split if only this sample has its state. The update does not compute pruned decisions.
 
     Units: those of the advantage.
     Raises: ConfigError for a share that is not within 0 to 1.
     Source: BranchGRPO's code, ``width_pruning_mode`` 2. Deviations: within a group instead of a process's trees; its
-        means leave out what is pruned, here it is a zero.
+        means leave out pruned decisions, here they count as zeros.
     """
     tree, groups = forest_of(feedback), feedback.groups
     valid_PG = groups.valid(feedback.valid_B)
@@ -122,7 +125,7 @@ def prune_width(feedback: Feedback, advantage_BT: Tensor, *, share: float = 0.5)
 
 
 def forest_of(feedback: Feedback) -> Forest:
-    """The forest that was drawn where rows took over the beginnings of others, else the one that their states make."""
+    """The sampled forest if rows continue others, else the one of their states."""
     sampled_by_BT = feedback.sampled_by_BT
     states_BT = feedback.state_BT if sampled_by_BT is None else drawn_states(sampled_by_BT)
     return forest(states_BT, feedback.mask_BT, feedback.group_B)

@@ -1,4 +1,4 @@
-"""Credit by what others say of a decision: a learned value, another policy, a column of the data.
+"""Credit by another source: a learned value, another policy, a column of the data.
 
 Axes: B samples, T decisions.
 """
@@ -30,7 +30,7 @@ def gae(
     value: str = VALUE.name,
     view: str | None = None,
 ) -> Tensor:
-    """Generalised advantages of a learned value, the sample's reward coming with its last decision.
+    """Generalized advantages of a learned value; the sample's reward is that of its last decision.
 
     delta_t = r_t + gamma V_{t+1} - V_t;   A_t = delta_t + gamma decay A_{t+1}, over kept decisions, 0 after the last.
     It replaces the advantage.
@@ -42,7 +42,7 @@ def gae(
 
 
 def gae_BT(feedback: Feedback, advantage_BT: Tensor, *, gamma: float, decay: float, value: Value) -> Tensor:
-    """Generalised advantages of a value. Shapes: (B, T) -> (B, T)."""
+    """Generalized advantages of a value. Shapes: (B, T) -> (B, T)."""
     reward_B = feedback.reward_B.where(feedback.valid_B, 0.0)
     found_BT = generalised_advantage(feedback[value], reward_B, feedback.mask_BT, gamma=gamma, decay=decay)
     return found_BT.where(feedback.valid_B[:, None], 0.0).to(advantage_BT)
@@ -51,10 +51,10 @@ def gae_BT(feedback: Feedback, advantage_BT: Tensor, *, gamma: float, decay: flo
 @ESTIMATORS.register
 @estimator()
 def whitened(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """Advantages standardised over all decisions of the job's drawn samples that a reward applied to.
+    """Advantages standardized over all decisions of the job's on-policy samples that a reward applied to.
 
     A <- (A - mean_N A) / sqrt(var_N A + eps), sample variance, over their kept decisions of the step; of fewer than two
-    the advantage is 0, and so it is of samples that are read.
+    the advantage is 0, and so it is of off-policy samples.
 
     Units: any -> standard deviations; eps in the square of the advantage's units.
     Source: verl, torch_functional.py, ``masked_whiten``, in which fewer than two decisions are an error.
@@ -63,7 +63,7 @@ def whitened(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8) -> 
 
 
 def standardise(feedback: Feedback, advantage_BT: Tensor, keep_BT: Tensor, eps: float) -> Tensor:
-    """The advantages of some decisions over their mean and deviation in the whole job; 0 elsewhere."""
+    """The advantages of some decisions over their mean and deviation on all processes; 0 elsewhere."""
     kept_BT = advantage_BT.double().where(keep_BT, 0.0)
     count, total = feedback.summed(torch.stack([keep_BT.sum().double(), kept_BT.sum()]))
     centred_BT = (kept_BT - total / count.clamp(min=1)).where(keep_BT, 0.0)
@@ -107,7 +107,7 @@ def log_ratio(
 def column_weight(
     feedback: Feedback, advantage_BT: Tensor, *, column: str, at_zero: float = 0.0, at_one: float = 1.0
 ) -> Tensor:
-    """The advantage by a number of the data row: what its prompt weighs in the run.
+    """The advantage times a number of the data row, the weight of its prompt in the run.
 
     A <- A (at_zero + (at_one - at_zero) column); without the two it is times the column itself.
 
@@ -122,13 +122,13 @@ def column_weight(
 @ESTIMATORS.register
 @estimator()
 def drawn_baseline(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
-    """Every member of a group against those that the policy drew at this step.
+    """Every member of a group against those that the policy sampled at this step.
 
-    A = r - mean r of the group's drawn members; 0 in groups without one. Read rows (replayed, given, refined) take part
-    without moving the baseline. It replaces the advantage.
+    A = r - mean r of the group's on-policy members; 0 in groups without one. Off-policy rows (replayed, demonstrations,
+    refined) take part without moving the baseline. It replaces the advantage.
 
     Units: those of the reward.
-    Source: none; Critique-GRPO's code (zhangxy-2019/critique-GRPO) compares with the whole group, its refinements
+    Source: none; Critique-GRPO's code (zhangxy-2019/critique-GRPO) compares with the complete group, its refinements
         included, as the scales of ``advantage.scale`` do.
     """
     groups = feedback.groups
@@ -145,7 +145,7 @@ def drawn_baseline(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
 
 
 def is_sampled_B(feedback: Feedback) -> Tensor:
-    """(B,) bool, the samples that were drawn at this step and that a reward applied to."""
+    """(B,) bool, the samples that were sampled at this step and that a reward applied to."""
     return feedback.valid_B if feedback.origin_B is None else feedback.valid_B & (feedback.origin_B == DRAWN)
 
 
@@ -177,15 +177,15 @@ def within_divergence(feedback: Feedback, advantage_BT: Tensor, *, view: str = R
 @ESTIMATORS.register
 @estimator()
 def imitated(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float = 1.0) -> Tensor:
-    """Rows that a single reward applies to are a mean of their own beside the others, weighed by what it says of them.
+    """Rows that a single reward applies to form a separate mean, weighted by that reward.
 
-    A = weight v n / sum v on these rows, v what the reward says of each and n how many others the job trains; the
+    A = weight v n / sum v on these rows, v the reward of each and n the number of other rows that the job trains; the
     others keep theirs. Under ``sequence_mean``, with the surrogate ``policy_gradient`` or at a ratio of 1, the gradient
     is that of n / N (L + weight M): N all rows, L the loss of the others alone, M the mean over these rows, by v, of
     minus the mean log-probability of their decisions.
 
-    Units: weight is that of M beside L; v is 0 or more.
-    Source: what the policy wrote and what proved of use is learnt by its likelihood beside GRPO: MEL, arXiv:2602.10224,
+    Units: weight is that of M relative to L; v is 0 or more.
+    Source: useful texts of the policy are trained by their likelihood in addition to GRPO: MEL, arXiv:2602.10224,
         eq. 9 and 10; ExPO, arXiv:2507.02834.
     """
     column, trains_B = feedback.reward(reward), feedback.length_B > 0

@@ -1,10 +1,10 @@
-"""Strategies: what is drawn at a step, round by round, told from what the rounds so far have brought.
+"""Strategies: request the samples of a step, round by round, from the results of earlier rounds.
 
-A strategy is a pure function of rounds, which are the same on all processes, so that all of them ask the same. An empty
-answer ends the step. A member's number within its group keys its random numbers; further members continue the numbers
-of those before.
+A strategy is a pure function of rounds, which are the same on all processes, so that all of them make the same
+requests. No requests end the step. A member's number within its group keys its random numbers; further members continue
+the numbers of those before.
 
-Axes: B rows of a round, over the whole job.
+Axes: B rows of a round, over all processes.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ STRATEGIES: Registry[Callable[..., Strategy]] = Registry()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Members of one group to draw.
+    """Members of one group to sample.
 
     Attributes:
         prompt: identity of the prompt within the step: 0 to ``num_prompts`` - 1 are the step's own, those that follow
             are further prompts.
         members: their numbers within the group.
-        context: name of the context that they are shown the prompt in; None: the prompt as it is.
-        share: how much of an answer the context shows, from 0 to 1, where it leaves that open.
-        settings: the policy's own settings of drawing, for them alone.
-        weights: name under which the policy keeps the weights that draw; None: those of now.
-        trained: whether they may be trained on; otherwise they are drawn to be judged for the strategy, and count only
-            among the forwards.
-        behind_prompt: whether what is drawn in a context is trained on behind the prompt as it is: its ratio is then to
-            the policy that saw the context.
-        as_own: with ``behind_prompt``, whether its ratio is to the policy that saw the prompt as it is instead: as if
-            that had drawn it.
-        given: in place of drawing, a sample for each member: a row of the memory, or an answer of the data row.
+        context: name of the context of the prompt; None: the unchanged prompt.
+        share: share of an answer that the context inserts, from 0 to 1, if the context does not set it.
+        settings: sampling settings of the policy, for these members only.
+        weights: name of the policy's weights that sample; None: the current ones.
+        trained: whether they may be trained on; otherwise they are sampled and scored for the strategy only, and count
+            only among the forwards.
+        behind_prompt: whether samples of a context are trained on with the unchanged prompt: their ratio is then to the
+            policy with the context.
+        as_own: with ``behind_prompt``, whether the ratio is instead to the policy with the unchanged prompt, as if it
+            had sampled them.
+        given: in place of sampling, a sample for each member: a row of the memory, or an answer of the data row.
         lenience: with rows of the memory, they are drafts: the first decisions of each that ``accepted`` keeps count as
-            drawn now, and the row goes on from there.
-        continues: where in another row of the group they go on from; None: from the prompt.
-        after: group and member of rows of earlier rounds whose texts their context shows, to all of them alike; a
-            prompt that no round has asked for before has the data row of the first of these.
+            sampled now, and the row continues from there.
+        continues: the position in another row of the group from which they continue; None: the prompt.
+        after: group and member of rows of earlier rounds; the context inserts their texts for all members. A prompt
+            that no earlier round requested has the data row of the first of these.
     """
 
     prompt: int
@@ -85,12 +85,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A place in a row of an earlier round.
+    """A position in a row of an earlier round.
 
     Attributes:
         member: the row's number within the group.
-        after: how many of its first decisions are taken over.
-        then: a text that follows on them, given and never trained, before the row goes on.
+        after: number of its first decisions that are shared.
+        then: a text that is forced after them and never trained, before the row continues.
     """
 
     member: int
@@ -115,22 +115,22 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What became of one round of requests, over the whole job; rows of all processes, in rank order.
+    """The results of one round of requests; rows of all processes, in rank order.
 
-    Rewards that compare the members of a group saw those that this round brought; once all rounds are over they are
-    asked again about the members that are kept, wherever these are others.
+    Rewards that compare the members of a group score those of this round; after the last round they score the kept
+    members again, if those differ.
 
     Attributes:
-        requests: what was asked.
-        request_B: which of them each row answers.
+        requests: the requests.
+        request_B: the request of each row.
         prompt_B: prompt of each row.
         member_B: number of each row within its group.
-        reward_B: float64, what its rewards combine to.
+        reward_B: float64, its combined rewards.
         valid_B: bool, whether any reward applied to it.
-        length_B: how many of its decisions can be trained on.
-        finished_B: bool, whether it came to its own end.
-        places_B: decisions of each row that the strategy's ``places`` found, in their order; empty without any.
-        heights_B: the value that the first of these goes by; likewise.
+        length_B: number of its decisions that can be trained on.
+        finished_B: bool, False if its length limit cut it off.
+        places_B: branch points of each row by the strategy's ``places``, in order; empty without any.
+        heights_B: the value of the first of these; likewise.
     """
 
     requests: Sequence[Request]
@@ -160,15 +160,15 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a strategy is told of the step.
+    """The data of the step for a strategy.
 
     Attributes:
         step: counted from 0.
         num_prompts: groups of the step.
         group_size: members per group.
-        seed: of all that is drawn.
-        memory: what is remembered of earlier steps.
-        key_of: what a prompt is remembered by, by its identity in the step.
+        seed: seed of all samples.
+        memory: the memory of earlier steps.
+        key_of: identity of a prompt in the step -> its key in the memory.
     """
 
     step: int
@@ -179,7 +179,7 @@ class Setting:
     key_of: Callable[[int], str] = str
 
     def groups(self, first: int, num: int) -> tuple[Request, ...]:
-        """Whole groups of prompts, from one on."""
+        """Requests of complete groups for consecutive prompts from one on."""
         return tuple(Request(prompt=first + k, members=tuple(range(self.group_size))) for k in range(num))
 
 
@@ -219,14 +219,14 @@ class Strategy:
 
     Attributes:
         ask: (rounds so far, setting) -> the next round's requests; none end the step.
-        kept: (rounds, setting) -> per round bool (B,), the rows that are trained on and that groups are compared by; if
-            not given, all that may be trained on.
-        looks_back: whether it is asked again after the first round; its rewards are then waited for.
-        replay: what of a step's rows it wants remembered, to be read again; None: nothing.
-        places: where in its rows others may go on from; None: nowhere.
+        kept: (rounds, setting) -> per round bool (B,), the rows that are trained on and compared in groups; None: all
+            that may be trained on.
+        looks_back: whether it is called again after the first round; the round's rewards are then awaited.
+        replay: the rows of a step to remember for replay; None: no rows.
+        places: the positions in its rows from which others may continue; None: no positions.
         memory: columns of the memory that it reads.
-        forgetting: how weights that have moved away from the rounds so far come about, which requests may name; None:
-            there are none.
+        forgetting: the unlearning step of weights that requests may name; None: no such
+            weights.
     """
 
     ask: Callable[[Sequence[Round], Setting], Sequence[Request]]
@@ -242,24 +242,24 @@ class Strategy:
 def ask_then(
     rounds: Sequence[Round], setting: Setting, *, further: Callable[[Round, Setting], Sequence[Request]]
 ) -> Sequence[Request]:
-    """Every group; then, once, what the first round calls for."""
+    """Every group; then, once, the requests that follow from the first round."""
     if not rounds:
         return setting.groups(0, setting.num_prompts)
     return further(rounds[0], setting) if len(rounds) == 1 else ()
 
 
 def failed(round_: Round, setting: Setting, below: float) -> Sequence[int]:
-    """The prompts whose members' rewards in a round are all under a bound; none applied: it has not failed."""
+    """The prompts with all rewards of a round under a bound; a prompt without rewards has not failed."""
     rewards = round_.rewards()
     return [prompt for prompt in range(setting.num_prompts) if max(rewards.get(prompt, NOBODY).values()) < below]
 
 
 NOBODY: Mapping[int, float] = {0: math.inf}
-"""A group that no reward applied to: nobody has failed."""
+"""A group that no reward applied to has not failed."""
 
 
 OF_GROUP_SIZE = ("fixed", "refill")
-"""Strategies whose every group has ``rollout.group_size`` members."""
+"""Strategies with ``rollout.group_size`` members in every group."""
 
 
 @STRATEGIES.register
@@ -276,17 +276,17 @@ def _ask_once(rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
 def refill(
     *, rounds: int = 10, target: int | None = None, factor: float = 1.0, variance: float | None = None
 ) -> Strategy:
-    """Dynamic sampling: further prompts are drawn until ``target`` groups have rewards that differ, and those train.
+    """Dynamic sampling: further prompts are sampled until ``target`` groups have rewards that differ, and those train.
 
-    Each round asks for ceil((target - groups found) * factor) further prompts, at most ``rounds`` rounds in all. Groups
-    of equal rewards count nowhere, nor do groups beyond the target; nor, with ``variance``, do groups the variance of
-    whose rewards is less than that share of the largest that n rewards of 0 or 1 can have.
+    Each round requests ceil((target - groups found) * factor) further prompts, at most ``rounds`` rounds in all. Groups
+    of equal rewards and groups beyond the target are left out; with ``variance``, so are groups with a variance of the
+    rewards below that share of the largest possible one of n rewards of 0 or 1.
 
     Units: rounds and groups; target null: ``rollout.prompts_per_step``; variance is dimensionless, 0 to 1.
-    Raises: ConfigError for numbers that ask for nothing.
+    Raises: ConfigError for numbers that request nothing.
     Source: DAPO, arXiv:2503.14476, sec. 3.2, eq. 11; VCRL, arXiv:2509.19803, p = sigma^2 / sigma_max^2 >= kappa.
-    Deviation: DAPO's code draws whole batches of a constant size, and gives up with an error after its last one; here
-    the groups found until then are trained on. VCRL takes what is missing from prompts of high variance that it keeps.
+    Deviation: DAPO's code samples batches of a constant size, and raises an error after its last one; here the groups
+    found until then are trained on. VCRL takes missing groups from stored prompts of high variance.
     """
     if rounds < 1 or factor <= 0 or (target is not None and target < 1):
         raise ConfigError(f"refill needs rounds >= 1, target >= 1 and factor > 0, got {rounds}, {target}, {factor}")
@@ -323,7 +323,7 @@ def _first_informative(
 
 
 def informative(rounds: Sequence[Round]) -> list[int]:
-    """Prompts whose members' rewards differ, in order.
+    """Prompts with differing rewards, in order.
 
     Shapes: (B,) of each round -> list.
     """
@@ -338,7 +338,7 @@ def informative(rounds: Sequence[Round]) -> list[int]:
 
 
 def varied(rounds: Sequence[Round], *, least: float) -> list[int]:
-    """Prompts whose members' rewards differ so much, in order: n sum (r - mean r)^2 >= least floor(n / 2) ceil(n / 2).
+    """Prompts with rewards that differ enough, in order: n sum (r - mean r)^2 >= least floor(n / 2) ceil(n / 2).
 
     Shapes: (B,) of each round -> list.   Units: least is dimensionless, of rewards from 0 to 1.
     """

@@ -1,4 +1,4 @@
-"""Strategies of further attempts: groups drawn anew until somebody is right, and answers written after drafts."""
+"""Strategies of further attempts: groups resampled until a member is right, and answers written after drafts."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def resample_until_correct(
     reuse: int = 0,
     held: int = 16,
 ) -> Strategy:
-    """Whole groups are drawn anew, attempt after attempt, until a member is right; the last or all attempts train.
+    """Complete groups are resampled, attempt after attempt, until a member is right; the last or all attempts train.
 
     A group is unsolved while all its rewards are under ``below``. Each of ``attempts`` names the context in which the
-    unsolved groups are drawn anew, and trained on; null shows the prompt as it is. ``keep`` says which attempts of a
-    group train: its ``last`` one, or ``all``. Before the attempts, ``asks`` draws one further answer of each unsolved
-    prompt in that context, which later contexts may show and nobody trains on. After them, up to ``reuse`` right
-    answers of earlier steps join a group that is still unsolved; ``held`` rows of a prompt are remembered for it.
-    Before step ``start`` there are no further attempts.
+    unsolved groups are resampled and trained on; null is the unchanged prompt. ``keep`` selects the attempts of a group
+    that train: its ``last`` one, or ``all``. Before the attempts, ``asks`` samples one further answer to each unsolved
+    prompt in that context, which later contexts may insert and which is not trained on. After them, up to ``reuse``
+    right answers of earlier steps join a group that is still unsolved; the memory stores ``held`` rows per prompt for
+    it. Before step ``start`` there are no further attempts.
 
     Units: below in those of the reward; start in steps; reuse and held in rows.   Raises: ConfigError for no attempts,
         another keep, or negative numbers.
     Source: a growing part of the solution, the last attempt trained: GHPO, arXiv:2507.10628, and its code
         (hkgc-1/GHPO, ``ghpo_trainer.py``); hints that the policy writes: SAGE, arXiv:2602.03143, and its code
-        (BaohaoLiao/SAGE, ``hint_trainer.py``); further draws in stages and right answers of earlier steps: AR3PO,
+        (BaohaoLiao/SAGE, ``hint_trainer.py``); further samples in stages and right answers of earlier steps: AR3PO,
         arXiv:2509.25808.
     """
     if not attempts or keep not in ("last", "all") or min(start, reuse) < 0 or held < 1:
@@ -81,7 +81,7 @@ def _ask_again(
 
 
 def _unsolved(rounds: Sequence[Round], setting: Setting, below: float) -> list[int]:
-    """The prompts that failed at every attempt; what is drawn for the strategy alone is none."""
+    """The prompts that failed at every attempt; samples only for the strategy are no attempt."""
     attempts = [round_ for round_ in rounds if bool(trained(round_).any())]
     return sorted(
         set(failed(rounds[0], setting, below)).difference(*(_solved(round_, below) for round_ in attempts[1:]))
@@ -123,14 +123,15 @@ def revise(
     keep: int | None = None,
     below: float | None = None,
 ) -> Strategy:
-    """Answers are drawn twice: drafts of each prompt, then answers in a context that may show the drafts.
+    """Answers are sampled twice: drafts for each prompt, then answers in a context that may insert the drafts.
 
     ``drafts`` members first (null: the group size), trained on or not; then ``members`` more (null: as many) in
-    ``context``, trained on as they were shown the prompt or behind the bare one. Of these, the ``keep`` of the highest
-    rewards are left (null: all). Where a draft's reward reaches ``below`` (null: nowhere) they see the bare prompt.
+    ``context``, trained on with that context or with the unchanged prompt. Of these, the ``keep`` of the highest
+    rewards are left (null: all). If a draft's reward reaches ``below`` (null: never) they have the unchanged prompt.
 
-    Units: members a group; below in those of the reward.   Raises: ConfigError for numbers that draw or keep nothing.
-    Source: the best draft shown to the second half: iGRPO, arXiv:2602.09000; a refinement of each draft, the best of
+    Units: members a group; below in those of the reward.   Raises: ConfigError for numbers that sample or keep nothing.
+    Source: the best draft in the prompt of the second half: iGRPO, arXiv:2602.09000; a refinement of each draft, the
+        best of
         which joins: Critique-GRPO, arXiv:2506.03106, and its code (zhangxy-2019/critique-GRPO,
         ``critique_vllm_rollout_spmd.py``); where no draft will do: RGR-GRPO, arXiv:2511.12344.
     """

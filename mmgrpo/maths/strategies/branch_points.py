@@ -1,6 +1,6 @@
-"""Places in a row that other rows may go on from.
+"""Branch points: positions in a row from which other rows may continue.
 
-A place is a number of decisions, from 1 to one less than the row has: so many are taken over, the next is drawn anew.
+A branch point is a number of decisions, from 1 to one less than the row has: so many are shared, the next is sampled.
 
 Axes: T decisions of a row.
 """
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A row as places are found in it.
+    """The data of a row for finding branch points.
 
     Attributes:
-        num_decisions: how many it has, T; those that were given are counted with them.
-        begins: how many of the first were given, or taken over from another row: places lie behind them.
-        value_T: of each, what the places go by, if they go by a value.
-        text: what was written, if they go by it.
-        ends_T: how many of its characters there are after each decision, if they go by them.
+        num_decisions: number of its decisions, T, forced ones included.
+        begins: number of leading decisions that were forced or shared with another row: branch points are after them.
+        value_T: the value of each by which branch points are chosen, if they need one.
+        text: the generated text, if they need it.
+        ends_T: number of its characters after each decision, if they need it.
     """
 
     num_decisions: int
@@ -44,12 +44,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """One way of finding places, its numbers bound.
+    """A function that finds branch points, its numbers bound.
 
     Attributes:
-        find: row -> places of it, the first choice first.
-        values: what must be known of the row's decisions.
-        text: whether it must be known which decisions wrote which characters.
+        find: row -> its branch points, the first choice first.
+        values: the required values of the row's decisions.
+        text: whether it needs the characters of each decision.
     """
 
     find: Callable[[Row], Sequence[int]]
@@ -68,7 +68,7 @@ def height(row: Row, positions: Sequence[int]) -> float:
 
 
 def at_decisions(*, at: Sequence[int]) -> Places:
-    """After the given numbers of decisions, the lowest first.
+    """After these numbers of decisions, the lowest first.
 
     Units: decisions.   Raises: ConfigError unless they increase from 1 on.
     """
@@ -101,7 +101,8 @@ def uncertain(*, apart: int = 1) -> Places:
     A decision closer than ``apart`` to one that was chosen before it is none.
 
     Units: entropies in nats, apart in decisions.   Raises: ConfigError below 1.
-    Source: TreeRL, arXiv:2506.11902, whose code (THUDM/TreeRL, tree_node.py) takes -log p of the token drawn for it.
+    Source: TreeRL, arXiv:2506.11902, and its code (THUDM/TreeRL, tree_node.py), which takes -log p of the sampled token
+        for it.
     """
     if apart < 1:
         raise ConfigError(f"branch points must be 1 decision apart or more, got {apart}")
@@ -149,7 +150,7 @@ def _after_matches(row: Row, *, pattern: re.Pattern[str]) -> Sequence[int]:
 
 
 def before_text(*, pattern: str, room: int = 0) -> Places:
-    """All places before the first match of a regular expression that lie ``room`` or more before the row's end.
+    """All positions before the first match of a regular expression, ``room`` or more decisions before the row's end.
 
     Units: characters, turned into decisions; room in decisions.   Raises: ConfigError as ``at_text``, or for less than
         none.
@@ -165,9 +166,9 @@ def _before_match(row: Row, *, find_match: Callable[[Row], Sequence[int]], room:
 
 
 def budgets(*, at: Sequence[int], pattern: str, room: int = 0) -> Places:
-    """After the given numbers of decisions before the first match of a regular expression, and after that match.
+    """After these numbers of decisions before the first match of a regular expression, and after that match.
 
-    All lie ``room`` or more decisions before the row's end but the last.
+    All but the last are ``room`` or more decisions before the row's end.
 
     Units: decisions.   Raises: ConfigError as ``at_decisions`` and ``before_text``.
     Source: AnytimeReasoner, arXiv:2505.13438.

@@ -1,12 +1,13 @@
-"""Strategies of trees: rows that go on from places in rows of earlier rounds.
+"""Strategies of trees: rows that continue from branch points in rows of earlier rounds.
 
-A group begins as ``group_size`` rows from the prompt, drawn to their ends. In each later round rows part: beside each
-that is there, ``factor`` - 1 further members take over its decisions up to a place and go on from there, so that with
-its own way on there are ``factor`` ways on from that state, all drawn alike. A row that ended before a place is not
-parted, and so a leaf higher up.
+A group begins as ``group_size`` rows from the prompt, sampled to their ends. In each later round rows branch: for each
+row, ``factor`` - 1 further members share its decisions up to a branch point and continue from there, so that with the
+row itself there are ``factor`` continuations of that state, all sampled alike. A row that ended before a branch point
+does not branch, and is a leaf higher up.
 
-Members are numbered by where they stand in the tree, whatever ended early: after a round that may bring each of n rows
-``most`` places, the row m's p-th place has the members n + (m most + p) (factor - 1) and those that follow.
+Members are numbered by their position in the tree, even if rows ended early: after a round with up to ``most`` branch
+points for each of n rows, the p-th branch point of row m has the members n + (m most + p) (factor - 1) and those that
+follow.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from mmgrpo.maths.strategies.branch_points import Places, at_decisions, evenly
 
 @STRATEGIES.register
 def branch_at(*, at: Sequence[int], factor: int = 2) -> Strategy:
-    """Trees whose branches part into ``factor`` after each of the given numbers of decisions.
+    """Trees that branch into ``factor`` after each of these numbers of decisions.
 
-    group_size roots and up to group_size factor^n leaves, n the places; each round parts all rows at the next one.
+    group_size roots and up to group_size factor^n leaves, n the branch points; each round branches all rows at the next
+    one.
 
-    Units: decisions.   Raises: ConfigError for numbers that part nothing.
+    Units: decisions.   Raises: ConfigError for numbers without any branch.
     Source: own.
     """
     return branching(at_decisions(at=at), factor=factor, rounds=len(at), most=1)
@@ -36,11 +38,11 @@ def branch_at(*, at: Sequence[int], factor: int = 2) -> Strategy:
 
 @STRATEGIES.register
 def branch_evenly(*, every: int, factor: int = 2, levels: int = 1) -> Strategy:
-    """Trees whose branches part into ``factor`` after every so many decisions, ``levels`` times.
+    """Trees that branch into ``factor`` after every so many decisions, ``levels`` times.
 
-    group_size roots and up to group_size factor^levels leaves. The last segments go on to their ends.
+    group_size roots and up to group_size factor^levels leaves. The last segments continue to their ends.
 
-    Units: decisions.   Raises: ConfigError for numbers that part nothing.
+    Units: decisions.   Raises: ConfigError for numbers without any branch.
     Source: TreeRPO, arXiv:2506.05183, and SPO-tree, arXiv:2505.23564, and its code (AIFrameResearch/SPO,
         hybrid_inference_strategy.py): segments of M tokens, the last of any length.
     """
@@ -55,7 +57,7 @@ def require_text(then: str) -> None:
 
 
 Then = Callable[[int], str]
-"""What is put behind the decisions that are taken over up to a place."""
+"""The text that is appended to the shared decisions at a branch point."""
 
 
 def _empty_text(position: int) -> str:

@@ -1,10 +1,10 @@
-"""Chains: rows that are drawn after others of the step, behind prompts that a context makes of what these say.
+"""Chains: rows that are sampled after others of the step, with prompts that a context makes of their texts.
 
-Each stage is a round. Its rows are trained as any others are, each behind the prompt that it was shown, in a group of
-its own or in that of the row before it; what they earn, of themselves and of what comes after them, rewards say
-(``Sample.after``), who see all rows of a data row together.
+Each stage is a round. Its rows are trained like any others, each with its own prompt, in a separate group or in that of
+the row before it. Rewards see all rows of a data row together, and may score a row by the rows after it
+(``Sample.after``).
 
-Axes: B rows of a round, over the whole job.
+Axes: B rows of a round, over all processes.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ Into = Literal["own", "parent", "stage"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What is drawn after the rows of another stage.
+    """A stage that is sampled after the rows of another stage.
 
     Attributes:
-        context: name of the one of ``rollout.prompt_templates`` that shows them; no two stages have the same.
-        of: context of the stage whose rows these are; None: of the stage before.
-        rows: which of them: all, those whose reward reaches ``right``, those under it, or those cut off by their
-            length.
+        context: name of the one of ``rollout.prompt_templates`` that inserts them; no two stages have the same.
+        of: context of the stage with these rows; None: the stage before.
+        rows: which of them: all, those with a reward of at least ``right``, those under it, or those cut
+            off by their length.
         right: the reward of a right row.
-        rate: least and highest mean reward of groups whose rows go on; None: any.
-        most: rows of each group that go on, the first ones; None: all.
-        show: each row to members of its own; all chosen rows of a group together; or its first right row with its first
+        rate: lowest and highest mean reward of groups with rows that continue; None: any.
+        most: rows of each group that continue, the first ones; None: all.
+        show: each row to separate members; all chosen rows of a group together; or its first right row with its first
             wrong one, of those.
-        members: how many are drawn after what is shown; None: ``rollout.group_size``.
-        group: own, they are a group; parent, they join the group of the row that they are drawn after; stage, all that
-            are drawn at this stage after rows of one group are a group.
-        trained: whether they are trained on; otherwise only rewards of others see them.
-        settings: the policy's own settings of drawing.
-        weights: name under which the policy keeps the weights that draw; None: those of now.
-        times: how often it is drawn, from the second time on after its own rows.
+        members: number of members sampled after the inserted rows; None: ``rollout.group_size``.
+        group: own, they are a group; parent, they join the group of the row before them; stage, all that are sampled at
+            this stage after rows of one group are a group.
+        trained: whether they are trained on; otherwise only rewards of other rows read them.
+        settings: sampling settings of the policy.
+        weights: name of the policy's weights that sample; None: the current ones.
+        times: number of repetitions, from the second one on after its own rows.
     """
 
     context: str
@@ -67,13 +67,13 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class First:
-    """What a step begins with.
+    """The first stage of a step.
 
     Attributes:
-        context: name of the context that its rows are shown the prompt in; None: the prompt as it is.
+        context: name of the context of the prompt of its rows; None: the unchanged prompt.
         members: of each group; None: ``rollout.group_size``.
         trained: whether they are trained on.
-        settings: the policy's own settings of drawing.
+        settings: sampling settings of the policy.
     """
 
     context: str | None = None
@@ -84,7 +84,7 @@ class First:
 
 @STRATEGIES.register
 def stages(*, then: Sequence[Mapping[str, Any]], first: Mapping[str, Any] | None = None) -> Strategy:
-    """Rounds that follow each other: what is drawn in one is shown, by a context, to what is drawn in the next.
+    """Consecutive rounds: a context inserts the samples of one round into the prompts of the next.
 
     ``first`` holds any of context, members, trained and settings of the step's first rows; ``then`` a mapping for each
     further stage: ``context``, and any of of, rows (all, right, wrong, unfinished), right, rate, most, show (each,
@@ -92,7 +92,7 @@ def stages(*, then: Sequence[Mapping[str, Any]], first: Mapping[str, Any] | None
     rows is left out.
 
     Units: right and rate in those of the reward; times in rounds.
-    Raises: ConfigError for stages that are none, or follow nothing.
+    Raises: ConfigError for invalid stages, or stages that follow no other.
     Source: proposer and solver: SvS, arXiv:2508.14029; rounds of thinking: MOTIF, arXiv:2507.02851; Delethink,
         arXiv:2510.06557.
     """
@@ -131,7 +131,7 @@ def _require_chain(first: First, then: Sequence[Stage]) -> None:
 
 
 def _ask_stage(rounds: Sequence[Round], setting: Setting, *, first: First, then: Sequence[Stage]) -> Sequence[Request]:
-    """The first stage, in their order, that has rows to follow and was not drawn yet."""
+    """The first stage, in order, that has rows to follow and was not sampled yet."""
     if not rounds:
         members = tuple(range(first.members or setting.group_size))
         return tuple(
@@ -188,7 +188,7 @@ def _requests(stage: Stage, rounds: Sequence[Round], setting: Setting, followed:
 
 
 def _prompt_samples(stage: Stage, parents: Round) -> Iterator[tuple[Identity, ...]]:
-    """What is shown together, by group and in the order of their members."""
+    """The rows that are inserted together, by group and in the order of their members."""
     right_B = parents.valid_B & (parents.reward_B >= stage.right)
     chosen_B = _chosen(stage, parents, right_B)
     for group in parents.prompt_B.unique().tolist():
@@ -207,7 +207,7 @@ def _first(members: Sequence[Identity], of_side: Tensor) -> Sequence[Identity]:
 
 
 def _chosen(stage: Stage, parents: Round, right_B: Tensor) -> Tensor:
-    """(B,) bool, the rows that others are drawn after."""
+    """(B,) bool, the rows that others are sampled after."""
     every_B = torch.ones_like(right_B)
     which = {"all": every_B, "right": right_B, "wrong": ~right_B, "unfinished": ~parents.finished_B}
     if stage.rate is None:

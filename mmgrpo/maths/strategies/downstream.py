@@ -1,4 +1,4 @@
-"""What a task draws that is after another: something of each sample that the other has drawn at the step."""
+"""The strategy of a task after another one: samples for each sample of the other task at the step."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ FOLLOWED = "after"
 
 
 def following(identities: Sequence[tuple[int, int]], *, compare: Literal["sample", "prompt"]) -> Strategy:
-    """Members after each sample, all of which are shown its text.
+    """Members after each sample, all with its text in their prompt.
 
-    sample: a group of ``group_size`` after each, numbered behind the groups of the samples; prompt: the
+    sample: a group of ``group_size`` after each, numbered after the groups of the samples; prompt: the
     ``group_size`` members of a prompt's group are shared out evenly over the samples of that prompt, in their order.
 
     Args:
-        identities: group and member of the samples of the whole job, groups together.
-        compare: what makes a group.
+        identities: group and member of the samples of all processes, groups together.
+        compare: ``sample`` or ``prompt``, the members that form a group.
 
     Returns:
-        The strategy, which asks once.
+        The strategy, with one round.
     """
     return Strategy(ask=partial(_downstream_requests, identities=tuple(identities), compare=compare))
 

@@ -25,7 +25,7 @@ def rewarded(rows: Sequence[ReplayRow], num: int) -> list[ReplayRow]:
 
 
 def varied(rows: Sequence[ReplayRow], num: int) -> list[ReplayRow]:
-    """The rows whose rewards spread the most: some of the lowest and the rest of the highest.
+    """The rows with the most spread rewards: some of the lowest and the rest of the highest.
 
     Of all subsets of one size the one of the largest variance is a number of the smallest and a number of the largest.
 
@@ -40,15 +40,15 @@ def varied(rows: Sequence[ReplayRow], num: int) -> list[ReplayRow]:
 
 
 def everything(rows: Sequence[ReplayRow], num: int) -> list[ReplayRow]:
-    """All of the prompt's rows, newest first, whatever the number. Source: RePO, arXiv:2506.09340, full-scope."""
+    """All of the prompt's rows, newest first, for any number. Source: RePO, arXiv:2506.09340, full-scope."""
     return list(reversed(rows))
 
 
 def surest(rows: Sequence[ReplayRow], num: int) -> list[ReplayRow]:
-    """The rows that the policy which drew them found likeliest, by the mean log-probability of their tokens.
+    """The rows with the highest likelihood under their behavior policy, by the mean log-probability of their tokens.
 
     Source: ExGRPO, arXiv:2510.02245, and its code (ElliottYan/LUFFY, ``experience_helpers.py``), which takes the lowest
-    mean entropy under the policy of now. A row of which no log-probabilities are known comes last.
+    mean entropy under the current policy. Rows without log-probabilities come last.
     """
     return sorted(recent(rows, len(rows)), key=_surprise)[:num]
 
@@ -67,7 +67,7 @@ REPLAY_ORDERS: Mapping[str, Callable[[Sequence[ReplayRow], int], list[ReplayRow]
 def replayed(
     memory: Memory, key: str, num: int, strategy: str, *, least: int = 1, at_least: float | None = None
 ) -> list[ReplayRow]:
-    """Rows of a prompt to read again, of a reward of ``at_least``; none while fewer than ``least`` are held.
+    """Rows of a prompt to replay, with a reward of ``at_least``; none while fewer than ``least`` are stored.
 
     Raises ConfigError for an unknown strategy.
     """

@@ -1,4 +1,4 @@
-"""Strategies that draw again: after failure, among scouts, beside remembered rows and given answers."""
+"""Strategies that sample again: after failure, among scouts, together with remembered rows and demonstrations."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def on_failure(
     behind_prompt: bool = True,
     settings: Mapping[str, Any] | None = None,
 ) -> Strategy:
-    """A second attempt at prompts whose every member failed: further members, shown a hint or drawn otherwise.
+    """A second attempt at prompts with only failed members: further members with a hint or other settings.
 
-    A group fails where all rewards are under ``below``. Its further members are shown the prompt in ``context`` (one of
-    ``rollout.prompt_templates``), or drawn with other ``settings``; they take the place of as many failed ones, or join
-    them. What was drawn with a hint is trained on behind the bare prompt, its ratio to the policy that saw the hint, or
-    with the hint in place.
+    A group fails where all rewards are under ``below``. Its further members have the prompt in ``context`` (one of
+    ``rollout.prompt_templates``), or are sampled with other ``settings``; they replace as many failed ones, or join
+    them. Samples with a hint are trained on with the unchanged prompt, their ratio to the policy with the hint, or with
+    the hint in place.
 
     Units: members a group; below in those of the reward.
     Raises: ConfigError for numbers that change nothing.
@@ -86,7 +86,7 @@ def _attempt_again(
 
 
 def _without_replaced(rounds: Sequence[Round], setting: Setting, *, members: int) -> Sequence[Tensor]:
-    """All but the last members of each group that was drawn again."""
+    """All but the last members of each group that was resampled."""
     keep = [trained(round_) for round_ in rounds]
     again = torch.tensor([request.prompt for round_ in rounds[1:] for request in round_.requests], dtype=torch.long)
     replaced_B = torch.isin(rounds[0].prompt_B, again) & (rounds[0].member_B >= setting.group_size - members)
@@ -95,14 +95,15 @@ def _without_replaced(rounds: Sequence[Round], setting: Setting, *, members: int
 
 @STRATEGIES.register
 def two_stage_scouts(*, scouts: int, best: int, worst: int, settings: Mapping[str, Any]) -> Strategy:
-    """Many members drawn cheaply, the best and the worst of them drawn again exactly, and those alone trained on.
+    """Many members sampled cheaply; the best and the worst of them are sampled again exactly, and only those are
+    trained on.
 
-    Scouts are drawn with other ``settings`` (fewer steps, lower resolution) from the same noise as the member of their
-    number, so that a reward of theirs tells of the exact one.
+    Scouts are sampled with other ``settings`` (fewer steps, lower resolution) from the same noise as the member of
+    their number, so that their reward predicts that of the exact one.
 
     Units: members a group; settings are the policy's own.
     Raises: ConfigError unless best + worst is 2 to the number of scouts.
-    Source: best and worst of many: Xu et al., Not all rollouts are useful, arXiv:2504.13818; cheap scouts are ours.
+    Source: best and worst of many: Xu et al., Not all rollouts are useful, arXiv:2504.13818; cheap scouts are mmgrpo's.
     """
     if best < 0 or worst < 0 or not 2 <= best + worst <= scouts:
         raise ConfigError(f"two_stage_scouts needs best + worst from 2 to scouts={scouts}, got {best} + {worst}")
@@ -123,7 +124,7 @@ def _ask_scouts(
 
 
 def _extremes(round_: Round, prompt: int, best: int, worst: int) -> tuple[int, ...]:
-    """Numbers of the best and the worst members; what no reward applied to is the worst."""
+    """Numbers of the best and the worst members; members without a reward are the worst."""
     rows = (round_.prompt_B == prompt).nonzero().flatten()
     reward_G = round_.reward_B[rows].where(round_.valid_B[rows], -torch.inf)
     order = reward_G.argsort(descending=True, stable=True)
@@ -142,14 +143,14 @@ def with_replay(
     least: int = 1,
     at_least: float | None = None,
 ) -> Strategy:
-    """Groups that remembered rows of their prompt join, with the log-probabilities that they were drawn with.
+    """Groups that remembered rows of their prompt join, with the log-probabilities under their behavior policy.
 
     ``num`` of the prompt's rows by ``strategy`` (recency, reward, variance, full, surest), from step ``start`` on, once
-    there are ``least`` of them; with ``at_least`` only rows of such a reward count. Of each step every trained row is
+    there are ``least`` of them; with ``at_least`` only rows of such a reward count. Every trained row of a step is
     remembered, ``per_prompt`` of a prompt, ``total`` in all.
 
     Units: rows; at_least in those of the reward.
-    Raises: ConfigError for an unknown strategy, or numbers that hold nothing.
+    Raises: ConfigError for an unknown strategy, or numbers that store nothing.
     Source: RePO, arXiv:2506.09340, and its code (SihengLi99/RePO); ExGRPO, arXiv:2510.02245.
     """
     if strategy not in REPLAY_ORDERS:
@@ -184,7 +185,7 @@ def _ask_with_replay(
 
 
 def _extended_group(group: Request, samples: Sequence[ReplayRow | Answer]) -> Request:
-    """Samples to read as further members of a whole group."""
+    """Samples to re-score as further members of a complete group."""
     first = len(group.members)
     return Request(prompt=group.prompt, members=tuple(range(first, first + len(samples))), given=tuple(samples))
 
@@ -197,15 +198,15 @@ def with_answer(
     below: float | None = None,
     replace_failed: bool = False,
 ) -> Strategy:
-    """Groups that the data row's own answers join as members: all of them, or those whose members all failed.
+    """Groups that the answers of the data row join as members: all groups, or those with only failed members.
 
-    There is one in ``column``, and one in each of the ``further`` columns. With ``replace_failed`` they take the place
-    of as many members that failed.
+    One answer is in ``column``, and one in each of the ``further`` columns. With ``replace_failed`` they replace as
+    many members that failed.
 
     Units: below in those of the reward; null: every group.
-    Raises: ConfigError for failures to replace where nobody says what has failed.
+    Raises: ConfigError for ``replace_failed`` without ``below``.
     Source: the reference answer in place of a member when all fail: GCPO, arXiv:2510.07790; answers of several
-    teachers: AMPO, arXiv:2510.02227; the given demonstration in the group: LUFFY, arXiv:2504.14945.
+    teachers: AMPO, arXiv:2510.02227; a demonstration in the group: LUFFY, arXiv:2504.14945.
     """
     answers = tuple(Answer(name) for name in (column, *further))
     if below is None and replace_failed:
@@ -239,11 +240,12 @@ def in_contexts(
     behind_prompt: bool = False,
     as_own: bool = False,
 ) -> Strategy:
-    """Groups whose members are shown the prompt in different contexts, part by part: the first ones in the first.
+    """Groups with the prompt in different contexts, part by part: the first members in the first.
 
-    The group is dealt out in equal parts, or in parts of these ``sizes``; null stands for the prompt as it is. What is
-    drawn in a context is trained on with it in place, or behind the bare prompt: its ratio is then to the policy that
-    saw the context or, with ``as_own``, to the one that saw the bare prompt.
+    The group is dealt out in equal parts, or in parts of these ``sizes``; null is the unchanged prompt. Samples of a
+    context are
+    trained on with it in place, or with the unchanged prompt: their ratio is then to the policy with the context or,
+    with ``as_own``, to the one with the unchanged prompt.
 
     Units: members.   Raises: ConfigError without contexts, for a size for less than each, or parts that are no group.
     Source: variants of a question in one group: Share-GRPO (R1-ShareVL), arXiv:2505.16673; members that see the rules,

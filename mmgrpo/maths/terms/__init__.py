@@ -1,7 +1,8 @@
-"""Terms: what an objective adds up, each a scalar function of the decisions.
+"""Terms: the summands of an objective, each a scalar function of the decisions.
 
-A term says which values it needs, what its loss couples, and on which decisions it depends. The sum over the slices of
-an update is its loss; a term that couples decisions of a row, or rows of a group, is given them together.
+A term declares the values that it needs, the decisions that its loss couples, and those on which it depends. The sum
+over the slices of an update is its loss; a term that couples decisions of a row, or rows of a group, gets them
+together.
 
 Axes: B samples, T decisions (tokens or denoising steps).
 """
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are held within +-20 nats before the exponential, whose overflow would turn a zero gradient into NaN."""
+"""Log-ratios are clamped to +-20 nats before the exponential, as its overflow would turn a zero gradient into NaN."""
 
 DECISION, ROW, GROUP = "decision", "row", "group"
-"""What a loss couples: nothing, the decisions of a sample, or the samples of a group."""
+"""The coupling of a loss: none, the decisions of a sample, or the samples of a group."""
 
 
 TERMS: Registry[Callable[..., Term]] = Registry()
@@ -40,11 +41,11 @@ TERMS: Registry[Callable[..., Term]] = Registry()
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What an objective, or a term of it, gives for a slice.
+    """The result of an objective, or of a term of it, for a slice.
 
     Attributes:
         value: scalar, with grad; the values of the slices of an update add up to its loss.
-        diagnostics: what was measured on the way.
+        diagnostics: its diagnostics.
     """
 
     value: Tensor
@@ -52,7 +53,7 @@ class Loss:
 
 
 def every_kept(decisions: Decisions) -> Tensor:
-    """All decisions that the mask keeps: what a loss depends on that says nothing better.
+    """All decisions that the mask keeps: the default of a loss for the decisions that it depends on.
 
     Shapes: (B, T) -> bool (B, T).
     """
@@ -64,13 +65,13 @@ class Term:
     """One term of an objective, its numbers bound.
 
     Attributes:
-        name: what its loss is logged under.
+        name: the key of its loss in the metrics.
         loss: scalar of the decisions, with grad.
-        values: what it reads of the decisions beside the log-probability.
-        couples: ``decision`` where any slice may be differentiated by itself; ``row``: it takes whole rows; ``group``:
-            it takes the whole groups of a minibatch.
-        active: the decisions that its loss depends on, given whole rows; of the others nothing is computed.
-        through: the views whose own log-probability it is differentiated by; through others no gradient goes.
+        values: values of the decisions that it reads besides the log-probability.
+        couples: ``decision`` if any slice may be differentiated separately; ``row``: it takes complete rows; ``group``:
+            it takes the complete groups of a minibatch.
+        active: complete rows -> the decisions that its loss depends on; the others are not computed.
+        through: the views that its gradient goes through; through others no gradient goes.
     """
 
     name: str
@@ -83,9 +84,9 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurrogateTerm:
-    """The surrogate of the ratio, summed by its weights: ``Objective`` says what the parts are.
+    """The surrogate of the ratio, summed by its weights: ``Objective`` describes the parts.
 
-    With a name of its own it is one beside the objective's, whose bounds are its own: modulations do not set them.
+    With another name it is a second surrogate in addition to the objective's; modulations do not set its bounds.
     """
 
     surrogate: Callable[..., Surrogate]
@@ -194,11 +195,11 @@ def weighted(term: Term, weight: float) -> Term:
 
 
 def of_origins(term: Term, origins: Sequence[int]) -> Term:
-    """A term that sees the rows of some origins alone; means over the update stay means over all rows.
+    """A term that reads only the rows of some origins; means over the update stay means over all rows.
 
     Args:
         term: any.
-        origins: numbers of ``Origin``; decisions that do not say where they come from were drawn.
+        origins: numbers of ``Origin``; decisions without an origin were sampled.
 
     Returns:
         The term, active on those rows.
@@ -228,8 +229,8 @@ def entropy_term(*, bonus: float) -> Term:
 
     Units: bonus is the weight of a nat.
     Source: A3C, arXiv:1602.01783, sec. 4; verl's ``entropy_coeff`` (``agg_loss`` of the entropies); TRL's
-        ``entropy_coef``. Deviations from TRL 1.16: it takes the mean over the tokens of a micro-batch whatever
-        ``loss_type`` says, which is this term with the aggregate ``token_mean`` alone (``loss_type`` dapo or bnpo),
+        ``entropy_coef``. Deviations from TRL 1.16: it takes the mean over the tokens of a micro-batch with
+        every ``loss_type``, which is this term with the aggregate ``token_mean`` alone (``loss_type`` dapo or bnpo),
         and with ``top_entropy_quantile`` it takes the mean over the selected tokens, where here selections leave the
         entropy alone.
     """
@@ -241,10 +242,10 @@ def entropy_term(*, bonus: float) -> Term:
 
 
 def log_ratio(decisions: Decisions, *, normalised: bool = False) -> Tensor:
-    """Log-ratio of the policy of now to the one that sampled, 0 where the mask is False.
+    """Log-ratio of the current policy to the behavior policy, 0 where the mask is False.
 
-    Shapes: (B, T) -> (B, T).   Units: nats; times latent units where it is normalised (``normalised_log_ratio``).
-    Raises: ConfigError for a ratio to be normalised of decisions that have no spread.
+    Shapes: (B, T) -> (B, T).   Units: nats; times latent units where it is normalized (``normalised_log_ratio``).
+    Raises: ConfigError for a normalized ratio of decisions without a spread.
     """
     keep_BT = decisions.mask_BT
     logprob_BT = decisions.logprob_BT.where(keep_BT, 0.0)
@@ -268,7 +269,7 @@ def at_level(level: str, log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Tens
 
 
 def ratio_of(log_ratio_BT: Tensor) -> Tensor:
-    """The ratio of a log-ratio held within 20 nats.
+    """The ratio of a log-ratio clamped to 20 nats.
 
     Shapes: any -> same.   Units: nats -> dimensionless.
     """
@@ -276,7 +277,7 @@ def ratio_of(log_ratio_BT: Tensor) -> Tensor:
 
 
 def _decision_bounds(decisions: Decisions, ratio_BT: Tensor) -> dict[str, Tensor]:
-    """The bounds that decisions bring along, such that 1 - low and 1 + high are what a number would give."""
+    """The bounds of the decisions, such that 1 - low and 1 + high are those of a number."""
     bounds = {}
     if decisions.low_BT is not None:
         bounds["low"] = 1 - (1 - decisions.low_BT).to(ratio_BT)

@@ -1,4 +1,4 @@
-"""Losses of whole groups: a number for each sample, and what a group's numbers should be beside its rewards.
+"""Losses of complete groups: a score for each sample, and a loss of a group's scores and rewards.
 
 A group's loss is L(s, r, A), s the scores of its members; the loss of an update is the mean over the groups of the job.
 A sample without a kept decision, or to which no reward applies, is no member.
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Members:
-    """The groups of an update on this process, as a loss of groups sees them.
+    """The groups of an update on this process, the input of a loss of groups.
 
     Attributes:
-        score_PG: score of each member, with grad; 0 where nobody is.
-        reward_PG: what the rewards combine to; 0 where nobody is.
+        score_PG: score of each member, with grad; 0 where there is none.
+        reward_PG: the combined rewards; 0 where there is no member.
         advantage_PG: mean advantage over the member's kept decisions.
-        length_PG: how many kept decisions it has.
+        length_PG: its number of kept decisions.
         present_PG: bool, whether there is such a member.
     """
 
@@ -57,7 +57,7 @@ class Members:
         return kept_PG.sum(1, keepdim=True) / self.count_P[:, None].clamp(min=1)
 
     def centred(self, value_PG: Tensor) -> Tensor:
-        """What a value is above the mean over its group's members; 0 where nobody is.
+        """The difference of a value from the mean over its group's members; 0 where there is no member.
 
         Shapes: (P, G) -> (P, G).
         """
@@ -68,14 +68,14 @@ class Members:
 def centred_regression(
     *, beta: float = 1.0, eps: float | None = None, score_by: str = "mean_log_ratio", against: str = "old"
 ) -> Term:
-    """Centred scores regressed on centred advantages.
+    """Centered scores regressed on centered advantages.
 
     L = mean_i (beta (s_i - mean s) / w - (A_i - mean A))^2, w = 1, or with ``eps`` sg(std s) + eps.
     std is of the group's members, over n; sg = no gradient.
 
     Units: beta is advantage per unit of the score, with ``eps`` per standard deviation; eps in the score's units.
-    Source: CRD of Flow-Factory (``trainers/crd.py``), whose score is the fall of the prediction error against a
-        snapshot: the mean log-ratio where a log-probability is minus that error; with eps, Reg-GRPO of DeepVideo-R1,
+    Source: CRD of Flow-Factory (``trainers/crd.py``), with the fall of the prediction error against a snapshot as
+        the score: the mean log-ratio where a log-probability is minus that error; with eps, Reg-GRPO of DeepVideo-R1,
         arXiv:2506.07464, sec. 3.2.
     """
     return group_term(
@@ -97,7 +97,7 @@ def disco_P(
     right_PG = (members.reward_PG > right) & members.present_PG
     wrong_PG = ~right_PG & members.present_PG
     both_P1 = right_PG.any(1, keepdim=True) & wrong_PG.any(1, keepdim=True)
-    # a group without both kinds takes all of them: its loss is left out, and so must be what is not finite
+    # a group without both kinds takes all of them: its loss is left out, and so must be non-finite values
     logit_PG = torch.zeros_like(members.score_PG) if preferred is None else preferred(members)
     better_P = (_shares(logit_PG, right_PG | ~both_P1) * members.score_PG).sum(1)
     if tau is None:
@@ -145,12 +145,12 @@ def group_term(name: str, loss_P: Callable[[Members], Tensor], scored: SequenceS
     """The mean over the groups of the update of a loss of their members.
 
     Args:
-        name: what it is logged under.
+        name: its key in the metrics.
         loss_P: the members of the groups -> (P,), with grad.
-        scored: what the score of a member is.
+        scored: the score of a member.
 
     Returns:
-        The term, which takes whole groups.
+        The term, which takes complete groups.
     """
 
     def loss(decisions: Decisions) -> Loss:
@@ -225,9 +225,9 @@ def preference(
 
     Units: beta is logits per nat (0.1); top is in the reward's units, null: no reward is the top.
     Raises: ConfigError for other pairs.
-    Source: DPO, arXiv:2305.18290, eq. 7, on pairs drawn by the policy itself (online DPO, arXiv:2402.04792); with all
+    Source: DPO, arXiv:2305.18290, eq. 7, on pairs sampled by the policy itself (online DPO, arXiv:2402.04792); with all
         pairs, the mean log-ratio and a larger beta at the top, TRPA, arXiv:2504.04524, and its code
-        (XueruiSu/Trust-Region-Preference-Approximation, ``compute_pairwise_policy_loss``), but for its fallback for
+        (XueruiSu/Trust-Region-Preference-Approximation, ``compute_pairwise_policy_loss``), except for its fallback for
         batches without a pair.
     """
     if pairs not in ("extremes", "all"):

@@ -1,4 +1,4 @@
-"""Terms of other views: other weights, or the same ones shown another prompt; divergences are in ``losses``.
+"""Terms of other views: other weights, or the same ones with another prompt; divergences are in ``losses``.
 
 Each is a mean over the update: v is the aggregate's weight (``Decisions.plain_weight_BT``).
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @TERMS.register
 def negative_logprob(*, view: str | None = None, grad: bool = False) -> Term:
-    """The mean of minus the log-probability, of the policy of now or of a view: an estimate of its entropy.
+    """The mean of minus the log-probability, of the current policy or of a view: an estimate of its entropy.
 
     L = sum v (-logprob).
 
@@ -47,9 +47,9 @@ def negative_logprob(*, view: str | None = None, grad: bool = False) -> Term:
 
 
 def estimated_divergence(form: str, *, view: str, grad: bool = False) -> Term:
-    """The mean of an estimate of the divergence of the policy of now from a view, by their log-probabilities.
+    """The mean of an estimate of the divergence of the current policy from a view, by their log-probabilities.
 
-    L = sum v f D(logprob, logprob_view), f the decision's factor of divergences, 1 where no modulation says it.
+    L = sum v f D(logprob, logprob_view), f the decision's factor of divergences, 1 if no modulation sets it.
 
     Units: nats.   Source: ``divergences``.
     """
@@ -70,11 +70,11 @@ def distillation(*, view: str, most: float | None = None) -> Term:
     """The reverse divergence from a teacher, on the policy's own samples, by its gradient.
 
     L = sum v sg(c (logprob - logprob_teacher)) logprob, c = 1, or where there is a limit min(r, most).
-    r is the ratio to the policy that sampled; sg = no gradient.
+    r is the ratio to the behavior policy; sg = no gradient.
 
     Units: square nats; most is a ratio.   Raises: ConfigError for a limit of 0 or less.
     Source: on-policy distillation with the sampled token, and SDPO, arXiv:2601.20802, and its code (lasgroup/SDPO,
-        ``compute_self_distillation_loss``), where the teacher is the policy shown more.
+        ``compute_self_distillation_loss``), where the teacher is the policy with more in its prompt.
     """
     if most is not None and most <= 0:
         raise ConfigError(f"the ratio's limit must be above 0, got {most}; leave it out for no ratio")
@@ -99,9 +99,9 @@ def mean_of(
     read_BT: Tensor | None = None,
     view: str | None = None,
 ) -> Loss:
-    """The mean of a value over the update, times a factor; the mean of it, or of what is read, is reported.
+    """The mean of a value over the update, times a factor; the mean of it, or of the value that is read, is reported.
 
-    Decisions whose rows do not have the view count as zeros, and in what is reported nowhere.
+    Decisions of rows without the view count as zeros, and are left out of the reported mean.
 
     Shapes: (B, T) -> scalar.
     """
@@ -112,7 +112,7 @@ def mean_of(
 
 
 def in_view(decisions: Decisions, view: str, *, grad: bool = False) -> Tensor:
-    """The view's log-probability, 0 where its rows are not seen; the policy that sampled is the view ``old``.
+    """The view's log-probability, 0 in rows without the view; the behavior policy is the view ``old``.
 
     Shapes: -> (B, T).   Units: nats.
     """
