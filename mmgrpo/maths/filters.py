@@ -121,7 +121,7 @@ def most_efficient(feedback: Feedback, advantage_BT: Tensor, *, count: int, by: 
 @FILTERS.register
 @sample_filter()
 def each_decision_once(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
-    """Of the samples that share a decision the first trains it: means over decisions count it once.
+    """A decision that several samples share trains in the first of them: means over decisions count it once.
 
     keep_BT = whether no earlier row took the decision, by the nodes of the group's forest. It ignores other
     filters.

@@ -116,7 +116,7 @@ def constant(
 ) -> Modulated:
     """The same numbers everywhere.
 
-    low, high = those given; factors = divergence, loss; what is left out stays as it is.
+    low, high = the arguments; factors = divergence, loss; omitted ones do not change.
 
     Units: low and high as the surrogate takes them; divergence and loss are factors.
     """
@@ -175,7 +175,7 @@ def discounted_steps(
 ) -> Modulated:
     """Earlier decisions of each sample, or of each segment of it, count less.
 
-    loss = gamma^(K - 1 - k) of what it was, k the decision's place among the K of its sample or segment.
+    loss = gamma^(K - 1 - k), k the position of the decision among the K of its sample or segment.
 
     Units: gamma is dimensionless (0.99).
     Source: DPPO, arXiv:2409.00588, and its code: the denoising discount of the advantage.
@@ -189,13 +189,13 @@ def discounted_steps(
 @MODULATIONS.register
 @modulation(values=(DRIFT,))
 def within_divergence(decisions: Decisions, job_values: JobValues, *, limit: float) -> Modulated:
-    """No loss for decisions whose policy is far from the one that sampled and would move on: those return freely.
+    """No loss for decisions that are far from the behavior policy and would move further; moves back are free.
 
     loss = 0 where D >= limit and (r > 1 and A > 0, or r < 1 and A < 0), D the divergence of the Gaussian steps.
 
     Units: limit in the units of D, nats per element where log-probabilities are reduced by ``mean`` (1e-5).
-    Source: Flow-DPPO, arXiv:2606.11025, eq. 18, and its code (Tencent-Hunyuan/UniRL, ``_flowdppo_kl_adv_loss``). Stands
-        beside ``unclipped``.
+    Source: Flow-DPPO, arXiv:2606.11025, eq. 18, and its code (Tencent-Hunyuan/UniRL, ``_flowdppo_kl_adv_loss``). Used
+        with ``unclipped``.
     """
     del job_values
     change_BT = detached(decisions, LOGPROB) - detached(decisions, OLD_LOGPROB)
@@ -217,7 +217,7 @@ def require_share(share: float) -> None:
 
 
 def above_row_quantile(value_BT: Tensor, mask_BT: Tensor, fraction: float) -> Tensor:
-    """The kept decisions whose value is above the quantile of their row: ``row_quantile``.
+    """The kept decisions with a value above the quantile of their row: ``row_quantile``.
 
     Shapes: (B, T), bool (B, T) -> bool (B, T).
     """
@@ -239,14 +239,14 @@ def row_quantile(value_BT: Tensor, mask_BT: Tensor, fraction: float) -> Tensor:
 
 
 def _in_sample(decisions: Decisions) -> tuple[Tensor, Tensor]:
-    """How many decisions of its sample are before each, and behind it. Shapes: -> float64 (B, T) each."""
+    """The numbers of decisions of its sample before and after each decision. Shapes: -> float64 (B, T) each."""
     T = decisions.mask_BT.shape[1]
     before_T = torch.arange(T, dtype=torch.float64, device=decisions.mask_BT.device)
     return before_T.expand(decisions.mask_BT.shape), (T - 1 - before_T).expand(decisions.mask_BT.shape)
 
 
 def _in_segment(decisions: Decisions) -> tuple[Tensor, Tensor]:
-    """How many decisions of its segment, which stand side by side, are before each, and behind it."""
+    """The numbers of decisions of its contiguous segment before and after each decision."""
     column_BT, to_come_BT = _in_sample(decisions)
     ends_BT = decisions.segment_BT[:, 1:] != decisions.segment_BT[:, :-1]
     edge_B1 = torch.ones_like(ends_BT[:, :1])

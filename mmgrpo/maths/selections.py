@@ -104,7 +104,7 @@ def ratio_top_entropy(decisions: Decisions, job_entropy_N: Tensor, *, share: flo
 @SELECTIONS.register
 @selection()
 def near_policy(decisions: Decisions, job_entropy_N: Tensor, *, limit: float) -> Tensor:
-    """Whole samples that did no worse than their group, or that are still likely: bad and unlikely ones are left out.
+    """Complete samples that are no worse than their group, or still likely: bad and unlikely ones are left out.
 
     w = 0 unless A >= 0 or mean_t (old_logprob - logprob) <= limit, the mean over the kept decisions of the row.
 
