@@ -9,7 +9,7 @@ a value, or a function of some of the numbers, which are passed by name: ``value
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
@@ -26,16 +26,18 @@ def factory(
     *,
     check: Callable[..., Any] | None = None,
     functions: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    further: Sequence[inspect.Parameter] = (),
     **declared: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Record]]:
     """A decorator that turns a function into a factory of records.
 
     Args:
-        record: the class of the record.
+        record: the class of the record, or a function that returns one.
         field: field of the record that holds the function with its numbers.
         check: raises ConfigError for numbers that do not go together; called with those that it names.
         functions: further fields that hold functions, to which the numbers that they name as keyword-only parameters
             are bound.
+        further: numbers of the factory that the function does not take.
         **declared: the other fields, each a value, or a function of the numbers that it names.
 
     Returns:
@@ -44,8 +46,8 @@ def factory(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Record]:
         signature = inspect.signature(function)
-        parameters = [signature.parameters[name] for name in _numbers(function)]
-        of_numbers = signature.replace(parameters=parameters, return_annotation=record)
+        own = _numbers(function)
+        of_numbers = inspect.Signature([*(signature.parameters[name] for name in own), *further])
         computed = {name: value for name, value in declared.items() if callable(value)}
         names_of = {name: tuple(inspect.signature(value).parameters) for name, value in computed.items()}
         names_of |= {name: _numbers(value) for name, value in functions.items()}
@@ -63,7 +65,8 @@ def factory(
                 check(**arguments["check"])
             fields = declared | {name: value(**arguments[name]) for name, value in computed.items()}
             fields |= {name: partial(value, **arguments[name]) for name, value in functions.items()}
-            return record(**{field: partial(function, **bound.kwargs)}, **fields)
+            fields[field] = partial(function, **{name: bound.kwargs[name] for name in own})
+            return record(**fields)
 
         bind.__signature__ = of_numbers  # pyright: ignore[reportAttributeAccessIssue]
         return bind

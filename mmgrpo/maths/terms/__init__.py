@@ -13,11 +13,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Concatenate
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, of_value, total
+from mmgrpo.maths.factories import Numbers, factory
 from mmgrpo.maths.origins import of_origin
 from mmgrpo.maths.ratios import RATIO_LEVELS, Bounded, normalised_log_ratio
 from mmgrpo.maths.registry import Registry
@@ -82,6 +83,45 @@ class Term:
     through: tuple[str, ...] = ()
 
 
+def term(
+    *,
+    name: Callable[..., str] | str | None = None,
+    values: Callable[..., tuple[Value, ...]] | tuple[Value, ...] = (),
+    couples: str = DECISION,
+    active: Callable[..., Tensor] = every_kept,
+    through: Callable[..., tuple[str, ...]] | tuple[str, ...] = (),
+    check: Callable[..., Any] | None = None,
+) -> Callable[[Callable[Concatenate[Decisions, Numbers], Loss]], Callable[Numbers, Term]]:
+    """A decorator: a function (decisions, *, numbers) -> Loss becomes a factory of terms.
+
+    Args:
+        name: as the attribute of ``Term``, by default the function's name, or a function of the numbers that it names;
+            so are ``values`` and ``through``.
+        values: likewise.
+        couples: as the attribute.
+        active: as the attribute; numbers that it names as keyword-only parameters are bound to it.
+        through: likewise.
+        check: raises ConfigError for numbers that do not go together; called with those that it names.
+
+    Returns:
+        The decorator.
+    """
+
+    def decorate(loss: Callable[Concatenate[Decisions, Numbers], Loss]) -> Callable[Numbers, Term]:
+        return factory(
+            Term,
+            "loss",
+            check=check,
+            functions={"active": active},
+            name=loss.__name__ if name is None else name,
+            values=values,
+            couples=couples,
+            through=through,
+        )(loss)
+
+    return decorate
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurrogateTerm:
     """The surrogate of the ratio, summed by its weights: ``Objective`` describes the parts.
@@ -103,7 +143,7 @@ class SurrogateTerm:
             loss=self,
             values=(DRIFT,) if self.normalised else (),
             couples=ROW if coupled else DECISION,
-            active=partial(_weighted, coupled=coupled),
+            active=partial(weighted_decisions, coupled=coupled),
         )
 
     def __call__(self, decisions: Decisions) -> Loss:
@@ -286,8 +326,11 @@ def _decision_bounds(decisions: Decisions, ratio_BT: Tensor) -> dict[str, Tensor
     return bounds
 
 
-def _weighted(decisions: Decisions, *, coupled: bool) -> Tensor:
-    """Decisions with a weight and an advantage, to which every surrogate is proportional; and those coupled to them."""
+def weighted_decisions(decisions: Decisions, *, coupled: bool) -> Tensor:
+    """Decisions with a weight and an advantage, to which every surrogate is proportional; and those coupled to them.
+
+    Shapes: (B, T) -> bool (B, T).
+    """
     keep_BT = decisions.mask_BT
     counts_BT = keep_BT & (decisions.advantage_BT != 0) & (decisions.weight_BT != 0)
     return keep_BT & counts_BT.any(1, keepdim=True) if coupled else counts_BT

@@ -8,17 +8,19 @@ Axes: B samples, T decisions, P groups, G size of the largest group.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Concatenate
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, total
+from mmgrpo.maths.factories import Numbers, factory
 from mmgrpo.maths.group_stats import Groups, grouped
 from mmgrpo.maths.sequence_scores import SequenceScore, score
-from mmgrpo.maths.terms import GROUP, TERMS, Loss, Term, log_ratio, ratio_of
+from mmgrpo.maths.terms import GROUP, TERMS, Loss, Term, log_ratio, ratio_of, term
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -64,83 +66,6 @@ class Members:
         return (value_PG - self.mean(value_PG)).where(self.present_PG, 0.0)
 
 
-@TERMS.register
-def centred_regression(
-    *, beta: float = 1.0, eps: float | None = None, score_by: str = "mean_log_ratio", against: str = "old"
-) -> Term:
-    """Centered scores regressed on centered advantages.
-
-    L = mean_i (beta (s_i - mean s) / w - (A_i - mean A))^2, w = 1, or with ``eps`` sg(std s) + eps.
-    std is of the group's members, over n; sg = no gradient.
-
-    Units: beta is advantage per unit of the score, with ``eps`` per standard deviation; eps in the score's units.
-    Source: CRD of Flow-Factory (``trainers/crd.py``), with the fall of the prediction error against a snapshot as
-        the score: the mean log-ratio where a log-probability is minus that error; with eps, Reg-GRPO of DeepVideo-R1,
-        arXiv:2506.07464, sec. 3.2.
-    """
-    return group_term(
-        "centred_regression", partial(_regression_P, beta=beta, eps=eps), score(score_by, against=against)
-    )
-
-
-def _regression_P(members: Members, *, beta: float, eps: float | None) -> Tensor:
-    centred_PG = beta * members.centred(members.score_PG)
-    if eps is not None:
-        spread_P1 = members.mean(members.centred(members.score_PG.detach()).square()).sqrt()
-        centred_PG = centred_PG / (spread_P1 + eps)
-    return members.mean((centred_PG - members.centred(members.advantage_PG)).square())[:, 0]
-
-
-def disco_P(
-    members: Members, *, tau: float | None, right: float, preferred: Callable[[Members], Tensor] | None = None
-) -> Tensor:
-    right_PG = (members.reward_PG > right) & members.present_PG
-    wrong_PG = ~right_PG & members.present_PG
-    both_P1 = right_PG.any(1, keepdim=True) & wrong_PG.any(1, keepdim=True)
-    # a group without both kinds takes all of them: its loss is left out, and so must be non-finite values
-    logit_PG = torch.zeros_like(members.score_PG) if preferred is None else preferred(members)
-    better_P = (_shares(logit_PG, right_PG | ~both_P1) * members.score_PG).sum(1)
-    if tau is None:
-        worse_P = (_shares(torch.zeros_like(logit_PG), wrong_PG | ~both_P1) * members.score_PG).sum(1)
-    else:
-        among_PG = wrong_PG | ~both_P1
-        worse_P = tau * (members.score_PG / tau).masked_fill(~among_PG, -torch.inf).logsumexp(1)
-        worse_P = worse_P - tau * among_PG.sum(1).log()
-    return (worse_P - better_P).where(both_P1[:, 0], 0.0)
-
-
-def _shares(logit_PG: Tensor, among_PG: Tensor) -> Tensor:
-    """The softmax of the logits over some members."""
-    return logit_PG.masked_fill(~among_PG, -torch.inf).softmax(1)
-
-
-@TERMS.register
-def kl_hinge(*, delta: float, beta: float) -> Term:
-    """Nothing while a group stays near the policy that sampled; beyond delta, a pull that grows with the distance.
-
-    L = sg([beta (KL - delta)]_+) KL, KL = mean over the group's kept decisions of exp(x) - 1 - x.
-    x = logprob - old_logprob, sg = no gradient.
-
-    Units: delta in nats per decision; beta is loss per square nat.
-    Source: DisCO's constraint, arXiv:2505.12366, eq. 9, and its code. Deviation: KL over a group, where its code takes
-        the batch, so that it does not matter which process holds which group.
-    """
-
-    def loss(decisions: Decisions) -> Loss:
-        keep_BT = decisions.mask_BT
-        change_BT = log_ratio(decisions)
-        distance_BT = (torch.expm1(change_BT) - change_BT).where(keep_BT, 0.0)
-        groups = _groups(decisions)
-        sum_P = groups.matrix(distance_BT.sum(1)).where(groups.valid(keep_BT.any(1)), 0.0).sum(1)
-        count_P = groups.matrix(keep_BT.sum(1)).where(groups.valid(keep_BT.any(1)), 0).sum(1)
-        kl_P = sum_P / count_P.clamp(min=1)
-        pull_P = (beta * (kl_P - delta)).clamp(min=0).detach()
-        value = (pull_P * kl_P).sum() / decisions.num_groups
-        return Loss(value, Diagnostics(loss_sums={"kl_hinge": total(value)}))
-
-    return Term(name="kl_hinge", loss=loss, couples=GROUP)
-
-
 def group_term(name: str, loss_P: Callable[[Members], Tensor], scored: SequenceScore) -> Term:
     """The mean over the groups of the update of a loss of their members.
 
@@ -160,6 +85,107 @@ def group_term(name: str, loss_P: Callable[[Members], Tensor], scored: SequenceS
         return Loss(value, _diagnostics(name, decisions, value))
 
     return Term(name=name, loss=loss, values=scored.values, couples=GROUP, active=_active)
+
+
+def group_loss(
+    *, score_by: str, against: str | None = None, check: Callable[..., Any] | None = None
+) -> Callable[[Callable[Concatenate[Members, Numbers], Tensor]], Callable[..., Term]]:
+    """A decorator: a function (members, *, numbers) -> loss_P becomes a factory of terms, as ``group_term``.
+
+    Two numbers are added, which say what the score of a member is.
+
+    Args:
+        score_by: default of the number ``score_by``, a name of ``SCORES``.
+        against: default of the number ``against``, the view that ratios are taken to; None: there is no such number.
+        check: raises ConfigError for numbers that do not go together; called with those that it names.
+
+    Returns:
+        The decorator.
+    """
+    defaults = {"score_by": score_by} | ({} if against is None else {"against": against})
+    further = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation="str")
+        for name, default in defaults.items()
+    ]
+
+    def scored(score_by: str) -> SequenceScore:
+        return score(score_by)
+
+    def scored_against(score_by: str, against: str) -> SequenceScore:
+        return score(score_by, against=against)
+
+    def decorate(loss_P: Callable[Concatenate[Members, Numbers], Tensor]) -> Callable[..., Term]:
+        record = partial(group_term, name=loss_P.__name__)
+        of_members = scored if against is None else scored_against
+        return factory(record, "loss_P", check=check, further=further, scored=of_members)(loss_P)
+
+    return decorate
+
+
+@TERMS.register
+@group_loss(score_by="mean_log_ratio", against="old")
+def centred_regression(members: Members, *, beta: float = 1.0, eps: float | None = None) -> Tensor:
+    """Centered scores regressed on centered advantages.
+
+    L = mean_i (beta (s_i - mean s) / w - (A_i - mean A))^2, w = 1, or with ``eps`` sg(std s) + eps.
+    std is of the group's members, over n; sg = no gradient.
+
+    Units: beta is advantage per unit of the score, with ``eps`` per standard deviation; eps in the score's units.
+    Source: CRD of Flow-Factory (``trainers/crd.py``), with the fall of the prediction error against a snapshot as
+        the score: the mean log-ratio where a log-probability is minus that error; with eps, Reg-GRPO of DeepVideo-R1,
+        arXiv:2506.07464, sec. 3.2.
+    """
+    centred_PG = beta * members.centred(members.score_PG)
+    if eps is not None:
+        spread_P1 = members.mean(members.centred(members.score_PG.detach()).square()).sqrt()
+        centred_PG = centred_PG / (spread_P1 + eps)
+    return members.mean((centred_PG - members.centred(members.advantage_PG)).square())[:, 0]
+
+
+def disco_P(members: Members, *, tau: float | None, right: float, logit_PG: Tensor | None = None) -> Tensor:
+    """Losses of ``disco``, right members weighted by the softmax of logits, alike without any. Shapes: -> (P,)."""
+    right_PG = (members.reward_PG > right) & members.present_PG
+    wrong_PG = ~right_PG & members.present_PG
+    both_P1 = right_PG.any(1, keepdim=True) & wrong_PG.any(1, keepdim=True)
+    # a group without both kinds takes all of them: its loss is left out, and so must be non-finite values
+    logit_PG = torch.zeros_like(members.score_PG) if logit_PG is None else logit_PG
+    better_P = (_shares(logit_PG, right_PG | ~both_P1) * members.score_PG).sum(1)
+    if tau is None:
+        worse_P = (_shares(torch.zeros_like(logit_PG), wrong_PG | ~both_P1) * members.score_PG).sum(1)
+    else:
+        among_PG = wrong_PG | ~both_P1
+        worse_P = tau * (members.score_PG / tau).masked_fill(~among_PG, -torch.inf).logsumexp(1)
+        worse_P = worse_P - tau * among_PG.sum(1).log()
+    return (worse_P - better_P).where(both_P1[:, 0], 0.0)
+
+
+def _shares(logit_PG: Tensor, among_PG: Tensor) -> Tensor:
+    """The softmax of the logits over some members."""
+    return logit_PG.masked_fill(~among_PG, -torch.inf).softmax(1)
+
+
+@TERMS.register
+@term(couples=GROUP)
+def kl_hinge(decisions: Decisions, *, delta: float, beta: float) -> Loss:
+    """Nothing while a group stays near the policy that sampled; beyond delta, a pull that grows with the distance.
+
+    L = sg([beta (KL - delta)]_+) KL, KL = mean over the group's kept decisions of exp(x) - 1 - x.
+    x = logprob - old_logprob, sg = no gradient.
+
+    Units: delta in nats per decision; beta is loss per square nat.
+    Source: DisCO's constraint, arXiv:2505.12366, eq. 9, and its code. Deviation: KL over a group, where its code takes
+        the batch, so that it does not matter which process holds which group.
+    """
+    keep_BT = decisions.mask_BT
+    change_BT = log_ratio(decisions)
+    distance_BT = (torch.expm1(change_BT) - change_BT).where(keep_BT, 0.0)
+    groups = _groups(decisions)
+    sum_P = groups.matrix(distance_BT.sum(1)).where(groups.valid(keep_BT.any(1)), 0.0).sum(1)
+    count_P = groups.matrix(keep_BT.sum(1)).where(groups.valid(keep_BT.any(1)), 0).sum(1)
+    kl_P = sum_P / count_P.clamp(min=1)
+    pull_P = (beta * (kl_P - delta)).clamp(min=0).detach()
+    value = (pull_P * kl_P).sum() / decisions.num_groups
+    return Loss(value, Diagnostics(loss_sums={"kl_hinge": total(value)}))
 
 
 def _members(decisions: Decisions, rows_B: Tensor, score_B: Tensor) -> Members:
@@ -207,16 +233,16 @@ def _diagnostics(name: str, decisions: Decisions, value: Tensor) -> Diagnostics:
     )
 
 
+def _check_preference(pairs: str) -> None:
+    if pairs not in ("extremes", "all"):
+        raise ConfigError(f"pairs must be extremes or all, got {pairs!r}")
+
+
 @TERMS.register
+@group_loss(score_by="sum_log_ratio", against="reference", check=_check_preference)
 def preference(
-    *,
-    beta: float = 0.1,
-    pairs: str = "extremes",
-    top: float | None = None,
-    sharper: float = 1.0,
-    score_by: str = "sum_log_ratio",
-    against: str = "reference",
-) -> Term:
+    members: Members, *, beta: float = 0.1, pairs: str = "extremes", top: float | None = None, sharper: float = 1.0
+) -> Tensor:
     """Better members' scores above worse ones', pair by pair.
 
     L = -mean over pairs of log sigmoid(c (s_better - s_worse)), c = beta sharper where r_better >= top, else beta.
@@ -230,13 +256,6 @@ def preference(
         (XueruiSu/Trust-Region-Preference-Approximation, ``compute_pairwise_policy_loss``), except for its fallback for
         batches without a pair.
     """
-    if pairs not in ("extremes", "all"):
-        raise ConfigError(f"pairs must be extremes or all, got {pairs!r}")
-    loss_P = partial(_preference_P, beta=beta, pairs=pairs, top=top, sharper=sharper)
-    return group_term("preference", loss_P, score(score_by, against=against))
-
-
-def _preference_P(members: Members, *, beta: float, pairs: str, top: float | None, sharper: float) -> Tensor:
     reward_PG, present_PG = members.reward_PG, members.present_PG
     better_PGG = reward_PG[:, :, None] > reward_PG[:, None, :]
     better_PGG = better_PGG & present_PG[:, :, None] & present_PG[:, None, :]

@@ -7,22 +7,43 @@ Axes: B samples, T decisions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, of_value, total
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
-from mmgrpo.maths.terms import TERMS, Loss, Term, log_ratio, ratio_of, scaled
-from mmgrpo.values import OLD, of_view
+from mmgrpo.maths.terms import TERMS, Loss, Term, log_ratio, ratio_of, scaled, term
+from mmgrpo.values import OLD, Value, of_view
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+def values_of(view: str | None) -> tuple[Value, ...]:
+    """The log-probability of a view; nothing for the current policy and the behavior policy."""
+    return () if view in (None, OLD) else (of_view(view),)
+
+
+def _seen(decisions: Decisions, *, view: str | None) -> Tensor:
+    return decisions.seen(view)
+
+
+def _check_negative_logprob(view: str | None, grad: bool) -> None:
+    if view is None and grad:
+        raise ConfigError("negative_logprob of the current policy always has a gradient: leave out grad")
+
+
 @TERMS.register
-def negative_logprob(*, view: str | None = None, grad: bool = False) -> Term:
+@term(
+    name=lambda view: "negative_logprob" if view is None else f"negative_logprob@{view}",
+    values=values_of,
+    active=_seen,
+    through=lambda view, grad: (view,) if grad else (),
+    check=_check_negative_logprob,
+)
+def negative_logprob(decisions: Decisions, *, view: str | None = None, grad: bool = False) -> Loss:
     """The mean of minus the log-probability, of the current policy or of a view: an estimate of its entropy.
 
     L = sum v (-logprob).
@@ -32,18 +53,8 @@ def negative_logprob(*, view: str | None = None, grad: bool = False) -> Term:
         without grad, and only reported, unless RECOMPUTE_AUG_LOG_PROBS is set: ``grad`` here.
     """
     if view is None:
-        if grad:
-            raise ConfigError("negative_logprob of the current policy always has a gradient: leave out grad")
-        return Term(
-            name="negative_logprob",
-            loss=lambda decisions: mean_of("negative_logprob", decisions, -decisions.logprob_BT),
-        )
-    name = f"negative_logprob@{view}"
-
-    def loss(decisions: Decisions) -> Loss:
-        return mean_of(name, decisions, -in_view(decisions, view, grad=grad), view=view)
-
-    return _of_view(name, view, loss, grad=grad)
+        return mean_of("negative_logprob", decisions, -decisions.logprob_BT)
+    return mean_of(f"negative_logprob@{view}", decisions, -in_view(decisions, view, grad=grad), view=view)
 
 
 def estimated_divergence(form: str, *, view: str, grad: bool = False) -> Term:
@@ -62,11 +73,23 @@ def estimated_divergence(form: str, *, view: str, grad: bool = False) -> Term:
         times_BT = scaled(found_BT, decisions.divergence_factor_BT)
         return mean_of(name, decisions, times_BT, read_BT=found_BT.detach(), view=view)
 
-    return _of_view(name, view, loss, grad=grad)
+    return Term(
+        name=name,
+        loss=loss,
+        values=values_of(view),
+        active=partial(_seen, view=view),
+        through=(view,) if grad else (),
+    )
+
+
+def _check_distillation(most: float | None) -> None:
+    if most is not None and most <= 0:
+        raise ConfigError(f"the ratio's limit must be above 0, got {most}; leave it out for no ratio")
 
 
 @TERMS.register
-def distillation(*, view: str, most: float | None = None) -> Term:
+@term(name=lambda view: f"distillation@{view}", values=values_of, active=_seen, check=_check_distillation)
+def distillation(decisions: Decisions, *, view: str, most: float | None = None) -> Loss:
     """The reverse divergence from a teacher, on the policy's own samples, by its gradient.
 
     L = sum v sg(c (logprob - logprob_teacher)) logprob, c = 1, or where there is a limit min(r, most).
@@ -76,18 +99,11 @@ def distillation(*, view: str, most: float | None = None) -> Term:
     Source: on-policy distillation with the sampled token, and SDPO, arXiv:2601.20802, and its code (lasgroup/SDPO,
         ``compute_self_distillation_loss``), where the teacher is the policy with more in its prompt.
     """
-    if most is not None and most <= 0:
-        raise ConfigError(f"the ratio's limit must be above 0, got {most}; leave it out for no ratio")
-    name = f"distillation@{view}"
-
-    def loss(decisions: Decisions) -> Loss:
-        logprob_BT = decisions.logprob_BT.where(decisions.seen(view), 0.0)
-        apart_BT = logprob_BT.detach() - in_view(decisions, view)
-        if most is not None:
-            apart_BT = apart_BT * ratio_of(log_ratio(decisions)).detach().clamp(max=most)
-        return mean_of(name, decisions, apart_BT * logprob_BT, read_BT=apart_BT, view=view)
-
-    return _of_view(name, view, loss)
+    logprob_BT = decisions.logprob_BT.where(decisions.seen(view), 0.0)
+    apart_BT = logprob_BT.detach() - in_view(decisions, view)
+    if most is not None:
+        apart_BT = apart_BT * ratio_of(log_ratio(decisions)).detach().clamp(max=most)
+    return mean_of(f"distillation@{view}", decisions, apart_BT * logprob_BT, read_BT=apart_BT, view=view)
 
 
 def mean_of(
@@ -119,13 +135,3 @@ def in_view(decisions: Decisions, view: str, *, grad: bool = False) -> Tensor:
     found_BT = decisions.old_logprob_BT if view == OLD else decisions[of_view(view)]
     logprob_BT = found_BT.where(decisions.seen(view), 0.0)
     return logprob_BT if grad else logprob_BT.detach()
-
-
-def _of_view(name: str, view: str, loss: Callable[[Decisions], Loss], *, grad: bool = False) -> Term:
-    return Term(
-        name=name,
-        loss=loss,
-        values=() if view == OLD else (of_view(view),),
-        active=lambda decisions: decisions.seen(view),
-        through=(view,) if grad else (),
-    )

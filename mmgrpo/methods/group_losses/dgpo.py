@@ -11,7 +11,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, total
 from mmgrpo.maths.group_stats import grouped
-from mmgrpo.maths.terms import GROUP, TERMS, Loss, Term, log_ratio, ratio_of
+from mmgrpo.maths.terms import GROUP, TERMS, Loss, log_ratio, ratio_of, term
 from mmgrpo.maths.terms.view_terms import mean_of
 from mmgrpo.values import Value
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 @TERMS.register
-def dgpo(*, beta: float = 100.0, clip: float | None = None, reference: str = "reference") -> Term:
+@term(values=lambda reference: (Value("logprob", reference),), couples=GROUP)
+def dgpo(decisions: Decisions, *, beta: float = 100.0, clip: float | None = None, reference: str = "reference") -> Loss:
     """Errors weighed by advantage, and the group's by how much its preference is still to be learnt.
 
     L = sum v w_g A e, e the error, w_g = sg sigmoid(sum_i A_i beta (e_i - e_ref,i) / G) of each noise level.
@@ -31,24 +32,19 @@ def dgpo(*, beta: float = 100.0, clip: float | None = None, reference: str = "re
     Source: DGPO, arXiv:2510.08425, and its code (Luo-Yihong/DGPO, ``train_sd3_dgpo.py``). Beside it stands a
         divergence ``velocity_mse`` from the reference.
     """
-    theirs = Value("logprob", reference)
-
-    def loss(decisions: Decisions) -> Loss:
-        keep_BT = decisions.mask_BT
-        error_BT = -decisions.logprob_BT.where(keep_BT, 0.0)
-        advantage_BT = decisions.advantage_BT.where(keep_BT, 0.0)
-        apart_BT = error_BT.detach() + decisions[theirs].detach().where(keep_BT, 0.0)
-        weight_BT = group_weight(advantage_BT * apart_BT, keep_BT, decisions.group_BT, beta=beta)
-        held_BT = keep_BT & False
-        if clip is not None:
-            ratio_BT = ratio_of(log_ratio(decisions)).detach()
-            held_BT = ((advantage_BT > 0) & (ratio_BT > 1 + clip)) | ((advantage_BT < 0) & (ratio_BT < 1 - clip))
-        error_BT = error_BT.detach().where(held_BT, error_BT)
-        part = mean_of("dgpo", decisions, weight_BT * advantage_BT * error_BT)
-        high, low = held_BT & (advantage_BT > 0), held_BT & (advantage_BT < 0)
-        return Loss(part.value, part.diagnostics + Diagnostics(clip_high_count=total(high), clip_low_count=total(low)))
-
-    return Term(name="dgpo", loss=loss, values=(theirs,), couples=GROUP)
+    keep_BT = decisions.mask_BT
+    error_BT = -decisions.logprob_BT.where(keep_BT, 0.0)
+    advantage_BT = decisions.advantage_BT.where(keep_BT, 0.0)
+    apart_BT = error_BT.detach() + decisions[Value("logprob", reference)].detach().where(keep_BT, 0.0)
+    weight_BT = group_weight(advantage_BT * apart_BT, keep_BT, decisions.group_BT, beta=beta)
+    held_BT = keep_BT & False
+    if clip is not None:
+        ratio_BT = ratio_of(log_ratio(decisions)).detach()
+        held_BT = ((advantage_BT > 0) & (ratio_BT > 1 + clip)) | ((advantage_BT < 0) & (ratio_BT < 1 - clip))
+    error_BT = error_BT.detach().where(held_BT, error_BT)
+    part = mean_of("dgpo", decisions, weight_BT * advantage_BT * error_BT)
+    high, low = held_BT & (advantage_BT > 0), held_BT & (advantage_BT < 0)
+    return Loss(part.value, part.diagnostics + Diagnostics(clip_high_count=total(high), clip_low_count=total(low)))
 
 
 def group_weight(gain_BT: Tensor, mask_BT: Tensor, group_BT: Tensor | None, *, beta: float) -> Tensor:

@@ -5,15 +5,18 @@ The scores of right samples are contrasted with those of wrong ones, the highest
 
 from __future__ import annotations
 
-from functools import partial
+from typing import TYPE_CHECKING
 
-from mmgrpo.maths.sequence_scores import score
-from mmgrpo.maths.terms import TERMS, Term
-from mmgrpo.maths.terms.group_losses import disco_P, group_term
+from mmgrpo.maths.terms import TERMS
+from mmgrpo.maths.terms.group_losses import Members, disco_P, group_loss
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @TERMS.register
-def disco(*, tau: float | None = 1.0, right: float = 0.5, score_by: str = "mean_ratio", against: str = "old") -> Term:
+@group_loss(score_by="mean_ratio", against="old")
+def disco(members: Members, *, tau: float | None = 1.0, right: float = 0.5) -> Tensor:
     """Right members' scores above the wrong ones', the highest of which count most.
 
     L = -mean_right (s - tau log mean_wrong exp(s' / tau)), or with tau null -(mean_right s - mean_wrong s').
@@ -23,4 +26,4 @@ def disco(*, tau: float | None = 1.0, right: float = 0.5, score_by: str = "mean_
     Source: DisCO, arXiv:2505.12366, and its code (Optimization-AI/DisCO, ``core_algos.py``), whose log-mean-exp has the
         same gradient and another value. Its constraint is ``kl_hinge``.
     """
-    return group_term("disco", partial(disco_P, tau=tau, right=right), score(score_by, against=against))
+    return disco_P(members, tau=tau, right=right)

@@ -5,21 +5,20 @@ The scores of right samples, weighted by shortness, are contrasted with those of
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.sequence_scores import score
-from mmgrpo.maths.terms import TERMS, Term
-from mmgrpo.maths.terms.group_losses import Members, disco_P, group_term
+from mmgrpo.maths.terms import TERMS
+from mmgrpo.maths.terms.group_losses import Members, disco_P, group_loss
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @TERMS.register
+@group_loss(score_by="mean_logprob")
 def drpo(
-    *, tau: float = 10.0, spread: float = 0.1, longest: int = 8192, right: float = 0.5, score_by: str = "mean_logprob"
-) -> Term:
+    members: Members, *, tau: float = 10.0, spread: float = 0.1, longest: int = 8192, right: float = 0.5
+) -> Tensor:
     """Right members' scores above the wrong ones', as in ``disco``; of the right ones the short count most.
 
     L = -(sum_right w s - tau log mean_wrong exp(s' / tau)), w = softmax_right((1 - T / longest) / spread).
@@ -30,9 +29,5 @@ def drpo(
     Source: DRPO, arXiv:2510.04474, and its code (Optimization-AI/DRPO, ``compute_policy_loss_drpo``), whose
         log-mean-exp has the same gradient and another value. Its constraint is ``kl_hinge``.
     """
-    shorter = partial(_shortness, spread=spread, longest=longest)
-    return group_term("drpo", partial(disco_P, tau=tau, right=right, preferred=shorter), score(score_by))
-
-
-def _shortness(members: Members, *, spread: float, longest: int) -> Tensor:
-    return (1 - members.length_PG.to(members.score_PG) / longest) / spread
+    shortness_PG = (1 - members.length_PG.to(members.score_PG) / longest) / spread
+    return disco_P(members, tau=tau, right=right, logit_PG=shortness_PG)

@@ -5,20 +5,24 @@ A trajectory-balance loss fits the likelihood of an answer to a power of its rew
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.sequence_scores import score
-from mmgrpo.maths.terms import TERMS, Term
-from mmgrpo.maths.terms.group_losses import Members, group_term
+from mmgrpo.maths.terms import TERMS
+from mmgrpo.maths.terms.group_losses import Members, group_loss
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+def _check_trajectory_balance(least: float) -> None:
+    if least <= 0:
+        raise ConfigError(f"a logarithm is taken of rewards, so that least must be above 0, got {least}")
+
+
 @TERMS.register
-def trajectory_balance(*, power: float = 1.0, least: float = 1e-3, score_by: str = "sum_logprob") -> Term:
+@group_loss(score_by="sum_logprob", check=_check_trajectory_balance)
+def trajectory_balance(members: Members, *, power: float = 1.0, least: float = 1e-3) -> Tensor:
     """Answers as likely as a power of their rewards says, whatever all rewards of the prompt sum to.
 
     L = mean_i (d_i - mean d)^2, d_i = s_i - power log max(r_i, least).
@@ -28,11 +32,5 @@ def trajectory_balance(*, power: float = 1.0, least: float = 1e-3, score_by: str
         the group's mean stands for log Z. Deviation: rewards are held above ``least``, since those of other tasks may
         be 0.
     """
-    if least <= 0:
-        raise ConfigError(f"a logarithm is taken of rewards, so that least must be above 0, got {least}")
-    return group_term("trajectory_balance", partial(_balance_P, power=power, least=least), score(score_by))
-
-
-def _balance_P(members: Members, *, power: float, least: float) -> Tensor:
     wanted_PG = power * members.reward_PG.clamp(min=least).log()
     return members.mean(members.centred(members.score_PG - wanted_PG.to(members.score_PG)).square())[:, 0]

@@ -5,19 +5,18 @@ Centered scores are regressed on centered rewards.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.sequence_scores import score
-from mmgrpo.maths.terms import TERMS, Term
-from mmgrpo.maths.terms.group_losses import Members, group_term
+from mmgrpo.maths.terms import TERMS
+from mmgrpo.maths.terms.group_losses import Members, group_loss
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @TERMS.register
-def gvpo(*, beta: float = 0.1, score_by: str = "sum_log_ratio", against: str = "old") -> Term:
+@group_loss(score_by="sum_log_ratio", against="old")
+def gvpo(members: Members, *, beta: float = 0.1) -> Tensor:
     """Centred scores regressed on centred rewards.
 
     L = sum_i (beta (s_i - mean s) - (r_i - mean r))^2 / (2 (n - 1)), n members.
@@ -26,9 +25,5 @@ def gvpo(*, beta: float = 0.1, score_by: str = "sum_log_ratio", against: str = "
     Source: GVPO, arXiv:2504.19599, and its code (jszkc/GVPO, ``compute_policy_loss_gvpo``), whose score is against the
         policy that sampled; the paper's against the reference.
     """
-    return group_term("gvpo", partial(_gvpo_P, beta=beta), score(score_by, against=against))
-
-
-def _gvpo_P(members: Members, *, beta: float) -> Tensor:
     error_PG = beta * members.centred(members.score_PG) - members.centred(members.reward_PG).to(members.score_PG)
     return error_PG.square().sum(1) / (2 * (members.count_P - 1)).clamp(min=1)

@@ -10,10 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.sequence_scores import score
 from mmgrpo.maths.strategies import STRATEGIES, Answer, Request, Round, Setting, Strategy, fixed
-from mmgrpo.maths.terms import TERMS, Term
-from mmgrpo.maths.terms.group_losses import Members, group_term
+from mmgrpo.maths.terms import TERMS
+from mmgrpo.maths.terms.group_losses import Members, group_loss
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -21,14 +20,8 @@ if TYPE_CHECKING:
 
 
 @TERMS.register
-def equivalents(
-    *,
-    beta: float = 0.1,
-    variance: float = 1.0,
-    right: float = 0.5,
-    score_by: str = "sum_log_ratio",
-    against: str = "reference",
-) -> Term:
+@group_loss(score_by="sum_log_ratio", against="reference")
+def equivalents(members: Members, *, beta: float = 0.1, variance: float = 1.0, right: float = 0.5) -> Tensor:
     """Right members' mean score above the wrong ones', and the right ones' scores alike.
 
     L = -log sigmoid(mean_right z - mean_wrong z) + variance var_right z, z = beta s, the variance over n.
@@ -37,11 +30,6 @@ def equivalents(
     Units: beta is logits per nat; variance is loss per square logit; right is in the reward's units.
     Source: GEPO of OORL, arXiv:2505.12723, sec. 3.2, whose lambda of 1 is ``variance``.
     """
-    loss_P = partial(_equivalents_P, beta=beta, variance=variance, right=right)
-    return group_term("equivalents", loss_P, score(score_by, against=against))
-
-
-def _equivalents_P(members: Members, *, beta: float, variance: float, right: float) -> Tensor:
     right_PG = (members.reward_PG > right) & members.present_PG
     wrong_PG = ~right_PG & members.present_PG
     score_PG = beta * members.score_PG

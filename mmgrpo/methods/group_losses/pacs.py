@@ -5,12 +5,10 @@ A classifier whose logit is the sample's score relative to its group is fitted t
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.sequence_scores import score
-from mmgrpo.maths.terms import TERMS, Term
-from mmgrpo.maths.terms.group_losses import Members, group_term
+from mmgrpo.maths.terms import TERMS
+from mmgrpo.maths.terms.group_losses import Members, group_loss
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -18,14 +16,8 @@ if TYPE_CHECKING:
 
 
 @TERMS.register
-def pacs(
-    *,
-    beta: float = 1.0,
-    right: float = 0.5,
-    balanced: bool = False,
-    score_by: str = "sum_log_ratio",
-    against: str = "old",
-) -> Term:
+@group_loss(score_by="sum_log_ratio", against="old")
+def pacs(members: Members, *, beta: float = 1.0, right: float = 0.5, balanced: bool = False) -> Tensor:
     """Rewards as labels that a score relative to the group's others should tell.
 
     L = mean_i w_i BCE(sigmoid(psi_i), r_i > right), psi_i = beta n / (n - 1) (s_i - mean s).
@@ -34,12 +26,6 @@ def pacs(
     Units: beta is logits per unit of the score (1); right is in the reward's units.
     Source: PACS, arXiv:2509.02522, and its code (ritzz-ai/PACS, ``pacs_core_algos.py``).
     """
-    return group_term(
-        "pacs", partial(_pacs_P, beta=beta, right=right, balanced=balanced), score(score_by, against=against)
-    )
-
-
-def _pacs_P(members: Members, *, beta: float, right: float, balanced: bool) -> Tensor:
     count_P1 = members.count_P[:, None]
     logit_PG = beta * members.centred(members.score_PG) * count_P1 / (count_P1 - 1).clamp(min=1)
     right_PG = members.reward_PG > right

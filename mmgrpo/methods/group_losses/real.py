@@ -5,12 +5,10 @@ Right samples' scores are trained to be positive, wrong ones' negative, with a g
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.sequence_scores import score
-from mmgrpo.maths.terms import TERMS, Term
-from mmgrpo.maths.terms.group_losses import Members, group_term
+from mmgrpo.maths.terms import TERMS
+from mmgrpo.maths.terms.group_losses import Members, group_loss
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -18,7 +16,8 @@ if TYPE_CHECKING:
 
 
 @TERMS.register
-def real(*, tau: float = 0.5, right: float = 0.5, score_by: str = "mean_log_ratio", against: str = "old") -> Term:
+@group_loss(score_by="mean_log_ratio", against="old")
+def real(members: Members, *, tau: float = 0.5, right: float = 0.5) -> Tensor:
     """Right members' scores above 0, wrong ones' below, each pulled the harder the further it is.
 
     L = log(1 + sum_right exp(-s / tau)) + log(1 + sum_wrong exp(s / tau)).
@@ -27,10 +26,6 @@ def real(*, tau: float = 0.5, right: float = 0.5, score_by: str = "mean_log_rati
     Units: tau in the score's units (0.5 nats); right is in the reward's units.
     Source: Rewards as Labels (REAL), arXiv:2602.05630, and its code (Red-RL/REAL, ``core_algos.py``).
     """
-    return group_term("real", partial(_real_P, tau=tau, right=right), score(score_by, against=against))
-
-
-def _real_P(members: Members, *, tau: float, right: float) -> Tensor:
     right_PG = members.reward_PG > right
     logit_PG = (members.score_PG / tau).where(~right_PG, -members.score_PG / tau)
     zero_P1 = torch.zeros_like(logit_PG[:, :1])

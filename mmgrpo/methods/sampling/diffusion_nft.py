@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.terms import TERMS, Loss, Term
+from mmgrpo.maths.terms import TERMS, Loss, term
 from mmgrpo.maths.terms.group_losses import optimality
 from mmgrpo.maths.terms.view_terms import mean_of
 from mmgrpo.values import OLD, Value
@@ -23,8 +23,17 @@ def negative_error(strength: float, view: str = OLD) -> Value:
     return Value("negative_error", view, (strength,))
 
 
+def _check_diffusion_nft(strength: float, limit: float) -> None:
+    if strength <= 0 or limit <= 0:
+        raise ConfigError(f"strength and limit must be above 0, got {strength} and {limit}")
+
+
 @TERMS.register
-def diffusion_nft(*, strength: float = 1.0, limit: float = 5.0, view: str = OLD) -> Term:
+@term(
+    values=lambda strength, view: (positive_error(strength, view), negative_error(strength, view)),
+    check=_check_diffusion_nft,
+)
+def diffusion_nft(decisions: Decisions, *, strength: float = 1.0, limit: float = 5.0, view: str = OLD) -> Loss:
     """Good samples are predicted by an implied better policy, bad ones by an implied worse one.
 
     L = c sum v (r e+ + (1 - r) e-) / b, r = clip(A / (2 c) + 1 / 2, 0, 1), b = strength, c = limit.
@@ -36,13 +45,7 @@ def diffusion_nft(*, strength: float = 1.0, limit: float = 5.0, view: str = OLD)
     Source: DiffusionNFT, arXiv:2509.16117, and its code. Beside it stands a divergence ``velocity_mse`` from the
         reference at 1e-4.
     """
-    if strength <= 0 or limit <= 0:
-        raise ConfigError(f"strength and limit must be above 0, got {strength} and {limit}")
     better, worse = positive_error(strength, view), negative_error(strength, view)
-
-    def loss(decisions: Decisions) -> Loss:
-        share_BT = optimality(decisions.advantage_BT, limit=limit).where(decisions.mask_BT, 0.0)
-        error_BT = share_BT * decisions[better] + (1 - share_BT) * decisions[worse]
-        return mean_of("diffusion_nft", decisions, error_BT, factor=limit / strength)
-
-    return Term(name="diffusion_nft", loss=loss, values=(better, worse))
+    share_BT = optimality(decisions.advantage_BT, limit=limit).where(decisions.mask_BT, 0.0)
+    error_BT = share_BT * decisions[better] + (1 - share_BT) * decisions[worse]
+    return mean_of("diffusion_nft", decisions, error_BT, factor=limit / strength)

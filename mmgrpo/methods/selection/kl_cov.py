@@ -16,12 +16,13 @@ from mmgrpo.maths.modulations import (
     modulation,
     require_share,
 )
-from mmgrpo.maths.terms import TERMS, Loss, Term, log_ratio, scaled
+from mmgrpo.maths.terms import TERMS, Loss, log_ratio, scaled, term
 from mmgrpo.maths.terms.view_terms import mean_of
 
 
 @TERMS.register
-def departure() -> Term:
+@term()
+def departure(decisions: Decisions) -> Loss:
     """The mean size of the log-ratio to the policy that sampled.
 
     L = sum v f |logprob - old_logprob|, f the decision's factor of divergences, 1 where no modulation says it.
@@ -33,13 +34,9 @@ def departure() -> Term:
     Source: the penalty of KL-Cov, arXiv:2505.22617, and its code (PRIME-RL/Entropy-Mechanism-of-RL,
         ``compute_policy_loss_kl_cov``: ``(log_prob - old_log_prob).abs()``), at a weight of 1 beside ``kl_covariance``.
     """
-
-    def loss(decisions: Decisions) -> Loss:
-        each_BT, unchanged_BT = log_ratio(decisions), decisions.unchanged_BT
-        size_BT = (each_BT if unchanged_BT is None else each_BT.where(~unchanged_BT, 0.0)).abs()
-        return mean_of("departure", decisions, scaled(size_BT, decisions.divergence_factor_BT))
-
-    return Term(name="departure", loss=loss)
+    each_BT, unchanged_BT = log_ratio(decisions), decisions.unchanged_BT
+    size_BT = (each_BT if unchanged_BT is None else each_BT.where(~unchanged_BT, 0.0)).abs()
+    return mean_of("departure", decisions, scaled(size_BT, decisions.divergence_factor_BT))
 
 
 @MODULATIONS.register

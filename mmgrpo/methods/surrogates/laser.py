@@ -14,7 +14,7 @@ from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.filters import members
 from mmgrpo.maths.group_stats import grouped
-from mmgrpo.maths.terms import GROUP, TERMS, Loss, Term
+from mmgrpo.maths.terms import GROUP, TERMS, Loss, term
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import end_logprob
 
@@ -58,7 +58,10 @@ def self_judged(
 
 
 @TERMS.register
-def self_reward(*, token: int, scale: float = 0.1, anchor: float = -23.0, right: float = 1.0) -> Term:
+@term(values=lambda token: (end_logprob(token),), couples=GROUP)
+def self_reward(
+    decisions: Decisions, *, token: int, scale: float = 0.1, anchor: float = -23.0, right: float = 1.0
+) -> Loss:
     """What the policy says of its own answer by a token behind its end, fitted to the reward.
 
     L = mean over the update's samples of w (scale (logprob(token) - anchor) - r)^2, of texts that came to their own
@@ -68,25 +71,21 @@ def self_reward(*, token: int, scale: float = 0.1, anchor: float = -23.0, right:
     Source: LaSeR, arXiv:2510.14943, and its code (RUCBM/LaSeR, ``dp_actor.py``, internal_reward_loss). Deviation: w is
         of a group, there of a batch, so that no batch size matters.
     """
-    value = end_logprob(token)
-
-    def loss(decisions: Decisions) -> Loss:
-        if decisions.group_BT is None or decisions.reward_BT is None:
-            raise ConfigError("self_reward needs group_BT and reward_BT: the groups and the rewards of the samples")
-        groups, keep_BT = grouped(decisions.group_BT[:, 0]), decisions.mask_BT
-        ended_BT = keep_BT & (decisions[value].detach() != 0)
-        reward_B = decisions.reward_BT[:, 0]
-        score_B = scale * (decisions[value].where(ended_BT, 0.0).sum(1) - anchor)
-        ended_PG, right_PG = groups.valid(ended_BT.any(1)), groups.matrix((reward_B >= right).float()) > 0
-        weight_PG = _balanced(ended_PG, right_PG)
-        error_PG = groups.matrix(score_B - reward_B).where(ended_PG, 0.0)
-        members_P = groups.valid(keep_BT.any(1)).sum(1)
-        value_P = (weight_PG * error_PG.square()).sum(1) / members_P.clamp(min=1)
-        mean = value_P.sum() / decisions.num_groups
-        value_sum = ValueSum(total(ended_PG), total(score_B.where(ended_BT.any(1), 0.0)))
-        return Loss(mean, Diagnostics(loss_sums={"self_reward": total(mean)}, value_sums={"self_reward": value_sum}))
-
-    return Term(name="self_reward", loss=loss, values=(value,), couples=GROUP)
+    if decisions.group_BT is None or decisions.reward_BT is None:
+        raise ConfigError("self_reward needs group_BT and reward_BT: the groups and the rewards of the samples")
+    groups, keep_BT = grouped(decisions.group_BT[:, 0]), decisions.mask_BT
+    end_BT = decisions[end_logprob(token)]
+    ended_BT = keep_BT & (end_BT.detach() != 0)
+    reward_B = decisions.reward_BT[:, 0]
+    score_B = scale * (end_BT.where(ended_BT, 0.0).sum(1) - anchor)
+    ended_PG, right_PG = groups.valid(ended_BT.any(1)), groups.matrix((reward_B >= right).float()) > 0
+    weight_PG = _balanced(ended_PG, right_PG)
+    error_PG = groups.matrix(score_B - reward_B).where(ended_PG, 0.0)
+    members_P = groups.valid(keep_BT.any(1)).sum(1)
+    value_P = (weight_PG * error_PG.square()).sum(1) / members_P.clamp(min=1)
+    mean = value_P.sum() / decisions.num_groups
+    value_sum = ValueSum(total(ended_PG), total(score_B.where(ended_BT.any(1), 0.0)))
+    return Loss(mean, Diagnostics(loss_sums={"self_reward": total(mean)}, value_sums={"self_reward": value_sum}))
 
 
 def _balanced(ended_PG: Tensor, right_PG: Tensor) -> Tensor:

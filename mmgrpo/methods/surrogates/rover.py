@@ -9,14 +9,15 @@ from dataclasses import replace
 
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import total
-from mmgrpo.maths.terms import ROW, TERMS, Loss, Term, log_ratio
+from mmgrpo.maths.terms import ROW, TERMS, Loss, log_ratio, term
 from mmgrpo.maths.terms.view_terms import mean_of
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import LOGPROB_MEAN
 
 
 @TERMS.register
-def uniform_policy_value(*, before: str, rho: float = 1.0) -> Term:
+@term(values=lambda before: (LOGPROB_MEAN, replace(LOGPROB_MEAN, view=before)), couples=ROW)
+def uniform_policy_value(decisions: Decisions, *, before: str, rho: float = 1.0) -> Loss:
     """The log-ratio as the value of a token under a policy that writes uniformly at random, learnt by regression.
 
     L = sum v (Q - sg(A + V'))^2, Q = rho (logprob - old_logprob), v the aggregate's weight.
@@ -28,13 +29,9 @@ def uniform_policy_value(*, before: str, rho: float = 1.0) -> Term:
         mean is over the tokens that can be drawn, there over the whole vocabulary.
     """
     at_first = replace(LOGPROB_MEAN, view=before)
-
-    def loss(decisions: Decisions) -> Loss:
-        keep_BT = decisions.mask_BT
-        value_BT = rho * (decisions[LOGPROB_MEAN] - decisions[at_first]).detach().where(keep_BT, 0.0)
-        next_BT = torch.cat([value_BT[:, 1:], torch.zeros_like(value_BT[:, :1])], dim=1)
-        error_BT = rho * log_ratio(decisions) - (decisions.advantage_BT + next_BT)
-        result = mean_of("uniform_policy_value", decisions, error_BT.square())
-        return replace(result, diagnostics=replace(result.diagnostics, num_weighed=total(keep_BT)))
-
-    return Term(name="uniform_policy_value", loss=loss, values=(LOGPROB_MEAN, at_first), couples=ROW)
+    keep_BT = decisions.mask_BT
+    value_BT = rho * (decisions[LOGPROB_MEAN] - decisions[at_first]).detach().where(keep_BT, 0.0)
+    next_BT = torch.cat([value_BT[:, 1:], torch.zeros_like(value_BT[:, :1])], dim=1)
+    error_BT = rho * log_ratio(decisions) - (decisions.advantage_BT + next_BT)
+    result = mean_of("uniform_policy_value", decisions, error_BT.square())
+    return replace(result, diagnostics=replace(result.diagnostics, num_weighed=total(keep_BT)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
@@ -22,16 +21,26 @@ from mmgrpo.maths.modulations import (
     require_quantile,
 )
 from mmgrpo.maths.surrogates import clipped
-from mmgrpo.maths.terms import ROW, TERMS, Loss, SurrogateTerm, Term
+from mmgrpo.maths.terms import ROW, TERMS, Loss, SurrogateTerm, term, weighted_decisions
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import ENTROPY, RANK, top_logprob
 
-if TYPE_CHECKING:
-    from torch import Tensor
+
+def _check_clipped_with_candidates(quantile: float, num: int) -> None:
+    require_quantile(quantile)
+    if num < 1:
+        raise ConfigError(f"the likeliest candidates are 1 or more, got {num}")
 
 
 @TERMS.register
+@term(
+    values=lambda num: (ENTROPY, top_logprob(num)),
+    couples=ROW,
+    active=lambda decisions: weighted_decisions(decisions, coupled=True),
+    check=_check_clipped_with_candidates,
+)
 def clipped_with_candidates(
+    decisions: Decisions,
     *,
     low: float = 0.2,
     high: float = 0.2,
@@ -39,7 +48,7 @@ def clipped_with_candidates(
     share: float = 0.01,
     quantile: float = 0.8,
     right: float = 1.0,
-) -> Term:
+) -> Loss:
     """The clipped surrogate, whose unsure decisions of right samples teach the likeliest candidates too.
 
     L = sum w max(-A r, -A clip(r, 1 - low, 1 + high)).
@@ -51,32 +60,19 @@ def clipped_with_candidates(
     Source: SimKO, arXiv:2510.14807, and its code (CLR-Lab/SimKO, ``core_algos.py``, compute_policy_loss_simko): each
         candidate's ratio counts as the token's, so that what it was before is not needed.
     """
-    require_quantile(quantile)
-    if num < 1:
-        raise ConfigError(f"the likeliest candidates are 1 or more, got {num}")
-    candidates = top_logprob(num)
+    if decisions.reward_BT is None:
+        raise ConfigError("clipped_with_candidates needs reward_BT: the rewards of the samples")
+    unsure_BT = above_row_quantile(decisions[ENTROPY].detach(), decisions.mask_BT, quantile)
+    shared_BT = unsure_BT & (decisions.reward_BT >= right)
+    apart_BT = (decisions[top_logprob(num)] - decisions.logprob_BT).where(shared_BT, 0.0)
     surrogate = SurrogateTerm(
         surrogate=partial(clipped, low=low, high=high),
         ratio_level="token",
         bound=None,
         normalised=False,
         name="clipped_with_candidates",
-    ).as_term()
-
-    def loss(decisions: Decisions) -> Loss:
-        if decisions.reward_BT is None:
-            raise ConfigError("clipped_with_candidates needs reward_BT: the rewards of the samples")
-        unsure_BT = above_row_quantile(decisions[ENTROPY].detach(), decisions.mask_BT, quantile)
-        shared_BT = unsure_BT & (decisions.reward_BT >= right)
-        apart_BT = (decisions[candidates] - decisions.logprob_BT).where(shared_BT, 0.0)
-        return surrogate.loss(
-            replace(decisions, logprob_BT=decisions.logprob_BT + share * (apart_BT - apart_BT.detach()))
-        )
-
-    def active(decisions: Decisions) -> Tensor:
-        return decisions.mask_BT & surrogate.active(decisions).any(1, keepdim=True)
-
-    return replace(surrogate, loss=loss, values=(ENTROPY, candidates), couples=ROW, active=active)
+    )
+    return surrogate(replace(decisions, logprob_BT=decisions.logprob_BT + share * (apart_BT - apart_BT.detach())))
 
 
 @MODULATIONS.register

@@ -11,12 +11,19 @@ from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, ValueSum, total
 from mmgrpo.maths.group_stats import grouped
 from mmgrpo.maths.modulations import above_row_quantile, require_quantile
-from mmgrpo.maths.terms import GROUP, TERMS, Loss, Term
+from mmgrpo.maths.terms import GROUP, TERMS, Loss, term
 from mmgrpo.values import nucleus_entropy
 
 
+def _check_anchored_entropy(quantile: float, mass: float) -> None:
+    require_quantile(quantile)
+    if not 0 < mass <= 1:
+        raise ConfigError(f"the nucleus holds a probability above 0 and at most 1, got {mass}")
+
+
 @TERMS.register
-def anchored_entropy(*, mass: float = 0.8, quantile: float = 0.8, anchor: float = 0.0) -> Term:
+@term(values=lambda mass: (nucleus_entropy(mass),), couples=GROUP, check=_check_anchored_entropy)
+def anchored_entropy(decisions: Decisions, *, mass: float = 0.8, quantile: float = 0.8, anchor: float = 0.0) -> Loss:
     """The entropy of the nucleus, where it peaks, drawn to an anchor.
 
     L = mean_P (H - anchor)^2, H = mean over the group's rows of the mean nucleus entropy of those kept decisions where
@@ -26,27 +33,19 @@ def anchored_entropy(*, mass: float = 0.8, quantile: float = 0.8, anchor: float 
     Source: SIREN, arXiv:2509.25133, and its code (Linn3a/siren, ``dp_actor.py``): top-p mask, peak-entropy mask and
         anchor. Deviation: H of a group, there of a micro-batch, so that no batch size matters.
     """
-    require_quantile(quantile)
-    if not 0 < mass <= 1:
-        raise ConfigError(f"the nucleus holds a probability above 0 and at most 1, got {mass}")
-    value = nucleus_entropy(mass)
-
-    def loss(decisions: Decisions) -> Loss:
-        if decisions.group_BT is None:
-            raise ConfigError("anchored_entropy needs group_BT: the groups of the samples")
-        keep_BT, entropy_BT = decisions.mask_BT, decisions[value]
-        peak_BT = above_row_quantile(entropy_BT.detach(), keep_BT, quantile)
-        row_B = entropy_BT.where(peak_BT, 0.0).sum(1) / peak_BT.sum(1).clamp(min=1)
-        groups = grouped(decisions.group_BT[:, 0])
-        present_PG = groups.valid(keep_BT.any(1))
-        group_P = groups.matrix(row_B).where(present_PG, 0.0).sum(1) / present_PG.sum(1).clamp(min=1)
-        apart_P = (group_P - anchor).where(present_PG.any(1), 0.0)
-        loss = apart_P.square().sum() / decisions.num_groups * float(anchor > 0)
-        value_sum = ValueSum(total(present_PG), total(row_B.where(keep_BT.any(1), 0.0)))
-        name = "anchored_entropy"
-        return Loss(loss, Diagnostics(loss_sums={name: total(loss)}, value_sums={name: value_sum}))
-
-    return Term(name="anchored_entropy", loss=loss, values=(value,), couples=GROUP)
+    if decisions.group_BT is None:
+        raise ConfigError("anchored_entropy needs group_BT: the groups of the samples")
+    keep_BT, entropy_BT = decisions.mask_BT, decisions[nucleus_entropy(mass)]
+    peak_BT = above_row_quantile(entropy_BT.detach(), keep_BT, quantile)
+    row_B = entropy_BT.where(peak_BT, 0.0).sum(1) / peak_BT.sum(1).clamp(min=1)
+    groups = grouped(decisions.group_BT[:, 0])
+    present_PG = groups.valid(keep_BT.any(1))
+    group_P = groups.matrix(row_B).where(present_PG, 0.0).sum(1) / present_PG.sum(1).clamp(min=1)
+    apart_P = (group_P - anchor).where(present_PG.any(1), 0.0)
+    loss = apart_P.square().sum() / decisions.num_groups * float(anchor > 0)
+    value_sum = ValueSum(total(present_PG), total(row_B.where(keep_BT.any(1), 0.0)))
+    name = "anchored_entropy"
+    return Loss(loss, Diagnostics(loss_sums={name: total(loss)}, value_sums={name: value_sum}))
 
 
 @CONTROLLERS.register
