@@ -67,7 +67,7 @@ def curves_of(name: str, output: Path, *, steps: int = STEPS) -> Curves:
         "steps": steps,
         "rollout": {"prompts_per_step": 4, "group_size": 32},
         "advantage": advantage,
-        "update": {"lr": 0.2},
+        "update": {"optimizer": {"lr": 0.2}},
     }
     folder = Trainer(letters(), rewards, [Prompt(text) for text in "wxyz"], config).train()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -134,7 +134,7 @@ def run_ours(case: Case, steps: int, clock: Clock, folder: str) -> None:
         "output": folder,
         "steps": steps,
         "rollout": {"prompts_per_step": PROMPTS, "group_size": GROUP_SIZE},
-        "update": {"lr": LEARNING_RATE},
+        "update": {"optimizer": {"lr": LEARNING_RATE}},
         "runtime": {"device": "cpu"},
     }
     Trainer(policy, {"clock": clock}, prompts, config).train()

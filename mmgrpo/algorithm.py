@@ -70,7 +70,7 @@ ROLLOUT_SEED = 0  # separates the random numbers of rollouts from those of windo
 WINDOW_SEED = 1  # separates the random numbers of windows from those of samples
 
 FILTERS_WITH_LR = ("within_curvature",)
-"""Filters with a number ``lr`` that is ``update.lr``."""
+"""Filters with a number ``lr`` that is ``update.optimizer.lr``."""
 
 WINDOW_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "random": ("seed",),
@@ -394,7 +394,7 @@ def resolved(config: RunConfig) -> RunConfig:
 
     Raises ConfigError for a filter that states another learning rate.
     """
-    filters = tuple(_with_lr(named, config.update.lr) for named in config.advantage.filters)
+    filters = tuple(_with_lr(named, config.update.optimizer.lr) for named in config.advantage.filters)
     if filters == config.advantage.filters:
         return config
     advantage = config.advantage.model_copy(update={"filters": filters})
@@ -535,8 +535,8 @@ def _with_lr(named: Named, lr: float) -> Named:
     stated = named.numbers.get("lr")
     if stated not in (None, lr):
         raise ConfigError(
-            f"advantage.filters: {named.name}.lr is {stated} and update.lr {lr}, but the filter predicts the step of "
-            "the update: leave out its lr, or set both to the same value"
+            f"advantage.filters: {named.name}.lr is {stated} and update.optimizer.lr {lr}, but the filter predicts the "
+            "step of the update: leave out its lr, or set both to the same value"
         )
     return named.model_copy(update={"lr": lr})
 

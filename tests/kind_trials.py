@@ -82,7 +82,7 @@ def exchanges(output: Path, resume: Path | None, reward: Reward) -> Trainer:
     """Turns with an environment, credited by turns."""
     environment = {"name": "python:tests.test_trainer_exchanges:Asks", "told": "two red"}
     rollout = {"prompts_per_step": 2, "group_size": 3, "environment": environment, "max_turns": 2}
-    values = {**EVERY_STEP, "output": str(output), "rollout": rollout, "update": {"lr": 1e-3}}
+    values = {**EVERY_STEP, "output": str(output), "rollout": rollout, "update": {"optimizer": {"lr": 1e-3}}}
     policy = policy_of("llama", max_new_tokens=12)
     return Trainer(policy, {"lengths": reward}, prompts_of("llama"), values, resume=resume)
 
@@ -95,7 +95,7 @@ def trees(output: Path, resume: Path | None, reward: Reward) -> Trainer:
         "output": str(output),
         "rollout": {"prompts_per_step": 2, "group_size": 2, "strategy": strategy},
         "advantage": {"estimators": ["siblings", "along_segments"], "filters": ["each_decision_once"]},
-        "update": {"lr": 1e-3},
+        "update": {"optimizer": {"lr": 1e-3}},
     }
     policy = policy_of("llama", max_new_tokens=6)
     return Trainer(policy, {"even": even_prompts_differ}, prompts_of("llama"), values, resume=resume)
@@ -114,7 +114,7 @@ def critic(output: Path, resume: Path | None, reward: Reward) -> Trainer:
         "output": str(output),
         "rollout": {"prompts_per_step": 2, "group_size": 3},
         "advantage": {"scale": "raw", "estimators": [{"name": "gae", "gamma": 1.0, "decay": 1.0}]},
-        "critic": {"policy": body, "lr": 1e-3},
+        "critic": {"policy": body, "optimizer": {"lr": 1e-3}},
     }
     return Trainer(policy_of("llama"), {"lengths": reward}, prompts_of("llama"), values, resume=resume)
 

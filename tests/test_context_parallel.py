@@ -52,7 +52,7 @@ def trained(output: Path, name: str, *, context_parallel: int = 1, lora: bool = 
         "steps": 2,
         "rollout": {"prompts_per_step": 2, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 2}},
         "objective": {"divergence": "gaussian", "kl_beta": 0.1},
-        "update": {"minibatches": 2, "lr": 1e-3, "eps": 1e-2, "ema": {"decay": 0.5}},
+        "update": {"minibatches": 2, "optimizer": {"lr": 1e-3, "eps": 1e-2}, "ema": {"decay": 0.5}},
         "evaluation": {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts", "limit": 2}, "every": 2},
         "checkpoint": {"every": 1},
         "runtime": {"device": "cpu", "context_parallel": context_parallel},

@@ -81,7 +81,7 @@ def trained(
         "advantage": advantage or {},
         "views": views or {},
         "objective": {"surrogate": {"name": "clipped", "low": 0.2, "high": 0.28}, **(objective or {})},
-        "update": {"epochs": 2, "lr": 1e-3, "eps": 1e-3},
+        "update": {"epochs": 2, "optimizer": {"lr": 1e-3, "eps": 1e-3}},
         "runtime": {"device": "cpu"},
     }
     prompts = [Prompt("what number is this"), Prompt("say one word")]

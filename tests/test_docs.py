@@ -75,7 +75,7 @@ def test_own_policy_learns_to_write_a(make: Any, tmp_path: Path) -> None:
         "steps": 20,
         "rollout": {"prompts_per_step": 2, "group_size": 16},
         "objective": {"ratio_level": "sequence", "divergence": "k3", "kl_beta": 0.01},
-        "update": {"lr": 0.3},
+        "update": {"optimizer": {"lr": 0.3}},
     }  # fmt: skip
     mmgrpo.Trainer(policy, {"a": lambda samples: [s.text.count("a") / 4 for s in samples]}, PROMPTS, config).train()
     assert float(policy.logits.detach().softmax(1)[:, 0].mean()) > 0.3  # 1 / 26 at the start

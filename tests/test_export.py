@@ -51,7 +51,7 @@ def written(output: Path, *, lora: dict[str, Any] | None, **changes: Any) -> Pat
         "runtime": {"device": "cpu"},
         "policy": {"name": "language", "model": str(model), "lora": lora, "max_new_tokens": 7},
         "rollout": {"prompts_per_step": 2, "group_size": 4},
-        "update": {"lr": 0.05},
+        "update": {"optimizer": {"lr": 0.05}},
         "steps": 2,
         **changes,
     }
@@ -69,7 +69,9 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return written(tmp_path_factory.mktemp("whole"), lora=None, update={"lr": 0.01, "ema": {"decay": 0.5}})
+    return written(
+        tmp_path_factory.mktemp("whole"), lora=None, update={"optimizer": {"lr": 0.01}, "ema": {"decay": 0.5}}
+    )
 
 
 def logits_of(model: Any) -> torch.Tensor:

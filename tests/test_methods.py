@@ -83,8 +83,8 @@ def test_section_of_one_method() -> None:
     assert "l = max(-A r, -A clip(r, 1 - low, 1 + high))" in mechanism
     assert "| `rollout.window` | random_subset (size 0.6) | DanceGRPO, scripts/finetune" in mechanism
     assert "| `rollout.window` | size 6 | DanceGRPO, scripts/finetune" in published
-    assert "| `update.lr` | 0.0003 | DanceGRPO, scripts/finetune" in published
-    assert "update.lr" not in mechanism
+    assert "| `update.optimizer.lr` | 0.0003 | DanceGRPO, scripts/finetune" in published
+    assert "update.optimizer.lr" not in mechanism
     assert "Deviations:\n\n- Steps outside the subset are deterministic;" in published
     with pytest.raises(UnknownNameError, match="no method 'dance'; did you mean dance-grpo"):
         method_section("dance")

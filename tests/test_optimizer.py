@@ -23,7 +23,7 @@ ROLLOUT = {"prompts_per_step": 2, "group_size": 2}
 
 
 def trainer_of(folder: Path, policy: Any = None, reward: Any = brightness, **changes: Any) -> Trainer:
-    values = {**BASE, "output": str(folder), "rollout": ROLLOUT, "update": {"lr": 1e-3}, **changes}
+    values = {**BASE, "output": str(folder), "rollout": ROLLOUT, "update": {"optimizer": {"lr": 1e-3}}, **changes}
     return Trainer(policy or make_policy(), {"reward": reward}, digit_prompts(), values)
 
 

@@ -32,7 +32,7 @@ from tests.own_package import PROJECT, put_on_path, shown
 SMALL = [
     "policy.chunks=2", "policy.denoising_steps=3", "policy.width=16", "warmup.steps=2", "warmup.batch_size=4",
     "warmup.examples.num=8", "rollout.prompts_per_step=4", "rollout.group_size=3", "steps=2",
-    "evaluation.prompts.limit=3", "evaluation.every=1", "checkpoint.every=1", "update.schedule=constant",
+    "evaluation.prompts.limit=3", "evaluation.every=1", "checkpoint.every=1", "update.optimizer.schedule=constant",
 ]  # fmt: skip
 
 

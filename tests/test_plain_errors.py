@@ -83,7 +83,7 @@ def test_a_single_reward_and_a_single_source_may_be_bare_names() -> None:
         ("rewards=3", "rewards: must be a list, such as rewards=[{name: exact_match}]; got 3"),
         ("prompts=3", "prompts: must be a mapping, such as prompts={source: prompts.jsonl}; got 3"),
         ("steps=many", "steps: must be an integer; got 'many'"),
-        ("update.lr=fast", "update.lr: must be a number; got 'fast'"),
+        ("update.optimizer.lr=fast", "update.optimizer.lr: must be a number; got 'fast'"),
         ("prompts.shuffle=perhaps", "prompts.shuffle: must be true or false; got 'perhaps'"),
         ("steps=-1", "steps: must be greater than or equal to 0; got -1"),
         ("watchdog.stop=reward", "watchdog.stop: must be a list, such as [a, b]; got 'reward'"),

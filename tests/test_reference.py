@@ -19,7 +19,7 @@ def test_every_top_level_key_is_there() -> None:
 
 def test_types_limits_and_defaults_are_the_models() -> None:
     assert row_of("rollout.group_size")[:2] == ["int, >= 1", "`8`"]
-    assert row_of("update.betas")[:2] == ["[float, float]", "`[0.9, 0.999]`"]
+    assert row_of("update.optimizer.betas")[:2] == ["[float, float]", "`[0.9, 0.999]`"]
     assert row_of("update.ema.decay")[:2] == ["float, > 0, < 1", "`0.9`"]
     assert row_of("objective.surrogate")[:2] == ["named or null", "`{name: clipped, low: 0.2, high: 0.2}`"]
     assert row_of("warmup.examples")[:2] == ["named", "required"]

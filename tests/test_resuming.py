@@ -195,27 +195,29 @@ def test_rewards_are_tried_before_the_warm_up_and_a_failed_start_leaves_no_folde
 
 
 def test_rates_and_betas_of_now_are_really_applied(tmp_path: Path) -> None:
-    first = run(tmp_path, steps=2, update={"lr": 1e-3, "schedule": "linear", "lr_floor": 0.5})
-    update = {"lr": 4e-3, "betas": (0.5, 0.6), "weight_decay": 0.1, "schedule": "linear", "lr_floor": 0.5}
+    first = run(tmp_path, steps=2, update={"optimizer": {"lr": 1e-3, "schedule": "linear", "lr_floor": 0.5}})
+    update = {
+        "optimizer": {"lr": 4e-3, "betas": (0.5, 0.6), "weight_decay": 0.1, "schedule": "linear", "lr_floor": 0.5}
+    }
     trainer = run(tmp_path, resume=first.folder.path, steps=4, update=update)
     group = trainer.optimizer.optimizer.param_groups[0]
     assert (group["betas"], group["weight_decay"], group["initial_lr"]) == ((0.5, 0.6), 0.1, 4e-3)
     rates = [row["optimizer/lr"] for row in lines(trainer)]
     # linear from 1 to 0.5 over the updates: 2 at first; 4 from then on, of which 2 are done
     assert rates == pytest.approx([1e-3, 0.75e-3, 4e-3 * 0.75, 4e-3 * 0.625])
-    assert load_config(trainer.folder.path / "config.yaml").update.lr == 4e-3
+    assert load_config(trainer.folder.path / "config.yaml").update.optimizer.lr == 4e-3
     (resumed,) = about(trainer)["resumed"]
     assert resumed["step"] == 2
     assert resumed["changes"] == {
         "steps": [2, 4],
-        "update.lr": [1e-3, 4e-3],
-        "update.betas": [[0.9, 0.999], [0.5, 0.6]],
-        "update.weight_decay": [0.0, 0.1],
+        "update.optimizer.lr": [1e-3, 4e-3],
+        "update.optimizer.betas": [[0.9, 0.999], [0.5, 0.6]],
+        "update.optimizer.weight_decay": [0.0, 0.1],
     }
 
 
 def test_more_updates_a_step_keep_the_place_in_the_schedule(tmp_path: Path) -> None:
-    update: dict[str, Any] = {"lr": 1e-3, "schedule": "linear"}
+    update: dict[str, Any] = {"optimizer": {"lr": 1e-3, "schedule": "linear"}}
     first = run(tmp_path, steps=4, update=update, checkpoint={"every": 2})
     resumed = run(
         tmp_path, resume=first.folder.path / "checkpoints/step-000002", update={**update, "minibatches": 2}, steps=4

@@ -32,7 +32,7 @@ BASE: dict[str, Any] = {
         "divergence": "gaussian",
         "kl_beta": 0.1,
     },
-    "update": {"minibatches": 2, "lr": 1e-3, "ema": {"decay": 0.5}},
+    "update": {"minibatches": 2, "optimizer": {"lr": 1e-3}, "ema": {"decay": 0.5}},
 }
 
 
@@ -91,7 +91,9 @@ def test_run_folder_holds_what_it_promises(tmp_path: Path) -> None:
 
 
 def test_reward_rises(tmp_path: Path) -> None:
-    trainer = run(tmp_path, steps=8, rollout={"prompts_per_step": 4, "group_size": 8}, update={"lr": 2e-3})
+    trainer = run(
+        tmp_path, steps=8, rollout={"prompts_per_step": 4, "group_size": 8}, update={"optimizer": {"lr": 2e-3}}
+    )
     rewards = [line["reward/mean"] for line in lines(trainer)]
     assert rewards[-1] > rewards[0] + 5
 
@@ -122,7 +124,7 @@ def test_batches_change_nothing(tmp_path: Path, whole: Trainer) -> None:
 
 
 def test_update_of_whole_rollout_at_once_or_in_epochs(tmp_path: Path) -> None:
-    update = {"epochs": 2, "minibatches": 1, "lr": 1e-3}
+    update = {"epochs": 2, "minibatches": 1, "optimizer": {"lr": 1e-3}}
     trainer = run(tmp_path, steps=1, update=update, objective={"ratio_level": "sequence"})
     ratios = [line["policy/ratio_std"] for line in lines(trainer)]
     assert ratios[0] == 0.0
@@ -239,7 +241,7 @@ def test_interrupt_leaves_a_checkpoint_to_resume_from(tmp_path: Path, whole: Tra
 
 
 def test_resolved_config_round_trips(tmp_path: Path) -> None:
-    config = load_config("quickstart/digits-image", ["update.lr=1e-5", "rollout.window=null"])
+    config = load_config("quickstart/digits-image", ["update.optimizer.lr=1e-5", "rollout.window=null"])
     assert isinstance(config, RunConfig)
-    assert config.update.lr == 1e-5
+    assert config.update.optimizer.lr == 1e-5
     assert config.rollout.window is None

@@ -23,7 +23,7 @@ from tests.policies.tiny_language import prompts_of
 BASE: dict[str, Any] = {
     "steps": 2,
     "rollout": {"prompts_per_step": 2, "group_size": 4},
-    "update": {"lr": 1e-3},
+    "update": {"optimizer": {"lr": 1e-3}},
 }
 ASKS = {"name": "python:tests.test_trainer_exchanges:Asks", "told": "two red"}
 

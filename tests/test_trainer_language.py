@@ -40,7 +40,11 @@ def trained(
             "divergence": "k3",
             "kl_beta": 0.05,
         },
-        "update": {"minibatches": 2, "lr": 1e-3, "eps": 1e-3, "ema": {"decay": 0.5}},  # AdamW blows up roundings
+        "update": {
+            "minibatches": 2,
+            "optimizer": {"lr": 1e-3, "eps": 1e-3},
+            "ema": {"decay": 0.5},
+        },  # AdamW blows up roundings
         "runtime": {"device": "cpu"},
         **config,
     }

@@ -20,7 +20,7 @@ from tests.policies.tiny_language import policy_of, prompts_of
 BASE: dict[str, Any] = {
     "steps": 2,
     "rollout": {"prompts_per_step": 2, "group_size": 4},
-    "update": {"minibatches": 2, "lr": 1e-3},
+    "update": {"minibatches": 2, "optimizer": {"lr": 1e-3}},
 }
 
 
@@ -78,7 +78,7 @@ def test_truncated_samples_are_counted_and_left_out(choice: str, tmp_path: Path)
 
 
 def test_an_update_without_advantages_is_a_step_with_zeros(tmp_path: Path) -> None:
-    decayed = {"update": {"weight_decay": 0.5, "lr": 1e-2}, "steps": 1}
+    decayed = {"update": {"optimizer": {"lr": 1e-2, "weight_decay": 0.5}}, "steps": 1}
     trainer, (line,) = run(tmp_path, equal, **decayed)
     assert (line["optimizer/grad_norm"], line["policy/loss"], line["policy/trained_frac"]) == (0.0, 0.0, 0.0)
     assert line["groups/zero_std_frac"] == 1.0

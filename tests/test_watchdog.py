@@ -306,7 +306,7 @@ def test_a_reward_that_is_hacked_rings(stop: list[str], tmp_path: Path) -> None:
         "output": str(tmp_path),
         "steps": 24,
         "rollout": {"prompts_per_step": 2, "group_size": 16},
-        "update": {"lr": 0.3},
+        "update": {"optimizer": {"lr": 0.3}},
         "rewards": [],
         "evaluation": {
             "prompts": {"source": str(tmp_path / "prompts.txt")},

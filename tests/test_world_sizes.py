@@ -56,7 +56,7 @@ def read_aloud(samples: int = 8) -> list[Example]:
 
 def base(output: Path, **sections: Any) -> dict[str, Any]:
     # AdamW divides by the size of a gradient, and so blows up roundings of small ones: eps is large here
-    update = {"minibatches": 2, "lr": 1e-3, "eps": 1e-2, **sections.pop("update", {})}
+    update = {"minibatches": 2, "optimizer": {"lr": 1e-3, "eps": 1e-2}, **sections.pop("update", {})}
     for section, key in (("rollout", "prompts_per_step"), ("warmup", "batch_size")):
         if section in sections:
             sections[section] = {**sections[section], key: TIMES * sections[section][key]}
@@ -91,7 +91,7 @@ def a_rank_without_rows(output: Path) -> Trainer:
     first_half_at_first.steps = []  # pyright: ignore[reportFunctionMemberAccess]
     objective = {"divergence": "k3", "kl_beta": 0.5}
     values = base(output, rollout={"prompts_per_step": 2, "group_size": 4}, objective=objective)
-    values["update"] |= {"minibatches": 1, "lr": 1e-2}
+    values["update"] |= {"minibatches": 1, "optimizer": {"lr": 1e-2, "eps": 1e-2}}
     policy = policy_of("llama", batch=1)
     return finished(Trainer(policy, {"length": first_half_at_first}, prompts_of("llama"), values))
 
@@ -174,7 +174,12 @@ def moving(output: Path) -> Trainer:
         },
         controllers={
             "objective.kl_beta": {"name": "adaptive_kl", "target": 1e-6},
-            "update.max_grad_norm": {"name": "dual_ascent", "metric": "reward/uneven/mean", "target": 0.6, "rate": 0.5},
+            "update.optimizer.max_grad_norm": {
+                "name": "dual_ascent",
+                "metric": "reward/uneven/mean",
+                "target": 0.6,
+                "rate": 0.5,
+            },
         },
     )
     return finished(Trainer(policy_of("llama", batch=1), {"uneven": uneven}, prompts_of("llama"), values))
@@ -277,7 +282,7 @@ def with_a_critic(output: Path) -> Trainer:
     body = {"name": "language", "model": "python:tests.training.test_critic:writer", **FLOAT32}
     advantage = {"scale": "raw", "estimators": [{"name": "gae", "gamma": 1.0, "decay": 1.0}]}
     rollout = {"prompts_per_step": 2, "group_size": 3}
-    values = base(output, rollout=rollout, advantage=advantage, critic={"policy": body, "lr": 1e-3})
+    values = base(output, rollout=rollout, advantage=advantage, critic={"policy": body, "optimizer": {"lr": 1e-3}})
     return finished(Trainer(policy_of("llama", batch=1), {"uneven": uneven}, prompts_of("llama"), values))
 
 

@@ -21,7 +21,7 @@ from mmgrpo.config.runtime import RuntimeConfig
 from mmgrpo.config.sections import Named, Section, unknown_keys
 from mmgrpo.config.series import SeriesRun
 from mmgrpo.config.tasks import TaskConfig
-from mmgrpo.config.update import EmaConfig, UpdateConfig
+from mmgrpo.config.update import EmaConfig, OptimizerConfig, UpdateConfig
 from mmgrpo.config.views import RESERVED, ViewConfig
 from mmgrpo.config.warmup import WarmupConfig
 from mmgrpo.config.watchdog import AlertKind, WatchdogConfig
@@ -39,6 +39,7 @@ __all__ = [
     "Named",
     "ObjectiveConfig",
     "OffPolicyConfig",
+    "OptimizerConfig",
     "Otherwise",
     "PromptsConfig",
     "ReadingConfig",
@@ -267,7 +268,6 @@ class RunConfig(Section):
     )
     prompts: PromptsConfig | None = None
     rewards: RewardList = ()
-    warmup: WarmupConfig | None = None
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     advantage: AdvantageConfig = Field(default_factory=AdvantageConfig)
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
@@ -279,6 +279,7 @@ class RunConfig(Section):
         default_factory=dict,
         description="named auxiliary forward passes over the decisions, under other weights or another prompt",
     )
+    warmup: WarmupConfig | None = None
     critic: CriticConfig | None = Field(
         default=None, description="value model, trained in the same updates; null: none"
     )
@@ -339,6 +340,9 @@ class RunConfig(Section):
         if unknown := list(unknown_keys(RunConfig, self.paper_hparams)):
             named = [key if (new := renamed_key(key)) is None else f"{key} (now {new})" for key in unknown]
             raise ValueError(f"paper_hparams: no key of the configuration is {', '.join(named)}")
+        sources = [source for method in (*methods, self.recipe) if method is not None for source in method.sources]
+        if renamed := [f"{key} (now {new})" for key in sources if (new := renamed_key(key)) is not None]:
+            raise ValueError(f"sources of the values of renamed keys: {', '.join(renamed)}")
         if self.rollout.group_size == 1 and self.advantage.scale.name != "raw":
             raise ValueError(
                 "rollout.group_size must be at least 2: a group of 1 has no other members as a baseline; "

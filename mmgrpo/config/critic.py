@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any
+
+from pydantic import Field, field_serializer, model_validator
 
 from mmgrpo.config.sections import Named, Section
+from mmgrpo.config.update import OptimizerConfig
+
+CRITIC_OPTIMIZER = OptimizerConfig(lr=1e-5, max_grad_norm=1.0)
+"""Settings of the optimizer of a critic that do not follow ``update.optimizer``."""
 
 
 class CriticConfig(Section):
@@ -15,10 +21,11 @@ class CriticConfig(Section):
         description="model that the critic is built on, loaded and trained as the section policy describes; null: "
         "another copy of policy",
     )
-    lr: float = Field(
-        default=1e-5, gt=0, description="learning rate; schedule and other optimizer settings are those of update"
+    optimizer: OptimizerConfig = Field(
+        default=CRITIC_OPTIMIZER,
+        description="lr and max_grad_norm that are not set have the values of this default, the other settings those "
+        "of update.optimizer",
     )
-    max_grad_norm: float | None = Field(default=1.0, gt=0, description="null: not clipped")
     clip: float | None = Field(
         default=0.5,
         gt=0,
@@ -34,3 +41,13 @@ class CriticConfig(Section):
     freeze_after: int | None = Field(
         default=None, ge=1, description="steps after which the critic is frozen; null: never"
     )
+
+    @model_validator(mode="after")
+    def _with_defaults(self) -> CriticConfig:
+        settings = CRITIC_OPTIMIZER.model_dump(exclude_unset=True) | self.optimizer.model_dump(exclude_unset=True)
+        object.__setattr__(self, "optimizer", OptimizerConfig(**settings))
+        return self
+
+    @field_serializer("optimizer")
+    def _settings(self, optimizer: OptimizerConfig) -> dict[str, Any]:
+        return optimizer.model_dump(exclude_unset=True)  # the others follow update.optimizer, in a saved file too

@@ -381,7 +381,7 @@ def _mergeable(old: Any, value: Any) -> TypeGuard[dict[str, Any]]:
 def _parsed(overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(overrides, Mapping):
         return dict(overrides)
-    return parsed_pairs(overrides, "the override", "update.lr=1e-4")
+    return parsed_pairs(overrides, "the override", "update.optimizer.lr=1e-4")
 
 
 def parsed_pairs(pairs: Sequence[str], what: str, example: str) -> dict[str, Any]:

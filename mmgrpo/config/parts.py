@@ -178,7 +178,7 @@ def _require_weight_peers(tasks: Mapping[str, RunConfig]) -> None:
         if role.weight != 1 and (role.policy_of or name) not in shared:
             raise ConfigError(
                 f"tasks.{name}: task.weight={role.weight:g} weights the rows of tasks that share a policy, and no "
-                f"other task trains this policy: leave it out, or set update.lr"
+                f"other task trains this policy: leave it out, or set update.optimizer.lr"
             )
 
 

@@ -8,9 +8,18 @@ from typing import Any
 
 from pydantic import Field
 
+from mmgrpo.config.renamed import renamed_key
 from mmgrpo.config.sections import Section
 
-MOVABLE = ("objective.", "advantage.", "auxiliary.", "rollout.", "policy.", "rewards.", "update.max_grad_norm")
+MOVABLE = (
+    "objective.",
+    "advantage.",
+    "auxiliary.",
+    "rollout.",
+    "policy.",
+    "rewards.",
+    "update.optimizer.max_grad_norm",
+)
 """Prefixes of the keys that may change from step to step."""
 
 FIXED = {
@@ -54,6 +63,9 @@ def moving_keys(
 def faults(keys: dict[str, list[str]], phases: tuple[PhaseConfig, ...]) -> Iterator[str]:
     """Errors in the keys that change and in the order of the phases, a sentence each."""
     for key, sections in keys.items():
+        if (new := renamed_key(key)) is not None:
+            yield f"unknown key {key!r}; it is now {new}"
+            continue
         if len(sections) > 1:
             yield f"{key} is changed by {' and by '.join(sections)}; remove all but one"
         if (reason := why_fixed(key)) is not None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mmgrpo.config.sections import Named, Section
+from mmgrpo.config.update import OptimizerConfig
+
+WARMUP_OPTIMIZER = OptimizerConfig(
+    lr=1e-3, betas=(0.9, 0.99), schedule="cosine", lr_warmup_steps=50, lr_floor=0.05, max_grad_norm=1.0
+)
+"""The optimizer of a warm-up that sets none."""
 
 
 class WarmupConfig(Section):
@@ -16,10 +22,12 @@ class WarmupConfig(Section):
     )
     steps: int = Field(ge=1, description="optimizer updates")
     batch_size: int = Field(default=64, ge=1, description="examples per update, over all processes")
-    lr: float = Field(default=1e-3, gt=0)
-    betas: tuple[float, float] = (0.9, 0.99)
-    weight_decay: float = Field(default=0.0, ge=0)
-    lr_warmup_steps: int = Field(default=50, ge=0, description="updates of the linear ramp")
-    lr_floor: float = Field(default=0.05, ge=0, le=1, description="the cosine schedule ends at this fraction of lr")
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    optimizer: OptimizerConfig = Field(
+        default=WARMUP_OPTIMIZER, description="settings that are not set have the values of this default"
+    )
     log_every: int = Field(default=50, ge=1, description="updates between lines of warmup.jsonl")
+
+    @model_validator(mode="after")
+    def _with_defaults(self) -> WarmupConfig:
+        object.__setattr__(self, "optimizer", self.optimizer.over(WARMUP_OPTIMIZER))
+        return self

@@ -172,7 +172,8 @@ def _default(field: FieldInfo) -> str:
         return "required"
     value = field.get_default(call_default_factory=True)
     if isinstance(value, BaseModel) and not isinstance(value, Named):
-        return "its defaults"
+        settings = value.model_dump(mode="json", exclude_defaults=True)
+        return value_text(settings) if settings else "its defaults"
     if isinstance(value, Named):
         value = value.model_dump()
     return value_text(value)

@@ -286,8 +286,9 @@ def _geometry_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Itera
     steps = config.steps
     totals = (_plural(steps, "step"), f"{total_samples(config, cases)} samples", _plural(steps * num_updates, "update"))
     yield "in all", ", ".join(totals)
-    limit = "not clipped" if update.max_grad_norm is None else f"clipped at {update.max_grad_norm:g}"
-    yield "optimizer", f"AdamW, lr = {update.lr:g}, {update.schedule} schedule, gradient norm {limit}"
+    settings = update.optimizer
+    limit = "not clipped" if settings.max_grad_norm is None else f"clipped at {settings.max_grad_norm:g}"
+    yield "optimizer", f"AdamW, lr = {settings.lr:g}, {settings.schedule} schedule, gradient norm {limit}"
     if update.ema:
         due = _plural(update.ema.every, "update") + (f", {update.ema.times} times" if update.ema.times > 1 else "")
         yield "average", f"decay = min((1 + n) / (10 + n), {update.ema.decay:g}), every {due}; evaluations use it"
@@ -303,8 +304,8 @@ def _geometry_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Itera
         under = "another copy of the policy" if config.critic.policy is None else f"policy {config.critic.policy.name}"
         yield (
             "critic",
-            f"a value of states over {under}, lr = {config.critic.lr:g}; a pass after the rollout, one in each update"
-            + "".join(f"; {text}" for text in when),
+            f"a value of states over {under}, lr = {config.critic.optimizer.lr:g}; a pass after the rollout, one in "
+            f"each update{''.join(f'; {text}' for text in when)}",
         )
 
 

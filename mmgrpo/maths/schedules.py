@@ -13,8 +13,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.registry import Registry
 
 SCHEDULES: Registry[Callable[..., Any]] = Registry()
-"""Schedules by the name that ``schedules``, ``rewards[].schedule`` and ``update.schedule`` use; called with the step,
-from 0."""
+"""Schedules by the name that ``schedules`` and ``rewards[].schedule`` use; called with the step, from 0."""
 
 
 @SCHEDULES.register

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from mmgrpo.algorithm import Algorithm, reward_schedule
-from mmgrpo.config import Named, RewardConfig, RunConfig, ViewConfig
+from mmgrpo.config import Named, OptimizerConfig, RewardConfig, RunConfig, ViewConfig
 from mmgrpo.config.registry import policy_class, resolve, suggestion
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.data.corruption import IMAGE_CONTEXTS
@@ -168,15 +168,8 @@ def optimizer_of(
     update, shards = algorithm.config.update, local_shards(parameters)
     return build_optimizer(
         parameters,
-        lr=update.lr,
-        betas=update.betas,
-        eps=update.eps,
-        weight_decay=update.weight_decay,
-        schedule=update.schedule,
+        update.optimizer,
         num_updates=algorithm.config.steps * update.num_updates,
-        num_warmup=update.lr_warmup_steps,
-        floor=update.lr_floor,
-        max_grad_norm=update.max_grad_norm,
         max_skipped_frac=algorithm.config.runtime.max_skipped_update_frac,
         job=job,
         average=average,
@@ -186,16 +179,9 @@ def optimizer_of(
 
 def build_optimizer(
     parameters: Sequence[nn.Parameter],
+    settings: OptimizerConfig,
     *,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    schedule: str,
     num_updates: int,
-    num_warmup: int,
-    floor: float,
-    max_grad_norm: float | None,
     max_skipped_frac: float,
     job: Job,
     average: Average | None = None,
@@ -205,15 +191,8 @@ def build_optimizer(
 
     Args:
         parameters: what is trained, in a fixed order.
-        lr: the highest learning rate.
-        betas: AdamW's decay rates.
-        eps: AdamW's.
-        weight_decay: AdamW's.
-        schedule: of the learning rate: constant, linear or cosine.
+        settings: of AdamW, of the schedule and of the gradient norm.
         num_updates: of the run; the schedule advances by one per update.
-        num_warmup: updates over which the learning rate rises from 0.
-        floor: the last learning rate, as a fraction of ``lr``.
-        max_grad_norm: the gradient is clipped to this norm; None: not clipped.
         max_skipped_frac: fraction of the last updates that may have been skipped.
         job: the processes, whose gradients are summed.
         average: follows the weights.
@@ -229,16 +208,27 @@ def build_optimizer(
         raise ConfigError("the policy has no trainable parameters; check policy.lora.targets and policy.denoisers")
     shards = local_shards(parameters)
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in shards)
-    adamw = torch.optim.AdamW(shards, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused)
+    adamw = torch.optim.AdamW(
+        shards,
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        fused=fused,
+    )
     factor = partial(
-        learning_rate_factor, schedule=schedule, num_updates=num_updates, num_warmup=num_warmup, floor=floor
+        learning_rate_factor,
+        schedule=settings.schedule,
+        num_updates=num_updates,
+        num_warmup=settings.lr_warmup_steps,
+        floor=settings.lr_floor,
     )
     return GuardedOptimizer(
         parameters,
         adamw,
         LambdaLR(adamw, factor),
         job=job,
-        max_grad_norm=max_grad_norm,
+        max_grad_norm=settings.max_grad_norm,
         max_skipped_frac=max_skipped_frac,
         average=average,
         hooks=hooks,

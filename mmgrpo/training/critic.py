@@ -71,19 +71,11 @@ class CriticTrainer:
                 "lower the first, or raise the second"
             )
         self._config, self._critic, self._job = config.critic, critic, job
-        update = config.update
         self.parameters: Sequence[nn.Parameter] = critic.trainable
         self.optimizer = build_optimizer(
             self.parameters,
-            lr=self._config.lr,
-            betas=update.betas,
-            eps=update.eps,
-            weight_decay=update.weight_decay,
-            schedule=update.schedule,
-            num_updates=config.steps * update.num_updates,
-            num_warmup=update.lr_warmup_steps,
-            floor=update.lr_floor,
-            max_grad_norm=self._config.max_grad_norm,
+            config.critic.optimizer.over(config.update.optimizer),
+            num_updates=config.steps * config.update.num_updates,
             max_skipped_frac=config.runtime.max_skipped_update_frac,
             job=job,
         )

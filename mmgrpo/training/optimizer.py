@@ -89,7 +89,7 @@ class GuardedOptimizer:
 
     def begin(self, update: UpdateConfig, *, rests: bool) -> None:
         """Takes over what may differ from step to step."""
-        self.max_grad_norm, self.rests = update.max_grad_norm, rests
+        self.max_grad_norm, self.rests = update.optimizer.max_grad_norm, rests
 
     def clear(self) -> None:
         """Forgets every gradient."""

@@ -49,15 +49,8 @@ class Warmup:
         self._batches = ExampleBatches(load_examples(config.examples, "warmup.examples"), config.batch_size, seed)
         self.optimizer = build_optimizer(
             policy.trainable,
-            lr=config.lr,
-            betas=config.betas,
-            eps=1e-8,
-            weight_decay=config.weight_decay,
-            schedule="cosine",
+            config.optimizer,
             num_updates=config.steps,
-            num_warmup=config.lr_warmup_steps,
-            floor=config.lr_floor,
-            max_grad_norm=config.max_grad_norm,
             max_skipped_frac=max_skipped_frac,
             job=job,
         )

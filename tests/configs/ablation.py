@@ -64,7 +64,7 @@ that have no mechanism but these."""
 REWARDS = "method.rewards"
 """The rewards that a method adds to those of the run, or computes of its verifiers."""
 
-NO_MECHANISMS = ("update.epochs", "update.minibatches", "update.lr", "advantage.eps")
+NO_MECHANISMS = ("update.epochs", "update.minibatches", "update.optimizer.lr", "advantage.eps")
 """Keys that say how much is trained, and a number that keeps a division finite."""
 
 ROUNDING = 1e-5
@@ -75,7 +75,7 @@ SMALL = {
     "rollout.prompts_per_step": 4,
     "rollout.group_size": 4,
     "update.minibatches": 2,
-    "update.lr": 0.005,
+    "update.optimizer.lr": 0.005,
     "watchdog": None,
     "tracking.rollouts": 0,
     "rewards": [],
@@ -335,7 +335,7 @@ def _with_defaults(advantage: AdvantageConfig) -> AdvantageConfig:
     """The section with every number of its scale: ``eps`` and ``correction`` too where the function's defaults hold."""
     numbers = with_defaults(SCALES[advantage.scale.name], advantage.scaling.numbers)
     scale = Named(name=advantage.scale.name, **numbers)
-    return advantage.model_copy(update={"scale": scale, "eps": None, "correction": None})
+    return advantage.model_copy(update={"scale": scale, "optimizer": {"eps": None}, "correction": None})
 
 
 def _settings(config: RunConfig) -> Any:

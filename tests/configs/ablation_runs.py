@@ -179,12 +179,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "clip-cov": {"objective.modulations": [{"name": "clip_covariance", "share": 0.1, "at_least": 0.0}]},
     "ppo": {"critic.policy": CRITIC},
-    "dvpo": {"critic.policy": CRITIC, "critic.warmup_steps": 1, "critic.freeze_after": 1, "critic.lr": 1e-2},
+    "dvpo": {"critic.policy": CRITIC, "critic.warmup_steps": 1, "critic.freeze_after": 1, "critic.optimizer.lr": 1e-2},
     "direct-advantage-policy-optimization": {
         "critic.policy": CRITIC,
         "critic.warmup_steps": 1,
         "critic.freeze_after": 1,
-        "critic.lr": 1e-2,
+        "critic.optimizer.lr": 1e-2,
     },
     "on-policy-distillation": {"views": {"teacher": TEACHER}, "rollout.group_size": 1},
     "g-opd": {"views": {"teacher": TEACHER}, "rollout.group_size": 1},
@@ -339,7 +339,7 @@ DENOISING: dict[str, dict[str, Any]] = {
     "flow-dppo": {  # within the published limit of 1e-5 no ratio is near the default bound of 0.2
         "rollout.window.high": 3,
         "rollout.window.size": 2,
-        "update.lr": 0.2,
+        "update.optimizer.lr": 0.2,
         "update.epochs": 2,
         "objective.modulations": [{"name": "within_divergence", "limit": 1.0}],
     },

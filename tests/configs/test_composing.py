@@ -211,7 +211,7 @@ def test_a_pair_trains(lower: str, upper: str, tmp_path: Path) -> None:
     small = {
         "steps": 1,
         "rollout": {"prompts_per_step": 2, "group_size": size},
-        "update": {"minibatches": 1, "lr": 1e-3},
+        "update": {"minibatches": 1, "optimizer": {"lr": 1e-3}},
     }
     task = "arithmetic-text"
     if upper in REFUSED.get((task, lower), {}):

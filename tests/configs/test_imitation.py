@@ -135,7 +135,7 @@ EVERYDAY = ("oorl", "depo")
     "name", [name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.nightly) for name in IMITATION]
 )
 def test_method_trains(name: str, tmp_path: Path) -> None:
-    small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.lr": 1e-3}
+    small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.optimizer.lr": 1e-3}
     labels = ("programs", "equivalents") if name == "oorl" else (None, None)
     if name == "oorl":
         small["prompts.sources"] = [{"source": f"{label}.jsonl", "label": label} for label in labels]

@@ -19,7 +19,7 @@ TINY = {
     "prompts": {"source": "python:tests.policies.tiny_masked:prompts_of"},
     "rewards": [{"name": "python:tests.configs.test_masked_methods:long"}],
     "rollout": {"prompts_per_step": 2, "group_size": 3},
-    "update": {"epochs": 2, "lr": 1.0e-3},
+    "update": {"epochs": 2, "optimizer": {"lr": 1.0e-3}},
     "steps": 2,
     "watchdog": None,
 }

@@ -327,7 +327,7 @@ def advantages(config: RunConfig, samples: Sequence[Sample]) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["intuitor", "unlikeliness-reward"])
 def test_a_run_of_live_functions_and_a_method_is_not_plain_grpo(name: str, tmp_path: Path) -> None:
     """The same samples in the first step, and other weights after it."""
-    small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 4, "update.lr": 1e-3}
+    small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 4, "update.optimizer.lr": 1e-3}
     weights, logged = [], []
     for label, changes in ((name, {}), ("plain", {"method": None})):
         config = load_config(f"methods/{name}", {**small, **changes, "output": str(tmp_path), "name": label})

@@ -13,6 +13,7 @@ import yaml
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import dump_config, find_config, load_config, read_layers, shipped, validated
+from mmgrpo.config.sections import at
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.explain.method_settings import method_rows
@@ -27,61 +28,54 @@ METHOD = {
     "paper_hparams": {
         "steps": 7,
         "rollout": {"prompts_per_step": 48, "window": {"size": 6}},
-        "update": {"lr": 0.5, "minibatches": 3},
+        "update": {"optimizer": {"lr": 0.5}, "minibatches": 3},
     },
 }
-MODEL = {"update": {"lr": 0.25, "weight_decay": 0.125}}
+MODEL = {"update": {"optimizer": {"lr": 0.25, "weight_decay": 0.125}}}
 
 RESOLVED = {
-    "recipes/flux-dance-grpo-one-gpu": "4ce949a083c2ab6f",
-    "recipes/flux-mix-grpo-one-gpu": "2e95cda548d2514a",
-    "recipes/sd3.5-flow-grpo-fast-one-gpu": "445d142e30409422",
-    "recipes/sd3.5-flow-grpo-geneval-one-gpu": "904fd4c045d6116b",
-    "recipes/sd3.5-flow-grpo-ocr-one-gpu": "904fd4c045d6116b",
-    "recipes/sd3.5-flow-grpo-pick-score-one-gpu": "f695a676b1fc98dc",
-    "quickstart/arithmetic-text": "6044797e17d9481e",
-    "quickstart/digits-image": "e169c5af5e102096",
-    "quickstart/digits-vlm": "ee63681488c43e46",
-    "recipes/flux-dance-grpo": "874f9cd137ddff56",
-    "recipes/flux-mix-grpo": "231ddd63e893d463",
-    "recipes/qwen2.5-vl-clevr-count": "5b3a7f5f50555bd2",
-    "recipes/qwen2.5-vl-geometry3k": "20bc20e17f55e0b2",
-    "recipes/qwen2.5-vl-gui": "287afe32b9349b8e",
-    "recipes/qwen3-vl-refcoco": "b7bb4554fdcb8336",
-    "recipes/sd3.5-flow-grpo-fast": "e5b5383d0aacae03",
-    "recipes/sd3.5-flow-grpo-geneval": "ac2d0fc250542dcd",
-    "recipes/sd3.5-flow-grpo-ocr": "ac2d0fc250542dcd",
-    "recipes/sd3.5-flow-grpo-pick-score": "a70cae7e2696a8ba",
-    "recipes/wan-flow-grpo": "dfc9cab1012b9474",
+    "recipes/flux-dance-grpo-one-gpu": "f900738baaa300b3",
+    "recipes/flux-mix-grpo-one-gpu": "d81b473397cd33f2",
+    "recipes/sd3.5-flow-grpo-fast-one-gpu": "adad9067ff32c1ee",
+    "recipes/sd3.5-flow-grpo-geneval-one-gpu": "5b284ef162a0223c",
+    "recipes/sd3.5-flow-grpo-ocr-one-gpu": "5b284ef162a0223c",
+    "recipes/sd3.5-flow-grpo-pick-score-one-gpu": "e85faba99f055a4c",
+    "quickstart/arithmetic-text": "e75790a78793ad23",
+    "quickstart/digits-image": "db0b6e68c4eece79",
+    "quickstart/digits-vlm": "e36fce61dc71b4b8",
+    "recipes/flux-dance-grpo": "16b0931c8c1578e8",
+    "recipes/flux-mix-grpo": "d0a5939fb029c090",
+    "recipes/qwen2.5-vl-clevr-count": "ccde52af550648dd",
+    "recipes/qwen2.5-vl-geometry3k": "db05d8a86774d3f1",
+    "recipes/qwen2.5-vl-gui": "20267cdfd65fd803",
+    "recipes/qwen3-vl-refcoco": "c11c27306be3d40b",
+    "recipes/sd3.5-flow-grpo-fast": "ee197a00f413efc0",
+    "recipes/sd3.5-flow-grpo-geneval": "2d6e29586c178110",
+    "recipes/sd3.5-flow-grpo-ocr": "2d6e29586c178110",
+    "recipes/sd3.5-flow-grpo-pick-score": "b507d8e27737261e",
+    "recipes/wan-flow-grpo": "637f260c6cddd7f0",
 }
 """SHA-256 of what ``resolved`` gives, taken at a70d5d6, when methods set their scale whether asked for it or not.
 
 The values have been the same since, under every later name of a key."""
 
-SECTIONS = {
-    "rollout": ("prompts_per_step", "group_size", "same_initial_noise", "window"),
-    "advantage": ("scale", "combine", "eps", "correction", "clamp", "zero_variance_groups"),
-    "objective": (
-        "surrogate",
-        "ratio_level",
-        "bound",
-        "aggregate",
-        "step_weight",
-        "divergence",
-        "kl_beta",
-        "normalise_ratio",
-    ),
-    "update": ("epochs", "minibatches", "lr", "betas", "weight_decay", "max_grad_norm", "ema"),
-}
+KEYS = (
+    "steps",
+    "policy",
+    *(f"rollout.{key}" for key in ("prompts_per_step", "group_size", "same_initial_noise", "window")),
+    *(f"advantage.{key}" for key in ("scale", "combine", "eps", "correction", "clamp", "zero_variance_groups")),
+    *(f"objective.{key}" for key in ("surrogate", "ratio_level", "bound", "aggregate", "step_weight")),
+    *("objective.divergence", "objective.kl_beta", "objective.normalise_ratio"),
+    *("update.epochs", "update.minibatches", "update.ema"),
+    *(f"update.optimizer.{key}" for key in ("lr", "betas", "weight_decay", "max_grad_norm")),
+)
 
 
 def resolved(name: str) -> str:
-    """What a shipped run does of what methods set, but for the model's name."""
+    """What a shipped run does of what methods set, but for the model's name: the values of ``KEYS``."""
     values = load_config(name).model_dump(mode="json")
-    found = {"steps": values["steps"], "policy": values["policy"]}
-    found |= {f"{section}.{key}": values[section][key] for section, keys in SECTIONS.items() for key in keys}
-    found["policy"].pop("model")
-    return json.dumps(found, sort_keys=True)
+    values["policy"].pop("model")
+    return json.dumps([at(values, key) for key in KEYS], sort_keys=True)
 
 
 @pytest.mark.parametrize("name", RESOLVED)
@@ -104,7 +98,13 @@ def write(tmp_path: Path) -> Write:
 
 def scale(config: RunConfig) -> tuple[int, int, float, int, float]:
     rollout, update = config.rollout, config.update
-    return config.steps, rollout.prompts_per_step, update.lr, update.minibatches, update.weight_decay
+    return (
+        config.steps,
+        rollout.prompts_per_step,
+        update.optimizer.lr,
+        update.minibatches,
+        update.optimizer.weight_decay,
+    )
 
 
 def test_a_method_leaves_the_scale_to_the_run(write: Write) -> None:
@@ -122,7 +122,7 @@ def test_a_file_puts_it_in_force_between_the_model_and_itself(write: Write) -> N
     assert scale(config) == (7, 48, 0.5, 4, 0.125)
     assert config.rollout.window is not None
     assert (config.rollout.window.name, config.rollout.window.numbers) == ("random_subset", {"size": 6})
-    assert scale(load_config(path, ["update.lr=0.75", "steps=2"])) == (2, 48, 0.75, 4, 0.125)
+    assert scale(load_config(path, ["update.optimizer.lr=0.75", "steps=2"])) == (2, 48, 0.75, 4, 0.125)
 
 
 def test_an_override_puts_it_in_force_under_the_file(write: Write) -> None:
@@ -142,9 +142,12 @@ def test_who_includes_a_run_decides_over_it(write: Write) -> None:
 
 
 def test_what_another_method_publishes_goes_with_it(write: Write) -> None:
-    write("theirs", {"method": {**METHOD["method"], "name": "theirs"}, "paper_hparams": {"update": {"lr": 0.0625}}})
+    write(
+        "theirs",
+        {"method": {**METHOD["method"], "name": "theirs"}, "paper_hparams": {"update": {"optimizer": {"lr": 0.0625}}}},
+    )
     config = load_config(write("run", {"include": ["ours", "theirs"]}))
-    assert config.paper_hparams == {"update": {"lr": 0.0625}}
+    assert config.paper_hparams == {"update": {"optimizer": {"lr": 0.0625}}}
     task = write("task", {"include": ["ours"], "method": {"sources": {"rewards": "own"}}})  # names no other method
     assert load_config(task).paper_hparams == METHOD["paper_hparams"]
 
@@ -232,20 +235,21 @@ def rows(config: RunConfig) -> str:
 
 
 def test_explanation_says_what_the_published_run_had_otherwise(write: Write) -> None:
-    values = {"include": ["models/flux.1-dev", "methods/dance-grpo"], "update": {"lr": 0.25}}
+    values = {"include": ["models/flux.1-dev", "methods/dance-grpo"], "update": {"optimizer": {"lr": 0.25}}}
     path = write("run", values)
     expected = """
         published the published run (FLUX.1-dev at 720 x 720, LoRA of rank 128) had steps = 301 (here 100),
         policy.call.num_inference_steps = 12 (here 6), rollout.prompts_per_step = 16 (here 8), rollout.group_size = 12
-        (here 8), rollout.window.size = 6 (here 0.6), update.minibatches = 2 (here 1), update.lr = 0.0003 (here 0.25);
+        (here 8), rollout.window.size = 6 (here 0.6), update.minibatches = 2 (here 1),
+        update.optimizer.lr = 0.0003 (here 0.25);
         use_paper_hparams=true on the command line, or use_paper_hparams: true in the file that includes the method,
         applies the ones that the file does not set
         """
     assert " ".join(expected.split()) in rows(load_config(path))
-    assert "LoRA of rank 128) had update.lr = 0.0003 (here 0.25); " in rows(
+    assert "LoRA of rank 128) had update.optimizer.lr = 0.0003 (here 0.25); " in rows(
         load_config(path, ["use_paper_hparams=true"])
     )
-    text = rows(load_config(path, ["use_paper_hparams=true", "update.lr=3e-4"]))
+    text = rows(load_config(path, ["use_paper_hparams=true", "update.optimizer.lr=3e-4"]))
     assert "every value of the published run (FLUX.1-dev at 720 x 720, LoRA of rank 128) is in force" in text
 
 

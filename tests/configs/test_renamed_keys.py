@@ -95,6 +95,26 @@ def test_an_earlier_number_of_a_schedule_names_the_new_one() -> None:
         bound("rewards.schedule", SCHEDULES, schedule)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"schedules": {"update.max_grad_norm": {"name": "linear", "start": 1.0, "end": 0.5, "steps": 2}}},
+        {"phases": [{"set": {"update.max_grad_norm": 0.5}}]},
+        {"runs": [{"name": "first", "set": {"update.max_grad_norm": 0.5}}]},
+        {"tasks": {"first": {"update": {"max_grad_norm": 0.5}}}},
+    ],
+)
+def test_a_dotted_key_of_an_earlier_version_names_the_new_one(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"'update.max_grad_norm'; it is now update\.optimizer\.max_grad_norm"):
+        validated(values)
+
+
+def test_sources_of_earlier_keys_name_the_new_ones() -> None:
+    method = {"name": "own", "title": "Own", "sources": {"update.lr": "table 1"}}
+    with pytest.raises(ConfigError, match=r"update\.lr \(now update\.optimizer\.lr\)"):
+        validated({"method": method})
+
+
 def test_an_earlier_key_inside_another_section_names_the_new_one() -> None:
     values = {"evaluation": {"prompts": {"source": "rows.jsonl", "when_unreadable": "skip"}}}
     with pytest.raises(

@@ -113,7 +113,7 @@ def test_method_trains(name: str, write: Callable[[dict[str, Any]], Path], tmp_p
         assert dead_frac <= 0.25
         expected = forwards_per_sample(config, stochastic or (), dead_frac=dead_frac)
         assert last["count/forwards_per_sample"] == pytest.approx(expected)
-    assert {line["optimizer/lr"] for line in metrics} == {config.update.lr}
+    assert {line["optimizer/lr"] for line in metrics} == {config.update.optimizer.lr}
 
 
 RIGHT_AND_WRONG = (

@@ -106,7 +106,7 @@ BESIDE = {
 @pytest.mark.parametrize("name", nightly("tokens", TOKENS))
 def test_method_trains_a_language_policy(name: str, tmp_path: Path) -> None:
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 4, "update.minibatches": 2}
-    changes = {**small, "update.lr": 1e-3, "output": str(tmp_path), **SMALL.get(name, {})}
+    changes = {**small, "update.optimizer.lr": 1e-3, "output": str(tmp_path), **SMALL.get(name, {})}
     config = load_config(f"methods/{name}", changes)
 
     def right(samples: Sequence[Sample]) -> list[float]:
@@ -132,7 +132,7 @@ def test_method_trains_a_language_policy(name: str, tmp_path: Path) -> None:
 def test_method_of_trees_trains_a_language_policy(name: str, tmp_path: Path) -> None:
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "objective.kl_beta": 0.0}
     tree = {"rollout.strategy.every": 2, "rollout.strategy.factor": 2}
-    config = load_config(f"methods/{name}", {**small, **tree, "update.lr": 1e-3, "output": str(tmp_path)})
+    config = load_config(f"methods/{name}", {**small, **tree, "update.optimizer.lr": 1e-3, "output": str(tmp_path)})
 
     def right(samples: Sequence[Sample]) -> list[float]:
         return [float(sample.member in (0, 2)) for sample in samples]
@@ -154,7 +154,7 @@ def test_method_of_trees_trains_a_language_policy(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", PARTING_ONCE)
 def test_method_whose_rows_part_once_trains_a_language_policy(name: str, tmp_path: Path) -> None:
-    changes = {"steps": 2, "rollout.prompts_per_step": 2, **PARTING_ONCE[name], "update.lr": 1e-3}
+    changes = {"steps": 2, "rollout.prompts_per_step": 2, **PARTING_ONCE[name], "update.optimizer.lr": 1e-3}
 
     def right(samples: Sequence[Sample]) -> list[float]:
         return [float(sample.member in (0, 3, 4)) for sample in samples]
@@ -199,7 +199,7 @@ def test_groups_of_equal_rewards_teach_by_entropy(tmp_path: Path) -> None:
 
 def test_process_supervision_trains(tmp_path: Path) -> None:
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 4, "update.minibatches": 2}
-    config = load_config("methods/process-supervision", {**small, "update.lr": 1e-3, "output": str(tmp_path)})
+    config = load_config("methods/process-supervision", {**small, "update.optimizer.lr": 1e-3, "output": str(tmp_path)})
 
     policy = policy_of("llama", max_new_tokens=5)
     before = [parameter.detach().clone() for parameter in policy.trainable]

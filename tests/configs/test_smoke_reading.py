@@ -127,7 +127,7 @@ def rewarded(name: str) -> Any:
 
 @pytest.mark.parametrize("name", READING)
 def test_method_trains(name: str, tmp_path: Path) -> None:
-    small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.lr": 1e-3}
+    small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.optimizer.lr": 1e-3}
     config = load_config(f"methods/{name}", {**small, "output": str(tmp_path), **SMALL.get(name, {})})
     policy = policy_of("llama", max_new_tokens={"hbpo": 96, "g2rpo-a": 12, "seele": 12}.get(name, 5))
     before = [parameter.detach().clone() for parameter in policy.trainable]

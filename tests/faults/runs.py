@@ -83,7 +83,7 @@ def texts(output: Path, resume: Path | None, reward: Reward) -> Trainer:
         "checkpoint": {**ALL["checkpoint"], "best": "length"},
         "rollout": {"prompts_per_step": 2, "group_size": 3, "strategy": {"name": "with_replay", "num": 1}},
         "objective": {"divergence": "k3", "kl_beta": 0.1},
-        "update": {"minibatches": 2, "lr": 1e-3, "ema": {"decay": 0.5}},
+        "update": {"minibatches": 2, "optimizer": {"lr": 1e-3}, "ema": {"decay": 0.5}},
         "warmup": {"examples": "python:tests.test_world_sizes:read_aloud", "steps": 4, "batch_size": 4},
         "evaluation": {"prompts": {"source": "python:tests.faults.runs:asked", "limit": 2}, "every": 2},
     }

@@ -292,7 +292,7 @@ def test_diffusers_reads_no_keys_of_alphas(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lora", [SMALL, None], ids=["lora", "full"])
 def test_a_second_stage_starts_where_the_first_ended(lora: dict[str, Any] | None, tmp_path: Path) -> None:
     policy = {"name": "denoising", "model": DIGITS, "call": CALL, "lora": lora, "rollout_batch": 8, "update_batch": 8}
-    values = {**BASE, "steps": 1, "update": {"lr": 1e-3}, "output": str(tmp_path / "one")}
+    values = {**BASE, "steps": 1, "update": {"optimizer": {"lr": 1e-3}}, "output": str(tmp_path / "one")}
     config = validated({**values, "policy": policy})
     first = Trainer(build_policy(config, "cpu"), {"brightness": brightness}, digit_prompts(), config)
     first.train()

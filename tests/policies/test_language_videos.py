@@ -206,7 +206,7 @@ def test_a_run_trains_on_video_files_and_scores_them(tmp_path: Path) -> None:
         "output": str(tmp_path / "run"),
         "steps": 1,
         "rollout": {"prompts_per_step": 2, "group_size": 4},
-        "update": {"lr": 1e-3},
+        "update": {"optimizer": {"lr": 1e-3}},
         "runtime": {"device": "cpu"},
     }
     Trainer(policy, {"brightness": brightness}, load_prompts(tmp_path / "rows.jsonl"), config).train()

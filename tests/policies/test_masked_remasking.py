@@ -184,7 +184,7 @@ def test_a_run_trains_on_its_remasked_samples(name: str) -> None:
     config = {
         "steps": 2,
         "rollout": {"training_states": "renoised", "prompts_per_step": 2, "group_size": 3},
-        "update": {"epochs": READINGS[name]["num_levels"], "cycle_masks": True, "lr": 1e-3},
+        "update": {"epochs": READINGS[name]["num_levels"], "cycle_masks": True, "optimizer": {"lr": 1e-3}},
     }
     seen: list[str] = []
 

@@ -141,7 +141,7 @@ def test_one_run_trains_both_kinds(tmp_path: Path) -> None:
     def low(samples: list[Sample]) -> list[float | None]:
         return [None if s.image is None else sum(code < 12 for code in s.tokens or ()) / 16 for s in samples]
 
-    config = {"steps": 2, "rollout": {"prompts_per_step": 2, "group_size": 4}, "update": {"lr": 1e-3}}
+    config = {"steps": 2, "rollout": {"prompts_per_step": 2, "group_size": 4}, "update": {"optimizer": {"lr": 1e-3}}}
     policy = policy_of()
     before = [parameter.clone() for parameter in policy.trainable]
     mmgrpo.Trainer(policy, [long, low], PROMPTS, {**config, "output": str(tmp_path)}).train()

@@ -119,7 +119,7 @@ def trained(output: Path, reward: Any, **changes: Any) -> tuple[torch.Tensor, li
             parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
     policy = DenoisingPolicy(pipeline, {"call": CALL})
     config = {"output": str(output), "steps": 4, "rollout": {"prompts_per_step": 2, "group_size": 2}, **changes}
-    trainer = Trainer(policy, {"bright": reward}, digit_prompts(), {"update": {"lr": 1e-3}, **config})
+    trainer = Trainer(policy, {"bright": reward}, digit_prompts(), {"update": {"optimizer": {"lr": 1e-3}}, **config})
     trainer.train()
     lines = (trainer.folder.path / "metrics.jsonl").read_text().splitlines()
     weights = torch.cat([parameter.detach().flatten() for parameter in policy.trainable])

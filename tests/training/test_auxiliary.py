@@ -72,9 +72,11 @@ def test_beside_an_objective_of_0_it_is_a_step_of_the_warm_up(train: Any, exampl
     taught = {"examples": examples, "batch_size": 4}
     alike = {"lr": 1e-3, "betas": (0.9, 0.99)}
     warmed = train(
-        tmp_path / "a", steps=0, warmup={**taught, **alike, "steps": 1, "lr_warmup_steps": 0, "log_every": 1}
+        tmp_path / "a",
+        steps=0,
+        warmup={**taught, "steps": 1, "optimizer": {**alike, "lr_warmup_steps": 0}, "log_every": 1},
     )
-    beside = train(tmp_path / "b", auxiliary=[taught], update=alike)
+    beside = train(tmp_path / "b", auxiliary=[taught], update={"optimizer": alike})
     (line,) = lines(beside)
     assert line["policy/loss"] == line["policy/supervised_mean"] == lines(warmed, "warmup.jsonl")[0]["loss"]
     assert torch.equal(weights(warmed), weights(beside))
@@ -85,7 +87,9 @@ def test_with_weight_0_it_is_not_there(train: Any, tmp_path: Path) -> None:
     reward = half_of_odd_groups if train is words else brightness
     examples = ALOUD if train is words else DIGITS
     without, beside = (
-        train(tmp_path / str(n), reward=reward, auxiliary=auxiliary, update={"minibatches": 2, "lr": 1e-3})
+        train(
+            tmp_path / str(n), reward=reward, auxiliary=auxiliary, update={"minibatches": 2, "optimizer": {"lr": 1e-3}}
+        )
         for n, auxiliary in enumerate([[], [{"examples": examples, "weight": 0.0}]])
     )
     assert torch.equal(weights(without), weights(beside))
@@ -117,7 +121,7 @@ def test_an_answer_is_taught_where_its_group_fails(tmp_path: Path) -> None:
         reward=half_of_odd_groups,
         objective=STILL,
         auxiliary=[taught],
-        update={"lr": 1e-9},
+        update={"optimizer": {"lr": 1e-9}},
     )
     (line,) = lines(trainer)
     first = next(s.prompt for s in read(trainer) if s.group == 0)
@@ -146,7 +150,7 @@ def test_an_answer_is_taught_to_the_part_that_fails(tmp_path: Path) -> None:
             "strategy": {"name": "in_contexts", "contexts": list(contexts)},
         },
         auxiliary=[{"column": "solution", "per_context": True, "weight_by_success": {"name": "below", "rate": 0.25}}],
-        update={"lr": 1e-9},
+        update={"optimizer": {"lr": 1e-9}},
     )
     (line,) = lines(trainer)
     told = [
@@ -171,7 +175,7 @@ def read(trainer: Trainer) -> Sequence[Sample]:
 def test_a_picture_is_taught_as_flow_matching_on_the_rows_own_picture(tmp_path: Path) -> None:
     rows = [replace(p, columns={"picture": brightness_picture(n)}) for n, p in enumerate(digit_prompts()[:2])]
     taught = {"label": "own", "column": "picture"}
-    trainer = pictures(tmp_path, prompts=rows, objective=STILL, auxiliary=[taught], update={"lr": 1e-9})
+    trainer = pictures(tmp_path, prompts=rows, objective=STILL, auxiliary=[taught], update={"optimizer": {"lr": 1e-9}})
     shown = [Example(one.prompt, image=one.prompt.columns["picture"]) for one in read(trainer)]
     seeds = [derive_seed(0, EXAMPLES_SEED, 0, group) for group in range(2)]
     loss = make_policy().supervised_loss(shown, seeds=seeds)
@@ -190,7 +194,7 @@ def test_a_resumed_run_goes_on_with_the_examples_that_follow(tmp_path: Path) -> 
     values: dict[str, Any] = {
         "steps": 2,
         "auxiliary": [failed, {"examples": ALOUD, "batch_size": 2}],
-        "update": {"minibatches": 2, "lr": 1e-2},
+        "update": {"minibatches": 2, "optimizer": {"lr": 1e-2}},
         "checkpoint": {"every": 1},
         "prompts": answered(),
         "reward": half_of_odd_groups,

@@ -203,7 +203,7 @@ def run(output: Path, kind: str, **given: Any) -> Trainer:
     values = {
         "output": str(output),
         "steps": 2,
-        "update": {"lr": 1e-3},
+        "update": {"optimizer": {"lr": 1e-3}},
         "checkpoint": {"every": 1},
         "runtime": {"device": "cpu"},
         **METHODS[kind],

@@ -134,7 +134,7 @@ def trained(folder: Path, changes: dict[str, Any]) -> tuple[Tensor, list[dict[st
         "output": str(folder),
         "steps": 2,
         "rollout": {"prompts_per_step": 2, "group_size": 4, "environment": CORRIDOR, "max_turns": 3},
-        "update": {"lr": 1e-3, "minibatches": 2},
+        "update": {"optimizer": {"lr": 1e-3}, "minibatches": 2},
         "runtime": {"device": "cpu"},
     }
     trainer = Trainer(terse("llama", max_new_tokens=60), RETURNS, prompts_of("llama"), {**small, **changes})

@@ -23,7 +23,13 @@ from tests.policies.test_language_ways import t5
 from tests.policies.tiny_language import policy_of, prompts_of
 
 HERE = "tests.training.test_critic"
-SMALL = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.lr": 1e-3, "update.minibatches": 2}
+SMALL = {
+    "steps": 2,
+    "rollout.prompts_per_step": 2,
+    "rollout.group_size": 2,
+    "update.optimizer.lr": 1e-3,
+    "update.minibatches": 2,
+}
 
 
 def writer() -> tuple[Any, Any]:
@@ -55,7 +61,7 @@ def lines_of(trainer: Trainer) -> list[dict[str, Any]]:
 
 
 def test_it_learns_to_expect_a_reward_that_always_comes(tmp_path: Path) -> None:
-    config = config_of(tmp_path, **{"steps": 4, "critic.lr": 3e-3})
+    config = config_of(tmp_path, **{"steps": 4, "critic.optimizer.lr": 3e-3})
     lines = lines_of(trainer_of(config, certain))
     # nothing is expected at first, and 1 comes: half of 1, whose derivative by b is -1; all rewards are 1
     assert (lines[0]["critic/loss"], lines[0]["critic/value_mean"]) == (0.5, 0.0)
@@ -107,7 +113,7 @@ def test_the_value_is_a_number_on_the_state_before_the_token() -> None:
 
 
 def test_a_run_with_a_critic_resumes_as_the_uninterrupted_one(tmp_path: Path) -> None:
-    config = config_of(tmp_path, **{"checkpoint.every": 1, "critic.lr": 1e-2})
+    config = config_of(tmp_path, **{"checkpoint.every": 1, "critic.optimizer.lr": 1e-2})
     whole = trainer_of(config)
     folder = whole.train()
     again = trainer_of(config, resume=folder / "checkpoints" / "step-000001")
@@ -125,7 +131,7 @@ def test_a_run_with_a_critic_resumes_as_the_uninterrupted_one(tmp_path: Path) ->
 
 @pytest.mark.parametrize("method", ["dvpo", "direct-advantage-policy-optimization"])
 def test_first_the_critic_moves_alone_and_then_the_policy(method: str, tmp_path: Path) -> None:
-    still = {"critic.warmup_steps": 1, "critic.freeze_after": 1, "checkpoint.every": 1, "critic.lr": 1e-2}
+    still = {"critic.warmup_steps": 1, "critic.freeze_after": 1, "checkpoint.every": 1, "critic.optimizer.lr": 1e-2}
     config = config_of(tmp_path, method, **still)
     trainer = trainer_of(config)
     assert trainer.critic is not None

@@ -28,7 +28,7 @@ def test_a_pass_trains_the_segments_of_its_own_number(cycle_masks: bool, columns
     config = {
         "steps": 1,
         "rollout": {"prompts_per_step": 2, "group_size": 4},
-        "update": {"epochs": 2, "cycle_masks": cycle_masks, "lr": 0.1},
+        "update": {"epochs": 2, "cycle_masks": cycle_masks, "optimizer": {"lr": 0.1}},
     }
     rewards = {"vowels": lambda samples: [float(sum(letter in "aeiou" for letter in one.text)) for one in samples]}
     before = policy.logits.detach().clone()

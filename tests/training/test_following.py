@@ -39,12 +39,12 @@ from tests.test_trainer import BASE, lines, make_policy, weights
 SEEN: list[Sample] = []
 PAINTER = {
     "objective": BASE["objective"],
-    "update": {"lr": 1e-3},
+    "update": {"optimizer": {"lr": 1e-3}},
     "rollout": {"group_size": 3},
     "task": {"after": "rewriter"},
 }
 TASKS: dict[str, Any] = {
-    "rewriter": {"rollout": {"prompts_per_step": 2, "group_size": 2}, "update": {"lr": 1e-2}},
+    "rewriter": {"rollout": {"prompts_per_step": 2, "group_size": 2}, "update": {"optimizer": {"lr": 1e-2}}},
     "painter": PAINTER,
 }
 
@@ -231,7 +231,7 @@ def test_what_the_page_says_of_a_paper_is_a_configuration() -> None:
 def exact(output: Path, size: int) -> dict[str, torch.Tensor]:
     """The weights of both at the end, each row computed alone so that processes differ in the order of sums only."""
     settings = {"chat": False, "max_new_tokens": 3, "rollout_batch": 1, "update_tokens": 1, "temperature": 1.0}
-    update = {"lr": 1e-3, "eps": 1e-2}  # AdamW blows up roundings of small gradients
+    update = {"optimizer": {"lr": 1e-3, "eps": 1e-2}}  # AdamW blows up roundings of small gradients
     tasks = {
         "rewriter": {"rollout": {"prompts_per_step": 2, "group_size": 2}, "update": update},
         "painter": {**PAINTER, "update": update},

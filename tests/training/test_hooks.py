@@ -23,15 +23,17 @@ from tests.test_trainer import BASE, lines, make_policy, run, weights
 LORA = {"rank": 2, "alpha": 4, "targets": ["to_q", "to_v"]}
 
 
-def optimizer(parameters: list[nn.Parameter], *hooks: dict[str, Any], **update: Any) -> GuardedOptimizer:
-    config: RunConfig = validated({"update": {"lr": 0.1, "max_grad_norm": None, "hooks": hooks, **update}})
+def optimizer(parameters: list[nn.Parameter], *hooks: dict[str, Any], **settings: Any) -> GuardedOptimizer:
+    config: RunConfig = validated(
+        {"update": {"optimizer": {"lr": 0.1, "max_grad_norm": None, **settings}, "hooks": hooks}}
+    )
     return optimizer_of(Algorithm.of(config), parameters, job=Job(Accelerator(cpu=True)))
 
 
-def trained(num_updates: int, *hooks: dict[str, Any], **update: Any) -> list[list[float]]:
+def trained(num_updates: int, *hooks: dict[str, Any], **settings: Any) -> list[list[float]]:
     """Four weights after each update, with the gradient (1, 2, -1, -2) times the number of the update."""
     weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0, 4.0]))
-    taught = optimizer([weight], *hooks, **update)
+    taught = optimizer([weight], *hooks, **settings)
     found = []
     for number in range(num_updates):
         taught.clear()
@@ -174,7 +176,7 @@ def test_the_divergence_is_none_right_after_a_reset(settings: dict[str, Any], tm
 def test_a_reference_that_follows(tmp_path: Path) -> None:
     policy = make_policy()
     start = torch.cat([parameter.detach().flatten() for parameter in policy.trainable])
-    trainer = run(tmp_path, policy, steps=1, reference={"ema": {"decay": 0.9}}, update={"lr": 1e-3})
+    trainer = run(tmp_path, policy, steps=1, reference={"ema": {"decay": 0.9}}, update={"optimizer": {"lr": 1e-3}})
     now = weights(trainer)
     with policy.weights.using("reference"):
         pass

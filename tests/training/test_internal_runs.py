@@ -34,7 +34,7 @@ from tests.configs.method_steps import Step, config_of, taught
 from tests.policies.test_language_ways import t5
 from tests.policies.tiny_language import TEMPERATURE, policy_of, prompts_of
 
-SMALL = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.lr": 1e-3}
+SMALL = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.optimizer.lr": 1e-3}
 
 
 def test_values_are_those_of_the_plain_model() -> None:
@@ -148,7 +148,7 @@ def test_the_bonus_of_the_file() -> None:
 
 def test_tokens_that_would_move_much_are_left_out(tmp_path: Path) -> None:
     """|A| is 0.5 / 0.7072 of two members, so the shift is lr A^2 a, of which the mean parts the tokens."""
-    zero = {"steps": 1, "advantage.filtered_samples": "mask", "update.lr": 1.5e-5}
+    zero = {"steps": 1, "advantage.filtered_samples": "mask", "update.optimizer.lr": 1.5e-5}
     wide = {"name": "within_curvature", "shift": 0.01, "divergence": 1e-4}
     (line,) = lines_of("capo", tmp_path / "all", **zero, **{"advantage.filters": [wide]})
     assert line["policy/trained_frac"] == 1.0
@@ -157,10 +157,14 @@ def test_tokens_that_would_move_much_are_left_out(tmp_path: Path) -> None:
     (line,) = lines_of("capo", tmp_path / "some", **zero, **{"advantage.filters": [near]})
     assert 0.1 < line["policy/trained_frac"] < 0.9
     assert line["optimizer/grad_norm"] > 0
-    (slow,) = lines_of("capo", tmp_path / "slow", **zero | {"update.lr": 1e-9}, **{"advantage.filters": [near]})
+    (slow,) = lines_of(
+        "capo", tmp_path / "slow", **zero | {"update.optimizer.lr": 1e-9}, **{"advantage.filters": [near]}
+    )
     assert slow["policy/trained_frac"] == 1.0  # the step that is predicted is that of the update
     other = [near | {"lr": 1e-3}]
-    with pytest.raises(ConfigError, match=r"within_curvature.lr is 0.001 and update.lr 1.5e-05.*: leave it out"):
+    with pytest.raises(
+        ConfigError, match=r"within_curvature.lr is 0.001 and update.optimizer.lr 1.5e-05.*: leave it out"
+    ):
         lines_of("capo", tmp_path, **zero, **{"advantage.filters": other})
 
 

@@ -35,7 +35,7 @@ DIGITS = {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts", "
 WRITING = {
     "rollout": {"prompts_per_step": 2, "group_size": 4},
     "objective": {"divergence": "k3", "kl_beta": 0.05},
-    "update": {"lr": 1e-3, "eps": 1e-3},
+    "update": {"optimizer": {"lr": 1e-3, "eps": 1e-3}},
 }
 DRAWING = {key: value for key, value in BASE.items() if key != "steps"}
 MIXED: dict[str, Any] = {
@@ -72,7 +72,10 @@ def mixed(output: Path, *, resume: Path | None = None, rewards: Any = None, **ch
 
 SPELT: dict[str, Any] = {
     "writing": WRITING,
-    "drawing": {"rollout": {"prompts_per_step": 4, "group_size": 2}, "update": {"minibatches": 2, "lr": 0.1}},
+    "drawing": {
+        "rollout": {"prompts_per_step": 4, "group_size": 2},
+        "update": {"minibatches": 2, "optimizer": {"lr": 0.1}},
+    },
 }
 
 
@@ -280,7 +283,7 @@ def test_what_cannot_be_is_said(whole: MixedTrainer, tmp_path: Path) -> None:
     [
         ({"tasks": {"a": {"steps": 3}}}, r"tasks.a: steps: of the run, for all of its tasks"),
         ({"tasks": {"a": {"rollout": {"group": 3}}}}, r"tasks.a: unknown key 'rollout.group'"),
-        ({"tasks": {"a": {}}, "update": {"lr": 1.0}}, r"a run of several tasks cannot set update"),
+        ({"tasks": {"a": {}}, "update": {"optimizer": {"lr": 1.0}}}, r"a run of several tasks cannot set update"),
         ({"tasks": {"a/b": {}}}, r"tasks are named by letters"),
         ({"tasks": {"a": {}}, "runs": [{"name": "x"}]}, r"a run of several tasks cannot set runs"),
     ],
@@ -291,17 +294,17 @@ def test_wrong_tasks_are_said_by_name(values: dict[str, Any], message: str) -> N
 
 
 def test_an_override_of_no_task_begins_none() -> None:
-    with pytest.raises(ConfigError, match=r"tasks.sum.update.lr: there is no task 'sum'.*sums"):
-        load_config("quickstart/digits-mixed", ["tasks.sum.update.lr=0.5"])
+    with pytest.raises(ConfigError, match=r"tasks.sum.update.optimizer.lr: there is no task 'sum'.*sums"):
+        load_config("quickstart/digits-mixed", ["tasks.sum.update.optimizer.lr=0.5"])
 
 
 def test_tasks_include_files_and_have_what_the_run_says_for_all() -> None:
-    config = load_config("quickstart/digits-mixed", ["tasks.sums.update.lr=0.5", "steps=8", "seed=3"])
+    config = load_config("quickstart/digits-mixed", ["tasks.sums.update.optimizer.lr=0.5", "steps=8", "seed=3"])
     tasks = tasks_of(config)
     assert {name: (task.steps, task.seed, task.runtime.threads) for name, task in tasks.items()} == {
         "sums": (8, 3, 1), "reading": (8, 3, 1), "drawing": (4, 3, 1)
     }  # fmt: skip
-    plain = load_config("quickstart/arithmetic-text", ["steps=8", "seed=3", "update.lr=0.5"])
+    plain = load_config("quickstart/arithmetic-text", ["steps=8", "seed=3", "update.optimizer.lr=0.5"])
     same = tasks["sums"].model_copy(update={"name": plain.name, "task": None})
     assert same == plain
     assert validated(yaml.safe_load(dump_config(config))) == config

@@ -51,7 +51,7 @@ def metrics_of(policy: Policy, prompts: Any, folder: Path, **config: Any) -> lis
     values = {
         "steps": 3,
         "rollout": rollout,
-        "update": {"lr": 1e-30},
+        "update": {"optimizer": {"lr": 1e-30}},
         "watchdog": None,
         "output": str(folder),
         **config,
@@ -138,7 +138,7 @@ def test_a_resumed_run_reads_the_same_decisions(tmp_path: Path) -> None:
     values = {
         "steps": 4,
         "rollout": {"prompts_per_step": 2, "group_size": 3, **REPLAY},
-        "update": {"lr": 1e-3},
+        "update": {"optimizer": {"lr": 1e-3}},
         "checkpoint": {"every": 2},
         "watchdog": None,
         "output": str(tmp_path),

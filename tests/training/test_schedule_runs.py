@@ -80,7 +80,7 @@ class TestConfigAt:
         assert live.drawing == {"call": {"num_inference_steps": 8}}
 
     def test_survives_its_file(self) -> None:
-        config = config_of(schedules=KL, phases=[{"until": 3, "set": {"update.max_grad_norm": 0.5}}])
+        config = config_of(schedules=KL, phases=[{"until": 3, "set": {"update.optimizer.max_grad_norm": 0.5}}])
         assert validated(parse_yaml(dump_config(config))) == config
 
     @pytest.mark.parametrize(
@@ -91,7 +91,10 @@ class TestConfigAt:
                 "it defines the trained model",
             ),
             ({"schedules": {"policy.lora.rank": {"name": "linear"}}}, "it defines the trained model"),
-            ({"schedules": {"update.lr": {"name": "linear"}}}, "keys that can begin with objective., advantage."),
+            (
+                {"schedules": {"update.optimizer.lr": {"name": "linear"}}},
+                "keys that can begin with objective., advantage.",
+            ),
             ({"schedules": {"seed": {"name": "linear"}}}, "seed cannot change"),
             ({"schedules": {"rollout.prompts_per_step": {"name": "linear"}}}, "the order of prompts"),
             ({"schedules": {"rewards.a.timeout_s": {"name": "linear"}}}, "rewards.LABEL.NUMBER"),
@@ -244,7 +247,7 @@ def test_a_run_trains_with_the_numbers_of_the_step_and_resumes(tmp_path: Path) -
         "objective": {**BASE["objective"], "kl_beta": 0.0},
         "schedules": {
             "objective.kl_beta": {"name": "linear", "start": 0, "end": 0.4, "steps": 4},
-            "update.max_grad_norm": {"name": "step", "values": [1.0, 1e-3], "at": [2]},
+            "update.optimizer.max_grad_norm": {"name": "step", "values": [1.0, 1e-3], "at": [2]},
         },
         "phases": [{"until": 2, "set": {"rollout.group_size": 3}}],
         "controllers": {
@@ -255,7 +258,7 @@ def test_a_run_trains_with_the_numbers_of_the_step_and_resumes(tmp_path: Path) -
     whole = run(tmp_path / "whole", checkpoint={"every": 2}, **values)
     found = lines(whole)[::2]
     assert [row["config/objective.kl_beta"] for row in found] == pytest.approx([0, 0.1, 0.2, 0.3])
-    assert [row["config/update.max_grad_norm"] for row in found] == [1.0, 1.0, 1e-3, 1e-3]
+    assert [row["config/update.optimizer.max_grad_norm"] for row in found] == [1.0, 1.0, 1e-3, 1e-3]
     assert [row.get("config/rollout.group_size") for row in found] == [3, 3, None, None]
     assert "policy/kl_mean" not in found[0]  # no reference pass yet
     # the reference is the weights before the first step, though it was first asked for at the second

@@ -40,7 +40,7 @@ from tests.training import shared_digits
 
 ASKED = [Prompt(text) for text in TEXTS]
 OWN = {"rollout": {"prompts_per_step": 4, "group_size": 3}, "objective": {"divergence": "k3", "kl_beta": 0.1}}
-UPDATE = {"epochs": 2, "minibatches": 2, "lr": 1e-2, "ema": {"decay": 0.5}}
+UPDATE = {"epochs": 2, "minibatches": 2, "optimizer": {"lr": 1e-2}, "ema": {"decay": 0.5}}
 
 
 def late(samples: Sequence[Sample]) -> list[float]:
@@ -93,7 +93,9 @@ def part_of(batch: Advantages, groups: Sequence[int]) -> Advantages:
 
 def taught(batches: Sequence[Advantages], objective: Mapping[str, Any]) -> tuple[torch.Tensor, list[float]]:
     """The weights after two updates from these batches together, and the norms of the gradients."""
-    update = {"lr": 1e-2, "eps": 1e-2, "max_grad_norm": None}  # AdamW blows up roundings of small gradients
+    update = {
+        "optimizer": {"lr": 1e-2, "eps": 1e-2, "max_grad_norm": None}
+    }  # AdamW blows up roundings of small gradients
     config = RunConfig.model_validate({**OWN, "objective": objective, "update": update})
     policy, job = policy_of("llama"), mmgrpo.Job(Accelerator(cpu=True))
     made = partial(UpdatePlan, policy, objective=Algorithm.of(config).objective, job=job)
@@ -172,18 +174,19 @@ def test_a_folder_without_weights_stands_for_those_that_it_trains(tmp_path: Path
         CheckpointError, match=r"has no weights: it trains the policy of one; give a checkpoint of .*/one"
     ):
         policy_weights_folder(list_checkpoints(run / "other")[-1])
-    assert load_config(run / "other" / "config.yaml").update.lr == UPDATE["lr"]
+    assert load_config(run / "other" / "config.yaml").update.optimizer.lr == UPDATE["optimizer"]["lr"]
 
 
 @pytest.mark.parametrize(
     ("guest", "message"),
     [
         ({"task": {"policy_of": "nobody"}}, "task.policy_of: 'nobody' is no task before it; those are one"),
-        ({"update": {"lr": 1.0}}, "tasks.other: update: that follows from one, as it trains the same policy; leave"),
+        ({"update": {"optimizer": {"lr": 1.0}}},
+         "tasks.other: update: that follows from one, as it trains the same policy; leave"),
         ({"policy": {"name": "language"}}, "tasks.other: policy: that follows from one"),
         ({"warmup": {"examples": "x", "steps": 1}}, "tasks.other: warmup: that follows from one"),
-        ({"schedules": {"update.max_grad_norm": {"name": "linear", "start": 1, "end": 2, "steps": 3}}},
-         "tasks.other: update.max_grad_norm: that follows from one"),
+        ({"schedules": {"update.optimizer.max_grad_norm": {"name": "linear", "start": 1, "end": 2, "steps": 3}}},
+         "tasks.other: update.optimizer.max_grad_norm: that follows from one"),
         ({"task": {"weight": 2}}, "task.weight=2 weights the rows of tasks that share a policy, and no other task"),
         ({"task": {"policy_of": "one", "weight": -1}}, "tasks.other: .*weight"),
     ],
@@ -220,7 +223,7 @@ def test_an_included_file_leaves_out_what_follows(tmp_path: Path) -> None:
     """``include: quickstart/digits-vlm`` says policy, warm-up and update, which are those of the owner then."""
     file = tmp_path / "run.yaml"
     text = {"tasks": {"a": {"include": "quickstart/digits-vlm"}, "b": {"include": "quickstart/digits-vlm"}}, "steps": 4}
-    text["tasks"]["a"]["update"] = {"lr": 0.5}
+    text["tasks"]["a"]["update"] = {"optimizer": {"lr": 0.5}}
     text["tasks"]["b"]["task"] = {"policy_of": "a"}
     file.write_text(json.dumps(text))
     first, second = tasks_of(load_config(file)).values()
@@ -278,7 +281,10 @@ def tiny() -> Any:
 def test_a_model_that_writes_and_draws_is_one_policy_of_two_tasks(tmp_path: Path) -> None:
     """Texts are rewarded as texts and pictures as pictures, and an update moves the heads of both."""
     own = {"rollout": {"prompts_per_step": 1, "group_size": 4}}
-    tasks = {"writes": {**own, "update": {"lr": 1e-3}}, "draws": {**own, "task": {"policy_of": "writes"}}}
+    tasks = {
+        "writes": {**own, "update": {"optimizer": {"lr": 1e-3}}},
+        "draws": {**own, "task": {"policy_of": "writes"}},
+    }
     policy, seen = unified(), {"writes": set[tuple[bool, bool]](), "draws": set[tuple[bool, bool]]()}
 
     def judge(task: str, samples: Sequence[Sample]) -> list[float]:

@@ -253,7 +253,7 @@ def run(output: Path, **given: Any) -> Trainer:
         "steps": 4,
         "rollout": {"prompts_per_step": 2, "group_size": 2, "strategy": strategy},
         "advantage": advantage,
-        "update": {"lr": 1e-3},
+        "update": {"optimizer": {"lr": 1e-3}},
         "checkpoint": {"every": 2},
         "runtime": {"device": "cpu"},
     }

@@ -34,7 +34,7 @@ from tests.policies.contract import move
 from tests.policies.tiny_language import picture, policy_of, prompts_of
 from tests.policies.tiny_policies import pipeline_of, settings_of
 
-SMALL = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 4, "update.lr": 1e-3}
+SMALL = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 4, "update.optimizer.lr": 1e-3}
 HERE = "tests.training.test_view_runs"
 
 
@@ -264,7 +264,7 @@ def test_a_section_that_cannot_be_is_refused(views: dict[str, Any], said: str, t
 def test_the_average_is_a_view_and_the_weights_come_back(tmp_path: Path) -> None:
     views = {"slow": {"weights": "average"}}
     terms = {"terms": [{"name": "divergence", "form": "k3", "view": "slow", "weight": 0.1}]}
-    update = {"lr": 1e-2, "ema": {"decay": 0.9, "every": 1}}
+    update = {"optimizer": {"lr": 1e-2}, "ema": {"decay": 0.9, "every": 1}}
     policy = policy_of("llama", max_new_tokens=5)
     config = section(tmp_path, views=views, objective=terms, update=update).model_copy(update={"steps": 3})
     lines = lines_of(Trainer(policy, one_of_four, prompts_of("llama"), config))

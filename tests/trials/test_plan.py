@@ -68,7 +68,7 @@ def test_a_folder_holds_one_comparison(tmp_path: Path) -> None:
     write_configurations(planned(tmp_path, "grpo", "gspo"))  # a method more
     assert load_config(first.trials[1].file) == first.trials[1].config
     with pytest.raises(DataError, match=r"warm-up-0\.yaml differs"):
-        write_configurations(planned(tmp_path, "grpo", overrides=("update.lr=1",)))
+        write_configurations(planned(tmp_path, "grpo", overrides=("update.optimizer.lr=1",)))
 
 
 def test_a_method_of_the_task_is_left_out(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_published_values_that_the_task_puts_in_force_stay(tmp_path: Path) -> No
     recipe = "recipes/sd3.5-flow-grpo-ocr"
     own, (trial,) = load_config(recipe), planned(tmp_path, "dance-grpo", on=recipe, seeds=1).trials
     assert trial.config.rollout.group_size == own.rollout.group_size
-    assert trial.config.update.lr == own.update.lr
+    assert trial.config.update.optimizer.lr == own.update.optimizer.lr
     assert own.policy is not None
     assert trial.config.policy is not None
     assert trial.config.policy.numbers["call"] == own.policy.numbers["call"]

@@ -32,8 +32,7 @@ def within_curvature(
 
     a is the squared gradient of the log-probability and c the curvature along it; the step is lr A times the gradient.
 
-    Units: lr is the step, by default that of the update, ``update.lr``; shift in those of the objective; divergence in
-        nats.
+    Units: lr is the step, by default ``update.optimizer.lr``; shift in those of the objective; divergence in nats.
     Raises: ConfigError unless all three are above 0.
     Source: CAPO, arXiv:2510.00819, eq. 10, and its code (luckeciano/stable-pg-llm, ``grpo_entropy_trainer.py``,
         ``sparse_sgd_model.py``, hessian_symmetric_clipping).
