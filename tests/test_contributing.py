@@ -64,6 +64,7 @@ def test_guide_has_the_commands_of_the_readme_and_of_ci() -> None:
 
 def test_workflow_runs_the_commands_of_the_readme_and_of_ci() -> None:
     train, tests = (command for command in bash_blocks(README) if command.startswith("pip install uv"))
+    site = "uv run --group docs mkdocs build --strict"
     commands = {step["run"] for job in WORKFLOW["jobs"].values() for step in job["steps"] if "run" in step}
     assert commands == {
         ".ci/run",
@@ -71,7 +72,9 @@ def test_workflow_runs_the_commands_of_the_readme_and_of_ci() -> None:
         tests.replace("uv run", "uv run --resolution lowest-direct"),
         f"{train} steps=1",
         "git config --global core.symlinks false",
+        f"pip install uv && {site}",
     }
+    assert site in bash_blocks(GUIDE)[3]
 
 
 def test_workflow_covers_every_python_of_the_project() -> None:

@@ -150,7 +150,7 @@ def anchor_of(heading: str) -> str:
 @cache
 def reference_page(path: str) -> str | None:
     """A page of the site's reference, which is built and not committed; None if there is no such page."""
-    return reference_pages().get(path)
+    return reference_pages(app).get(path)
 
 
 MEASURED = ("breadth-denoising.md", "breadth-language.md", "rewards.md")

@@ -26,9 +26,9 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         *("rewards.text.coverage", "rewards.text.forecasts", "rewards.text.tables", "rewards.text.tool_calls"),
         *("rewards.text.records", "rewards.text.text_similarity", "rewards.text.transcripts"),
     ),
-    "Code that is run": ("rewards.code",),
+    "Code execution": ("rewards.code",),
     "Grounding: boxes, points, masks, actions, time": ("rewards.grounding",),
-    "Checks of form, length and turns": (
+    "Format, length and turns": (
         *("rewards.text.structure", "rewards.text.tagged", "rewards.text.lengths", "rewards.text.environment_return"),
     ),
     "Judges of texts": (
@@ -36,17 +36,17 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         "rewards.judges.scalar",
         "rewards.judges.solvers",
     ),
-    "Image: what people prefer, judges": (
+    "Images: preferences and judges": (
         *("rewards.images.clip_scores", "rewards.images.image_reward", "rewards.judges.vlm_judge"),
         "rewards.judges.endpoints",
     ),
-    "Image: what it shows": ("rewards.images.ocr", "rewards.images.compositional", "rewards.images.similarity"),
-    "Image: pixels, without a model": ("rewards.images.pixels", "rewards.images.textures"),
+    "Images: content": ("rewards.images.ocr", "rewards.images.compositional", "rewards.images.similarity"),
+    "Images: pixels": ("rewards.images.pixels", "rewards.images.textures"),
     "Video": ("rewards.video",),
-    "Sound": ("rewards.audio",),
+    "Audio": ("rewards.audio",),
     "Groups, and rewards of rewards": ("rewards.groups",),
-    "On a server": ("rewards.judges.remote_reward",),
-    "The digits of the quickstarts": ("examples.digits", "examples.edits", "examples.moving_digits"),
+    "Servers": ("rewards.judges.remote_reward",),
+    "Digits of the quickstarts": ("examples.digits", "examples.edits", "examples.moving_digits"),
 }
 """Kind of rewards -> modules or packages of ``mmgrpo``."""
 
@@ -86,9 +86,9 @@ def is_in(target: str, module: str) -> bool:
 
 
 def summary_of(name: str) -> str:
-    """The first line of a reward's docstring, in Markdown; the error if it cannot be imported."""
+    """The first paragraph of a reward's docstring, in Markdown; the error if it cannot be imported."""
     try:
-        return _marked((inspect.getdoc(resolve("rewards", name)) or "").partition("\n")[0]).removeprefix("Reward: ")
+        return _marked(_summary_and_body(resolve("rewards", name))[0])
     except MmgrpoError as error:
         return f"({_escaped(str(error))})"
 
@@ -107,7 +107,7 @@ def page_of(name: str) -> str:
         MissingPackageError: its module needs a package that is not installed.
     """
     reward = resolve("rewards", name)
-    summary, _, body = (inspect.getdoc(reward) or "").partition("\n")
+    summary, body = _summary_and_body(reward)
     passages = list(_passages(body))
     texts, labelled = [text for label, text in passages if not label], dict(passages)
     example = labelled.pop("Example", f"{{name: {name}}}").strip("` .")
@@ -136,6 +136,12 @@ def rewards_index() -> str:
 def reward_pages() -> dict[str, str]:
     """File name -> Markdown: the index, and the page of every reward of the project."""
     return {"index.md": rewards_index(), **{f"{name}.md": page_of(name) for name in REWARDS}}
+
+
+def _summary_and_body(reward: Any) -> tuple[str, str]:
+    """The first paragraph of a docstring without "Reward:", on one line, and the rest."""
+    summary, _, body = (inspect.getdoc(reward) or "").partition("\n\n")
+    return " ".join(summary.split()).removeprefix("Reward: "), body
 
 
 def _passages(body: str) -> Iterator[tuple[str, str]]:

@@ -255,9 +255,9 @@ def _from_trl(rows: Iterable[MethodRow]) -> str:
 def _section(row: MethodRow, *, with_anchor: bool = False) -> Iterator[str]:
     method = row.method
     yield from ("", f"## {method.title}" + (f" {{#{method.name}}}" if with_anchor else ""), "")
-    yield f"`{row.include}`, {_link(method.paper)}, {POLICIES[method.applies_to]}: {row.composition}."
+    yield f"`{row.include}`, {_link(method.paper)}, {POLICIES[method.applies_to]}: {_escaped(row.composition)}."
     if method.use_when:
-        yield from ("", method.use_when)
+        yield from ("", _escaped(method.use_when))
     yield from ("", "```text", *row.formulas, "```", "")
     yield from _values(row.sources)
     if row.published:
@@ -266,7 +266,7 @@ def _section(row: MethodRow, *, with_anchor: bool = False) -> Iterator[str]:
         yield from _values(row.published)
     for heading, items in (("Deviations", method.deviations), ("Evidence", method.evidence)):
         if items:
-            yield from ("", f"{heading}:", "", *(f"- {item}" for item in items))
+            yield from ("", f"{heading}:", "", *(f"- {_escaped(item)}" for item in items))
 
 
 def _values(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
@@ -275,7 +275,12 @@ def _values(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", r"\|")
+    return _escaped(text).replace("|", r"\|")
+
+
+def _escaped(text: str) -> str:
+    """A text whose tags, such as <think>, are not HTML."""
+    return text.replace("<", "&lt;")
 
 
 def _link(paper: str | None) -> str:

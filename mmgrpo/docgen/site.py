@@ -1,34 +1,73 @@
-"""The pages of the site's reference that are read from the code and the YAML files.
-
-``mkdocs build`` adds them to the pages of ``docs/``; ``python -m mmgrpo.docgen.site FOLDER`` writes them to a folder.
-"""
+"""The site's reference: the pages that are read from the code and the YAML files when the site is built."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from typing import Any
 
+import typer
+
+from mmgrpo.config.registry import REWARDS
+from mmgrpo.docgen.api import PAGES, api_pages
+from mmgrpo.docgen.catalogue import by_kind as rewards_by_kind
 from mmgrpo.docgen.catalogue import reward_pages
+from mmgrpo.docgen.commands import commands_page
 from mmgrpo.docgen.configuration import configuration_page
-from mmgrpo.docgen.methods import method_index, method_pages
+from mmgrpo.docgen.methods import MethodRow, method_index, method_pages
+from mmgrpo.docgen.methods import by_kind as methods_by_kind
 from mmgrpo.docgen.papers import paper_index, papers_page, unlisted
 
+FOLDER = "reference"
+"""Folder of the pages below ``docs/``; nothing in it is committed."""
 
-def reference_pages() -> dict[str, str]:
-    """Path below ``docs/`` -> Markdown: configuration keys, methods, papers and rewards of the project."""
-    methods = [row for row in method_index() if row.include.startswith("methods/")]
+
+def reference_pages(app: typer.Typer) -> dict[str, str]:
+    """The pages of the reference.
+
+    Args:
+        app: the program ``mmgrpo``.
+
+    Returns:
+        Path below ``docs/`` -> Markdown: configuration keys, commands, API, methods, papers and rewards.
+    """
+    methods = _methods()
     papers = paper_index(methods)
     pages = {
         "configuration.md": configuration_page(),
+        "commands.md": commands_page(app),
         "papers.md": papers_page(papers, unlisted(papers, methods)),
         **{f"methods/{name}": page for name, page in method_pages(methods).items()},
         **{f"rewards/{name}": page for name, page in reward_pages().items()},
+        **{f"api/{name}": page for name, page in api_pages().items()},
     }
-    return {f"reference/{path}": page for path, page in pages.items()}
+    return {f"{FOLDER}/{path}": page for path, page in pages.items()}
 
 
-if __name__ == "__main__":
-    for path, page in reference_pages().items():
-        target = Path(sys.argv[1]) / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(page, encoding="utf-8")
+def reference_nav() -> list[Any]:
+    """The navigation of the reference, as ``nav:`` of ``mkdocs.yml`` has it: paths, and title -> path or list."""
+    methods = [{heading.partition(":")[0]: rows[0].page} for heading, rows in methods_by_kind(_methods()).items()]
+    rewards = [
+        {kind: [f"{name}.md" for name in names if name in REWARDS]}
+        for kind, names in rewards_by_kind().items()
+        if any(name in REWARDS for name in names)
+    ]
+    return [
+        {"Configuration": f"{FOLDER}/configuration.md"},
+        {"Commands": f"{FOLDER}/commands.md"},
+        {"Methods": _below("methods", ["index.md", *methods, {"From TRL": "trl.md"}])},
+        {"Papers": f"{FOLDER}/papers.md"},
+        {"Rewards": _below("rewards", ["index.md", *rewards])},
+        {"Python API": _below("api", ["index.md", *({page.title: f"{name}.md"} for name, page in PAGES.items())])},
+    ]
+
+
+def _methods() -> list[MethodRow]:
+    """The methods of this project, without those of other packages."""
+    return [row for row in method_index() if row.include.startswith("methods/") and row.method.kind]
+
+
+def _below(folder: str, entry: Any) -> Any:
+    if isinstance(entry, str):
+        return f"{FOLDER}/{folder}/{entry}"
+    if isinstance(entry, list):
+        return [_below(folder, part) for part in entry]
+    return {title: _below(folder, part) for title, part in entry.items()}

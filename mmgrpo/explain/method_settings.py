@@ -90,7 +90,7 @@ def shown_value(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(shown_value, value))}]"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value).replace("\n", "\\n")
 
 
 def _mechanism(method: MethodConfig, published: Values, values: Values) -> Iterator[tuple[str, Any]]:

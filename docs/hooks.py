@@ -1,0 +1,67 @@
+"""Hooks of ``mkdocs build``: the reference is generated, and links to files outside of docs/ lead to the repository."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path, PurePosixPath
+from posixpath import normpath, relpath
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from mmgrpo.cli import app
+from mmgrpo.docgen.site import FOLDER, reference_nav, reference_pages
+
+ROOT = Path(__file__).parents[1]
+SOURCES = Path(tempfile.gettempdir()) / "mmgrpo-site-sources"
+"""A copy of the package as it is installed, with ``policies`` in it: mkdocstrings reads files and imports nothing."""
+
+pages = cache(reference_pages)
+
+
+@event_priority(100)  # before mkdocstrings reads its paths
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Fills the reference of the navigation in, and copies the sources for mkdocstrings."""
+    assert config.nav is not None
+    config.nav = [{"Reference": reference_nav()} if entry == {"Reference": FOLDER} else entry for entry in config.nav]
+    shutil.rmtree(SOURCES, ignore_errors=True)
+    for source, target in (("mmgrpo", "mmgrpo"), ("policies", "mmgrpo/policies"), ("rewards", "mmgrpo/rewards")):
+        shutil.copytree(ROOT / source, SOURCES / target, ignore=shutil.ignore_patterns("__pycache__"))
+    config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [str(SOURCES)]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages of the reference."""
+    for path, text in pages(app).items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: Any) -> str:
+    """Links to files of the repository that are not part of the site lead to the repository."""
+    folder = PurePosixPath("docs", page.file.src_uri).parent
+
+    def link(match: re.Match[str]) -> str:
+        path = normpath(str(folder / match[1]))
+        if path.startswith("docs/") or not (ROOT / path).exists():
+            return match[0]  # mkdocs checks it
+        return f"]({config.repo_url}/{'tree' if (ROOT / path).is_dir() else 'blob'}/main/{path}{match[2] or ''})"
+
+    def site_link(match: re.Match[str]) -> str:
+        return f"[{match[1]}]({relpath(match[1], folder)})" if (ROOT / match[1]).exists() else match[0]
+
+    if page.file.src_uri.startswith(FOLDER):  # docstrings name pages of docs/ by their path
+        markdown = re.sub(r"`(docs/[\w/-]+\.md)`", site_link, markdown)
+    return re.sub(r"\]\((\.\.?/[^)\s#]+)(#[^)\s]*)?\)", link, markdown)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Removes the copy of the sources."""
+    shutil.rmtree(SOURCES, ignore_errors=True)
