@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from functools import cache
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
 from typing import Any
@@ -15,14 +14,13 @@ from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+import mmgrpo
 from mmgrpo.cli import app
 from mmgrpo.docgen.site import FOLDER, reference_nav, reference_pages
 
 ROOT = Path(__file__).parents[1]
 SOURCES = Path(tempfile.gettempdir()) / "mmgrpo-site-sources"
 """A copy of the package as it is installed, with ``policies`` in it: mkdocstrings reads files and imports nothing."""
-
-pages = cache(reference_pages)
 
 
 @event_priority(100)  # before mkdocstrings reads its paths
@@ -39,7 +37,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages of the reference."""
-    for path, text in pages(app).items():
+    for path, text in reference_pages(app, mmgrpo.HOMES).items():
         files.append(File.generated(config, path, content=text))
     return files
 

@@ -134,7 +134,8 @@ def test_relative_links_lead_to_files_and_headings() -> None:
 def leads_somewhere(page: Path, target: str) -> bool:
     name, _, anchor = target.partition("#")
     path = Path(os.path.normpath(page.parent / name)) if name else page
-    reference = reference_page(path.relative_to(DOCS).as_posix()) if path.is_relative_to(DOCS / "reference") else None
+    is_reference = path.is_relative_to(DOCS / "reference")
+    reference = pages_of_reference().get(path.relative_to(DOCS).as_posix()) if is_reference else None
     if reference is None and (not path.exists() or not anchor or path.suffix != ".md"):
         return path.exists()
     headings = re.findall(r"^#+ (.*)$", reference or path.read_text(encoding="utf-8"), re.MULTILINE)
@@ -148,9 +149,9 @@ def anchor_of(heading: str) -> str:
 
 
 @cache
-def reference_page(path: str) -> str | None:
-    """A page of the site's reference, which is built and not committed; None if there is no such page."""
-    return reference_pages(app).get(path)
+def pages_of_reference() -> dict[str, str]:
+    """The pages of the site's reference, which are built and not committed, by path below docs/."""
+    return reference_pages(app, mmgrpo.HOMES)
 
 
 MEASURED = ("breadth-denoising.md", "breadth-language.md", "rewards.md")

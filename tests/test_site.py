@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
-    return reference_pages(app)
+    return reference_pages(app, mmgrpo.HOMES)
 
 
 def paths_in(nav: Any) -> Iterator[str]:

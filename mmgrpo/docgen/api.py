@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-
-import mmgrpo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +32,7 @@ PAGES: Mapping[str, ApiPage] = {
     "training": ApiPage(
         title="Training",
         text="The names that `mmgrpo` exports: `mmgrpo.Trainer` runs a configuration, the others are its parts.",
-        names=tuple(f"{module}.{name}" for name, module in mmgrpo.HOMES.items() if module != "mmgrpo.types"),
+        names=(),
     ),
     "types": ApiPage(
         title="Types",
@@ -58,15 +56,26 @@ PAGES: Mapping[str, ApiPage] = {
     ),
     "errors": ApiPage(title="Errors", text="Every error of mmgrpo is an `MmgrpoError`.", names=("mmgrpo.errors",)),
 }
-"""File name without suffix -> page."""
+"""File name without suffix -> page; ``training`` has the exported names."""
 
 
-def api_pages() -> dict[str, str]:
-    """File name -> Markdown, with one directive of mkdocstrings per name."""
+def api_pages(exports: Mapping[str, str]) -> dict[str, str]:
+    """The pages of the API.
+
+    Args:
+        exports: name that ``mmgrpo`` exports -> module that defines it.
+
+    Returns:
+        File name -> Markdown, with one directive of mkdocstrings per name.
+    """
     index = ["# Python API", "", *(f"- [{page.title}]({name}.md): {page.text}" for name, page in PAGES.items())]
-    pages = {f"{name}.md": _page(page) for name, page in PAGES.items()}
-    return {"index.md": "\n".join(index) + "\n", **pages}
+    on_other_pages = {name for page in PAGES.values() for name in page.names}
+    exported = [f"{module}.{name}" for name, module in exports.items() if module not in on_other_pages]
+    pages = {
+        name: _page(page, [*page.names, *(exported if name == "training" else ())]) for name, page in PAGES.items()
+    }
+    return {"index.md": "\n".join(index) + "\n", **{f"{name}.md": page for name, page in pages.items()}}
 
 
-def _page(page: ApiPage) -> str:
-    return "\n".join([f"# {page.title}", "", page.text, *(f"\n::: {name}" for name in page.names)]) + "\n"
+def _page(page: ApiPage, names: Iterable[str]) -> str:
+    return "\n".join([f"# {page.title}", "", page.text, *(f"\n::: {name}" for name in names)]) + "\n"

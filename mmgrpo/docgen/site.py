@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import typer
@@ -20,11 +21,12 @@ FOLDER = "reference"
 """Folder of the pages below ``docs/``; nothing in it is committed."""
 
 
-def reference_pages(app: typer.Typer) -> dict[str, str]:
+def reference_pages(app: typer.Typer, exports: Mapping[str, str]) -> dict[str, str]:
     """The pages of the reference.
 
     Args:
         app: the program ``mmgrpo``.
+        exports: ``mmgrpo.HOMES``.
 
     Returns:
         Path below ``docs/`` -> Markdown: configuration keys, commands, API, methods, papers and rewards.
@@ -37,7 +39,7 @@ def reference_pages(app: typer.Typer) -> dict[str, str]:
         "papers.md": papers_page(papers, unlisted(papers, methods)),
         **{f"methods/{name}": page for name, page in method_pages(methods).items()},
         **{f"rewards/{name}": page for name, page in reward_pages().items()},
-        **{f"api/{name}": page for name, page in api_pages().items()},
+        **{f"api/{name}": page for name, page in api_pages(exports).items()},
     }
     return {f"{FOLDER}/{path}": page for path, page in pages.items()}
 
