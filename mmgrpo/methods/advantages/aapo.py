@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def column_margin(
     feedback: Feedback, advantage_BT: Tensor, *, column: str, low: float = 0.2, high: float = 0.28
 ) -> Tensor:
-    """How far the reward is above a number of the data row, held within bounds, added to the advantage.
+    """Adds the difference of the reward from a number of the data row, clipped to bounds, to the advantage.
 
-    A <- A + clip(r - column, -low, high); the column holds, say, the reward of the reference's own sample.
+    A <- A + clip(r - column, -low, high); the column has, for example, the reward of a sample of the reference.
 
     Units: low and high in the reward's units.
     Source: AAPO, arXiv:2505.14264, and its code (JianxXiong/AAPO, ``AAPOTrainer.py``).

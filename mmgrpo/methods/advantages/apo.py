@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 @ESTIMATORS.register
 @estimator()
 def concise_failures(feedback: Feedback, advantage_BT: Tensor, *, base: float = 1.00001, right: float = 1.0) -> Tensor:
-    """Wrong samples that are longer than the group's right ones are pushed away harder.
+    """Wrong samples that are longer than the group's right ones get a larger negative advantage.
 
     A <- A (2 - base^-(n - m)) where r < right and n > m, n the sample's kept decisions and m the mean of them over the
     group's right members; groups without a right one keep A.
 
     Units: base is per decision (1.00001); right in the reward's units.
-    Source: APO, arXiv:2506.21655, suboptimal trajectory complexity regularisation, and its code
+    Source: APO, arXiv:2506.21655, suboptimal trajectory complexity regularization, and its code
         (Indolent-Kawhi/View-R1, openrlhf/trainer/ppo_utils/experience_maker.py).
     """
     length_B, factor_B = feedback.length_B.double(), torch.ones_like(feedback.reward_B)
@@ -46,7 +46,7 @@ def concise_failures(feedback: Feedback, advantage_BT: Tensor, *, base: float = 
 @MODULATIONS.register
 @modulation()
 def divergence_by_success(decisions: Decisions, job_values: JobValues, *, right: float = 1.0) -> Modulated:
-    """Right samples are held to the reference the less, the rarer they are in their group.
+    """Right samples have a smaller divergence weight the rarer they are in their group.
 
     divergence = 1 - exp(-e p) where A > 0, p the share of the group that is right, between 0 and 1; else 1.
 

@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 def beta_advantage(
     reward_PG: Tensor, valid_PG: Tensor | None = None, *, low: float = 0.0, high: float = 1.0, limit: float = 1e6
 ) -> Tensor:
-    """Reward centred on its group and divided by the density, at the group's mean, of the batch's success rates.
+    """Reward centered on its group and divided by the density, at the group's mean, of the batch's success rates.
 
     A = (r - p) / Beta(p; alpha, beta), p = mean_G r, with Beta fitted to the p of all groups.
     alpha = max(1 + a / 3, 1), beta = max(1 + b / 3, 1), a = c m, b = c (1 - m), c = m (1 - m) / v - 1, with m and v the
     mean and the sample variance of p over the groups. Rewards are first mapped from low .. high to 0 .. 1, the factor
-    1 / Beta is held within 0 .. limit, and it is 1 where all p are equal or there is one group.
+    1 / Beta is clamped to 0 .. limit, and it is 1 where all p are equal or there is one group.
 
-    Shapes: (P, G) of the whole batch -> (P, G), G >= 2.   Units: low and high are the least and the greatest reward
-    there is; any reward scale -> dimensionless.
-    Raises: ShapeError if not 2-D, G < 2, valid_PG is not a bool matrix of the same shape, or rewards lie outside low to
+    Shapes: (P, G) of the complete batch -> (P, G), G >= 2.   Units: low and high are the lowest and the highest
+    possible reward; any reward scale -> dimensionless.
+    Raises: ShapeError if not 2-D, G < 2, valid_PG is not a bool matrix of the same shape, or rewards are outside low to
     high; ConfigError if low >= high.
     Source: BNPO, arXiv:2506.02864, and its recipe/bnpo/src/bnpo_ray_trainer.py, compute_bnpo_outcome_advantage.
     Deviation: groups of fewer than two valid rewards are left out of m and v, where that code counts their mean as 0;
-    and that code gives no number where all p are equal.
+    and that code returns no number where all p are equal.
     """
     valid_PG = checked_rewards(reward_PG, valid_PG)
     if low >= high:

@@ -31,7 +31,7 @@ def global_consistency(
 
     A <- w A + (1 - w) g, w = sigmoid(steepness (H - middle)) where r is not 0, else 0.
     H is the entropy of the group's answers in bits, g = (m - mean_P m) / (std_P m + eps), m = mean_G r, sample std over
-    the groups of the whole job.
+    the groups of all processes.
 
     Units: those of the advantage; middle in bits. shares is the label of a reward.
     Source: COPO, arXiv:2508.04138, and its code (hijih/copo-code, verl/trainer/ppo/core_algos.py, ``soft-with-zero``).
@@ -47,7 +47,7 @@ def global_consistency(
 
 
 def _between_groups(feedback: Feedback, eps: float) -> Tensor:
-    """The mean reward of each sample's group, standardised over the groups of the job; 0 where they do not differ."""
+    """The mean reward of each sample's group, standardized over the groups of the job; 0 where they do not differ."""
     job = feedback.job
     reward_N = job.reward_N.where(job.valid_N, 0.0)
     of_N = job.group_N.unique(return_inverse=True)[1]

@@ -17,7 +17,7 @@ def exponential_value(
 ) -> float:
     """A number that is multiplied every so many steps, within bounds.
 
-    value = start factor ** floor(step / every), held within [low, high]
+    value = start factor ** floor(step / every), clamped to [low, high]
 
     Units: steps, counted from 0 -> any.   Raises: ConfigError unless factor > 0 and every >= 1.
     Source: Curriculum GRPO, arXiv:2508.08940: B(t) = max(1, B0 gamma ** floor(t / T)).

@@ -25,7 +25,7 @@ def f_grpo_advantage(
     eps: float = 1e-4,
     correction: int = 1,
 ) -> Tensor:
-    """Reward standardised within its group, and weighed down where most of the group is right.
+    """Reward standardized within its group, and down-weighted where most of the group is right.
 
     A = (1 - p)^gamma (r - mean_G r) / (std_G r + eps), p = the share of the group that is right.
 

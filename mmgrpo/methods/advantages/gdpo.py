@@ -26,14 +26,14 @@ def gdpo_advantage(
     eps: float = 1e-4,
     correction: int = 0,
 ) -> Tensor:
-    """Each reward standardised within its group, then summed by weight, then standardised over the batch.
+    """Each reward standardized within its group, then summed by weight, then standardized over the batch.
 
     z_r = (r - mean_G r) / (std_G r + eps);   s = sum_r w_r z_r - (p - mean_G p);   A = s / (std_PG s + eps).
     The mean of s over the batch is 0 by construction, so the last step only divides. A reward that does not apply to a
     sample adds nothing to its sum; a sample to which no reward applies is left out of the last spread. p is a penalty
-    of the sample itself, which is not standardised: it keeps its size beside the z_r.
+    of the sample itself, which is not standardized: it keeps its size relative to the z_r.
 
-    Shapes: (R, P, G) of the whole batch, (R,) -> (P, G), G >= 2.   Units: any reward scales -> dimensionless;
+    Shapes: (R, P, G) of the complete batch, (R,) -> (P, G), G >= 2.   Units: any reward scales -> dimensionless;
     penalty_PG in standard deviations of a reward within its group.
     Raises: ShapeError if not 3-D, G < 2, weight_R is not (R,), or valid_RPG is not bool of the same shape.
     Source: GDPO, arXiv:2601.05242, sec. 3: eq. 4 (each reward), 7 (weights) and 6 (batch). Its code has eps = 1e-4 in

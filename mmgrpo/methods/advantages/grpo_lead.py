@@ -28,7 +28,7 @@ def difficulty_weighted_advantage(
     eps: float = 1e-6,
     correction: int = 1,
 ) -> Tensor:
-    """Reward standardised within its group, times a weight that is high for rare successes and rare failures.
+    """Reward standardized within its group, times a weight that is high for rare successes and rare failures.
 
     A = w(p) z where z > 0, else w(1 - p) z, w(x) = low + (high - low) / (1 + e^(steepness (x - middle))).
     z = (r - mean_G r) / (std_G r + eps), and p is the share of the group that is right, of a reward greater than above.

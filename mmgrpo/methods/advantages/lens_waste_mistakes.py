@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 @ESTIMATORS.register
 @estimator()
 def confident_mistakes(feedback: Feedback, advantage_BT: Tensor, *, weight: float = 0.25, eps: float = 1e-4) -> Tensor:
-    """Wrong samples cost the more the likelier they were, also where the whole group is wrong.
+    """Wrong samples cost more the likelier they were, also where all of the group is wrong.
 
     c = r - (1 - r) p / (G (D - p)), p the geometric mean of the sample's probabilities.
     D = max(1 / mean_G(r / p), 2 max_G p), or 2 max_G p in groups that earned nothing.
-    A = (c - mean_G c) / (std_G c + eps), or weight (c - mean_G c) in groups that earned nothing; it replaces what was.
+    A = (c - mean_G c) / (std_G c + eps), or weight (c - mean_G c) in groups that earned nothing; it replaces the
+    advantage.
 
     Units: rewards from 0 to 1; weight is that of groups that earned nothing (0.25).
     Source: LENS, arXiv:2510.08696, sec. 5, of which no code was found. Reading: its eq. 14 takes the likelihoods
-        normalised by length too. Deviation: eps in the denominator.
+        normalized by length too. Deviation: eps in the denominator.
     """
     likely_B = feedback.mean(feedback.old_logprob_BT).double().exp()
     advantage_B = torch.zeros_like(feedback.reward_B)

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 def pass_at_k_advantage(
     reward_PG: Tensor, valid_PG: Tensor | None = None, *, k: int, at_least: float = 0.5, eps: float = 1e-6
 ) -> Tensor:
-    """What a sample adds to the chance that one of k drawn from the group is right.
+    """The contribution of a sample to the probability that one of k samples of the group is right.
 
     A = (1 - R) / (s + eps) if right, (1 - R - W) / (s + eps) if wrong, s = sqrt(R (1 - R)), with c of n members right,
-    R = 1 - C(n - c, k) / C(n, k) and W = C(n - c - 1, k - 1) / C(n - 1, k - 1). With k = 1 it is the reward centred and
-    over the population's spread. A group of fewer than k valid rewards says nothing, nor does one without a right
-    member or with fewer than k wrong ones.
+    R = 1 - C(n - c, k) / C(n, k) and W = C(n - c - 1, k - 1) / C(n - 1, k - 1). With k = 1 it is the reward centered
+    and divided by the population's spread. A group of fewer than k valid rewards gets zeros, as does one without a
+    right member or with fewer than k wrong ones.
 
     Shapes: (P, G) -> (P, G), G >= k.   Units: dimensionless; at_least in the reward's units.
     Raises: ShapeError if not 2-D, G < 2, or valid_PG is not a bool matrix of the same shape; ConfigError if k is not
@@ -48,7 +48,7 @@ def pass_at_k_advantage(
 
 
 def _all_wrong(wrong: Tensor, count: Tensor, k: int) -> Tensor:
-    """C(wrong, k) / C(count, k): the chance that k drawn of count, of which some are wrong, are all so."""
+    """C(wrong, k) / C(count, k): the probability that k of count samples are all wrong."""
     chance = torch.ones_like(count)
     for num_sampled in range(k):
         chance = chance * (wrong - num_sampled).clamp(min=0) / (count - num_sampled).clamp(min=1)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 @ESTIMATORS.register
 @estimator(columns=lambda column: (column,))
 def column_baseline(feedback: Feedback, advantage_BT: Tensor, *, column: str) -> Tensor:
-    """The reward less a number of the data row: what the prompt was worth before the run.
+    """The reward less a number of the data row, the value of the prompt before the run.
 
-    A = r - column; the column holds, say, the mean reward of the reference's own samples. It replaces the advantage;
-    groups of equal rewards teach too.
+    A = r - column; the column has, for example, the mean reward of the reference's samples. It replaces the advantage;
+    groups of equal rewards train too.
 
     Units: those of the reward.
     Source: PVPO, arXiv:2508.21104, eq. 11 and listing 1, its static value.

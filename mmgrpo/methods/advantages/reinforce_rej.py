@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @ADVANTAGES.register("raw_if_mixed")
 def raw_if_mixed_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
-    """The reward itself in groups whose rewards differ, and nothing in the others.
+    """The reward itself in groups with differing rewards, and 0 in the others.
 
-    A = r where std_G r > 0, else 0: groups that are all right or all wrong do not teach.
+    A = r where std_G r > 0, else 0: groups that are all right or all wrong do not train.
 
     Shapes: (P, G) -> (P, G), G >= 2.   Units: those of the reward.
     Raises: ShapeError if not 2-D, G < 2, or valid_PG is not a bool matrix of the same shape.

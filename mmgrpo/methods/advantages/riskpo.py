@@ -27,13 +27,13 @@ def risk_advantage(
     tail: float = 1.5,
     eps: float = 1e-6,
 ) -> Tensor:
-    """What a sheet of answers, one to each of several prompts, is worth to the middle and the low end of all sheets.
+    """The value of a sheet of answers, one to each of several prompts, for the middle and the low end of all sheets.
 
     s = the sum of the rewards of the m-th members of ``bundle`` prompts; q_l and q_h its quantiles over m;
     A = (tail C + R) / (tail + 1) / (std s + eps) / (d + eps), R = ([s - q_l]+ - [s - q_h]+ + q_l - q_h) / (high - low +
-    eps), C = -[q_l - s]+ / (low + eps), d = the prompt's own std, or 1 where that is at most 0.001. What is good is 0.
+    eps), C = -[q_l - s]+ / (low + eps), d = the prompt's own std, or 1 where that is at most 0.001. A good sheet has 0.
 
-    Shapes: (P, G) of the whole batch -> (P, G), G >= 2; the last bundle may be smaller.   Units: any reward scale ->
+    Shapes: (P, G) of the complete batch -> (P, G), G >= 2; the last bundle may be smaller.   Units: any reward scale ->
     dimensionless; low and high are shares of the sheets.
     Raises: ShapeError as the other advantages; ConfigError unless 0 < low < high <= 1.
     Source: RiskPO, arXiv:2510.00911, and its code (RTkenny/RiskPO, ``core_algos.py``, credit_assign_mode std and
@@ -53,7 +53,7 @@ def risk_advantage(
 
 
 def _of_sheets(score_G: Tensor, whole_G: Tensor, *, low: float, high: float, tail: float, eps: float) -> Tensor:
-    """What each sheet is worth, (G,); 0 where it is not whole, or alone."""
+    """The value of each sheet, (G,); 0 where it is incomplete, or the only one."""
     full_score_G = score_G[whole_G]
     if len(full_score_G) < 2:
         return torch.zeros_like(score_G)

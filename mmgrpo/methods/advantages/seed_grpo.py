@@ -1,6 +1,6 @@
 """SEED-GRPO, arXiv:2505.12346.
 
-Advantages are scaled down in groups whose answers have a high entropy.
+Advantages are scaled down in groups with a high entropy of the answers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @ESTIMATORS.register
 @estimator()
 def uncertain_groups(feedback: Feedback, advantage_BT: Tensor, *, shares: str, strength: float = 0.02) -> Tensor:
-    """Groups whose answers disagree count less.
+    """Groups with disagreeing answers count less.
 
     A <- A (1 - strength S / log G), S = -mean_k log p_k over the different answers k of the group, p_k the share of its
     G members that gives k.
@@ -32,7 +32,7 @@ def uncertain_groups(feedback: Feedback, advantage_BT: Tensor, *, shares: str, s
     factor_B = torch.ones_like(feedback.reward_B)
     for rows, share_G in agreement(feedback, shares):
         if len(rows) > 1:
-            # an answer that n members give stands n times here: 1 / n of it each, with n = share G
+            # an answer of n members occurs n times here: 1 / n of it each, with n = share G
             entropy = -(share_G.log() / share_G).sum() / (1 / share_G).sum()
             factor_B[rows] = 1 - strength * entropy / math.log(len(rows))
     return advantage_BT * factor_B[:, None].to(advantage_BT)

@@ -26,11 +26,11 @@ def noise_aware_advantage(
     eps: float = 1e-8,
     correction: int = 1,
 ) -> Tensor:
-    """Reward standardised within its group, and weighed down where errors of the verifier may explain the group.
+    """Reward standardized within its group, and down-weighted where errors of the verifier may explain the group.
 
     A = w (r - mean_G r) / (std_G r + eps), w = (1 - 2 f) sqrt(t (1 - t) / (q (1 - q))), t = (q - f) / (1 - 2 f).
-    q is the share of the group that is right, f = flips the chance that a verdict is the wrong one, and t is held
-    within 0 .. 1: where q is at most f, or at least 1 - f, the group teaches nothing.
+    q is the share of the group that is right, f = flips the probability of a wrong 0/1 reward, and t is clamped to 0
+    .. 1: where q is at most f, or at least 1 - f, the group does not train.
 
     Shapes: (P, G) -> (P, G), G >= 2.   Units: any reward scale -> dimensionless; at_least and eps in the reward's.
     Raises: ShapeError if not 2-D, G < 2, or valid_PG is not a bool matrix of the same shape; ConfigError if flips is

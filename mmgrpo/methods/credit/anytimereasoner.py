@@ -34,7 +34,7 @@ def _check_over_budgets(at: Sequence[int], weights: Sequence[float] | None) -> N
 def over_budgets(
     feedback: Feedback, advantage_BT: Tensor, *, at: Sequence[int], weights: Sequence[float] | None = None
 ) -> Tensor:
-    """Thoughts by what their answers are worth at every budget, answers by those of the same thought and budget.
+    """Thoughts by the values of their answers at every budget, answers against those of the same thought and budget.
 
     The budgets are ``at`` and the thought's end, of weights p (null: equal) that sum to 1. q_j is the mean reward of
     the answers at budget j, those at its end where the thought ended before. A decision of the thought between budgets
@@ -103,10 +103,10 @@ def _exits(feedback: Feedback, taken: Sequence[int], at: Sequence[int]) -> dict[
 
 @STRATEGIES.register
 def exits_at(*, at: Sequence[int], then: str, num: int = 4, before: str = "</think>", room: int = 256) -> Strategy:
-    """Each row is left after so many decisions, where a text is put behind it and ``num`` further rows go on.
+    """Each row is cut after these numbers of decisions; a text is appended and ``num`` further rows continue.
 
-    And after the first match of ``before``, without the text: there are ``num`` further answers as well. The places lie
-    as those of ``exits``; group_size rows and up to num (n + 1) more beside each, n the places.
+    And after the first match of ``before``, without the text: there are ``num`` further answers as well. The branch
+    points are those of ``exits``; group_size rows and up to num (n + 1) more for each, n the branch points.
 
     Units: decisions.   Raises: ConfigError as ``exits``.
     Source: AnytimeReasoner, arXiv:2505.13438, and its code (sail-sg/AnytimeReasoner, ``brpo.py``).

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 def clipped_differences(
     feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float = 1.0, limit: float | None = None
 ) -> Tensor:
-    """How much a step's reward is above the next one's: repeating a good step earns nothing.
+    """The difference of a step's reward from that of the next step: repeating a good step earns nothing.
 
     A_t <- A_t + weight (v_k - v_{k+1}), k the step of t; of the last step v_k alone.
     Where there is a limit, v_k <- min(v_k - limit, 0) comes before. Summed from a step to the end it is v of that step.
 
     Units: weight is advantage per reward; limit in the reward's units.
-    Source: clip and delta of Gao et al., arXiv:2410.15115, as the catalogue of ``research/`` gives them.
+    Source: clip and delta of Gao et al., arXiv:2410.15115, as the catalog of ``research/`` has them.
     """
     scores = feedback.scopes(reward)
     value_BS = scores.value_BS.double().where(scores.valid_BS, 0.0)

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 @ESTIMATORS.register
 @estimator(values=(VALUE,))
 def expected_return(feedback: Feedback, advantage_BT: Tensor, *, gamma: float = 1.0) -> Tensor:
-    """What a learned value expects after each decision; after the last one the sample's reward.
+    """The learned value after each decision; after the last one the sample's reward.
 
     A_t = gamma V_{t+1}, and r after the last kept decision. It replaces the advantage.
 
     Units: those of the reward; gamma is dimensionless (1).
-    Source: DVPO, arXiv:2502.16944, whose advantage is the value of an action itself: of a text, that of the next state.
+    Source: DVPO, arXiv:2502.16944, with the value of an action itself as its advantage: in a text, that of the next
+        state.
     """
     better_BT = gae_BT(feedback, advantage_BT, gamma=gamma, decay=0.0, value=VALUE)
     return (better_BT + feedback[VALUE].to(better_BT)).where(feedback.mask_BT & feedback.valid_B[:, None], 0.0)

@@ -1,6 +1,6 @@
 """GRPO-CARE, arXiv:2506.16141.
 
-Right samples whose reasoning makes their answer likely under a view get a bonus.
+Right samples get a bonus if their reasoning makes their answer likely under a view.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def likely_answers(
     ceiling: float = 0.95,
     eps: float = 1e-4,
 ) -> Tensor:
-    """A bonus for right samples whose reasoning makes their answer likely in a view; advantages are formed anew with
+    """A bonus for right samples with reasoning that makes their answer likely in a view; advantages are recomputed with
     it.
 
-    A = (r + b - mean) / (std + eps) over the group, sample std, with b_i = ``strength`` a_i where the reward ``of``
-    says that the sample is right, a_i > 0.1 and at least the group's mean; and p_i, the geometric mean of the view's
+    A = (r + b - mean) / (std + eps) over the group, sample std, with b_i = ``strength`` a_i where the sample is
+    right by the reward ``of``, a_i > 0.1 and at least the group's mean; and p_i, the geometric mean of the view's
     probabilities over the decisions that the reward ``part`` marks, cut at ``ceiling``, is at least the mean over the
     right ones less ``margin``. A sample without such decisions has no bonus; groups of equal numbers earn nothing.
 

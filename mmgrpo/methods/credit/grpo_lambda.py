@@ -28,7 +28,7 @@ def _check_short_where_solved(share: float, strength: float) -> None:
 def short_where_solved(
     feedback: Feedback, advantage_BT: Tensor, *, share: float, strength: float, right: float = 1.0, eps: float = 1e-4
 ) -> Tensor:
-    """Long right samples earn less in the groups of the job that are right most often; advantages are formed anew.
+    """Long right samples earn less in the groups of the job that are right most often; advantages are recomputed.
 
     In the ceil(``share`` P) groups of the highest share of right members, of equal ones the first, a right sample
     loses ``strength`` / (1 + e^-z), z = (n - mean n) / std n over the group's right members, n a sample's kept

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 @ESTIMATORS.register
 @estimator()
 def by_level(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """A node where branches part against the group's others that as many partings lead to, wherever they stand.
+    """A branch node against the group's other ones with as many branch points above them, in any row.
 
-    A = (V - mean) / (std + eps), V the mean reward of the samples below; 0 where no branches part, or alone.
-    With ``along_segments`` it is that of all decisions up to the next parting: of thoughts against thoughts, and of the
-    answers behind them against all answers.
+    A = (V - mean) / (std + eps), V the mean reward of the samples below; 0 where nothing branches, or alone. With
+    ``along_segments`` it is that of all decisions up to the next branch point: thoughts against thoughts, and the
+    answers after them against all answers.
 
     Units: any reward scale -> dimensionless; eps in the reward's units.
     Source: GRPO-MA, arXiv:2509.24494: thoughts by the mean reward of their answers, answers among all of a prompt.
@@ -41,12 +41,13 @@ def by_level(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8) -> 
 
 @STRATEGIES.register
 def branch_at_text(*, pattern: str, num: int = 1, factor: int = 2, levels: int = 1) -> Strategy:
-    """Trees whose rows part into ``factor`` after the first ``num`` matches of a regular expression, as ``</think>``.
+    """Trees of rows that branch into ``factor`` after the first ``num`` matches of a regular expression, such as
+    ``</think>``.
 
     In each of ``levels`` rounds, after the next ones; group_size roots and up to
     group_size (1 + num (factor - 1))^levels leaves.
 
-    Units: matches.   Raises: ConfigError for numbers that part nothing, or what is no expression.
-    Source: several answers behind one thought: GRPO-MA, arXiv:2509.24494.
+    Units: matches.   Raises: ConfigError for numbers without any branch, or an invalid expression.
+    Source: several answers after one thought: GRPO-MA, arXiv:2509.24494.
     """
     return branching(at_text(pattern=pattern), factor=factor, rounds=levels, most=num)

@@ -28,7 +28,8 @@ def conflict_tokens(
     entropy_weight: float = 0.1,
     entropy_limit: float | None = 0.6931471805599453,
 ) -> Tensor:
-    """Tokens that better and worse members begin or end with alike are spared by the worse and taught by the better.
+    """Common first or last tokens of better and worse members are not trained by the worse and trained more by the
+    better.
 
     A_t <- (A - entropy_weight H) f_start f_end / n, 0 where H > entropy_limit.
 
@@ -37,7 +38,7 @@ def conflict_tokens(
     (after) it. There f of that end is ``factor`` where A > 0 and 0 where A < 0; elsewhere it is 1.
 
     Units: entropy_weight is advantage per nat; entropy_limit in nats (ln 2), None for none.
-    Source: GTPO, arXiv:2508.03772, and its code (winstonsmith1897/GTPO, ``build_conflict_mask``), whose limit is 0.7.
+    Source: GTPO, arXiv:2508.03772, and its code (winstonsmith1897/GTPO, ``build_conflict_mask``), with a limit of 0.7.
     """
     mask_BT = feedback.mask_BT
     sign_B = advantage_BT.where(mask_BT, 0.0).sum(1).sign()

@@ -52,7 +52,7 @@ def entropy_rewards(
 @ESTIMATORS.register
 @estimator()
 def whitened_by_sign(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """Positive and negative advantages standardised as ``whitened`` does, each without the others.
+    """Positive and negative advantages standardized as by ``whitened``, separately.
 
     A <- (A - mean A) / sqrt(var A + eps) over the job's decisions of the same sign; 0 stays 0.
 

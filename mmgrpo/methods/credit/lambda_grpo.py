@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 @ESTIMATORS.register
 @estimator(tokens=True)
 def prefix_count(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
-    """A beginning that several members share is one step of all of them, and counts once.
+    """A prefix that several members share counts once.
 
-    A_t <- A_t / n_t, n_t the members of the group whose tokens begin as this sample's do, up to and with t.
+    A_t <- A_t / n_t, n_t the members of the group that share this sample's tokens up to and including t.
 
     Units: those of the advantage.
     Source: lambda-GRPO, arXiv:2509.21154, and its code (coli-saar/grpo-prm, ``InfPRMTree.loss_scales``).

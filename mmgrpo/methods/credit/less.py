@@ -25,17 +25,18 @@ if TYPE_CHECKING:
 def sure_segments(
     feedback: Feedback, advantage_BT: Tensor, *, share: float = 0.8, least: int = 5, right: float = 0.5
 ) -> Tensor:
-    """Sure passages count by how many of the samples that did as well have them, and for nothing if others do too.
+    """Confident passages count by the share of equally good samples that have them, and not at all if others have them
+    too.
 
     A_t <- A_t n_s / n where H_t is at most the sample's entropy at ``share`` of its decisions; other decisions keep A.
 
     n is the members of the group that are right, or wrong, as this one is; n_s of them have the passage of t: at least
-    ``least`` tokens in a row below that entropy, which another member's such passage holds whole, and of such passages
-    within each other the shortest. n_s is 0 where members of both kinds have it, and 1 where there is no such passage.
+    ``least`` tokens in a row below that entropy, which another member's such passage contains completely, and of nested
+    passages the shortest. n_s is 0 where members of both kinds have it, and 1 where there is no such passage.
 
     Units: share is dimensionless; least is in tokens; right in the reward's units.
     Source: LESS, arXiv:2512.00908, and its code (QWE-CXZ/LESS, recipe/less/revise_advantage.py). Deviation: a passage
-        is looked for in all members, where that code stops at the first other one that has it.
+        is searched in all members, where that code stops at the first other one that has it.
     """
     entropy_BT, factor_BT = feedback[ENTROPY].double(), torch.ones_like(advantage_BT)
     for rows in members(feedback):
@@ -70,7 +71,7 @@ class _Passage:
 
 
 def _share_out(factors: Sequence[Tensor], passages: Sequence[Sequence[_Passage]], is_right: Sequence[bool]) -> None:
-    """Raises the factors of what members of one kind share, then clears what both kinds do."""
+    """Raises the factors of passages that members of one kind share, then clears those of both kinds."""
     spans_by_text = [list(_holders(text, passages)) for text in _shared(passages)]
     for spans in sorted(spans_by_text, key=lambda spans: len({is_right[member] for member, _ in spans})):
         kinds = {is_right[member] for member, _ in spans}

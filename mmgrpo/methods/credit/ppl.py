@@ -29,8 +29,8 @@ def perplexity_weight(
 
     Units: strength is per standard deviation (0.01); low and high are factors.
     Source: Deng et al., arXiv:2508.02260, perplexity-based advantage shaping, and its code
-        (RUCAIBox/Slow_Thinking_with_LLMs, entropy2performance, ``core_algos.py``, calculate_ppl). Of what that code
-        multiplies by the factor the branch for likely samples is empty as it was published; the paper's is taken.
+        (RUCAIBox/Slow_Thinking_with_LLMs, entropy2performance, ``core_algos.py``, calculate_ppl). In the published code
+        the branch of the factor for likely samples is empty; that of the paper is used.
     """
     surprise_B = -feedback.mean(feedback.old_logprob_BT).double()
     factor_B = torch.ones_like(surprise_B)

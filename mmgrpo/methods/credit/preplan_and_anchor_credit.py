@@ -64,7 +64,7 @@ def anchors(
 
 
 def _rhythm(distance_n: Tensor, influence_n: Tensor, share: float, back: float, reach: int) -> Tensor:
-    """What each decision of a sample has of the bonus."""
+    """The bonus of each decision of a sample."""
     change_n = torch.cat([distance_n.diff().abs(), distance_n.new_zeros(1)])
     anchor_n = influence_n >= influence_n.quantile(1 - share)
     before_nk = torch.cat([change_n.new_full((reach,), -torch.inf), change_n[:-1]]).unfold(0, reach, 1)

@@ -35,7 +35,7 @@ def kl_to_go(
 
     Units: nats times weight; every in decisions.
     Raises: ConfigError for every below 1.
-    Source: PRL, arXiv:2601.10201v1, and its code (MaxwellJryao/Process-Reward-Learning, ``ray_trainer.py``), whose eta
+    Source: PRL, arXiv:2601.10201v1, and its code (MaxwellJryao/Process-Reward-Learning, ``ray_trainer.py``), where eta
         is 1 / weight; with every 1 it is eq. 5.1 of its second version, FRPO.
     """
     view_BT, mask_BT = feedback.seen(view), feedback.mask_BT

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def process_supervision(
     feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float = 1.0, eps: float = 1e-4
 ) -> Tensor:
-    """Step rewards standardised over all steps of the group, summed from each step to the end.
+    """Step rewards standardized over all steps of the group, summed from each step to the end.
 
     A_t <- A_t + weight sum_{j >= step of t} z_j, z = (v - mean) / (std + eps).
     Mean and sample std are over every step of every sample of the group.

@@ -32,10 +32,10 @@ def _check_shorter_branches(power: float) -> None:
 @ESTIMATORS.register
 @estimator(check=_check_shorter_branches)
 def shorter_branches(feedback: Feedback, advantage_BT: Tensor, *, power: float = 1.0, right: float = 1.0) -> Tensor:
-    """Right samples that went a longer way than the group's shortest right one earn less from where they parted.
+    """Right samples that are longer than the group's shortest right one earn less from their branch point on.
 
-    A_t <- A_t - |A_t| (1 - (m / n)^power) behind the decisions that a sample shares with the shortest; n are those that
-    it took from there, m those that the shortest took. Samples that share nothing parted at the prompt.
+    A_t <- A_t - |A_t| (1 - (m / n)^power) after the decisions that a sample shares with the shortest; n counts its
+    decisions from there on, m those of the shortest. Samples that share nothing branch at the prompt.
 
     Units: dimensionless; right in those of the reward.   Raises: ConfigError for a power that is not above 0.
     Source: ROSE, arXiv:2601.05053, and its code (ZiqiZhao1/ROSE-rl, ``core_algos.py``,
@@ -59,14 +59,15 @@ def shorter_branches(feedback: Feedback, advantage_BT: Tensor, *, power: float =
 
 @STRATEGIES.register
 def branch_one_by_one(*, from_root: float = 0.5) -> Strategy:
-    """Trees that grow by a row of each group a round, from where the group's rows could have meant most other things.
+    """Trees that grow by a row of each group a round, from the decision of the highest semantic entropy of the group.
 
     The first row begins at the prompt. Each of the group_size - 1 that follow does so too with the probability
-    ``from_root``; otherwise it goes on from before the decision of the highest semantic entropy of all rows there are.
+    ``from_root``; otherwise it continues from before the decision of the highest semantic entropy of all rows so far.
 
     Units: from_root is a probability.   Raises: ConfigError for none.
     Source: ROSE, arXiv:2601.05053, and its code (ZiqiZhao1/ROSE-rl, ``vllm_rollout_spmd.py``,
-        generate_sequences_loop_entropy, branch_metric cosine-entropy). Deviation: a row's first decision is no place.
+        generate_sequences_loop_entropy, branch_metric cosine-entropy). Deviation: a row's first decision is no branch
+        point.
     """
     if not 0 <= from_root <= 1:
         raise ConfigError(f"branch_one_by_one begins at the prompt with a probability, got from_root={from_root}")

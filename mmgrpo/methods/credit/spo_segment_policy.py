@@ -1,6 +1,6 @@
 """SPO-tree (segments), arXiv:2505.23564.
 
-Only the decisions whose probability was under a bound when they were sampled are trained.
+Only decisions with a probability under a bound when they were sampled are trained.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _check_unlikely(below: float) -> None:
 @FILTERS.register
 @sample_filter(check=_check_unlikely)
 def unlikely(feedback: Feedback, advantage_BT: Tensor, *, below: float) -> Tensor:
-    """The decisions whose probability was under a bound when they were drawn.
+    """The decisions with a probability under a bound when they were sampled.
 
     keep_BT = exp(old_logprob) < below. For decisions that have a probability.
 

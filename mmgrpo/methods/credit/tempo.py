@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 def prefix_tree(
     feedback: Feedback, advantage_BT: Tensor, *, weight: float = 1.0, normalise: bool = True, eps: float = 1e-4
 ) -> Tensor:
-    """What a token changed in the mean reward of the members that came so far: credit where the group branches.
+    """The change by a token of the mean reward of the members with its prefix: credit where the group branches.
 
     A_t <- A_t + weight * (V(prefix with t) - V(prefix)) / (std_G r + eps), V = mean reward of the members of the group
-    whose tokens begin so; without the divisor where ``normalise`` is off. Along a sample the corrections sum to that of
-    r - mean_G r if nobody else ends alike.
+    with this prefix; without the divisor where ``normalise`` is off. Along a sample the corrections sum to that of r -
+    mean_G r if no other member ends alike.
 
     Units: weight is advantage per standard deviation, or per reward.
     Source: TEMPO, arXiv:2509.18314, and its code (fatebreaker/tempo, ``core_algos.py``, with eps 1e-6).

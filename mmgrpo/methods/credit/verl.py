@@ -1,6 +1,6 @@
 """VERL (velocity-exploiting rank-learning), arXiv:2509.23808.
 
-Samples whose hidden states have a higher effective rank than the moving mean earn a bounded bonus.
+Samples earn a bounded bonus if the effective rank of their hidden states is above the moving mean.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ def rank_bonus(
     gain: float = 2.0,
     ratio: float = 2.0,
 ) -> Tensor:
-    """Samples whose hidden states take more directions than is usual earn more, at most a part of their advantage.
+    """Samples with hidden states in more directions than usual earn more, at most a part of their advantage.
 
     A <- A + min(max(w tanh z_r + (1 - w) tanh z_v, 0), |A| / ratio), w = sigmoid(gain z_a), on the sample's last kept
-    decision; z = (x - usual) / |usual|, held within 5 either way, of the effective rank, its velocity and acceleration.
+    decision; z = (x - usual) / |usual|, clamped to +-5, of the effective rank, its velocity and acceleration.
 
-    The three usual numbers are the run's; as long as the rank's is 0, A stays as it is.
+    The three usual numbers are the run's; as long as the rank's is 0, A does not change.
 
     Units: usual numbers in directions, stride in decisions; gain and ratio are dimensionless.
     Raises: ConfigError for a stride below 1 or a ratio that is not above 0.
     Source: VERL, arXiv:2509.23808, and its code (hf618/VERL, ``reward_manager_versions.py``, PlanB, and
-        ``ray_trainer.py``, adv_shaping_kappa, whose bonus stands on the last token alone).
+        ``ray_trainer.py``, adv_shaping_kappa, with the bonus only on the last token).
     """
     if rank == 0:
         return advantage_BT

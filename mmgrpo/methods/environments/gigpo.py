@@ -44,10 +44,10 @@ def anchor_states(
 
     A_t <- A_t + weight (G - mean) / (std + eps) over the turns of one state, G_k = sum_{j >= k} discount^(j - k) r_j of
     turn k of t; without the divisor where not ``normalise``. Sample std; 0 where the state was met once, or all G are
-    equal. r is what the environment gave; with ``reward``, that reward of the whole sample, paid at its last turn.
-    A turn after which nothing was given, itself included, has no return and is not compared. States are of one
-    ``Sample.turn_keys``; with ``similar`` < 1 a key also joins the first of the group's states whose first key it is
-    like, by that ratio of matching characters.
+    equal. r is the reward of the environment; with ``reward``, that reward of the complete sample, at its last turn.
+    A turn without any reward from it on has no return and is not compared. States are of one
+    ``Sample.turn_keys``; with ``similar`` < 1 a key also joins the first of the group's states with a similar first
+    key, by that ratio of matching characters.
 
     Units: any reward scale -> standard deviations, or the reward's units; eps in the reward's units.
     Raises: ConfigError for numbers out of range; without exchanges.
@@ -63,7 +63,7 @@ def anchor_states(
 
 
 def paid_at_last(turns: Scoped, reward: SampleColumn) -> Scoped:
-    """A reward of each sample as one of its last turn; a sample without turns is paid nowhere."""
+    """A reward of each sample as one of its last turn; a sample without turns has none."""
     last_B1 = turns.scope_BT.amax(1, keepdim=True)
     valid_BS = (torch.arange(turns.value_BS.shape[1]) == last_B1) & reward.valid_B[:, None]
     value_BS = reward.value_B[:, None].expand(valid_BS.shape)
@@ -71,9 +71,9 @@ def paid_at_last(turns: Scoped, reward: SampleColumn) -> Scoped:
 
 
 def returns_to_go(turns: Scoped, *, discount: float) -> Tensor:
-    """What each turn and those after it were given, discounted; NaN where that was nothing at all.
+    """The discounted return of each turn; NaN without any reward from it on.
 
-    G_k = sum_{j >= k} discount^(j - k) r_j over the turns that were given anything: 0, 0, 10 at 0.5 give 2.5, 5, 10.
+    G_k = sum_{j >= k} discount^(j - k) r_j over the turns with a reward: 0, 0, 10 at 0.5 give 2.5, 5, 10.
 
     Shapes: -> float64 (B, S).   Units: those of the reward.   Source: GiGPO, arXiv:2505.10978, eq. 5.
     """
@@ -87,9 +87,9 @@ def returns_to_go(turns: Scoped, *, discount: float) -> Tensor:
 
 
 def states(keys_B_S: Sequence[Sequence[str | None]], groups: Sequence[int], *, S: int, similar: float = 1.0) -> Tensor:
-    """A number for each turn, one for all turns of a group that were taken in one state; a key of None is alone.
+    """The number of each turn's state: equal for all turns of a group in one state; a key of None is a separate state.
 
-    With ``similar`` < 1 a key joins the first state, in the order of the rows, whose first key it is like: twice the
+    With ``similar`` < 1 a key joins the first state, in the order of the rows, with a similar first key: twice the
     number of matching characters over the number of both, by difflib.
 
     Shapes: B keys of at most S turns, B groups -> integer (B, S).

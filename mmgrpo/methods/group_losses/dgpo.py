@@ -29,8 +29,8 @@ def dgpo(decisions: Decisions, *, beta: float = 100.0, clip: float | None = None
     the side of the gain. Levels and noise have to be the same for a group's members.
 
     Units: beta is per error and advantage (100); clip is dimensionless (0.01).
-    Source: DGPO, arXiv:2510.08425, and its code (Luo-Yihong/DGPO, ``train_sd3_dgpo.py``). Beside it stands a
-        divergence ``velocity_mse`` from the reference.
+    Source: DGPO, arXiv:2510.08425, and its code (Luo-Yihong/DGPO, ``train_sd3_dgpo.py``). It is used with
+        a divergence ``velocity_mse`` from the reference.
     """
     keep_BT = decisions.mask_BT
     error_BT = -decisions.logprob_BT.where(keep_BT, 0.0)

@@ -23,7 +23,7 @@ def disco(members: Members, *, tau: float | None = 1.0, right: float = 0.5) -> T
     It is 0 in groups without both kinds.
 
     Units: tau in the score's units (1); right is in the reward's units.
-    Source: DisCO, arXiv:2505.12366, and its code (Optimization-AI/DisCO, ``core_algos.py``), whose log-mean-exp has the
+    Source: DisCO, arXiv:2505.12366, and its code (Optimization-AI/DisCO, ``core_algos.py``); its log-mean-exp has the
         same gradient and another value. Its constraint is ``kl_hinge``.
     """
     return disco_P(members, tau=tau, right=right)

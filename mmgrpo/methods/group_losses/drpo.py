@@ -26,7 +26,7 @@ def drpo(
 
     Units: tau in the score's units; spread is a share of the longest answer; longest is decisions; right is in the
         reward's units.
-    Source: DRPO, arXiv:2510.04474, and its code (Optimization-AI/DRPO, ``compute_policy_loss_drpo``), whose
+    Source: DRPO, arXiv:2510.04474, and its code (Optimization-AI/DRPO, ``compute_policy_loss_drpo``); its
         log-mean-exp has the same gradient and another value. Its constraint is ``kl_hinge``.
     """
     shortness_PG = (1 - members.length_PG.to(members.score_PG) / longest) / spread

@@ -29,7 +29,7 @@ def trajectory_balance(members: Members, *, power: float = 1.0, least: float = 1
 
     Units: s in nats; power is dimensionless; least is in the reward's units.   Raises: ConfigError for least <= 0.
     Source: Flow of Reasoning, arXiv:2406.05673, and its code (Yu-Fangxu/FoR, ``tb_loss`` with ``logpartition``), where
-        the group's mean stands for log Z. Deviation: rewards are held above ``least``, since those of other tasks may
+        the group's mean replaces log Z. Deviation: rewards are clamped to ``least``, since those of other tasks may
         be 0.
     """
     wanted_PG = power * members.reward_PG.clamp(min=least).log()

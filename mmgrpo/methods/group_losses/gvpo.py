@@ -22,8 +22,8 @@ def gvpo(members: Members, *, beta: float = 0.1) -> Tensor:
     L = sum_i (beta (s_i - mean s) - (r_i - mean r))^2 / (2 (n - 1)), n members.
 
     Units: beta is reward per nat (0.1).
-    Source: GVPO, arXiv:2504.19599, and its code (jszkc/GVPO, ``compute_policy_loss_gvpo``), whose score is against the
-        policy that sampled; the paper's against the reference.
+    Source: GVPO, arXiv:2504.19599, and its code (jszkc/GVPO, ``compute_policy_loss_gvpo``), with a score relative to
+        the behavior policy; the paper's is relative to the reference.
     """
     error_PG = beta * members.centred(members.score_PG) - members.centred(members.reward_PG).to(members.score_PG)
     return error_PG.square().sum(1) / (2 * (members.count_P - 1)).clamp(min=1)

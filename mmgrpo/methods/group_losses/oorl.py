@@ -28,7 +28,7 @@ def equivalents(members: Members, *, beta: float = 0.1, variance: float = 1.0, r
     It is 0 in groups without both kinds.
 
     Units: beta is logits per nat; variance is loss per square logit; right is in the reward's units.
-    Source: GEPO of OORL, arXiv:2505.12723, sec. 3.2, whose lambda of 1 is ``variance``.
+    Source: GEPO of OORL, arXiv:2505.12723, sec. 3.2; its lambda of 1 is ``variance``.
     """
     right_PG = (members.reward_PG > right) & members.present_PG
     wrong_PG = ~right_PG & members.present_PG
@@ -45,11 +45,12 @@ def equivalents(members: Members, *, beta: float = 0.1, variance: float = 1.0, r
 
 @STRATEGIES.register
 def answers_of_source(*, source: str, columns: Sequence[str]) -> Strategy:
-    """Groups whose prompts are of one source are answers that their rows bring along, one in each column; none is
-    drawn. Those of all other prompts are drawn.
+    """Groups of prompts of one source consist of answers of their rows, one in each column, without sampling. Those of
+    all other prompts are sampled.
 
     Units: source is a label of ``prompts.sources``.   Raises: ConfigError without columns.
-    Source: OORL, arXiv:2505.12723, whose groups of equivalent programs a loss of groups reads beside what is drawn.
+    Source: OORL, arXiv:2505.12723, with groups of equivalent programs for a loss of groups, in addition to sampled
+        groups.
     """
     if not columns:
         raise ConfigError("answers_of_source needs the columns that hold a row's answers, one at least")

@@ -1,6 +1,6 @@
 """PACS, arXiv:2509.02522.
 
-A classifier whose logit is the sample's score relative to its group is fitted to the reward as a label.
+A classifier, with the sample's score relative to its group as the logit, is fitted to the reward as a label.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def both_ends(feedback: Feedback, advantage_BT: Tensor, *, weight: float) -> Ten
 
     A_t <- A_t (1 + weight (2 t / (L - 1) - 1)^2), t from 0 to L - 1; of a single decision 1 + weight.
 
-    Units: weight is dimensionless, what the ends have more than the middle.
+    Units: weight is dimensionless, the excess of the ends over the middle.
     Source: temporal advantage shaping of AVATAR, arXiv:2508.03100.
     """
     place_BT = feedback.mask_BT.cumsum(1) - 1

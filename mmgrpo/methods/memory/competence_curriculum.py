@@ -15,12 +15,12 @@ from mmgrpo.system.lazy import torch
 
 @SAMPLERS.register
 def curriculum(*, by: str, steps: int, start: float = 0.2, descending: bool = False) -> PromptSampler:
-    """Easy prompts first: draws from the ``start`` share of lowest ``by``, which grows to all of them over ``steps``.
+    """Easy prompts first: samples from the ``start`` share of lowest ``by``, which grows to all of them over ``steps``.
 
     share = start + (1 - start) min(step / steps, 1)
 
-    ``by`` is a column of numbers in the data, or of the memory; ``descending`` where a high number is easy. Of what is
-    open those that waited longest come first, so that what opens is looked at soon.
+    ``by`` is a column of numbers in the data, or of the memory; ``descending`` where a high number is easy. Among these
+    prompts, those that waited longest come first, so that new ones are sampled soon.
     """
     if not 0 < start <= 1 or steps < 1:
         raise ConfigError(f"prompts.sampler: curriculum needs 0 < start <= 1 and steps >= 1, got {start} and {steps}")

@@ -20,18 +20,18 @@ from mmgrpo.system.lazy import torch
 def most_explorable(
     *, reward: str = "explorability", visits: int = 3, falls: float = 0.03, least: float = 0.4
 ) -> PromptSampler:
-    """Of the next prompts of an epoch those whose last visits were worth the most; the share that is drawn falls.
+    """Of the next prompts of an epoch those with the highest value of their last visits; the sampled share falls.
 
     share = max(1 - falls epoch, least)
 
-    Of the prompts that a step looks at it takes this share, by the mean over their last ``visits`` visits of what the
-    single reward ``reward`` came to over their samples. Prompts without a visit come first; of equal ones those with
+    Of the prompts that a step considers it takes this share, by the mean of the single reward ``reward`` over the
+    samples of their last ``visits`` visits. Prompts without a visit come first; of equal ones those with
     fewer visits.
 
     Units: of the reward; falls is a share per epoch.
     Raises: ConfigError for a share that is none, or no visits; or where the run has no such reward.
     Source: DEPO, arXiv:2509.01321, and its code (txy77/DEPO, ``rollout_purning.py``). Deviation: a step is as large
-        throughout, and looks at so many more prompts; the code's steps shrink.
+        throughout, and considers so many more prompts; the code's steps shrink.
     """
     if visits < 1 or not 0 < least <= 1 or falls < 0:
         raise ConfigError(

@@ -16,7 +16,8 @@ NEVER = -1e6  # a log-weight that loses to every other
 
 @SAMPLERS.register
 def by_successes(*, group: int = 8, width: float = 1.0) -> PromptSampler:
-    """Drawn without replacement, in shares for each number of successes: most for prompts that half of a group solves.
+    """Samples without replacement, in shares for each number of successes: most for prompts that half of a group
+    solves.
 
     A number k of successes in ``group``, at the prompt's last visit, has the weight exp(-(k - group / 2)^2 / (2
     width^2)), which its prompts share equally. Prompts without a visit, or with 0 or all successes, come only where

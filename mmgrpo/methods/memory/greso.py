@@ -1,6 +1,7 @@
 """GRESO, arXiv:2506.02177.
 
-Prompts whose last visits had equal rewards are skipped with a probability that grows with the number of such visits.
+Prompts with equal rewards at their last visits are skipped with a probability that grows with the number of such
+visits.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ def skip_settled(
     low: float = 0.05,
     high: float = 0.95,
 ) -> PromptSampler:
-    """Skips prompts whose last visits were all right, or all wrong, the more likely the longer that lasted.
+    """Skips prompts with last visits that were all right, or all wrong, more likely the longer the streak.
 
     keep = max(p ** z, floor), z = visits in a row with mean reward >= right (or <= wrong); p of each kind starts at
     ``start`` and moves by ``pace``: down while a third of ``target`` of a step's prompts are right (two thirds: wrong)
 
-    Whether a prompt is skipped is drawn once an epoch; of the others those that waited longest come first.
+    Whether a prompt is skipped is sampled once an epoch; of the others those that waited longest come first.
 
     Source: GRESO, arXiv:2506.02177, and its code. Deviation: an epoch is as many steps as it takes without skipping.
     """

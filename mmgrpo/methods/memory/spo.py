@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def remembered_baseline(
     feedback: Feedback, advantage_BT: Tensor, *, column: str = "value", normalise: bool = True, eps: float = 1e-4
 ) -> Tensor:
-    """The reward less what is remembered of its prompt, compared over the whole job: one sample a prompt is enough.
+    """The reward less the remembered value of its prompt, compared over all processes: one sample a prompt is enough.
 
     d = r - m(prompt), m before the step;   A = (d - mean_N d) / (std_N d + eps) over the job's samples with a reward
     where ``normalise``, else A = d. It replaces the advantage.

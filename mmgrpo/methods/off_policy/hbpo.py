@@ -24,13 +24,13 @@ def part_baseline_advantage(
     weight: float = 1.0,
     eps: float = 1e-6,
 ) -> Tensor:
-    """Reward standardised within its group, and how far its part of the group lies above what is expected of it.
+    """Reward standardized within its group, plus the excess of its part of the group over a baseline.
 
     A = (r - mean_G r) / (std_G r + eps) + weight (mean_M r - b), M the members of the sample's part, b its baseline. A
-    group of equal rewards teaches too.
+    group of equal rewards trains too.
 
     Shapes: (P, G) -> (P, G), a part for each of the baselines.   Units: baselines and eps in the reward's.
-    Raises: ShapeError as the other advantages; ConfigError for baselines whose number does not divide the group.
+    Raises: ShapeError as the other advantages; ConfigError for a number of baselines that does not divide the group.
     Source: HBPO, arXiv:2507.15844, and its code (ZJU-REAL/HBPO, ``core_algos.py``, compute_grpo_outcome_advantage),
         which adds the second term twice.
     """

@@ -30,16 +30,16 @@ def systems(*, texts: Sequence[str]) -> Context:
 
 @CONTEXTS.register
 def weakest_system(*, texts: Sequence[str], right: float = 1.0) -> Context:
-    """The prompt as it was shown to the part of the group that is right least often; for a view alone.
+    """The prompt of the part of the group that is right least often; only for views.
 
-    Right answers of the part that is right most often are seen so, and nothing else is. A part are the members that
-    were drawn in one of ``rollout.prompt_templates``; ``texts`` are the system texts of these, in the order of the
-    members. Of equals the first is the most and the least often right one; where all are as often right there is
-    nothing to show.
+    It is the prompt of right answers of the part that is right most often; other answers have no view. A part are
+    the members that were sampled in one of ``rollout.prompt_templates``; ``texts`` are the system texts of these, in
+    the order of the members. Of equals the first is the most and the least often right one; where all are equally often
+    right there is no view.
 
     Units: right in those of the reward.
     Raises: ConfigError for fewer than two texts, or another number of them than the group has parts.
-    Source: MEML-GRPO, arXiv:2508.09670, the worst expert's prompt behind the best one's right answers.
+    Source: MEML-GRPO, arXiv:2508.09670, the worst expert's prompt for the right answers of the best.
     """
     if len(texts) < 2:
         raise ConfigError("weakest_system needs the system text of each part of a group, two at least")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def group_and_part_advantage(
     reward_PG: Tensor, valid_PG: Tensor | None = None, *, parts: int, eps: float = 1e-6
 ) -> Tensor:
-    """Reward standardised within its group, and within its part of the group, added up.
+    """Reward standardized within its group, and within its part of the group, added up.
 
     A = (r - mean_G r) / (std_G r + eps) + (r - mean_M r) / (std_M r + eps), M the members of the sample's part.
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @ADVANTAGES.register("staged")
 def staged_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None, *, parts: int, alpha: float = 0.5) -> Tensor:
-    """Reward less a share of what succeeds from where its answer begins, or later on; then centred on the group.
+    """Reward less a share of the success rate from the start of its answer, or later; then centered on the group.
 
     A = (r - alpha V) - mean_G (r - alpha V), V the mean reward of the sample's part and of all parts after it: the
-    parts begin ever later in one solution, so that these are what goes on from its beginning.
+    parts begin ever later in one solution, so that these continue from its beginning.
 
     Shapes: (P, G) -> (P, G), G a multiple of parts.   Units: those of the reward; alpha is dimensionless.
     Raises: ShapeError as the other advantages; ConfigError for parts that do not divide the group.

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 @ESTIMATORS.register
 @estimator()
 def label_smoothing(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-4) -> Tensor:
-    """Members standardised within their group, where a given answer is worth no more than it is needed for.
+    """Members standardized within their group, with a reduced reward of a demonstration that is not needed.
 
-    A = (r - mean_G r) / (std_G r + eps), sample std, with the reward of a given member that some drawn one reaches set
-    to the mean of the drawn ones first. It replaces the advantage; 0 in groups of equal rewards.
+    A = (r - mean_G r) / (std_G r + eps), sample std, where the reward of a demonstration that a sampled member reaches
+    is first set to the mean of the sampled ones. It replaces the advantage; 0 in groups of equal rewards.
 
     Units: any reward scale -> dimensionless; eps in the reward's units.
     Source: ViSurf, arXiv:2510.10606, its smoothing of the label's reward. Deviation: eps in the denominator.

@@ -1,6 +1,6 @@
 """Chunk-GRPO, arXiv:2510.21583.
 
-Each chunk of steps has the same weight, whatever its length.
+Each chunk of steps has the same weight, for any length.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from mmgrpo.system.lazy import torch
 @MODULATIONS.register
 @modulation()
 def equal_segments(decisions: Decisions, job_values: JobValues) -> Modulated:
-    """The segments of a sample weigh alike, where an aggregate has its decisions weigh alike.
+    """The segments of a sample have equal weights, where an aggregate gives equal weights to its decisions.
 
-    loss = n / (n_s S) of what it was, n the kept decisions of the row, n_s those of the segment, S the row's segments.
+    loss = n / (n_s S), n the kept decisions of the row, n_s those of the segment, S the row's segments.
     With ``sequence_mean`` it is the mean over samples of the mean over segments of their means.
 
     Units: dimensionless.   Source: Chunk-GRPO, arXiv:2510.21583, eq. 14.

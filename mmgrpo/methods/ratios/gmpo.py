@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @BOUNDS.register("pessimistic")
 def pessimistic_bound(log_ratio_BT: Tensor, advantage_BT: Tensor, *, low: float, high: float) -> Bounded:
-    """Each decision's log-ratio held on the side where the objective would gain, before a level averages it.
+    """Each decision's log-ratio, clipped on the side where the objective would gain, before a level averages it.
 
     b = min(log r, high) where A > 0, max(log r, -low) elsewhere.
 

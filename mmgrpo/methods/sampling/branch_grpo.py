@@ -42,7 +42,7 @@ def by_depth(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8, lea
 def shared_once(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     """A decision that several samples took counts once: its A is shared among them.
 
-    A_t <- A_t / n_t, n_t the samples that took the decision. It changes what comes in rather than replacing it.
+    A_t <- A_t / n_t, n_t the samples that took the decision. It scales the advantage and does not replace it.
 
     Units: those of the advantage.   Source: BranchGRPO's code, which trains every edge of a tree once.
     """

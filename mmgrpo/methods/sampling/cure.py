@@ -14,12 +14,12 @@ from mmgrpo.maths.strategies.branching import branching
 def branch_at_uncertain(
     *, num: int = 2, factor: int = 2, levels: int = 1, apart: int = 1, among: int | None = None
 ) -> Strategy:
-    """Trees whose rows part into ``factor`` before the ``num`` decisions of theirs that had the highest entropy.
+    """Trees of rows that branch into ``factor`` before their ``num`` decisions of the highest entropy.
 
-    In each of ``levels`` rounds; decisions that a row took over are not its own. Group_size roots and up to
-    group_size (1 + num (factor - 1))^levels leaves. With ``among``, at ``num`` drawn from so many of the highest.
+    In each of ``levels`` rounds; shared decisions do not count as its own. Group_size roots and up to
+    group_size (1 + num (factor - 1))^levels leaves. With ``among``, at ``num`` sampled from so many of the highest.
 
-    Units: apart in decisions.   Raises: ConfigError for numbers that part nothing, or among < num.
+    Units: apart in decisions.   Raises: ConfigError for numbers without any branch, or among < num.
     Source: TreeRL, arXiv:2506.11902, and its code (THUDM/TreeRL): m roots, n tokens, l rounds, t branches each; one of
         the 20 highest: CURE, arXiv:2508.11016, and its code (bytedance/CURE, ``dapo_ray_trainer.py``).
         Deviations from TreeRL: n tokens of each row, there of each tree; their entropies, there -log p of the token.

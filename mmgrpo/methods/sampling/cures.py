@@ -14,13 +14,13 @@ from mmgrpo.memory import Memory
 
 @SAMPLERS.register
 def by_posterior(*, scale: float = 0.01) -> PromptSampler:
-    """Drawn without replacement, with probability by what is thought of the success rate after a uniform prior.
+    """Samples without replacement, with probabilities by the posterior of the success rate after a uniform prior.
 
     w = exp(scale sqrt(p (1 - p)) / (a + 1)), p = (a + 1) / (n + 2), the mean of Beta(a + 1, n - a + 1), a = the sum of
     the prompt's rewards so far, n their number.
 
     Units: rewards are right or wrong, 1 or 0; scale is dimensionless.   Raises: ConfigError for a scale below 0.
-    Source: CurES, arXiv:2510.01037, and its code (ZexuSun/CurES, ``epic_sampler.py``), whose t is (a + 1) / 0.01.
+    Source: CurES, arXiv:2510.01037, and its code (ZexuSun/CurES, ``epic_sampler.py``), with t = (a + 1) / 0.01.
     """
     if scale < 0:
         raise ConfigError(f"prompts.sampler: by_posterior needs scale >= 0, got {scale}")

@@ -42,8 +42,8 @@ def diffusion_nft(decisions: Decisions, *, strength: float = 1.0, limit: float =
 
     Units: strength is dimensionless (1; 0.1 with a slow view); limit in advantages.
     Raises: ConfigError for a strength or limit of 0 or less.
-    Source: DiffusionNFT, arXiv:2509.16117, and its code. Beside it stands a divergence ``velocity_mse`` from the
-        reference at 1e-4.
+    Source: DiffusionNFT, arXiv:2509.16117, and its code. It is used with a divergence ``velocity_mse`` from
+        the reference at 1e-4.
     """
     better, worse = positive_error(strength, view), negative_error(strength, view)
     share_BT = optimality(decisions.advantage_BT, limit=limit).where(decisions.mask_BT, 0.0)

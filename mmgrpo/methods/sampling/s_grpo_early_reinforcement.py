@@ -26,12 +26,12 @@ def trunk_and_exits(feedback: Feedback, advantage_BT: Tensor, *, decay: float = 
     """Exits of one chain of thought against each other: the earlier the right one, the better.
 
     A = r' - mean r' over the thought's answers, r' = decay^(n - 1) for the n-th right exit, else 0.
-    Right is r > 0; of a forest that was found, a group's samples are one thought's. Exits count in the order in which
-    they leave the trunk, the sample that drew it last. A decision of several samples takes the mean of theirs.
+    Right is r > 0; of a reconstructed forest, a group's samples are one thought's. Exits count in the order in which
+    they leave the trunk, the sample that generated it last. A decision of several samples takes the mean of theirs.
 
     Units: dimensionless.
-    Source: S-GRPO, arXiv:2505.07686, as the catalogue of ``research/`` gives it. Deviation: the mean on the trunk,
-        which leaves the sum over the samples as it is.
+    Source: S-GRPO, arXiv:2505.07686, as the catalog of ``research/`` has it. Deviation: the mean on the trunk,
+        which does not change the sum over the samples.
     """
     tree = forest_of(feedback)
     shared_BT = tree.sharing() > 1
@@ -54,13 +54,13 @@ def trunk_and_exits(feedback: Feedback, advantage_BT: Tensor, *, decay: float = 
 
 @STRATEGIES.register
 def exits(*, num: int, then: str, before: str = "</think>", room: int = 256) -> Strategy:
-    """Each row is left at ``num`` places drawn at random, where a text is put behind it and a further row goes on.
+    """Each row is cut at ``num`` random branch points; a text is appended and a further row continues.
 
-    The text, as one that ends the thought, is given and never trained. The places lie before the first match of
-    ``before``, and ``room`` or more decisions before the row's end, so that the text and what is written behind it are
-    within the policy's limit too. Group_size rows and up to num more beside each.
+    The text, such as the end of the thought, is forced and never trained. The branch points are before the first
+    match of ``before``, and ``room`` or more decisions before the row's end, so that the text and its continuation are
+    within the policy's limit too. Group_size rows and up to num more for each.
 
-    Units: places; room in decisions.   Raises: ConfigError for numbers that leave nothing, no text, or what is no
+    Units: branch points; room in decisions. Raises: ConfigError for numbers without any exit, no text, or an invalid
         expression.
     Source: S-GRPO, arXiv:2505.07686: exits of one chain of thought, forced to answer.
     """

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @STEP_WEIGHTS.register("equal_gradient")
 def equal_gradient_weight(noise: Noise, mask_BT: Tensor) -> Tensor:
-    """The median over the sample of N, over N, 0 elsewhere: no step's gradient is larger by its place alone.
+    """The median over the sample of N, over N, 0 elsewhere: no step's gradient is larger only by its position.
 
-    N = |d mean / d velocity| / std = (h + std^2 (1 - sigma) / (2 sigma)) / std, of samplers whose mean is an Euler step
-    plus half the variance times the score (``flow_sde``, ``dance_sde``, ``wan_sde``, ``log_sde``). Of an even number of
-    steps the lower of the two in the middle is the median; steps without noise weigh 0.
+    N = |d mean / d velocity| / std = (h + std^2 (1 - sigma) / (2 sigma)) / std, of samplers with a mean of an Euler
+    step plus half the variance times the score (``flow_sde``, ``dance_sde``, ``wan_sde``, ``log_sde``). Of an even
+    number of steps the lower of the two in the middle is the median; steps without noise weigh 0.
 
     Shapes: (B, T) -> (B, T).   Units: dimensionless.   Raises: ShapeError if the shapes differ.
     Source: SAGE-GRPO, arXiv:2603.21872, and its code (Tencent-Hunyuan/SAGE-GRPO, ``compute_grad_balancing_factors``).

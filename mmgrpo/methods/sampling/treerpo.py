@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 @ESTIMATORS.register
 @estimator(check=node_value)
 def siblings(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8, mean_of: str = "leaves") -> Tensor:
-    """A node against those that were reached from the same state.
+    """A node against the other nodes reached from the same state.
 
-    A = (V - mean) / (std + eps), V the mean reward of the leaves below, or of the node's ``children``, whose values are
-    the means of theirs. Mean and sample std are over the children of the node's parent; 0 for an only child.
+    A = (V - mean) / (std + eps), V the mean reward of the leaves below, or of the node's ``children``, with the means
+    of theirs as values. Mean and sample std are over the children of the node's parent; 0 for an only child.
 
     Units: any reward scale -> dimensionless; eps in the reward's units.
     Raises: ConfigError unless mean_of is ``leaves`` or ``children``.
-    Source: TreeRPO, arXiv:2506.05183: groups of one parent, values of children. Its normalisation, which is said to
-        differ from GRPO's, was not to be read, in the paper or in code; this is GRPO's.
+    Source: TreeRPO, arXiv:2506.05183: groups of one parent, values of children. Its normalization, which is reported to
+        differ from GRPO's, is not published in the paper or in code; this is GRPO's.
     """
     tree = forest_of(feedback)
     value_M = node_value(mean_of)(tree, feedback.reward_B, feedback.valid_B)

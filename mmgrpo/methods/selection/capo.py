@@ -1,6 +1,6 @@
 """CAPO (curvature-aware), arXiv:2510.00819.
 
-Decisions whose last-layer gradient step would move the objective or the policy too far are left out.
+Decisions are left out if their last-layer gradient step would move the objective or the policy too far.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _check_within_curvature(shift: float, divergence: float, lr: float | None) -
 def within_curvature(
     feedback: Feedback, advantage_BT: Tensor, *, shift: float, divergence: float, lr: float | None = None
 ) -> Tensor:
-    """Decisions whose own step of gradient ascent in the last layer would move the objective and the policy little.
+    """Decisions with a step of gradient ascent in the last layer that would move the objective and the policy little.
 
     keep = |lr A^2 a + lr^2 A^3 c / 2| < shift and lr^2 A^2 a^2 / 2 < divergence.
 

@@ -37,15 +37,15 @@ def clip_covariance(
     low: float = 0.2,
     high: float = 0.2,
 ) -> Modulated:
-    """No loss for a few decisions whose advantage and log-probability go together the most: they cost most entropy.
+    """No loss for a few decisions with the highest covariance of advantage and log-probability: they cost most entropy.
 
     loss = 0 of the max(share * N, 1) highest c within at_least < c < at_most that the surrogate's bound leaves alone.
     c = (A - mean A) (logprob - mean logprob), means over the update's N kept decisions.
 
     Units: share is dimensionless; at_least and at_most are advantage times nats; low and high are the surrogate's.
     Source: Clip-Cov, arXiv:2505.22617, and its code (PRIME-RL/Entropy-Mechanism-of-RL,
-        ``compute_policy_loss_clip_cov``). Deviation: the highest of them, where its code draws them at random, so that
-        the same decisions are taken however the update is cut; decisions that tie with the last are taken too.
+        ``compute_policy_loss_clip_cov``). Deviation: the highest of them, where its code samples them at random, so
+        that the same decisions are taken for any split of the update; decisions that tie with the last are taken too.
     """
     logprob_N, old_N, advantage_N = (job_values[value].double() for value in (LOGPROB, OLD_LOGPROB, ADVANTAGE))
     advantage_mean, logprob_mean = advantage_N.mean(), logprob_N.mean()

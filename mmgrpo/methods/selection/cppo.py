@@ -25,7 +25,7 @@ def _check_largest_advantages(rate: float) -> None:
 @FILTERS.register
 @sample_filter(check=_check_largest_advantages)
 def largest_advantages(feedback: Feedback, advantage_BT: Tensor, *, rate: float) -> Tensor:
-    """The members whose advantages are the largest in size.
+    """The members with the largest absolute advantages.
 
     keep = the max(floor(n (1 - rate)), 1) largest |A| of n members.
 

@@ -28,12 +28,12 @@ def _check_most_varied(count: int) -> None:
 @FILTERS.register
 @sample_filter(keeps=lambda count: count, check=_check_most_varied)
 def most_varied(feedback: Feedback, advantage_BT: Tensor, *, count: int) -> Tensor:
-    """The ``count`` members whose advantages vary the most: some of the highest and some of the lowest.
+    """The ``count`` members with the most varied advantages: some of the highest and some of the lowest.
 
     keep = argmax Var(A) over the subsets of that size; of equal ones that with the fewest of the highest.
 
     Units: count is members, at least 2.   Raises: ConfigError for fewer.
-    Source: D3S, arXiv:2509.22115, whose sample level maximises Var(A); the subset is found as PODS does,
+    Source: D3S, arXiv:2509.22115, where the sample level maximizes Var(A); the subset is found as by PODS,
         arXiv:2504.13818.
     """
     advantage_B = feedback.mean(advantage_BT).double()

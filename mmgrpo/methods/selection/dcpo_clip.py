@@ -14,9 +14,9 @@ from mmgrpo.maths.modulations import MODULATIONS, OLD_LOGPROB, JobValues, Modula
 def by_old_probability(
     decisions: Decisions, job_values: JobValues, *, low: float = 0.16, high: float = 0.2, most: float = 10.0
 ) -> Modulated:
-    """Bounds that widen for decisions that the policy which sampled found unlikely.
+    """Bounds that widen for decisions with a low probability under the behavior policy.
 
-    The ratio is held within (1 + sqrt(max(1 - 4 low / q, 0))) / 2 and min((1 + sqrt(1 + 4 high / q)) / 2, most), q the
+    The ratio is clipped to (1 + sqrt(max(1 - 4 low / q, 0))) / 2 and min((1 + sqrt(1 + 4 high / q)) / 2, most), q the
     old probability.
 
     Units: low and high are in probability; most is a ratio.

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 @SELECTIONS.register
 @selection(needs_entropy=True, check=require_share)
 def sample_top_entropy(decisions: Decisions, job_entropy_N: Tensor, *, share: float) -> Tensor:
-    """The decisions of the highest entropy of each sample: this share of its own, and any that tie with the last.
+    """The decisions of the highest entropy of each sample: this share of them, and any that tie with the last.
 
     w = 0 unless H >= quantile(H over the sample's decisions, 1 - share), interpolated linearly.
 
     Units: share is dimensionless, above 0 and at most 1.   Raises: ConfigError for another share.
-    Source: EARL, arXiv:2511.12033, whose gate has a threshold for each response.
+    Source: EARL, arXiv:2511.12033, with a threshold for each response.
     """
     del job_entropy_N
     keep_BT = decisions.mask_BT.clone()

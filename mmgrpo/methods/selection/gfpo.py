@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def among_most_efficient(
     feedback: Feedback, advantage_BT: Tensor, *, count: int, by: str = "length", eps: float = 1e-4
 ) -> Tensor:
-    """Rewards standardised over the members that ``most_efficient`` keeps; the others get 0.
+    """Rewards standardized over the members that ``most_efficient`` keeps; the others get 0.
 
     A = (r - mean_S r) / (std_S r + eps), S the kept members of the group, sample std. It replaces the advantage.
 

@@ -25,14 +25,14 @@ from mmgrpo.maths.terms.view_terms import mean_of
 def departure(decisions: Decisions) -> Loss:
     """The mean size of the log-ratio to the policy that sampled.
 
-    L = sum v f |logprob - old_logprob|, f the decision's factor of divergences, 1 where no modulation says it.
+    L = sum v f |logprob - old_logprob|, f the decision's factor of divergences, 1 if no modulation sets it.
 
     The gradient of |x| at 0 is 0, as PyTorch defines it. Decisions that were recorded under the current weights
     (``Decisions.unchanged_BT``) have exactly that: the sign of a rounding error is no gradient.
 
     Units: nats.
     Source: the penalty of KL-Cov, arXiv:2505.22617, and its code (PRIME-RL/Entropy-Mechanism-of-RL,
-        ``compute_policy_loss_kl_cov``: ``(log_prob - old_log_prob).abs()``), at a weight of 1 beside ``kl_covariance``.
+        ``compute_policy_loss_kl_cov``: ``(log_prob - old_log_prob).abs()``), at a weight of 1 with ``kl_covariance``.
     """
     each_BT, unchanged_BT = log_ratio(decisions), decisions.unchanged_BT
     size_BT = (each_BT if unchanged_BT is None else each_BT.where(~unchanged_BT, 0.0)).abs()
@@ -42,14 +42,14 @@ def departure(decisions: Decisions) -> Loss:
 @MODULATIONS.register
 @modulation(job=(LOGPROB, ADVANTAGE), check=require_share)
 def kl_covariance(decisions: Decisions, job_values: JobValues, *, share: float = 0.002) -> Modulated:
-    """A divergence for a few decisions whose advantage and log-probability go together the most, and for no others.
+    """A divergence only for a few decisions with the highest covariance of advantage and log-probability.
 
     divergence = 1 for the max(share * N, 1) highest c and those that tie with the last, else 0.
     c = (A - mean A) (logprob - mean logprob), means over the update's N kept decisions. Meant for ``departure``.
 
     Units: share is dimensionless (0.002).   Raises: ConfigError for a share outside 0 .. 1.
     Source: KL-Cov, arXiv:2505.22617, and its code (PRIME-RL/Entropy-Mechanism-of-RL, ``compute_policy_loss_kl_cov``),
-        whose k_percent is 0.2; it takes the highest of a micro-batch.
+        with a k_percent of 0.2; it takes the highest of a micro-batch.
     """
     logprob_N, advantage_N = job_values[LOGPROB].double(), job_values[ADVANTAGE].double()
     if len(logprob_N) == 0:

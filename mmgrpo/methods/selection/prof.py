@@ -29,11 +29,12 @@ def consistent_members(
     right: float = 0.5,
     eps: float = 1e-4,
 ) -> Tensor:
-    """Of the right members those whose steps score best train, of the wrong ones those whose steps score worst.
+    """Of the right members those with the best steps train, of the wrong ones those with the worst steps.
 
-    A = (r - mean_S r) / (std_S r + eps) over the S = ``count`` members kept, 0 for the others; it replaces what was.
+    A = (r - mean_S r) / (std_S r + eps) over the S = ``count`` members kept, 0 for the others; it replaces the
+    advantage.
 
-    Of both kinds as many are kept, as far as there are. A member's score is the mean of what the reward says of its
+    Of both kinds as many are kept, as far as there are. A member's score is the mean of the reward's scores of its
     steps; a single step, or ``most_steps`` of them or more, cost a right member ``penalty`` and give it to a wrong one.
 
     Units: count is members; penalty in the units of the step scores; right and eps in the reward's. reward is a label.
@@ -46,7 +47,7 @@ def consistent_members(
     score_B = scoped.value_BS.double().where(scoped.valid_BS, 0.0).sum(1) / steps_B.clamp(min=1)
     right_B = feedback.reward_B >= right
     odd_B = (steps_B <= 1) | (steps_B >= most_steps)
-    # an odd sample loses its place among the right ones, and among the wrong ones, whose worst are kept
+    # of an odd number, one fewer is kept of the right ones and of the wrong ones, of which the worst are kept
     score_B = score_B - penalty * odd_B * (2 * right_B.double() - 1)
     keep_B = torch.zeros_like(feedback.valid_B)
     for rows in members(feedback):
@@ -58,6 +59,6 @@ def consistent_members(
 
 
 def _balanced(num_good: int, num_bad: int, count: int) -> tuple[int, int]:
-    """How many of each kind make up the count, as evenly as there are; an odd one is good."""
+    """The numbers of each kind that make up the count, as even as possible; an odd one is right."""
     keep_good = min(num_good, max(count - count // 2, count - num_bad))
     return keep_good, min(num_bad, count - keep_good)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @FILTERS.register
 @sample_filter(columns=lambda column: (column,))
 def at_least_column(feedback: Feedback, advantage_BT: Tensor, *, column: str) -> Tensor:
-    """The members whose reward reaches a number of their data row, as that of an answer without a thought.
+    """The members with a reward of at least a number of their data row, such as that of an answer without a thought.
 
     keep = r >= column.
 
@@ -32,9 +32,9 @@ def at_least_column(feedback: Feedback, advantage_BT: Tensor, *, column: str) ->
 @FILTERS.register
 @sample_filter()
 def outdo_begun(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
-    """The members that wrote all of their answer, unless each did worse than every one whose beginning was given.
+    """The members that wrote all of their answer, unless each did worse than every one with a forced beginning.
 
-    keep = all of it was drawn, and max r of such members of the group >= min r of the begun ones, if there are any.
+    keep = all of it was sampled, and max r of such members of the group >= min r of the begun ones, if there are any.
 
     Units: none.
     Source: RAIF, arXiv:2506.01413, and its code (yuleiqin/RAIF, ``replay_buffer.py``): begun with an empty thought.

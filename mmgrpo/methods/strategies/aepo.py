@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 @ESTIMATORS.register
 @estimator()
 def fixed_off_policy_advantage(feedback: Feedback, advantage_BT: Tensor, *, value: float = 1.0) -> Tensor:
-    """Rows that are read (replayed, given, drawn otherwise) have one advantage, whatever they earned.
+    """Off-policy rows (replayed, demonstrations, sampled otherwise) have one advantage, for any reward.
 
-    A = value of these with a reward; that of drawn rows is left as it is.
+    A = value of these with a reward; that of on-policy rows does not change.
 
     Units: those of the advantage.
     Source: AEPO, arXiv:2510.08141, and its code (597358816/AEPO, ``ray_trainer.py``): REINFORCE on positive samples.
@@ -42,15 +42,15 @@ def fixed_off_policy_advantage(feedback: Feedback, advantage_BT: Tensor, *, valu
 def with_tempered(
     *, temperature: float = 1.2, share: float = 0.25, most: int = 60, better: float = 0.05, eps: float = 1e-6
 ) -> Strategy:
-    """The first prompts are drawn once more at another temperature; what beats its group takes the place of a row.
+    """The first prompts are sampled once more at another temperature; samples that beat their group replace other rows.
 
     A further group of each of the first ``share`` of the prompts, one at least. Of these members those train that are
-    more than ``better`` deviations above the mean of the ones drawn with them: the first ``most`` of the step, half as
-    many where the temperature is below 1, in the order of prompts. As many of the step's first rows do not train. The
-    ratio of what is drawn so is to the policy of now at its own temperature; it counts as given.
+    more than ``better`` deviations above the mean of the ones sampled with them: the first ``most`` of the step, half
+    as many where the temperature is below 1, in the order of prompts. As many of the step's first rows do not train.
+    The ratio of these samples is to the current policy at their temperature; they count as demonstrations.
 
     Units: temperature as the policy has it; share is dimensionless; most in rows; eps in those of the reward.
-    Raises: ConfigError for numbers that ask for nothing.
+    Raises: ConfigError for numbers that request nothing.
     Source: AEPO, arXiv:2510.08141, and its code (597358816/AEPO, ``ray_trainer.py``).
     """
     if not 0 < share <= 1 or most < 1 or temperature <= 0:

@@ -26,15 +26,15 @@ SLOWEST, FASTEST = 12.0, 3.0
 
 @STRATEGIES.register
 def by_capability(*, least: int = 2, most: int = 128, total: float = 11.0) -> Strategy:
-    """The step's samples shared out by a value of rates that moves from easy prompts to hard ones as the policy learns.
+    """Allocates the step's samples by a value of pass rates that moves from easy prompts to hard ones during training.
 
     value(n, p) = (1 - e^(-n p (1 - p) / tau)) Beta(p; a, b), a = 1 + (``total`` - 2) g, b = ``total`` - a, where g = f
     above 1/2 and 1 / (1 + e^(-10 (f - 1/2))) up to it, f the mean share of wrong samples over the prompts of the last
-    step; tau goes from 3 to 12 as the variance of the rates goes from 0 to 0.1667; p is held in [0.01, 0.99]. Every
-    prompt gets ``least`` members; of what is left the larger part goes, one after another, to the prompt of 0.05 <= p
+    step; tau goes from 3 to 12 as the variance of the rates goes from 0 to 0.1667; p is clamped to [0.01, 0.99]. Every
+    prompt gets ``least`` members; of the rest the larger part goes, one by one, to the prompt of 0.05 <= p
     <= 0.99 that gains most by one: 0.8 of it where more than half of the prompts are such, else 0.6 to 0.8. The rest
-    goes by 1 - p to prompts below 0.05, then to those between, then to those above 0.99. A prompt never seen counts as
-    of rate 1/2; where none was seen all groups are of one size.
+    goes by 1 - p to prompts below 0.05, then to those between, then to those above 0.99. A prompt without visits counts
+    as of rate 1/2; if none was visited all groups are of one size.
 
     Units: members a group; total is dimensionless.   Raises: ConfigError unless 1 <= least <= most and total > 2.
     Source: CoBA-RL, arXiv:2602.03048, and its code (Within-yao/CoBA-RL, ``budget_allocators.py``, BetaAllocator).
@@ -79,7 +79,7 @@ def beta_of(failures: float, total: float) -> float:
 
 
 def training_value(num: int, rate: float, *, tau: float, alpha: float, beta: float) -> float:
-    """What ``num`` samples of a prompt are worth: (1 - e^(-num p (1 - p) / tau)) Beta(p; alpha, beta).
+    """The value of ``num`` samples of a prompt: (1 - e^(-num p (1 - p) / tau)) Beta(p; alpha, beta).
 
     Units: dimensionless.   Source: CoBA-RL, arXiv:2602.03048, and its code, ``_compute_value``.
     """
@@ -92,7 +92,7 @@ def training_value(num: int, rate: float, *, tau: float, alpha: float, beta: flo
 def explored(
     rates: Mapping[int, float], budget: int, *, least: int, most: int, alpha: float, beta: float
 ) -> dict[int, int]:
-    """Group sizes of prompts by their rates, as ``by_capability`` says: of the sum ``budget``, if most allows.
+    """Group sizes of prompts by their rates, as in ``by_capability``, with the sum ``budget``, if most allows.
 
     Source: CoBA-RL's code, ``allocate``.
     """
@@ -118,7 +118,8 @@ def explored(
 def _by_wrong_share(
     sizes: dict[int, int], rates: Mapping[int, float], prompts: Sequence[int], left: int, most: int
 ) -> int:
-    """Adds members in shares of 1 - p of what is then left, and what remains evenly; returns what found no place."""
+    """Adds members in shares of 1 - p of the remaining number, then the rest evenly; returns the number that no group
+    took."""
     open_ones = [prompt for prompt in prompts if sizes[prompt] < most]
     weight = {prompt: 1 - min(max(rates[prompt], 1e-6), 1 - 1e-6) for prompt in open_ones}
     for prompt in open_ones:

@@ -19,7 +19,7 @@ def more_where_hard(*, most: int, weight: str = "equal", standardised: bool = Fa
 
     With S(u) the mean |A| of a member, 2 u (1 - u), or 2 sqrt(u (1 - u)) where advantages are ``standardised``, the
     sum of |A| over the group becomes N S(1/2), as it is where half is right (``equal``), or 2 (1 - u) N S(1/2)
-    (``hardness``): ceil of what is missing over S(u) more members, of at most ``most`` in all. u is the rate of the
+    (``hardness``): ceil of the difference over S(u) more members, of at most ``most`` in all. u is the rate of the
     N first members; none right counts as half a right one, and from 1/2 on there are no more.
 
     Units: members a group.   Raises: ConfigError for another weight, or fewer than 2 members.

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 @ESTIMATORS.register
 @estimator(unscored=True)
 def along_chain(feedback: Feedback, advantage_BT: Tensor, *, shared: bool = False) -> Tensor:
-    """A row has the advantage of what was drawn after it: the mean over these rows; one that ends its chain its own.
+    """A row has the mean advantage of the rows sampled after it; one that ends its chain keeps its own.
 
-    So the rewards of a chain are those of its ends, which alone they have to apply to, and every row of it trains. With
-    ``shared`` the advantage is divided by the kept decisions of the whole chain and by the chains of its group: under
-    the aggregate ``group_sum`` the loss is the mean over groups, of the mean over chains, of the mean over their
+    So the rewards of a chain are those of its ends, and need apply only to them, and every row of it trains. With
+    ``shared`` the advantage is divided by the kept decisions of the complete chain and by the chains of its group:
+    under the aggregate ``group_sum`` the loss is the mean over groups, of the mean over chains, of the mean over their
     decisions.
 
-    A chain is a row with all that was drawn after it, at any remove, within its group.
+    A chain is a row with all rows sampled after it, directly or indirectly, within its group.
 
     Units: those of the advantage; with ``shared`` per decision.
     Source: Delethink, arXiv:2510.06557, and its code (McGill-NLP/the-markovian-thinker, ``core_algos.py``,
@@ -56,7 +56,7 @@ def along_chain(feedback: Feedback, advantage_BT: Tensor, *, shared: bool = Fals
 
 
 def _within_group(feedback: Feedback) -> Tensor:
-    """(B,) the row of its own group that each was drawn after, -1 for none."""
+    """(B,) the row of its group that each was sampled after, -1 for none."""
     after_B = feedback.after_B
     assert after_B is not None
     return after_B.where((after_B >= 0) & (feedback.group_B[after_B] == feedback.group_B), -1)
@@ -75,7 +75,7 @@ def begun_by(after_B: Tensor) -> Tensor:
 
 
 def _from_ends(advantage_BT: Tensor, after_B: Tensor) -> Tensor:
-    """Advantages handed back from the last rows of chains; a row stands behind the one that it was drawn after."""
+    """Advantages passed back from the last rows of chains; a row is after the one that it was sampled after."""
     credit_BT = advantage_BT.clone()
     for row in reversed(range(len(after_B))):
         later = (after_B == row).nonzero().flatten()
@@ -100,12 +100,12 @@ def group_sum(mask_BT: Tensor, totals: Totals) -> Tensor:
 
 @CONTEXTS.register
 def carried_over(*, tail: int, head: int = 0) -> Context:
-    """The prompt, and of an answer that was cut off its beginning and its end as the beginning of the answer.
+    """The prompt, with the beginning and the end of a cut-off answer as the beginning of the new answer.
 
-    The first ``head`` and the last ``tail`` of its tokens, what it was given itself among them; all of a shorter one.
-    They are never trained, and stand there as their text, which the tokenizer may cut otherwise.
+    The first ``head`` and the last ``tail`` of its tokens, including its forced ones; all of a shorter one. They are
+    never trained, and inserted as text, which the tokenizer may split otherwise.
 
-    Units: tokens.   Raises: ConfigError for numbers that carry nothing over.
+    Units: tokens.   Raises: ConfigError for numbers that keep no token.
     Source: Delethink, arXiv:2510.06557, and its code (McGill-NLP/the-markovian-thinker, ``delethink_trimmers.py``).
     """
     if tail < 1 or head < 0:

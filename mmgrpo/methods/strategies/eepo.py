@@ -14,10 +14,10 @@ from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, Strateg
 
 @STRATEGIES.register
 def unlearn_between_halves(*, rate: float = 0.003, below: float = 0.3, limit: float = 1e-4) -> Strategy:
-    """Half of each group; then the other half, by weights that have moved away from the first.
+    """Half of each group; then the other half, by weights that have unlearned the first.
 
-    The weights that draw the second half have taken one step of plain gradient descent at ``rate`` on -log(1 - p) of
-    the first halves, where their mean entropy is under ``below``; those that are trained have not.
+    The weights that sample the second half have taken one step of plain gradient descent at ``rate`` on -log(1 - p) of
+    the first halves, where their mean entropy is under ``below``; the trained weights have not.
 
     Units: below is in nats, limit a probability.   Raises: ConfigError for a rate of 0 or less, or groups of 1.
     Source: EEPO, arXiv:2510.05837.

@@ -1,6 +1,6 @@
 """EFRame (without its replay), arXiv:2506.22200.
 
-In groups of a minimum size, only samples whose absolute advantage is above a threshold are trained.
+In groups of a minimum size, only samples with an absolute advantage above a threshold are trained.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _check_beyond(size: float) -> None:
 @FILTERS.register
 @sample_filter(check=_check_beyond)
 def beyond(feedback: Feedback, advantage_BT: Tensor, *, size: float, members: int = 2) -> Tensor:
-    """Of groups of at least so many members, those whose advantage is larger than a number; other groups whole.
+    """Of groups of at least so many members, those with an advantage larger than a number; all members of other groups.
 
     keep = |A| > size, or fewer than ``members`` rows in the group.
 

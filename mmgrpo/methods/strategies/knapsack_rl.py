@@ -17,12 +17,12 @@ from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, Strateg
 
 @STRATEGIES.register
 def by_learning_value(*, least: int = 2, most: int = 128, confidence: float = 0.9) -> Strategy:
-    """The step's samples shared out by what they are worth: group sizes of the largest total value, of the same sum.
+    """Allocates the step's samples by their value: group sizes of the largest total value, of the same sum.
 
-    value(n, p) = (1 - p^n - (1 - p)^n) p (1 - p)^2: the chance that n samples are not all alike, times what a prompt
-    of rate p gains. p is the rate at the prompt's last visit; a prompt never seen gets the group size, every other
-    ``least`` to ``most`` members. The value's gains fall with n, so taking the largest gain each time is exact. Where
-    the prompts of 0 < p < 1 need fewer samples than there are, ln(1 - confidence) / ln max(p, 1 - p) each, those
+    value(n, p) = (1 - p^n - (1 - p)^n) p (1 - p)^2: the probability that n samples are not all alike, times the gain of
+    a prompt of rate p. p is the rate at the prompt's last visit; a prompt without visits gets the group size, every
+    other ``least`` to ``most`` members. The value's gains fall with n, so taking the largest gain each time is exact.
+    Where the prompts of 0 < p < 1 need fewer samples than there are, ln(1 - confidence) / ln max(p, 1 - p) each, those
     left go to prompts of rate 0, or else to those of rate 1, evenly.
 
     Units: members a group; confidence is dimensionless.   Raises: ConfigError unless 1 <= least <= most and
@@ -57,7 +57,7 @@ def _ask_by_value(
 def shared_out(
     rates: Mapping[int, float], total: int, *, least: int, most: int, confidence: float = 0.9
 ) -> dict[int, int]:
-    """Group sizes of prompts by their rates, as ``by_learning_value`` says: of the sum ``total``, if that is enough.
+    """Group sizes of prompts by their rates, as in ``by_learning_value``, with the sum ``total``, if that is enough.
 
     Source: Knapsack RL, arXiv:2509.25849.
     """
@@ -74,7 +74,8 @@ def shared_out(
 
 
 def learning_value(num: int, rate: float) -> float:
-    """What ``num`` samples of a prompt are worth: the chance that they are not all alike, times the gain of its rate.
+    """The value of ``num`` samples of a prompt: the probability that they are not all alike, times the gain of its
+    rate.
 
     (1 - p^n - (1 - p)^n) p (1 - p)^2
 

@@ -16,9 +16,9 @@ from mmgrpo.types import Prompt
 
 @CONTEXTS.register
 def found_in_answer(*, pattern: str, text: str) -> Context:
-    """The prompt with what a regular expression finds in an answer of the group: the last that has it.
+    """The prompt with the match of a regular expression in an answer of the group, the last that has one.
 
-    ``{prompt}`` stands for the prompt, ``{found}`` for the expression's first group. Where nobody has it, the prompt.
+    ``{prompt}`` is replaced by the prompt, ``{found}`` by the expression's first group. Without a match, the prompt.
 
     Raises: ConfigError for no expression with a group, or a text that lacks a place.
     Source: hints that the policy wrote before: SAGE, arXiv:2602.03143, and its code (BaohaoLiao/SAGE).

@@ -1,7 +1,7 @@
 """Scaf-GRPO, arXiv:2510.19807.
 
-Prompts whose samples all fail are sampled with increasing hints, and the right answer with the smallest hint joins the
-group.
+Prompts with only failed samples are sampled with increasing hints, and the right answer with the smallest hint joins
+the group.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @STRATEGIES.register
 def scaffold(*, contexts: Sequence[str], below: float = 1.0, start: int = 0, behind_prompt: bool = False) -> Strategy:
-    """Prompts whose every member failed are shown hint after hint; the right answer that took the least joins them.
+    """Prompts with only failed members get one hint after another; the right answer with the smallest hint joins them.
 
-    A group fails where all rewards are under ``below``. One further member is drawn in each of the ``contexts``, which
-    tell ever more; the first of them whose reward is not under ``below`` takes the place of the group's last member,
-    and the others are left out. Before step ``start`` nobody is shown anything. The answer is trained on with its hint
-    in place, or behind the bare prompt.
+    A group fails where all rewards are under ``below``. One further member is sampled in each of the ``contexts``, with
+    ever larger hints; the first of them with a reward of at least ``below`` replaces the group's last member, and the
+    others are left out. Before step ``start`` there are no hints. The answer is trained on with its hint in place, or
+    with the unchanged prompt.
 
     Units: below in those of the reward; start in steps.   Raises: ConfigError without contexts.
     Source: Scaf-GRPO, arXiv:2510.19807, and its code (dvlab-research/Scaf-GRPO, ``ray_trainer.py`` of
@@ -55,7 +55,7 @@ def _hinted_requests(
 
 
 def _with_least_hinted(rounds: Sequence[Round], setting: Setting, *, below: float) -> Sequence[Tensor]:
-    """All drawn members, the first right hinted one in the place of its group's last."""
+    """All sampled members, the first right hinted one in place of its group's last."""
     keep = [trained(round_) for round_ in rounds]
     if len(rounds) < 2:
         return keep

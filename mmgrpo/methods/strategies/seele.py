@@ -21,7 +21,7 @@ STEEPEST = 50.0
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """How often a prompt's members are right by the share p of an answer that they are shown.
+    """The pass rate of a prompt's members as a function of the share p of an answer in their prompt.
 
     f(p) = floor + (1 - floor) / (1 + e^(-slope (p - middle)))
     """
@@ -35,7 +35,7 @@ class Curve:
         return self.floor + (1 - self.floor) / (1 + math.exp(-self.slope * (share - self.middle)))
 
     def share_for(self, rate: float) -> float:
-        """The share from 0 to 1 whose rate is nearest to one below 1."""
+        """The share from 0 to 1 with a rate nearest to one below 1."""
         if rate <= self.floor:
             return 0.0
         odds = (1 - self.floor) / (rate - self.floor) - 1
@@ -51,7 +51,7 @@ def fitted(points: Sequence[tuple[float, float]]) -> Curve:
 
     Units: dimensionless.
     Source: SEELE, arXiv:2509.06923, eq. 12 and 13 and algorithm 1, with mu = -middle. Deviation: a grid in place of the
-        TRF algorithm of LMFIT, whose bounds are not told; figure 3 has slopes up to 50.
+        TRF algorithm of LMFIT, with unpublished bounds; figure 3 has slopes up to 50.
     """
     return _fitted(tuple(points))
 
@@ -80,14 +80,15 @@ def _fitted(points: tuple[tuple[float, float], ...]) -> Curve:
 
 @STRATEGIES.register
 def adaptive_hints(*, context: str, rounds: int = 4, target: float = 0.5, first: float = 0.99) -> Strategy:
-    """A group comes in equal rounds, each shown as much of an answer as makes the ``target`` of its members right.
+    """A group is sampled in equal rounds, each with the share of an answer in its prompt that makes the ``target`` of
+    its members right.
 
     In the first round that is the share that the prompt ended with the last time, or ``first``; in each that follows,
-    the one at which the curve through the rounds so far has the target. The ``context`` shows the share that it is
-    asked for, as ``solution_prefix`` does without one of its own.
+    the one at which the curve through the rounds so far has the target. The ``context`` inserts the requested share, as
+    ``solution_prefix`` does without a share.
 
     Units: shares and target are dimensionless, rewards are 0 or 1.
-    Raises: ConfigError for numbers that ask for nothing, and groups that do not come in equal rounds.
+    Raises: ConfigError for numbers that request nothing, and groups that do not split into equal rounds.
     Source: SEELE, arXiv:2509.06923, sec. 4.2 and 4.3. Deviation: ``first``; there all but one of the answer's tokens.
     """
     if rounds < 1 or not 0 < target < 1 or not 0 <= first <= 1:
@@ -121,7 +122,7 @@ def _ask(
 
 
 def _point(round_: Round, prompt: int) -> tuple[float, float]:
-    """What a round showed of a prompt's answer, and how many of its members were right; none applied: none."""
+    """The share of a prompt's answer in a round, and the pass rate of its members; empty without rewards."""
     share = next(request.share for request in round_.requests if request.prompt == prompt)
     assert share is not None
     rewards = round_.rewards_of(prompt)

@@ -14,12 +14,12 @@ from mmgrpo.maths.strategies import STRATEGIES, Replay, Request, Round, Setting,
 
 @STRATEGIES.register
 def with_drafts(*, lenience: float = 0.0, per_prompt: int = 16, total: int = 100_000) -> Strategy:
-    """Groups whose members begin as the rows that were drawn of their prompt the last time, as far as these are kept.
+    """Groups with members that begin with the accepted prefixes of the rows sampled at the prompt's last visit.
 
-    Of each the first decisions that ``accepted`` keeps; the row goes on from there, and one that is kept whole is the
-    member. All its decisions are trained on as drawn now, with the log-probabilities of now. Where fewer rows than
-    members are remembered, the rest are drawn as ever. Of each step every trained row is remembered, ``per_prompt`` of
-    a prompt, ``total`` in all.
+    Of each the first decisions that ``accepted`` keeps; the row continues from there, and one that is kept completely
+    is the member. All its decisions are trained on as sampled now, with the log-probabilities of the current policy. If
+    fewer rows than members are remembered, the rest are sampled from the prompt. Every trained row of a step is
+    remembered, ``per_prompt`` of a prompt, ``total`` in all.
 
     Units: lenience in nats; rows.   Raises: ConfigError for a memory of nothing.
     Source: SPEC-RL, arXiv:2509.23232, and its code (ShopeeLLM/Spec-RL, ``ray_trainer.py``).

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def gppo(
     ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, low: float, high: float, bound: float | None = None
 ) -> Surrogate:
-    """``clipped`` whose bounds hold the ratio and keep its gradient, scaled to the bound.
+    """``clipped`` with bounds that clip the ratio and keep its gradient, scaled to the bound.
 
     l = max(-A r, -A r sg(clip(r, 1 - low, 1 + high) / r)), sg = no gradient.
     Where A < 0 and there is a bound it is min(l, -A bound), which has none. Flags mark where a bound acted.

@@ -35,11 +35,11 @@ def self_judged(
     least: float = 0.1,
     start: int = 0,
 ) -> Tensor:
-    """What the policy says of its own answers, by a token behind their ends, is a part of the advantage.
+    """Self-rewards, the log-probability of a token after the end of an answer, are a part of the advantage.
 
     A <- (1 - share) A + share (s - mean_G s) / std_G s, where the sample std_G s of the group is above ``least``, at
-    the steps of the run from ``start`` on. s = clip(scale (logprob(token) - anchor), 0, 1), 0 of a text that did not
-    come to its own end.
+    the steps of the run from ``start`` on. s = clip(scale (logprob(token) - anchor), 0, 1), 0 of a text that was cut
+    off.
 
     Units: share is dimensionless, scale reward per nat, anchor nats, least a reward; steps count from 0.
     Source: LaSeR, arXiv:2510.14943, and its code (RUCBM/LaSeR, ``ray_trainer.py``, self_rewarding_advantages).
@@ -64,8 +64,8 @@ def self_reward(
 ) -> Loss:
     """What the policy says of its own answer by a token behind its end, fitted to the reward.
 
-    L = mean over the update's samples of w (scale (logprob(token) - anchor) - r)^2, of texts that came to their own
-    end. w = n / (2 n_c): n such texts in the group, n_c of them right like this one, or wrong like it.
+    L = mean over the update's samples of w (scale (logprob(token) - anchor) - r)^2, of texts that were not cut off.
+    w = n / (2 n_c): n such texts in the group, n_c of them right like this one, or wrong like it.
 
     Units: scale is reward per nat, anchor nats, right the reward from which a text counts as right.
     Source: LaSeR, arXiv:2510.14943, and its code (RUCBM/LaSeR, ``dp_actor.py``, internal_reward_loss). Deviation: w is

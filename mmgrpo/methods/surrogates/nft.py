@@ -31,11 +31,11 @@ def nft(
     l = -w log max(R, floor) if right, else -w wrong_weight log max((1 - p R) / (1 - p), wrong_floor).
     w is 1 (``none``), 1 - p (``wrong_rate``) or sqrt((1 - p) / p) (``odds_root``). R is the ratio, at most e^10; a
     maximum passes the gradient as if it were not there. p is the group's success rate within 0.02 .. 0.98, read off the
-    advantage, which has to be the 0/1 reward less its mean (``scale: none``): 1 - A where A > 0, else -A; A = 0 says
-    nothing.
+    advantage, which has to be the 0/1 reward less its mean (``scale: none``): 1 - A where A > 0, else -A; A = 0 has
+    no rate.
 
     Shapes: (B, T) x 3 -> (B, T).   Units: nats; floors are ratios.   Raises: ConfigError for another weight.
-    Source: NFT, arXiv:2505.18116, and its code (NVlabs/NFT, ``dp_actor.py``), whose floors are the defaults. At
+    Source: NFT, arXiv:2505.18116, and its code (NVlabs/NFT, ``dp_actor.py``); its floors are the defaults. At
         ``wrong_rate`` it is the policy gradient at ratio 1.
     """
     del logprob_BT

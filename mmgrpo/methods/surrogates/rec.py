@@ -1,6 +1,6 @@
 """REC (group-relative REINFORCE, clipped on one side), arXiv:2509.24203.
 
-Advantage-weighted likelihood whose gradient stops where the ratio passes a bound on the side of the gain.
+Advantage-weighted likelihood without gradient where the ratio passes a bound on the side of the gain.
 """
 
 from __future__ import annotations

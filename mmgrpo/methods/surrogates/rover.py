@@ -21,12 +21,12 @@ def uniform_policy_value(decisions: Decisions, *, before: str, rho: float = 1.0)
     """The log-ratio as the value of a token under a policy that writes uniformly at random, learnt by regression.
 
     L = sum v (Q - sg(A + V'))^2, Q = rho (logprob - old_logprob), v the aggregate's weight.
-    V' = rho mean over the vocabulary of log pi - log pi_before in the next state, 0 behind a row's last token;
+    V' = rho mean over the vocabulary of log pi - log pi_before in the next state, 0 after a row's last token;
     sg = no gradient.
 
     Units: rho is advantage per nat; ``before`` names the view of the weights that sampled.
     Source: ROVER, arXiv:2509.24981, and its code (yuxiaooye/ROVER, ``dp_actor.py``, sum_log_softmax). Deviation: the
-        mean is over the tokens that can be drawn, there over the whole vocabulary.
+        mean is over the tokens that can be sampled, there over the full vocabulary.
     """
     at_first = replace(LOGPROB_MEAN, view=before)
     keep_BT = decisions.mask_BT

@@ -23,7 +23,7 @@ def sapo(
     positive_temperature: float,
     negative_temperature: float,
 ) -> Surrogate:
-    """A smooth gate in place of the clip: the gradient fades as the ratio leaves 1, and nowhere stops.
+    """A smooth gate in place of the clip: the gradient fades as the ratio leaves 1, and is never 0.
 
     l = -A (4 / tau) sigmoid(tau (r - 1)), tau = positive_temperature where A > 0, else negative_temperature.
     There is no bound, so none is reported.

@@ -58,7 +58,7 @@ def clipped_with_candidates(
     Units: low, high and share are dimensionless; right in the reward's units.
     Raises: ConfigError for a quantile outside 0 .. 1, or fewer than one candidate.
     Source: SimKO, arXiv:2510.14807, and its code (CLR-Lab/SimKO, ``core_algos.py``, compute_policy_loss_simko): each
-        candidate's ratio counts as the token's, so that what it was before is not needed.
+        candidate's ratio counts as the token's, so that its old probability is not needed.
     """
     if decisions.reward_BT is None:
         raise ConfigError("clipped_with_candidates needs reward_BT: the rewards of the samples")
@@ -82,7 +82,7 @@ def likeliest_of_wrong(
 ) -> Modulated:
     """Tokens of wrong samples count more where the policy was unsure and they are its first choice.
 
-    loss = that given where A < 0, no token is likelier, and H > quantile(H of the sample's kept decisions); else 1.
+    loss = the argument where A < 0, no token is likelier, and H > quantile(H of the sample's kept decisions); else 1.
 
     Units: loss is a factor.   Raises: ConfigError for a quantile outside 0 .. 1.
     Source: SimKO, arXiv:2510.14807, and its code (CLR-Lab/SimKO, ``core_algos.py``, compute_policy_loss_simko): 1.1.

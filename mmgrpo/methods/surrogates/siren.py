@@ -50,7 +50,7 @@ def anchored_entropy(decisions: Decisions, *, mass: float = 0.8, quantile: float
 
 @CONTROLLERS.register
 def first_measured(value: float, measured: float) -> float:
-    """What a metric was at the first step that has it, ever after.
+    """The value of a metric at the first step that has it.
 
     value' = measured while value is 0, else value
 

@@ -25,7 +25,7 @@ def vespo(
     negative_power: float,
     negative_decay: float,
 ) -> Surrogate:
-    """Policy gradient whose weight grows as a power of the ratio and then decays exponentially: no bound, no cliff.
+    """Policy gradient with a weight that grows as a power of the ratio and then decays exponentially, without a bound.
 
     l = -A sg(r^k exp(lambda (1 - r))) logprob, k = the power and lambda = the decay of the advantage's sign, sg = no
     gradient. The weight is 1 at ratio 1, largest at r = k / lambda. Meant for the ratio of the trajectory.

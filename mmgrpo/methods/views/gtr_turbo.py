@@ -24,13 +24,13 @@ def _check_excess_likelihood(weight: float) -> None:
 @ESTIMATORS.register
 @estimator(values=lambda view: (of_view(view),), check=_check_excess_likelihood)
 def excess_likelihood(feedback: Feedback, advantage_BT: Tensor, *, view: str, weight: float = 1.0) -> Tensor:
-    """Less for a sample whose decisions were likelier than a view finds them.
+    """A penalty for a sample with decisions that are less likely under a view.
 
     A <- A - weight mean_t max(old_logprob - logprob_view, 0), the mean over its kept decisions that have the view.
 
     Units: nats per decision times weight.   Raises: ConfigError for a weight below 0.
-    Source: GTR-Turbo, arXiv:2512.13043, the reverse divergence from its merged teacher with each token's held at 0 or
-        above, in the reward.
+    Source: GTR-Turbo, arXiv:2512.13043, the reverse divergence from its merged teacher, clamped to 0 or above for each
+        token, in the reward.
     """
     excess_BT = (feedback.old_logprob_BT - feedback[of_view(view)]).clamp(min=0)
     mean_B = row_mean(excess_BT, feedback.seen(view))

@@ -35,11 +35,11 @@ def returns_in_view(
     weight: float = 1.0,
     limit: float | None = None,
 ) -> Tensor:
-    """How much likelier a view finds a decision and those that follow than a base does, against the group's others.
+    """The sum of the log-ratios of a view to a base over a decision and later ones, relative to the group.
 
     r_t = clip(weight (logprob_view - logprob_base), -limit, limit) and R_t = sum_{s >= t} r_s over the kept decisions
     that have both;   A_t <- A_t + R_t - mean_G R_t, where members that have ended by then have 0. The base is a view,
-    or null: what drew.
+    or null: the behavior policy.
 
     Units: nats times weight; limit in the units of r_t.   Raises: ConfigError for a limit that is not above 0.
     Source: RTO, arXiv:2404.18922, and its code (zkshan2002/RTO, ``experience_maker.py``, ``compute_reward``), with

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @ESTIMATORS.register
 @estimator(values=lambda view: (seen_in(view),))
 def mask_outside_view(feedback: Feedback, advantage_BT: Tensor, *, view: str) -> Tensor:
-    """No advantage for the samples that have a view: what the view says teaches them, beside the surrogate.
+    """No advantage for the samples that have a view: a term of the view trains them in addition to the surrogate.
 
     A <- 0 where the row has the view.
 

@@ -42,15 +42,16 @@ def bounded_uncertainty(
     entropy: float = 0.4,
     entropy_bound: float = 2.0,
 ) -> Tensor:
-    """More for decisions that the view would have taken otherwise, and for unsure ones, each within a share of |A|.
+    """A bonus for decisions that are unlikely under the view, and for uncertain ones, each within a share of |A|.
 
     A_t <- A_t + min(|A_t| / bound, weight u_t) + min(|A_t| / entropy_bound, entropy H_t), H_t the decision's entropy.
     u_t = (r_t - 1) log r_t / 2, r_t = exp(logprob_view - old_logprob): an unbiased estimate of half the sum of the two
-    divergences between the view and what drew, at least 0, and 0 for a row that was drawn as the view has it.
+    divergences between the view and the behavior policy, at least 0, and 0 for a row sampled with the prompt of the
+    view.
 
     Units: weight and entropy are advantage per nat; the bounds are dimensionless.
     Raises: ConfigError for bounds that are not above 0, or weights below 0.
-    Source: VOGUE, arXiv:2510.01444, whose divergences are of the whole distributions.
+    Source: VOGUE, arXiv:2510.01444, with divergences of the full distributions.
     """
     log_ratio_BT = (feedback[of_view(view)] - feedback.old_logprob_BT).where(feedback.seen(view), 0.0)
     apart_BT = (0.5 * (ratio_of(log_ratio_BT) - 1) * log_ratio_BT).to(advantage_BT)
@@ -61,16 +62,16 @@ def bounded_uncertainty(
 
 @CONTEXTS.register
 def bare() -> Context:
-    """The prompt of the data row itself, whatever its sample was drawn behind; of use in a view alone."""
+    """The prompt of the data row itself, for a sample with any other prompt; useful only in a view."""
     return lambda prompt, member, history=NOTHING: prompt
 
 
 @IMAGE_CONTEXTS.register
 def noised_image(*, share: float, per_member: bool = True, chance: float = 1.0) -> Context:
-    """The prompt with its images under Gaussian noise; without images there is no such.
+    """The prompt with Gaussian noise on its images; without images there is no view.
 
-    x <- sqrt(1 - share) x + sqrt(share) e, pixels x from -1 to 1, held within that. A member, or without ``per_member``
-    a group, sees the noise with a ``chance``, and else the prompt as it is.
+    x <- sqrt(1 - share) x + sqrt(share) e, pixels x from -1 to 1, clamped to that. A member, or without ``per_member``
+    a group, has the noise with the probability ``chance``, and else the unchanged prompt.
 
     Units: share of the variance that is noise and chance, 0 to 1.   Raises: ConfigError for others.
     Source: the forward process of DDPM, arXiv:2006.11239, eq. 4; the chance that of VOGUE, arXiv:2510.01444.
