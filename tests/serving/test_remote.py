@@ -148,7 +148,7 @@ def test_the_token():
         with serving({"lengths": lengths}, token=token_of("MMGRPO_TEST_TOKEN")) as url:
             assert RemoteReward(url, token_variable="MMGRPO_TEST_TOKEN")(samples) == [1]
             for client in (RemoteReward(url), RemoteReward(url, token_variable="MMGRPO_WRONG_TOKEN")):
-                with pytest.raises(RewardError, match=r"refused \(401\): a bearer token is needed"):
+                with pytest.raises(RewardError, match=r"rejected the request \(401\): a bearer token is needed"):
                     client(samples)
             assert get(url, "/metrics")[0] == 401
             assert get(url, "/metrics", Authorization=f"Bearer {TOKEN}")[0] == 200
@@ -162,7 +162,7 @@ def test_unknown_rewards_and_paths(server: str):
         RemoteReward(server, "sise")([Sample(Prompt("q"), 0, 0)])
     with pytest.raises(RewardError, match=r"\(404\): there is no reward None"):
         RemoteReward(server)([Sample(Prompt("q"), 0, 0)])
-    with pytest.raises(RewardError, match=r"refused \(404\)"):
+    with pytest.raises(RewardError, match=r"rejected the request \(404\)"):
         RemoteReward(f"{server}/elsewhere", "size")([Sample(Prompt("q"), 0, 0)])
 
 
