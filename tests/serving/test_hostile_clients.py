@@ -44,7 +44,7 @@ def test_large_bodies_are_refused():
     with serving({"lengths": lengths}, limits=limits) as url:
         assert RemoteReward(url)(small) == [50_000 / 3]
         for size in (100_001, 5_000_000):
-            with pytest.raises(RewardError, match=r"rejected the request \(413\): the body is larger than 100000 bytes"):
+            with pytest.raises(RewardError, match=r"rejected the request \(413\): the body is larger than"):
                 RemoteReward(url)([Sample(Prompt("q"), 0, 0, text="x" * size)])
         assert RemoteReward(url)(small) == [50_000 / 3]
         assert 'mmgrpo_requests_total{status="413"} 2.0' in get(url, "/metrics")[1]
