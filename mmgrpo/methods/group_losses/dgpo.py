@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @TERMS.register
 @term(values=lambda reference: (Value("logprob", reference),), couples=GROUP)
 def dgpo(decisions: Decisions, *, beta: float = 100.0, clip: float | None = None, reference: str = "reference") -> Loss:
-    """Errors weighed by advantage, and the group's by how much its preference is still to be learnt.
+    """Errors weighted by advantage, and those of a group by how much of its preference is not learned yet.
 
     L = sum v w_g A e, e the error, w_g = sg sigmoid(sum_i A_i beta (e_i - e_ref,i) / G) of each noise level.
     G counts the group's members. Where there is a clip, e has no gradient where exp(e_old - e) has left 1 +- clip on

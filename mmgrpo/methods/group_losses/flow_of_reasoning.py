@@ -23,7 +23,7 @@ def _check_trajectory_balance(least: float) -> None:
 @TERMS.register
 @group_loss(score_by="sum_logprob", check=_check_trajectory_balance)
 def trajectory_balance(members: Members, *, power: float = 1.0, least: float = 1e-3) -> Tensor:
-    """Answers as likely as a power of their rewards says, whatever all rewards of the prompt sum to.
+    """Answers with likelihoods proportional to a power of their rewards, for any sum of the rewards of the prompt.
 
     L = mean_i (d_i - mean d)^2, d_i = s_i - power log max(r_i, least).
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @TERMS.register
 @group_loss(score_by="sum_log_ratio", against="old")
 def gvpo(members: Members, *, beta: float = 0.1) -> Tensor:
-    """Centred scores regressed on centred rewards.
+    """Centered scores regressed on centered rewards.
 
     L = sum_i (beta (s_i - mean s) - (r_i - mean r))^2 / (2 (n - 1)), n members.
 

@@ -23,7 +23,7 @@ from mmgrpo.maths.terms.view_terms import mean_of
 @TERMS.register
 @term()
 def departure(decisions: Decisions) -> Loss:
-    """The mean size of the log-ratio to the policy that sampled.
+    """The mean absolute log-ratio to the behavior policy.
 
     L = sum v f |logprob - old_logprob|, f the decision's factor of divergences, 1 if no modulation sets it.
 

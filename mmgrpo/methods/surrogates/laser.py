@@ -62,7 +62,7 @@ def self_judged(
 def self_reward(
     decisions: Decisions, *, token: int, scale: float = 0.1, anchor: float = -23.0, right: float = 1.0
 ) -> Loss:
-    """What the policy says of its own answer by a token behind its end, fitted to the reward.
+    """Self-rewards, the log-probability of a token after the end of an answer, fitted to the reward.
 
     L = mean over the update's samples of w (scale (logprob(token) - anchor) - r)^2, of texts that were not cut off.
     w = n / (2 n_c): n such texts in the group, n_c of them right like this one, or wrong like it.

@@ -18,7 +18,7 @@ from mmgrpo.values import LOGPROB_MEAN
 @TERMS.register
 @term(values=lambda before: (LOGPROB_MEAN, replace(LOGPROB_MEAN, view=before)), couples=ROW)
 def uniform_policy_value(decisions: Decisions, *, before: str, rho: float = 1.0) -> Loss:
-    """The log-ratio as the value of a token under a policy that writes uniformly at random, learnt by regression.
+    """The log-ratio as the value of a token under a uniformly random policy, learned by regression.
 
     L = sum v (Q - sg(A + V'))^2, Q = rho (logprob - old_logprob), v the aggregate's weight.
     V' = rho mean over the vocabulary of log pi - log pi_before in the next state, 0 after a row's last token;

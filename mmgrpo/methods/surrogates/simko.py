@@ -49,7 +49,7 @@ def clipped_with_candidates(
     quantile: float = 0.8,
     right: float = 1.0,
 ) -> Loss:
-    """The clipped surrogate, whose unsure decisions of right samples teach the likeliest candidates too.
+    """The clipped surrogate, where uncertain decisions of right samples also train the likeliest candidates.
 
     L = sum w max(-A r, -A clip(r, 1 - low, 1 + high)).
     grad log r = (1 - share) grad logprob + share grad mean_k logprob_k where the sample is right and H > quantile(H of

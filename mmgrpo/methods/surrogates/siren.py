@@ -24,7 +24,7 @@ def _check_anchored_entropy(quantile: float, mass: float) -> None:
 @TERMS.register
 @term(values=lambda mass: (nucleus_entropy(mass),), couples=GROUP, check=_check_anchored_entropy)
 def anchored_entropy(decisions: Decisions, *, mass: float = 0.8, quantile: float = 0.8, anchor: float = 0.0) -> Loss:
-    """The entropy of the nucleus, where it peaks, drawn to an anchor.
+    """Pulls the entropy of the nucleus, where it peaks, toward an anchor.
 
     L = mean_P (H - anchor)^2, H = mean over the group's rows of the mean nucleus entropy of those kept decisions where
     it is above its row's quantile. H alone is measured, and L is 0, while the anchor is 0.
