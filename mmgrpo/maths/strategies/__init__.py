@@ -13,9 +13,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Concatenate
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.maths.factories import Numbers, factory
 from mmgrpo.maths.forgetting import Forgetting
 from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.strategies.branch_points import Places
@@ -239,6 +240,75 @@ class Strategy:
     start: int = 0
 
 
+def strategy(
+    *,
+    kept: Callable[..., Sequence[Tensor]] = all_trained,
+    looks_back: Callable[..., bool] | bool = False,
+    replay: Callable[..., Replay | None] | Replay | None = None,
+    places: Callable[..., Places] | None = None,
+    memory: tuple[Column, ...] = (),
+    start: Callable[..., int] | int = 0,
+    check: Callable[..., Any] | None = None,
+) -> Callable[
+    [Callable[Concatenate[Sequence[Round], Setting, Numbers], Sequence[Request]]], Callable[Numbers, Strategy]
+]:
+    """A decorator: a function (rounds so far, setting, *, numbers) -> requests becomes a factory of strategies.
+
+    Args:
+        kept: as the attribute of ``Strategy``; numbers that it names as keyword-only parameters are bound to it.
+        looks_back: as the attribute, or a function of the numbers that it names; so are those that follow.
+        replay: likewise.
+        places: a function of the numbers that it names, as ``lambda: meanings_part()``.
+        memory: as the attribute.
+        start: as ``looks_back``.
+        check: raises ConfigError for numbers that do not go together; called with those that it names.
+
+    Returns:
+        The decorator.
+    """
+    return factory(
+        Strategy,
+        "ask",
+        check=check,
+        functions={"kept": kept},
+        looks_back=looks_back,
+        replay=replay,
+        places=places,
+        memory=memory,
+        start=start,
+    )
+
+
+def second_round(
+    *,
+    kept: Callable[..., Sequence[Tensor]] = all_trained,
+    start: Callable[..., int] | int = 0,
+    check: Callable[..., Any] | None = None,
+) -> Callable[[Callable[Concatenate[Round, Setting, Numbers], Sequence[Request]]], Callable[Numbers, Strategy]]:
+    """A decorator: a function (first round, setting, *, numbers) -> requests becomes a factory of strategies.
+
+    Their first round is every group, their second one these requests.
+
+    Args:
+        kept: as that of ``strategy``.
+        start: likewise.
+        check: likewise.
+
+    Returns:
+        The decorator.
+    """
+    return factory(_of_two_rounds, "further", check=check, functions={"kept": kept}, start=start)
+
+
+def _of_two_rounds(
+    *,
+    further: Callable[[Round, Setting], Sequence[Request]],
+    kept: Callable[[Sequence[Round], Setting], Sequence[Tensor]],
+    start: int,
+) -> Strategy:
+    return Strategy(ask=partial(ask_then, further=further), kept=kept, looks_back=True, start=start)
+
+
 def ask_then(
     rounds: Sequence[Round], setting: Setting, *, further: Callable[[Round, Setting], Sequence[Request]]
 ) -> Sequence[Request]:
@@ -263,19 +333,37 @@ OF_GROUP_SIZE = ("fixed", "refill")
 
 
 @STRATEGIES.register
-def fixed() -> Strategy:
+@strategy()
+def fixed(rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
     """One round: ``prompts_per_step`` groups of ``group_size`` members each."""
-    return Strategy(ask=_ask_once)
-
-
-def _ask_once(rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
     return () if rounds else setting.groups(0, setting.num_prompts)
 
 
+def _first_informative(
+    rounds: Sequence[Round], setting: Setting, *, target: int | None, variance: float | None
+) -> Sequence[Tensor]:
+    chosen = torch.tensor(_differing(rounds, variance)[: target or setting.num_prompts], dtype=torch.long)
+    return [trained(round_) & torch.isin(round_.prompt_B, chosen) for round_ in rounds]
+
+
+def _check_refill(rounds: int, target: int | None, factor: float, variance: float | None) -> None:
+    if rounds < 1 or factor <= 0 or (target is not None and target < 1):
+        raise ConfigError(f"refill needs rounds >= 1, target >= 1 and factor > 0, got {rounds}, {target}, {factor}")
+    if variance is not None and not 0 <= variance <= 1:
+        raise ConfigError(f"refill's variance is a share of the largest there is, from 0 to 1, got {variance}")
+
+
 @STRATEGIES.register
+@strategy(kept=_first_informative, looks_back=True, check=_check_refill)
 def refill(
-    *, rounds: int = 10, target: int | None = None, factor: float = 1.0, variance: float | None = None
-) -> Strategy:
+    earlier: Sequence[Round],
+    setting: Setting,
+    *,
+    rounds: int = 10,
+    target: int | None = None,
+    factor: float = 1.0,
+    variance: float | None = None,
+) -> Sequence[Request]:
     """Dynamic sampling: further prompts are sampled until ``target`` groups have rewards that differ, and those train.
 
     Each round requests ceil((target - groups found) * factor) further prompts, at most ``rounds`` rounds in all. Groups
@@ -288,38 +376,16 @@ def refill(
     Deviation: DAPO's code samples batches of a constant size, and raises an error after its last one; here the groups
     found until then are trained on. VCRL takes missing groups from stored prompts of high variance.
     """
-    if rounds < 1 or factor <= 0 or (target is not None and target < 1):
-        raise ConfigError(f"refill needs rounds >= 1, target >= 1 and factor > 0, got {rounds}, {target}, {factor}")
-    if variance is not None and not 0 <= variance <= 1:
-        raise ConfigError(f"refill's variance is a share of the largest there is, from 0 to 1, got {variance}")
-    find_groups = informative if variance is None else partial(varied, least=variance)
-    return Strategy(
-        ask=partial(_ask_missing, num_rounds=rounds, target=target, factor=factor, find_groups=find_groups),
-        kept=partial(_first_informative, target=target, find_groups=find_groups),
-        looks_back=True,
-    )
-
-
-Found: TypeAlias = Callable[[Sequence[Round]], list[int]]
-"""Prompts that teach something, in order."""
-
-
-def _ask_missing(
-    rounds: Sequence[Round], setting: Setting, *, num_rounds: int, target: int | None, factor: float, find_groups: Found
-) -> Sequence[Request]:
-    if not rounds:
+    if not earlier:
         return setting.groups(0, setting.num_prompts)
-    missing = (target or setting.num_prompts) - len(find_groups(rounds))
-    if missing <= 0 or len(rounds) == num_rounds:
+    missing = (target or setting.num_prompts) - len(_differing(earlier, variance))
+    if missing <= 0 or len(earlier) == rounds:
         return ()
-    return setting.groups(sum(len(round_.requests) for round_ in rounds), math.ceil(missing * factor))
+    return setting.groups(sum(len(round_.requests) for round_ in earlier), math.ceil(missing * factor))
 
 
-def _first_informative(
-    rounds: Sequence[Round], setting: Setting, *, target: int | None, find_groups: Found
-) -> Sequence[Tensor]:
-    chosen = torch.tensor(find_groups(rounds)[: target or setting.num_prompts], dtype=torch.long)
-    return [trained(round_) & torch.isin(round_.prompt_B, chosen) for round_ in rounds]
+def _differing(rounds: Sequence[Round], variance: float | None) -> list[int]:
+    return informative(rounds) if variance is None else varied(rounds, least=variance)
 
 
 def informative(rounds: Sequence[Round]) -> list[int]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.strategies import STRATEGIES, Replay, Request, Round, Setting, Strategy, all_trained, failed, trained
+from mmgrpo.maths.strategies import STRATEGIES, Replay, Request, Round, Setting, all_trained, failed, strategy, trained
 from mmgrpo.maths.strategies.replay_order import replayed
 from mmgrpo.system.lazy import torch
 
@@ -15,8 +14,36 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def _kept_attempts(rounds: Sequence[Round], setting: Setting, *, keep: str) -> Sequence[Tensor]:
+    """All rows that may be trained on; with ``last``, of each prompt those of the last round that has any."""
+    kept = all_trained(rounds, setting)
+    if keep == "all":
+        return kept
+    last = list(kept)
+    for number, keep_B in enumerate(kept):
+        later = {prompt for round_ in rounds[number + 1 :] for prompt in round_.prompt_B[trained(round_)].tolist()}
+        last[number] = keep_B & ~torch.isin(rounds[number].prompt_B, torch.tensor(sorted(later), dtype=torch.long))
+    return last
+
+
+def _check_resample_until_correct(attempts: Sequence[str | None], keep: str, start: int, reuse: int, held: int) -> None:
+    if not attempts or keep not in ("last", "all") or min(start, reuse) < 0 or held < 1:
+        raise ConfigError(
+            "resample_until_correct needs attempts >= 1, keep: last or all, start and reuse >= 0, and held >= 1"
+        )
+
+
 @STRATEGIES.register
+@strategy(
+    kept=_kept_attempts,
+    looks_back=True,
+    replay=lambda reuse, held: Replay(per_prompt=held, total=100_000) if reuse else None,
+    start=lambda start: start,
+    check=_check_resample_until_correct,
+)
 def resample_until_correct(
+    rounds: Sequence[Round],
+    setting: Setting,
     *,
     attempts: Sequence[str | None],
     below: float = 1.0,
@@ -25,7 +52,7 @@ def resample_until_correct(
     asks: str | None = None,
     reuse: int = 0,
     held: int = 16,
-) -> Strategy:
+) -> Sequence[Request]:
     """Complete groups are resampled, attempt after attempt, until a member is right; the last or all attempts train.
 
     A group is unsolved while all its rewards are under ``below``. Each of ``attempts`` names the context in which the
@@ -42,30 +69,6 @@ def resample_until_correct(
         (BaohaoLiao/SAGE, ``hint_trainer.py``); further samples in stages and right answers of earlier steps: AR3PO,
         arXiv:2509.25808.
     """
-    if not attempts or keep not in ("last", "all") or min(start, reuse) < 0 or held < 1:
-        raise ConfigError(
-            "resample_until_correct needs attempts >= 1, keep: last or all, start and reuse >= 0, and held >= 1"
-        )
-    ask = partial(_ask_again, attempts=tuple(attempts), below=below, start=start, asks=asks, reuse=reuse)
-    return Strategy(
-        ask=ask,
-        kept=_last_attempts if keep == "last" else all_trained,
-        looks_back=True,
-        replay=Replay(per_prompt=held, total=100_000) if reuse else None,
-        start=start,
-    )
-
-
-def _ask_again(
-    rounds: Sequence[Round],
-    setting: Setting,
-    *,
-    attempts: Sequence[str | None],
-    below: float,
-    start: int,
-    asks: str | None,
-    reuse: int,
-) -> Sequence[Request]:
     if not rounds:
         return setting.groups(0, setting.num_prompts)
     if setting.step < start:
@@ -103,17 +106,32 @@ def _right_before(prompts: Sequence[int], setting: Setting, below: float, num: i
     )
 
 
-def _last_attempts(rounds: Sequence[Round], setting: Setting) -> Sequence[Tensor]:
-    """The rows of each prompt's last round in which anything of it may be trained on."""
-    keep = [trained(round_) for round_ in rounds]
-    for number, keep_B in enumerate(keep):
-        later = {prompt for round_ in rounds[number + 1 :] for prompt in round_.prompt_B[trained(round_)].tolist()}
-        keep[number] = keep_B & ~torch.isin(rounds[number].prompt_B, torch.tensor(sorted(later), dtype=torch.long))
-    return keep
+def _best_second(rounds: Sequence[Round], setting: Setting, *, keep: int | None) -> Sequence[Tensor]:
+    """All drafts that train, and the second answers of the highest rewards; of equal ones the first."""
+    if keep is None:
+        return all_trained(rounds, setting)
+    drafts, *others = (trained(round_) for round_ in rounds)
+    if not others:
+        return [drafts]
+    second = rounds[1]
+    reward_B = second.reward_B.where(second.valid_B, -torch.inf)
+    keep_B = torch.zeros_like(second.valid_B)
+    for prompt in second.prompt_B.unique():
+        rows = (second.prompt_B == prompt).nonzero().flatten()
+        keep_B[rows[reward_B[rows].argsort(descending=True, stable=True)[:keep]]] = True
+    return [drafts, keep_B]
+
+
+def _check_revise(drafts: int | None, members: int | None, keep: int | None) -> None:
+    if any(number is not None and number < 1 for number in (drafts, members, keep)):
+        raise ConfigError(f"revise needs drafts, members and keep of 1 or more, got {drafts}, {members} and {keep}")
 
 
 @STRATEGIES.register
+@strategy(kept=_best_second, looks_back=True, check=_check_revise)
 def revise(
+    rounds: Sequence[Round],
+    setting: Setting,
     *,
     context: str,
     drafts: int | None = None,
@@ -122,7 +140,7 @@ def revise(
     behind_prompt: bool = False,
     keep: int | None = None,
     below: float | None = None,
-) -> Strategy:
+) -> Sequence[Request]:
     """Answers are sampled twice: drafts for each prompt, then answers in a context that may insert the drafts.
 
     ``drafts`` members first (null: the group size), trained on or not; then ``members`` more (null: as many) in
@@ -135,31 +153,6 @@ def revise(
         which joins: Critique-GRPO, arXiv:2506.03106, and its code (zhangxy-2019/critique-GRPO,
         ``critique_vllm_rollout_spmd.py``); where no draft will do: RGR-GRPO, arXiv:2511.12344.
     """
-    if any(number is not None and number < 1 for number in (drafts, members, keep)):
-        raise ConfigError(f"revise needs drafts, members and keep of 1 or more, got {drafts}, {members} and {keep}")
-    ask = partial(
-        _ask_twice,
-        drafts=drafts,
-        members=members,
-        context=context,
-        train_drafts=train_drafts,
-        behind_prompt=behind_prompt,
-        below=below,
-    )
-    return Strategy(ask=ask, kept=all_trained if keep is None else partial(_best_second, num=keep), looks_back=True)
-
-
-def _ask_twice(
-    rounds: Sequence[Round],
-    setting: Setting,
-    *,
-    drafts: int | None,
-    members: int | None,
-    context: str,
-    train_drafts: bool,
-    behind_prompt: bool,
-    below: float | None,
-) -> Sequence[Request]:
     first, prompts = drafts or setting.group_size, range(setting.num_prompts)
     if not rounds:
         draft_members = tuple(range(first))
@@ -174,17 +167,3 @@ def _ask_twice(
         else Request(prompt=prompt, members=draft_members)
         for prompt in prompts
     )
-
-
-def _best_second(rounds: Sequence[Round], setting: Setting, *, num: int) -> Sequence[Tensor]:
-    """All drafts that train, and the second answers of the highest rewards; of equal ones the first."""
-    drafts, *others = (trained(round_) for round_ in rounds)
-    if not others:
-        return [drafts]
-    second = rounds[1]
-    reward_B = second.reward_B.where(second.valid_B, -torch.inf)
-    keep_B = torch.zeros_like(second.valid_B)
-    for prompt in second.prompt_B.unique():
-        rows = (second.prompt_B == prompt).nonzero().flatten()
-        keep_B[rows[reward_B[rows].argsort(descending=True, stable=True)[:num]]] = True
-    return [drafts, keep_B]

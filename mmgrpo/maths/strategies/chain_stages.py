@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, Strategy
+from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, strategy
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -82,8 +81,21 @@ class First:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
+def _parsed(then: Sequence[Mapping[str, Any]], first: Mapping[str, Any] | None) -> tuple[First, tuple[Stage, ...]]:
+    begun, further = _parse_stage(First, first or {}), tuple(_parse_stage(Stage, settings) for settings in then)
+    _require_chain(begun, further)
+    return begun, further
+
+
 @STRATEGIES.register
-def stages(*, then: Sequence[Mapping[str, Any]], first: Mapping[str, Any] | None = None) -> Strategy:
+@strategy(looks_back=True, check=_parsed)
+def stages(
+    rounds: Sequence[Round],
+    setting: Setting,
+    *,
+    then: Sequence[Mapping[str, Any]],
+    first: Mapping[str, Any] | None = None,
+) -> Sequence[Request]:
     """Consecutive rounds: a context inserts the samples of one round into the prompts of the next.
 
     ``first`` holds any of context, members, trained and settings of the step's first rows; ``then`` a mapping for each
@@ -96,9 +108,30 @@ def stages(*, then: Sequence[Mapping[str, Any]], first: Mapping[str, Any] | None
     Source: proposer and solver: SvS, arXiv:2508.14029; rounds of thinking: MOTIF, arXiv:2507.02851; Delethink,
         arXiv:2510.06557.
     """
-    begun, further = _parse_stage(First, first or {}), tuple(_parse_stage(Stage, settings) for settings in then)
-    _require_chain(begun, further)
-    return Strategy(ask=partial(_ask_stage, first=begun, then=further), looks_back=True)
+    begun, further = _parsed(then, first)
+    if not rounds:
+        members = tuple(range(begun.members or setting.group_size))
+        return tuple(
+            Request(
+                prompt=prompt,
+                members=members,
+                context=begun.context,
+                trained=begun.trained,
+                settings=begun.settings,
+            )
+            for prompt in range(setting.num_prompts)
+        )
+    num_rounds = 1
+    # the first stage, in order, that has rows to follow and was not sampled yet
+    for index, stage in enumerate(further):
+        before = further[index - 1].context if index else begun.context
+        followed = stage.of if stage.of is not None else before
+        for time in range(stage.times):
+            requests = _requests(stage, rounds[:num_rounds], setting, stage.context if time else followed)
+            if requests and num_rounds == len(rounds):
+                return requests
+            num_rounds += bool(requests)
+    return ()
 
 
 def _parse_stage(kind: type[Any], values: Mapping[str, Any]) -> Any:
@@ -128,32 +161,6 @@ def _require_chain(first: First, then: Sequence[Stage]) -> None:
             raise ConfigError(f"stages: {stage.context}: members, most and times are 1 or more")
         if stage.rate is not None and (len(stage.rate) != 2 or stage.rate[0] > stage.rate[1]):
             raise ConfigError(f"stages: {stage.context}: rate is the least and the highest mean reward")
-
-
-def _ask_stage(rounds: Sequence[Round], setting: Setting, *, first: First, then: Sequence[Stage]) -> Sequence[Request]:
-    """The first stage, in order, that has rows to follow and was not sampled yet."""
-    if not rounds:
-        members = tuple(range(first.members or setting.group_size))
-        return tuple(
-            Request(
-                prompt=prompt,
-                members=members,
-                context=first.context,
-                trained=first.trained,
-                settings=first.settings,
-            )
-            for prompt in range(setting.num_prompts)
-        )
-    num_rounds = 1
-    for index, stage in enumerate(then):
-        before = then[index - 1].context if index else first.context
-        followed = stage.of if stage.of is not None else before
-        for time in range(stage.times):
-            requests = _requests(stage, rounds[:num_rounds], setting, stage.context if time else followed)
-            if requests and num_rounds == len(rounds):
-                return requests
-            num_rounds += bool(requests)
-    return ()
 
 
 def _requests(stage: Stage, rounds: Sequence[Round], setting: Setting, followed: str | None) -> tuple[Request, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,11 @@ from mmgrpo.maths.strategies import (
     Request,
     Round,
     Setting,
-    Strategy,
     all_trained,
-    ask_then,
     failed,
     fixed,
+    second_round,
+    strategy,
     trained,
 )
 from mmgrpo.maths.strategies.replay_order import REPLAY_ORDERS, replayed
@@ -30,8 +30,30 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def _without_replaced(rounds: Sequence[Round], setting: Setting, members: int) -> Sequence[Tensor]:
+    """All but the last members of each group that was resampled."""
+    keep = [trained(round_) for round_ in rounds]
+    again = torch.tensor([request.prompt for round_ in rounds[1:] for request in round_.requests], dtype=torch.long)
+    replaced_B = torch.isin(rounds[0].prompt_B, again) & (rounds[0].member_B >= setting.group_size - members)
+    return [keep[0] & ~replaced_B, *keep[1:]]
+
+
+def _kept_on_failure(
+    rounds: Sequence[Round], setting: Setting, *, members: int, replace_failed: bool
+) -> Sequence[Tensor]:
+    return _without_replaced(rounds, setting, members) if replace_failed else all_trained(rounds, setting)
+
+
+def _check_on_failure(members: int, context: str | None, settings: Mapping[str, Any] | None) -> None:
+    if members < 1 or (context is None and not settings):
+        raise ConfigError("on_failure needs members >= 1, and a context or settings for the second attempt")
+
+
 @STRATEGIES.register
+@second_round(kept=_kept_on_failure, check=_check_on_failure)
 def on_failure(
+    first: Round,
+    setting: Setting,
     *,
     members: int = 4,
     context: str | None = None,
@@ -39,7 +61,7 @@ def on_failure(
     replace_failed: bool = True,
     behind_prompt: bool = True,
     settings: Mapping[str, Any] | None = None,
-) -> Strategy:
+) -> Sequence[Request]:
     """A second attempt at prompts with only failed members: further members with a hint or other settings.
 
     A group fails where all rewards are under ``below``. Its further members have the prompt in ``context`` (one of
@@ -51,50 +73,31 @@ def on_failure(
     Raises: ConfigError for numbers that change nothing.
     Source: hints after failure: Guide-GRPO, arXiv:2506.13923; Scaf-GRPO, arXiv:2510.19807; other settings: e-frame.
     """
-    if members < 1 or (context is None and not settings):
-        raise ConfigError("on_failure needs members >= 1, and a context or settings for the second attempt")
-    attempt = partial(
-        _attempt_again,
-        below=below,
-        members=members,
-        context=context,
-        settings=settings or {},
-        behind_prompt=behind_prompt and context is not None,
-    )
-    return Strategy(
-        ask=partial(ask_then, further=attempt),
-        kept=partial(_without_replaced, members=members) if replace_failed else all_trained,
-        looks_back=True,
-    )
-
-
-def _attempt_again(
-    first: Round,
-    setting: Setting,
-    *,
-    below: float,
-    members: int,
-    context: str | None,
-    settings: Mapping[str, Any],
-    behind_prompt: bool,
-) -> Sequence[Request]:
     further = tuple(range(setting.group_size, setting.group_size + members))
     return tuple(
-        Request(prompt=prompt, members=further, context=context, settings=settings, behind_prompt=behind_prompt)
+        Request(
+            prompt=prompt,
+            members=further,
+            context=context,
+            settings=settings or {},
+            behind_prompt=behind_prompt and context is not None,
+        )
         for prompt in failed(first, setting, below)
     )
 
 
-def _without_replaced(rounds: Sequence[Round], setting: Setting, *, members: int) -> Sequence[Tensor]:
-    """All but the last members of each group that was resampled."""
-    keep = [trained(round_) for round_ in rounds]
-    again = torch.tensor([request.prompt for round_ in rounds[1:] for request in round_.requests], dtype=torch.long)
-    replaced_B = torch.isin(rounds[0].prompt_B, again) & (rounds[0].member_B >= setting.group_size - members)
-    return [keep[0] & ~replaced_B, *keep[1:]]
+def _check_two_stage_scouts(scouts: int, best: int, worst: int, settings: Mapping[str, Any]) -> None:
+    if best < 0 or worst < 0 or not 2 <= best + worst <= scouts:
+        raise ConfigError(f"two_stage_scouts needs best + worst from 2 to scouts={scouts}, got {best} + {worst}")
+    if not settings:
+        raise ConfigError("scouts are sampled with other settings; set settings, for example {call: {...}}")
 
 
 @STRATEGIES.register
-def two_stage_scouts(*, scouts: int, best: int, worst: int, settings: Mapping[str, Any]) -> Strategy:
+@strategy(looks_back=True, check=_check_two_stage_scouts)
+def two_stage_scouts(
+    rounds: Sequence[Round], setting: Setting, *, scouts: int, best: int, worst: int, settings: Mapping[str, Any]
+) -> Sequence[Request]:
     """Many members sampled cheaply; the best and the worst of them are sampled again exactly, and only those are
     trained on.
 
@@ -105,16 +108,6 @@ def two_stage_scouts(*, scouts: int, best: int, worst: int, settings: Mapping[st
     Raises: ConfigError unless best + worst is 2 to the number of scouts.
     Source: best and worst of many: Xu et al., Not all rollouts are useful, arXiv:2504.13818; cheap scouts are mmgrpo's.
     """
-    if best < 0 or worst < 0 or not 2 <= best + worst <= scouts:
-        raise ConfigError(f"two_stage_scouts needs best + worst from 2 to scouts={scouts}, got {best} + {worst}")
-    if not settings:
-        raise ConfigError("scouts are sampled with other settings; set settings, for example {call: {...}}")
-    return Strategy(ask=partial(_ask_scouts, scouts=scouts, best=best, worst=worst, settings=settings), looks_back=True)
-
-
-def _ask_scouts(
-    rounds: Sequence[Round], setting: Setting, *, scouts: int, best: int, worst: int, settings: Mapping[str, Any]
-) -> Sequence[Request]:
     prompts, every = range(setting.num_prompts), tuple(range(scouts))
     if not rounds:
         return tuple(Request(prompt=prompt, members=every, settings=settings, trained=False) for prompt in prompts)
@@ -132,8 +125,24 @@ def _extremes(round_: Round, prompt: int, best: int, worst: int) -> tuple[int, .
     return tuple(sorted(int(round_.member_B[rows[index]]) for index in chosen))
 
 
+def _check_with_replay(strategy: str, num: int, per_prompt: int, total: int, least: int, start: int) -> None:
+    if strategy not in REPLAY_ORDERS:
+        raise ConfigError(f"unknown replay strategy {strategy!r}; choose from {', '.join(REPLAY_ORDERS)}")
+    if min(num, per_prompt, total, least) < 1 or start < 0:
+        raise ConfigError("with_replay needs num, per_prompt, total and least of at least 1, and start >= 0")
+    if least > per_prompt:
+        raise ConfigError(f"with_replay never has least={least} rows of a prompt: raise per_prompt={per_prompt}")
+
+
 @STRATEGIES.register
+@strategy(
+    replay=lambda per_prompt, total: Replay(per_prompt=per_prompt, total=total),
+    start=lambda start: start,
+    check=_check_with_replay,
+)
 def with_replay(
+    rounds: Sequence[Round],
+    setting: Setting,
     *,
     num: int = 4,
     strategy: str = "recency",
@@ -142,7 +151,7 @@ def with_replay(
     start: int = 0,
     least: int = 1,
     at_least: float | None = None,
-) -> Strategy:
+) -> Sequence[Request]:
     """Groups that remembered rows of their prompt join, with the log-probabilities under their behavior policy.
 
     ``num`` of the prompt's rows by ``strategy`` (recency, reward, variance, full, surest), from step ``start`` on, once
@@ -153,29 +162,6 @@ def with_replay(
     Raises: ConfigError for an unknown strategy, or numbers that store nothing.
     Source: RePO, arXiv:2506.09340, and its code (SihengLi99/RePO); ExGRPO, arXiv:2510.02245.
     """
-    if strategy not in REPLAY_ORDERS:
-        raise ConfigError(f"unknown replay strategy {strategy!r}; choose from {', '.join(REPLAY_ORDERS)}")
-    if min(num, per_prompt, total, least) < 1 or start < 0:
-        raise ConfigError("with_replay needs num, per_prompt, total and least of at least 1, and start >= 0")
-    if least > per_prompt:
-        raise ConfigError(f"with_replay never has least={least} rows of a prompt: raise per_prompt={per_prompt}")
-    return Strategy(
-        ask=partial(_ask_with_replay, num=num, strategy=strategy, start=start, least=least, at_least=at_least),
-        replay=Replay(per_prompt=per_prompt, total=total),
-        start=start,
-    )
-
-
-def _ask_with_replay(
-    rounds: Sequence[Round],
-    setting: Setting,
-    *,
-    num: int,
-    strategy: str,
-    start: int,
-    least: int,
-    at_least: float | None,
-) -> Sequence[Request]:
     groups = fixed().ask(rounds, setting)
     if setting.step < start:
         return groups
@@ -190,14 +176,30 @@ def _extended_group(group: Request, samples: Sequence[ReplayRow | Answer]) -> Re
     return Request(prompt=group.prompt, members=tuple(range(first, first + len(samples))), given=tuple(samples))
 
 
+def _kept_with_answer(
+    rounds: Sequence[Round], setting: Setting, *, further: Sequence[str], replace_failed: bool
+) -> Sequence[Tensor]:
+    return _without_replaced(rounds, setting, 1 + len(further)) if replace_failed else all_trained(rounds, setting)
+
+
+def _check_with_answer(below: float | None, replace_failed: bool) -> None:
+    if below is None and replace_failed:
+        raise ConfigError(
+            "with_answer replaces members of groups that failed: set below, the reward under which a group failed"
+        )
+
+
 @STRATEGIES.register
+@strategy(kept=_kept_with_answer, looks_back=lambda below: below is not None, check=_check_with_answer)
 def with_answer(
+    rounds: Sequence[Round],
+    setting: Setting,
     *,
     column: str = "solution",
     further: Sequence[str] = (),
     below: float | None = None,
     replace_failed: bool = False,
-) -> Strategy:
+) -> Sequence[Request]:
     """Groups that the answers of the data row join as members: all groups, or those with only failed members.
 
     One answer is in ``column``, and one in each of the ``further`` columns. With ``replace_failed`` they replace as
@@ -209,37 +211,31 @@ def with_answer(
     teachers: AMPO, arXiv:2510.02227; a demonstration in the group: LUFFY, arXiv:2504.14945.
     """
     answers = tuple(Answer(name) for name in (column, *further))
-    if below is None and replace_failed:
-        raise ConfigError(
-            "with_answer replaces members of groups that failed: set below, the reward under which a group failed"
-        )
-    if below is None:
-        return Strategy(ask=partial(_ask_with_answer, answers=answers))
-    return Strategy(
-        ask=partial(ask_then, further=partial(_answer_failed, answers=answers, below=below)),
-        kept=partial(_without_replaced, members=len(answers)) if replace_failed else all_trained,
-        looks_back=True,
-    )
-
-
-def _ask_with_answer(rounds: Sequence[Round], setting: Setting, *, answers: Sequence[Answer]) -> Sequence[Request]:
     groups = fixed().ask(rounds, setting)
-    return (*groups, *(_extended_group(group, answers) for group in groups))
-
-
-def _answer_failed(first: Round, setting: Setting, *, answers: Sequence[Answer], below: float) -> Sequence[Request]:
-    prompts = failed(first, setting, below)
+    if below is None:
+        return (*groups, *(_extended_group(group, answers) for group in groups))
+    if len(rounds) != 1:
+        return groups
+    prompts = failed(rounds[0], setting, below)
     return tuple(_extended_group(group, answers) for prompt in prompts for group in setting.groups(prompt, 1))
 
 
+def _check_in_contexts(contexts: Sequence[str | None], sizes: Sequence[int]) -> None:
+    if not contexts or (sizes and len(sizes) != len(contexts)) or any(size < 1 for size in sizes):
+        raise ConfigError(f"in_contexts takes contexts, and a size of 1 or more for each or none, got {sizes}")
+
+
 @STRATEGIES.register
+@strategy(check=_check_in_contexts)
 def in_contexts(
+    rounds: Sequence[Round],
+    setting: Setting,
     *,
     contexts: Sequence[str | None],
     sizes: Sequence[int] = (),
     behind_prompt: bool = False,
     as_own: bool = False,
-) -> Strategy:
+) -> Sequence[Request]:
     """Groups with the prompt in different contexts, part by part: the first members in the first.
 
     The group is dealt out in equal parts, or in parts of these ``sizes``; null is the unchanged prompt. Samples of a
@@ -252,28 +248,23 @@ def in_contexts(
     trained on without them: PolicyRollout (TriMPI), arXiv:2510.09474; a guided part: G2RPO-A, arXiv:2508.13023; members
     without a thought: RAIF, arXiv:2506.01413.
     """
-    if not contexts or (sizes and len(sizes) != len(contexts)) or any(size < 1 for size in sizes):
-        raise ConfigError(f"in_contexts takes contexts, and a size of 1 or more for each or none, got {sizes}")
-    group_requests = partial(
-        _context_requests, contexts=contexts, sizes=sizes, behind_prompt=behind_prompt, as_own=as_own
-    )
-    return Strategy(ask=lambda rounds, setting: () if rounds else tuple(group_requests(setting)))
-
-
-def _context_requests(
-    setting: Setting, *, contexts: Sequence[str | None], sizes: Sequence[int], behind_prompt: bool, as_own: bool
-) -> Iterator[Request]:
+    if rounds:
+        return ()
     sizes = sizes or [setting.group_size // len(contexts)] * len(contexts)
     if sum(sizes) != setting.group_size:
         raise ConfigError(
             f"in_contexts shows {sum(sizes)} members of a group something, and it has {setting.group_size}: choose "
             "rollout.group_size as the sum of sizes, or a multiple of the contexts"
         )
-    ends = list(accumulate(sizes))
-    for prompt in range(setting.num_prompts):
-        for context, size, end in zip(contexts, sizes, ends, strict=True):
-            is_behind = behind_prompt and context is not None
-            members = tuple(range(end - size, end))
-            yield Request(
-                prompt=prompt, members=members, context=context, behind_prompt=is_behind, as_own=is_behind and as_own
-            )
+    parts = list(zip(contexts, sizes, accumulate(sizes), strict=True))
+    return tuple(
+        Request(
+            prompt=prompt,
+            members=tuple(range(end - size, end)),
+            context=context,
+            behind_prompt=behind_prompt and context is not None,
+            as_own=behind_prompt and as_own and context is not None,
+        )
+        for prompt in range(setting.num_prompts)
+        for context, size, end in parts
+    )

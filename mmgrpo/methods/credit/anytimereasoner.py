@@ -6,7 +6,6 @@ Thoughts are compared by the rewards of their answers at every budget, answers b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
@@ -113,8 +112,10 @@ def exits_at(*, at: Sequence[int], then: str, num: int = 4, before: str = "</thi
     """
     require_text(then)
     places = budgets(at=at, pattern=before, room=room)
-    return branching(places, factor=num + 1, rounds=1, most=len(at) + 1, then=partial(_within, at=tuple(at), text=then))
-
-
-def _within(position: int, *, at: tuple[int, ...], text: str) -> str:
-    return text if position in at else ""
+    return branching(
+        places,
+        factor=num + 1,
+        rounds=1,
+        most=len(at) + 1,
+        then=lambda position: then if position in at else "",
+    )

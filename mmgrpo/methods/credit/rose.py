@@ -7,7 +7,6 @@ earn less.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.filters import members
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.maths.strategies import STRATEGIES, Branch, Request, Round, Setting, Strategy
+from mmgrpo.maths.strategies import STRATEGIES, Branch, Request, Round, Setting, strategy
 from mmgrpo.maths.strategies.branch_points import meanings_part
 from mmgrpo.system.lazy import torch
 
@@ -57,8 +56,14 @@ def shorter_branches(feedback: Feedback, advantage_BT: Tensor, *, power: float =
     return advantage_BT - advantage_BT.abs() * less_BT
 
 
+def _check_branch_one_by_one(from_root: float) -> None:
+    if not 0 <= from_root <= 1:
+        raise ConfigError(f"branch_one_by_one begins at the prompt with a probability, got from_root={from_root}")
+
+
 @STRATEGIES.register
-def branch_one_by_one(*, from_root: float = 0.5) -> Strategy:
+@strategy(looks_back=True, places=meanings_part, check=_check_branch_one_by_one)
+def branch_one_by_one(rounds: Sequence[Round], setting: Setting, *, from_root: float = 0.5) -> Sequence[Request]:
     """Trees that grow by a row of each group a round, from the decision of the highest semantic entropy of the group.
 
     The first row begins at the prompt. Each of the group_size - 1 that follow does so too with the probability
@@ -69,12 +74,6 @@ def branch_one_by_one(*, from_root: float = 0.5) -> Strategy:
         generate_sequences_loop_entropy, branch_metric cosine-entropy). Deviation: a row's first decision is no branch
         point.
     """
-    if not 0 <= from_root <= 1:
-        raise ConfigError(f"branch_one_by_one begins at the prompt with a probability, got from_root={from_root}")
-    return Strategy(ask=partial(_ask_one_row, from_root=from_root), looks_back=True, places=meanings_part())
-
-
-def _ask_one_row(rounds: Sequence[Round], setting: Setting, *, from_root: float) -> Sequence[Request]:
     member = len(rounds)
     if member == setting.group_size:
         return ()

@@ -6,11 +6,10 @@ The mean score of right samples is raised above that of wrong ones, with a penal
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.strategies import STRATEGIES, Answer, Request, Round, Setting, Strategy, fixed
+from mmgrpo.maths.strategies import STRATEGIES, Answer, Request, Round, Setting, fixed, strategy
 from mmgrpo.maths.terms import TERMS
 from mmgrpo.maths.terms.group_losses import Members, group_loss
 from mmgrpo.system.lazy import torch
@@ -43,8 +42,16 @@ def equivalents(members: Members, *, beta: float = 0.1, variance: float = 1.0, r
     return loss_P.where(right_PG.any(1) & wrong_PG.any(1), 0.0)
 
 
+def _check_answers_of_source(columns: Sequence[str]) -> None:
+    if not columns:
+        raise ConfigError("answers_of_source needs the columns that hold a row's answers, one at least")
+
+
 @STRATEGIES.register
-def answers_of_source(*, source: str, columns: Sequence[str]) -> Strategy:
+@strategy(check=_check_answers_of_source)
+def answers_of_source(
+    rounds: Sequence[Round], setting: Setting, *, source: str, columns: Sequence[str]
+) -> Sequence[Request]:
     """Groups of prompts of one source consist of answers of their rows, one in each column, without sampling. Those of
     all other prompts are sampled.
 
@@ -52,15 +59,7 @@ def answers_of_source(*, source: str, columns: Sequence[str]) -> Strategy:
     Source: OORL, arXiv:2505.12723, with groups of equivalent programs for a loss of groups, in addition to sampled
         groups.
     """
-    if not columns:
-        raise ConfigError("answers_of_source needs the columns that hold a row's answers, one at least")
     answers = tuple(Answer(column) for column in columns)
-    return Strategy(ask=partial(_ask_answers_of_source, source=source, answers=answers))
-
-
-def _ask_answers_of_source(
-    rounds: Sequence[Round], setting: Setting, *, source: str, answers: Sequence[Answer]
-) -> Sequence[Request]:
     read = tuple(range(len(answers)))
     return tuple(
         Request(prompt=request.prompt, members=read, given=answers)

@@ -6,7 +6,6 @@ Samples at another temperature that beat their group replace rows of the step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
@@ -15,7 +14,7 @@ from mmgrpo.maths.controllers import CONTROLLERS
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.origins import DRAWN
-from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, Strategy, ask_then, trained
+from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, second_round, trained
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -38,10 +37,41 @@ def fixed_off_policy_advantage(feedback: Feedback, advantage_BT: Tensor, *, valu
     return advantage_BT.masked_fill(read_B[:, None], value)
 
 
+def _select_rows(
+    rounds: Sequence[Round], setting: Setting, *, temperature: float, most: int, better: float, eps: float
+) -> Sequence[Tensor]:
+    first, *further = rounds
+    if not further:
+        return [trained(first)]
+    advantages = _advantages(further[0], eps)
+    best = [row for row in _ordered(further[0]) if advantages[row] > better]
+    num = min(most, len(best)) // (2 if temperature < 1 else 1)
+    taken_B, placed_B = trained(first), torch.zeros_like(trained(further[0]))
+    taken_B[_ordered(first)[:num]] = False
+    placed_B[best[:num]] = True
+    return [taken_B, placed_B]
+
+
+def _check_with_tempered(share: float, most: int, temperature: float) -> None:
+    if not 0 < share <= 1 or most < 1 or temperature <= 0:
+        raise ConfigError(
+            f"with_tempered needs a share above 0 up to 1, most >= 1 and a temperature above 0, got {share}, {most}, "
+            f"{temperature}"
+        )
+
+
 @STRATEGIES.register
+@second_round(kept=_select_rows, check=_check_with_tempered)
 def with_tempered(
-    *, temperature: float = 1.2, share: float = 0.25, most: int = 60, better: float = 0.05, eps: float = 1e-6
-) -> Strategy:
+    first: Round,
+    setting: Setting,
+    *,
+    temperature: float = 1.2,
+    share: float = 0.25,
+    most: int = 60,
+    better: float = 0.05,
+    eps: float = 1e-6,
+) -> Sequence[Request]:
     """The first prompts are sampled once more at another temperature; samples that beat their group replace other rows.
 
     A further group of each of the first ``share`` of the prompts, one at least. Of these members those train that are
@@ -53,39 +83,11 @@ def with_tempered(
     Raises: ConfigError for numbers that request nothing.
     Source: AEPO, arXiv:2510.08141, and its code (597358816/AEPO, ``ray_trainer.py``).
     """
-    if not 0 < share <= 1 or most < 1 or temperature <= 0:
-        raise ConfigError(
-            f"with_tempered needs a share above 0 up to 1, most >= 1 and a temperature above 0, got {share}, {most}, "
-            f"{temperature}"
-        )
-    again = partial(_tempered_requests, share=share, settings={"temperature": temperature})
-    select_rows = partial(_select_rows, most=most, halved=temperature < 1, better=better, eps=eps)
-    return Strategy(ask=partial(ask_then, further=again), kept=select_rows, looks_back=True)
-
-
-def _tempered_requests(
-    first: Round, setting: Setting, *, share: float, settings: dict[str, float]
-) -> Sequence[Request]:
     members = tuple(range(setting.group_size, 2 * setting.group_size))
     return tuple(
-        Request(prompt=prompt, members=members, settings=settings, behind_prompt=True, as_own=True)
+        Request(prompt=prompt, members=members, settings={"temperature": temperature}, behind_prompt=True, as_own=True)
         for prompt in range(max(1, int(share * setting.num_prompts)))
     )
-
-
-def _select_rows(
-    rounds: Sequence[Round], setting: Setting, *, most: int, halved: bool, better: float, eps: float
-) -> Sequence[Tensor]:
-    first, *further = rounds
-    if not further:
-        return [trained(first)]
-    advantages = _advantages(further[0], eps)
-    best = [row for row in _ordered(further[0]) if advantages[row] > better]
-    num = min(most, len(best)) // (2 if halved else 1)
-    taken_B, placed_B = trained(first), torch.zeros_like(trained(further[0]))
-    taken_B[_ordered(first)[:num]] = False
-    placed_B[best[:num]] = True
-    return [taken_B, placed_B]
 
 
 def _ordered(round_: Round) -> list[int]:

@@ -13,7 +13,7 @@ from statistics import pvariance
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.columns import column_of
 from mmgrpo.maths.pass_rate import largest_gains, rates_seen, sized
-from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, Strategy
+from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, strategy
 from mmgrpo.memory import Memory
 
 HARD, EASY = 0.05, 0.99
@@ -24,8 +24,16 @@ FIRST_SHARE, FULL_SHARE = 0.6, 0.8
 SLOWEST, FASTEST = 12.0, 3.0
 
 
+def _check_by_capability(least: int, most: int, total: float) -> None:
+    if not 1 <= least <= most or not total > 2:
+        raise ConfigError(f"by_capability needs 1 <= least <= most and total > 2, got {least}, {most}, {total}")
+
+
 @STRATEGIES.register
-def by_capability(*, least: int = 2, most: int = 128, total: float = 11.0) -> Strategy:
+@strategy(memory=tuple(column_of(name) for name in ("last_rate", "visits", "last_step")), check=_check_by_capability)
+def by_capability(
+    rounds: Sequence[Round], setting: Setting, *, least: int = 2, most: int = 128, total: float = 11.0
+) -> Sequence[Request]:
     """Allocates the step's samples by a value of pass rates that moves from easy prompts to hard ones during training.
 
     value(n, p) = (1 - e^(-n p (1 - p) / tau)) Beta(p; a, b), a = 1 + (``total`` - 2) g, b = ``total`` - a, where g = f
@@ -40,18 +48,6 @@ def by_capability(*, least: int = 2, most: int = 128, total: float = 11.0) -> St
     Source: CoBA-RL, arXiv:2602.03048, and its code (Within-yao/CoBA-RL, ``budget_allocators.py``, BetaAllocator).
         Deviation: f is of one step, as in the published run, not of a window.
     """
-    if not 1 <= least <= most or not total > 2:
-        raise ConfigError(f"by_capability needs 1 <= least <= most and total > 2, got {least}, {most}, {total}")
-    columns = ("last_rate", "visits", "last_step")
-    return Strategy(
-        ask=partial(_ask_by_capability, least=least, most=most, total=total),
-        memory=tuple(column_of(name) for name in columns),
-    )
-
-
-def _ask_by_capability(
-    rounds: Sequence[Round], setting: Setting, *, least: int, most: int, total: float
-) -> Sequence[Request]:
     if rounds:
         return ()
     known_rates, budget = rates_seen(setting), setting.group_size * setting.num_prompts

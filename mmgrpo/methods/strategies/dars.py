@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, Strategy, ask_then
+from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, second_round
+
+
+def _check_more_where_hard(weight: str, most: int) -> None:
+    if weight not in ("equal", "hardness") or most < 2:
+        raise ConfigError(f"more_where_hard needs weight: equal or hardness, and most >= 2, got {weight!r}, {most}")
 
 
 @STRATEGIES.register
-def more_where_hard(*, most: int, weight: str = "equal", standardised: bool = False) -> Strategy:
+@second_round(check=_check_more_where_hard)
+def more_where_hard(
+    first: Round, setting: Setting, *, most: int, weight: str = "equal", standardised: bool = False
+) -> Sequence[Request]:
     """Further members for prompts that fewer than half of the first members solve, in a second round.
 
     With S(u) the mean |A| of a member, 2 u (1 - u), or 2 sqrt(u (1 - u)) where advantages are ``standardised``, the
@@ -26,18 +33,11 @@ def more_where_hard(*, most: int, weight: str = "equal", standardised: bool = Fa
     Source: DARS, arXiv:2508.13755, and its code (yangzhch6/DARS, ``ray_dars_trainer.py``, ``schedule_ET`` and
         ``schedule_HW``).
     """
-    if weight not in ("equal", "hardness") or most < 2:
-        raise ConfigError(f"more_where_hard needs weight: equal or hardness, and most >= 2, got {weight!r}, {most}")
-    further = partial(_further_requests, most=most, hardness=weight == "hardness", standardised=standardised)
-    return Strategy(ask=partial(ask_then, further=further), looks_back=True)
-
-
-def _further_requests(
-    first: Round, setting: Setting, *, most: int, hardness: bool, standardised: bool
-) -> Sequence[Request]:
     size, rewards = setting.group_size, first.rewards()
     rates = {prompt: sum(of.values()) / len(of) for prompt, of in sorted(rewards.items())}
-    more = {prompt: further_members(rate, size, most, hardness, standardised) for prompt, rate in rates.items()}
+    more = {
+        prompt: further_members(rate, size, most, weight == "hardness", standardised) for prompt, rate in rates.items()
+    }
     return tuple(
         Request(prompt=prompt, members=tuple(range(size, size + num))) for prompt, num in more.items() if num > 0
     )

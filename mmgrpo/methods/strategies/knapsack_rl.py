@@ -7,16 +7,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.columns import column_of
 from mmgrpo.maths.pass_rate import largest_gains, rates_seen, sized
-from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, Strategy
+from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, strategy
+
+
+def _check_by_learning_value(least: int, most: int, confidence: float) -> None:
+    if not 1 <= least <= most or not 0 < confidence < 1:
+        raise ConfigError(
+            f"by_learning_value needs 1 <= least <= most and a confidence within 0 and 1, got {least}, {most}, "
+            f"{confidence}"
+        )
 
 
 @STRATEGIES.register
-def by_learning_value(*, least: int = 2, most: int = 128, confidence: float = 0.9) -> Strategy:
+@strategy(memory=(column_of("last_rate"), column_of("visits")), check=_check_by_learning_value)
+def by_learning_value(
+    rounds: Sequence[Round], setting: Setting, *, least: int = 2, most: int = 128, confidence: float = 0.9
+) -> Sequence[Request]:
     """Allocates the step's samples by their value: group sizes of the largest total value, of the same sum.
 
     value(n, p) = (1 - p^n - (1 - p)^n) p (1 - p)^2: the probability that n samples are not all alike, times the gain of
@@ -30,20 +40,6 @@ def by_learning_value(*, least: int = 2, most: int = 128, confidence: float = 0.
     Source: Knapsack RL, arXiv:2509.25849, and the solver that goes with it (``sampling_budget_by_knapsack``).
         Deviation: there, the value of the least members counts only for prompts that get more than those.
     """
-    if not 1 <= least <= most or not 0 < confidence < 1:
-        raise ConfigError(
-            f"by_learning_value needs 1 <= least <= most and a confidence within 0 and 1, got {least}, {most}, "
-            f"{confidence}"
-        )
-    return Strategy(
-        ask=partial(_ask_by_value, least=least, most=most, confidence=confidence),
-        memory=(column_of("last_rate"), column_of("visits")),
-    )
-
-
-def _ask_by_value(
-    rounds: Sequence[Round], setting: Setting, *, least: int, most: int, confidence: float
-) -> Sequence[Request]:
     if rounds:
         return ()
     known_rates = rates_seen(setting)

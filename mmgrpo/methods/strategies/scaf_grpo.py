@@ -7,51 +7,14 @@ the group.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, Strategy, ask_then, failed, trained
+from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, failed, second_round, trained
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@STRATEGIES.register
-def scaffold(*, contexts: Sequence[str], below: float = 1.0, start: int = 0, behind_prompt: bool = False) -> Strategy:
-    """Prompts with only failed members get one hint after another; the right answer with the smallest hint joins them.
-
-    A group fails where all rewards are under ``below``. One further member is sampled in each of the ``contexts``, with
-    ever larger hints; the first of them with a reward of at least ``below`` replaces the group's last member, and the
-    others are left out. Before step ``start`` there are no hints. The answer is trained on with its hint in place, or
-    with the unchanged prompt.
-
-    Units: below in those of the reward; start in steps.   Raises: ConfigError without contexts.
-    Source: Scaf-GRPO, arXiv:2510.19807, and its code (dvlab-research/Scaf-GRPO, ``ray_trainer.py`` of
-        ``hint_mix_grpo`` with ``replace_num`` 1; behind_prompt is its ``replace_hint_prompt``).
-    """
-    if not contexts or start < 0:
-        raise ConfigError("scaffold needs the contexts that tell ever more, one at least, and start >= 0")
-    attempt = partial(_hinted_requests, contexts=tuple(contexts), below=below, start=start, behind_prompt=behind_prompt)
-    return Strategy(
-        ask=partial(ask_then, further=attempt),
-        kept=partial(_with_least_hinted, below=below),
-        looks_back=True,
-        start=start,
-    )
-
-
-def _hinted_requests(
-    first: Round, setting: Setting, *, contexts: Sequence[str], below: float, start: int, behind_prompt: bool
-) -> Sequence[Request]:
-    if setting.step < start:
-        return ()
-    return tuple(
-        Request(prompt=prompt, members=(setting.group_size + tier,), context=context, behind_prompt=behind_prompt)
-        for prompt in failed(first, setting, below)
-        for tier, context in enumerate(contexts)
-    )
 
 
 def _with_least_hinted(rounds: Sequence[Round], setting: Setting, *, below: float) -> Sequence[Tensor]:
@@ -68,3 +31,39 @@ def _with_least_hinted(rounds: Sequence[Round], setting: Setting, *, below: floa
     solved = hinted.prompt_B[chosen_B]
     replaced_B = torch.isin(rounds[0].prompt_B, solved) & (rounds[0].member_B == setting.group_size - 1)
     return [keep[0] & ~replaced_B, keep[1] & chosen_B]
+
+
+def _check_scaffold(contexts: Sequence[str], start: int) -> None:
+    if not contexts or start < 0:
+        raise ConfigError("scaffold needs the contexts that tell ever more, one at least, and start >= 0")
+
+
+@STRATEGIES.register
+@second_round(kept=_with_least_hinted, start=lambda start: start, check=_check_scaffold)
+def scaffold(
+    first: Round,
+    setting: Setting,
+    *,
+    contexts: Sequence[str],
+    below: float = 1.0,
+    start: int = 0,
+    behind_prompt: bool = False,
+) -> Sequence[Request]:
+    """Prompts with only failed members get one hint after another; the right answer with the smallest hint joins them.
+
+    A group fails where all rewards are under ``below``. One further member is sampled in each of the ``contexts``, with
+    ever larger hints; the first of them with a reward of at least ``below`` replaces the group's last member, and the
+    others are left out. Before step ``start`` there are no hints. The answer is trained on with its hint in place, or
+    with the unchanged prompt.
+
+    Units: below in those of the reward; start in steps.   Raises: ConfigError without contexts.
+    Source: Scaf-GRPO, arXiv:2510.19807, and its code (dvlab-research/Scaf-GRPO, ``ray_trainer.py`` of
+        ``hint_mix_grpo`` with ``replace_num`` 1; behind_prompt is its ``replace_hint_prompt``).
+    """
+    if setting.step < start:
+        return ()
+    return tuple(
+        Request(prompt=prompt, members=(setting.group_size + tier,), context=context, behind_prompt=behind_prompt)
+        for prompt in failed(first, setting, below)
+        for tier, context in enumerate(contexts)
+    )

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.columns import column_of
-from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, Strategy
+from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, strategy
 from mmgrpo.system.lazy import torch
 
 STEEPEST = 50.0
@@ -78,8 +78,25 @@ def _fitted(points: tuple[tuple[float, float], ...]) -> Curve:
     return Curve(float(slope_K[k]), float(middle_M[m]), float(floor_KM[k, m]))
 
 
+def _check_adaptive_hints(rounds: int, target: float, first: float) -> None:
+    if rounds < 1 or not 0 < target < 1 or not 0 <= first <= 1:
+        raise ConfigError(
+            f"adaptive_hints needs rounds >= 1, a target between 0 and 1 and a first share, got {rounds}, {target}, "
+            f"{first}"
+        )
+
+
 @STRATEGIES.register
-def adaptive_hints(*, context: str, rounds: int = 4, target: float = 0.5, first: float = 0.99) -> Strategy:
+@strategy(looks_back=True, memory=(column_of("share"),), check=_check_adaptive_hints)
+def adaptive_hints(
+    earlier: Sequence[Round],
+    setting: Setting,
+    *,
+    context: str,
+    rounds: int = 4,
+    target: float = 0.5,
+    first: float = 0.99,
+) -> Sequence[Request]:
     """A group is sampled in equal rounds, each with the share of an answer in its prompt that makes the ``target`` of
     its members right.
 
@@ -91,30 +108,18 @@ def adaptive_hints(*, context: str, rounds: int = 4, target: float = 0.5, first:
     Raises: ConfigError for numbers that request nothing, and groups that do not split into equal rounds.
     Source: SEELE, arXiv:2509.06923, sec. 4.2 and 4.3. Deviation: ``first``; there all but one of the answer's tokens.
     """
-    if rounds < 1 or not 0 < target < 1 or not 0 <= first <= 1:
-        raise ConfigError(
-            f"adaptive_hints needs rounds >= 1, a target between 0 and 1 and a first share, got {rounds}, {target}, "
-            f"{first}"
-        )
-    ask = partial(_ask, context=context, num_rounds=rounds, target=target, first=first)
-    return Strategy(ask=ask, looks_back=True, memory=(column_of("share"),))
-
-
-def _ask(
-    rounds: Sequence[Round], setting: Setting, *, context: str, num_rounds: int, target: float, first: float
-) -> Sequence[Request]:
-    size, remainder = divmod(setting.group_size, num_rounds)
+    size, remainder = divmod(setting.group_size, rounds)
     if remainder:
-        raise ConfigError(f"{setting.group_size} members do not come in {num_rounds} equal rounds: change group_size")
-    if len(rounds) == num_rounds:
+        raise ConfigError(f"{setting.group_size} members do not come in {rounds} equal rounds: change group_size")
+    if len(earlier) == rounds:
         return ()
     prompts = range(setting.num_prompts)
-    if rounds:
-        shares = [fitted([_point(round_, prompt) for round_ in rounds]).share_for(target) for prompt in prompts]
+    if earlier:
+        shares = [fitted([_point(round_, prompt) for round_ in earlier]).share_for(target) for prompt in prompts]
     else:
         last_P = setting.memory.read("share", [setting.key_of(prompt) for prompt in prompts])
         shares = [share if share >= 0 else first for share in last_P.tolist()]
-    members = tuple(range(len(rounds) * size, (len(rounds) + 1) * size))
+    members = tuple(range(len(earlier) * size, (len(earlier) + 1) * size))
     return [
         Request(prompt=prompt, members=members, context=context, share=share)
         for prompt, share in zip(prompts, shares, strict=True)

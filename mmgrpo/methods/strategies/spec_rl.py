@@ -6,14 +6,21 @@ Samples start from the accepted prefix of the prompt's previous samples.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.strategies import STRATEGIES, Replay, Request, Round, Setting, Strategy
+from mmgrpo.maths.strategies import STRATEGIES, Replay, Request, Round, Setting, strategy
+
+
+def _check_with_drafts(per_prompt: int, total: int) -> None:
+    if min(per_prompt, total) < 1:
+        raise ConfigError(f"with_drafts remembers a row or more, got per_prompt={per_prompt} and total={total}")
 
 
 @STRATEGIES.register
-def with_drafts(*, lenience: float = 0.0, per_prompt: int = 16, total: int = 100_000) -> Strategy:
+@strategy(replay=lambda per_prompt, total: Replay(per_prompt=per_prompt, total=total), check=_check_with_drafts)
+def with_drafts(
+    rounds: Sequence[Round], setting: Setting, *, lenience: float = 0.0, per_prompt: int = 16, total: int = 100_000
+) -> Sequence[Request]:
     """Groups with members that begin with the accepted prefixes of the rows sampled at the prompt's last visit.
 
     Of each the first decisions that ``accepted`` keeps; the row continues from there, and one that is kept completely
@@ -24,12 +31,6 @@ def with_drafts(*, lenience: float = 0.0, per_prompt: int = 16, total: int = 100
     Units: lenience in nats; rows.   Raises: ConfigError for a memory of nothing.
     Source: SPEC-RL, arXiv:2509.23232, and its code (ShopeeLLM/Spec-RL, ``ray_trainer.py``).
     """
-    if min(per_prompt, total) < 1:
-        raise ConfigError(f"with_drafts remembers a row or more, got per_prompt={per_prompt} and total={total}")
-    return Strategy(ask=partial(_ask, lenience=lenience), replay=Replay(per_prompt=per_prompt, total=total))
-
-
-def _ask(rounds: Sequence[Round], setting: Setting, *, lenience: float) -> Sequence[Request]:
     if rounds:
         return ()
     requests = []
