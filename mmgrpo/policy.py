@@ -362,7 +362,7 @@ class SupportsContextParallel(ABC):
 
 
 class SupportsExport(ABC):
-    """A policy whose full model can be written in the format of its own library."""
+    """A policy that can write its full model in the format of its library."""
 
     @abstractmethod
     def export(self, directory: Path, *, dtype: str | None = None) -> None:

@@ -85,7 +85,7 @@ class Scores:
         failed: per reward, whether it failed on each sample (raised, timed out, or gave NaN or infinity).
         explanations: per reward with explanations, one entry per sample; None: no explanation.
         scopes: per reward that scores parts, one entry per sample; None: no scored parts.
-        remembered: per reward with a cache, whether each sample's score came from the cache.
+        remembered: per reward with a cache, whether each sample's score is from the cache.
         took_s: per reward, its run time in seconds.
     """
 
@@ -187,7 +187,7 @@ class Scores:
 
     @property
     def cached(self) -> dict[str, int]:
-        """Per reward with a cache, the number of samples whose score came from the cache."""
+        """Per reward with a cache, the number of samples with a score from the cache."""
         return {name: sum(map(bool, hits)) for name, hits in self.remembered.items()}
 
     @property

@@ -196,7 +196,7 @@ class Rollout:
         recomputed_B: bool, off-policy rows without log-probabilities, for which ``old_logprob_BT`` was computed by the
             policy when it read them; None: none.
         token_BT: integer, the token that each decision sampled, -1 where there is no decision; None where a decision is
-            not one token. Its columns are those of ``old_logprob_BT``, whatever the order of ``Sample.tokens``.
+            not one token. Its columns are those of ``old_logprob_BT``, for any order of ``Sample.tokens``.
         is_prefix: whether the state of a decision is the prompt of the row and the tokens of the decisions before it,
             so that rows of several rollouts with a common beginning have states in common.
         num_decisions_B: number of decisions per row, in its first columns; None: as many as there are columns.

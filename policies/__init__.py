@@ -1,1 +1,1 @@
-"""Adapters: what turns a model of a library into an ``mmgrpo.policy.Policy``."""
+"""Adapters: turn a model of a library into an ``mmgrpo.policy.Policy``."""

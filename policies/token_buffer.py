@@ -57,7 +57,7 @@ class TokenBuffer:
             limit_N: maximum number of tokens of each row.
             device: device of the logits.
             uniform_NT: the random number of each decision, in [0, 1); None takes the likeliest token.
-            forced_NT: tokens to store whatever the logits are; None samples them.
+            forced_NT: tokens to store for any logits; None samples them.
             random_T: bool, False at decisions that take the likeliest token nevertheless; None: all are sampled.
             numbers: statistics to store per token, by their names in ``TOKEN_STATISTICS``.
             embedding_VD: the embedding of each token, for statistics that need it.

@@ -168,7 +168,8 @@ class Weights(NamedWeights):
                 self._files.save(self.modules, self.lora, directory / STORED_FOLDER / name, self._store.key(name))
 
     def load(self, directory: Path) -> None:
-        """Restores what ``save`` wrote. Raises CheckpointError if files are missing or are of another model."""
+        """Restores the weights that ``save`` wrote. Raises CheckpointError if files are missing or are of another
+        model."""
         folders = {path.name: path for path in sorted((directory / STORED_FOLDER).glob("*")) if path.is_dir()}
         if isinstance(self._store, ModuleCopies):
             self._load_modules(self.modules, directory)

@@ -1,1 +1,1 @@
-"""Scorers: what judges samples, as ``mmgrpo.reward.Reward``."""
+"""Rewards: score samples, as ``mmgrpo.reward.Reward``."""

@@ -47,7 +47,7 @@ def test_index_says_what_a_method_is_made_of() -> None:
     assert (row.include, row.method.title, row.method.paper) == ("methods/grpo-guard", "GRPO-Guard", "2510.22319")
     assert row.composition == (
         "flow_sde 0.7; window all; advantage group within 5; "
-        "clipped (low 2e-06, high 2e-06) of the normalised ratio; weight inverse_step"
+        "clipped (low 2e-06, high 2e-06) of the normalized ratio; weight inverse_step"
     )
     assert row.sources[1] == ("policy.strength", "0.7", "flow_grpo, config/base.py, sample.noise_level")
     assert row.published[1][:2] == ("rollout.prompts_per_step", "48")

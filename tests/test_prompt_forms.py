@@ -259,7 +259,7 @@ class TestErrors:
             ),
             ({"messages": [user("<audio>what?")]}, "hold 1 audio placeholders and the row 0 audios"),
             ({"prompt": [user([{"type": "audio", "audio": "a.wav"}])]}, r"line 1: .*a.wav does not exist"),
-            ({"prompt": "p", "audio": "1.png"}, r"line 1: .*1.png cannot be opened as a sound"),
+            ({"prompt": "p", "audio": "1.png"}, r"line 1: .*1.png cannot be opened as audio"),
             ({"prompt": "p", "audio": 3}, "line 1: the audio must be a path or have an array and a sampling_rate, got"),
             ({"prompt": "p", "audio": {"array": [0.5], "sampling_rate": 0}}, "line 1: Audio.sampling_rate must be an"),
             ({"prompt": [user(3)]}, "content must be a text or a list of parts, got 3"),

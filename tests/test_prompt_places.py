@@ -187,5 +187,5 @@ def test_a_video_with_frames_that_large_is_refused_where_it_is_read(
 def test_a_sound_that_would_unpack_to_too_much_is_refused(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_audio(str(outside / "a.wav")).values.shape == (1, 80)
     monkeypatch.setattr(audio_loading, "MAX_VALUES", 79)
-    with pytest.raises(DataError, match=r"a.wav cannot be opened as a sound .*it has more than 79 values"):
+    with pytest.raises(DataError, match=r"a.wav cannot be opened as audio .*it has more than 79 values"):
         load_audio(str(outside / "a.wav"))

@@ -278,6 +278,6 @@ class TestStream:
 def test_a_column_of_pictures_that_no_row_has_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", {"prompt": "a", "mask": None}, {"prompt": "b", "edge": 1})
     with pytest.raises(
-        DataError, match=r"names the column 'masc', which no row of .*rows.jsonl has; there are mask, edge"
+        DataError, match=r"names the column 'masc', which no row of .*rows.jsonl has; the columns are mask, edge"
     ):
         load_prompts(path, pictures=["masc"])

@@ -130,23 +130,23 @@ def test_a_playlist_is_no_sound(tmp_path: Path) -> None:
     listed = f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile://{tmp_path}/a.wav\n#EXT-X-ENDLIST\n"
     for name, text in (("a.m3u8", listed), ("a.wav.txt", "ffconcat version 1.0\nfile a.wav\n"), ("b.wav", listed)):
         (tmp_path / name).write_text(text)
-        with pytest.raises(DataError, match=f"{name} cannot be opened as a sound"):
+        with pytest.raises(DataError, match=f"{name} cannot be opened as audio"):
             load_audio(tmp_path / name)
-        with pytest.raises(DataError, match="cannot be opened as a sound"):
+        with pytest.raises(DataError, match="cannot be opened as audio"):
             load_audio(text.encode())
 
 
 @pytest.mark.parametrize(
     ("form", "said"),
     [
-        (3, "a sound must be a path, bytes, .* got a int"),
+        (3, "audio must be a path, bytes, .* got a int"),
         ({"array": [0.0, float("inf")], "sampling_rate": 8}, "not finite"),
         ({"array": [[[0.0]]], "sampling_rate": 8}, r"must be \(samples,\) or \(channels, samples\)"),
         ({"array": [0.0], "sampling_rate": None}, "sampling_rate must be an integer"),
         ("http://host/a.wav", "is a URL and nothing is fetched"),
         ("nowhere.wav", "nowhere.wav does not exist"),
-        ("data:audio/wav;base64,", "holds no data"),
-        (b"RIFFxxxx", "the sound of 8 bytes cannot be opened"),
+        ("data:audio/wav;base64,", "without data"),
+        (b"RIFFxxxx", "the audio of 8 bytes cannot be opened"),
     ],
 )
 def test_what_cannot_be_heard_says_why(form: Any, said: str) -> None:
@@ -215,7 +215,7 @@ class TestRows:
 
     def test_bytes_that_are_no_sound_name_their_row(self) -> None:
         stored = [{"bytes": data, "path": None} for data in (encode_wav(tone()), b"nothing")]
-        with pytest.raises(DataError, match=r"the dataset, row 1: .* cannot be opened as a sound"):
+        with pytest.raises(DataError, match=r"the dataset, row 1: .* cannot be opened as audio"):
             load_prompts(dataset(stored))
 
     def test_the_sound_is_part_of_what_a_row_is(self) -> None:

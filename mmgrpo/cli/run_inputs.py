@@ -213,7 +213,7 @@ def resumed_settings(resume: Path, config: str | None, overrides: list[str], *, 
 
 
 def policy_of(settings: RunConfig, checkpoint: Path | None) -> Policy:
-    """The policy on the device of the machine, with the weights of a run or checkpoint if given."""
+    """The policy on the device of the machine, with the weights of a run or checkpoint if there is one."""
     import torch
 
     from mmgrpo.runs.resuming import policy_weights_folder
@@ -226,7 +226,8 @@ def policy_of(settings: RunConfig, checkpoint: Path | None) -> Policy:
 
 
 def evaluation_of(settings: RunConfig, checkpoint: Path | None, *, trust: bool = False) -> EvaluationResult | None:
-    """The evaluation of the policy, with the weights of a run or checkpoint if given; None except on the main process.
+    """The evaluation of the policy, with the weights of a run or checkpoint if there is one; None except on the main
+    process.
 
     A task that follows another one gets its prompts from the leader's policy at the same checkpoint.
     """
@@ -268,7 +269,7 @@ def _prompts_from_leader(
 
 
 def weights_for(config: str, checkpoint: Path | None, task: str | None = None, *, best: bool = False) -> Path | None:
-    """The checkpoint to load: ``checkpoint`` if given, else ``config`` where it is a run folder.
+    """The checkpoint to load: ``checkpoint`` if set, else ``config`` where it is a run folder.
 
     Args:
         config: the CONFIG argument of the command.

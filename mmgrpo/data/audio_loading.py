@@ -23,7 +23,7 @@ from mmgrpo.samples import Audio
 FORMATS = ("wav", "w64", "aiff", "au", "flac", "mp3", "ogg", "mov", "matroska", "aac")
 """Supported formats, by ffmpeg's names: containers that include their audio and reference no other file."""
 MAX_VALUES = 2**27
-"""Maximal number of decoded values of a sound: 25 minutes of 44.1 kHz stereo."""
+"""Maximal number of decoded values of an audio file: 25 minutes of 44.1 kHz stereo."""
 FULL_SCALE = 2**15
 FILE_KEYS = ("data", "bytes", "path")
 """Keys of a mapping that may contain the path or bytes of a file."""
@@ -49,7 +49,7 @@ def load_audio(sound: object) -> Audio:
     if isinstance(sound, Path):
         return _decode_file(require_local_file(str(sound)), str(sound))
     if isinstance(sound, bytes | bytearray | memoryview):
-        return _decode_file(BytesIO(sound), f"the sound of {len(sound)} bytes")
+        return _decode_file(BytesIO(sound), f"the audio of {len(sound)} bytes")
     if isinstance(sound, str):
         data = None if os.path.exists(path_from_text(sound)) else decode_audio_text(sound)
         return _decode_file(require_local_file(sound), sound) if data is None else load_audio(data)
@@ -63,7 +63,7 @@ def load_audio(sound: object) -> Audio:
         samples: Any = sound.get_all_samples()  # pyright: ignore[reportAttributeAccessIssue]
         return audio_from_array(samples.data, samples.sample_rate)
     raise DataError(
-        "a sound must be a path, bytes, base64, an mmgrpo.types.Audio or a mapping with 'array' and 'sampling_rate', "
+        "audio must be a path, bytes, base64, an mmgrpo.types.Audio or a mapping with 'array' and 'sampling_rate', "
         f"'bytes' or 'path', got a {type(sound).__name__}"
     )
 
@@ -76,13 +76,13 @@ def audio_from_array(array: Any, rate: Any) -> Audio:
     try:
         values = torch.as_tensor(np.asarray(array) if not isinstance(array, Tensor) else array)
     except (TypeError, ValueError) as error:
-        raise DataError(f"a sound's array must hold numbers: {error}") from error
+        raise DataError(f"an audio array must hold numbers: {error}") from error
     if values.ndim not in (1, 2) or values.numel() == 0 or values.is_complex() or values.dtype == torch.bool:
-        raise DataError(f"a sound must be (samples,) or (channels, samples), got {tuple(values.shape)} {values.dtype}")
+        raise DataError(f"audio must be (samples,) or (channels, samples), got {tuple(values.shape)} {values.dtype}")
     scale = 1.0 if values.is_floating_point() else FULL_SCALE
     values = values.detach().cpu().float().reshape(-1, *values.shape[-1:]) / scale
     if not bool(values.isfinite().all()):
-        raise DataError("a sound holds values that are not finite numbers; replace it or leave its row out")
+        raise DataError("the audio holds values that are not finite numbers; replace it or leave its row out")
     if values.shape[0] > values.shape[1]:
         values = values.T
     is_integer = isinstance(rate, np.integer) or (isinstance(rate, float) and rate.is_integer())
@@ -119,9 +119,9 @@ def decode_audio_text(text: str) -> bytes | None:
     except (binascii.Error, ValueError) as error:
         if not head:
             return None
-        raise DataError(f"the sound {text[:40]}... is not base64: {error}") from error
+        raise DataError(f"the audio {text[:40]}... is not base64: {error}") from error
     if head and not (comma and payload):
-        raise DataError(f"the sound {text[:40]} is a data: URL that holds no data; is it cut off?")
+        raise DataError(f"the audio {text[:40]} is a data: URL without data; is it cut off?")
     return payload
 
 
@@ -163,17 +163,17 @@ def _open_container(source: str | BytesIO, name: str) -> Any:
     import av
 
     if isinstance(source, str) and not os.path.exists(source):
-        raise DataError(f"{name[:200]} does not exist; a sound must be a file of this machine")
+        raise DataError(f"{name[:200]} does not exist; audio must be a file of this machine")
     try:
         container = av.open(source, options={"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "file"})
     except (av.FFmpegError, ValueError, OSError) as error:
         raise DataError(_unreadable_message(name, error)) from error
     if not container.streams.audio:
         container.close()
-        raise DataError(_unreadable_message(name, ValueError("it holds no sound")))
+        raise DataError(_unreadable_message(name, ValueError("it has no audio")))
     return container
 
 
 def _unreadable_message(name: str, error: Exception) -> str:
     reason = f"{type(error).__name__}: {error}"[:200]
-    return f"{name[:200]} cannot be opened as a sound ({reason}); replace it or leave its row out"
+    return f"{name[:200]} cannot be opened as audio ({reason}); replace it or leave its row out"

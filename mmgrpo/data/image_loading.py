@@ -205,7 +205,7 @@ def is_fetched(text: str) -> bool:
 
 
 def require_local_file(text: str) -> str:
-    """The path of a local file, given with or without the prefix ``file://``.
+    """The path of a local file, with or without the prefix ``file://``.
 
     Raises: DataError for a URL, since URLs are not fetched, and for a path that is no regular file, such as a pipe.
     """

@@ -115,7 +115,9 @@ def load_prompts(
     for name in rules.pictures:
         if not any(name in prompt.columns for prompt in prompts):
             columns = ", ".join(dict.fromkeys(column for prompt in prompts for column in prompt.columns)) or "none"
-            raise DataError(f"pictures names the column '{name}', which no row of {where} has; there are {columns}")
+            raise DataError(
+                f"pictures names the column '{name}', which no row of {where} has; the columns are {columns}"
+            )
     return prompts
 
 

@@ -61,7 +61,7 @@ class Medium:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredMedium:
-    """An image or sound stored in a dataset; its bytes are read on access.
+    """An image or audio file stored in a dataset; its bytes are read on access.
 
     Attributes:
         table: the dataset in arrow's format.
@@ -97,7 +97,7 @@ class StoredMedium:
 @final
 @dataclass(frozen=True, slots=True)
 class RemoteMedium:
-    """An image or sound in an archive or, if allowed, on the network; read on access.
+    """An image or audio file in an archive or, if allowed, on the network; read on access.
 
     Attributes:
         source: URL of the medium.
@@ -187,7 +187,7 @@ def _real_path(folder: Path) -> Path:
 
 
 def stored_items(table: Any, row: int, column: str) -> Sequence[Any]:
-    """The images or sounds in a column of a row as arrow structs with ``bytes`` and ``path``."""
+    """The images or audio files in a column of a row as arrow structs with ``bytes`` and ``path``."""
     import pyarrow
 
     value = table[row].column(column)[0]

@@ -57,7 +57,7 @@ class VideoFile:
         return len(self.times_F)
 
     def frames_at(self, times: Sequence[float]) -> Iterator[Image.Image]:
-        """Yields the upright RGB frames visible at the given times, in seconds, ascending.
+        """Yields the upright RGB frames visible at these times, in seconds, ascending.
 
         Raises: DataError for a frame that cannot be decoded.
         """
@@ -210,7 +210,7 @@ def _open_stream(path: str | bytes) -> Iterator[tuple[Any, Any]]:
     with container:
         streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
         if not streams:
-            content = "sound alone" if container.streams.audio else "no video"
+            content = "audio only" if container.streams.audio else "no video"
             raise DataError(_unreadable_message(path, f"it holds {content}"))
         if streams[0].codec_context is None:
             raise DataError(_unreadable_message(path, "its codec is unknown"))

@@ -32,7 +32,7 @@ BUCKET_ELEMENTS = 2**26  # 256 MiB of float32 per collective
 
 
 class Job:
-    """The processes of the run, seen from this one.
+    """The processes of the run, from the point of view of this one.
 
     With ``runtime.context_parallel``, the processes that split the same sequences form one data-parallel rank: they
     sample and train the same rows, and call the policy together.
@@ -44,7 +44,7 @@ class Job:
         rank: index of this process's data-parallel rank.
         size: number of data-parallel ranks.
         is_leader: whether this process is the first of its rank; only leaders call the rewards.
-        sharding: what shards the modules; None without sharding.
+        sharding: shards the modules; None without sharding.
         trackers: the run's trackers, on the main process.
         shared_error: the error that was last raised on all processes together.
     """

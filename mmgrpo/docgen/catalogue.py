@@ -166,7 +166,7 @@ def _settings(reward: Any, text: str) -> Iterator[str]:
     if parameters:
         yield from ("| setting | type | default |", "| --- | --- | --- |")
     else:
-        yield "None of its own."
+        yield "None."
     for parameter in parameters:
         default = "required" if parameter.default is parameter.empty else value_text(parameter.default)
         kind = type_name(hints[parameter.name]) if parameter.name in hints else ""

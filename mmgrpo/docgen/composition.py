@@ -99,7 +99,7 @@ def _advantage(advantage: AdvantageConfig) -> str:
 
 def _objective(objective: ObjectiveConfig) -> Iterator[str]:
     level = "" if objective.ratio_level == "token" else f" by {objective.ratio_level}"
-    normalised = " of the normalised ratio" if objective.normalise_ratio else ""
+    normalised = " of the normalized ratio" if objective.normalise_ratio else ""
     bounded = "" if objective.bound is None else f" of {_function(objective.bound)} log-ratios"
     if objective.surrogate is not None:
         yield f"{_function(objective.surrogate)}{normalised}{bounded}{level}"

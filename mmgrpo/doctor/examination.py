@@ -138,7 +138,7 @@ def _draw_rollout(
     value_names = tuple(sorted({name for reward in rewards for name in reward.needs_values or ()}))
     plan = replace(plan_at(algorithm, policy, 0), sample_values=value_names)
     seed = algorithm.step_setting(0, Memory(), str).seed
-    group_size = max(GROUP_SIZE, num_leaves(plan.splits))  # a tree is whole
+    group_size = max(GROUP_SIZE, num_leaves(plan.splits))  # a tree is complete
     requests = [Request(prompt=prompt, members=tuple(range(group_size))) for prompt in range(len(prompts))]
     sampled = sample_requests(
         policy,

@@ -49,7 +49,7 @@ class ProcessMemory:
     """Bytes on each process.
 
     Attributes:
-        resident: memory that is held during the whole run.
+        resident: memory that is allocated during the complete run.
         rollout_blocks: gathered blocks during a rollout of a sharded model: all of them with
             ``runtime.gather_for_rollout``, else two.
         update_blocks: gathered blocks during an update: two; with ZeRO-2 all of them.

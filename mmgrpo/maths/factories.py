@@ -2,7 +2,7 @@
 
 The function takes tensors or records by position, and its numbers as keyword-only parameters. The factory has its name,
 docstring and numbers; called with the numbers, it returns the record of the extension point (an ``Estimator``, a
-``Filter``, ...), in which they are bound. What the record declares beside the function is an argument of the decorator:
+``Filter``, ...), in which they are bound. The other fields of the record are arguments of the decorator:
 a value, or a function of some of the numbers, which are passed by name: ``values=lambda view: (of_view(view),)``.
 """
 

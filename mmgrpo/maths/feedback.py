@@ -340,7 +340,7 @@ def job_feedback(
 
 
 def joined(parts: list[JobFeedback], rank: int) -> JobFeedback:
-    """The columns of all processes, in rank order, as seen by the process of that rank.
+    """The columns of all processes, in rank order, for the process of that rank.
 
     Groups of different processes are different, even with equal numbers.
 

@@ -311,7 +311,7 @@ class Objective:
         """The loss of a slice of decisions: see the head of this module.
 
         Shapes: (B, T) -> scalar.   Units: those of the advantage.
-        Raises: ConfigError if the decisions lack what a term needs.
+        Raises: ConfigError if the decisions lack a value that a term needs.
         """
         of_means = len(self.terms) - (self.surrogate is not None) - (self.foreign is not None)
         if of_means and self.step_weight is not None and decisions.mean_weight_BT is None:

@@ -21,11 +21,11 @@ ORIGINS: Mapping[str, int] = MappingProxyType({"on_policy": DRAWN, "replay": REP
 """Origins by the names that a configuration uses."""
 
 READ = (REPLAYED, GIVEN)
-"""The origins of rows that were not drawn at this step."""
+"""The origins of rows that were not sampled at this step."""
 
 
 def of_origin(decisions: Decisions, origins: Sequence[int]) -> Tensor:
-    """Whether each decision's row is of one of these origins; where the decisions do not say it, all were drawn.
+    """Whether each decision's row is of one of these origins; without origins, all were sampled.
 
     Shapes: -> bool (B, T).
     """

@@ -25,7 +25,7 @@ uses."""
 
 
 def variance(rate_N: Tensor) -> Tensor:
-    """The variance of a reward of 0 or 1: prompts solved half of the time teach most.
+    """The variance of a reward of 0 or 1: prompts solved half of the time train most.
 
     w = p (1 - p)
 

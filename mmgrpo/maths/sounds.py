@@ -1,4 +1,4 @@
-"""Sound as numbers: another sampling rate, the power of its frequencies over time, how loud it is.
+"""Audio: resampling, spectrograms and loudness.
 
 Axes: C channels, N samples, F frames of a spectrogram, K its frequencies.
 """
@@ -56,7 +56,7 @@ def _kernel(old: int, new: int) -> tuple[Tensor, int]:
 def power_spectrogram(values_N: Tensor, *, window: int, hop: int) -> Tensor:
     """|STFT|^2 under a Hann window, scaled so that a sine of amplitude a has a^2 / 2 at its frequency.
 
-    Shapes: (N,) -> (K, F), K = window / 2 + 1; a shorter sound is padded with zeros to one window.
+    Shapes: (N,) -> (K, F), K = window / 2 + 1; shorter audio is padded with zeros to one window.
     Units: ``window`` and ``hop`` in samples; row k is the frequency k rate / window.
     """
     padded_N = torch.nn.functional.pad(values_N, (0, max(0, window - len(values_N))))

@@ -210,7 +210,7 @@ class CellBuilder:
         """The cell of a request's sample; empty if there is none."""
         record = sample_set.records[request] if request < len(sample_set.records) else None
         if record is None or record.path is None:
-            return Cell(request=request, picture=None, alt=f"step {sample_set.step}: no picture", bars=())
+            return Cell(request=request, picture=None, alt=f"step {sample_set.step}: no image", bars=())
         rewards = "".join(f"; {name} {number(value)}" for name, value in record.rewards.items())
         picture = load_picture(self.files, record.path, self.share)
         if record.sound is not None:
@@ -230,8 +230,8 @@ class CellBuilder:
         record = sample_set.records[request]
         first = next((path for path in record.images if path is not None), None)
         picture = None if first is None else load_picture(self.files, first, self.share)
-        text = clip(record.prompt, 200) if picture is not None else "no picture"
-        return Cell(request=request, picture=picture, alt=f"displayed: {text}", bars=())
+        text = clip(record.prompt, 200) if picture is not None else "no image"
+        return Cell(request=request, picture=picture, alt=f"input: {text}", bars=())
 
     def _filled(self, value: float | None, empty: float, full: float) -> float | None:
         if value is None:

@@ -8,7 +8,7 @@ from mmgrpo.report.sample_sets import SampleSet
 
 
 def scales_of(ends: Sequence[SampleSet], excluded: Container[str]) -> dict[str, tuple[float, float]]:
-    """Reward -> values of an empty and a full bar: 0 and 1 if all values lie within, else the recorded range."""
+    """Reward -> values of an empty and a full bar: 0 and 1 if all values are within, else the recorded range."""
     values: dict[str, list[float]] = {}
     for record in (record for sample_set in ends for record in sample_set.records):
         for name, value in record.rewards.items():

@@ -40,7 +40,7 @@ class RunFiles:
         self._parts_left = MAX_ALL_PARTS
 
     def regular_file(self, path: Path) -> Path | None:
-        """The regular file of a path within the folder; None if it does not exist or is refused."""
+        """The regular file of a path within the folder; None if it does not exist or is not allowed."""
         try:
             real = path.resolve()
             mode = real.stat().st_mode
@@ -51,7 +51,7 @@ class RunFiles:
         return real if real.is_relative_to(self.root) and stat.S_ISREG(mode) else self._refuse(path)
 
     def folders(self, parent: str, prefix: str) -> list[str]:
-        """Names of the folders in a folder that start with a prefix; links out of the run folder are refused."""
+        """Names of the folders in a folder that start with a prefix; links out of the run folder are not followed."""
         try:
             names = [entry.name for entry in os.scandir(self.root / parent) if entry.name.startswith(prefix)]
         except OSError:

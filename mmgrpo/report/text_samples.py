@@ -258,6 +258,6 @@ def _request(records: Sequence[SampleRecord], load: Load, *, grouped: bool = Fal
         num_more=len(record.images) - len(paths),
         num_videos=record.num_videos,
         reference=record.reference,
-        alt=f"prompt: {clip(record.prompt, 200)}",
+        alt=f"input of: {clip(record.prompt, 200)}",
         marks=tuple(dict.fromkeys(marks))[:MAX_MARKS] if record.path is None else (),
     )

@@ -329,7 +329,7 @@ def load_checkpoint(
 
 
 def _hashes(checkpoint: Path, wanted: Callable[[Path], bool] = lambda _: True) -> Iterator[tuple[str, str]]:
-    """Yields (relative path, sha256) of each wanted file except the manifest; reads several files at once."""
+    """Yields (relative path, sha256) of each matching file except the manifest; reads several files at once."""
     within = sorted(Path(parent) / name for parent, _, names in os.walk(checkpoint) for name in names)
     paths = [path for path in within if path != checkpoint / MANIFEST and wanted(path)]
     with ThreadPoolExecutor() as pool:

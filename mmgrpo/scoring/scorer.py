@@ -59,7 +59,7 @@ class Scorer:
         """Call every reward at most once.
 
         Args:
-            samples: the samples to score; whole groups, prompt-major.
+            samples: the samples to score; complete groups, prompt-major.
 
         Returns:
             The scores.

@@ -74,7 +74,7 @@ class _Gated:
 
 
 def _gated_scopes(scopes: Sequence[Sequence[Scope] | None], gated: _Gated) -> list[Sequence[Scope] | None]:
-    """Scopes behind a gate: unchanged where it is open, else zeros, or None where the reward is absent."""
+    """Gated scopes: unchanged where the gate is open, else zeros, or None where the reward is absent."""
     return [
         None
         if absent or sample_scopes is None
@@ -84,7 +84,7 @@ def _gated_scopes(scopes: Sequence[Sequence[Scope] | None], gated: _Gated) -> li
 
 
 def _gated(scores: Scores, gates: Mapping[str, Gate]) -> dict[str, _Gated]:
-    """Evaluate the gates in dependency order: a reward behind a closed gate opens no other gate."""
+    """Evaluate the gates in dependency order: a reward with a closed gate opens no other gate."""
     gated: dict[str, _Gated] = {}
     for name in gate_order(scores.names, {name: gate.reward for name, gate in gates.items()}):
         gate = gates[name]

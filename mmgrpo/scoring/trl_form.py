@@ -37,8 +37,8 @@ def as_reward(function: Callable[..., Any]) -> Reward:
     A sample whose prompt lacks a required column (a parameter without a default) is excluded from the call and gets
     None; any other missing entry is None in its list.
 
-    Source: TRL 1.16 ``GRPOTrainer``, custom reward functions. Deviation: what ``log_extra`` and ``log_metric``
-    record is discarded, and there is no ``trainer_state``.
+    Source: TRL 1.16 ``GRPOTrainer``, custom reward functions. Deviation: the values that ``log_extra`` and
+    ``log_metric`` record is discarded, and there is no ``trainer_state``.
 
     Raises ConfigError for a function that requires ``trainer_state`` or ``environments``.
     """

@@ -30,7 +30,7 @@ class CollectedResults:
 
     Attributes:
         results: one per sample.
-        cached: whether each result came from the cache.
+        cached: whether each result is from the cache.
         took_s: seconds that it ran.
     """
 
@@ -73,7 +73,7 @@ class RewardWorker:
             results = read_results(call.result(), num_samples)
         except RewardError as error:
             raise RewardError(f"reward '{self.name}': {error}") from error
-        except (Exception, SystemExit) as error:  # foreign code: whatever it raises, sys.exit too, is a counted failure
+        except (Exception, SystemExit) as error:  # foreign code: any exception, sys.exit too, is a counted failure
             kind, first = type(error).__name__, self.name not in _traceback_logged
             _traceback_logged.add(self.name)
             returned = "reward '%s' raised %s: %s; its %d samples are masked"

@@ -277,7 +277,7 @@ def _opened_safetensors(body: bytes) -> tuple[bytes, Mapping[str, Array]]:
     wrong = [name for name, tensor in tensors.items() if tensor.dtype not in DTYPES]
     if wrong:
         raise DataError(
-            f"tensors must be uint8, or float32 of sounds and arrays; {wrong[0][:80]!r} is {tensors[wrong[0]].dtype}"
+            f"tensors must be uint8, or float32 for audio and arrays; {wrong[0][:80]!r} is {tensors[wrong[0]].dtype}"
         )
     return document, tensors
 

@@ -115,7 +115,7 @@ def remove_folder(path: Path) -> None:
 
 
 def sync_tree(folder: Path, wanted: Callable[[Path], bool] = lambda _: True) -> None:
-    """Syncs the wanted files and folders of a folder to disk."""
+    """Syncs the matching files and folders of a folder to disk."""
     for parent, _, names in os.walk(folder):
         for path in (*(Path(parent) / name for name in names), Path(parent)):
             if wanted(path):
@@ -128,7 +128,7 @@ def sync(path: Path) -> None:
         with suppress(OSError):  # Windows opens no folder, and some file systems sync none
             _sync(path, os.O_RDONLY)
     else:
-        _sync(path, os.O_RDWR if hasattr(os, "O_BINARY") else os.O_RDONLY)  # Windows syncs what it may write
+        _sync(path, os.O_RDWR if hasattr(os, "O_BINARY") else os.O_RDONLY)  # Windows syncs only writable files
 
 
 def _sync(path: Path, flags: int) -> None:

@@ -58,6 +58,6 @@ def _is_within(path: str, roots: set[str]) -> bool:
 
 
 def _endings(path: str) -> Iterator[str]:
-    """The endings of a path at whole names, the shortest first."""
+    """The endings of a path at complete names, the shortest first."""
     parts = path.split(".")
     return (".".join(parts[first:]) for first in reversed(range(len(parts))) if not parts[first].isdigit())

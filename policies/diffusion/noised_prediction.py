@@ -109,7 +109,7 @@ def predict_at_levels(
         Predictions and targets.
 
     Raises:
-        PolicyError: the pipeline's scheduler, states or denoiser do not fit; the message says which.
+        PolicyError: the pipeline's scheduler, states or denoiser do not fit; the message names them.
     """
     seeds, level_indices = [clean.seed for clean in clean_samples], [clean.level_index for clean in clean_samples]
 

@@ -35,7 +35,7 @@ class BatchParity:
     """Compares predictions of rows alone with those in a batch with longer prompts, which add padding.
 
     The first rows of a kind are compared with a prompt of ``LONG_PROMPT`` words, so that all processes select the same
-    batch sizes, whatever their prompts. Later, only a prompt longer than any before is compared. A comparison takes one
+    batch sizes, for any prompts. Later, only a prompt longer than any before is compared. A comparison takes one
     forward of the row alone and one in the batch.
 
     Attributes:

@@ -185,7 +185,7 @@ def owner_of(groups: Sequence[Sequence[Any]]) -> Tensor:
 
 
 def _is_cast(state: Tensor, observed: Tensor) -> bool:
-    """Whether the observed state equals the given one rounded to half precision."""
+    """Whether the observed state equals another one rounded to half precision."""
     return any(torch.equal(state.to(dtype).to(observed.dtype), observed) for dtype in (torch.bfloat16, torch.float16))
 
 

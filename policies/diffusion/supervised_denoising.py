@@ -154,7 +154,7 @@ def supervised_loss(
     supervision has a correction. Noise levels are sigma in (0, 1) for flow, integer timesteps for epsilon, v and x0
     prediction. Rows of a bucket share a run, unless rows depend on their batch.
 
-    Raises: PolicyError if the pipeline's scheduler, latents or denoiser do not fit; the message says which.
+    Raises: PolicyError if the pipeline's scheduler, latents or denoiser do not fit; the message names them.
     Source: flow matching, arXiv:2210.02747; DDPM, arXiv:2006.11239.
     """
     rows = [

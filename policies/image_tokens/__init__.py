@@ -1,4 +1,5 @@
-"""Models that draw a picture token by token as policies: unified ones of transformers, and causal models over codes."""
+"""Models that generate an image token by token as policies: unified ones of transformers, and causal models over
+codes."""
 
 from __future__ import annotations
 

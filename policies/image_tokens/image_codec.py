@@ -68,7 +68,7 @@ class ImageCodec:
         self._mode, self._size = MODES[shape[1]], (shape[3], shape[2])
         self._codes_by_image: dict[
             int, tuple[Image.Image, Tensor]
-        ] = {}  # the picture is kept, so that its id stays its own
+        ] = {}  # the image is kept, so that its id is not reused
 
     @torch.no_grad()
     def decode(self, code_NT: Tensor) -> list[Image.Image]:
@@ -131,7 +131,7 @@ class ImageCodec:
             looked_up = autoencoder.config.lookup_from_codebook  # by decode itself
             inputs = code_Nhw.flatten() if looked_up else quantize.get_codebook_entry(code_Nhw.flatten(), shape)
             pixels = autoencoder.decode(inputs, force_not_quantize=True, shape=shape).sample
-        elif hasattr(quantize, "quant_state_dims"):  # a grid of its own
+        elif hasattr(quantize, "quant_state_dims"):  # another grid
             pixels = autoencoder.decode(code_Nhw.flatten(1))
         else:
             pixels = autoencoder.decode(code_Nhw)

@@ -54,7 +54,7 @@ class ImageRollouts:
         self._require(plan)
         ids = plan.prompt_ids or tuple(range(len(prompts)))
         rows = [(p, m) for p, numbers in enumerate(plan.members_of(len(prompts), group_size)) for m in numbers]
-        carriers_of = [[row] for row in range(len(rows))]  # the rows that carry what is drawn once
+        carriers_of = [[row] for row in range(len(rows))]  # the rows that hold the prefix that is sampled once
         if plan.deterministic:
             carriers_of = [[row for row, (q, _) in enumerate(rows) if q == p] for p in range(len(prompts))]
         first_rows = [rows[carriers[0]] for carriers in carriers_of]
@@ -200,7 +200,7 @@ class ImageRollouts:
             if len(code_T) != T or (old_T is not None and old_T.shape != (T,)):
                 num_logprobs = "no" if old_T is None else str(len(old_T))
                 raise DataError(
-                    f"the picture for {sample.prompt.text!r:.60} has {len(code_T)} codes and {num_logprobs} "
+                    f"the image for {sample.prompt.text!r:.60} has {len(code_T)} codes and {num_logprobs} "
                     f"log-probabilities; the grid has {T}"
                 )
             codes.append(code_T)

@@ -26,7 +26,7 @@ def rate_of(processor: Any) -> int | None:
 
 
 def audio_arguments(processor: Any, sounds: Sequence[Any]) -> dict[str, Any]:
-    """Arguments of a processor's call for the audio of one prompt, in any form that ``heard`` opens.
+    """Arguments of a processor's call for the audio of one prompt, in any form that ``load_audio`` opens.
 
     Raises: DataError for audio that cannot be opened, and for a processor without audio input.
     """

@@ -27,7 +27,7 @@ from .visual_inputs import visual_inputs
 
 MASK = "attention_mask"
 PLURALS = {"image": "images", "audio": "audio"}
-ANSWER = "<<the answer>>"  # stands for one where only what follows it is wanted
+ANSWER = "<<the answer>>"  # replaces one where only the text after it is needed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,7 +211,7 @@ class PromptEncoder:
         if self._context is not None and encoded.length + length > self._context:
             raise DataError(
                 f"the prompt {encoded.prompt.text!r:.60} takes {encoded.length} tokens, which with max_new_tokens="
-                f"{length} is more than the model's context of {self._context}; shorten it, show smaller pictures "
+                f"{length} is more than the model's context of {self._context}; shorten it, use smaller images "
                 "(policy.processor: {max_pixels: ...}) or lower policy.max_new_tokens"
             )
         if self._switch is not None and encoded.length <= self._switch < encoded.length + length:
@@ -250,7 +250,7 @@ class PromptEncoder:
                 hint = "without a chat template the text itself must contain the placeholders of images and audio"
             raise DataError(
                 f"{type(self.processor).__name__} cannot process the prompt {prompt.text!r:.60} with {num_images} "
-                f"images and {num_videos} videos and {num_audios} sounds: {error}; {hint}"
+                f"images and {num_videos} videos and {num_audios} audio files: {error}; {hint}"
             ) from error
         self._require_every_medium(prompt, text, arguments, processed)
         tensors = {name: torch.as_tensor(value) for name, value in processed.items() if value is not None}
@@ -305,7 +305,7 @@ class PromptEncoder:
             self._takes[kind] = False  # also while its own error is written
             mark = None if self._uses_template else getattr(self.processor, f"{kind}_token", None)
             for probe in (media_probe(kind), *([media_probe(kind, mark)] if isinstance(mark, str) else [])):
-                with suppress(Exception):  # each processor has its own for what it does not take
+                with suppress(Exception):  # each processor raises another error for unsupported arguments
                     self._tensors(probe)
                     self._takes[kind] = True
         return self._takes[kind]
@@ -323,7 +323,7 @@ class PromptEncoder:
                 raise error from None
 
     def _require_place(self, prompt: Prompt, ids: Tensor, medium: str) -> None:
-        """Without a chat template a processor inserts media by itself, or at their mark in the text."""
+        """Without a chat template the processor inserts media, or they are at their mark in the text."""
         mark, shows = getattr(self.processor, f"{medium}_token_id", None), PLURALS[medium]
         if isinstance(mark, int) and not bool((ids == mark).any()):
             raise DataError(
@@ -361,7 +361,7 @@ class PromptEncoder:
 
     def _turn(self, turn: Mapping[str, Any]) -> dict[str, Any]:
         """A turn with its content in the form that the template expects: parts for processors, text for tokenizers."""
-        content = turn["content"] or ""  # null beside tool calls, as OpenAI writes it
+        content = turn["content"] or ""  # null with tool calls, as OpenAI writes it
         if self._takes_media and isinstance(content, str):
             content = [{"type": "text", "text": content}]
         if not self._takes_media and not isinstance(content, str):

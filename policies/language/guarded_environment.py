@@ -119,7 +119,7 @@ class GuardedEnvironment:
                 return self._checked(call())
         except (ConfigError, PolicyError):
             raise
-        except (Exception, SystemExit, CancelledError) as error:  # foreign code: whatever it raises ends one exchange
+        except (Exception, SystemExit, CancelledError) as error:  # foreign code: any exception ends one conversation
             self._record(method, error)
             return None
 

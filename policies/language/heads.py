@@ -21,7 +21,7 @@ class LogitsHead:
     """The model's function from last hidden states to logits, with its scaling, soft caps and forbidden tokens.
 
     If the output embeddings alone give the logits, only they are called. Otherwise the model's own forward runs,
-    while its base returns the given hidden states without computing.
+    while its base returns these hidden states without computing.
 
     Attributes:
         vocabulary: number of logits per position.

@@ -72,7 +72,7 @@ def language_outline(settings: LanguageSettings, *, prompt_tokens: int, group_si
 
 
 def _slice_rows(settings: LanguageSettings, prompt_tokens: int, group_size: int, *, shared: bool) -> int:
-    """Rows that an update scores together: whole groups where they fit, a shared prompt's tokens counted once."""
+    """Rows that an update scores together: complete groups where they fit, a shared prompt's tokens counted once."""
     room, length = settings.update_tokens, settings.max_new_tokens
     if not shared:
         return max(room // (prompt_tokens + length), 1)
@@ -138,7 +138,7 @@ class _Calls:
         return cache
 
     def step(self, cache: Any) -> Tensor:
-        """Writes a token of each row behind its cache."""
+        """Writes a token of each row after its cache."""
         rows = len(cache.layers[0].keys)
         sampling = SamplingDistribution.of(self._settings, torch.zeros(0, dtype=torch.long))
         logits_NV = sampling.tempered(self._logits(self._decoded(rows, 1, cache)[:, -1]))

@@ -46,7 +46,7 @@ class PathSelector:
             plain: the plain path.
             trial: the parity case; its prompts are filled in.
             tolerance: allowed difference from the plain call.
-            within: a context of the trained weights, whose gradients are compared, whatever view is active.
+            within: a context of the trained weights, whose gradients are compared, for any active view.
             against: reasons why other paths are not candidates.
         """
         self.path: CachedPath | PlainPath = candidates[0] if candidates else plain

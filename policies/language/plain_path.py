@@ -136,7 +136,7 @@ class PlainPath(ForwardPath):
         inputs[MASK] = (torch.arange(prompt.length + R, device=token_NR.device) < lengths_N[:, None]).long()
         if "logits_to_keep" in signature(self.model.forward).parameters:
             inputs["logits_to_keep"] = R + 1
-        return self._logits(inputs)[:, -R - 1 : -1]  # from the right: pictures may stand before the first token
+        return self._logits(inputs)[:, -R - 1 : -1]  # from the right: images may be before the first token
 
     def _logits(self, inputs: dict[str, Any]) -> Tensor:
         with self._arithmetic():

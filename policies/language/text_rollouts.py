@@ -57,7 +57,7 @@ class TextRollouts:
         """Rows that the policy generates now; a greedy plan has one row per prompt, copied to all members."""
         ids = plan.prompt_ids or tuple(range(len(prompts)))
         rows = [(p, m) for p, numbers in enumerate(plan.members_of(len(prompts), group_size)) for m in numbers]
-        carriers_of = [[row] for row in range(len(rows))]  # the rows that carry what is written once
+        carriers_of = [[row] for row in range(len(rows))]  # the rows that hold the prefix that is written once
         if plan.deterministic:
             carriers_of = [[row for row, (q, _) in enumerate(rows) if q == p] for p in range(len(prompts))]
         first_rows = [rows[carriers[0]] for carriers in carriers_of]

@@ -136,7 +136,7 @@ class Transformer:
             inputs[name] = torch.cat([pad(p.per_token[name], (L - p.length, 0)) for p in prompts]).to(self.device)
         mask_PL = None
         if prompts[0].media:
-            inputs[MASK] = torch.ones_like(inputs["input_ids"])  # some count pictures' positions only by a mask
+            inputs[MASK] = torch.ones_like(inputs["input_ids"])  # some count the positions of images only by a mask
         next_position = torch.tensor(lengths, device=self.device)
         if min(lengths) < L:
             mask_PL = inputs[MASK] = (torch.arange(L)[None] >= L - torch.tensor(lengths)[:, None]).to(self.device)

@@ -1,4 +1,4 @@
-"""The interface of masked models: logits of every token at every position, given a prompt and the unmasked tokens.
+"""The interface of masked models: logits of every token at every position, from a prompt and the unmasked tokens.
 
 Axes: N rows, L positions of an answer, V tokens or codes.
 """

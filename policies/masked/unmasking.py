@@ -78,7 +78,7 @@ def unmask(
 ) -> UnmaskedAnswers:
     """Answers of N rows, from fully masked ones.
 
-    Each row has its own generator, with the same number of random numbers per step whatever is still masked.
+    Each row has its own generator, with the same number of random numbers per step for any mask.
 
     Args:
         predictor: the model.

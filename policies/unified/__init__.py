@@ -1,4 +1,4 @@
-"""A model that both writes and draws as one policy: some prompts ask it for a text, others for a picture."""
+"""A model that generates both texts and images as one policy: some prompts ask for a text, others for an image."""
 
 from __future__ import annotations
 

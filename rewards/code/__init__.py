@@ -1,1 +1,1 @@
-"""Rewards that run what a model wrote, in a sandbox."""
+"""Rewards that run generated code in a sandbox."""

@@ -110,4 +110,4 @@ def _open_image(data: bytes) -> Image.Image | str:
             image = image.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         return f"no image: {type(error).__name__}"
-    return "all of one colour" if image.getcolors(1) is not None else image
+    return "a single color everywhere" if image.getcolors(1) is not None else image

@@ -116,7 +116,7 @@ def run(program: Program, stdin: str = "") -> Outcome:
     """Run a command to completion.
 
     Args:
-        program: what to run.
+        program: the program to run.
         stdin: its standard input.
 
     Returns:
@@ -174,7 +174,7 @@ class _Launched:
         )
         if "refused" in result:
             raise RewardError(
-                f"code that a model wrote cannot be run within limits here, so it is not run: {result['refused']}. "
+                f"generated code cannot be run within limits here, so it is not run: {result['refused']}. "
                 f"The requirements are listed in docs/how-to/sandbox.md."
             )
         how: Ending = "exited" if result["signal"] is None else "killed"

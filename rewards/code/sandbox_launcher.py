@@ -42,7 +42,7 @@ DENIED: Mapping[str, tuple[int, int, int, tuple[int, ...]]] = {
     "x86_64": (0xC000003E, 56, 155, (272, 308, 319, 447, 29, 321, 425, 323, 298, 248, 249, 250)),
     "aarch64": (0xC00000B7, 220, 41, (97, 268, 279, 447, 194, 280, 425, 282, 241, 217, 218, 219)),
 }
-"""Of a machine: its number, ``clone``, ``pivot_root``; and what is denied within: ``unshare``, ``setns``,
+"""Of a machine: its number, ``clone``, ``pivot_root``; and the denied calls: ``unshare``, ``setns``,
 ``memfd_create``, ``memfd_secret`` and ``shmget`` (memory that no limit counts), ``bpf``, ``io_uring_setup``,
 ``userfaultfd``, ``perf_event_open``, ``add_key``, ``request_key``, ``keyctl``."""
 

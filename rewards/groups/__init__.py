@@ -1,1 +1,1 @@
-"""Rewards that compare the members of a group, and rewards that adjust another one by what the group holds."""
+"""Rewards that compare the members of a group, and rewards that adjust another one by its group."""

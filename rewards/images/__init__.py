@@ -1,1 +1,1 @@
-"""Rewards for images: from pixels, from models that score, from what is found in them."""
+"""Rewards for images: from pixels, from scoring models, from detected objects and texts."""

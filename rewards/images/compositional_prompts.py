@@ -69,7 +69,7 @@ def compositional_prompts(
 
 
 def held_out_compositional_prompts() -> list[Prompt]:
-    """30 draws of each task with another seed, without repeats and without what ``compositional_prompts()`` has."""
+    """30 samples of each task with another seed, without repeats and without those of ``compositional_prompts()``."""
     trained = {prompt.text for prompt in compositional_prompts()}
     return [prompt for prompt in compositional_prompts(30, seed=1) if prompt.text not in trained]
 

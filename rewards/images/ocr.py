@@ -38,7 +38,7 @@ _LATIN = (
 _CJK = ("\u300c\u300d", "\u300e\u300f", "\u301d\u301f", "\uff02\uff02")
 _QUOTED = re.compile(
     "|".join(rf"{opening}([^{opening}{closing}]+){closing}" for opening, closing in (*_LATIN, *_CJK))
-    + r"|(?<!\d)\"([^\"]*)\""  # a mark behind a digit is inches
+    + r"|(?<!\d)\"([^\"]*)\""  # a mark after a digit is inches
     + "".join(rf"|(?<!\w){a}((?:[^{a}{b}]|(?<=\w){b}(?=\w))+){b}(?!\w)" for a, b in ("''", "\u2018\u2019"))
 )
 
@@ -60,7 +60,7 @@ class OcrAccuracy:
     Japanese script, that of the others English. ``device`` is used by easyocr, and by rapidocr with the package
     onnxruntime-gpu; images are read one at a time.
     Range: 0 to 1.
-    Source: Flow-GRPO, arXiv:2505.05470, sec. 5.1: max(1 - distance / length asked for, 0), there with PaddleOCR, and
+    Source: Flow-GRPO, arXiv:2505.05470, sec. 5.1: max(1 - distance / requested length, 0), there with PaddleOCR, and
     only for the first quotation.
     Traps: engines have language priors: a malformed A is read as an A. rapidocr reads rotated text, tesseract does not,
     and neither reads letters of a few pixels. ``forgiven`` allows images that repeat the text or contain other text;

@@ -1,4 +1,4 @@
-"""A judge behind an OpenAI-compatible endpoint: sends images and a question, receives a reply or its first token.
+"""A judge at an OpenAI-compatible endpoint: sends images and a question, receives a reply or its first token.
 
 It uses only the HTTP client of the standard library; redirects are not followed, so the API key is sent to no other
 host.
@@ -90,7 +90,7 @@ class Endpoint:
                 f"got {self.timeout}, {self.retries} and {self.backoff}"
             )
         require_positive("the judge's concurrency", self.concurrency)
-        require_choice("the judge's picture", self.picture, PictureFormat)
+        require_choice("the judge's image", self.picture, PictureFormat)
 
     def replies(self, questions: Sequence[Question], reply_params: ReplyParams) -> list[list[str]]:
         """Replies to each question, one request per reply; failed requests are omitted."""
@@ -177,7 +177,7 @@ class Endpoint:
 
 @final
 class ApiJudge:
-    """Reward: score from a model behind an OpenAI-compatible endpoint, parsed from its reply or from answer
+    """Reward: score from a model at an OpenAI-compatible endpoint, parsed from its reply or from answer
     probabilities.
 
     It works with vLLM, SGLang, llama.cpp and hosted models: ``POST URL/chat/completions`` with the images as data URLs

@@ -1,4 +1,4 @@
-"""Builds a judge from its settings: a local model, or a model behind an endpoint."""
+"""Builds a judge from its settings: a local model, or a model at an endpoint."""
 
 from __future__ import annotations
 

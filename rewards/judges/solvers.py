@@ -28,7 +28,7 @@ _NO_SCALE = Scale(low=0, high=1, key="score")
 class Solver:
     """Reward: result of a solver model on the text: accuracy, self-agreement, or length of its thoughts.
 
-    The solver, a local model or one behind an endpoint, answers ``question`` ``draws`` times. ``right``: the mean of
+    The solver, a local model or one at an endpoint, answers ``question`` ``draws`` times. ``right``: the mean of
     the reward ``of`` over its replies, each scored against the row like an answer of the policy. ``agree``: 1 if at
     least ``agreeing`` of its replies have the same boxed answer, else 0. ``length``: the mean length of its thoughts
     divided by ``most``, at most 1.
@@ -41,7 +41,7 @@ class Solver:
     Range: 0 to 1; for ``right`` that of ``of``.
     Source: rewards for problems by the length and agreement of a solver's thoughts: MathSmith, arXiv:2508.05592, and
     its code.
-    Traps: a text that reveals the answer makes the solver correct: do not give the policy the answer. Unsolvable
+    Traps: a text that contains the answer makes the solver correct: do not give the policy the answer. Unsolvable
     problems increase the length, so combine it with agreement. Every sample costs ``draws`` replies.
     """
 

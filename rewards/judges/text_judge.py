@@ -32,7 +32,7 @@ MEETS = f"{QUOTED}Does the response meet this criterion: {{criterion}}\nAnswer y
 class TextJudge:
     """Reward: score of the text from a judge model, from one question or from each criterion of a rubric.
 
-    The model is local or behind an endpoint. ``yes``: P(yes) / (P(yes) + P(no)) for the first token of its
+    The model is local or at an endpoint. ``yes``: P(yes) / (P(yes) + P(no)) for the first token of its
     reply. ``expected``: the expected score over the tokens ``low`` to ``high``, or over ``answers``, a mapping such as
     ``{A: 1, B: 0}``. ``parse``: the score after the last ``key`` of the reply, or its only score. ``which: least`` uses
     the lowest of several. ``draws`` replies sampled at ``temperature`` are averaged. A missing reply, or one without a

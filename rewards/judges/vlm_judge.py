@@ -87,8 +87,8 @@ class PromptLikelihood:
     Example: ``{name: prompt_likelihood, model: Qwen/Qwen2.5-VL-7B-Instruct}``.
     Range: at most 0, in nats per token; about -3 to -0.5. Only differences for the same prompt are meaningful:
     normalize by group.
-    Source: PromptEcho, arXiv:2604.12652: the negative cross-entropy of the prompt under a frozen model, given the
-    image and a guiding query.
+    Source: PromptEcho, arXiv:2604.12652: the negative cross-entropy of the prompt under a frozen model, conditioned on
+    the image and a guiding query.
     Traps: words that are predictable without the image contribute the same for every image; a prompt that is unlike a
     description ("4k, trending") is always unlikely. Images that contain the prompt as text score high.
     """

@@ -166,7 +166,7 @@ class LabelSet:
     Settings: ``labels``: all labels; ``extract`` as in ``exact_match``.
     Range: 0 to 1.
     Source: MagicMirror, arXiv:2509.10260, eq. 5.
-    Traps: with the published weights two correct labels of three score as much as three plus an extra one, 0.9.
+    Traps: with the published weights two correct labels of three score the same as three plus an extra one, 0.9.
     """
 
     def __init__(

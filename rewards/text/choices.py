@@ -25,7 +25,7 @@ Several = Literal["wrong", "last"]
 class MultipleChoice:
     """Reward: 1 if the answer states the letter of the reference and no other, else 0.
 
-    A letter counts where it stands alone: ``B``, ``(B)``, ``B.``, ``**B**``, ``Answer: B``, also among Chinese or
+    A letter counts if it is separate: ``B``, ``(B)``, ``B.``, ``**B**``, ``Answer: B``, also among Chinese or
     Japanese characters and in full width; in lower case only if it is all there is, in brackets, the label of a line
     (``b) a dog``), or last after "answer is". Where a line begins with a label and a text (``B. Vitamin C``,
     ``(B) Line A``), or has them after "answer is", the label counts and letters of the text do not, except for further

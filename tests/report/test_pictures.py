@@ -149,7 +149,7 @@ def test_what_requests_showed_stands_beside_their_pictures(run: Path) -> None:
     for picture, (step, request) in zip(found, grids + gallery, strict=True):
         np.testing.assert_array_equal(picture, pixels(step, request))
     assert page.texts("p", "label")[:3] == ["Input", "Before step 0", "After step 20"]
-    assert page.attributes("img")[0]["alt"] == f"shown: {PROMPTS[0]}"
+    assert page.attributes("img")[0]["alt"] == f"input: {PROMPTS[0]}"
 
 
 def test_the_source_of_an_edit_stands_beside_what_became_of_it(tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ def in_contexts(
 ) -> Sequence[Request]:
     """Groups with the prompt in different contexts, part by part: the first members in the first.
 
-    The group is dealt out in equal parts, or in parts of these ``sizes``; null is the unchanged prompt. Samples of a
+    The group is split into equal parts, or into parts of these ``sizes``; null is the unchanged prompt. Samples of a
     context are
     trained on with it in place, or with the unchanged prompt: their ratio is then to the policy with the context or,
     with ``as_own``, to the one with the unchanged prompt.

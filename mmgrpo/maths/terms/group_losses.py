@@ -92,7 +92,7 @@ def group_loss(
 ) -> Callable[[Callable[Concatenate[Members, Numbers], Tensor]], Callable[..., Term]]:
     """A decorator: a function (members, *, numbers) -> loss_P becomes a factory of terms, as ``group_term``.
 
-    Two numbers are added, which say what the score of a member is.
+    Two numbers are added that define the score of a member.
 
     Args:
         score_by: default of the number ``score_by``, a name of ``SCORES``.

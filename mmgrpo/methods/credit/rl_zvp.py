@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def zero_variance_entropy(
     feedback: Feedback, advantage_BT: Tensor, *, alpha: float = 0.1, right: float = 0.5
 ) -> Tensor:
-    """Groups of equal rewards teach by entropy: uncertain steps of right answers, sure steps of wrong ones.
+    """Groups of equal rewards train by entropy: uncertain steps of right answers, sure steps of wrong ones.
 
     A_t = alpha H_t in a group of equal rewards above ``right``, -alpha (max_k H_k - H_t) in one of equal lower rewards.
     The maximum is over the sample's kept decisions; other groups keep A.

@@ -16,7 +16,7 @@ from mmgrpo.types import Prompt
 def column_part(*, column: str, share: float, text: str = "{prompt}\n\nThe solution begins: {part}") -> Context:
     """The prompt with the beginning of a text that its row brings along: the first ``share`` of its characters.
 
-    ``{prompt}`` and ``{part}`` stand for the two.
+    ``{prompt}`` and ``{part}`` are the placeholders.
 
     Units: share is dimensionless, 0 to 1.   Raises: ConfigError for another share or a text that lacks a place;
         DataError for a row without the column.

@@ -15,7 +15,7 @@ from mmgrpo.data.history import Context
 def column_hint(*, column: str, text: str = "{prompt}\n\nHint: {hint}") -> Context:
     """The prompt with a hint that its row brings along.
 
-    ``{prompt}`` and ``{hint}`` stand for the two.
+    ``{prompt}`` and ``{hint}`` are the placeholders.
 
     Raises: ConfigError for a text that lacks either; DataError where a row has no such column.
     """
