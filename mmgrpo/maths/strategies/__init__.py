@@ -76,7 +76,8 @@ class Request:
             raise ConfigError("a request after other samples needs a context that inserts their texts: name one")
         if self.given and len(self.given) != len(self.members):
             raise ConfigError(
-                f"given must have a sample for each of {len(self.members)} members, got {len(self.given)}"
+                f"given must have given must have a sample for each of {len(self.members)} members, got "
+                f"{len(self.given)}"
             )
         if self.continues is not None and (self.given or self.context is not None):
             raise ConfigError(
