@@ -76,3 +76,32 @@ def test_functions_of_one_method_are_in_its_module() -> None:
         if path.name != "__init__.py"
     }
     assert modules <= expected
+
+
+def repeated_numbers(module: ast.Module) -> Iterator[str]:
+    """Registered functions that bind their own numbers, by the same names, to another function of the module."""
+    functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
+    for name, function in functions.items():
+        numbers = {argument.arg for argument in function.args.kwonlyargs}
+        is_registered = any(".register" in ast.unparse(decorator) for decorator in function.decorator_list)
+        for call in ast.walk(function):
+            if not is_registered or not isinstance(call, ast.Call) or ast.unparse(call.func) != "partial":
+                continue
+            target = functions.get(ast.unparse(call.args[0]))
+            repeated = {keyword.arg for keyword in call.keywords if ast.unparse(keyword.value) == keyword.arg}
+            if target is not None and repeated & numbers:
+                yield f"{name} binds {', '.join(sorted(repeated & numbers))} to {target.name}"
+
+
+def test_functions_do_not_bind_their_numbers_to_another_function() -> None:
+    """A decorator turns the function that does the work into a factory: see ``mmgrpo/maths/factories.py``."""
+    pair = (
+        "@TERMS.register\ndef a(*, x: float): return Term(partial(_a, x=x))\ndef _a(decisions, *, x: float): return x"
+    )
+    assert list(repeated_numbers(ast.parse(pair))) == ["a binds x to _a"]
+    found = {
+        path.relative_to(ENGINE).as_posix(): pairs
+        for path in modules()
+        if (pairs := list(repeated_numbers(ast.parse(path.read_text()))))
+    }
+    assert not found

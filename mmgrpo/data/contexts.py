@@ -10,12 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from mmgrpo.data.corruption import IMAGE_CONTEXTS
-from mmgrpo.data.history import NOTHING, Context, History
+from mmgrpo.data.history import NOTHING, Context, History, context
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.registry import Registry
 from mmgrpo.types import Prompt, Sample
@@ -27,106 +26,6 @@ PLACEHOLDER = re.compile(r"{([^{}]+)}")
 """A name in braces within a text."""
 
 PEER = "{prompt}\n\nAnother answer, which is right:\n\n{answer}\n\nNow answer the question."
-
-
-@CONTEXTS.register
-def template(*, text: str) -> Context:
-    """A text with ``{prompt}`` replaced by the prompt and ``{COLUMN}`` by a column of its row.
-
-    Raises: ConfigError for a text without placeholders, which would be the same for all prompts; DataError for a row
-        without the column.
-    """
-    if not PLACEHOLDER.search(text):
-        raise ConfigError(f"the text of a template holds {{prompt}}, or the {{COLUMN}} of its row, got {text!r:.80}")
-    return partial(in_template, text=text)
-
-
-@CONTEXTS.register
-def solution_prefix(*, column: str = "solution", share: float | None = None, between: str = " ") -> Context:
-    """The prompt, with the beginning of its row's solution as the beginning of the answer; that part is not trained.
-
-    Takes the first ``share`` of the solution's words, or of its steps if ``between`` is their separator; without a
-    share, that of the rollout strategy.
-
-    Units: share is dimensionless, 0 to 1.   Raises: ConfigError for another share, or an empty separator; DataError for
-        a row without a solution.
-    """
-    if not between:
-        raise ConfigError(
-            "solution_prefix needs between, the separator of the solution's words or steps; got an empty text"
-        )
-    return partial(
-        _add_solution_prefix, column=column, share=None if share is None else require_share(share), between=between
-    )
-
-
-@CONTEXTS.register
-def opening(*, text: str) -> Context:
-    """The prompt, with a text as the beginning of the answer, such as an empty thought; that part is not trained.
-
-    Raises: ConfigError for an empty text.
-    """
-    if not text:
-        raise ConfigError("an opening is a text that the answer begins with, got none")
-    return lambda prompt, member, history=NOTHING: replace(prompt, prefix=text)
-
-
-@CONTEXTS.register
-def peer_answer(
-    *, text: str = PEER, at_least: float = 1.0, without: str | None = None, wrong_alone: bool = False
-) -> Context:
-    """The prompt with a correct answer of another member of the group: the first whose reward reaches ``at_least``.
-
-    ``text`` has the placeholders ``{prompt}`` and ``{answer}``. The context does not apply to a member without such a
-    peer and, with ``wrong_alone``, to a member that is correct itself. Matches of the regular expression ``without``
-    are removed from the answer.
-
-    Units: at_least in those of the reward.   Raises: ConfigError for a text without either placeholder, or an invalid
-        regular expression; DataError for an answer that is no text.
-    Source: SDPO, arXiv:2601.20802, and its code (lasgroup/SDPO, ``ray_trainer.py``). Deviation: the text's wording.
-    """
-    require_places("peer's answer", text, "prompt", "answer")
-    omitted = None if without is None else compile_pattern("without", without)
-    return partial(_fill_peer_answer, text=text, at_least=at_least, omitted=omitted, wrong_alone=wrong_alone)
-
-
-@CONTEXTS.register
-def after_answers(*, text: str, pattern: str | None = None, each: str = "{number}. {answer}") -> Context:
-    """A text with the answers of an earlier round of the step, which the strategy ``stages`` selects per member.
-
-    ``{answer}`` is replaced by the first answer, ``{answer_2}`` by the second, and ``{answers}`` by all of them, each
-    formatted as ``each``; ``{prompt}`` and ``{COLUMN}`` as in ``template``. With a regular expression ``pattern``, its
-    last match in each answer is used, the first group if it has one; the context does not apply to a member with an
-    answer without a match.
-
-    Raises: ConfigError for a text without an answer, or an invalid regular expression; DataError for an answer that is
-        no text.
-    """
-    if "{answer" not in text:
-        raise ConfigError(f"the text of after_answers holds {{answer}}, {{answer_2}} or {{answers}}, got {text!r:.80}")
-    return partial(
-        _fill_answers, text=text, pattern=None if pattern is None else compile_pattern("pattern", pattern), each=each
-    )
-
-
-@CONTEXTS.register
-def draft(*, of: str, text: str, right: str = "", wrong: str = "", at_least: float = 1.0) -> Context:
-    """The prompt with an earlier answer of its group: the ``best`` one, or the member's ``own``.
-
-    ``text`` has the placeholders ``{prompt}`` and ``{draft}``; ``{verdict}`` is replaced by the text ``right`` if the
-    answer's reward reaches ``at_least``, else by ``wrong``, both with placeholders for columns of the row. ``best`` has
-    the highest reward, the first of equal ones; of n answers, ``own`` of member m is answer m modulo n. Without an
-    answer the prompt is unchanged.
-
-    Units: at_least in those of the reward.   Raises: ConfigError for another choice, or a text without a placeholder;
-        DataError for an answer that is no text.
-    Source: ``best``: iGRPO, arXiv:2602.09000; ``own`` with a verdict: Critique-GRPO, arXiv:2506.03106, and its
-        code (zhangxy-2019/critique-GRPO, ``critique_prompts.py``, ``simple_gt``).
-    """
-    if of not in DRAFTS:
-        raise ConfigError(f"a draft is one of {', '.join(DRAFTS)}, got {of!r}")
-    require_places("draft", text, "prompt", "draft")
-    return partial(_fill_draft, choose=DRAFTS[of], text=text, verdicts=(right, wrong), at_least=at_least)
 
 
 def require_places(what: str, text: str, *names: str) -> None:
@@ -142,45 +41,162 @@ def compile_pattern(name: str, pattern: str) -> re.Pattern[str]:
         raise ConfigError(f"{name} must be a regular expression, got {pattern!r:.80}: {error}") from error
 
 
-def require_share(share: float) -> float:
+def require_share(share: float) -> None:
     if not 0 <= share <= 1:
         raise ConfigError(f"a prefix is a share of the solution from 0 to 1, got {share}")
-    return share
 
 
-def in_template(prompt: Prompt, member: int, history: History = NOTHING, *, text: str) -> Prompt:
+def _check_template(text: str) -> None:
+    if not PLACEHOLDER.search(text):
+        raise ConfigError(f"the text of a template holds {{prompt}}, or the {{COLUMN}} of its row, got {text!r:.80}")
+
+
+@CONTEXTS.register
+@context(check=_check_template)
+def template(prompt: Prompt, member: int, history: History = NOTHING, *, text: str) -> Prompt:
+    """A text with ``{prompt}`` replaced by the prompt and ``{COLUMN}`` by a column of its row.
+
+    Raises: ConfigError for a text without placeholders, which would be the same for all prompts; DataError for a row
+        without the column.
+    """
     del member, history
     return with_text(prompt, fill_template(prompt, text, {}))
 
 
-def _fill_peer_answer(
+def _check_solution_prefix(share: float | None, between: str) -> None:
+    if not between:
+        raise ConfigError(
+            "solution_prefix needs between, the separator of the solution's words or steps; got an empty text"
+        )
+    if share is not None:
+        require_share(share)
+
+
+@CONTEXTS.register
+@context(check=_check_solution_prefix)
+def solution_prefix(
     prompt: Prompt,
     member: int,
     history: History = NOTHING,
     *,
-    text: str,
-    at_least: float,
-    omitted: re.Pattern | None,
-    wrong_alone: bool,
+    column: str = "solution",
+    share: float | None = None,
+    between: str = " ",
+) -> Prompt:
+    """The prompt, with the beginning of its row's solution as the beginning of the answer; that part is not trained.
+
+    Takes the first ``share`` of the solution's words, or of its steps if ``between`` is their separator; without a
+    share, that of the rollout strategy.
+
+    Units: share is dimensionless, 0 to 1.   Raises: ConfigError for another share, or an empty separator; DataError for
+        a row without a solution.
+    """
+    del member
+    share = history.share if share is None else share
+    if share is None:
+        raise ConfigError("solution_prefix needs a share, unless the strategy sets one")
+    words = text_column("solution_prefix", prompt, column).split(between)
+    prefix = between.join(words[: round(share * len(words))])
+    return replace(prompt, prefix=prefix + between) if prefix else prompt
+
+
+def _check_opening(text: str) -> None:
+    if not text:
+        raise ConfigError("an opening is a text that the answer begins with, got none")
+
+
+@CONTEXTS.register
+@context(check=_check_opening)
+def opening(prompt: Prompt, member: int, history: History = NOTHING, *, text: str) -> Prompt:
+    """The prompt, with a text as the beginning of the answer, such as an empty thought; that part is not trained.
+
+    Raises: ConfigError for an empty text.
+    """
+    del member, history
+    return replace(prompt, prefix=text)
+
+
+def _check_peer_answer(text: str, without: str | None) -> None:
+    require_places("peer's answer", text, "prompt", "answer")
+    if without is not None:
+        compile_pattern("without", without)
+
+
+@CONTEXTS.register
+@context(check=_check_peer_answer)
+def peer_answer(
+    prompt: Prompt,
+    member: int,
+    history: History = NOTHING,
+    *,
+    text: str = PEER,
+    at_least: float = 1.0,
+    without: str | None = None,
+    wrong_alone: bool = False,
 ) -> Prompt | None:
+    """The prompt with a correct answer of another member of the group: the first whose reward reaches ``at_least``.
+
+    ``text`` has the placeholders ``{prompt}`` and ``{answer}``. The context does not apply to a member without such a
+    peer and, with ``wrong_alone``, to a member that is correct itself. Matches of the regular expression ``without``
+    are removed from the answer.
+
+    Units: at_least in those of the reward.   Raises: ConfigError for a text without either placeholder, or an invalid
+        regular expression; DataError for an answer that is no text.
+    Source: SDPO, arXiv:2601.20802, and its code (lasgroup/SDPO, ``ray_trainer.py``). Deviation: the text's wording.
+    """
     pairs = zip(history.samples, history.rewards, strict=True)
     right = [sample for sample, reward in pairs if reward is not None and reward >= at_least]
     peer = next((sample for sample in right if sample.member != member), None)
     if peer is None or (wrong_alone and any(sample.member == member for sample in right)):
         return None
     peer_text = require_text_of(peer)
-    answer = peer_text if omitted is None else omitted.sub("", peer_text)
+    answer = peer_text if without is None else compile_pattern("without", without).sub("", peer_text)
     return with_text(prompt, fill_template(prompt, text, {"answer": answer}))
+
+
+def _check_after_answers(text: str, pattern: str | None) -> None:
+    if "{answer" not in text:
+        raise ConfigError(f"the text of after_answers holds {{answer}}, {{answer_2}} or {{answers}}, got {text!r:.80}")
+    if pattern is not None:
+        compile_pattern("pattern", pattern)
+
+
+@CONTEXTS.register
+@context(check=_check_after_answers)
+def after_answers(
+    prompt: Prompt,
+    member: int,
+    history: History = NOTHING,
+    *,
+    text: str,
+    pattern: str | None = None,
+    each: str = "{number}. {answer}",
+) -> Prompt | None:
+    """A text with the answers of an earlier round of the step, which the strategy ``stages`` selects per member.
+
+    ``{answer}`` is replaced by the first answer, ``{answer_2}`` by the second, and ``{answers}`` by all of them, each
+    formatted as ``each``; ``{prompt}`` and ``{COLUMN}`` as in ``template``. With a regular expression ``pattern``, its
+    last match in each answer is used, the first group if it has one; the context does not apply to a member with an
+    answer without a match.
+
+    Raises: ConfigError for a text without an answer, or an invalid regular expression; DataError for an answer that is
+        no text.
+    """
+    del member
+    compiled = None if pattern is None else compile_pattern("pattern", pattern)
+    answers = [_last_match(require_text_of(sample), compiled) for sample in history.samples]
+    if not answers or any(answer is None for answer in answers):
+        return None
+    values = {f"answer_{number}": str(answer) for number, answer in enumerate(answers, 1)}
+    numbered = [
+        each.replace("{number}", str(n)).replace("{answer}", str(answer)) for n, answer in enumerate(answers, 1)
+    ]
+    values |= {"answer": values["answer_1"], "answers": "\n\n".join(numbered)}
+    return with_text(prompt, fill_template(prompt, text, values))
 
 
 Scored = tuple[Sample, "float | None"]
 """An answer and its reward; None if no reward applied."""
-
-
-def require_text_of(sample: Sample) -> str:
-    if sample.text is None:
-        raise DataError("this context inserts answers, but this policy generates no text: use another context")
-    return sample.text
 
 
 def _highest_reward(scored: Sequence[Scored], member: int) -> Scored:
@@ -198,23 +214,50 @@ DRAFTS: Mapping[str, Callable[[Sequence[Scored], int], Scored]] = MappingProxyTy
 """Functions by name that select the answer of the group that ``draft`` inserts for a member."""
 
 
-def _fill_draft(
+def _check_draft(of: str, text: str) -> None:
+    if of not in DRAFTS:
+        raise ConfigError(f"a draft is one of {', '.join(DRAFTS)}, got {of!r}")
+    require_places("draft", text, "prompt", "draft")
+
+
+@CONTEXTS.register
+@context(check=_check_draft)
+def draft(
     prompt: Prompt,
     member: int,
     history: History = NOTHING,
     *,
-    choose: Callable[[Sequence[Scored], int], Scored],
+    of: str,
     text: str,
-    verdicts: tuple[str, str],
-    at_least: float,
+    right: str = "",
+    wrong: str = "",
+    at_least: float = 1.0,
 ) -> Prompt:
+    """The prompt with an earlier answer of its group: the ``best`` one, or the member's ``own``.
+
+    ``text`` has the placeholders ``{prompt}`` and ``{draft}``; ``{verdict}`` is replaced by the text ``right`` if the
+    answer's reward reaches ``at_least``, else by ``wrong``, both with placeholders for columns of the row. ``best`` has
+    the highest reward, the first of equal ones; of n answers, ``own`` of member m is answer m modulo n. Without an
+    answer the prompt is unchanged.
+
+    Units: at_least in those of the reward.   Raises: ConfigError for another choice, or a text without a placeholder;
+        DataError for an answer that is no text.
+    Source: ``best``: iGRPO, arXiv:2602.09000; ``own`` with a verdict: Critique-GRPO, arXiv:2506.03106, and its
+        code (zhangxy-2019/critique-GRPO, ``critique_prompts.py``, ``simple_gt``).
+    """
     scored = list(zip(history.samples, history.rewards, strict=True))
     if not scored:
         return prompt
-    answer, reward = choose(scored, member)
-    verdict_text = verdicts[0] if reward is not None and reward >= at_least else verdicts[1]
+    answer, reward = DRAFTS[of](scored, member)
+    verdict_text = right if reward is not None and reward >= at_least else wrong
     values = {"draft": require_text_of(answer), "verdict": fill_template(prompt, verdict_text, {})}
     return with_text(prompt, fill_template(prompt, text, values))
+
+
+def require_text_of(sample: Sample) -> str:
+    if sample.text is None:
+        raise DataError("this context inserts answers, but this policy generates no text: use another context")
+    return sample.text
 
 
 def text_column(name: str, prompt: Prompt, column: str) -> str:
@@ -223,21 +266,6 @@ def text_column(name: str, prompt: Prompt, column: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"{name} needs a text in the column {column!r}; the row has {sorted(prompt.columns)}")
     return value
-
-
-def _fill_answers(
-    prompt: Prompt, member: int, history: History = NOTHING, *, text: str, pattern: re.Pattern | None, each: str
-) -> Prompt | None:
-    del member
-    answers = [_last_match(require_text_of(sample), pattern) for sample in history.samples]
-    if not answers or any(answer is None for answer in answers):
-        return None
-    values = {f"answer_{number}": str(answer) for number, answer in enumerate(answers, 1)}
-    numbered = [
-        each.replace("{number}", str(n)).replace("{answer}", str(answer)) for n, answer in enumerate(answers, 1)
-    ]
-    values |= {"answer": values["answer_1"], "answers": "\n\n".join(numbered)}
-    return with_text(prompt, fill_template(prompt, text, values))
 
 
 def _last_match(text: str, pattern: re.Pattern | None) -> str | None:
@@ -276,15 +304,3 @@ def with_text(prompt: Prompt, text: str) -> Prompt:
     else:
         content = text
     return replace(prompt, text=text, messages=[*before, {**last, "content": content}])
-
-
-def _add_solution_prefix(
-    prompt: Prompt, member: int, history: History = NOTHING, *, column: str, share: float | None, between: str
-) -> Prompt:
-    del member
-    share = history.share if share is None else share
-    if share is None:
-        raise ConfigError("solution_prefix needs a share, unless the strategy sets one")
-    words = text_column("solution_prefix", prompt, column).split(between)
-    prefix = between.join(words[: round(share * len(words))])
-    return replace(prompt, prefix=prefix + between) if prefix else prompt

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Concatenate
 
+from mmgrpo.maths.factories import Numbers, factory
 from mmgrpo.types import Prompt, Sample
 
 
@@ -32,3 +34,21 @@ NOTHING = History()
 
 Context = Callable[[Prompt, int, History], Prompt | None]
 """(prompt, member, history) -> the prompt of the member; None: the context does not apply to it."""
+
+
+def context(
+    *, check: Callable[..., Any] | None = None
+) -> Callable[[Callable[Concatenate[Prompt, int, History, Numbers], Prompt | None]], Callable[Numbers, Context]]:
+    """A decorator: a function (prompt, member, history, *, numbers) -> prompt becomes a factory of contexts.
+
+    Args:
+        check: raises ConfigError for numbers that do not go together; called with those that it names.
+
+    Returns:
+        The decorator.
+    """
+    return factory(_itself, "bound", check=check)
+
+
+def _itself(bound: Context) -> Context:
+    return bound

@@ -8,28 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import fmean
 
 from mmgrpo.data.contexts import CONTEXTS
-from mmgrpo.data.history import NOTHING, Context, History
+from mmgrpo.data.history import NOTHING, History, context
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt
 
 
+def _check_systems(texts: Sequence[str]) -> None:
+    if not texts:
+        raise ConfigError("systems needs at least one text")
+
+
 @CONTEXTS.register
-def systems(*, texts: Sequence[str]) -> Context:
+@context(check=_check_systems)
+def systems(prompt: Prompt, member: int, history: History = NOTHING, *, texts: Sequence[str]) -> Prompt:
     """A system text before the prompt, another for each member in turn: member m has text m modulo their number.
 
     Raises: ConfigError for no texts.
     """
-    if not texts:
-        raise ConfigError("systems needs at least one text")
-    return lambda prompt, member, history=NOTHING: _with_system_text(prompt, texts[member % len(texts)])
+    del history
+    return _with_system_text(prompt, texts[member % len(texts)])
+
+
+def _check_weakest_system(texts: Sequence[str]) -> None:
+    if len(texts) < 2:
+        raise ConfigError("weakest_system needs the system text of each part of a group, two at least")
 
 
 @CONTEXTS.register
-def weakest_system(*, texts: Sequence[str], right: float = 1.0) -> Context:
+@context(check=_check_weakest_system)
+def weakest_system(
+    prompt: Prompt, member: int, history: History = NOTHING, *, texts: Sequence[str], right: float = 1.0
+) -> Prompt | None:
     """The prompt of the part of the group that is right least often; only for views.
 
     It is the prompt of right answers of the part that is right most often; other answers have no view. A part are
@@ -41,14 +53,6 @@ def weakest_system(*, texts: Sequence[str], right: float = 1.0) -> Context:
     Raises: ConfigError for fewer than two texts, or another number of them than the group has parts.
     Source: MEML-GRPO, arXiv:2508.09670, the worst expert's prompt for the right answers of the best.
     """
-    if len(texts) < 2:
-        raise ConfigError("weakest_system needs the system text of each part of a group, two at least")
-    return partial(_weakest, texts=tuple(texts), right=right)
-
-
-def _weakest(
-    prompt: Prompt, member: int, history: History = NOTHING, *, texts: Sequence[str], right: float
-) -> Prompt | None:
     parts: dict[str | None, dict[int, bool]] = {}
     scored = zip(history.samples, history.rewards, strict=True)
     for sample, reward in sorted(scored, key=lambda scored_sample: scored_sample[0].member):

@@ -6,11 +6,10 @@ Reasoning is split into chunks that continue each other, and every chunk has the
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.data.contexts import CONTEXTS, require_text_of
-from mmgrpo.data.history import NOTHING, Context, History
+from mmgrpo.data.history import NOTHING, History, context
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.aggregates import AGGREGATES, Totals
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
@@ -98,8 +97,14 @@ def group_sum(mask_BT: Tensor, totals: Totals) -> Tensor:
     return mask_BT / max(totals.num_groups, 1)
 
 
+def _check_carried_over(tail: int, head: int) -> None:
+    if tail < 1 or head < 0:
+        raise ConfigError(f"carried_over needs tail >= 1 and head >= 0, got {tail} and {head}")
+
+
 @CONTEXTS.register
-def carried_over(*, tail: int, head: int = 0) -> Context:
+@context(check=_check_carried_over)
+def carried_over(prompt: Prompt, member: int, history: History = NOTHING, *, tail: int, head: int = 0) -> Prompt | None:
     """The prompt, with the beginning and the end of a cut-off answer as the beginning of the new answer.
 
     The first ``head`` and the last ``tail`` of its tokens, including its forced ones; all of a shorter one. They are
@@ -108,12 +113,6 @@ def carried_over(*, tail: int, head: int = 0) -> Context:
     Units: tokens.   Raises: ConfigError for numbers that keep no token.
     Source: Delethink, arXiv:2510.06557, and its code (McGill-NLP/the-markovian-thinker, ``delethink_trimmers.py``).
     """
-    if tail < 1 or head < 0:
-        raise ConfigError(f"carried_over needs tail >= 1 and head >= 0, got {tail} and {head}")
-    return partial(_carried_over, tail=tail, head=head)
-
-
-def _carried_over(prompt: Prompt, member: int, history: History = NOTHING, *, tail: int, head: int) -> Prompt | None:
     del member
     if not history.samples:
         return None

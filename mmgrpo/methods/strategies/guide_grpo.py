@@ -5,19 +5,30 @@ The prompt includes a hint from the data row.
 
 from __future__ import annotations
 
-from functools import partial
+from mmgrpo.data.contexts import CONTEXTS, fill_template, require_places, with_text
+from mmgrpo.data.history import NOTHING, History, context
+from mmgrpo.types import Prompt
 
-from mmgrpo.data.contexts import CONTEXTS, in_template, require_places
-from mmgrpo.data.history import Context
+
+def _check_column_hint(text: str) -> None:
+    require_places("hint", text, "prompt", "hint")
 
 
 @CONTEXTS.register
-def column_hint(*, column: str, text: str = "{prompt}\n\nHint: {hint}") -> Context:
+@context(check=_check_column_hint)
+def column_hint(
+    prompt: Prompt,
+    member: int,
+    history: History = NOTHING,
+    *,
+    column: str,
+    text: str = "{prompt}\n\nHint: {hint}",
+) -> Prompt:
     """The prompt with a hint that its row brings along.
 
     ``{prompt}`` and ``{hint}`` are the placeholders.
 
     Raises: ConfigError for a text that lacks either; DataError where a row has no such column.
     """
-    require_places("hint", text, "prompt", "hint")
-    return partial(in_template, text=text.replace("{hint}", "{" + column + "}"))
+    del member, history
+    return with_text(prompt, fill_template(prompt, text.replace("{hint}", "{" + column + "}"), {}))

@@ -5,17 +5,21 @@ The prompt includes a hint that the policy wrote in an answer of the same group.
 
 from __future__ import annotations
 
-import re
-from functools import partial
-
 from mmgrpo.data.contexts import CONTEXTS, compile_pattern, fill_template, require_places, require_text_of, with_text
-from mmgrpo.data.history import NOTHING, Context, History
+from mmgrpo.data.history import NOTHING, History, context
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt
 
 
+def _check_found_in_answer(pattern: str, text: str) -> None:
+    require_places("found text", text, "prompt", "found")
+    if compile_pattern("pattern", pattern).groups < 1:
+        raise ConfigError(f"the pattern needs a group in brackets, the text to insert, got {pattern!r:.80}")
+
+
 @CONTEXTS.register
-def found_in_answer(*, pattern: str, text: str) -> Context:
+@context(check=_check_found_in_answer)
+def found_in_answer(prompt: Prompt, member: int, history: History = NOTHING, *, pattern: str, text: str) -> Prompt:
     """The prompt with the match of a regular expression in an answer of the group, the last that has one.
 
     ``{prompt}`` is replaced by the prompt, ``{found}`` by the expression's first group. Without a match, the prompt.
@@ -23,16 +27,7 @@ def found_in_answer(*, pattern: str, text: str) -> Context:
     Raises: ConfigError for no expression with a group, or a text that lacks a place.
     Source: hints that the policy wrote before: SAGE, arXiv:2602.03143, and its code (BaohaoLiao/SAGE).
     """
-    require_places("found text", text, "prompt", "found")
-    compiled = compile_pattern("pattern", pattern)
-    if compiled.groups < 1:
-        raise ConfigError(f"the pattern needs a group in brackets, the text to insert, got {pattern!r:.80}")
-    return partial(_with_match, pattern=compiled, text=text)
-
-
-def _with_match(
-    prompt: Prompt, member: int, history: History = NOTHING, *, pattern: re.Pattern[str], text: str
-) -> Prompt:
     del member
-    matches = [match[1] for sample in history.samples if (match := pattern.search(require_text_of(sample)))]
+    compiled = compile_pattern("pattern", pattern)
+    matches = [match[1] for sample in history.samples if (match := compiled.search(require_text_of(sample)))]
     return with_text(prompt, fill_template(prompt, text, {"found": matches[-1]})) if matches else prompt

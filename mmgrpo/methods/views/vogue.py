@@ -5,12 +5,11 @@ Decisions that change under noised images, and uncertain ones, get a bounded bon
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.data.contexts import CONTEXTS
 from mmgrpo.data.corruption import IMAGE_CONTEXTS, corrupt_images
-from mmgrpo.data.history import NOTHING, Context, History
+from mmgrpo.data.history import NOTHING, History, context
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.feedback import Feedback
@@ -61,13 +60,29 @@ def bounded_uncertainty(
 
 
 @CONTEXTS.register
-def bare() -> Context:
+@context()
+def bare(prompt: Prompt, member: int, history: History = NOTHING) -> Prompt:
     """The prompt of the data row itself, for a sample with any other prompt; useful only in a view."""
-    return lambda prompt, member, history=NOTHING: prompt
+    del member, history
+    return prompt
+
+
+def _check_noised_image(share: float, chance: float) -> None:
+    if not 0 <= share <= 1 or not 0 <= chance <= 1:
+        raise ConfigError(f"the share of noise and its probability must be from 0 to 1, got {share} and {chance}")
 
 
 @IMAGE_CONTEXTS.register
-def noised_image(*, share: float, per_member: bool = True, chance: float = 1.0) -> Context:
+@context(check=_check_noised_image)
+def noised_image(
+    prompt: Prompt,
+    member: int,
+    history: History = NOTHING,
+    *,
+    share: float,
+    per_member: bool = True,
+    chance: float = 1.0,
+) -> Prompt | None:
     """The prompt with Gaussian noise on its images; without images there is no view.
 
     x <- sqrt(1 - share) x + sqrt(share) e, pixels x from -1 to 1, clamped to that. A member, or without ``per_member``
@@ -76,21 +91,14 @@ def noised_image(*, share: float, per_member: bool = True, chance: float = 1.0) 
     Units: share of the variance that is noise and chance, 0 to 1.   Raises: ConfigError for others.
     Source: the forward process of DDPM, arXiv:2006.11239, eq. 4; the chance that of VOGUE, arXiv:2510.01444.
     """
-    if not 0 <= share <= 1 or not 0 <= chance <= 1:
-        raise ConfigError(f"the share of noise and its probability must be from 0 to 1, got {share} and {chance}")
-    noised = partial(corrupt_images, spoil=partial(_noised, share=share), per_member=per_member)
-    return noised if chance == 1 else partial(_by_chance, noised=noised, chance=chance, per_member=per_member)
+    if chance < 1:
+        keys = (member,) if per_member else ()
+        if np.random.default_rng(derive_seed(history.seed, *keys)).random() >= chance:
+            return prompt
 
+    def noised(pixels: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        signal = pixels / 127.5 - 1
+        mixed = np.sqrt(1 - share) * signal + np.sqrt(share) * random.standard_normal(pixels.shape)
+        return ((mixed.clip(-1, 1) + 1) * 127.5).round().astype(np.uint8)
 
-def _by_chance(
-    prompt: Prompt, member: int, history: History = NOTHING, *, noised: Context, chance: float, per_member: bool
-) -> Prompt | None:
-    keys = (member,) if per_member else ()
-    is_noised = np.random.default_rng(derive_seed(history.seed, *keys)).random() < chance
-    return noised(prompt, member, history) if is_noised else prompt
-
-
-def _noised(pixels: np.ndarray, random: np.random.Generator, *, share: float) -> np.ndarray:
-    signal = pixels / 127.5 - 1
-    mixed = np.sqrt(1 - share) * signal + np.sqrt(share) * random.standard_normal(pixels.shape)
-    return ((mixed.clip(-1, 1) + 1) * 127.5).round().astype(np.uint8)
+    return corrupt_images(prompt, member, history, spoil=noised, per_member=per_member)
