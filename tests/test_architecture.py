@@ -32,7 +32,7 @@ ROOMS = (
     ("runs",),
     ("report", "docgen"),
     ("training", "trials"),
-    ("methods",),
+    ("methods", "check_data"),
     ("doctor", "__init__"),
     ("cli",),
     ("__main__",),

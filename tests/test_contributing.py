@@ -58,7 +58,7 @@ def test_guide_has_the_commands_of_the_readme_and_of_ci() -> None:
     assert [command for command in bash_blocks(README) if command.startswith("pip install uv")] == commands[:2]
     (lint,) = (block for block in commands if "ruff" in block)
     checks = [line for line in lint.splitlines() if "pytest" not in line]
-    assert len(checks) == 4
+    assert len(checks) == 5
     assert [check for check in checks if check not in CHECKS] == []
 
 

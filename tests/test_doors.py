@@ -122,8 +122,3 @@ class TestRewards:
                 assert list(found.takes) == [one.name for one in parameters], name
                 assert list(found.needs) == [one.name for one in parameters if one.default is one.empty], name
         assert sum(found is not None for found in signatures.values()) > 0.9 * len(signatures)
-
-    @pytest.mark.parametrize("name", [n for f in ("quickstart", "recipes", "one-gpu", "papers") for n in shipped(f)])
-    def test_nothing_that_comes_is_refused(self, name: str) -> None:
-        result = call("explain", name)
-        assert result.exit_code == 0, result.output

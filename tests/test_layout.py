@@ -13,7 +13,6 @@ from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 
 import mmgrpo
-from mmgrpo.config.loading import shipped
 from mmgrpo.system.folders import TOP
 
 ROOT = Path(__file__).parents[1]
@@ -81,9 +80,3 @@ def test_unpacked_wheel_imports_policies_and_finds_configurations(tmp_path: Path
         text=True,
     )
     assert result.stdout.startswith(str(tmp_path / "site/mmgrpo/policies/__init__.py")), result.stderr
-
-
-def test_names_of_configurations_are_unique() -> None:
-    """A shipped name leaves inner folders out, so that two files of one name would hide each other."""
-    files = [path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name != "accelerate"]
-    assert len(shipped()) == len(files)

@@ -163,11 +163,12 @@ def ledger(path: Path = LEDGER) -> list[PaperRow]:
     return rows
 
 
-def paper_index(methods: Iterable[MethodRow] | None = None) -> list[Paper]:
+def paper_index(methods: Iterable[MethodRow] | None = None, *, rows: Iterable[PaperRow] | None = None) -> list[Paper]:
     """The papers of the ledger with their files.
 
     Args:
         methods: rows of the method index; None: all methods.
+        rows: rows of a ledger; None: of the shipped one.
 
     Returns:
         A paper per row of the ledger.
@@ -175,7 +176,7 @@ def paper_index(methods: Iterable[MethodRow] | None = None) -> list[Paper]:
     method_rows = method_index() if methods is None else methods
     files = [_file(row) for row in method_rows]
     files += [_run_file(name) for folder in RUNS for name in shipped(folder)]
-    return [_paper(row, files) for row in ledger()]
+    return [_paper(row, files) for row in (ledger() if rows is None else rows)]
 
 
 def unlisted(papers: Iterable[Paper], methods: Iterable[MethodRow]) -> list[MethodRow]:

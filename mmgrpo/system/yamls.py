@@ -14,6 +14,8 @@ from typing import Any
 import yaml
 
 MAX_CHARACTERS = 2**18
+MIN_CACHED_CHARACTERS = 300
+"""Shorter texts, such as overrides, are parsed anew: they would evict files from the cache."""
 MAX_DEPTH = 50
 MAX_VALUES = 100_000
 """Maximal number of values and keys, counted with every repetition by anchors."""
@@ -75,11 +77,15 @@ def parse_yaml(text: str) -> Any:
     """
     if len(text) > MAX_CHARACTERS:
         raise YamlError(f"it has more than {MAX_CHARACTERS} characters")
-    return deepcopy(_read(text))
+    return _parsed(text) if len(text) < MIN_CACHED_CHARACTERS else deepcopy(_cached(text))
 
 
 @lru_cache(maxsize=512)  # many runs include the same file, and parsing is slow
-def _read(text: str) -> Any:
+def _cached(text: str) -> Any:
+    return _parsed(text)
+
+
+def _parsed(text: str) -> Any:
     try:
         return yaml.load(text, _Loader)
     except YamlError:
@@ -87,3 +93,16 @@ def _read(text: str) -> Any:
     # the library also passes on errors of the values that it creates: dates, numbers, keys
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise YamlError(" ".join(str(error).split())[:500] or type(error).__name__) from error
+
+
+def parse_yaml_1_1(text: str) -> Any:
+    """The values of a text to a parser of YAML 1.1, such as PyYAML: 1e-4 is a text.
+
+    It has no limits: for files of the project only.
+
+    Raises: YamlError if the text is invalid.
+    """
+    try:
+        return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        raise YamlError(" ".join(str(error).split())) from error

@@ -18,8 +18,8 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+from mmgrpo.system.yamls import parse_yaml_1_1
 from tests.breadth.resources import RESOURCES, VOCABULARY
-from tests.configs.written import plain
 
 HERE = Path(__file__).parent
 SEED = 0
@@ -29,12 +29,12 @@ ZERO_STD = 0.05  # of parameters that their class sets to zero, so that no gradi
 @cache
 def recipes() -> dict[str, Any]:
     """Pipeline class to what it is made of and called with."""
-    return plain((HERE / "pipelines.yaml").read_text(encoding="utf-8"))
+    return parse_yaml_1_1((HERE / "pipelines.yaml").read_text(encoding="utf-8"))
 
 
 @cache
 def _configurations() -> dict[str, Any]:
-    return plain((HERE / "components.yaml").read_text(encoding="utf-8"))
+    return parse_yaml_1_1((HERE / "components.yaml").read_text(encoding="utf-8"))
 
 
 def pipeline_classes() -> dict[str, type | None]:

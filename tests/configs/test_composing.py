@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,7 @@ import yaml
 
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
-from mmgrpo.config.composing import CHAINS
-from mmgrpo.config.loading import dump_config, find_config, load_config, read_layers, shipped
-from mmgrpo.config.sections import at
+from mmgrpo.config.loading import load_config
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.advantage_inputs import require_advantages
 from mmgrpo.explain.method_settings import method_rows
@@ -227,57 +225,3 @@ def test_a_pair_trains(lower: str, upper: str, tmp_path: Path) -> None:
     line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
     assert line["policy/on_policy_gap"] < 1e-5
     assert line["optimizer/grad_norm"] > 0
-
-
-BASES = {
-    "tokens": "quickstart/arithmetic-text",
-    "both": "quickstart/digits-vlm",
-    "masked": "quickstart/digits-masked",
-    "denoising": "quickstart/digits-image",
-}
-
-
-@pytest.mark.parametrize("name", shipped("methods"))
-def test_nothing_that_a_method_sets_is_lost(name: str, tmp_path: Path) -> None:
-    """Beside a run, in either order, its values are in force; a list of the run's file that drops one is an error."""
-    values = read_layers(find_config(name))
-    method, chains = values["method"], [key for key in CHAINS if at(values, key, None)]
-    base = BASES[method.get("applies_to", "both")]
-    size: dict[str, Any] = {"rollout": {"group_size": at(values, "rollout.group_size", 24)}}
-    if at(values, "rollout.training_states", None) == "renoised":  # an error with the window of the base
-        size["rollout"]["window"] = None
-    config = laid(tmp_path, base, name, own=size)
-    assert config == laid(tmp_path, name, base, own=size)
-    assert config.method is not None
-    assert config.method.replaced == {}
-    resolved = yaml.safe_load(dump_config(config))
-    lost = [key for key, value in set_by(values) if not holds(value, at(resolved, key, None))]
-    assert lost == []
-    added = {reward.from_method for reward in config.rewards}
-    adds = bool(config.method.rewards.added or config.method.rewards.substitutes)
-    assert (method["name"] in added) == adds
-    for key in chains:
-        section, _, last = key.rpartition(".")
-        other: list[Any] = [{"name": "another", "label": "another", "examples": "rows"}]
-        own = {section: {last: other}} if section else {last: other}
-        with pytest.raises(ConfigError, match=rf"{key} replaces the list of {name} and drops"):
-            laid(tmp_path, base, name, own={**size, **own})
-
-
-def set_by(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys that a method's file sets, with their values; a function with its numbers is one value."""
-    for key, value in values.items():
-        if prefix or key not in ("method", "paper_hparams"):
-            if isinstance(value, dict) and "name" not in value:
-                yield from set_by(value, f"{prefix}{key}.")
-            else:
-                yield f"{prefix}{key}", value
-
-
-def holds(stated: Any, resolved: Any) -> bool:
-    """Whether a resolved value has all that was stated of it."""
-    if isinstance(stated, list) and isinstance(resolved, list) and len(stated) == len(resolved):
-        return all(holds(one, other) for one, other in zip(stated, resolved, strict=True))
-    if isinstance(stated, dict) and isinstance(resolved, dict):
-        return all(key in resolved and holds(value, resolved[key]) for key, value in stated.items())
-    return stated == resolved or (isinstance(resolved, dict) and resolved.get("name") == stated)

@@ -13,7 +13,7 @@ import yaml
 
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RewardConfig, RunConfig, needs
-from mmgrpo.config.loading import dump_config, load_config, shipped
+from mmgrpo.config.loading import load_config
 from mmgrpo.config.needs import require_needs
 from mmgrpo.config.registry import names
 from mmgrpo.errors import ConfigError
@@ -29,11 +29,6 @@ from tests.policies.tiny_language import picture, prompts_of
 from tests.policies.tiny_language import policy_of as llama
 from tests.rewards.grouped import plain
 
-ADDING = [
-    name
-    for name in shipped("methods")
-    if (method := load_config(name, {"policy": None}).method) and (method.rewards.added or method.rewards.substitutes)
-]
 OF_REWARDS = [
     *("arm", "cde", "diver", "dra-grpo", "empo", "geometryzero", "intuitor", "noisy-verifiers", "p-grpo", "pref-grpo"),
     *("ttrv", "unlikeliness-reward"),
@@ -90,26 +85,6 @@ def test_rewards_of_a_run_do_not_replace_those_of_its_method(name: str, tmp_path
     assert added
     rows = [{key: value for key, value in row.items() if key != "from_method"} for row in listed(config)]
     assert [{key: row[key] for key in row if key not in ("gate", "schedule")} for row in rows] == EXPECTED[name]
-
-
-@pytest.mark.parametrize("name", ADDING)
-def test_a_method_adds_its_rewards_in_either_order_and_once(name: str, tmp_path: Path) -> None:
-    base = tmp_path / "base.yaml"
-    surrogate = {"name": "clipped", "low": 0.1, "high": 0.1}
-    own = {"prompts": {"source": "p.txt"}, "rewards": [MINE], "objective": {"surrogate": surrogate}, **policy_of(name)}
-    base.write_text(yaml.safe_dump(own))
-    above, below = run_of(tmp_path, str(base), name), run_of(tmp_path, name, str(base))
-    assert above == below
-    assert any(reward.from_method == name.removeprefix("methods/") for reward in above.rewards)
-    saved = tmp_path / "config.yaml"
-    saved.write_text(dump_config(above))
-    assert load_config(saved) == above
-    assert RunConfig.model_validate(above.model_dump()) == above
-    assert load_config(saved, {"rewards": [MINE]}) == above
-    verifiers = [{"name": "exact_match", "weight": 2.0}, {"name": "format", "weight": 0.1}]
-    other = load_config(saved, {"rewards": verifiers})
-    assert [reward.from_method for reward in other.rewards].count(name.removeprefix("methods/")) >= 1
-    assert "format" in [reward.known_as for reward in other.rewards]
 
 
 def test_a_reward_of_a_method_is_computed_of_each_verifier(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
+from mmgrpo.check_data import DataFiles
+from mmgrpo.check_data.method_rules import with_paper_hparams
 from mmgrpo.config import RunConfig
-from mmgrpo.config.loading import dump_config, find_config, load_config, read_layers, shipped, validated
+from mmgrpo.config.loading import dump_config, load_config, validated
 from mmgrpo.config.sections import at
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
-from mmgrpo.explain.method_settings import method_rows
 from mmgrpo.runs.resuming import config_changes
 
 Write = Callable[[str, dict[str, Any]], Path]
@@ -194,40 +195,14 @@ def test_a_live_configuration_has_nothing_to_put_in_force(write: Write) -> None:
         load_config(write("run", {"include": ["ours"]}), ["use_paper_hparams=3"])
 
 
-EXCHANGED = ("methods/gigpo",)
-"""Methods of exchanges, which need an environment."""
-
-ENVIRONMENT = "python:tests.training.test_credit_of_turns:Corridor"
-
-
-MODEL_OF = {
-    "denoising": "models/sd3.5-medium",
-    "masked": "masked",
-    "tokens": "models/qwen2.5-vl-3b",
-    "both": "models/qwen2.5-vl-3b",
-}
-
-
-def with_its_scale(name: str, write: Write) -> RunConfig:
-    """A method over a model of its kind, with its published scale if it has one."""
-    values = read_layers(find_config(name))
-    published, model = values.get("paper_hparams", {}), MODEL_OF[values["method"]["applies_to"]]
-    asked = {"rollout": {"environment": ENVIRONMENT}} if name in EXCHANGED else {}
-    return load_config(write("run", {"include": [model, name], "use_paper_hparams": bool(published), **asked}))
-
-
-@pytest.mark.parametrize("name", shipped("methods"))
-def test_every_published_scale_can_be_put_in_force(name: str, write: Write) -> None:
-    text = dict(method_rows(with_its_scale(name, write))).get("paper_hparams", "")
-    assert "published run" not in text or "is in force" in text
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", shipped("methods"))
-def test_every_method_is_explained(name: str, write: Write) -> None:
-    config = with_its_scale(name, write)
-    assert config.method is not None
-    assert f" method {config.method.title} " in rows(config)
+def test_every_method_is_explained() -> None:
+    data, environment = DataFiles(), "python:tests.training.test_credit_of_turns:Corridor"
+    for name in data.names("methods"):
+        needs_turns = "environment_reward" in data.merged(name)["method"].get("needs", ())
+        config = with_paper_hparams(data, name, **({"rollout": {"environment": environment}} if needs_turns else {}))
+        assert config.method is not None
+        assert f" method {config.method.title} " in rows(config), name
 
 
 def rows(config: RunConfig) -> str:

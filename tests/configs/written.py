@@ -6,14 +6,8 @@ from copy import deepcopy
 from functools import cache
 from typing import Any
 
-import yaml
-
 from mmgrpo.config.loading import find_config
-
-
-def plain(text: str) -> Any:
-    """What PyYAML makes of a text by default: of YAML 1.1, unlike what reads configurations."""
-    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+from mmgrpo.system.yamls import parse_yaml_1_1
 
 
 def written(name: str) -> dict[str, Any]:
@@ -23,4 +17,4 @@ def written(name: str) -> dict[str, Any]:
 
 @cache
 def _read(name: str) -> dict[str, Any]:
-    return plain((find_config(name)).read_text())
+    return parse_yaml_1_1(find_config(name).read_text())

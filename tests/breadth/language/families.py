@@ -20,9 +20,9 @@ import transformers
 from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.auto import modeling_auto
 
+from mmgrpo.system.yamls import parse_yaml_1_1
 from mmgrpo.types import Prompt
 from tests.breadth.language.configs import merged, shrunk, small
-from tests.configs.written import plain
 from tests.heard import tone
 from tests.policies.tiny_language import TEXTS, picture
 from tests.tiny import chat_tokenizers, language_models
@@ -111,7 +111,7 @@ def untried() -> dict[str, tuple[str, ...]]:
 
 
 def _table(name: str) -> dict[str, Any]:
-    return plain((HERE / f"{name}.yaml").read_text(encoding="utf-8"))
+    return parse_yaml_1_1((HERE / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def _seen(*, several: bool, blind: bool) -> tuple[Prompt, ...]:

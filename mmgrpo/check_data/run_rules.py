@@ -1,0 +1,116 @@
+"""Rules of recipes, tasks and runs of papers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from mmgrpo.algorithm import Algorithm
+from mmgrpo.check_data.data_files import DataFiles, Finding, is_under, leaves, rule_of
+from mmgrpo.check_data.method_rules import differences, stated_settings
+from mmgrpo.config.sections import has
+from mmgrpo.runs.alerts import watchdog_inputs
+from mmgrpo.training.build import build_rewards
+
+PIXEL_REWARDS = {"jpeg_size", "brightness"}
+"""Rewards that any picture can be made to have."""
+
+TASK_SECTIONS = {"prompts", "rewards", "evaluation", "watchdog"}
+WITHOUT_SOURCE = ("include", "recipe", "name", "note", "policy.name", "prompts.source")
+"""Keys of a paper's run that have no source in the paper."""
+
+ONE_GPU = "-one-gpu"
+"""End of the names of recipes that include another recipe."""
+
+
+def recipe_values(data: DataFiles, name: str) -> Iterator[Finding]:
+    """A recipe has the values of its model, method and task, and a source for each value of the method it changes."""
+    if name.endswith(ONE_GPU):
+        return
+    model, method, *tasks = data.stated(name)["include"]
+    own, of_method = data.stated(name), data.stated(method)
+    published = list(leaves(of_method.get("paper_hparams", {}))) if own.get("use_paper_hparams") else []
+    layers = [stated_settings(data, layer) for layer in (model, method)]
+    layers += [published, *(stated_settings(data, task) for task in tasks), stated_settings(data, name)]
+    expected = {key: value for layer in layers for key, value in layer if key != "evaluation.rewards"}
+    yield from differences(expected, data.config(name), "in the recipe")
+    sources = own.get("method", {"sources": {}})["sources"]
+    for key, _ in stated_settings(data, name):
+        if is_under(key, of_method["method"]["sources"]) and not is_under(key, sources):
+            yield key, f"differs from {method} and has no source; add it to method.sources"
+    is_denoising = data.stated(model)["policy"]["name"] == "denoising"
+    if is_denoising != (len(tasks) == 1):
+        yield "include", f"{len(tasks)} tasks; a recipe of a denoising model includes one, another none"
+
+
+def held_out_rewards(data: DataFiles, name: str) -> Iterator[Finding]:
+    """A recipe evaluates rewards and prompts that it does not train on, and its watchdog compares the two."""
+    if name.endswith(ONE_GPU):
+        return
+    config = data.config(name)
+    if config.evaluation is None or config.prompts is None:
+        yield "evaluation", "a recipe has the sections prompts and evaluation"
+        return
+    trained = [reward.name for reward in build_rewards(config.rewards)]
+    evaluated = [reward.name for reward in build_rewards(config.evaluation.rewards)]
+    if of_pixels := PIXEL_REWARDS & set(trained):
+        yield "rewards", f"{', '.join(of_pixels)} is no goal of a recipe"
+    inputs = watchdog_inputs(config, trained, evaluated)
+    if inputs is None or not inputs.held_out or set(inputs.held_out) & set(trained):
+        yield "watchdog.held_out", "name a reward of the evaluation that is not trained on"
+    if config.prompts.source == config.evaluation.prompts.source:
+        yield "evaluation.prompts.source", "is the source of the training prompts"
+
+
+def task_sections(data: DataFiles, name: str) -> Iterator[Finding]:
+    """A task has prompts, rewards, an evaluation and a watchdog, the last three with their sources."""
+    own = data.stated(name)
+    sections = {key for key in own if key != "method"}
+    if sections != TASK_SECTIONS:
+        yield "", f"has the sections {', '.join(sorted(sections))}; a task has {', '.join(sorted(TASK_SECTIONS))}"
+    for section in sections - {"prompts"} - set(own.get("method", {}).get("sources", {})):
+        yield section, "has no source; add it to method.sources"
+
+
+def paper_sources(data: DataFiles, name: str) -> Iterator[Finding]:
+    """Every value of a paper's run has a source, and every source a value; the paper and its data are named."""
+    own, config = data.stated(name), data.config(name)
+    recipe = config.recipe
+    if recipe is None:
+        yield "recipe", "a run of a paper has the section recipe"
+        return
+    for key, _ in leaves(own):
+        if not is_under(key, (*WITHOUT_SOURCE, *recipe.sources)):
+            yield key, "has no source; add it to recipe.sources"
+    for key in recipe.sources:
+        if not has(data.merged(name), key):
+            yield f"recipe.sources.{key}", "is the source of a key that the run does not set"
+    yield from _missing_descriptions(recipe, config.note)
+
+
+def paper_name(data: DataFiles, name: str) -> Iterator[Finding]:
+    """A paper's run has the name of its file, and every function that it names exists."""
+    config = data.config(name)
+    Algorithm.of(config)
+    if config.name != name.rpartition("/")[2]:
+        yield "name", f"is {config.name!r}; the file is {name}"
+
+
+def _missing_descriptions(recipe: Any, note: str | None) -> Iterator[Finding]:
+    if not re.fullmatch(r"\d{4}\.\d{5}", recipe.paper or ""):
+        yield "recipe.paper", f"is {recipe.paper!r}; state the arXiv number, such as '2402.03300'"
+    for key in ("deviations", "evidence"):
+        if not getattr(recipe, key):
+            yield f"recipe.{key}", "is empty"
+    if not re.search(r"\b[Rr]ows?\b", note or ""):
+        yield "note", "describes no rows; state the columns of the data"
+
+
+RUN_RULES = (
+    rule_of(recipe_values, "recipes"),
+    rule_of(held_out_rewards, "recipes"),
+    rule_of(task_sections, "tasks"),
+    rule_of(paper_sources, "papers"),
+    rule_of(paper_name, "papers"),
+)
