@@ -17,8 +17,10 @@ class Turn:
     """An observation: a turn of the environment.
 
     Attributes:
-        text: text of the turn; an empty text without images ends the conversation.
-        images: images of the turn.
+        text: text of the turn; an empty text without media ends the conversation.
+        images: images of the turn, in the forms of ``Prompt.images``.
+        videos: its videos.
+        audios: its audio.
         reward: reward of the policy's last turn; None: no reward.
         done: whether the conversation ends; the policy then does not see this turn.
         role: role of the turn in the model's chat template.
@@ -28,6 +30,8 @@ class Turn:
 
     text: str = ""
     images: Sequence[Any] = ()
+    videos: Sequence[Any] = ()
+    audios: Sequence[Any] = ()
     reward: float | None = None
     done: bool = False
     role: str = "user"
@@ -36,12 +40,17 @@ class Turn:
     @property
     def ends(self) -> bool:
         """Whether the conversation ends with this turn."""
-        return self.done or not (self.text or self.images)
+        return self.done or not (self.text or self.num_media)
+
+    @property
+    def num_media(self) -> int:
+        """Number of its images, videos and audio."""
+        return len(self.images) + len(self.videos) + len(self.audios)
 
     @property
     def state(self) -> str | None:
-        """Identifier of the state; None (unknown) for a turn with images and without a key."""
-        if self.key is not None or self.images:
+        """Identifier of the state; None (unknown) for a turn with media and without a key."""
+        if self.key is not None or self.num_media:
             return self.key
         return self.text
 

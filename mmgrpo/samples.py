@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
+    from mmgrpo.environment import Turn
+
 MAX_RATE = 768_000
 """The highest allowed sampling rate of audio, in Hz: four times that of common recorders."""
 
@@ -113,7 +115,7 @@ class Example:
     array: Tensor | None = None
 
 
-TURNS = ("turn_starts", "turn_ends", "turn_texts", "turn_rewards", "turn_keys")
+TURNS = ("turn_starts", "turn_ends", "turn_texts", "turn_rewards", "turn_keys", "turn_replies")
 """The fields of a sample with one entry per turn of a conversation."""
 
 
@@ -144,6 +146,7 @@ class Sample:
         turn_texts: text of each turn.
         turn_rewards: the environment's reward for each turn; None: no reward.
         turn_keys: key of the state before each turn: set by the environment, else its text; None if unknown.
+        turn_replies: the environment's answer to each turn, with its text and media; None: the turn was cut off.
         context: name of the prompt template that the sample was generated under; None: the unchanged prompt.
         after: group and member of each sample of the step that its prompt contains the text of; empty: none.
         environment_error: error of the environment of its conversation: no reward scores it; None: no error.
@@ -170,6 +173,7 @@ class Sample:
     turn_texts: Sequence[str] = ()
     turn_rewards: Sequence[float | None] = ()
     turn_keys: Sequence[str | None] = ()
+    turn_replies: Sequence[Turn | None] = ()
     context: str | None = None
     after: Sequence[tuple[int, int]] = ()
     environment_error: str | None = None
