@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-    from mmgrpo.environment import Turn
-
 MAX_RATE = 768_000
 """The highest allowed sampling rate of audio, in Hz: four times that of common recorders."""
 
@@ -115,8 +113,51 @@ class Example:
     array: Tensor | None = None
 
 
-TURNS = ("turn_starts", "turn_ends", "turn_texts", "turn_rewards", "turn_keys", "turn_replies")
-"""The fields of a sample with one entry per turn of a conversation."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """An observation: a turn of the environment.
+
+    Attributes:
+        text: text of the turn; an empty text without media ends the conversation.
+        images: images of the turn, in the forms of ``Prompt.images``.
+        videos: its videos.
+        audios: its audio.
+        reward: reward of the policy's last turn; None: no reward.
+        done: whether the conversation ends; the policy then does not see this turn.
+        role: role of the turn in the model's chat template.
+        key: identifies the state that the turn leads to, so that turns taken in one state can be compared; None: the
+            text identifies it.
+    """
+
+    text: str = ""
+    images: Sequence[Any] = ()
+    videos: Sequence[Any] = ()
+    audios: Sequence[Any] = ()
+    reward: float | None = None
+    done: bool = False
+    role: str = "user"
+    key: str | None = None
+
+    @property
+    def ends(self) -> bool:
+        """Whether the conversation ends with this turn."""
+        return self.done or not (self.text or self.num_media)
+
+    @property
+    def num_media(self) -> int:
+        """Number of its images, videos and audio."""
+        return len(self.images) + len(self.videos) + len(self.audios)
+
+    @property
+    def state(self) -> str | None:
+        """Identifier of the state; None (unknown) for a turn with media and without a key."""
+        if self.key is not None or self.num_media:
+            return self.key
+        return self.text
+
+
+TURNS = ("turn_starts", "turn_ends", "turn_texts", "turn_rewards", "turn_keys")
+"""The fields of a sample with a number or a text per turn of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +233,7 @@ class Sample:
 
     @property
     def turns(self) -> dict[str, Any]:
-        """Its turn fields by name; empty without a conversation."""
+        """Its fields ``TURNS`` by name; empty without a conversation."""
         return {name: list(getattr(self, name)) for name in TURNS} if self.turn_ends else {}
 
     @property

@@ -148,14 +148,14 @@ class GuardedEnvironment:
                 raise TypeError(f"Turn.{name} must be a list, got {type(media).__name__}")
             if len(media) > MAX_MEDIA:
                 raise ValueError(f"Turn.{name} must be at most {MAX_MEDIA}, got {len(media)}")
-        images = [load_image(image) for image in turn.images]
+        images = tuple(load_image(image) for image in turn.images)
         if too_large := [image.size for image in images if image.width * image.height > MAX_PIXELS]:
             raise ValueError(f"an image of Turn.images has {too_large[0]} pixels; at most {MAX_PIXELS} are allowed")
         return Turn(
             text=_bounded(turn.text),
             images=images,
-            videos=turn.videos,
-            audios=turn.audios,
+            videos=tuple(turn.videos),
+            audios=tuple(turn.audios),
             reward=reward,
             done=bool(turn.done),
             role=turn.role,
