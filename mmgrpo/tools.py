@@ -18,9 +18,6 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.system.targets import import_python_target
 from mmgrpo.types import Prompt
 
-IMAGE = "(image)"
-"""Text in place of an image inside a result."""
-
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
 DESCRIPTION = """\
@@ -41,8 +38,7 @@ class ToolEnvironment(Environment):
 
     Calls have the format of Hermes and Qwen, ``<tool_call>{"name": .., "arguments": {..}}</tool_call>``. The answer
     to an invalid call, and to a function that raises, is ``{"error": ..}``. Functions have the form of transformers
-    and TRL: annotated arguments, a docstring with ``Args:``. They return text, what JSON can hold, and PIL images,
-    alone or inside lists and mappings; the images are those of the turn. Its turns have no rewards.
+    and TRL: annotated arguments, a docstring with ``Args:``. Its turns have no rewards.
     """
 
     gives_rewards = False
@@ -70,28 +66,27 @@ class ToolEnvironment(Environment):
         return Turn(text=DESCRIPTION.format(schemas="\n".join(self._schemas)) if self._describe else "")
 
     def step(self, text: str) -> Turn:
-        """The results of the called functions, in order, one line each, and their images."""
+        """The results of the called functions, in order, one line each."""
         calls = calls_in(text)
         if not calls:
             return Turn(done=True)
-        results = [self._returned(call) for call in calls]
-        text = "\n".join(text for text, _ in results if text)
-        return Turn(text=text, images=[image for _, images in results for image in images], role="tool")
+        return Turn(text="\n".join(self._returned(call) for call in calls), role="tool")
 
-    def _returned(self, call: str) -> tuple[str, list[Image.Image]]:
-        """The text and the images of a call's result; the error as text, so that the model may correct its call."""
+    def _returned(self, call: str) -> str:
         try:
             request = json.loads(call)
             name, arguments = request["name"], request.get("arguments", {})
             if name not in self._functions:
                 raise KeyError(f"there is no function {name!r}; known are {', '.join(self._functions)}")
-            images: list[Image.Image] = []
-            result = _without_images(self._functions[name](**arguments), images)
-            if images and result == IMAGE:
-                return "", images
-            return result if isinstance(result, str) else json.dumps(result, default=_plain), images
-        except (Exception, SystemExit) as error:
-            return json.dumps({"error": f"{type(error).__name__}: {error}"[:500]}), []
+            result = self._functions[name](**arguments)
+            if not _holds_image(result):
+                return result if isinstance(result, str) else json.dumps(result, default=_plain)
+        except (Exception, SystemExit) as error:  # the model sees the error and may correct its call
+            return json.dumps({"error": f"{type(error).__name__}: {error}"[:500]})
+        raise ConfigError(
+            f"the tool {name} returned an image; tools return text or JSON-serializable values. Return a description, "
+            "or add images in Environment.reset"
+        )
 
 
 def calls_in(text: str) -> list[str]:
@@ -104,16 +99,12 @@ def calls_in(text: str) -> list[str]:
     return calls
 
 
-def _without_images(result: Any, images: list[Image.Image]) -> Any:
-    """The result with ``IMAGE`` in place of each image, which is appended to ``images``."""
-    if isinstance(result, Image.Image):
-        images.append(result)
-        return IMAGE
+def _holds_image(result: Any) -> bool:
     if isinstance(result, Mapping):
-        return {key: _without_images(value, images) for key, value in result.items()}
+        result = list(result.values())
     if isinstance(result, list | tuple):
-        return [_without_images(value, images) for value in result]
-    return result
+        return any(map(_holds_image, result))
+    return isinstance(result, Image.Image)
 
 
 def _plain(value: Any) -> Any:

@@ -37,7 +37,8 @@ def trained(
         "objective": {
             "selections": [{"name": "top_entropy", "share": 0.5}],
             "aggregate": "token_mean",
-            "kl": {"divergence": "k3", "beta": 0.05},
+            "divergence": "k3",
+            "kl_beta": 0.05,
         },
         "update": {
             "minibatches": 2,

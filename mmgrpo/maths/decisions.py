@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class Decisions:
     """Any rows and columns of a rollout, as the objective reads them; every tensor has the same shape.
 
-    Values at decisions that ``mask_BT`` leaves out may be anything, NaN and infinity included.
+    Values at decisions that ``mask_BT`` leaves out may be anything, NaN and infinity included; ``reward_BT``,
+    ``group_BT`` and ``origin_BT`` are those of the sample at all of its decisions.
 
     Attributes:
         logprob_BT: log-probability under the current weights, with grad.

@@ -249,7 +249,7 @@ def _in_segment(decisions: Decisions) -> tuple[Tensor, Tensor]:
     """The numbers of decisions of its contiguous segment before and after each decision."""
     column_BT, to_come_BT = _in_sample(decisions)
     ends_BT = decisions.segment_BT[:, 1:] != decisions.segment_BT[:, :-1]
-    edge_B1 = torch.ones_like(ends_BT[:, :1])
+    edge_B1 = torch.ones_like(decisions.mask_BT[:, :1])
     first_BT = column_BT.where(torch.cat([edge_B1, ends_BT], dim=1), 0).cummax(1).values
     last_BT = to_come_BT.where(torch.cat([ends_BT, edge_B1], dim=1), 0).flip(1).cummax(1).values.flip(1)
     return column_BT - first_BT, to_come_BT - last_BT

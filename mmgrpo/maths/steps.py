@@ -31,7 +31,7 @@ def noise_std_weight(noise: Noise, mask_BT: Tensor) -> Tensor:
         fixed 2.25, which gives mean 1 for its own ten steps only.
     """
     require_mask(noise, mask_BT)
-    std_BT = noise.std_BT * mask_BT
+    std_BT = noise.std_BT.where(mask_BT, 0.0)
     mean_B1 = std_BT.sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True).clamp(min=1)
     return std_BT / mean_B1.where(mean_B1 > 0, torch.ones_like(mean_B1))
 

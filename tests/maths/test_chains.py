@@ -156,3 +156,11 @@ def test_likely_right_answers_have_a_bonus() -> None:
     strict = likely_answers(view="slow", of="right", part="answer", margin=0.21, eps=0.0)
     # 0.5 is no less than 0.7 - 0.21: all three are given 1.5, and 0: mean 1.125, sample std 0.75
     assert strict.assign(feedback, torch.zeros(4, 3))[:, 0].tolist() == pytest.approx([0.5, 0.5, 0.5, -1.5], abs=1e-6)
+
+
+def test_the_advantage_of_a_row_is_that_of_its_first_kept_decision() -> None:
+    """The first decision of row 1 was given, and an estimator before has put nothing there."""
+    feedback = feedback_of([0.0, 1.0], [0, 0], mask=[[1, 1], [0, 1]])
+    feedback = replace(feedback, after_B=torch.tensor([-1, 0]))
+    advantage_BT = torch.tensor([[0.0, 0.0], [float("nan"), 2.0]])
+    assert along_chain().assign(feedback, advantage_BT)[0].tolist() == [2.0, 2.0]

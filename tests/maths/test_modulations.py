@@ -272,3 +272,13 @@ def test_every_modulation_is_named():
         "divergence_by_success",
         "likeliest_of_wrong",
     }
+
+
+def test_rows_of_one_decision_are_a_segment_each():
+    decisions = decisions_of(shape=(2, 1))
+    low_BT = growing_bounds(first=0.001, last=0.01, each="segment").of(decisions, {}).low_BT
+    loss_BT = discounted_steps(gamma=0.5, each="segment").of(decisions, {}).loss_BT
+    assert low_BT is not None
+    assert loss_BT is not None
+    assert low_BT.tolist() == [[0.001], [0.001]]
+    assert loss_BT.tolist() == [[1.0], [1.0]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -93,3 +94,14 @@ def test_a_mask_that_does_not_fit_is_refused(name: str) -> None:
     for mask in (MASK_BT[:, :3], MASK_BT.int()):
         with pytest.raises(ShapeError, match="mask_BT must be bool"):
             STEP_WEIGHTS[name](NOISE, mask, **NUMBERS.get(name, {}))
+
+
+@pytest.mark.parametrize("name", STEP_WEIGHTS)
+def test_noise_of_masked_decisions_does_not_matter(name: str) -> None:
+    spoiled = Noise(
+        std_BT=NOISE.std_BT.where(MASK_BT, torch.nan),
+        step_BT=NOISE.step_BT.where(MASK_BT, torch.inf),
+        level_BT=NOISE.level_BT.where(MASK_BT, torch.nan),
+    )
+    weight = partial(STEP_WEIGHTS[name], **NUMBERS.get(name, {}))
+    torch.testing.assert_close(weight(spoiled, MASK_BT), weight(NOISE, MASK_BT), rtol=0, atol=0)

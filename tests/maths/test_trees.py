@@ -74,3 +74,10 @@ def test_the_best_and_the_worst_are_left_below_the_last_split() -> None:
     # of 3, one of the best and two of the worst
     assert pruned("prune_width", share=0.75)[2:] == [[5.0, 5.0, 5.0], [5.0, 5.0, 0.0]]
     assert pruned("prune_width", share=1.0) == [[5.0] * 3] * 4
+
+
+def test_rows_without_a_kept_decision_are_no_error() -> None:
+    feedback = feedback_of([0.0, 3.0], [0, 0], mask=[[0, 0, 0]] * 2)
+    advantage_BT = torch.full((2, 3), 5.0)
+    for name, numbers in (("prune_width", {}), ("prune_depths", {"depths": [2]}), ("along_segments", {})):
+        assert ESTIMATORS[name](**numbers).assign(feedback, advantage_BT).shape == (2, 3)

@@ -120,7 +120,8 @@ def prune_width(feedback: Feedback, advantage_BT: Tensor, *, share: float = 0.5)
     extreme_PG = (place_PG < best_P1) | (place_PG >= num_P1 - (kept_P1 - best_P1))
     left_K = tree.from_BT[tree.mask_BT]
     leaving_M = torch.zeros_like(tree.depth_M).index_add(0, left_K, torch.ones_like(left_K))
-    alone_BT = tree.mask_BT & (leaving_M[tree.from_BT] == 1)
+    alone_BT = torch.zeros_like(tree.mask_BT)
+    alone_BT[tree.mask_BT] = leaving_M[left_K] == 1
     return advantage_BT.where(~alone_BT | groups.rows(extreme_PG)[:, None], 0.0)
 
 

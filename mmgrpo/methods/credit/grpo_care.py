@@ -61,4 +61,4 @@ def likely_answers(
     above_B = centred_among(likely_B.where(right_B, torch.nan), feedback.group_B)
     bonus_B = (strength * column.value_B).where(right_B & (above_B >= -margin), 0.0)
     reward_B = (feedback.reward_B + bonus_B).where(feedback.valid_B, torch.nan)
-    return standardised_among(reward_B, feedback.group_B, eps=eps).float()[:, None].expand(advantage_BT.shape)
+    return standardised_among(reward_B, feedback.group_B, eps=eps).to(advantage_BT)[:, None].expand_as(advantage_BT)

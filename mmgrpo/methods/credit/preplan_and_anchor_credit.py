@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.feedback import Feedback
+from mmgrpo.maths.selections import quantile
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import attention_distance, attention_influence
 
@@ -66,7 +67,7 @@ def anchors(
 def _rhythm(distance_n: Tensor, influence_n: Tensor, share: float, back: float, reach: int) -> Tensor:
     """The bonus of each decision of a sample."""
     change_n = torch.cat([distance_n.diff().abs(), distance_n.new_zeros(1)])
-    anchor_n = influence_n >= influence_n.quantile(1 - share)
+    anchor_n = influence_n >= quantile(influence_n, 1 - share)
     before_nk = torch.cat([change_n.new_full((reach,), -torch.inf), change_n[:-1]]).unfold(0, reach, 1)
     largest_n, at_n = before_nk.max(1)
     dominated_n = anchor_n & (distance_n <= distance_n.median()) & (largest_n >= change_n.median())

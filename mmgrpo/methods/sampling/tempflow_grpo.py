@@ -26,4 +26,4 @@ def scaled_noise_std_weight(noise: Noise, mask_BT: Tensor, *, factor: float) -> 
     Source: TempFlow-GRPO, arXiv:2508.04324, and its code (Shredded-Pork/TempFlow-GRPO, ``train_sd3_pr.py``).
     """
     require_mask(noise, mask_BT)
-    return factor * noise.std_BT * mask_BT
+    return factor * noise.std_BT.where(mask_BT, 0.0)

@@ -42,7 +42,7 @@ def along_chain(feedback: Feedback, advantage_BT: Tensor, *, shared: bool = Fals
     else:
         after_B = _within_group(feedback)
         chain_B = begun_by(after_B)
-        advantage_BT = _from_ends(advantage_BT, after_B)
+        advantage_BT = _from_ends(advantage_BT, feedback.mask_BT, after_B)
     if not shared:
         return advantage_BT
     length_B = torch.zeros(len(chain_B), dtype=torch.long).index_add(0, chain_B, feedback.length_B)[chain_B]
@@ -73,13 +73,16 @@ def begun_by(after_B: Tensor) -> Tensor:
     return begun_B
 
 
-def _from_ends(advantage_BT: Tensor, after_B: Tensor) -> Tensor:
-    """Advantages passed back from the last rows of chains; a row is after the one that it was sampled after."""
-    credit_BT = advantage_BT.clone()
+def _from_ends(advantage_BT: Tensor, mask_BT: Tensor, after_B: Tensor) -> Tensor:
+    """Advantages passed back from the last rows of chains; a row is after the one that it was sampled after.
+
+    The advantage of a row is that of its first kept decision.
+    """
+    credit_BT, first_B = advantage_BT.clone(), mask_BT.int().argmax(1)
     for row in reversed(range(len(after_B))):
         later = (after_B == row).nonzero().flatten()
         if len(later):
-            credit_BT[row] = credit_BT[later, :1].mean()
+            credit_BT[row] = credit_BT[later, first_B[later]].mean()
     return credit_BT
 
 

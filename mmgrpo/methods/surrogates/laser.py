@@ -65,7 +65,8 @@ def self_reward(
     """Self-rewards, the log-probability of a token after the end of an answer, fitted to the reward.
 
     L = mean over the update's samples of w (scale (logprob(token) - anchor) - r)^2, of texts that were not cut off.
-    w = n / (2 n_c): n such texts in the group, n_c of them right like this one, or wrong like it.
+    w = n / (2 n_c): n such texts in the group, n_c of them right like this one, or wrong like it. A text without a
+    reward has no error.
 
     Units: scale is reward per nat, anchor nats, right the reward from which a text counts as right.
     Source: LaSeR, arXiv:2510.14943, and its code (RUCBM/LaSeR, ``dp_actor.py``, internal_reward_loss). Deviation: w is
@@ -74,9 +75,8 @@ def self_reward(
     if decisions.group_BT is None or decisions.reward_BT is None:
         raise ConfigError("self_reward needs group_BT and reward_BT: the groups and the rewards of the samples")
     groups, keep_BT = grouped(decisions.group_BT[:, 0]), decisions.mask_BT
-    end_BT = decisions[end_logprob(token)]
-    ended_BT = keep_BT & (end_BT.detach() != 0)
-    reward_B = decisions.reward_BT[:, 0]
+    end_BT, reward_B = decisions[end_logprob(token)], decisions.reward_BT[:, 0]
+    ended_BT = keep_BT & (end_BT.detach() != 0) & ~reward_B.isnan()[:, None]
     score_B = scale * (end_BT.where(ended_BT, 0.0).sum(1) - anchor)
     ended_PG, right_PG = groups.valid(ended_BT.any(1)), groups.matrix((reward_B >= right).float()) > 0
     weight_PG = _balanced(ended_PG, right_PG)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
+from mmgrpo.methods.off_policy.visurf import label_smoothing
 from tests.configs.method_steps import Step, assert_credit
+from tests.maths.feedback_rows import feedback_of
 
 # the label's 1 becomes the mean 0.5 of the others: mean 0.5, deviation sqrt(1 / 4)
 CREDIT = (
@@ -13,3 +17,8 @@ CREDIT = (
 
 def test_advantages_of_the_method() -> None:
     assert_credit("visurf", *CREDIT)
+
+
+def test_a_group_of_one_earns_nothing() -> None:
+    feedback = feedback_of([1.0, 0.5], [0, 1])
+    assert label_smoothing().assign(feedback, torch.ones(2, 3)).tolist() == [[0.0] * 3] * 2

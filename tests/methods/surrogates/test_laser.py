@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
+from mmgrpo.maths.decisions import Decisions
+from mmgrpo.methods.surrogates.laser import self_reward
 from mmgrpo.values import end_logprob
 from tests.configs.method_steps import Step, assert_credit, assert_loss
 from tests.configs.pins.rows import A_TWO_6, ONE_OF_TWO
@@ -23,3 +28,21 @@ def test_advantages_of_the_method() -> None:
 
 def test_loss_of_the_method() -> None:
     assert_loss("laser", *LOSS)
+
+
+def test_a_sample_without_a_reward_has_no_error() -> None:
+    """Of a group's two samples the one with a reward is right and scores 0.9: (0.9 - 1)^2 / 2, over two samples."""
+    ends_BT = torch.tensor([[0.0, -14.0], [0.0, -23.0]])
+    zero_BT = torch.zeros(2, 2)
+    decisions = Decisions(
+        logprob_BT=zero_BT,
+        old_logprob_BT=zero_BT,
+        advantage_BT=zero_BT,
+        mask_BT=torch.ones(2, 2, dtype=torch.bool),
+        weight_BT=zero_BT,
+        segment_BT=zero_BT.long(),
+        reward_BT=torch.tensor([[1.0, 1.0], [float("nan")] * 2]),
+        group_BT=zero_BT.long(),
+        values={SAID: ends_BT},
+    )
+    assert float(self_reward(token=151652).loss(decisions).value) == pytest.approx(0.01 / 2 / 2)
