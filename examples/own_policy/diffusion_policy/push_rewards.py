@@ -14,7 +14,7 @@ from mmgrpo.types import Sample, Scope, Score
 
 @dataclass(frozen=True)
 class Pushed:
-    """Whether the block lies at the goal when the episode is over: 1 or 0."""
+    """Whether the block is at the goal when the episode is over: 1 or 0."""
 
     tolerance: float = TOLERANCE
     deterministic = True
