@@ -3,7 +3,7 @@
 ``quickstart/digits-image``, warmed up on true captions and then trained on how bright its pictures are in place of the
 verifier. A bright picture is no digit. On fixed seeds, beside it, the held-out judge says how many of the pictures it
 still reads as the digit that was asked for. The run is made three times from the same weights: as it is, with
-``watchdog.stop: [hacking]``, and with the knob that the alarm names, ``objective.kl_beta``, turned up.
+``watchdog.stop: [hacking]``, and with the knob that the alarm names, ``objective.kl.beta``, turned up.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HACKED: Mapping[str, Any] = {
 RUNS: Mapping[str, Mapping[str, Any]] = {
     "watched": {},
     "stopped": {"watchdog.stop": ["hacking"]},
-    "held": {"objective.kl_beta": 10.0},
+    "held": {"objective.kl.beta": 10.0},
 }
 """What differs between the runs."""
 

@@ -432,9 +432,9 @@ def objective_of(config: ObjectiveConfig) -> Objective:
         step_weight=None
         if config.step_weight is None
         else bound("objective.step_weight", STEP_WEIGHTS, config.step_weight),
-        divergence=config.divergence,
-        kl_beta=config.kl_beta,
-        kl_ratio_level=config.kl_ratio_level,
+        divergence=config.kl.divergence,
+        kl_beta=config.kl.beta,
+        kl_ratio_level=config.kl.ratio_level,
         entropy_bonus=config.entropy_bonus,
         modulations=modulations,
         further=tuple(_term(term) for term in config.terms),

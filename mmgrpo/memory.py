@@ -91,6 +91,7 @@ class ReplayRow:
         step: the step that sampled it, counted from 0.
         num_forced: number of leading tokens that were forced, not sampled.
         turns: the fields of ``Sample`` about the turns of a conversation; empty: no conversation.
+        replies: the environment's answer to each turn as ``plain_reply`` returns it.
         record: its entry of ``Rollout.record_B``, from which the policy rebuilds the same decisions; None: no data.
     """
 
@@ -105,6 +106,7 @@ class ReplayRow:
     step: int
     num_forced: int = 0
     turns: Mapping[str, Any] = field(default_factory=dict)
+    replies: Sequence[Mapping[str, Any] | None] = ()
     record: Mapping[str, Any] | None = None
 
 
@@ -275,4 +277,6 @@ def _as_plain(row: ReplayRow) -> dict[str, Any]:
 def _on_cpu(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _on_cpu(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_on_cpu(item) for item in value)
     return value.cpu() if isinstance(value, torch.Tensor) else value

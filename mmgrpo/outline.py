@@ -38,7 +38,7 @@ class Outline:
         update_rows: rows of that slice.
         rollout: calls for a batch of a rollout; for a denoiser, those of one step.
         rollout_rows: rows of that batch.
-        assumed: assumptions behind the shapes, in words.
+        assumed: assumptions of the shapes, in words.
     """
 
     modules: Mapping[str, nn.Module]

@@ -113,8 +113,51 @@ class Example:
     array: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """An observation: a turn of the environment.
+
+    Attributes:
+        text: text of the turn; an empty text without media ends the conversation.
+        images: images of the turn, in the forms of ``Prompt.images``.
+        videos: its videos.
+        audios: its audio.
+        reward: reward of the policy's last turn; None: no reward.
+        done: whether the conversation ends; the policy then does not see this turn.
+        role: role of the turn in the model's chat template.
+        key: identifies the state that the turn leads to, so that turns taken in one state can be compared; None: the
+            text identifies it.
+    """
+
+    text: str = ""
+    images: Sequence[Any] = ()
+    videos: Sequence[Any] = ()
+    audios: Sequence[Any] = ()
+    reward: float | None = None
+    done: bool = False
+    role: str = "user"
+    key: str | None = None
+
+    @property
+    def ends(self) -> bool:
+        """Whether the conversation ends with this turn."""
+        return self.done or not (self.text or self.num_media)
+
+    @property
+    def num_media(self) -> int:
+        """Number of its images, videos and audio."""
+        return len(self.images) + len(self.videos) + len(self.audios)
+
+    @property
+    def state(self) -> str | None:
+        """Identifier of the state; None (unknown) for a turn with media and without a key."""
+        if self.key is not None or self.num_media:
+            return self.key
+        return self.text
+
+
 TURNS = ("turn_starts", "turn_ends", "turn_texts", "turn_rewards", "turn_keys")
-"""The fields of a sample with one entry per turn of a conversation."""
+"""The fields of a sample with a number or a text per turn of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +187,7 @@ class Sample:
         turn_texts: text of each turn.
         turn_rewards: the environment's reward for each turn; None: no reward.
         turn_keys: key of the state before each turn: set by the environment, else its text; None if unknown.
+        turn_replies: the environment's answer to each turn, with its text and media; None: the turn was cut off.
         context: name of the prompt template that the sample was generated under; None: the unchanged prompt.
         after: group and member of each sample of the step that its prompt contains the text of; empty: none.
         environment_error: error of the environment of its conversation: no reward scores it; None: no error.
@@ -170,6 +214,7 @@ class Sample:
     turn_texts: Sequence[str] = ()
     turn_rewards: Sequence[float | None] = ()
     turn_keys: Sequence[str | None] = ()
+    turn_replies: Sequence[Turn | None] = ()
     context: str | None = None
     after: Sequence[tuple[int, int]] = ()
     environment_error: str | None = None
@@ -188,7 +233,7 @@ class Sample:
 
     @property
     def turns(self) -> dict[str, Any]:
-        """Its turn fields by name; empty without a conversation."""
+        """Its fields ``TURNS`` by name; empty without a conversation."""
         return {name: list(getattr(self, name)) for name in TURNS} if self.turn_ends else {}
 
     @property

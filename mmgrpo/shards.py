@@ -173,7 +173,7 @@ def pieces_of(module: nn.Module, *, whole: bool) -> dict[str, Piece]:
 
     Args:
         module: a module with at least one sharded parameter.
-        whole: whether to include tensors that every process holds in full.
+        whole: whether to include tensors that every process has in full.
 
     Returns:
         The pieces.

@@ -18,6 +18,9 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.system.targets import import_python_target
 from mmgrpo.types import Prompt
 
+IMAGE = "(image)"
+"""Text in place of an image inside a result."""
+
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
 DESCRIPTION = """\
@@ -38,7 +41,8 @@ class ToolEnvironment(Environment):
 
     Calls have the format of Hermes and Qwen, ``<tool_call>{"name": .., "arguments": {..}}</tool_call>``. The answer
     to an invalid call, and to a function that raises, is ``{"error": ..}``. Functions have the form of transformers
-    and TRL: annotated arguments, a docstring with ``Args:``. Its turns have no rewards.
+    and TRL: annotated arguments, a docstring with ``Args:``. They return text, what JSON can hold, and PIL images,
+    alone or inside lists and mappings; the images are those of the turn. Its turns have no rewards.
     """
 
     gives_rewards = False
@@ -66,27 +70,28 @@ class ToolEnvironment(Environment):
         return Turn(text=DESCRIPTION.format(schemas="\n".join(self._schemas)) if self._describe else "")
 
     def step(self, text: str) -> Turn:
-        """The results of the called functions, in order, one line each."""
+        """The results of the called functions, in order, one line each, and their images."""
         calls = calls_in(text)
         if not calls:
             return Turn(done=True)
-        return Turn(text="\n".join(self._returned(call) for call in calls), role="tool")
+        results = [self._returned(call) for call in calls]
+        text = "\n".join(text for text, _ in results if text)
+        return Turn(text=text, images=[image for _, images in results for image in images], role="tool")
 
-    def _returned(self, call: str) -> str:
+    def _returned(self, call: str) -> tuple[str, list[Image.Image]]:
+        """The text and the images of a call's result; the error as text, so that the model may correct its call."""
         try:
             request = json.loads(call)
             name, arguments = request["name"], request.get("arguments", {})
             if name not in self._functions:
                 raise KeyError(f"there is no function {name!r}; known are {', '.join(self._functions)}")
-            result = self._functions[name](**arguments)
-            if not _holds_image(result):
-                return result if isinstance(result, str) else json.dumps(result, default=_plain)
-        except (Exception, SystemExit) as error:  # the model sees the error and may correct its call
-            return json.dumps({"error": f"{type(error).__name__}: {error}"[:500]})
-        raise ConfigError(
-            f"the tool {name} returned an image; tools return text or JSON-serializable values. Return a description, "
-            "or add images in Environment.reset"
-        )
+            images: list[Image.Image] = []
+            result = _without_images(self._functions[name](**arguments), images)
+            if images and result == IMAGE:
+                return "", images
+            return result if isinstance(result, str) else json.dumps(result, default=_plain), images
+        except (Exception, SystemExit) as error:
+            return json.dumps({"error": f"{type(error).__name__}: {error}"[:500]}), []
 
 
 def calls_in(text: str) -> list[str]:
@@ -99,12 +104,16 @@ def calls_in(text: str) -> list[str]:
     return calls
 
 
-def _holds_image(result: Any) -> bool:
+def _without_images(result: Any, images: list[Image.Image]) -> Any:
+    """The result with ``IMAGE`` in place of each image, which is appended to ``images``."""
+    if isinstance(result, Image.Image):
+        images.append(result)
+        return IMAGE
     if isinstance(result, Mapping):
-        result = list(result.values())
+        return {key: _without_images(value, images) for key, value in result.items()}
     if isinstance(result, list | tuple):
-        return any(map(_holds_image, result))
-    return isinstance(result, Image.Image)
+        return [_without_images(value, images) for value in result]
+    return result
 
 
 def _plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmgrpo.environment import Turn
 from mmgrpo.types import OffPolicySample, Sample
 
 from .sampling import SamplingDistribution, Support
@@ -23,12 +24,14 @@ class CompletionTurn:
         end: one past the last token.
         reward: the environment's reward for it.
         key: key of the state before it; None: unknown.
+        reply: the environment's answer; None: none, since the turn was cut off.
     """
 
     start: int
     end: int
     reward: float | None
     key: str | None
+    reply: Turn | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,8 +108,9 @@ class Completion:
 
     def with_turns(self, sample: Sample) -> Completion:
         """The same tokens with decisions only in a sample's turns; the tokens between them are forced."""
-        keys = sample.turn_keys or [None] * len(sample.turn_ends)
-        spans = zip(sample.turn_starts, sample.turn_ends, sample.turn_rewards, keys, strict=True)
+        nothing = [None] * len(sample.turn_ends)
+        keys, replies = sample.turn_keys or nothing, sample.turn_replies or nothing
+        spans = zip(sample.turn_starts, sample.turn_ends, sample.turn_rewards, keys, replies, strict=True)
         turns = tuple(CompletionTurn(*span) for span in spans)
         position_T = torch.arange(len(self.token_T))
         within_T = torch.stack([(position_T >= turn.start) & (position_T < turn.end) for turn in turns]).any(0)

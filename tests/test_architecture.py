@@ -78,7 +78,12 @@ CONTRACTS += ("config.validating", "system.folders")
 MAX_LINES = 600
 MAX_ABSTRACT_METHODS = 6
 
-EXTENSIBLE = {"mmgrpo.config.sections.Section", "mmgrpo.config.sections.Named", "mmgrpo.config.prompts.ReadingConfig"}
+EXTENSIBLE = {
+    "mmgrpo.config.kl.KLConfig",
+    "mmgrpo.config.prompts.ReadingConfig",
+    "mmgrpo.config.sections.Named",
+    "mmgrpo.config.sections.Section",
+}
 """Data, not behaviour: a section of the configuration adds its keys. Exceptions are the other hierarchy there is."""
 
 

@@ -32,7 +32,7 @@ EVALUATION: dict[str, Any] = {
 }
 SMALL: dict[str, Any] = {
     "rollout": {"prompts_per_step": 1, "group_size": 2},
-    "objective": {"kl_beta": 0.0},
+    "objective": {"kl": {"beta": 0.0}},
     "update": {"optimizer": {"lr": 1e-3}},
 }
 """What is trained is no matter here, as long as each step moves the weights."""

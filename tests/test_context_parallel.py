@@ -51,7 +51,7 @@ def trained(output: Path, name: str, *, context_parallel: int = 1, lora: bool = 
         "output": str(output),
         "steps": 2,
         "rollout": {"prompts_per_step": 2, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 2}},
-        "objective": {"divergence": "gaussian", "kl_beta": 0.1},
+        "objective": {"kl": {"divergence": "gaussian", "beta": 0.1}},
         "update": {"minibatches": 2, "optimizer": {"lr": 1e-3, "eps": 1e-2}, "ema": {"decay": 0.5}},
         "evaluation": {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts", "limit": 2}, "every": 2},
         "checkpoint": {"every": 1},

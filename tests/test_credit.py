@@ -44,7 +44,7 @@ def test_divergence_is_taken_off_the_reward_before_the_baseline() -> None:
     divergence_B, plain = torch.tensor([1.0, 3.0, 5.0, 7.0]), scores_of([1.0, 2.0, 0.0, None])
     scores = with_kl_column(plain, divergence_B, 0.5)
     assert scores.scored_B.tolist() == [True, True, True, False]
-    config = AdvantageConfig.model_validate({"scale": "leave_one_out", "kl_beta": 0.5, "divergence": "k1"})
+    config = AdvantageConfig.model_validate({"scale": "leave_one_out", "kl": {"beta": 0.5, "divergence": "k1"}})
     credit = credit_of(plain, 4, config, divergence_B)
     # 1.5 - (2.5 - 2.5) / 2, 2.5 - (1.5 - 2.5) / 2, -2.5 - (1.5 + 2.5) / 2
     torch.testing.assert_close(credit.advantage_B, torch.tensor([1.5, 3.0, -4.5, 0.0]))
@@ -68,7 +68,7 @@ def test_divergence_is_taken_off_the_reward_before_the_baseline() -> None:
     ],
 )
 def test_a_divergence_keeps_its_size_beside_normalised_rewards(values: Any, expected: list[float]) -> None:
-    config = AdvantageConfig.model_validate({**values, "kl_beta": 0.25, "divergence": "k1"})
+    config = AdvantageConfig.model_validate({**values, "kl": {"beta": 0.25, "divergence": "k1"}})
     credit = credit_of(scores_of([1.0, 3.0, 1.0, 3.0]), 2, config, torch.tensor([1.0, 5.0, 0.0, 0.0]))
     torch.testing.assert_close(credit.advantage_B, torch.tensor(expected))
 
@@ -141,9 +141,11 @@ def test_rewards_near_the_end_of_float32_neither_overflow_nor_vanish() -> None:
 
 
 def test_a_divergence_needs_its_weight_and_a_weight_its_divergence() -> None:
-    for values in ({"kl_beta": 0.1}, {"divergence": "k1"}):
-        with pytest.raises(ValueError, match="go together"):
-            validated({"advantage": values})
+    for section in ("advantage", "objective"):
+        with pytest.raises(ValueError, match=rf"{section}\.kl: beta > 0 needs divergence"):
+            validated({section: {"kl": {"beta": 0.1}}})
+    with pytest.raises(ValueError, match=r"advantage\.kl\.divergence needs advantage\.kl\.beta"):
+        validated({"advantage": {"kl": {"divergence": "k1"}}})
 
 
 @pytest.mark.parametrize(("choice", "keep"), [("keep", [True, True, True, True]), ("drop", [False, False, True, True])])

@@ -74,7 +74,7 @@ def test_own_policy_learns_to_write_a(make: Any, tmp_path: Path) -> None:
         "output": str(tmp_path),
         "steps": 20,
         "rollout": {"prompts_per_step": 2, "group_size": 16},
-        "objective": {"ratio_level": "sequence", "divergence": "k3", "kl_beta": 0.01},
+        "objective": {"ratio_level": "sequence", "kl": {"divergence": "k3", "beta": 0.01}},
         "update": {"optimizer": {"lr": 0.3}},
     }  # fmt: skip
     mmgrpo.Trainer(policy, {"a": lambda samples: [s.text.count("a") / 4 for s in samples]}, PROMPTS, config).train()

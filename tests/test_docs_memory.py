@@ -55,5 +55,5 @@ def test_the_configurations(number: int) -> None:
             rewards = [{**overlong, "label": "short"}, {**overlong, "label": "safe"}]
             values |= {"rewards": rewards}
             near = {"name": "divergence", "label": "near", "weight": 0.1}
-            values |= {"objective": {"divergence": "k3", "kl_beta": 0.1, "terms": [near]}}
+            values |= {"objective": {"kl": {"divergence": "k3", "beta": 0.1}, "terms": [near]}}
         course_of(validated(values))

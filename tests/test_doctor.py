@@ -29,8 +29,7 @@ HEALTHY: dict[str, Any] = {
     "rollout": {"prompts_per_step": 2, "group_size": 2},
     "objective": {
         "surrogate": {"name": "clipped", "low": 1e-4, "high": 2e-4},
-        "divergence": "gaussian",
-        "kl_beta": 0.1,
+        "kl": {"divergence": "gaussian", "beta": 0.1},
     },
 }
 LORA = {"rank": 2}
@@ -120,7 +119,7 @@ READ: dict[str, dict[str, Any]] = {
 
 
 def read_config(name: str, kl_beta: float = 0.1) -> RunConfig:
-    objective = {"divergence": "velocity_mse", "kl_beta": kl_beta, **READ[name]}
+    objective = {"kl": {"divergence": "velocity_mse", "beta": kl_beta}, **READ[name]}
     return config_of(rollout={"training_states": "renoised"}, objective=objective)
 
 
@@ -178,7 +177,7 @@ def test_noise_is_measured_by_the_clip_bound(surrogate: dict[str, Any], bound: s
 
 
 def test_without_a_penalty_there_is_no_reference_to_check() -> None:
-    found = findings_of(policy_of(), config_of(objective={"kl_beta": 0.0}))
+    found = findings_of(policy_of(), config_of(objective={"kl": {"beta": 0.0}}))
     assert "reference" not in found
     assert "KL gradient" not in found
 

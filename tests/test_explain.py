@@ -29,8 +29,7 @@ DIGITS: dict[str, Any] = {
     "advantage": {"clamp": 5.0},
     "objective": {
         "surrogate": {"name": "clipped", "low": 1e-3, "high": 2e-3},
-        "divergence": "gaussian",
-        "kl_beta": 0.1,
+        "kl": {"divergence": "gaussian", "beta": 0.1},
     },
     "update": {"minibatches": 2},
 }
@@ -71,7 +70,7 @@ def test_a_window_costs_one_forward_per_step_and_policy() -> None:
 
 
 def test_without_a_window_all_steps_but_the_last_are_trained_on() -> None:
-    config = changed(rollout={"window": None}, objective={"kl_beta": 0})
+    config = changed(rollout={"window": None}, objective={"kl": {"beta": 0}})
     assert numbers(forwards_per_sample(Algorithm.of(config), 10), 10) == [10.0, 0.0, 0.0, 9.0]
 
 
@@ -92,7 +91,7 @@ def test_shared_noise_averages_over_the_windows_of_the_run() -> None:
 
 def test_a_tree_counts_its_states() -> None:
     rollout = {"group_size": 4, "window": None, "tree": {"name": "evenly"}}
-    config = changed(rollout=rollout, objective={"kl_beta": 0})
+    config = changed(rollout=rollout, objective={"kl": {"beta": 0}})
     # splits at 0 and 10 // 2 = 5: 1 state at step 0, 2 at steps 1 to 5, 4 at 6 to 9, the last of which is not drawn
     assert numbers(forwards_per_sample(Algorithm.of(config), 10), 10) == [
         (1 + 5 * 2 + 4 * 4) / 4,
@@ -103,7 +102,9 @@ def test_a_tree_counts_its_states() -> None:
     assert "rollout 6.8, update 5.8; in all 12.5" in rows(config)["forwards"]
     assert rows(config)["tree"].startswith("evenly: Every branch becomes factor at n decisions")
     # of a window of 2, 3 the splits are drawn too: 0, 2, 3, 5
-    window = changed(rollout=rollout | {"window": {"name": "fixed", "start": 2, "size": 2}}, objective={"kl_beta": 0})
+    window = changed(
+        rollout=rollout | {"window": {"name": "fixed", "start": 2, "size": 2}}, objective={"kl": {"beta": 0}}
+    )
     assert numbers(forwards_per_sample(Algorithm.of(window), 10), 10)[3] == (1 + 2 + 2 + 2) / 4
     unknown = changed(policy={"name": "denoising", "call": {}}, rollout=rollout)
     assert rows(unknown)["forwards"] == "the states of a tree are counted once policy.call.num_inference_steps is known"
@@ -112,7 +113,7 @@ def test_a_tree_counts_its_states() -> None:
 
 
 def test_a_share_of_the_steps_is_that_of_the_schedule() -> None:
-    config = changed(rollout={"window": {"name": "random_subset", "size": 0.5}}, objective={"kl_beta": 0})
+    config = changed(rollout={"window": {"name": "random_subset", "size": 0.5}}, objective={"kl": {"beta": 0}})
     # of 10 steps 9 are stochastic: int(4.5); where N is not known yet, half of N - 1
     assert numbers(forwards_per_sample(Algorithm.of(config), 10), 10)[3] == 4.0
     assert numbers(forwards_per_sample(Algorithm.of(config), None), 11)[3] == 5.0
@@ -121,7 +122,7 @@ def test_a_share_of_the_steps_is_that_of_the_schedule() -> None:
 
 
 def test_a_coupled_ratio_takes_values_before_every_update_but_the_first() -> None:
-    config = changed(objective={"ratio_level": "sequence", "kl_beta": 0}, update={"epochs": 2, "minibatches": 2})
+    config = changed(objective={"ratio_level": "sequence", "kl": {"beta": 0}}, update={"epochs": 2, "minibatches": 2})
     # 4 updates of half the samples, the first of them without: 3 * 1/2 passes of 4 forwards; 2 epochs of updates
     assert numbers(forwards_per_sample(Algorithm.of(config), 10), 10) == [10.0, 6.0, 0.0, 8.0]
     said = rows(config)
@@ -137,7 +138,7 @@ def test_a_coupled_ratio_with_a_reference_takes_values_before_every_update() -> 
 
 
 def test_the_first_minibatch_may_hold_more_groups() -> None:
-    config = changed(objective={"ratio_level": "segment", "kl_beta": 0}, update={"minibatches": 3})
+    config = changed(objective={"ratio_level": "segment", "kl": {"beta": 0}}, update={"minibatches": 3})
     # 10 groups in minibatches of 4, 3 and 3: the values of the latter 6 groups are computed
     assert numbers(forwards_per_sample(Algorithm.of(config), 10), 10)[1] == pytest.approx(0.6 * 4, abs=1e-12)
     assert rows(config)["updates"] == "1 epoch x 3 minibatches = 3 updates a rollout, of 48 or 64 samples"
@@ -195,8 +196,7 @@ def test_selections_bounds_and_the_ratio_of_the_divergence() -> None:
                 "ratio_level": "sequence",
                 "selections": selections,
                 "truncated": "zero",
-                "divergence": "k3",
-                "kl_ratio_level": "token",
+                "kl": {"divergence": "k3", "beta": 0.1, "ratio_level": "token"},
             }
         )
     )
@@ -224,19 +224,21 @@ def test_a_sampler_that_leaves_the_marginals_says_so() -> None:
 
 
 def test_selections_alone_take_values_first() -> None:
-    near = {"selections": ({"name": "near_policy", "limit": 0.1},), "kl_beta": 0}
+    near = {"selections": ({"name": "near_policy", "limit": 0.1},), "kl": {"beta": 0}}
     said = rows(changed(objective=near))
     assert said["values"].startswith("a pass before every update of a rollout but the first")
     assert said["values"].endswith("selections read all values first")
     assert said["skipped"].startswith("decisions without an advantage or a weight take no forward")
     assert (
         "pass before every update: "
-        in rows(changed(objective={"selections": ({"name": "top_entropy", "share": 0.2},), "kl_beta": 0}))["values"]
+        in rows(changed(objective={"selections": ({"name": "top_entropy", "share": 0.2},), "kl": {"beta": 0}}))[
+            "values"
+        ]
     )
 
 
 def test_a_divergence_in_the_reward_takes_one_pass_of_each_policy() -> None:
-    config = changed(objective={"kl_beta": 0}, advantage={"kl_beta": 0.05, "divergence": "k1"})
+    config = changed(objective={"kl": {"beta": 0}}, advantage={"kl": {"divergence": "k1", "beta": 0.05}})
     assert numbers(forwards_per_sample(Algorithm.of(config), 10), 10) == [10.0, 4.0, 4.0, 4.0]
     said = rows(config)
     assert said["reward"].startswith("1 digit_verifier - 0.05 kl, the sum over the sample's decisions of k1: ")
@@ -265,7 +267,7 @@ def test_geometry_passes_and_method() -> None:
     )
     assert said["method"] == "Flow-GRPO (arXiv:2505.05470)"
     assert (said["deviation"], said["evidence"]) == ("one window", "by hand")
-    assert rows(changed(objective={"kl_beta": 0}))["reference"] == "no pass: kl_beta is 0"
+    assert rows(changed(objective={"kl": {"beta": 0}}))["reference"] == "no pass: objective.kl.beta is 0"
 
 
 @pytest.mark.parametrize("registry", [SURROGATES, AGGREGATES, ADVANTAGES, BOUNDS, SELECTIONS, {"gdpo": gdpo_advantage}])
@@ -292,14 +294,14 @@ def test_what_moves_is_shown() -> None:
     config = validated(
         {
             "steps": 101,
-            "objective": {"divergence": "k3", "kl_beta": 0.1},
+            "objective": {"kl": {"divergence": "k3", "beta": 0.1}},
             "prompts": {
                 "sources": [{"source": "a.txt", "weight": 3, "label": "a"}, {"source": "b.txt"}],
                 "sampler": {"name": "curriculum", "by": "level", "steps": 50},
             },
             "schedules": {"update.optimizer.max_grad_norm": {"name": "linear", "start": 1, "end": 0.5, "steps": 200}},
             "phases": [{"until": 20, "set": {"rollout.group_size": 4}}, {"set": {"rollout.group_size": 16}}],
-            "controllers": {"objective.kl_beta": {"name": "adaptive_kl", "target": 0.01}},
+            "controllers": {"objective.kl.beta": {"name": "adaptive_kl", "target": 0.01}},
         }
     )
     said = " ".join(explanation(config).split())
@@ -310,9 +312,9 @@ def test_what_moves_is_shown() -> None:
         in said
     )
     assert "phase from step 0 to 19: rollout.group_size = 4 phase from step 20 on: rollout.group_size = 16" in said
-    assert "objective.kl_beta, adaptive_kl: value' = value (1 + rate clip(measured / target - 1, -clip, clip))" in said
+    assert "objective.kl.beta, adaptive_kl: value' = value (1 + rate clip(measured / target - 1, -clip, clip))" in said
     assert "metric = policy/kl_mean, target = 0.01" in said
-    assert "objective.kl_beta moves: a pass at the steps at which it is above 0" in said
+    assert "objective.kl.beta moves: a pass at the steps at which it is above 0" in said
 
 
 def test_rows_that_are_read_and_what_is_learnt_beside_the_objective() -> None:

@@ -20,19 +20,19 @@ from tests.tiny.pipelines import PIPELINES
 
 RUNS = {
     "all": {},
-    "reference": {"objective": {"divergence": "gaussian", "kl_beta": 0.1}},
+    "reference": {"objective": {"kl": {"divergence": "gaussian", "beta": 0.1}}},
     "shared": {
         "rollout": {"same_initial_noise": True, "window": {"name": "progressive", "size": 2, "interval": 1}},
-        "objective": {"divergence": "gaussian", "kl_beta": 0.1},
+        "objective": {"kl": {"divergence": "gaussian", "beta": 0.1}},
     },
     "fast_remainder": {"rollout": {"window": {"name": "fixed", "start": 0, "size": 1}}},
     "coupled": {"objective": {"ratio_level": "sequence"}, "update": {"epochs": 2, "minibatches": 2}},
-    "coupled-reference": {"objective": {"ratio_level": "sequence", "divergence": "k3", "kl_beta": 0.1}},
-    "reward-divergence": {"advantage": {"kl_beta": 0.1, "divergence": "gaussian"}},
+    "coupled-reference": {"objective": {"ratio_level": "sequence", "kl": {"divergence": "k3", "beta": 0.1}}},
+    "reward-divergence": {"advantage": {"kl": {"divergence": "gaussian", "beta": 0.1}}},
     "near": {"objective": {"selections": [{"name": "near_policy", "limit": 1e9}]}, "update": {"epochs": 2}},
     "read": {
         "rollout": {"training_states": "renoised"},
-        "objective": {"divergence": "velocity_mse", "kl_beta": 0.1},
+        "objective": {"kl": {"divergence": "velocity_mse", "beta": 0.1}},
         "update": {"epochs": 2},
     },
     "read-coupled": {"rollout": {"training_states": "renoised"}, "objective": {"ratio_level": "sequence"}},
@@ -44,7 +44,7 @@ RUNS = {
     "credit": {"advantage": {"estimators": [{"name": "log_ratio", "view": "reference", "weight": 0.1}]}},
     "credit-and-base": {
         "advantage": {"estimators": [{"name": "log_ratio", "view": "reference", "scale": 1.25, "weight": 0.1}]},
-        "objective": {"divergence": "gaussian", "kl_beta": 0.1},
+        "objective": {"kl": {"divergence": "gaussian", "beta": 0.1}},
     },
 }
 NUM_LEVELS = 3
@@ -161,7 +161,7 @@ def test_samples_that_are_read_are_counted() -> None:
     read = changed(
         policy={"reading": {"num_levels": 6}},
         rollout={"training_states": "renoised", "window": None},
-        objective={"divergence": "velocity_mse"},
+        objective={"kl": {"divergence": "velocity_mse", "beta": 0.1}},
     )
     assert rows(read)["forwards"].startswith(
         "per sample and step: rollout 16.0, reference 6.0, update 6.0; in all 28.0"
@@ -169,19 +169,19 @@ def test_samples_that_are_read_are_counted() -> None:
     unknown = changed(
         policy={"call": {}, "reading": {"num_levels": 6}},
         rollout={"training_states": "renoised", "window": None},
-        objective={"divergence": "velocity_mse"},
+        objective={"kl": {"divergence": "velocity_mse", "beta": 0.1}},
     )
     assert rows(unknown)["forwards"].startswith("per sample and step: rollout N + 6.0, reference 6.0, update 6.0, with")
 
 
 def test_whose_passes_run() -> None:
     preference = {"name": "preference", "score_by": "sum_log_ratio", "against": "reference"}
-    explained = rows(changed(objective={"surrogate": None, "kl_beta": 0, "terms": [preference]}))
+    explained = rows(changed(objective={"surrogate": None, "kl": {"beta": 0}, "terms": [preference]}))
     assert explained["reference"] == "a pass with each pass of the policy, for preference"
     assert explained["values"].endswith("preference couples decisions, and the rollout does not know its KL or entropy")
     average = {"name": "diffusion_nft", "view": "average"}
     read = {"training_states": "renoised", "window": None}
-    explained = rows(changed(rollout=read, objective={"surrogate": None, "kl_beta": 0, "terms": [average]}))
+    explained = rows(changed(rollout=read, objective={"surrogate": None, "kl": {"beta": 0}, "terms": [average]}))
     assert explained["view average"].endswith("; a pass with each pass of the policy")
     assert "rollout 14.0, average 4.0, update 4.0; in all 22.0" in explained["forwards"]
 

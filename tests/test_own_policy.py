@@ -168,7 +168,7 @@ def test_experts_reach_what_they_aim_at() -> None:
 
 
 def test_the_doctor_finds_it_sound() -> None:
-    config = configured("objective.divergence=gaussian", "objective.kl_beta=0.1")
+    config = configured("objective.kl.divergence=gaussian", "objective.kl.beta=0.1")
     policy = build_policy(config, "cpu")
     findings = examine(config, policy, build_rewards(config.rewards), load_prompts_of(config.prompts))
     assert [finding for finding in findings if not finding.ok and "reward" not in finding.check] == []

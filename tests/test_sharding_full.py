@@ -53,7 +53,7 @@ def kept(output: Path, **changes: Any) -> Trainer:
         steps=3,
         rollout=rollout,
         advantage={"scale": "none"},
-        objective={"divergence": "gaussian", "kl_beta": 0.1},
+        objective={"kl": {"divergence": "gaussian", "beta": 0.1}},
         reference={"ema": {"decay": 0.5}},
         update={"minibatches": 1, "ema": {"decay": 0.5}, "hooks": hooks},
         checkpoint={"every": 1},
@@ -67,7 +67,7 @@ def kept(output: Path, **changes: Any) -> Trainer:
 def texts(output: Path) -> Trainer:
     """A language model, whose blocks are a part of what is saved as one; a reference and an average."""
     rollout = {"prompts_per_step": 2, "group_size": 4}
-    objective, update = {"divergence": "k3", "kl_beta": 0.1}, {"ema": {"decay": 0.5}}
+    objective, update = {"kl": {"divergence": "k3", "beta": 0.1}}, {"ema": {"decay": 0.5}}
     values = scenarios.base(output, rollout=rollout, objective=objective, update=update, checkpoint={"every": 1})
     policy, given = scenarios.policy_of("llama"), {"shortest": scenarios.shortest}
     return Trainer(policy, given, prompts_of("llama"), values)
@@ -116,7 +116,7 @@ def loaded(output: Path) -> Trainer:
     rollout = {"prompts_per_step": 4, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 2}}
     named = {"name": "denoising", "model": "python:tests.policies.tiny_policies:build_sd3", "dtype": "bfloat16"}
     call = scenarios.make_policy().settings.call
-    objective = {"divergence": "gaussian", "kl_beta": 0.1}
+    objective = {"kl": {"divergence": "gaussian", "beta": 0.1}}
     values = scenarios.base(output, rollout=rollout, objective=objective, steps=2, advantage={"scale": "none"})
     given = {"brightness": scenarios.brightness}, scenarios.digit_prompts()
     return Trainer(None, *given, {**values, "policy": {**named, "lora": None, "call": dict(call)}})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from PIL import Image
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.tools import ToolEnvironment
@@ -90,3 +92,39 @@ def test_tools_that_are_none_are_refused() -> None:
         ToolEnvironment([divide, divide])
     with pytest.raises(ConfigError, match=r"the tool bare cannot be described: .*annotate its arguments"):
         ToolEnvironment([bare])
+
+
+def patch(color: str) -> Image.Image:
+    """Returns a colored patch.
+
+    Args:
+        color: its color.
+
+    Returns:
+        The image.
+    """
+    return Image.new("RGB", (4, 4), color)
+
+
+def described_patch(color: str) -> dict[str, Any]:
+    """Returns a colored patch with its name.
+
+    Args:
+        color: its color.
+
+    Returns:
+        The name and the image.
+    """
+    return {"name": color, "views": [patch(color), patch("white")]}
+
+
+def test_images_of_results_are_those_of_the_turn() -> None:
+    tools = ToolEnvironment([patch, described_patch])
+    turn = tools.step(call("patch", color="red") + call("described_patch", color="blue") + call("patch", color="no"))
+    colors = [image.getpixel((0, 0)) for image in turn.images]
+    assert colors == [(255, 0, 0), (0, 0, 255), (255, 255, 255)]
+    described, error = turn.text.split("\n")
+    assert json.loads(described) == {"name": "blue", "views": ["(image)", "(image)"]}
+    assert "unknown color specifier: 'no'" in json.loads(error)["error"]
+    alone = tools.step(call("patch", color="red"))
+    assert (alone.text, len(alone.images), alone.role, alone.ends) == ("", 1, "tool", False)

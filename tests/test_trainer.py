@@ -29,8 +29,7 @@ BASE: dict[str, Any] = {
     "rollout": {"prompts_per_step": 4, "group_size": 2, "window": {"name": "random_subset", "size": 2}},
     "objective": {
         "surrogate": {"name": "clipped", "low": 1e-3, "high": 1e-3},
-        "divergence": "gaussian",
-        "kl_beta": 0.1,
+        "kl": {"divergence": "gaussian", "beta": 0.1},
     },
     "update": {"minibatches": 2, "optimizer": {"lr": 1e-3}, "ema": {"decay": 0.5}},
 }

@@ -37,8 +37,7 @@ def trained(
         "objective": {
             "selections": [{"name": "top_entropy", "share": 0.5}],
             "aggregate": "token_mean",
-            "divergence": "k3",
-            "kl_beta": 0.05,
+            "kl": {"divergence": "k3", "beta": 0.05},
         },
         "update": {
             "minibatches": 2,

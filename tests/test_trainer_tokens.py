@@ -53,7 +53,7 @@ def weights(trainer: Trainer) -> torch.Tensor:
 
 
 def test_divergence_in_the_reward_starts_at_zero_and_grows(tmp_path: Path) -> None:
-    _, lines = run(tmp_path, advantage={"scale": "leave_one_out", "kl_beta": 0.05, "divergence": "k1"})
+    _, lines = run(tmp_path, advantage={"scale": "leave_one_out", "kl": {"divergence": "k1", "beta": 0.05}})
     assert lines[0]["reward/kl/mean"] == pytest.approx(0.0, abs=1e-5)
     assert abs(lines[-1]["reward/kl/mean"]) > 1e-3
     reward = lines[-1]["reward/reward/mean"] - 0.05 * lines[-1]["reward/kl/mean"]

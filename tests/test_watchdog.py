@@ -63,7 +63,7 @@ class TestHacking:
         assert alarms[0].measured == (
             "the reward rose from 1 to 2, and 'judge', which is not trained on, fell from 0.8 to 0.7"
         )
-        assert "objective.kl_beta" in alarms[0].suggested_fix
+        assert "objective.kl.beta" in alarms[0].suggested_fix
         assert alarms[0].suggested_fix.endswith("train on 'judge' as well; keep checkpoints: set checkpoint.every")
 
     def test_the_checkpoint_to_go_back_to_is_one_that_there_is(self):

@@ -65,7 +65,7 @@ def base(output: Path, **sections: Any) -> dict[str, Any]:
 
 def on_images(output: Path) -> Trainer:
     rollout = {"prompts_per_step": 4, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 3}}
-    objective = {"divergence": "gaussian", "kl_beta": 0.1}
+    objective = {"kl": {"divergence": "gaussian", "beta": 0.1}}
     values = base(output, rollout=rollout, advantage={"scale": "batch"}, objective=objective)
     policy = make_policy(rollout_batch=1, update_batch=1)
     return finished(Trainer(policy, {"brightness": brightness}, digit_prompts(), values))
@@ -89,7 +89,7 @@ def on_pictures_and_words(output: Path) -> Trainer:
 def a_rank_without_rows(output: Path) -> Trainer:
     """Full weights and a reference: the process whose first update holds no row must not copy moved weights later."""
     first_half_at_first.steps = []  # pyright: ignore[reportFunctionMemberAccess]
-    objective = {"divergence": "k3", "kl_beta": 0.5}
+    objective = {"kl": {"divergence": "k3", "beta": 0.5}}
     values = base(output, rollout={"prompts_per_step": 2, "group_size": 4}, objective=objective)
     values["update"] |= {"minibatches": 1, "optimizer": {"lr": 1e-2, "eps": 1e-2}}
     policy = policy_of("llama", batch=1)
@@ -166,14 +166,14 @@ def moving(output: Path) -> Trainer:
         steps=3,
         rollout=rollout,
         update={"minibatches": 1},
-        objective={"divergence": "k3", "kl_beta": 0.5, "surrogate": {"name": "clipped", "low": 0.2, "high": 0.2}},
+        objective={"kl": {"divergence": "k3", "beta": 0.5}, "surrogate": {"name": "clipped", "low": 0.2, "high": 0.2}},
         schedules={
             "rollout.group_size": {"name": "step", "values": [3, 4], "at": [1]},
             "policy.temperature": {"name": "linear", "start": 1.5, "end": 1.0, "steps": 3},
             "objective.surrogate.high": {"name": "linear", "start": 0.2, "end": 0.3, "steps": 3},
         },
         controllers={
-            "objective.kl_beta": {"name": "adaptive_kl", "target": 1e-6},
+            "objective.kl.beta": {"name": "adaptive_kl", "target": 1e-6},
             "update.optimizer.max_grad_norm": {
                 "name": "dual_ascent",
                 "metric": "reward/uneven/mean",

@@ -1,8 +1,12 @@
-"""Counts words of GLOSSARY that readers of other codebases do not know: ``python -m tests.words [FOLDER ...]``."""
+"""Counts words of the glossary that readers of other codebases do not know: ``python -m tests.words [FOLDER ...]``.
+
+``python -m tests.words --prose [FOLDER ...]`` lists the places of ``PHRASES`` in docstrings, comments and messages.
+"""
 
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
 import tokenize
@@ -46,6 +50,19 @@ WORDS = (
 )
 """Identifiers that say that something happened to a thing, or are this project's alone, instead of naming the thing."""
 DOCS_WORD = "what"
+PROSE = ("mmgrpo", "policies", "rewards")
+"""Folders with prose in plain words: docstrings, comments, errors, descriptions of keys and help of commands."""
+UNFINISHED = ("mmgrpo/training",)
+"""Folders of ``PROSE`` that are not rewritten yet."""
+PHRASES = (
+    *("drawn", "judged", "told", "tells", "lies?", "lays?", "laid", "lying", "learnt", "taught", "teach(?:es)?"),
+    *("somebody", "nobody", "everybody", "whoever", "nowhere", "anew", "beside", "behind", "stands?", "stood", "whole"),
+    *("go(?:es|ing)? on", "went on", "by night", "by day", "by itself", "(?:of|on) (?:its|their|his|one's) own"),
+    *("of now", "in parts", "to the (?:bit|digit)", "but for", "cures?", "knobs?"),
+    r"\w*(?:(?:[mnr]al|tim|ogn|iti|gan|mar|ndard|nim|xim|hron|tom|riorit|ener|erial)is(?:e|ed|es|er|ers|ing|ation))",
+    r"\w*(?:colour|behaviour|favour|neighbour|centred|centring|artefact|judgement|honour|labell|modelled|cancell|catalogue)\w*",
+)
+"""Words and phrases of this project alone, and British spellings, as regular expressions."""
 
 
 def python_files(folders: Iterable[str] = PRODUCT) -> Iterator[Path]:
@@ -105,8 +122,54 @@ def per_thousand(path: Path, word: str = DOCS_WORD) -> float:
     return 1000 * words.count(word) / max(len(words), 1)
 
 
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Line numbers and lines of docstrings, comments and strings with a space, without code."""
+    source = path.read_text()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            for offset, line in enumerate(node.value.splitlines()):
+                yield node.lineno + offset, _without_code(line)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], _without_code(token.string)
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"`+[^`]*`+|\S*\w_\w\S*|\S+/\S+", " ", text)
+
+
+def prose_files(folders: Iterable[str] = PROSE) -> list[Path]:
+    """Python files of the folders, without those that are not rewritten yet."""
+    unfinished = tuple(ROOT / folder for folder in UNFINISHED)
+    return [path for path in python_files(folders) if not path.is_relative_to(unfinished[0])]
+
+
+def phrase_places(folders: Iterable[str] = PROSE) -> dict[str, list[str]]:
+    """Each of ``PHRASES`` that occurs in prose -> ``file:line: text`` of its places."""
+    places: dict[str, list[str]] = defaultdict(list)
+    patterns = {phrase: re.compile(rf"(?<![-\w]){phrase}(?![-\w])") for phrase in PHRASES}
+    for path in prose_files(folders):
+        for line, text in prose(path):
+            for phrase, pattern in patterns.items():
+                if pattern.search(text):
+                    places[phrase].append(f"{path.relative_to(ROOT)}:{line}: {text.strip()}")
+    return dict(places)
+
+
+def prose_per_thousand(word: str = DOCS_WORD, folders: Iterable[str] = PROSE) -> float:
+    """How often a word occurs in 1,000 words of docstrings, comments and messages."""
+    words = [
+        w for path in prose_files(folders) for _, t in prose(path) for w in re.findall(r"[a-z][a-z'-]*", t.lower())
+    ]
+    return 1000 * words.count(word) / max(len(words), 1)
+
+
 def main(folders: tuple[str, ...]) -> None:
     """Prints the counts of some folders."""
+    if "--prose" in folders:
+        for phrase, places in phrase_places([folder for folder in folders if folder != "--prose"] or PROSE).items():
+            print(f"{phrase}: {len(places)}", *places, sep="\n    ")
+        return
     parts = components(folders)
     for word, number in uses(folders).most_common():
         print(f"{word:12} {number:5} uses, {parts[word]:5} as a part of a name")

@@ -185,7 +185,7 @@ CASES: Sequence[Case] = (
         "rloo",
         _verl("compute_rloo_outcome_advantage"),
         _call("compute_rloo_outcome_advantage"),
-        over={"advantage.kl_beta": 0.0, "advantage.divergence": None},
+        over={"advantage.kl.beta": 0.0, "advantage.kl.divergence": None},
         said="without the divergence in the reward",
     ),
     advantage(

@@ -20,7 +20,7 @@ from tests.configs.method_steps import Step
 
 CORE = "verl/trainer/ppo/core_algos.py"
 VERL = "zichongli5/verl"
-WITHOUT_KL = {"objective.kl_beta": 0.0}
+WITHOUT_KL = {"objective.kl.beta": 0.0}
 TOKEN_MEAN = "token-mean"
 SAMPLE_MEAN = "seq-mean-token-mean"
 

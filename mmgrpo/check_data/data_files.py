@@ -126,7 +126,7 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def is_under(key: str, parents: Iterable[str]) -> bool:
-    """Whether a dotted key is one of the parents or lies in one."""
+    """Whether a dotted key is one of the parents or within one."""
     return any(key == parent or key.startswith(f"{parent}.") for parent in parents)
 
 
@@ -137,7 +137,7 @@ class Fault:
     Attributes:
         rule: name of the rule.
         file: file, line of the ledger, or name of the reward.
-        key: dotted key; empty for the whole file.
+        key: dotted key; empty for the complete file.
         message: value, allowed values and what to change.
     """
 
@@ -152,7 +152,7 @@ class Fault:
 
 
 Finding = tuple[str, str]
-"""Dotted key, empty for the whole item, and message of a fault."""
+"""Dotted key, empty for the complete item, and message of a fault."""
 
 Check = Callable[[DataFiles, str], Iterator[Finding]]
 """The faults of one item."""

@@ -87,7 +87,7 @@ def method_kind(data: DataFiles, name: str) -> Iterator[Finding]:
 
 
 def method_scale(data: DataFiles, name: str) -> Iterator[Finding]:
-    """A method leaves the scale to the run, but for keys that it is about."""
+    """A method leaves the scale to the run, except for keys that it is about."""
     permitted = data.exceptions("method-scale").get(name, {})
     scale_keys = [key for key, _ in stated_settings(data, name) if is_under(key, SCALE)]
     for key in scale_keys:
@@ -195,7 +195,7 @@ def with_paper_hparams(data: DataFiles, name: str, **values: Any) -> RunConfig:
 
 
 def stated_settings(data: DataFiles, name: str) -> list[tuple[str, Any]]:
-    """Keys and values that a file states, but for its description and rewards."""
+    """Keys and values that a file states, except its description and rewards."""
     return [
         (key, [_without_defaults(item) for item in value] if isinstance(value, list) else value)
         for key, value in leaves(data.stated(name))

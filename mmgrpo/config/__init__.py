@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from mmgrpo.config.auxiliary import AuxiliaryConfig
 from mmgrpo.config.critic import CriticConfig
+from mmgrpo.config.kl import KLConfig
 from mmgrpo.config.method_rewards import with_method_rewards
 from mmgrpo.config.methods import POLICIES, MethodConfig, MethodKind, RecipeConfig, takes
 from mmgrpo.config.objective import ObjectiveConfig, OffPolicyConfig, TermConfig
@@ -34,6 +35,7 @@ __all__ = [
     "CriticConfig",
     "EmaConfig",
     "GateConfig",
+    "KLConfig",
     "MethodConfig",
     "MethodKind",
     "Named",
@@ -158,13 +160,9 @@ class AdvantageConfig(Section):
         description="samples that a filter leaves out: drop leaves them out of every mean, mask counts them in the "
         "means of the loss",
     )
-    kl_beta: float = Field(
-        default=0.0,
-        ge=0,
-        description="weight of the divergence from the reference, subtracted from the combined reward as in RLOO",
-    )
-    divergence: str | None = Field(
-        default=None, description="divergence of kl_beta, summed over the sample's decisions; needed if kl_beta > 0"
+    kl: KLConfig = Field(
+        default_factory=KLConfig,
+        description="subtracted from the combined reward, summed over the sample's decisions, as in RLOO",
     )
 
     @model_validator(mode="after")
@@ -174,8 +172,6 @@ class AdvantageConfig(Section):
             raise ValueError(f"scale: {self.scale.name} divides by no standard deviation; leave out eps and correction")
         if twice := [name for name in spread if name in self.scale.numbers]:
             raise ValueError(f"{' and '.join(twice)} is set both in advantage and in advantage.scale: set it once")
-        if self.kl_beta > 0 and self.divergence is None:
-            raise ValueError("kl_beta and divergence go together: name a divergence, for example k1, and a weight")
         if self.scale.name in COMBINING and self.combine.name != "sum":
             raise ValueError(
                 f"scale: {self.scale.name} combines the rewards in its own way; leave out combine: {self.combine.name}"
@@ -290,7 +286,7 @@ class RunConfig(Section):
     watchdog: WatchdogConfig | None = None
     schedules: dict[str, Named] = Field(
         default_factory=dict,
-        description="dotted key -> schedule of its value by the step, counted from 0: {objective.kl_beta: {name: "
+        description="dotted key -> schedule of its value by the step, counted from 0: {objective.kl.beta: {name: "
         "linear, start: 0, end: 0.04, steps: 100}}; a reward's as rewards.LABEL.NUMBER",
     )
     controllers: dict[str, Named] = Field(
@@ -325,8 +321,6 @@ class RunConfig(Section):
                 f"update.minibatches={self.update.minibatches} needs as many groups, but rollout.prompts_per_step="
                 f"{self.rollout.prompts_per_step}: a minibatch consists of complete groups"
             )
-        if self.objective.kl_beta > 0 and self.objective.divergence is None:
-            raise ValueError("objective.kl_beta > 0 needs objective.divergence, for example gaussian or k3")
         if self.checkpoint.best is not None and self.evaluation is None and not self.tasks:
             raise ValueError("checkpoint.best is a reward of the evaluation: add that section, or leave best out")
         if len({run.name for run in self.runs}) < len(self.runs):
@@ -354,8 +348,8 @@ class RunConfig(Section):
         moving = moving_keys(self.schedules, self.controllers, self.phases)
         if wrong := list(faults(moving, self.phases)):
             raise ValueError("; ".join(wrong))
-        if self.advantage.divergence is not None and not (self.advantage.kl_beta or "advantage.kl_beta" in moving):
-            raise ValueError("advantage.kl_beta and divergence go together: leave out the divergence, or give a weight")
+        if self.advantage.kl.divergence is not None and not (self.advantage.kl.beta or "advantage.kl.beta" in moving):
+            raise ValueError("advantage.kl.divergence needs advantage.kl.beta: leave it out, or set the weight")
         gate_order(labels, {reward.known_as: reward.gate.reward for reward in self.rewards if reward.gate is not None})
         return self
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from mmgrpo.config.kl import KLConfig
 from mmgrpo.config.sections import Named, Section
 
 Level = Literal["token", "segment", "sequence", "trajectory"]
@@ -35,6 +36,16 @@ class OffPolicyConfig(Section):
     surrogate: Named = Field(description="as objective.surrogate")
     ratio_level: Level = Field(default="token", description="as objective.ratio_level")
     weight: float = Field(default=1.0, ge=0, description="factor on their loss; 0: it is not computed")
+
+
+class LossKLConfig(KLConfig):
+    """The divergence from the reference that is added to the loss."""
+
+    ratio_level: Level | None = Field(
+        default=None,
+        description="level of the ratio that multiplies the divergence, with gradient; token makes k1, k2 and k3 "
+        "unbiased off policy; null: no ratio",
+    )
 
 
 class ObjectiveConfig(Section):
@@ -78,13 +89,7 @@ class ObjectiveConfig(Section):
         default_factory=lambda: Named(name="sequence_mean"), description="weight of a decision in the loss of an update"
     )
     step_weight: Named | None = Field(default=None, description="further weight of a denoising step's surrogate")
-    divergence: str | None = Field(default=None, description="divergence from the reference; computed if kl_beta > 0")
-    kl_beta: float = Field(default=0.0, ge=0, description="weight of the divergence in the loss; 0: no reference pass")
-    kl_ratio_level: Level | None = Field(
-        default=None,
-        description="level of the ratio that multiplies the divergence, with gradient; token makes k1, k2 and k3 "
-        "unbiased off policy",
-    )
+    kl: LossKLConfig = Field(default_factory=LossKLConfig)
     entropy_bonus: float = Field(
         default=0.0,
         description="weight of the entropy, a mean by the aggregate over all trained decisions, with or "

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 RENAMED: Mapping[str, str] = {
+    "advantage.divergence": "advantage.kl.divergence",
     "advantage.equal_groups": "advantage.zero_variance_groups",
     "advantage.filtered": "advantage.filtered_samples",
     "advantage.foreign": "advantage.off_policy_baseline",
+    "advantage.kl_beta": "advantage.kl.beta",
     "auxiliary.begun": "auxiliary.from_prefix",
     "auxiliary.by_success": "auxiliary.weight_by_success",
     "auxiliary.in_parts": "auxiliary.per_context",
@@ -17,7 +19,10 @@ RENAMED: Mapping[str, str] = {
     "critic.until": "critic.freeze_after",
     "max_reward_failure_frac": "runtime.max_reward_failure_frac",
     "max_skipped_update_frac": "runtime.max_skipped_update_frac",
+    "objective.divergence": "objective.kl.divergence",
     "objective.foreign": "objective.off_policy",
+    "objective.kl_beta": "objective.kl.beta",
+    "objective.kl_ratio_level": "objective.kl.ratio_level",
     "objective.recentre": "objective.normalise_ratio",
     "objective.terms.origins": "objective.terms.sources",
     "policy.cooling": "policy.temperature_schedule",
@@ -56,7 +61,7 @@ RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "advantage.filtered_samples": {"zero": "mask"},
     "advantage.off_policy_baseline": {"together": "shared", "apart": "separate"},
     "advantage.zero_variance_groups": {"zero": "keep"},
-    "objective.kl_ratio_level": {"decision": "token"},
+    "objective.kl.ratio_level": {"decision": "token"},
     "objective.off_policy.ratio_level": {"decision": "token"},
     "objective.ratio_level": {"decision": "token"},
     "objective.terms.sources": {"drawn": "on_policy", "replayed": "replay", "given": "demonstration"},

@@ -198,7 +198,7 @@ def _controller(key: str, named: Named, function: Callable[..., float], config: 
 
 def _measured_by(key: str, config: RunConfig) -> str | None:
     """The metric that a weight of the loss has to be above 0 for."""
-    if key == "objective.kl_beta":
+    if key == "objective.kl.beta":
         return "policy/kl_mean"
     named = {f"objective.terms.{term.label or term.name}.weight": term for term in config.objective.terms}
     return f"policy/{named[key].label or named[key].name}_mean" if key in named else None

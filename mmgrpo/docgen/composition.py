@@ -92,8 +92,8 @@ def _advantage(advantage: AdvantageConfig) -> str:
         line += f" within {advantage.clamp:g}"
     if advantage.off_policy_baseline == "separate":
         line += ", rows that are read apart"
-    if advantage.kl_beta:
-        line += f" of the reward less {advantage.kl_beta:g} {advantage.divergence} KL"
+    if advantage.kl.beta:
+        line += f" of the reward less {advantage.kl.beta:g} {advantage.kl.divergence} KL"
     return line if advantage.zero_variance_groups == "keep" else f"{line}, equal groups dropped"
 
 
@@ -113,9 +113,9 @@ def _objective(objective: ObjectiveConfig) -> Iterator[str]:
     yield from (_function(selection) for selection in objective.selections)
     if objective.step_weight is not None:
         yield f"weight {_function(objective.step_weight)}"
-    if objective.kl_beta:
-        times = "" if objective.kl_ratio_level is None else f" times the {objective.kl_ratio_level} ratio"
-        yield f"{objective.kl_beta:g} {objective.divergence} KL{times}"
+    if objective.kl.beta:
+        times = "" if objective.kl.ratio_level is None else f" times the {objective.kl.ratio_level} ratio"
+        yield f"{objective.kl.beta:g} {objective.kl.divergence} KL{times}"
     if objective.entropy_bonus:
         yield f"entropy bonus {objective.entropy_bonus:g}"
     if objective.aggregate.name != "sequence_mean":

@@ -70,7 +70,7 @@ FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "objective.selections": SELECTIONS,
     "objective.aggregate": AGGREGATES,
     "objective.step_weight": STEP_WEIGHTS,
-    "objective.divergence": {**GAUSSIAN_DIVERGENCES, **LOGPROB_DIVERGENCES},
+    "objective.kl.divergence": {**GAUSSIAN_DIVERGENCES, **LOGPROB_DIVERGENCES},
     "policy.sampler": SAMPLERS,
     "policy.density": DENSITIES,
     "policy.reduction": REDUCTIONS,

@@ -33,9 +33,9 @@ TRL_OPTIONS = (
     ("`loss_type`", "the table above; `objective.aggregate` alone for the mean that it takes"),
     ("`scale_rewards`", "`advantage.scale`: group, batch, none"),
     ("`multi_objective_aggregation: normalize_then_sum`", "`advantage: {scale: gdpo, correction: 1}`"),
-    ("`beta`", "`objective.kl_beta` with `objective.divergence: k3`"),
-    ("`use_bias_correction_kl`", "`objective.kl_ratio_level`: the value of `objective.ratio_level` in TRL's sense"),
-    ("`beta` of RLOO", "`advantage.kl_beta` with `advantage.divergence: k1`"),
+    ("`beta`", "`objective.kl.beta` with `objective.kl.divergence: k3`"),
+    ("`use_bias_correction_kl`", "`objective.kl.ratio_level`: the value of `objective.ratio_level` in TRL's sense"),
+    ("`beta` of RLOO", "`advantage.kl.beta` with `advantage.kl.divergence: k1`"),
     (
         "`top_entropy_quantile`",
         "`objective.selections: [{name: top_entropy, share: }]`, over the complete update; "

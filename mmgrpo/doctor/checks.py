@@ -177,7 +177,7 @@ def kl_gradient(subject: CheckedPolicy) -> CheckResult:
     measured = f"norm {update.norm:.1e} at a KL of {kl:.1e}, weights moved by {NOISE:.0e} of their size"
     if update.norm > 0 and math.isfinite(update.norm):
         return CheckResult("KL gradient", True, measured)
-    fix = "the penalty would have no effect: choose another objective.divergence, or train in float32"
+    fix = "the penalty would have no effect: choose another objective.kl.divergence, or train in float32"
     return CheckResult("KL gradient", False, measured, fix)
 
 

@@ -204,10 +204,10 @@ def _reward_line(config: RunConfig) -> str:
         function = named_in("advantage.combine", COMBINATIONS, combine.name)
         numbers = _numbers(with_defaults(function, combine.numbers))
         line = f"{combine.name}: {formula_of(function)}{numbers}, of {', '.join(terms)}"
-    if advantage.divergence is None:
+    if advantage.kl.divergence is None:
         return line
-    divergence = _divergence_line(advantage.divergence)
-    return f"{line} - {advantage.kl_beta:g} kl, the sum over the sample's decisions of {divergence}"
+    divergence = _divergence_line(advantage.kl.divergence)
+    return f"{line} - {advantage.kl.beta:g} kl, the sum over the sample's decisions of {divergence}"
 
 
 def _terms(reward: RewardConfig) -> Iterator[str]:
@@ -252,11 +252,11 @@ def _ratio_line(objective: ObjectiveConfig) -> str:
 
 
 def _kl_line(objective: ObjectiveConfig) -> str:
-    if not objective.kl_beta or objective.divergence is None:
-        return "none: kl_beta is 0"
-    level = objective.kl_ratio_level
+    if not objective.kl.beta or objective.kl.divergence is None:
+        return "none: objective.kl.beta is 0"
+    level = objective.kl.ratio_level
     times = "" if level is None else f", times the ratio at the level {level}, with gradient"
-    return f"kl_beta = {objective.kl_beta:g}{times}, {_divergence_line(objective.divergence)}"
+    return f"kl_beta = {objective.kl.beta:g}{times}, {_divergence_line(objective.kl.divergence)}"
 
 
 def _foreign_row(foreign: OffPolicyConfig | None) -> Iterator[tuple[str, str]]:
@@ -327,15 +327,15 @@ def _pass_rows(algorithm: Algorithm, settings: Mapping[str, Any] | None) -> Iter
 
 def _reference_line(algorithm: Algorithm) -> str:
     config = algorithm.config
-    if config.objective.kl_beta > 0:
-        return "a pass with each pass of the policy: kl_beta > 0"
+    if config.objective.kl.beta > 0:
+        return "a pass with each pass of the policy: objective.kl.beta > 0"
     if reading := [
         term.name for term in algorithm.objective.terms if any(value.view == REFERENCE for value in term.values)
     ]:
         return f"a pass with each pass of the policy, for {', '.join(reading)}"
-    if config.advantage.kl_beta > 0:
-        return "a pass after the rollout with one of the policy: advantage.kl_beta > 0"
-    return "no pass: kl_beta is 0"
+    if config.advantage.kl.beta > 0:
+        return "a pass after the rollout with one of the policy: advantage.kl.beta > 0"
+    return "no pass: objective.kl.beta is 0"
 
 
 def _values_line(algorithm: Algorithm) -> str:

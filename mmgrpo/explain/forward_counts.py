@@ -124,7 +124,7 @@ def forwards_per_sample(algorithm: Algorithm, num_steps: int | None, num_levels:
 def _credit_passes(algorithm: Algorithm) -> list[frozenset[Value]]:
     """The values that rewards and credit read under the behavior policy; each set takes a pass."""
     credit = algorithm.config.advantage
-    reward_values = {from_reference(credit.divergence)} if credit.divergence is not None else set()
+    reward_values = {from_reference(credit.kl.divergence)} if credit.kl.divergence is not None else set()
     in_chain = algorithm.advantages.values - reward_values
     return [frozenset(part) for part in (reward_values, in_chain) if part]
 

@@ -219,7 +219,7 @@ def plan_processes(
     group_size = config.rollout.group_size
     num_rows = ceil(config.rollout.prompts_per_step / num_processes) * group_size
     policy_outline = outline(settings, prompt_tokens=prompt_tokens, group_size=group_size, num_rows=num_rows)
-    reads = config.advantage.kl_beta > 0 or REFERENCE in Algorithm.of(config).objective.views
+    reads = config.advantage.kl.beta > 0 or REFERENCE in Algorithm.of(config).objective.views
     copies = int(reads and settings.lora is None)
     return ProcessPlan(
         config=config,

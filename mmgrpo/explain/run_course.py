@@ -63,7 +63,7 @@ def course_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
 def moving_reference_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
     """Rows on the updates of the reference, and on the hooks around each optimizer step."""
     config = algorithm.config
-    if moving := [key for key in algorithm.course.keys if key.endswith(".kl_beta")]:
+    if moving := [key for key in algorithm.course.keys if key.endswith(".kl.beta")]:
         yield "", f"{' and '.join(sorted(moving))} moves: a pass at the steps at which it is above 0"
     reference = config.reference
     if reference is not None and reference.reset_every is not None:

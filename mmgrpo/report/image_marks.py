@@ -23,7 +23,7 @@ class ImageMark:
     Attributes:
         kind: ``reference``, ``before`` or ``after``.
         label: label of the box, and its IoU with the matched reference.
-        path: SVG path of an outline, drawn in place of the box.
+        path: SVG path of an outline, which replaces the box.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""The change of a request's scores over a run, each reward on its own scale."""
+"""The change of a request's scores over a run, each reward on a separate scale."""
 
 from __future__ import annotations
 

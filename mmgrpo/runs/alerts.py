@@ -237,7 +237,7 @@ def hacking(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Itera
             yield (
                 f"the reward rose from {rise.before:.3g} to {rise.after:.3g}, and '{name}', which is not trained on, "
                 f"fell from {fall.before:.3g} to {fall.after:.3g}",
-                f"raise objective.kl_beta, lower update.optimizer.lr, or train on '{name}' as well; {rollback}",
+                f"raise objective.kl.beta, lower update.optimizer.lr, or train on '{name}' as well; {rollback}",
             )
 
 
@@ -249,7 +249,7 @@ def diversity(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Ite
         if share is not None and ends is not None and ends[1] < share * ends[0]:
             yield (
                 f"{key} fell from {ends[0]:.3g} to {ends[1]:.3g}",
-                "raise objective.kl_beta, objective.entropy_bonus or the sampling's temperature or strength, lower "
+                "raise objective.kl.beta, objective.entropy_bonus or the sampling's temperature or strength, lower "
                 "update.optimizer.lr, or reward diversity (diversity_adjusted)",
             )
 
@@ -275,7 +275,7 @@ def grid(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator
         if limit is not None and ends is not None and ends[1] - ends[0] > limit:
             yield (
                 f"{GRID} rose from {ends[0]:.3g} to {ends[1]:.3g}",
-                f"give {GRID} a negative weight, raise objective.kl_beta or lower update.optimizer.lr",
+                f"give {GRID} a negative weight, raise objective.kl.beta or lower update.optimizer.lr",
             )
 
 

@@ -19,6 +19,7 @@ from safetensors.numpy import load, save
 from mmgrpo.data.audio_loading import load_audio
 from mmgrpo.data.image_loading import load_image
 from mmgrpo.data.videos import frames_of_video
+from mmgrpo.environment import Turn
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.samples import TURNS
 from mmgrpo.serving.wire_media import (
@@ -73,6 +74,21 @@ class WirePrompt(BaseModel):
     audios: list[WireAudio] = Field(default_factory=list)
 
 
+class WireTurn(BaseModel):
+    """A ``Turn`` of an environment."""
+
+    model_config = _STRICT
+
+    text: str = ""
+    role: str = "user"
+    images: list[WireImage] = Field(default_factory=list)
+    videos: list[Video] = Field(default_factory=list)
+    audios: list[WireAudio] = Field(default_factory=list)
+    reward: float | None = None
+    done: bool = False
+    key: str | None = None
+
+
 class WireSample(BaseModel):
     """A ``Sample``; ``prompt`` is its index in the list of prompts."""
 
@@ -97,6 +113,7 @@ class WireSample(BaseModel):
     turn_texts: list[str] = Field(default_factory=list)
     turn_rewards: list[float | None] = Field(default_factory=list)
     turn_keys: list[str | None] = Field(default_factory=list)
+    turn_replies: list[WireTurn | None] = Field(default_factory=list)
 
 
 class ScoreRequest(BaseModel):
@@ -259,6 +276,20 @@ def _packed_sample(sample: Sample, prompt: int, tensors: dict[str, Array] | None
         "values": dict(sample.values),
         "num_forced": sample.num_forced,
         **sample.turns,
+        "turn_replies": [None if reply is None else _packed_turn(reply, tensors) for reply in sample.turn_replies],
+    }
+
+
+def _packed_turn(turn: Turn, tensors: dict[str, Array] | None) -> dict[str, Any]:
+    return {
+        "text": turn.text,
+        "role": turn.role,
+        "images": [packed_image(load_image(image), tensors) for image in turn.images],
+        "videos": [packed_video(frames_of_video(video), tensors) for video in turn.videos],
+        "audios": [packed_audio(load_audio(audio), tensors) for audio in turn.audios],
+        "reward": turn.reward,
+        "done": turn.done,
+        "key": turn.key,
     }
 
 
@@ -305,6 +336,18 @@ class _Reader(NamedTuple):
             prefix=prompt.prefix,
         )
 
+    def turn(self, turn: WireTurn) -> Turn:
+        return Turn(
+            text=turn.text,
+            role=turn.role,
+            images=[self.media.image(image) for image in turn.images],
+            videos=[self.media.video(video) for video in turn.videos],
+            audios=[self.media.audio(audio) for audio in turn.audios],
+            reward=turn.reward,
+            done=turn.done,
+            key=turn.key,
+        )
+
     def sample(self, sample: WireSample, prompt: Prompt) -> Sample:
         return Sample(
             prompt,
@@ -322,6 +365,7 @@ class _Reader(NamedTuple):
             values=sample.values,
             num_forced=sample.num_forced,
             **{name: getattr(sample, name) for name in TURNS},
+            turn_replies=[None if turn is None else self.turn(turn) for turn in sample.turn_replies],
         )
 
 

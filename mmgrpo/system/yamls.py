@@ -15,7 +15,7 @@ import yaml
 
 MAX_CHARACTERS = 2**18
 MIN_CACHED_CHARACTERS = 300
-"""Shorter texts, such as overrides, are parsed anew: they would evict files from the cache."""
+"""Shorter texts, such as overrides, are parsed again: they would evict files from the cache."""
 MAX_DEPTH = 50
 MAX_VALUES = 100_000
 """Maximal number of values and keys, counted with every repetition by anchors."""

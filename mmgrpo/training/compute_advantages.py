@@ -115,7 +115,7 @@ def group_advantages(
     valid_PG = groups.matrix(scored_B) & groups.present_PG
     penalty_B = torch.zeros(len(group_B), dtype=torch.float64)
     if divergence_B is not None:
-        penalty_B = config.kl_beta * divergence_B.double().where(scored_B, 0.0)
+        penalty_B = config.kl.beta * divergence_B.double().where(scored_B, 0.0)
     penalty_PG = groups.matrix(penalty_B).where(groups.present_PG, 0.0)
     if chain.scales_rewards:
         part_RPG = valid_RPG & (weight_R != 0)[:, None, None]
@@ -249,8 +249,8 @@ def compute_advantages(
         What is learnt from.
     """
     config, rollout, divergence_N = chain.config, rollouts.rollout, None
-    if config.divergence is not None:
-        divergence = from_reference(config.divergence)
+    if config.kl.divergence is not None:
+        divergence = from_reference(config.kl.divergence)
         rollout = with_values(policy, rollout, [divergence])
         divergence_N = torch.cat(job.gather(rollout.values[divergence].sum(1).cpu()))
     compared_N = compared_groups(rewards, rollout, chain, job)

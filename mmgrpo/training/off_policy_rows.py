@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from mmgrpo.data.replies import reply_of
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.strategies import Answer, Request
@@ -110,6 +111,7 @@ def _off_policy_sample(source: object, prompt: Prompt, group: int, member: int) 
         finished=source.finished,
         num_forced=source.num_forced,
         **source.turns,
+        turn_replies=[reply_of(plain) for plain in source.replies],
     )
     return OffPolicySample(
         sample=sample, old_logprob_T=source.old_logprob_T, origin=Origin.REPLAY, record=source.record

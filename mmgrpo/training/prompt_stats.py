@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from mmgrpo.data.replies import plain_reply
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ShapeError
 from mmgrpo.maths.strategies import Replay, Request
@@ -146,6 +147,7 @@ def replay_rows(advantages: Advantages, key_of: Callable[[int], str], *, step: i
             step=step,
             num_forced=sample.num_forced,
             turns=sample.turns,
+            replies=[plain_reply(reply) for reply in sample.turn_replies],
             record=off_policy.record,
         )
         entries.append((sample.group, sample.member, replay_row))

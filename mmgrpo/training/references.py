@@ -41,7 +41,7 @@ def ensure_reference(policy: Policy, algorithm: Algorithm) -> None:
     """Has a full fine-tune copy its weights before the first update, if a later step may read the reference."""
     config = algorithm.config
     is_viewed = any(view.weights == REFERENCE for view in config.views.values())
-    moves = any(key.endswith(".kl_beta") for key in algorithm.course.keys)
+    moves = any(key.endswith(".kl.beta") for key in algorithm.course.keys)
     if config.reference is not None or moves or is_viewed:
         with policy.reference():
             pass

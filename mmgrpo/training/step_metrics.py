@@ -25,7 +25,7 @@ def step_metrics(
     """
     scores = rewards.scores
     if advantages.divergence_N is not None:
-        scores = with_kl_column(scores, advantages.divergence_N, config.kl_beta)
+        scores = with_kl_column(scores, advantages.divergence_N, config.kl.beta)
     metrics = reward_metrics(scores, advantages.credit) | dict(rewards.metrics)
     metrics |= sample_metrics(job.gather(sample_stats(rollouts.samples)), scores)
     metrics |= {"groups/zero_std_frac": advantages.credit.zero_std_frac, **advantages.metrics}

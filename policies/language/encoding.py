@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmgrpo.environment import Turn
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Prompt
 
@@ -27,19 +28,50 @@ from .visual_inputs import visual_inputs
 
 MASK = "attention_mask"
 PLURALS = {"image": "images", "audio": "audio"}
+UNUSED = ("input_ids", MASK, "labels")
+"""Tensors of a processor that are no further input: the mask holds everywhere, and labels are of another loss."""
 ANSWER = "<<the answer>>"  # replaces one where only the text after it is needed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EncodedPrompt:
-    """Input tensors of a prompt.
+class MediaTurns:
+    """The first tokens of a completion, up to the end of the environment's last turn with media.
 
     Attributes:
-        prompt: the prompt; stored so that its ``id`` stays unique.
+        token_R: token ids, with media placeholders expanded.
+        per_token: tensors of shape (1, R) by name, as the prompt's; they hold at tokens of turns with media.
+        is_media_turn_R: bool, True at tokens of turns with media.
+    """
+
+    token_R: Tensor
+    per_token: Mapping[str, Tensor]
+    is_media_turn_R: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedReply:
+    """A turn of the environment as tokens.
+
+    Attributes:
+        token_T: token ids, with media placeholders expanded.
+        per_token: tensors of shape (1, T) by name, as the prompt's; empty for a turn without media.
+    """
+
+    token_T: Tensor
+    per_token: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedPrompt:
+    """Input tensors of a prompt, or of the prompt of one row whose later turns have media.
+
+    Attributes:
+        prompt: the prompt, with the media of later turns; stored so that its ``id`` stays unique.
         ids_P: its token ids, with media placeholders expanded.
         per_token: further tensors of shape (1, P), one entry per token.
-        media: all other tensors of the processor, for this prompt alone.
+        media: all other tensors of the processor, for this prompt alone, those of later turns among them.
         is_beyond_switch: whether it is longer than ``position_switch``; such rows share no batch with shorter ones.
+        media_turns: the tokens of its row up to the last medium of a later turn; None: no later turn has media.
     """
 
     prompt: Prompt
@@ -47,6 +79,7 @@ class EncodedPrompt:
     per_token: Mapping[str, Tensor]
     media: Mapping[str, Tensor]
     is_beyond_switch: bool = False
+    media_turns: MediaTurns | None = None
 
     @property
     def length(self) -> int:
@@ -61,17 +94,33 @@ class EncodedPrompt:
         return (*layout, "beyond") if self.is_beyond_switch else layout
 
     def with_tokens(self, token_T: Tensor, fill: int) -> EncodedPrompt:
-        """The prompt with tokens appended, at which its per-token tensors are ``fill`` (-1: that of the last prompt
-        token).
-        """
+        """The prompt with tokens of its row appended, at which its per-token tensors are those of ``values_at``."""
         if len(token_T) == 0:
             return self
-        longer = {}
-        for name, tensor_1P in self.per_token.items():
-            last_11 = tensor_1P[:, -1:]
-            fill_1T = (last_11 if fill < 0 else torch.full_like(last_11, fill)).expand(-1, len(token_T))
-            longer[name] = torch.cat([tensor_1P, fill_1T], dim=1)
-        return replace(self, ids_P=torch.cat([self.ids_P, token_T.to(self.ids_P)]), per_token=longer)
+        longer = {
+            name: torch.cat([tensor_1P, self.values_at(name, len(token_T), fill)], dim=1)
+            for name, tensor_1P in self.per_token.items()
+        }
+        ids_P = torch.cat([self.ids_P, token_T.to(self.ids_P)])
+        return replace(self, ids_P=ids_P, per_token=longer, media_turns=None)
+
+    def values_at(self, name: str, count: int, fill: int) -> Tensor:
+        """A per-token tensor at the first tokens after the prompt: that of the processor in turns with media, else
+        ``fill`` (-1: the value of the last prompt token).
+
+        Shapes: -> (1, count).
+        """
+        last_11 = self.per_token[name][:, -1:]
+        value_1T = (last_11 if fill < 0 else torch.full_like(last_11, fill)).repeat(1, count)
+        if self.media_turns is not None:
+            is_media_R, value_1R = self.media_turns.is_media_turn_R[:count], self.media_turns.per_token[name]
+            value_1T[:, : len(is_media_R)] = value_1R[:, :count].where(is_media_R, value_1T[:, : len(is_media_R)])
+        return value_1T
+
+    @property
+    def up_to_media(self) -> EncodedPrompt:
+        """The prompt with its row's tokens up to the last medium; itself if no later turn has media."""
+        return self if self.media_turns is None else self.with_tokens(self.media_turns.token_R, fill=0)
 
     @property
     def num_bytes(self) -> int:
@@ -91,6 +140,7 @@ class PromptEncoder:
         *,
         context: int | None,
         control_ids: Sequence[int] = (),
+        media_ids: Sequence[int] = (),
         switch: int | None = None,
     ) -> None:
         """Inspects the processor.
@@ -100,6 +150,7 @@ class PromptEncoder:
             settings: settings of the policy.
             context: maximum number of positions of the model; None if unknown.
             control_ids: special tokens that are not part of a text: end tokens, and those of images, videos and audio.
+            media_ids: those of images, videos and audio.
             switch: ``position_switch`` of the model.
         """
         self.processor = processor
@@ -107,6 +158,7 @@ class PromptEncoder:
         self.settings = settings
         self._context = context
         self._switch = switch
+        self._media_ids = torch.tensor(list(media_ids), dtype=torch.long)
         self._takes_media = self.tokenizer is not processor
         self._uses_template = self._has_template() if settings.chat is None else settings.chat
         if self._uses_template and not self._has_template():
@@ -145,29 +197,100 @@ class PromptEncoder:
         """Token ids of an answer, or of its beginning, without an end token."""
         return torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
 
-    def encode_reply(self, text: str, role: str, *, end_ids: Sequence[int]) -> Tensor:
-        """Token ids of a turn of the environment after a finished answer, up to the beginning of the next answer.
+    def encode_reply(self, reply: Turn, *, end_ids: Sequence[int]) -> EncodedReply:
+        """A turn of the environment after a finished answer, up to the beginning of the next answer.
 
-        They follow the chat template, except for the end token, which the answer has already; without a template,
-        the text is tokenized as it is.
+        Its tokens follow the chat template, except for the end token, which the answer has already; without a
+        template, the text is tokenized as it is. The processor replaces the placeholders of its media.
 
-        Raises: DataError if the template does not support such a turn.
+        Raises: DataError if the template or the processor does not support such a turn.
         """
-        if not self._uses_template:
-            return self.encode_text(text)
-        messages = [("user", "x"), ("assistant", ANSWER), (role, text)]
-        turns = [self._turn({"role": turn_role, "content": content}) for turn_role, content in messages]
+        text = self._reply_text(reply) if self._uses_template else reply.text
+        if not reply.num_media:
+            reply_T, per_token = self.encode_text(text), {}
+        else:
+            tensors = self._processor_tensors(media_prompt(reply), text, add_special_tokens=False)
+            reply_T, per_token = tensors["input_ids"][0], _per_token(tensors)
+        if self._uses_template and len(reply_T) and int(reply_T[0]) in end_ids:
+            reply_T, per_token = reply_T[1:], {name: tensor[:, 1:] for name, tensor in per_token.items()}
+        return EncodedReply(reply_T, per_token)
+
+    def _reply_text(self, reply: Turn) -> str:
+        turns: list[dict[str, Any]] = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": ANSWER},
+            {"role": reply.role, "content": parts_of(media_prompt(reply)) if reply.num_media else reply.text},
+        ]
         try:
             rendered = self.processor.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=True, **self.settings.template
+                [self._turn(turn) for turn in turns],
+                tokenize=False,
+                add_generation_prompt=True,
+                **self.settings.template,
             )
         except Exception as error:  # of the template's own, jinja2's among them
-            raise DataError(f"the chat template takes no turn of {role!r} after an answer: {error}") from error
+            raise DataError(f"the chat template takes no turn of {reply.role!r} after an answer: {error}") from error
         _, separator, tail = rendered.partition(ANSWER)
         if not separator:
             raise DataError("the chat template does not write answers as they are, so nothing can follow one")
-        token_T = self.encode_text(tail)
-        return token_T[1:] if len(token_T) and int(token_T[0]) in end_ids else token_T
+        return tail
+
+    def with_media_turn(
+        self, encoded: EncodedPrompt, turn: Turn, token_T: Tensor, reply: EncodedReply
+    ) -> EncodedPrompt:
+        """The prompt of a row after a turn of the environment with media.
+
+        The media tensors are those that the processor makes of all media of the conversation in one call, so that
+        padding and tiles are as in a plain call. The tokens are those of the row: sampled text is not tokenized again.
+
+        Args:
+            encoded: prompt of the row so far.
+            turn: the turn.
+            token_T: tokens of the row, those of the turn at its end.
+            reply: the encoded turn.
+
+        Returns:
+            The prompt, for this row alone.
+
+        Raises:
+            DataError: the processor drops a medium, or its placeholders differ from those of the row.
+        """
+        prompt = self._with_turn(encoded.prompt, turn)
+        tensors = self._tensors(prompt)
+        ids_1L, per_token = tensors["input_ids"], _per_token(tensors)
+        media = {name: tensor for name, tensor in tensors.items() if name not in (*per_token, *UNUSED)}
+        aligned = [n for n, tensor in media.items() if tensor.shape[:2] == ids_1L.shape and not is_audio_tensor(n)]
+        row_L = torch.cat([encoded.ids_P, token_T])
+        if aligned or not torch.equal(self._placeholders(row_L), self._placeholders(ids_1L[0])):
+            reason = f"it makes {', '.join(aligned)} of all tokens" if aligned else "their placeholders differ"
+            raise DataError(
+                f"{type(self.processor).__name__} cannot take the media of a later turn after "
+                f"{encoded.prompt.text!r:.60}: {reason}; show them in the prompt or in Environment.reset"
+            )
+        start = len(token_T) - len(reply.token_T)
+        is_media_turn_R = torch.arange(len(token_T)) >= start
+        if encoded.media_turns is not None:
+            earlier_R = encoded.media_turns.is_media_turn_R
+            is_media_turn_R[: len(earlier_R)] = earlier_R
+        values = {
+            name: torch.cat([encoded.values_at(name, start, fill=0), reply.per_token[name]], dim=1)
+            for name in encoded.per_token
+        }
+        return replace(encoded, prompt=prompt, media=media, media_turns=MediaTurns(token_T, values, is_media_turn_R))
+
+    def _with_turn(self, prompt: Prompt, turn: Turn) -> Prompt:
+        """A prompt with the media of a later turn after some answer: what the processor makes its tensors of."""
+        media = {name: [*getattr(prompt, name), *getattr(turn, name)] for name in KINDS.values()}
+        if not self._uses_template:
+            return replace(prompt, text=f"{prompt.text}{turn.text}", **media)
+        messages = list(prompt.messages or [{"role": "user", "content": parts_of(prompt)}])
+        if messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": "x"})
+        messages.append({"role": turn.role, "content": parts_of(media_prompt(turn))})
+        return replace(prompt, messages=messages, **media)
+
+    def _placeholders(self, ids_L: Tensor) -> Tensor:
+        return ids_L[torch.isin(ids_L, self._media_ids)]
 
     def end_id(self, end_ids: Sequence[int]) -> int:
         """The end token that the chat template writes after an answer; without a template, the tokenizer's."""
@@ -196,11 +319,8 @@ class PromptEncoder:
 
     def _encoded(self, prompt: Prompt) -> EncodedPrompt:
         tensors = self._tensors(prompt)
-        ids = tensors.pop("input_ids")
-        for unread in (MASK, "labels"):  # the mask holds everywhere; labels are of a loss that is not ours
-            tensors.pop(unread, None)
-        per_token = {n: tensor for n, tensor in tensors.items() if tensor.shape == ids.shape and not is_audio_tensor(n)}
-        media = {name: tensor for name, tensor in tensors.items() if name not in per_token}
+        ids, per_token = tensors["input_ids"], _per_token(tensors)
+        media = {name: tensor for name, tensor in tensors.items() if name not in (*per_token, *UNUSED)}
         beyond = self._switch is not None and ids.shape[1] > self._switch
         encoded = EncodedPrompt(prompt, ids[0], per_token, media, is_beyond_switch=beyond)
         self.require_room(encoded, self.settings.max_new_tokens)
@@ -231,9 +351,20 @@ class PromptEncoder:
                 f"the prompt {prompt.text!r:.60} {inputs}, and {type(self.processor).__name__} reads text only; "
                 "use a checkpoint with image or audio input, or remove the media"
             )
-        visual = visual_inputs(prompt, self.processor, self.settings.video)
         text = self._rendered(prompt)
-        arguments: dict[str, Any] = {"return_tensors": "pt", "add_special_tokens": not self._uses_template}
+        tensors = self._processor_tensors(prompt, text, add_special_tokens=not self._uses_template, checks=True)
+        for medium, media in (("image", prompt.images), ("audio", prompt.audios)):
+            if len(media) and not self._uses_template:
+                self._require_place(prompt, tensors["input_ids"], medium)
+        return tensors
+
+    def _processor_tensors(
+        self, prompt: Prompt, text: str, *, add_special_tokens: bool, checks: bool = False
+    ) -> dict[str, Tensor]:
+        """The processor's tensors of a text with the media of a prompt; ``checks``: that no medium is dropped."""
+        num_images, num_videos, num_audios = len(prompt.images), len(prompt.videos), len(prompt.audios)
+        visual = visual_inputs(prompt, self.processor, self.settings.video)
+        arguments: dict[str, Any] = {"return_tensors": "pt", "add_special_tokens": add_special_tokens}
         arguments |= visual.arguments
         if num_images:
             arguments["images"] = [visual.images]
@@ -252,16 +383,14 @@ class PromptEncoder:
                 f"{type(self.processor).__name__} cannot process the prompt {prompt.text!r:.60} with {num_images} "
                 f"images and {num_videos} videos and {num_audios} audio files: {error}; {hint}"
             ) from error
-        self._require_every_medium(prompt, text, arguments, processed)
+        if checks:
+            self._require_every_medium(prompt, text, arguments, processed)
         tensors = {name: torch.as_tensor(value) for name, value in processed.items() if value is not None}
         if "input_ids" not in tensors:
             raise DataError(
                 f"{type(self.processor).__name__} makes no tokens of the prompt {prompt.text!r:.60}: it reads images "
                 "only, and such models are not supported; use one with text input"
             )
-        for medium, media in (("image", prompt.images), ("audio", prompt.audios)):
-            if len(media) and not self._uses_template:
-                self._require_place(prompt, tensors["input_ids"], medium)
         return tensors
 
     def _require_every_medium(
@@ -343,7 +472,7 @@ class PromptEncoder:
         return self._template(self._messages(prompt), prompt)
 
     def _messages(self, prompt: Prompt) -> list[dict[str, Any]]:
-        messages = [self._turn(turn) for turn in prompt.messages or [{"role": "user", "content": _parts(prompt)}]]
+        messages = [self._turn(turn) for turn in prompt.messages or [{"role": "user", "content": parts_of(prompt)}]]
         if self.settings.system is not None and messages[0]["role"] != "system":
             messages.insert(0, self._turn({"role": "system", "content": self.settings.system}))
         return messages
@@ -369,7 +498,22 @@ class PromptEncoder:
         return {**turn, "content": content}
 
 
-def _parts(prompt: Prompt) -> list[dict[str, Any]]:
+def media_prompt(turn: Turn) -> Prompt:
+    """A turn's text and media as a prompt."""
+    return Prompt(turn.text, images=turn.images, videos=turn.videos, audios=turn.audios)
+
+
+def _per_token(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with one entry per token that a model reads besides its token ids."""
+    shape = tensors["input_ids"].shape
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if tensor.shape == shape and name not in UNUSED and not is_audio_tensor(name)
+    }
+
+
+def parts_of(prompt: Prompt) -> list[dict[str, Any]]:
     """One user turn: all images, all videos, all audio, the text."""
     media = [{"type": "image"}] * len(prompt.images) + [{"type": "video"}] * len(prompt.videos)
     media += [{"type": "audio"}] * len(prompt.audios)

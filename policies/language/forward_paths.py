@@ -137,7 +137,7 @@ class CachedPath(ForwardPath):
     def states(self, trace: TextTrace, rows: Sequence[int], tokens: Sequence[Tensor]) -> Tensor:
         """Last hidden states."""
         owners = [trace.prompt_of_B[row] for row in rows]
-        if not self.shared:
+        if not self.shared or any(trace.prompts[owner].media_turns for owner in owners):
             return self.transformer.full_states([trace.prompts[owner] for owner in owners], tokens, fill=self.fill)
         unique = sorted(set(owners))
         device = self.transformer.device

@@ -10,6 +10,7 @@ from typing import final
 
 import torch
 
+from mmgrpo.data.image_loading import load_image
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.system.process_settings import restored_settings
@@ -19,6 +20,12 @@ logger = logging.getLogger(__name__)
 
 MAX_CHARACTERS = 65_536
 """Maximum length of a turn; the rest of a longer text is cut off, with a note at its end."""
+
+MAX_MEDIA = 64
+"""Maximum number of images, of videos and of audio in a turn."""
+
+MAX_PIXELS = 2**26
+"""Maximum number of pixels of an image in a turn."""
 
 MAX_REWARD = torch.finfo(torch.float32).max
 """The largest absolute value of a turn's reward."""
@@ -65,13 +72,14 @@ class GuardedEnvironment:
         opening = self._guarded("reset", lambda: self._opening(copied))
         return Turn() if opening is None else opening
 
-    def fail(self, error: Exception) -> None:
-        """Ends the conversation, because the policy cannot take the turn of ``reset``.
+    def fail(self, method: str, error: Exception) -> None:
+        """Ends the conversation, because the policy cannot take a turn.
 
         Args:
+            method: ``reset`` or ``step``, which returned the turn.
             error: the reason.
         """
-        self._record("reset", error)
+        self._record(method, error)
 
     def step(self, text: str) -> Turn:
         """The answer to a turn of the policy; a final turn if the environment failed.
@@ -81,21 +89,12 @@ class GuardedEnvironment:
 
         Returns:
             The answer.
-
-        Raises:
-            PolicyError: the answer contains images.
         """
         if self.error is not None or self._environment is None:
             return Turn(done=True)
         environment = self._environment
         reply = self._guarded("step", lambda: environment.step(text))
-        if reply is None:
-            return Turn(done=True)
-        if reply.images and not reply.ends:
-            raise PolicyError(
-                f"{self._name}.step returns images: a language policy supports images of the prompt and of reset only"
-            )
-        return reply
+        return Turn(done=True) if reply is None else reply
 
     def _made(self, make: Callable[[], Environment]) -> Turn:
         environment: object = make()
@@ -143,11 +142,20 @@ class GuardedEnvironment:
         reward = None if turn.reward is None else float(turn.reward)
         if reward is not None and not abs(reward) <= MAX_REWARD:
             raise ValueError(f"Turn.reward must be finite (in float32) or None, got {reward}")
-        if not isinstance(turn.images, list | tuple):
-            raise TypeError(f"Turn.images must be a list, got {type(turn.images).__name__}")
+        for name in ("images", "videos", "audios"):
+            media = getattr(turn, name)
+            if not isinstance(media, list | tuple):
+                raise TypeError(f"Turn.{name} must be a list, got {type(media).__name__}")
+            if len(media) > MAX_MEDIA:
+                raise ValueError(f"Turn.{name} must be at most {MAX_MEDIA}, got {len(media)}")
+        images = tuple(load_image(image) for image in turn.images)
+        if too_large := [image.size for image in images if image.width * image.height > MAX_PIXELS]:
+            raise ValueError(f"an image of Turn.images has {too_large[0]} pixels; at most {MAX_PIXELS} are allowed")
         return Turn(
             text=_bounded(turn.text),
-            images=turn.images,
+            images=images,
+            videos=tuple(turn.videos),
+            audios=tuple(turn.audios),
             reward=reward,
             done=bool(turn.done),
             role=turn.role,

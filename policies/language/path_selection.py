@@ -64,7 +64,7 @@ class PathSelector:
         Raises: PolicyError if no path is exact; no row of the new kind has been sampled then.
         """
         prompts_by_kind = {kind: list(kind_prompts) for kind, kind_prompts in self._seen.items()}
-        for prompt in sorted(prompts, key=lambda p: p.length):
+        for prompt in sorted((each.up_to_media for each in prompts), key=lambda p: p.length):
             _take(prompts_by_kind.setdefault(row_kind(prompt), []), prompt)
         if prompts_by_kind != self._seen:
             self._decide(prompts_by_kind)

@@ -148,14 +148,16 @@ class PlainPath(ForwardPath):
         inputs: dict[str, Any] = {"input_ids": ids_1P, MASK: torch.ones_like(ids_1P)}
         for name, tensor in (*prompt.per_token.items(), *prompt.media.items()):
             grows = tensor.shape[:2] == ids_1P.shape and not is_audio_tensor(name)
-            inputs[name] = self._longer(tensor, num_extra) if grows else tensor
+            inputs[name] = self._longer(prompt, name, tensor, num_extra) if grows else tensor
         device_inputs = {}
         for name, tensor in inputs.items():
             repeated = torch.cat([tensor] * rows).to(self.model.device)
             device_inputs[name] = repeated.to(self.model.dtype) if repeated.is_floating_point() else repeated
         return device_inputs
 
-    def _longer(self, tensor_1P: Tensor, count: int) -> Tensor:
+    def _longer(self, prompt: EncodedPrompt, name: str, tensor_1P: Tensor, count: int) -> Tensor:
+        if name in prompt.per_token:
+            return torch.cat([tensor_1P, prompt.values_at(name, count, self.fill)], dim=1)
         last_11 = tensor_1P[:, -1:]
         more = last_11 if self.fill == LAST else torch.full_like(last_11, self.fill)
         return torch.cat([tensor_1P, *([more] * count)], dim=1)

@@ -113,9 +113,14 @@ class LanguagePolicy(
         context = max(getattr(text, "max_position_embeddings", None) or 0, 0) or None
         self._tokenizer = getattr(processor, "tokenizer", processor)
         ends = end_token_ids(model, self._tokenizer)
-        control_ids = [*ends, *media_token_ids(model, processor, self._tokenizer)]
+        media_ids = media_token_ids(model, processor, self._tokenizer)
         self._encoder = PromptEncoder(
-            processor, settings, context=context, control_ids=control_ids, switch=position_switch(text)
+            processor,
+            settings,
+            context=context,
+            control_ids=[*ends, *media_ids],
+            media_ids=media_ids,
+            switch=position_switch(text),
         )
         self._end_ids = torch.tensor(ends, device=model.device)
         never = suppressed_token_ids(model, processor, self._tokenizer, settings.suppress, end_ids=ends)

@@ -17,7 +17,7 @@ from mmgrpo.values import ENTROPY, OLD, SEMANTIC_ENTROPY
 from ..completion import Completion, recorded_samplings
 from ..sampling import SamplingDistribution
 from ..token_buffer import TOKEN_STATISTICS
-from .conversations import generate_conversations, with_opening_turn
+from .conversations import ConversationRow, generate_conversations, with_opening_turn, with_turns
 from .encoding import EncodedPrompt, PromptEncoder
 from .forward_paths import ForwardPath
 from .guarded_environment import GuardedEnvironment
@@ -61,28 +61,23 @@ class TextRollouts:
         if plan.deterministic:
             carriers_of = [[row for row, (q, _) in enumerate(rows) if q == p] for p in range(len(prompts))]
         first_rows = [rows[carriers[0]] for carriers in carriers_of]
-        encoded, batches = self._batches(prompts, ids, first_rows, seed, plan)
-        completions: dict[int, Completion] = {}
+        batches = self._batches(prompts, ids, first_rows, seed, plan)
+        generated: dict[int, ConversationRow] = {}
         samples: dict[int, Sample] = {}
         for batch in batches:
-            new = {row: completion for number, completion in batch.items() for row in carriers_of[number]}
-            completions |= new
-            for row, completion in new.items():
+            new = {row: written for number, written in batch.items() for row in carriers_of[number]}
+            generated |= new
+            for row, written in new.items():
                 p, member = rows[row]
                 sample = Sample(prompts[p], group=ids[p], member=member)
-                samples[row] = with_completion(sample, completion, self.encoder.text, plan.sample_values)
+                samples[row] = with_completion(sample, written.completion, self.encoder.text, plan.sample_values)
             plan.emit_samples([samples[row] for row in new])
-        prompt_of = {
-            row: encoded_prompt
-            for encoded_prompt, carriers in zip(encoded, carriers_of, strict=True)
-            for row in carriers
-        }
         all_rows = range(len(rows))
         return build_rollout(
             TextTrace.of(
-                [prompt_of[row] for row in all_rows],
+                [generated[row].prompt for row in all_rows],
                 [ids[p] for p, _ in rows],
-                [completions[row] for row in all_rows],
+                [generated[row].completion for row in all_rows],
             ),
             [samples[row] for row in all_rows],
             self.encoder.tokenizer,
@@ -93,8 +88,8 @@ class TextRollouts:
 
     def _batches(
         self, prompts: Sequence[Prompt], ids: Sequence[int], rows: Sequence[tuple[int, int]], seed: int, plan: Plan
-    ) -> tuple[list[EncodedPrompt], Iterator[dict[int, Completion]]]:
-        """The encoded prompt of each (prompt, member) row, and an iterator over generated batches."""
+    ) -> Iterator[dict[int, ConversationRow]]:
+        """Generates the (prompt, member) rows, batch by batch."""
         params = self._params(plan)
         environments = [] if plan.environment is None else [GuardedEnvironment(plan.environment) for _ in rows]
         if environments and self.segment_end is not None:
@@ -124,9 +119,11 @@ class TextRollouts:
         owners = [first_of.setdefault(key, n) for n, key in enumerate(keys)]
         seeds = [derive_seed(seed, ids[p], member) for p, member in rows]
         if not environments:
-            return encoded, generate_rows(path, starts, owners, seeds, params)
-        return encoded, generate_conversations(
-            path,
+            for batch in generate_rows(path, starts, owners, seeds, params):
+                yield {row: ConversationRow(encoded[row], completion) for row, completion in batch.items()}
+            return
+        yield from generate_conversations(
+            self.path_for,
             starts,
             owners,
             seeds,
@@ -157,7 +154,7 @@ class TextRollouts:
                 if prompt is original[number]:
                     raise
                 errors.append(error)
-                environments[number].fail(error)
+                environments[number].fail("reset", error)
                 encoded_prompt = self.encoder(original[number])
                 self.encoder.require_room(encoded_prompt, length)
             encoded.append(encoded_prompt)
@@ -172,6 +169,8 @@ class TextRollouts:
         completions = [self.completion(sample, sampling) for sample, sampling in zip(samples, samplings, strict=True)]
         for sample, completion in zip(encoded, completions, strict=True):
             self.encoder.require_room(sample, len(completion.token_T))
+        end_ids = self.end_ids.tolist()
+        encoded = [with_turns(self.encoder, *row, end_ids) for row in zip(encoded, completions, strict=True)]
         trace = TextTrace.of(encoded, [sample.sample.group for sample in samples], completions)
         trace = with_supports(self.path_for(encoded), trace, head_bytes=self.settings.head_bytes)
         rollout = build_rollout(

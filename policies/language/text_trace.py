@@ -73,18 +73,20 @@ class TextTrace:
         batches: list[list[int]] = []
         widest, longest, num_prompts, last = 0, 0, 0, -1
         for prompt in order:
-            encoded = self.prompts[prompt]
+            encoded, before = self.prompts[prompt], self.prompts[last]
+            is_shared = shared and encoded.media_turns is None
             for row in self._ordered(by_prompt[prompt]):
                 width, length = max(widest, encoded.length), max(longest, len(self.completions[row].token_T))
-                count = num_prompts + (prompt != last or not shared)
+                count = num_prompts + (prompt != last or not is_shared)
                 fits = batches and count * width + (len(batches[-1]) + 1) * length <= max_tokens
-                before = self.prompts[last]
-                joins = encoded.is_beyond_switch == before.is_beyond_switch and (shared or encoded.kind == before.kind)
+                joins = encoded.is_beyond_switch == before.is_beyond_switch and (
+                    encoded.kind == before.kind or (is_shared and before.media_turns is None)
+                )
                 if not fits or not joins:
                     batches.append([])
                     width, length, count = encoded.length, len(self.completions[row].token_T), 1
                 batches[-1].append(row)
-                widest, longest, num_prompts, last = width, length, count, prompt
+                widest, longest, num_prompts, last, before = width, length, count, prompt, encoded
         return batches
 
     def _ordered(self, rows: Sequence[int]) -> list[int]:
@@ -112,6 +114,7 @@ def with_completion(
         turn_texts=[decode(completion.token_T[turn.start : turn.end].tolist()) for turn in completion.turns],
         turn_rewards=[turn.reward for turn in completion.turns],
         turn_keys=[turn.key for turn in completion.turns],
+        turn_replies=[turn.reply for turn in completion.turns],
         environment_error=completion.environment_error,
     )
 

@@ -117,9 +117,10 @@ class Transformer:
         inputs = self._media(prompts) | {"input_ids": ids_NL}
         for name in prompts[0].per_token:
             parts = [
-                pad(prompt.per_token[name][0], (0, ids_NL.shape[1] - prompt.length), value=fill) for prompt in prompts
+                torch.cat([prompt.per_token[name], prompt.values_at(name, ids_NL.shape[1] - prompt.length, fill)], 1)
+                for prompt in prompts
             ]
-            inputs[name] = torch.stack(parts).to(self.device)
+            inputs[name] = torch.cat(parts).to(self.device)
         if prompts[0].media or not bool(mask_NL.all()):
             inputs[MASK] = mask_NL.to(self.device)
         hidden_NLD = self._run(inputs).last_hidden_state

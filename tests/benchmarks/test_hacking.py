@@ -35,7 +35,7 @@ def test_the_trained_reward_rises_and_the_held_out_one_falls(stopped: Ran) -> No
 def test_the_alarm_names_the_knob_and_ends_the_run_with_a_checkpoint(stopped: Ran) -> None:
     (alarm,) = [alarm for alarm in stopped.alarms if alarm["kind"] == "hacking"]
     assert "'held_out_accuracy', which is not trained on, fell from" in alarm["measured"]
-    assert alarm["cure"].startswith("raise objective.kl_beta")
+    assert alarm["cure"].startswith("raise objective.kl.beta")
     assert stopped.status == "stopped by the alarm hacking"
     assert max(stopped.trained) == alarm["step"] < SMALL["steps"]
     assert (stopped.folder / f"checkpoints/step-{alarm['step']:06d}").is_dir()

@@ -19,7 +19,7 @@ from torch import Tensor
 from mmgrpo.config import AdvantageConfig, Named, RunConfig
 from mmgrpo.config.loading import find_config, load_config, read_layers, shipped
 from mmgrpo.config.registry import settings_type
-from mmgrpo.config.sections import at
+from mmgrpo.config.sections import at, has
 from mmgrpo.errors import MmgrpoError
 from mmgrpo.explain.formulas import with_defaults
 from mmgrpo.maths.advantages import SCALES
@@ -42,10 +42,13 @@ LISTS = (
 )
 """Lists of functions: each item is a mechanism."""
 
+BLOCKS = ("advantage.kl", "objective.kl", "update.optimizer")
+"""Sections within sections: each key is a mechanism."""
+
 TOGETHER = {
     "advantage.scale": ("advantage.correction",),
-    "objective.kl_beta": ("objective.divergence",),
-    "advantage.kl_beta": ("advantage.divergence",),
+    "objective.kl.beta": ("objective.kl.divergence",),
+    "advantage.kl.beta": ("advantage.kl.divergence",),
     "rollout.strategy": ("rollout.prompt_templates", "rollout.group_size"),
     "policy.sampler": ("policy.strength", "policy.density", "policy.reduction"),
 }
@@ -55,7 +58,7 @@ SHARED = (
     "advantage.scale",
     "objective.surrogate",
     "objective.aggregate",
-    "objective.kl_beta",
+    "objective.kl.beta",
     "objective.entropy_bonus",
 )
 """Keys whose values many methods have: each value is taken away from the first of them that has it, and from methods
@@ -173,6 +176,8 @@ def _keys(values: Mapping[str, Any]) -> Iterator[str]:
     for section in SECTIONS:
         inner = values.get(section, {})
         keys = [f"{section}.{key}" for key in inner] if isinstance(inner, Mapping) else [section]
+        blocks = {key: [f"{key}.{name}" for name in at(values, key)] for key in keys if key in BLOCKS}
+        keys = [inner_key for key in keys for inner_key in blocks.get(key, [key])]
         for key in keys:
             if key in LISTS:
                 items = inner if key == section else inner[key.removeprefix(f"{section}.")]
@@ -189,7 +194,7 @@ def _keys(values: Mapping[str, Any]) -> Iterator[str]:
 def _leader(key: str, values: Mapping[str, Any]) -> bool:
     """Whether the key that it is removed with is in the file."""
     leaders = [leader for leader, keys in TOGETHER.items() if key in keys]
-    return any(leader.partition(".")[2] in values.get(leader.partition(".")[0], {}) for leader in leaders)
+    return any(has(values, leader) for leader in leaders)
 
 
 def without(config: RunConfig, key: str) -> RunConfig:

@@ -59,10 +59,10 @@ def test_no_other_method_starts_later_than_30_steps() -> None:
 
 
 def test_stages_and_weights_that_move_after_the_last_step_are_warnings() -> None:
-    stages = [{"until": 30, "set": {"objective.kl_beta": 0.1}}, {"set": {"objective.kl_beta": 0.0}}]
-    values = {"objective.divergence": "k3", "phases": stages}
+    stages = [{"until": 30, "set": {"objective.kl.beta": 0.1}}, {"set": {"objective.kl.beta": 0.0}}]
+    values = {"objective.kl.divergence": "k3", "phases": stages}
     (sentence,) = idle_mechanisms(Algorithm.of(load_config("methods/grpo", {**values, "steps": 30})))
-    assert sentence.startswith("no effect in 30 steps: phases: objective.kl_beta changes at step 30")
+    assert sentence.startswith("no effect in 30 steps: phases: objective.kl.beta changes at step 30")
     assert idle_mechanisms(Algorithm.of(load_config("methods/grpo", {**values, "steps": 31}))) == ()
     weight = {"name": "linear", "start": 1.0, "end": 0.0, "begin": 29, "steps": 11}
     rewards = [{"name": "brightness", "schedule": weight}]

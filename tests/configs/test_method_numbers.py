@@ -89,7 +89,7 @@ def test_loss(name: str) -> None:
     noise = Noise(std_BT=std_BT, step_BT=torch.full_like(std_BT, STEP), level_BT=torch.ones_like(std_BT))
     known = {DRIFT: GAUSSIAN_DIVERGENCES["gaussian"](now, then).mean().expand(2, 1)}
     if REFERENCE in objective.views:  # the reference is the policy that sampled
-        divergence = config.divergence or ""
+        divergence = config.kl.divergence or ""
         known[from_reference(divergence)] = GAUSSIAN_DIVERGENCES[divergence](now, then).mean().expand(2, 1)
     decisions = objective.modulated(
         Decisions(

@@ -24,7 +24,7 @@ Write = Callable[[str, dict[str, Any]], Path]
 
 METHOD = {
     "method": {"name": "ours", "title": "Ours", "paper": "2601.00001", "published_on": "a large model"},
-    "objective": {"kl_beta": 0.0},
+    "objective": {"kl": {"beta": 0.0}},
     "rollout": {"window": {"name": "random_subset", "size": 0.5}},
     "paper_hparams": {
         "steps": 7,
@@ -66,7 +66,7 @@ KEYS = (
     *(f"rollout.{key}" for key in ("prompts_per_step", "group_size", "same_initial_noise", "window")),
     *(f"advantage.{key}" for key in ("scale", "combine", "eps", "correction", "clamp", "zero_variance_groups")),
     *(f"objective.{key}" for key in ("surrogate", "ratio_level", "bound", "aggregate", "step_weight")),
-    *("objective.divergence", "objective.kl_beta", "objective.normalise_ratio"),
+    *("objective.kl.divergence", "objective.kl.beta", "objective.normalise_ratio"),
     *("update.epochs", "update.minibatches", "update.ema"),
     *(f"update.optimizer.{key}" for key in ("lr", "betas", "weight_decay", "max_grad_norm")),
 )
@@ -235,8 +235,8 @@ def test_explanation_says_what_the_method_sets_with_the_values_of_the_run(write:
         0.5, policy.density = gaussian, policy.reduction = mean, rollout.same_initial_noise = true, rollout.window =
         random_subset (size 0.6), advantage.scale = group, advantage.eps = 1e-08, advantage.correction = 1,
         advantage.clamp = 5, objective.surrogate = clipped (low 0.0001, high 0.0001), objective.aggregate =
-        sequence_mean, objective.kl_beta = 0 plain GRPO has rollout.same_initial_noise = false, rollout.window not set,
+        sequence_mean, objective.kl.beta = 0 plain GRPO has rollout.same_initial_noise = false, rollout.window not set,
         advantage.eps not set, advantage.correction not set, advantage.clamp not set, objective.surrogate = clipped (low
-        0.2, high 0.2), objective.kl_beta = 0.04
+        0.2, high 0.2), objective.kl.beta = 0.04
         """
     assert " ".join(expected.split()) in rows(load_config(path))

@@ -61,7 +61,7 @@ def forwards_per_sample(config: RunConfig, stochastic: tuple[int, ...], *, dead_
     shared, share = (stochastic[0] + 1, 1 / GROUP_SIZE) if config.rollout.same_initial_noise else (0, 1.0)
     rollout = steps - shared + shared * share
     update = len(stochastic) - 1 + share
-    return rollout + update * (2 if config.objective.kl_beta else 1 - dead_frac)
+    return rollout + update * (2 if config.objective.kl.beta else 1 - dead_frac)
 
 
 @pytest.fixture
@@ -181,8 +181,8 @@ def test_method_of_any_kind_trains_a_denoising_policy(
         left_out = (name == "flow-dppo" and line["update"] == 1) or name == "riskpo"
         assert (line["policy/trained_frac"] < 1.0) == left_out
         assert line["optimizer/grad_norm"] > 0
-        assert ("reward/kl/mean" in line) == (config.advantage.kl_beta > 0)
-        assert ("policy/kl_mean" in line) == (config.objective.kl_beta > 0)
+        assert ("reward/kl/mean" in line) == (config.advantage.kl.beta > 0)
+        assert ("policy/kl_mean" in line) == (config.objective.kl.beta > 0)
     assert metrics[0]["policy/ratio_mean"] == pytest.approx(1.0, abs=1e-6)
     assert metrics[1]["policy/ratio_std"] > 0
 

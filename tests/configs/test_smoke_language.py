@@ -124,13 +124,13 @@ def test_method_trains_a_language_policy(name: str, tmp_path: Path) -> None:
         assert line["groups/zero_std_frac"] == 0.0
         assert line["reward/mean"] == pytest.approx(3 / 8)
         assert (line["policy/trained_frac"] == 1.0) == (name not in PARTLY)
-        assert ("policy/kl_mean" in line) == (config.objective.kl_beta > 0)
+        assert ("policy/kl_mean" in line) == (config.objective.kl.beta > 0)
     assert any(not torch.equal(now, then) for now, then in zip(policy.trainable, before, strict=True))
 
 
 @pytest.mark.parametrize("name", PARTING)
 def test_method_of_trees_trains_a_language_policy(name: str, tmp_path: Path) -> None:
-    small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "objective.kl_beta": 0.0}
+    small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "objective.kl.beta": 0.0}
     tree = {"rollout.strategy.every": 2, "rollout.strategy.factor": 2}
     config = load_config(f"methods/{name}", {**small, **tree, "update.optimizer.lr": 1e-3, "output": str(tmp_path)})
 

@@ -27,7 +27,7 @@ ALL: dict[str, Any] = {
     "steps": 3,
     "checkpoint": {"every": 1, "warmup_every": 2, "keep": KEPT},
     "watchdog": {"window": 2, "interval": 1, "on_policy_gap": 1e-12, "dead_groups": 1e-9},
-    "controllers": {"objective.kl_beta": {"name": "adaptive_kl", "target": 1e-6}},
+    "controllers": {"objective.kl.beta": {"name": "adaptive_kl", "target": 1e-6}},
     "prompts": {"sampler": {"name": "skip_settled", "right": 100, "wrong": 0, "start": 0.5}},
     "runtime": {"device": "cpu", "heartbeat_timeout_s": 10},
 }
@@ -82,7 +82,7 @@ def texts(output: Path, resume: Path | None, reward: Reward) -> Trainer:
         "output": str(output),
         "checkpoint": {**ALL["checkpoint"], "best": "length"},
         "rollout": {"prompts_per_step": 2, "group_size": 3, "strategy": {"name": "with_replay", "num": 1}},
-        "objective": {"divergence": "k3", "kl_beta": 0.1},
+        "objective": {"kl": {"divergence": "k3", "beta": 0.1}},
         "update": {"minibatches": 2, "optimizer": {"lr": 1e-3}, "ema": {"decay": 0.5}},
         "warmup": {"examples": "python:tests.test_world_sizes:read_aloud", "steps": 4, "batch_size": 4},
         "evaluation": {"prompts": {"source": "python:tests.faults.runs:asked", "limit": 2}, "every": 2},

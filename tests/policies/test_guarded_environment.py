@@ -241,11 +241,12 @@ def opaque(color: str) -> Any:
     return object()
 
 
-def test_a_tool_that_returns_an_image_is_an_error_of_the_run() -> None:
+def test_an_image_of_a_tool_is_an_image_of_the_turn() -> None:
     call = '<tool_call>{"name": "picture", "arguments": {"color": "red"}}</tool_call>'
     environment = GuardedEnvironment(lambda: ToolEnvironment([picture]))
-    with pytest.raises(ConfigError, match="the tool picture returned an image; tools return text"):
-        environment.step(call)
+    turn = environment.step(call)
+    assert [image.getpixel((0, 0)) for image in turn.images] == [(255, 0, 0)]
+    assert (json.loads(turn.text), turn.role) == ({"image": "(image)"}, "tool")
 
 
 def test_what_json_cannot_hold_is_told_as_an_error() -> None:
@@ -260,3 +261,18 @@ def test_calls_are_found_in_linear_time() -> None:
     assert calls_in("<tool_call> a </tool_call> x <tool_call>b</tool_call> <tool_call> c") == ["a", "b"]
     assert calls_in("</tool_call><tool_call>a") == []
     assert calls_in("<tool_call>" * 200_000 + " " * 200_000) == []
+
+
+def test_images_are_loaded_and_bounded(tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    Image.new("RGB", (4, 3), "red").save(file)
+    environment = GuardedEnvironment(lambda: Faulty("step", lambda: Turn(images=[str(file)])))
+    assert [image.getpixel((0, 0)) for image in environment.step("x").images] == [(255, 0, 0)]
+    file.write_bytes(b"no image")
+    assert (environment.step("x"), "a.png" in (environment.error or "")) == (Turn(done=True), True)
+    many = GuardedEnvironment(lambda: Faulty("step", lambda: Turn(images=[Image.new("RGB", (1, 1))] * 65)))
+    assert many.step("x") == Turn(done=True)
+    assert "Turn.images must be at most 64, got 65" in (many.error or "")
+    large = GuardedEnvironment(lambda: Faulty("step", lambda: Turn(images=[Image.new("L", (2**14, 2**13))])))
+    assert large.step("x") == Turn(done=True)
+    assert "an image of Turn.images has (16384, 8192) pixels; at most 67108864 are allowed" in (large.error or "")

@@ -12,7 +12,7 @@ from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor
 
 from mmgrpo.environment import Environment, Turn
-from mmgrpo.errors import ConfigError, PolicyError
+from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.types import OffPolicySample, Plan, Prompt, Rollout
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
 from tests.policies.test_language_ways import t5
@@ -127,7 +127,7 @@ def test_what_is_told_is_given_and_the_turns_are_trained(name: str, settings: di
     handed: list[Any] = []
     rollout = exchange(policy, name, make, on_samples=handed.extend)
     assert sorted(map(id, handed)) == sorted(map(id, rollout.samples))
-    token_ids = policy._encoder.encode_reply("two red", "user", end_ids=policy._end_ids.tolist()).tolist()
+    token_ids = policy._encoder.encode_reply(Turn(text="two red"), end_ids=policy._end_ids.tolist()).token_T.tolist()
     ends = set(policy._end_ids.tolist())
     most = max(len(sample.turn_ends) for sample in rollout.samples)
     assert most == 3  # and rows that were cut off before
@@ -229,7 +229,7 @@ def test_what_is_said_at_first_stands_behind_the_prompt() -> None:
 def test_what_cannot_be_an_exchange_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"turns are the segments of a conversation: remove policy\.segment_end"):
         exchange(terse("llama", segment_end="e"), "llama", Silent)
-    with pytest.raises(PolicyError, match=r"Asking\.step returns images"):
-        exchange(terse("qwen2.5-vl"), "qwen2.5-vl", lambda: Asking(shown=(picture(),)))
+    with pytest.raises(DataError, match="reads text only"):
+        exchange(terse("llama"), "llama", lambda: Asking(shown=(picture(),)))
     with pytest.raises(PolicyError, match="it cannot continue after an answer"):
         t5().rollout([Prompt("what")], group_size=1, seed=SEED, plan=Plan(environment=Silent))

@@ -6,6 +6,7 @@ import base64
 import json
 import random
 import struct
+from dataclasses import replace
 from io import BytesIO
 from typing import Any, get_args
 
@@ -15,6 +16,7 @@ import torch
 from PIL import Image
 from safetensors.numpy import save
 
+from mmgrpo.environment import Turn
 from mmgrpo.errors import DataError
 from mmgrpo.serving.wire import JSON, MIN_PIXELS, SAFETENSORS, Form, pack_samples, unpack_request
 from mmgrpo.types import Prompt, Sample
@@ -68,6 +70,8 @@ def test_everything_arrives(form: Form):
         Sample(Prompt("other"), 4, 0, video=[noise("L", seed=i) for i in range(3)], frame_rate=12.5),
         Sample(Prompt("other"), 5, 0, array=torch.linspace(0, 1, 30).reshape(2, 3, 5)),
     ]
+    replies = [Turn(text="look", images=[noise("RGB", seed=4)], reward=0.5, role="tool", key="k"), None]
+    samples[0] = replace(samples[0], turn_replies=replies)
     name, unpacked = unpack_request(*pack_samples(samples, reward="r", form=form))
     assert name == "r"
     assert [(s.group, s.member, s.text, s.finished) for s in unpacked] == [
@@ -87,6 +91,11 @@ def test_everything_arrives(form: Form):
     ]
     assert torch.equal(unpacked[3].array, samples[3].array)  # pyright: ignore[reportArgumentType]
     assert {name: getattr(unpacked[0], name) for name in TURNS} == TURNS
+    reply, missing = unpacked[0].turn_replies
+    assert reply is not None
+    assert missing is None
+    assert (reply.text, reply.role, reply.reward, reply.key, reply.done) == ("look", "tool", 0.5, "k", False)
+    assert same(reply.images[0], noise("RGB", seed=4))
     assert unpacked[0].prompt is unpacked[1].prompt
     read = unpacked[0].prompt
     assert (read.text, read.negative, read.columns, read.prefix) == ("which ?", "blur", columns, "it is")

@@ -4,12 +4,16 @@ import io
 
 import pytest
 import torch
+from PIL import Image
 
+from mmgrpo.data.replies import plain_reply, reply_of
+from mmgrpo.environment import Turn
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.maths.columns import COLUMNS, column_of
 from mmgrpo.maths.strategies.replay_order import replayed
 from mmgrpo.memory import Column, Memory, ReplayRow
 from mmgrpo.training.prompt_stats import PromptStats, outcomes_of, update_prompt_stats
+from mmgrpo.types import Audio
 
 ALL = Memory().declared(COLUMNS.values())
 
@@ -127,6 +131,15 @@ class TestReplay:
         assert [one.step for one in replayed(memory, "a", 9, "surest")] == [1, 0, 2, 3]
 
 
+SHOWN = Turn(
+    text="look",
+    role="tool",
+    images=[Image.new("RGB", (3, 2), "red")],
+    videos=[[Image.new("RGB", (2, 2), color) for color in ("blue", "green")]],
+    audios=[Audio(torch.linspace(-1, 1, 8)[None], 16000)],
+)
+
+
 class TestCheckpoint:
     def test_restored_is_the_same(self) -> None:
         memory = update_prompt_stats(ALL, facts(0, {"a": [1.0, 0.0], "b": [0.3]})).with_state("kl", {"value": 0.1})
@@ -139,6 +152,7 @@ class TestCheckpoint:
             step=2,
             num_forced=1,
             turns={"turn_ends": [2], "turn_rewards": [None], "turn_keys": ["a"]},
+            replies=[plain_reply(SHOWN), None],
         )
         memory = memory.with_replay([one, row("a", 3)], per_prompt=2, total=4)
         again = ALL.restored(through_file(memory.state_dict()))  # type: ignore[arg-type]
@@ -148,6 +162,14 @@ class TestCheckpoint:
         assert again.replay["a"] == memory.replay["a"]
         (state,) = again.replay["b"]
         assert (state.num_forced, state.turns) == (1, one.turns)
+        assert state.replies[1] is None
+        reply = reply_of(state.replies[0])
+        assert reply is not None
+        assert (reply.text, reply.role) == ("look", "tool")
+        assert reply.images[0].tobytes() == SHOWN.images[0].tobytes()
+        assert [frame.tobytes() for frame in reply.videos[0]] == [frame.tobytes() for frame in SHOWN.videos[0]]
+        assert torch.equal(reply.audios[0].values, SHOWN.audios[0].values)
+        assert plain_reply(Turn(text="no media")) is None
         assert state.old_logprob_T is not None
         assert state.old_logprob_T.tolist() == torch.tensor([-0.1, -2.0]).tolist()
         later = facts(4, {"c": [1.0], "b": [0.0]})

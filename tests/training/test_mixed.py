@@ -34,7 +34,7 @@ WARMUP = {"examples": {"name": "mislabelled_digits", "fraction": 0.45}, "steps":
 DIGITS = {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts", "limit": 2}, "every": 2}
 WRITING = {
     "rollout": {"prompts_per_step": 2, "group_size": 4},
-    "objective": {"divergence": "k3", "kl_beta": 0.05},
+    "objective": {"kl": {"divergence": "k3", "beta": 0.05}},
     "update": {"optimizer": {"lr": 1e-3, "eps": 1e-3}},
 }
 DRAWING = {key: value for key, value in BASE.items() if key != "steps"}

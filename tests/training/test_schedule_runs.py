@@ -23,17 +23,17 @@ from tests.test_trainer import BASE, lines, run, weights
 ASCENT = {"target": 0.8, "rate": 0.5}
 KL_ASCENT = {"name": "dual_ascent", "metric": "policy/kl_mean", "target": 0.1, "rate": -1}
 SHORT = {"name": "overlong", "label": "short", "max_length": 4, "margin": 1}
-KL = {"objective.kl_beta": {"name": "linear", "start": 0, "end": 0.04, "steps": 100}}
+KL = {"objective.kl.beta": {"name": "linear", "start": 0, "end": 0.04, "steps": 100}}
 
 
 def config_of(**changes: Any) -> RunConfig:
-    return validated({"objective": {"divergence": "k3"}, **changes})
+    return validated({"objective": {"kl": {"divergence": "k3"}}, **changes})
 
 
 class TestConfigAt:
     def test_linear_kl(self) -> None:
         config = config_of(schedules=KL)
-        found = [course_of(config).at(step, Memory()).config.objective.kl_beta for step in (0, 50, 100, 500)]
+        found = [course_of(config).at(step, Memory()).config.objective.kl.beta for step in (0, 50, 100, 500)]
         assert found == [0.0, 0.02, 0.04, 0.04]
         assert course_of(config).at(50, Memory()).config.model_dump(exclude={"objective"}) == config.model_dump(
             exclude={"objective"}
@@ -98,7 +98,7 @@ class TestConfigAt:
             ({"schedules": {"seed": {"name": "linear"}}}, "seed cannot change"),
             ({"schedules": {"rollout.prompts_per_step": {"name": "linear"}}}, "the order of prompts"),
             ({"schedules": {"rewards.a.timeout_s": {"name": "linear"}}}, "rewards.LABEL.NUMBER"),
-            ({"schedules": KL, "phases": [{"set": {"objective.kl_beta": 1}}]}, "changed by schedules and by phases"),
+            ({"schedules": KL, "phases": [{"set": {"objective.kl.beta": 1}}]}, "changed by schedules and by phases"),
             ({"phases": [{"set": {}}, {"until": 4, "set": {}}]}, "phases: until must increase"),
             ({"phases": [{"until": 4, "set": {}}, {"until": 4, "set": {}}]}, "until must increase"),
         ],
@@ -110,18 +110,18 @@ class TestConfigAt:
     @pytest.mark.parametrize(
         ("sections", "said"),
         [
-            ({"schedules": {"objective.kl_beta": {"name": "linaer"}}}, "did you mean linear"),
-            ({"schedules": {"objective.kl_beta": {"name": "linear", "start": 1, "end": 2}}}, "needs steps"),
-            ({"schedules": {"objective.beta": {**KL["objective.kl_beta"]}}}, "did you mean kl_beta"),
-            ({"schedules": {"objective.bound.low": {**KL["objective.kl_beta"]}}}, "has no bound"),
-            ({"schedules": {"objective.kl_beta": {**KL["objective.kl_beta"], "end": -1}}}, "with objective.kl_beta"),
+            ({"schedules": {"objective.kl.beta": {"name": "linaer"}}}, "did you mean linear"),
+            ({"schedules": {"objective.kl.beta": {"name": "linear", "start": 1, "end": 2}}}, "needs steps"),
+            ({"schedules": {"objective.kl.betas": {**KL["objective.kl.beta"]}}}, "did you mean beta"),
+            ({"schedules": {"objective.bound.low": {**KL["objective.kl.beta"]}}}, "has no bound"),
+            ({"schedules": {"objective.kl.beta": {**KL["objective.kl.beta"], "end": -1}}}, "with objective.kl.beta"),
             ({"phases": [{"set": {"rollout.group_size": 1}}]}, "rollout.group_size"),
             ({"phases": [{"set": {"policy.rollout_batch": 1, "policy.chat": True}}]}, "policy.chat cannot change"),
-            ({"schedules": {"policy.update_tokens": {**KL["objective.kl_beta"]}}}, "can: temperature, top_k, top_p"),
+            ({"schedules": {"policy.update_tokens": {**KL["objective.kl.beta"]}}}, "can: temperature, top_k, top_p"),
             ({"phases": [{"set": {"rewards.x.weight": 1}}]}, "no reward of that label, known are overlong"),
-            ({"controllers": {"objective.kl_beta": {"name": "adaptive_kl", "target": 1}}}, "must begin above 0"),
-            ({"controllers": {"objective.kl_beta": {"name": "dual_ascent", "target": 1, "rate": 1}}}, "needs metric"),
-            ({"controllers": {"objective.kl_beta": {**KL_ASCENT}}}, "rest for ever at 0: begin above 0"),
+            ({"controllers": {"objective.kl.beta": {"name": "adaptive_kl", "target": 1}}}, "must begin above 0"),
+            ({"controllers": {"objective.kl.beta": {"name": "dual_ascent", "target": 1, "rate": 1}}}, "needs metric"),
+            ({"controllers": {"objective.kl.beta": {**KL_ASCENT}}}, "rest for ever at 0: begin above 0"),
             ({"phases": [{"set": {"objective.terms.near.weight": 1}}]}, "has no near"),
             ({"phases": [{"set": {"auxiliary.supervised.weight": 1}}]}, "has no supervised"),
             (
@@ -160,7 +160,7 @@ class TestControllers:
     def test_one_that_would_never_move(self, name: str, every: float) -> None:
         follows = {"name": name, "metric": "reward/mean", "every": every, **(ASCENT if name == "dual_ascent" else {})}
         with pytest.raises(ConfigError, match="steps or more, got every"):
-            course_of(config_of(controllers={"objective.kl_beta": follows}))
+            course_of(config_of(controllers={"objective.kl.beta": follows}))
 
     def test_a_constraint_is_a_term_whose_weight_is_its_multiplier(self) -> None:
         """Held below: lambda' = max(lambda - 0.5 (0.02 - measured), 0.001)."""
@@ -192,11 +192,11 @@ class TestControllers:
             config_of(auxiliary=section, schedules={"auxiliary.expert.column": fades})
 
     def test_adaptive_kl_is_kept_in_the_checkpoint(self) -> None:
-        follows = {"objective.kl_beta": {"name": "adaptive_kl", "target": 0.01}}
-        config = config_of(objective={"divergence": "k3", "kl_beta": 0.05}, controllers=follows)
+        follows = {"objective.kl.beta": {"name": "adaptive_kl", "target": 0.01}}
+        config = config_of(objective={"kl": {"divergence": "k3", "beta": 0.05}}, controllers=follows)
         memory = course_of(config).controlled(Memory(), {"policy/kl_mean": 0.02})
         again = Memory().restored(memory.state_dict())
-        assert course_of(config).at(1, again).config.objective.kl_beta == pytest.approx(0.05 * 1.02)
+        assert course_of(config).at(1, again).config.objective.kl.beta == pytest.approx(0.05 * 1.02)
 
 
 class TestStepRewards:
@@ -244,9 +244,9 @@ class TestStepRewards:
 
 def test_a_run_trains_with_the_numbers_of_the_step_and_resumes(tmp_path: Path) -> None:
     values = {
-        "objective": {**BASE["objective"], "kl_beta": 0.0},
+        "objective": {**BASE["objective"], "kl": {**BASE["objective"]["kl"], "beta": 0.0}},
         "schedules": {
-            "objective.kl_beta": {"name": "linear", "start": 0, "end": 0.4, "steps": 4},
+            "objective.kl.beta": {"name": "linear", "start": 0, "end": 0.4, "steps": 4},
             "update.optimizer.max_grad_norm": {"name": "step", "values": [1.0, 1e-3], "at": [2]},
         },
         "phases": [{"until": 2, "set": {"rollout.group_size": 3}}],
@@ -257,7 +257,7 @@ def test_a_run_trains_with_the_numbers_of_the_step_and_resumes(tmp_path: Path) -
     }
     whole = run(tmp_path / "whole", checkpoint={"every": 2}, **values)
     found = lines(whole)[::2]
-    assert [row["config/objective.kl_beta"] for row in found] == pytest.approx([0, 0.1, 0.2, 0.3])
+    assert [row["config/objective.kl.beta"] for row in found] == pytest.approx([0, 0.1, 0.2, 0.3])
     assert [row["config/update.optimizer.max_grad_norm"] for row in found] == [1.0, 1.0, 1e-3, 1e-3]
     assert [row.get("config/rollout.group_size") for row in found] == [3, 3, None, None]
     assert "policy/kl_mean" not in found[0]  # no reference pass yet
@@ -291,7 +291,7 @@ def test_a_multiplier_follows_the_term_that_it_weighs(tmp_path: Path) -> None:
 
 
 def test_a_schedule_that_stands_still_is_the_run_without_it(tmp_path: Path) -> None:
-    still = {"objective.kl_beta": {"name": "linear", "start": 0.1, "end": 0.1, "steps": 4}}
+    still = {"objective.kl.beta": {"name": "linear", "start": 0.1, "end": 0.1, "steps": 4}}
     assert torch.equal(
         weights(run(tmp_path / "plain", steps=2)), weights(run(tmp_path / "still", steps=2, schedules=still))
     )
@@ -299,7 +299,7 @@ def test_a_schedule_that_stands_still_is_the_run_without_it(tmp_path: Path) -> N
 
 def test_an_algorithm_binds_only_the_sections_that_changed() -> None:
     values = {"name": "step", "values": [0.1, 0.2], "at": [2]}
-    algorithm = Algorithm.of(config_of(schedules={"objective.kl_beta": values}))
+    algorithm = Algorithm.of(config_of(schedules={"objective.kl.beta": values}))
     first, second, third = (algorithm.at(step, Memory()) for step in (0, 1, 2))
     assert first is second
     assert (second.objective.kl_beta, third.objective.kl_beta) == (0.1, 0.2)

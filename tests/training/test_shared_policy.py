@@ -39,7 +39,7 @@ from tests.tiny.language_models import make
 from tests.training import shared_digits
 
 ASKED = [Prompt(text) for text in TEXTS]
-OWN = {"rollout": {"prompts_per_step": 4, "group_size": 3}, "objective": {"divergence": "k3", "kl_beta": 0.1}}
+OWN = {"rollout": {"prompts_per_step": 4, "group_size": 3}, "objective": {"kl": {"divergence": "k3", "beta": 0.1}}}
 UPDATE = {"epochs": 2, "minibatches": 2, "optimizer": {"lr": 1e-2}, "ema": {"decay": 0.5}}
 
 
@@ -110,7 +110,7 @@ def taught(batches: Sequence[Advantages], objective: Mapping[str, Any]) -> tuple
 @pytest.mark.parametrize("aggregate", ["token_mean", "group_sum"])
 def test_halves_of_the_prompts_in_two_tasks_are_all_of_them_in_one(aggregate: str, batch: Advantages) -> None:
     """Whatever the loss is a mean over: rows of 2 to 6 tokens count as they would in one batch."""
-    objective = {"aggregate": aggregate, "divergence": "k3", "kl_beta": 0.1}
+    objective = {"aggregate": aggregate, "kl": {"divergence": "k3", "beta": 0.1}}
     whole, norms = taught([batch], objective)
     halves, norms_of_halves = taught([part_of(batch, (0, 1)), part_of(batch, (2, 3))], objective)
     assert norms_of_halves == pytest.approx(norms, rel=1e-5)

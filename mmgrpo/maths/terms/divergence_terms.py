@@ -15,7 +15,7 @@ def divergence(*, form: str = "k3", view: str = REFERENCE, grad: bool = False) -
 
     L = sum v D(now || view), v the aggregate's weight. With ``grad`` the gradient goes through the view too.
 
-    Units: nats, or those of the form (``objective.divergence``).
+    Units: nats, or those of the form (``objective.kl.divergence``).
     Raises: ConfigError for ``grad`` with a form that is no function of two log-probabilities.
     Source: GRPO, arXiv:2402.03300, eq. 3; with k3 from the view of a masked image at a weight of -0.01 the implicit
         perception loss of PAPO, arXiv:2507.06448, and its code (MikeWangWZHL/PAPO).
