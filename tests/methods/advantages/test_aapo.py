@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import ONE_OF_FOUR
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import ONE_OF_FOUR
 
 # r - 1/4, and clip(r - 0, -0.2, 0.28) of a reference that is wrong
 CREDIT = (

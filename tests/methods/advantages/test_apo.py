@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mmgrpo.values import from_reference
+from tests.configs.method_rows import ONE_OF_FOUR
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_FOUR
 
 # A = 1.5 and -0.5; the last sample is 1,000 longer than the right one: times 2 - 1.00001^-1000 = 1.0099501; one of
 # four is right: its divergence counts 1 - e^(-e / 4) = 0.4931654; 1,004 decisions

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import A_TWO_6
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO_6
 
 # means 0.5, 1, 0: g = 0, 1, -1 over 1 + 2e-6; w = sigmoid(0) for the right one of a group of 1 bit, sigmoid(-5) =
 # 0.0066929 for those of a group of one answer, 0 for what is wrong

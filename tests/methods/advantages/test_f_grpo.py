@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import A_FOUR, ONE_OF_FOUR
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_FOUR, ONE_OF_FOUR
 
 # (1 - 0.25)^0.5 = 0.8660254
 CREDIT = (

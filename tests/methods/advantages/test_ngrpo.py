@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import ONE_OF_FOUR
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import ONE_OF_FOUR
 
 # with one virtual sample of 1: mean 0.4; squares (0.36 * 2 + 0.16 * 3) / 4 = 0.3, sqrt 0.5477226
 CREDIT = (Step(reward=ONE_OF_FOUR, lengths=[1] * 4), [[1.0954431], *[[-0.7302954]] * 3])

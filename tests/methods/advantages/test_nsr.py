@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import ONE_OF_FOUR
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import ONE_OF_FOUR
 
 CREDIT = (Step(reward=ONE_OF_FOUR, lengths=[1] * 4), [[0.1], [-1.0], [-1.0], [-1.0]])
 

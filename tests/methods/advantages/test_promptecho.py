@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import log
 
 from mmgrpo.values import from_reference
+from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_TWO
 
 # as awm with A = 0.5 and -0.5: ratios 2.5, held at 2, and 1
 LOSS = (

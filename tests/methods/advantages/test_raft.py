@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mmgrpo.values import from_reference
+from tests.configs.method_rows import ONE_OF_FOUR
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_FOUR
 
 # of four decisions the right one at -1: its log-probability, and 0.001 * 0.5
 LOSS = (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mmgrpo.values import from_reference
+from tests.configs.method_rows import ONE_OF_TWO, UP
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_TWO, UP
 
 # the ratio of the right one is held at 1.2, the wrong one is nothing
 LOSS = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import ONE_OF_TWO
 
 # sheets of 5 and 0: quantiles 1 and 4.5. Of 5: (4 - 0.5 + 1 - 4.5) / 0.7 = 0. Of 0: R = (1 - 4.5) / 0.700001 =
 # -4.999993, C = -1 / 0.200001 = -4.999975, (1.5 C + R) / 2.5 = -4.999982, / 3.535535 / 0.707108 = -1.999990

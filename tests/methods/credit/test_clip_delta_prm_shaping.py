@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import A_TWO, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO, ONE_OF_TWO
 
 # 0.9 - 0.9, 0.9 - 0.5, 0.5 and 0.2 - 0.4, 0.4 - 0.4, 0.4 on top of the outcome
 CREDIT = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import A_TWO
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO
 
 PAIRS = (1.0, 0.0, 1.0, 0.0)
 # d = 1 and 0, of a mean of 0.5, where all gaps are near their mean: 0.7310586 / 0.6224593 and 0.5 / 0.6224593

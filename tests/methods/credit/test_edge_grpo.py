@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import A_TWO, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO, ONE_OF_TWO
 
 # mean entropies 0.5 and 1.5 of mean 1: times 2 and 2 / 3
 CREDIT = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import nan
 
+from tests.configs.method_rows import A_TWO_6
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO_6
 
 # the first part by the one reward, the second by the other: 1 and 0, and 0.2 and 0.4 of deviation 0.1414214
 CREDIT = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import A_TWO
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO
 
 # one of five groups: the first, of 1, 2 and 3 decisions, z -1, 0, 1: 1 - 0.6 / (1 + e^-z) of deviation 0.1386352
 CREDIT = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import A_TWO, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO, ONE_OF_TWO
 
 # [a b c] and [a x c]: both ends are in conflict, so 2, 1, 2 and 0, 1, 0 over 2 conflicts; 0.1 H = 0.02 comes off
 CREDIT = (

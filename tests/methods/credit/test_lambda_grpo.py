@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import A_TREE, TREE
 from tests.configs.method_steps import assert_credit
-from tests.configs.pins.rows import A_TREE, TREE
 
 # [a] is shared by three, [a b] by two
 CREDIT = (TREE, [[A_TREE / 3, A_TREE / 2]] * 2 + [[-A_TREE / 3, -A_TREE], [-A_TREE, -A_TREE]])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import A_TWO_6
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO_6
 
 LOW_BUT_TWO = [0.1] * 6 + [1.0, 2.0]
 ALIKE, OTHER, ANOTHER = (list(range(start, start + 8)) for start in (1, 11, 21))

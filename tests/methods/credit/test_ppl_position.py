@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import A_TWO_6, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO_6, ONE_OF_TWO
 
 # 0.1 sigmoid of -7.5, -3.75, 0 and 3.75
 CREDIT = (

@@ -6,8 +6,8 @@ import torch
 
 from mmgrpo.methods.credit.preplan_and_anchor_credit import anchors
 from mmgrpo.values import attention_distance, attention_influence
+from tests.configs.method_rows import A_TWO, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO, ONE_OF_TWO
 from tests.maths.feedback_rows import feedback_of
 
 # looked at 5, 1, 1, 6 and 0, so that the first and the fourth are anchors, at least the 0.6 quantile of 2.6; the

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mmgrpo.values import of_view
+from tests.configs.method_rows import A_TWO_6, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO_6, ONE_OF_TWO
 
 # both decisions are of one step, whose last is 0.2 likelier than the reference finds it; of the other none is
 CREDIT = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import A_FOUR
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_FOUR
 
 # z = 1.499700 of the one step that is right, -0.499900 of the others, summed to the end
 CREDIT = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import A_FOUR, A_TREE
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_FOUR, A_TREE
 
 # hits of the first items 1, 0, 0, 0 and of the second ones 0, 1, 1, 0
 CREDIT = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.configs.method_steps import Step, assert_credit
+from tests.configs.method_steps import Step, assert_credit, config_of, taught
 
 # values of the prompt 3/4, of its segments 1 and 1/2, of the second's ends 1 and 0
 CREDIT = (
@@ -17,3 +17,8 @@ CREDIT = (
 
 def test_advantages_of_the_method() -> None:
     assert_credit("spo--segment-policy", *CREDIT)
+
+
+def test_likely_tokens_do_not_train() -> None:
+    result = taught(config_of("spo--segment-policy"), Step(reward=(1, 0), old_logprob=((-0.05, -0.2), (-0.2, -0.05))))
+    assert result.mask_BT.tolist() == [[False, True], [True, False]]  # 0.951 and 0.819

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mmgrpo.values import PEERS
+from tests.configs.method_rows import A_TWO, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO, ONE_OF_TWO
 
 # the second place is the farthest: 1.7
 CREDIT = (

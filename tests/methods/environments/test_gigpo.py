@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import A_TWO_6, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO_6, ONE_OF_TWO
 
 # returns 0.95, 1 and 0, 0: of state a 0.95, 0, 0 less their mean 0.316667, of deviation 0.548483; b was met once
 CREDIT = (

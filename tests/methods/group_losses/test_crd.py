@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mmgrpo.values import from_reference
+from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_TWO
 
 # 10 * 0.005 less A = 0.5 / 0.5001, squared, at 0.05; kl 0.1 * 0.5
 LOSS = (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mmgrpo.values import from_reference
+from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_TWO
 
 # sums 0.4 and 0 are 0.2 from their mean, 0.2 / 1.2 with the deviation; the advantages 0.5 / 0.7072068
 LOSS = (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mmgrpo.values import from_reference, of_view
+from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_TWO
 
 # A = 0.5 / 0.5001; errors 0.2 and 0.4, 0.001 and 0 below the reference's: w = sigmoid(-100 * 0.001 A / 2), that is
 # 0.487505; w A (0.2 - 0.4) / 2; kl 0.02 * 0.5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import log
 
+from tests.configs.method_rows import ONE_OF_FOUR
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_FOUR
 
 # -(1.1 - log mean(e^0.9, e^1, e^1.2)) = -0.058781; KL 0.00693213, over 1e-4 by 0.00683213, times 1000 KL
 LOSS = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import ONE_OF_FOUR, SCORED
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_FOUR, SCORED
 
 # sums 0.5 of the best, -0.2 of the first of the worst: log(1 + e^-0.07)
 LOSS = (Step(reward=ONE_OF_FOUR, log_ratio=SCORED), 0.658760)

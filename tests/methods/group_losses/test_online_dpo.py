@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mmgrpo.values import Value
+from tests.configs.method_rows import ONE_OF_FOUR, SCORED
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_FOUR, SCORED
 
 REFERENCE_LOGPROB = Value("logprob", "reference")
 # the best has 0.5, the first of the worst -0.2: log(1 + e^-0.07)

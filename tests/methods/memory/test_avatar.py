@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import A_TWO
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO
 
 # drawn and remembered apart; 1 + (2 t - 1)^2 at 0, 1 / 2 and 1
 CREDIT = (

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import A_TWO, ONE_OF_TWO, UP
+from mmgrpo.algorithm import prompt_sampler
+from mmgrpo.data.samplers import Pool
+from mmgrpo.memory import Memory
+from mmgrpo.types import Prompt
+from tests.configs.method_rows import A_TWO, ONE_OF_TWO, UP
+from tests.configs.method_steps import Step, assert_loss, config_of
 
 LOSS = (Step(reward=ONE_OF_TWO, log_ratio=((UP,), (0.0,))), A_TWO * (1 - 1.2) / 2)
 
 
 def test_loss_of_the_method() -> None:
     assert_loss("competence-curriculum", *LOSS)
+
+
+def test_the_curriculum_opens() -> None:
+    """Of 200 prompts 2 are open at first, round(200 (0.01 + 0.99 / 2)) = 101 halfway."""
+    config = config_of("competence-curriculum")
+    assert config.prompts is not None
+    assert config.prompts.sampler is not None
+    sampler = prompt_sampler(config.prompts.sampler)
+    prompts = [Prompt(str(n), columns={"difficulty": 200 - n}) for n in range(200)]
+    pool = Pool(tuple(prompt.text for prompt in prompts), prompts)
+    memory = Memory().declared(sampler.columns)
+    assert set(sampler.draw(memory, 0, pool, 2, 0)) == {198, 199}
+    assert set(sampler.draw(memory, 50, pool, 101, 0)) == set(range(99, 200))

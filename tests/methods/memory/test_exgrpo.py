@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from math import log
 
+import torch
+
+from mmgrpo.maths.strategies import Setting
+from mmgrpo.memory import Memory, ReplayRow
+from tests.configs.method_rounds import sampled_prompts, strategy_of
 from tests.configs.method_steps import Step, assert_loss
 
 # A = -1 / 3 twice, 2 / 3; a ratio of 1.5 is not held, and of the remembered one 0.4 / 0.5
@@ -20,3 +25,23 @@ LOSS = (
 
 def test_loss_of_the_method() -> None:
     assert_loss("exgrpo", *LOSS)
+
+
+def test_half_of_a_step_are_prompts_that_some_samples_solve() -> None:
+    """Of 40 prompts ten are half solved; the others are solved by all, which are not sampled, or by none."""
+    rates = {str(n): 0.5 if n < 10 else float(n % 2) for n in range(40)}
+    indices = sampled_prompts("exgrpo", rates, 20)
+    assert set(indices[:10]) == set(range(10))
+    assert len(set(indices)) == 20
+    assert all(rates[str(index)] < 1 for index in indices[10:])
+
+
+def test_most_certain_right_row_is_replayed() -> None:
+    rows = [
+        ReplayRow(key="a", reward=right, advantage=0.0, step=0, old_logprob_T=torch.tensor(logprob))
+        for right, logprob in ((1.0, [-0.4, -0.6]), (1.0, [-0.1, -0.3]), (0.0, [-0.1, -0.1]))
+    ]
+    memory = Memory().with_replay(rows, per_prompt=8, total=8)
+    setting = Setting(step=1, num_prompts=1, group_size=7, memory=memory, key_of=lambda n: "a")
+    *_, request = strategy_of("exgrpo").ask((), setting)
+    assert (request.members, request.given) == ((7,), (rows[1],))

@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
-from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import A_TWO, ONE_OF_TWO, UP
+import pytest
+import torch
+
+from mmgrpo.algorithm import prompt_sampler
+from mmgrpo.data.samplers import Pool
+from mmgrpo.memory import Memory
+from mmgrpo.types import Prompt
+from tests.configs.method_rounds import assert_refilled
+from tests.configs.method_rows import A_TWO, ONE_OF_TWO, UP
+from tests.configs.method_steps import Step, assert_loss, config_of
 
 LOSS = (Step(reward=ONE_OF_TWO, log_ratio=((UP,), (0.0,))), A_TWO * (1 - 1.28) / 2)
 
 
 def test_loss_of_the_method() -> None:
     assert_loss("greso", *LOSS)
+
+
+def test_groups_of_equal_rewards_are_replaced() -> None:
+    assert_refilled("greso")
+
+
+def test_settled_prompts_are_skipped() -> None:
+    """A prompt that was all right at three visits in a row stays in with probability 0.125: of 4,000 about 500."""
+    config = config_of("greso")
+    assert config.prompts is not None
+    assert config.prompts.sampler is not None
+    sampler = prompt_sampler(config.prompts.sampler)
+    keys = tuple(str(n) for n in range(8000))
+    memory = Memory().declared(sampler.columns)
+    memory = memory.write("right_streak", keys[:4000], torch.full((4000,), 3))
+    indices = sampler.draw(memory, 0, Pool(keys, [Prompt(key) for key in keys]), 4500, 0)
+    assert sum(index < 4000 for index in indices) == pytest.approx(500, abs=60)

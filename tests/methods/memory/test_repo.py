@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import A_TWO
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO
 
 # drawn 1, 0 among themselves, replayed 1, 1 among themselves
 CREDIT = (Step(reward=(1, 0, 1, 1), lengths=[1] * 4, origins=(0, 0, 1, 1)), [[A_TWO], [-A_TWO], [0.0], [0.0]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import log
 
+from tests.configs.method_rounds import assert_answers_replace_failures
 from tests.configs.method_steps import Step, assert_loss
 
 # A = -1 / 2 twice, 1 / 2 twice; a ratio of 12 counts as 10; answers of p = 0.9 and 0.4 count 0.9 / 1 and 0.4 / 0.5
@@ -21,3 +22,7 @@ LOSS = (
 
 def test_loss_of_the_method() -> None:
     assert_loss("ampo", *LOSS)
+
+
+def test_answers_replace_failures() -> None:
+    assert_answers_replace_failures("ampo", ["teacher_1", "teacher_2"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import nan
 
+from tests.configs.method_rows import A_TWO, ONE_OF_TWO, UP
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import A_TWO, ONE_OF_TWO, UP
 
 # a pair at the ratios 2, held at 1.2, and 1: a mean of -0.1 A; an explanation of log-probabilities -0.5 and -1,
 # 0.75. They come to 2 / 3 (-0.1 A + 0.75)

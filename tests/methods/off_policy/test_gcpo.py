@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import exp
 
+from tests.configs.method_rounds import assert_answers_replace_failures
 from tests.configs.method_steps import Step, assert_loss
 
 GIVEN = (0, 0, 2)
@@ -16,3 +17,7 @@ LOSS = (
 
 def test_loss_of_the_method() -> None:
     assert_loss("gcpo", *LOSS)
+
+
+def test_answer_replaces_a_failure() -> None:
+    assert_answers_replace_failures("gcpo", ["solution"])

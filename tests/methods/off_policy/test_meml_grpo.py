@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mmgrpo.values import of_view, seen_in
+from tests.configs.method_rows import A_TWO_6, ONE_OF_TWO, UP
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import A_TWO_6, ONE_OF_TWO, UP
 
 # the first of three parts is all right, the second all wrong, half of the third right: its ratios 2, held at 1.2,
 # and 1. The first one's answers have -1 and, under the second's text, -1.5 and -3: 0.5 and 2

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rounds import assert_contexts
+from tests.configs.method_rows import A_TWO_6
+from tests.configs.method_scores import assert_rewards, texts_of_group
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO_6
 
 # six wordings of two samples each: of the first 1 and 0, of deviation sqrt(1/2); the others are alike in themselves
 CREDIT = (
@@ -14,3 +16,16 @@ CREDIT = (
 
 def test_advantages_of_the_method() -> None:
     assert_credit("ps-grpo", *CREDIT)
+
+
+def test_contexts_of_a_group() -> None:
+    assert_contexts("ps-grpo", [None, "second", "third", "fourth", "fifth", "sixth"])
+
+
+# two wordings: the second text has one word of two and no pair in common with the others, sqrt(1/2 * 1/2)
+SAMPLES = texts_of_group("red fox", "red cat", "red fox", "red fox", context=[None, None, "second", "second"])
+REWARDS = (1.0, 0.5, 0.75, 0.75)
+
+
+def test_rewards_of_the_method() -> None:
+    assert_rewards("ps-grpo", SAMPLES, REWARDS)

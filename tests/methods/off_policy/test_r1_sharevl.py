@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rounds import assert_contexts
+from tests.configs.method_rows import A_TWO_6, ONE_OF_FOUR
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO_6, ONE_OF_FOUR
 
 # over all four 0.75 / 0.5 and -0.25 / 0.5; of the first wording 0.5 / 0.7071068, of the second nothing
 CREDIT = (
@@ -14,3 +15,7 @@ CREDIT = (
 
 def test_advantages_of_the_method() -> None:
     assert_credit("r1-sharevl", *CREDIT)
+
+
+def test_contexts_of_a_group() -> None:
+    assert_contexts("r1-sharevl", [None, "variant"])

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rounds import assert_contexts
+from tests.configs.method_rows import A_FOUR, ONE_OF_FOUR
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_FOUR, ONE_OF_FOUR
 
 CREDIT = (Step(reward=ONE_OF_FOUR, lengths=[1] * 4), [[A_FOUR], *[[-A_FOUR / 3]] * 3])
 
 
 def test_advantages_of_the_method() -> None:
     assert_credit("trimpi", *CREDIT)
+
+
+def test_half_of_a_group_is_sampled_in_the_context_and_trained_behind_the_prompt() -> None:
+    assert_contexts("trimpi", [None, "policy"], behind_prompt=True)

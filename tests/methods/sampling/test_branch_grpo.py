@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import ONE_OF_FOUR
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import ONE_OF_FOUR
 
 # decision 0 parts two and two, of means 0.5 and 0: +-0.25 / 0.353553, which two samples share; then 0.75 / 0.5
 CREDIT = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import A_TWO_6, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO_6, ONE_OF_TWO
 
 PAIR = Step(reward=ONE_OF_TWO, lengths=[1, 1])
 CREDIT = (PAIR, [[A_TWO_6], [-A_TWO_6]])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import exp
 
 from mmgrpo.values import from_reference
+from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_TWO
 
 # rewards less their mean 0.5, -0.5; ratios e^0.3, held at 1.5 not at all, and 1: -0.5 (e^0.3 + 1 - 1 - 1) / 4; kl
 LOSS = (

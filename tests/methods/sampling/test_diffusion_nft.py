@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mmgrpo.methods.sampling.diffusion_nft import negative_error, positive_error
 from mmgrpo.values import from_reference
+from tests.configs.method_rows import A_TWO, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import A_TWO, ONE_OF_TWO
 
 # r = 0.5 + A / 10 of the first; both errors of the other are 0.4; kl 1e-4 * 0.5
 LOSS = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import exp
 
+from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_TWO
 
 # the levels of a sample add up: ratios e^(0.05 + 0.06) and e^-0.3, held at 0.8: -0.5 (e^0.11 - 0.8) / 2
 LOSS = (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mmgrpo.values import from_reference
+from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_TWO
 
 # ratio e^0.3, held at 1.2: -A (1.2 + 1 - 1 - 1) / 4, A = 0.5 / 0.7071168; kl 0.01 * 0.5
 LOSS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.configs.method_steps import Step, assert_credit
+from tests.configs.method_steps import Step, assert_credit, config_of, taught
 
 # branches of values 1 and 0.5: +-0.25 / 0.353553; in the second the leaves 1 and 0: +-0.5 / 0.707107
 CREDIT = (
@@ -13,3 +13,8 @@ CREDIT = (
 
 def test_advantages_of_the_method() -> None:
     assert_credit("treerpo", *CREDIT)
+
+
+def test_each_decision_of_a_tree_trains_once() -> None:
+    advantages = taught(config_of("treerpo"), CREDIT[0])
+    assert advantages.mask_BT.tolist() == [[True] * 3, [False, True, True], [True] * 3, [False, True, True]]

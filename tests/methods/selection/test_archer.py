@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import log
 
 from mmgrpo.values import from_reference
+from tests.configs.method_rows import A_TWO_6, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import A_TWO_6, ONE_OF_TWO
 
 # entropies 0 .. 4 of quantile 3.2, ratio 1.4: A (5 * 1.4 - 4 * 1.2 - 1.4) / 10, and four fifths of 0.001 * 0.5
 LOSS = (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mmgrpo.values import GRADIENT_CURVATURE, GRADIENT_SQUARE
+from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_TWO
 
 # A^2 = 0.5, so the shift is 5e-5 a at lr 1e-4, below 5e-4 up to a = 10: the wrong sample's first token is left
 # out, and its mean is the other's, at a ratio of 1.1: (1.1 - 1) A / 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import log
 
+from tests.configs.method_rows import A_TWO, DOWN, ONE_OF_TWO, UP
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import A_TWO, DOWN, ONE_OF_TWO, UP
 
 # q = 0.9: the ratio is held within 0.768742 and 1.187184
 LOSS = (

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rounds import assert_refilled
+from tests.configs.method_rows import ONE_OF_FOUR
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_FOUR
 
 # the first row's c is the highest: its |0.1| joins -1.499997 e^0.1, over four rows
 LOSS = (
@@ -18,3 +19,7 @@ LOSS = (
 
 def test_loss_of_the_method() -> None:
     assert_loss("kl-cov", *LOSS)
+
+
+def test_groups_of_equal_rewards_are_replaced() -> None:
+    assert_refilled("kl-cov")

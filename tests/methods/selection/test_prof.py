@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import A_TREE
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TREE
 
 # of five right ones the two of the best steps, of three wrong ones the two of the worst
 CREDIT = (

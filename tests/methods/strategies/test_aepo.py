@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO_6
+from dataclasses import replace
+
+import pytest
+
+from mmgrpo.algorithm import course_of, strategy_of
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.strategies import Setting
+from mmgrpo.memory import Memory
+from mmgrpo.methods.strategies.aepo import with_tempered
+from tests.configs.method_rows import A_TWO_6
+from tests.configs.method_steps import Step, assert_credit, config_of
+from tests.maths.test_strategies import answered
 
 # a positive drawn hotter is worth 1 and moves nobody's mean
 CREDIT = (Step(reward=(1, 0, 1), lengths=[1] * 3, origins=(0, 0, 2)), [[A_TWO_6], [-A_TWO_6], [1.0]])
@@ -11,3 +21,58 @@ CREDIT = (Step(reward=(1, 0, 1), lengths=[1] * 3, origins=(0, 0, 2)), [[A_TWO_6]
 
 def test_advantages_of_the_method() -> None:
     assert_credit("aepo", *CREDIT)
+
+
+FOUR = Setting(step=0, num_prompts=4, group_size=2)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "most", "rewards", "room", "placed"),
+    [
+        (1.2, 60, [1, 0], 1, [1, 0]),  # (1 - 1/2) / 0.71 > 0.05 for the right one alone
+        (1.2, 60, [1, 1], 0, [0, 0]),  # no sample beats a group that is right
+        (0.8, 60, [0, 1], 0, [0, 0]),  # half of one, rounded down, as the code's // 2
+    ],
+)
+def test_positives_replace_the_first_rows(
+    temperature: float, most: int, rewards: list[int], room: int, placed: list[int]
+) -> None:
+    """_select_by_advantage and the entropy_batch of AEPO's ray_trainer.py: positives first, then batch[sample_num:]."""
+    strategy = with_tempered(temperature=temperature, most=most)
+    first = answered(strategy.ask((), FOUR), [0] * 8)
+    (again,) = strategy.ask([first], FOUR)  # the first quarter of four prompts
+    assert (again.prompt, again.members, again.settings) == (0, (2, 3), {"temperature": temperature})
+    assert (again.behind_prompt, again.as_own) == (True, True)
+    rounds = [first, answered([again], rewards)]
+    assert strategy.ask(rounds, FOUR) == ()
+    kept = [keep_B.int().tolist() for keep_B in strategy.kept(rounds, FOUR)]
+    assert kept == [[0] * room + [1] * (8 - room), placed]
+
+
+def test_few_positives_and_all_prompts() -> None:
+    strategy = with_tempered(share=1.0, most=2, temperature=1.2)
+    first = answered(strategy.ask((), FOUR), [0] * 8)
+    second = answered(strategy.ask([first], FOUR), [0, 1] * 4)
+    assert [keep_B.int().tolist() for keep_B in strategy.kept([first, second], FOUR)] == [
+        [0, 0, 1, 1, 1, 1, 1, 1],
+        [0, 1, 0, 1, 0, 0, 0, 0],
+    ]
+    cold = with_tempered(share=1.0, most=4, temperature=0.8)
+    assert [int(keep_B.sum()) for keep_B in cold.kept([first, second], FOUR)] == [6, 2]
+    with pytest.raises(ConfigError, match="with_tempered needs"):
+        with_tempered(share=0.0)
+
+
+def test_the_temperature_follows_the_entropy() -> None:
+    """AEPO's entropy_base of 0.5: 1.2 up to it, at the first step too, and 0.8 above."""
+    config, memory = config_of("aepo"), Memory()
+    course, found = course_of(config), []
+    for logprob in (-0.6, -0.5, -0.4):
+        memory = course.controlled(memory, {"rollout/logprob_mean": logprob})
+        found.append(course.at(1, memory).values["rollout.strategy.temperature"])
+    assert found == [0.8, 1.2, 1.2]
+    strategy = strategy_of(course.at(0, Memory()).config.rollout)
+    requests = strategy.ask([answered(strategy.ask((), FOUR), [0] * 8)], FOUR)
+    assert requests[0].settings == {"temperature": 1.2}
+    three = replace(FOUR, num_prompts=3)  # of which a quarter is less than one
+    assert [one.prompt for one in strategy.ask([answered(strategy.ask((), three), [0] * 6)], three)] == [0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import log
 
+from tests.configs.method_rounds import ExpectedRounds, assert_rounds, context_text, history_of
 from tests.configs.method_steps import Step, assert_loss
 
 A_THREE = 1 / 3 / 0.5773513
@@ -22,3 +23,22 @@ LOSS = (
 
 def test_loss_of_the_method() -> None:
     assert_loss("critique-grpo", *LOSS)
+
+
+# of each prompt the better refinement, of equal ones the first
+ROUNDS = ExpectedRounds(
+    rewards=([0, 1, 0, 0], [0, 1, 0, 0]),
+    requests=([(0, 2, 2, "refine"), (1, 2, 2, "refine")],),
+    trained=([1, 1, 1, 1], [0, 1, 1, 0]),
+)
+
+
+def test_rounds_of_the_method() -> None:
+    assert_rounds("critique-grpo", ROUNDS)
+
+
+def test_prompt_has_a_draft_and_its_critique() -> None:
+    drafts = history_of("5", "4", "3", rewards=(0.0, 1.0, None))
+    assert "solution:\n3\n" in context_text("critique-grpo", "refine", drafts, member=5)  # 5 modulo 3
+    assert "That is wrong; the answer is 4." in context_text("critique-grpo", "refine", drafts, member=3)
+    assert "That is right; the answer is 4." in context_text("critique-grpo", "refine", drafts, member=4)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import log
 
+from tests.configs.method_rows import A_TWO
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import A_TWO
 
 # a hinted answer that is twice as likely without the hint: (-1.2 A + A) / 2, as far as 0.2 lets it
 LOSS = (

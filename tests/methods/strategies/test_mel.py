@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import nan
 
+from tests.configs.method_rows import A_TWO
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO
 
 # a pair, and two rows of what was learnt, of which one proved right: beside two others its mean is worth 2
 CREDIT = (

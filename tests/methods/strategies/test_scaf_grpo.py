@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import log
 
+from tests.configs.method_rows import A_TWO_6, ONE_OF_TWO, UP
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import A_TWO_6, ONE_OF_TWO, UP
 
 LOSS = (Step(reward=ONE_OF_TWO, log_ratio=((UP,), (log(4.0),))), A_TWO_6 * (3 - 1.2) / 2)
 

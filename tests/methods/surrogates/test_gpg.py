@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import ONE_OF_FOUR
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_FOUR
 
 # mean of -A logprob, A = 0.75, -0.25: (0.75 - 0.5 - 0.75 - 1) / 4
 LOSS = (Step(reward=ONE_OF_FOUR, old_logprob=((-1.0,), (-2.0,), (-3.0,), (-4.0,))), -0.375)

@@ -8,8 +8,8 @@ import torch
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.methods.surrogates.laser import self_reward
 from mmgrpo.values import end_logprob
+from tests.configs.method_rows import A_TWO_6, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit, assert_loss
-from tests.configs.pins.rows import A_TWO_6, ONE_OF_TWO
 
 SAID = end_logprob(151652)
 # at the step 200: 0.1 (-14 + 23) = 0.9 and 0, of mean 0.45 and sample deviation 0.6363961: 0.7071068 and minus that

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from math import log
 
+from tests.configs.method_rounds import assert_refilled
+from tests.configs.method_rows import ONE_OF_FOUR
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_FOUR
 
 # p = 0.25, times 0.75: right -log 1.1, wrong -log(0.8 / 0.75), the sum over two decisions over 1000, four samples
 LOSS = (
@@ -16,3 +17,7 @@ LOSS = (
 
 def test_loss_of_the_method() -> None:
     assert_loss("nft", *LOSS)
+
+
+def test_groups_of_equal_rewards_are_replaced() -> None:
+    assert_refilled("nft")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import log
 
+from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_TWO
 
 # A = 0.5 at log 1.1 - 1, and -0.5 at a ratio below 0.8, which is done
 LOSS = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mmgrpo.values import LOGPROB_MEAN
+from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_TWO
 
 # Q = 0.3, 0 and 0, 0.1; what follows the first tokens is worth -0.2 and 0.4; A = 0.5, -0.5:
 # (0.3 - (0.5 - 0.2))^2 + (0 - 0.5)^2 + (0 - (-0.5 + 0.4))^2 + (0.1 + 0.5)^2 = 0 + 0.25 + 0.01 + 0.36 over four

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import log
 
 from mmgrpo.values import ENTROPY, RANK, top_logprob
+from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_TWO
 
 A_TWO = 0.5 / (0.5**0.5 + 1e-6)
 # of each row the second token alone is unsure; it is the wrong row's first choice, so that this counts 1.1. The

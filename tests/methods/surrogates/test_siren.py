@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import log
 
 from mmgrpo.values import nucleus_entropy
+from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_TWO
 
 # A = 0.5, -0.5, the first ratio of 1.5 held at 1.2: (-0.6 - 0.5 + 0.5 + 0.5) / (2 * 3072); there is no anchor yet
 LOSS = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import TEACHER
 from tests.configs.method_steps import assert_credit
-from tests.configs.pins.rows import TEACHER
 
 CREDIT = (TEACHER, [[0.45], [0.45]])
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mmgrpo.values import of_view
+from tests.configs.method_rows import A_TWO, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO, ONE_OF_TWO
 
 # of the first 0.4 and 0 above the merged weights, a mean of 0.2; of the other none
 CREDIT = (

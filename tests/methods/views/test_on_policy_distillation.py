@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.configs.method_rows import TEACHER
 from tests.configs.method_steps import assert_credit
-from tests.configs.pins.rows import TEACHER
 
 # old -1.2, base -1.5, teacher -0.9: teacher - old, and -(old - base) + 1.25 (teacher - base); rewards teach nothing
 CREDIT = (TEACHER, [[0.3], [0.3]])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mmgrpo.values import from_reference, of_view
+from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_TWO
 
 # of the two advantages nothing is left; masked minus plain -0.7: -0.02 (e^-0.7 - 1 + 0.7) = -0.02 * 0.196585
 LOSS = (

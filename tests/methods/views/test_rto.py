@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mmgrpo.values import of_view
+from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import ONE_OF_TWO
 
 # 0.05 (0.4, -2) held at -0.05 is 0.02, -0.05, so -0.03 and -0.05 to come; the other's 0, -0.025 is -0.025 twice;
 # less their means of -0.0275 and -0.0375. Of the other the first token is e times likelier than the reference finds

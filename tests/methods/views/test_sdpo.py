@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mmgrpo.values import of_view, seen_in
+from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_TWO
 
 # the peer's view -0.5 of a token at -1: (-1 + 0.5) (-1), over the one member that has a right peer
 LOSS = (

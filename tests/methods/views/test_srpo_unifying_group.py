@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import log
 
 from mmgrpo.values import of_view, seen_in
+from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
-from tests.configs.pins.rows import ONE_OF_TWO
 
 # the right one 0.5 at a ratio of 1.4, held at 1.28; of the wrong one (-1 + 0.5) (-1); over two tokens
 LOSS = (

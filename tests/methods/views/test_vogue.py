@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import log
 
 from mmgrpo.values import of_view
+from tests.configs.method_rows import A_TWO_6, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit
-from tests.configs.pins.rows import A_TWO_6, ONE_OF_TWO
 
 # r = 2: u = log(2) / 2 = 0.346574, less than A / 2 = 0.353553, and 0.4 * 0.5; of the other u = 0, and 0.8 is more
 CREDIT = (

@@ -1,0 +1,53 @@
+"""AnytimeReasoner (BRPO): numbers worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from mmgrpo.algorithm import Algorithm
+from mmgrpo.maths.strategies import Setting
+from mmgrpo.maths.strategies.branch_points import Row
+from mmgrpo.methods.credit.anytimereasoner import budget_advantages, over_budgets
+from tests.configs.method_steps import config_of
+from tests.maths.feedback_rows import feedback_of
+from tests.maths.test_strategies import answered
+
+
+def test_advantages_over_the_budgets() -> None:
+    """The numbers of AnytimeReasoner's compute_cot_advantage, worked out by hand: q = (0, 1) and (1, 1), p = 1/2 each.
+
+    The first: R = 1/2 against 3/4; then R = 1/2 less (0 + 1/2) / 2. The second: 1 - 3/4; 1/2 - (1/2 + 1/2) / 2.
+    """
+    peers = [(0.0, 1.0), (1.0, 1.0)]
+    assert [budget_advantages(one, peers, (0.5, 0.5)) for one in peers] == [[-0.25, 0.25], [0.25, 0.0]]
+    # rows 1 and 4 leave after a decision, row 2 goes on from where the first thought ended, after three
+    drawn_by = [[0] * 5, [0, 1, 1, 1, 1], [0, 0, 0, 2, 2], [3] * 5, [3, 4, 4, 4, 4]]
+    feedback = feedback_of([1.0, 0.0, 1.0, 1.0, 1.0], [0] * 5, drawn_by=drawn_by)
+    found_BT = over_budgets(at=[1]).assign(feedback, torch.zeros(5, 5))
+    expected = [[-0.25, 0.25, 0.25, 0.0, 0.0], [0.0] * 5, [0.0] * 5, [0.25, 0.0, 0.0, 0.0, 0.0], [0.0] * 5]
+    torch.testing.assert_close(found_BT, torch.tensor(expected))
+    # of two answers at one budget, 1 and 0, each is half a reward from the mean
+    feedback = feedback_of([1.0, 1.0, 0.0], [0] * 3, drawn_by=[[0] * 3, [0, 1, 1], [0, 2, 2]])
+    found_BT = over_budgets(at=[1]).assign(feedback, torch.zeros(3, 3))
+    # q = (1/2, 1), alone in its group: R - R = 0; then 1/2 - (1/2 1/2 + 1/2) / 2 = 1/8
+    expected = [[0.0, 0.125, 0.125], [0.5] * 3, [-0.5] * 3]  # what a row took over trains elsewhere
+    torch.testing.assert_close(found_BT, torch.tensor(expected))
+    (shipped,) = config_of("anytimereasoner").advantage.estimators
+    assert shipped.numbers == {"at": config_of("anytimereasoner").rollout.strategy.numbers["at"]}
+
+
+def test_thoughts_are_cut_at_the_budgets_and_answered_at_their_end() -> None:
+    strategy = Algorithm.of(config_of("anytimereasoner")).strategy
+    assert strategy.places is not None
+    ends_T = [*range(1, 5001), 5008, 5009, *range(5010, 5400)]
+    row = Row(num_decisions=len(ends_T), text="a" * 5000 + "</think>" + "b" * 391, ends_T=ends_T)
+    places = strategy.places(row)
+    assert places == [2000, 4000, 5001]
+    setting = Setting(step=0, num_prompts=1, group_size=1)
+    first = replace(answered(strategy.ask((), setting), [1]), places_B=[places])
+    asked = strategy.ask([first], setting)
+    assert [(len(one.members), one.continues.after, bool(one.continues.then)) for one in asked if one.continues] == [
+        (4, 2000, True), (4, 4000, True), (4, 5001, False),
+    ]  # fmt: skip

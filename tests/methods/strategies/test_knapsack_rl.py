@@ -1,0 +1,40 @@
+"""Knapsack RL: numbers worked out by hand."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+from mmgrpo.algorithm import Algorithm
+from mmgrpo.maths.columns import COLUMNS
+from mmgrpo.maths.strategies import Setting
+from mmgrpo.memory import Memory
+from mmgrpo.methods.strategies.knapsack_rl import learning_value, shared_out
+from tests.configs.method_steps import config_of
+
+
+def test_samples_go_where_they_are_worth_most() -> None:
+    assert [learning_value(n, 0.1) for n in (4, 8, 16)] == pytest.approx([0.027848, 0.046132, 0.065991], abs=1e-6)
+    assert [learning_value(n, 0.5) for n in (4, 8, 16)] == pytest.approx([0.109375, 0.124023, 0.124996], abs=1e-6)
+    rates, total = {0: 0.1, 1: 0.5, 2: 0.3}, 15
+    ways = [way for way in product(range(2, 12), repeat=3) if sum(way) == total]
+    best = max(ways, key=lambda way: sum(learning_value(n, rates[p]) for p, n in enumerate(way)))
+    result = shared_out(rates, total, least=2, most=11)
+    assert tuple(result.values()) == best
+    # 0.5 needs ln 0.1 / ln 0.5 = 3.3 samples: of 9 left 6 go to the prompt that no sample solves
+    assert shared_out({0: 0.5, 1: 0.0, 2: 1.0}, 15, least=2, most=11) == {0: 5, 1: 8, 2: 2}
+
+
+def test_group_sizes_follow_the_last_visit() -> None:
+    strategy = Algorithm.of(config_of("knapsack-rl")).strategy
+    memory = Memory().declared(strategy.memory)
+    setting = Setting(step=0, num_prompts=3, group_size=4, memory=memory)
+    assert [len(one.members) for one in strategy.ask((), setting)] == [4, 4, 4]
+    seen = memory.write("visits", ["0", "1"], torch.tensor([1, 1]))
+    seen = seen.write("last_rate", ["0", "1"], torch.tensor([0.5, 0.0]))
+    setting = Setting(step=1, num_prompts=3, group_size=4, memory=seen)
+    # of 8, 2 each; 3 of the 4 left are what 0.5 needs, one goes to the prompt of rate 0
+    assert [len(one.members) for one in strategy.ask((), setting)] == [5, 3, 4]
+    assert set(strategy.memory) <= set(COLUMNS.values())

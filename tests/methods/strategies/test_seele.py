@@ -1,0 +1,80 @@
+"""SEELE: numbers worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mmgrpo.algorithm import Algorithm
+from mmgrpo.data.contexts import solution_prefix
+from mmgrpo.data.history import History
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.columns import column_of
+from mmgrpo.maths.strategies import Setting
+from mmgrpo.memory import Memory
+from mmgrpo.methods.strategies.seele import Curve, adaptive_hints, fitted
+from mmgrpo.training.prompt_stats import PromptStats, update_prompt_stats
+from mmgrpo.types import Prompt
+from tests.configs.method_steps import config_of
+from tests.maths.test_strategies import answered
+
+TWO_OF_EIGHT = Setting(step=0, num_prompts=2, group_size=8)
+
+
+def test_half_are_right_where_the_curve_says() -> None:
+    """Of SEELE's figure 3: k = 19.03, mu = -0.64 and b = 0.45, whose f(p) = 1/2 has 1 + e^(-k (p + mu)) = 11."""
+    curve = Curve(19.03, 0.64, 0.45)
+    assert curve.share_for(0.5) == pytest.approx(0.64 - 2.302585 / 19.03)
+    assert curve(curve.share_for(0.5)) == pytest.approx(0.5)
+    assert (curve.share_for(0.4), Curve(1.0, 0.9, 0.0).share_for(0.9)) == (0.0, 1.0)  # easier, and harder, than asked
+
+
+def test_the_curve_goes_through_the_rounds_so_far() -> None:
+    known = Curve(10.0, 0.4, 0.1)
+    found = fitted([(share, known(share)) for share in (0.0, 0.3, 0.5, 1.0)])
+    assert (found.slope, found.middle, found.floor) == pytest.approx((10.0, 0.4, 0.1))
+    # of one share the mean counts
+    twice = fitted([(0.3, known(0.3) - 0.1), (0.3, known(0.3) + 0.1), *[(p, known(p)) for p in (0.0, 0.5, 1.0)]])
+    assert (twice.slope, twice.middle) == pytest.approx((10.0, 0.4))
+    # with (0, 0) and (1, 1): half are right at the half where half were
+    assert fitted([(0.5, 0.5)]).share_for(0.5) == pytest.approx(0.5, abs=1e-6)
+
+
+def test_each_round_shows_what_makes_half_of_it_right() -> None:
+    strategy = Algorithm.of(config_of("seele")).strategy
+    memory = Memory().declared([column_of("share")]).write("share", ["1"], torch.tensor([0.25], dtype=torch.float64))
+    setting = replace(TWO_OF_EIGHT, memory=memory)
+    rounds, shares = [], []
+    for rewards in ([1, 1, 0, 1], [0, 0, 1, 0], [1, 0, 1, 0], [1, 0, 0, 1]):
+        requests = strategy.ask(rounds, setting)
+        assert [request.members for request in requests] == [(2 * len(rounds), 2 * len(rounds) + 1)] * 2
+        assert {request.context for request in requests} == {"begun"}
+        shares.append([request.share for request in requests])
+        rounds.append(answered(requests, rewards))
+    assert strategy.ask(rounds, setting) == ()
+    assert shares[0] == [0.99, 0.25]  # never seen, and where it ended
+    assert shares[1] == [fitted([(0.99, 1.0)]).share_for(0.5), fitted([(0.25, 0.5)]).share_for(0.5)]
+    second = [(0.99, 1.0), (shares[1][0], 0.0)], [(0.25, 0.5), (shares[1][1], 0.5)]
+    assert shares[2] == [fitted(points).share_for(0.5) for points in second]
+    with pytest.raises(ConfigError, match="equal rounds"):
+        strategy.ask((), replace(setting, group_size=6))
+    with pytest.raises(ConfigError, match="adaptive_hints needs"):
+        adaptive_hints(context="begun", target=1.0)
+
+
+def test_the_last_share_is_remembered() -> None:
+    stats = PromptStats(keys=["a"], reward_B=torch.ones(1), valid_B=torch.ones(1).bool(), step=0, shares={"a": 0.5})
+    memory = update_prompt_stats(Memory().declared([column_of("share")]), stats)
+    assert memory.read("share", ["a", "b"]).tolist() == [0.5, -1.0]
+    assert update_prompt_stats(Memory(), stats) == Memory()
+
+
+def test_a_context_shows_as_much_as_the_strategy_states() -> None:
+    prompt, show = Prompt("why", columns={"solution": "a b c d"}), solution_prefix()
+    shown = show(prompt, 0, History(share=0.5))
+    assert shown is not None
+    assert shown.prefix == "a b "
+    with pytest.raises(ConfigError, match="needs a share"):
+        show(prompt, 0, History())
