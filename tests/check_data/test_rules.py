@@ -58,7 +58,7 @@ BROKEN = (
     Broken("method-rewards", "methods/arm", "of: verifiers",
            "of: verifiers\n        gate: {reward: other, at_least: 1}", "", "other"),
     Broken("paper-hparams", METHOD, "paper_hparams:", "paper_hparams:\n  update: {epoch: 2}", "", "update.epoch"),
-    Broken("recipe-values", RECIPE, "steps: 600", "steps: 600\nobjective: {kl_beta: 0.1}", "objective.kl_beta",
+    Broken("recipe-values", RECIPE, "steps: 600", "steps: 600\nadvantage: {clamp: 2.0}", "advantage.clamp",
            "differs from methods/flow-grpo and has no source"),
     Broken("recipe-values", RECIPE, ", tasks/ocr", "", "include", "0 tasks"),
     Broken("held-out-rewards", RECIPE, "steps: 600", "watchdog: {held_out: [ocr_accuracy]}", "", "ocr_accuracy"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from mmgrpo.config.loading import CONFIGS, find_config, read_layers, shipped
 
 HERE = Path(__file__).parent
-CHAINS = ("svs", "delethink", "motif", "clpo", "canoe", "multi-module-grpo", "grpo-care", "critique-rl")
+CHAINS = ("svs", "delethink", "motif", "clpo", "canoe", "multi-module-grpo", "critique-rl")
 ELSEWHERE = {
     **dict.fromkeys(CHAINS, "configs/test_chain_methods.py"),
     **dict.fromkeys(("sfpo", "multiple-ticket-hypothesis", "rlvr-linearity"), "training/test_hooks.py"),
