@@ -27,11 +27,11 @@ def test_the_table_has_every_class_of_the_installed_library() -> None:
 
 
 @pytest.mark.nightly  # likewise
-def test_recipes_are_of_classes_that_there_are() -> None:
+def test_recipes_are_of_existing_classes() -> None:
     assert not set(assembly.recipes()) - set(assembly.pipeline_classes())
 
 
-def test_the_page_is_what_its_rows_make() -> None:
+def test_the_page_is_generated_from_its_rows() -> None:
     rows = read_page()
     assert page(rows).splitlines()[12:] == page(dict(reversed(rows.items()))).splitlines()[12:]
     assert sum(outcome.verdict == "exact" for outcome in rows.values()) > OUTSIDERS_EXACT

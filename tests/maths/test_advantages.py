@@ -130,7 +130,7 @@ GDPO_REWARD_RPG = torch.tensor(
 GDPO_WEIGHT_R = torch.tensor([1, 0.5], dtype=torch.float64)
 
 
-def test_gdpo_standardises_each_reward_then_the_sum():
+def test_gdpo_standardizes_each_reward_then_the_sum():
     close(
         gdpo_advantage(GDPO_REWARD_RPG, GDPO_WEIGHT_R),
         [[0.478502, -0.478502, 1.435507, -1.435507], [-0.607038, -1.10448, 0.42788, 1.283639]],
@@ -184,7 +184,7 @@ def test_permuting_groups_and_members_permutes_advantages(name: str):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_padding_of_smaller_groups_changes_nothing(name: str):
+def test_padding_of_smaller_groups_does_not_change_advantages(name: str):
     generator = torch.Generator().manual_seed(2)
     reward_PG = torch.rand(5, 4, generator=generator, dtype=torch.float64).round(decimals=1)
     padding_PG = torch.full((5, 2), NAN, dtype=torch.float64)
@@ -203,7 +203,7 @@ def test_a_group_without_rewards_gets_exact_zeros(name: str):
 
 
 @pytest.mark.parametrize("name", COMPARED)
-def test_groups_that_say_nothing_get_exact_zeros(name: str):
+def test_equal_or_single_rewards_get_exact_zeros(name: str):
     # the mean of three times 0.9 is not 0.9 in float32: equality must not hang on that
     reward_PG = torch.tensor([[0.9, 0.9, 0.9], [NAN, 7.0, NAN], [NAN, NAN, NAN], [1.0, 2.0, 3.0]])
     advantage_PG = ADVANTAGES[name](reward_PG, ~reward_PG.isnan())
@@ -218,12 +218,12 @@ def test_values_of_missing_rewards_do_not_matter(name: str):
     torch.testing.assert_close(EVERY[name](reward_PG, valid_PG), EVERY[name](reward_PG.nan_to_num(5.0, 5.0), valid_PG))
 
 
-def test_raw_rewards_teach_where_they_differ():
+def test_raw_rewards_are_the_advantages():
     reward_PG = torch.tensor([[1.0, 1.0, 1.0], [0.5, NAN, -2.0], [0.0, 0.0, 0.0], [1.0, NAN, NAN]])
     close(raw_if_mixed_advantage(reward_PG, ~reward_PG.isnan()), [[0, 0, 0], [0.5, 0, -2], [0, 0, 0], [0, 0, 0]])
 
 
-def test_raw_rewards_are_not_centred():
+def test_raw_rewards_are_not_centered():
     reward_PG = torch.tensor([[1.0, 1.0, 1.0], [0.5, NAN, -2.0]])
     close(raw_advantage(reward_PG, ~reward_PG.isnan()), [[1, 1, 1], [0.5, 0, -2]])
 
@@ -246,7 +246,7 @@ def test_ngrpo_is_silent_where_all_members_have_the_highest_reward():
     close(advantage_PG[2:], [[-0.707106, 0, 0]])
 
 
-def test_gdpo_gives_zeros_where_no_reward_says_anything():
+def test_gdpo_gives_zeros_for_groups_of_equal_rewards():
     reward_RPG = torch.tensor([[[0.9, 0.9, 0.9], [1.0, 0.0, 2.0]], [[0.3, 0.3, 0.3], [NAN, 4.0, NAN]]])
     advantage_PG = gdpo_advantage(reward_RPG, torch.tensor([1.0, 1.0]), ~reward_RPG.isnan())
     assert (advantage_PG[0] == 0).all()
@@ -265,12 +265,12 @@ def test_gdpo_gives_zeros_where_no_reward_says_anything():
     ],
 )
 @pytest.mark.parametrize("reward", [torch.zeros(4), torch.zeros(3, 1), torch.zeros(2, 2, dtype=torch.int64)])
-def test_other_shapes_are_refused(call, reward: Tensor):
+def test_rewards_of_other_shapes_raise(call, reward: Tensor):
     with pytest.raises(ShapeError, match="group of at least 2"):
         call(reward)
 
 
-def test_a_mask_of_another_shape_is_refused():
+def test_a_mask_of_another_shape_raises():
     with pytest.raises(ShapeError, match="valid must be bool"):
         group_advantage(torch.zeros(2, 4), torch.ones(2, 4))
     with pytest.raises(ShapeError, match="one per reward"):

@@ -64,6 +64,6 @@ def test_ranks_and_micro_batches_add_up(name: str):
 
 
 @pytest.mark.parametrize("name", AGGREGATES)
-def test_a_job_without_decisions_weighs_nothing(name: str):
+def test_weights_without_decisions_are_zero(name: str):
     mask_BT = torch.zeros(2, 3, dtype=torch.bool)
     assert (BOUND[name](mask_BT, count(mask_BT)) == 0).all()

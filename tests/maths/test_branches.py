@@ -15,7 +15,7 @@ from mmgrpo.methods.credit.grpo_ma import branch_at_text
 from mmgrpo.methods.sampling.cure import branch_at_uncertain
 
 
-def test_places_lie_within_what_a_row_drew_itself() -> None:
+def test_branch_points_are_within_the_sampled_decisions_of_a_row() -> None:
     assert evenly(every=3)(Row(num_decisions=10)) == [3, 6, 9]
     assert evenly(every=3)(Row(num_decisions=9)) == [3, 6]  # after the last there is nothing to go on to
     assert evenly(every=3)(Row(num_decisions=10, begins=3)) == [6, 9]
@@ -91,7 +91,7 @@ def test_trees_part_level_by_level_and_number_their_leaves() -> None:
     assert planned(branch_at(at=[3, 6], factor=3), {}) == [roots, first, second]
 
 
-def test_what_ended_is_not_parted_and_takes_no_number_of_others() -> None:
+def test_ended_rows_do_not_branch_and_keep_member_numbers_free() -> None:
     _, first, second = planned(branch_evenly(every=3, factor=2, levels=2), {(0, 0): 3, (0, 3): 5})
     assert told(first) == [((3,), 1, 3)]
     assert told(second) == [((5,), 1, 6)]  # 4 + m: rows 0 and 3 ended before 6
@@ -113,7 +113,7 @@ def test_rows_part_at_several_places_of_theirs_alone() -> None:
     ]
 
 
-def test_numbers_that_part_nothing_are_refused() -> None:
+def test_numbers_without_a_branch_raise() -> None:
     for wrong in (
         lambda: branch_evenly(every=0),
         lambda: branch_evenly(every=3, factor=1),

@@ -59,7 +59,7 @@ def test_each_right_row_of_a_middling_group_is_followed_by_a_group_and_each_of_t
     assert strategy.ask([nothing], SETTING) == ()
 
 
-def test_an_answer_goes_on_until_it_ends_by_itself_or_the_chunks_are_used_up() -> None:
+def test_an_answer_continues_until_it_ends_or_the_chunks_are_used() -> None:
     chunk = {"context": "tail", "rows": "unfinished", "group": "parent", "members": 1, "times": 2}
     strategy = stages(then=[chunk])
     first = drawn(strategy.ask((), SETTING), [0.0] * 4, [True, False, False, False])
@@ -74,7 +74,7 @@ def test_an_answer_goes_on_until_it_ends_by_itself_or_the_chunks_are_used_up() -
     assert strategy.ask([first, second, third], SETTING) == ()
 
 
-def test_what_is_shown_together() -> None:
+def test_rows_inserted_together() -> None:
     first = drawn(stages(then=[SOLVE]).ask((), SETTING), [0.0, 1.0, 1.0, 1.0])
     pair = stages(then=[{"context": "lesson", "show": "pair", "members": 1}])
     assert asked(pair, [first]) == [(2, (0,), "lesson", ((0, 1), (0, 0)))]  # the other group has no wrong row
@@ -110,7 +110,7 @@ def test_a_stage_without_rows_is_left_out_and_a_later_one_follows_another() -> N
         ([{"context": "a", "rate": [1.0, 0.5]}], "least and the highest"),
     ],
 )
-def test_stages_that_are_none_are_said(then: list[dict[str, Any]], said: str) -> None:
+def test_invalid_stages_raise(then: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         stages(then=then)
 

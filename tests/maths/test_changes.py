@@ -67,7 +67,7 @@ def test_term_moves_decisions_with_a_gradient() -> None:
     assert decisions.logprob_BT.grad is None
 
 
-def test_divergence_of_0_moves_nothing() -> None:
+def test_divergence_of_0_changes_no_decision() -> None:
     term = divergence_term(K3, beta=0.1)
     k3_BT = torch.tensor([[0.0, 0.3], [0.0, 0.2]]).requires_grad_()
     decisions = decisions_of([[0.0, 0.0]] * 2, [[1.0, 1.0]] * 2, k3=k3_BT)

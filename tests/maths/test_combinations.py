@@ -23,14 +23,14 @@ VALID_RPG = ~REWARD_RPG.isnan()
 WEIGHT_R = torch.tensor([2.0, 0.1])
 
 
-def test_sum_takes_the_groups_mean_for_what_is_missing() -> None:
+def test_sum_takes_the_groups_mean_for_missing_rewards() -> None:
     # 2 * 1 + 0.1 * 10, 2 * 3 + 0.1 * 30, 2 * 2 + 0.1 * (10 + 30) / 2: a zero would make it 4
     assert weighted_sum(REWARD_RPG, WEIGHT_R, VALID_RPG).tolist() == [pytest.approx([3.0, 9.0, 6.0])]
     nobody = torch.tensor([[[True] * 3], [[False] * 3]])
     assert weighted_sum(REWARD_RPG, WEIGHT_R, nobody).tolist() == [[2.0, 6.0, 4.0]]
 
 
-def test_normalised_sum() -> None:
+def test_sum_of_rewards_normalized_per_group() -> None:
     # first: (1, 3, 2) - 2 over sqrt(2/3); second: (10, 30) - 20 over 10, nothing for the last
     z = math.sqrt(1.5)
     result = normalised_sum(REWARD_RPG, WEIGHT_R, VALID_RPG, eps=0)
@@ -61,7 +61,7 @@ def test_mean_minus_variance() -> None:
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)
-def test_what_does_not_apply_is_not_read(name: str) -> None:
+def test_masked_rewards_are_not_read(name: str) -> None:
     numbers = {"factor": 0.5} if name == "mean_minus_variance" else {}
     other = REWARD_RPG.nan_to_num(nan=1e6)
     result = [COMBINATIONS[name](reward, WEIGHT_R, VALID_RPG, **numbers) for reward in (REWARD_RPG, other)]

@@ -12,7 +12,7 @@ from mmgrpo.maths.estimators.value_credit import whitened
 from tests.maths.feedback_rows import feedback_of
 
 
-def test_generalised_advantages_pass_over_what_is_not_kept() -> None:
+def test_generalized_advantages_skip_masked_decisions() -> None:
     # values 0.5, 0.6, 0.7, reward 1, gamma 0.9, decay 0.5: deltas 0.04, 0.03, 0.3;
     # 0.3, 0.03 + 0.45 * 0.3 = 0.165, 0.04 + 0.45 * 0.165 = 0.11425
     value_BT = torch.tensor([[0.5, 0.6, 9.0, 0.7]], dtype=torch.float64)
@@ -39,7 +39,7 @@ def test_value_loss(value: float, clip: float | None, loss: float, slope: float)
     assert (float(found_BT.detach()), float(value_BT.grad)) == pytest.approx((loss, slope))
 
 
-def test_advantages_are_standardised_over_the_job() -> None:
+def test_advantages_are_standardized_over_the_job() -> None:
     # kept 1, 2 here and 3, 6 elsewhere: mean 3, squares 4 + 1 + 0 + 9 over 3 = 14 / 3, whose root is 2.1602469
     elsewhere = iter([torch.tensor([2.0, 9.0]), torch.tensor(9.0)])
     feedback = feedback_of([1.0, 1.0], [0, 1], mask=[[1, 1, 0], [1, 0, 0]], valid=[True, False])

@@ -66,7 +66,7 @@ def test_kl_and_entropy_are_averaged_over_the_decisions_that_have_them():
     assert "policy/entropy_mean" not in with_kl.as_metrics()
 
 
-def test_the_parts_of_a_loss_of_several_terms_are_told_and_add_up_to_it():
+def test_losses_of_several_terms_are_reported_and_add_up():
     # the surrogate's -0.6 of the test by hand; the mean KL 0.3 at a weight of 0.1; the mean entropy 1.5 at one of 0.2
     values = {
         from_reference("k3"): torch.full_like(RATIO_BT, 0.3),

@@ -49,7 +49,7 @@ def test_estimators_are_unbiased(estimator) -> None:
     torch.testing.assert_close((logprob.exp() * estimator(logprob, other)).sum(), exact, rtol=0, atol=1e-14)
 
 
-def test_samples_of_the_other_teach_what_its_divergence_does() -> None:
+def test_gradients_from_samples_of_the_other_policy_equal_its_divergence() -> None:
     """DPH-RL: k3 of the other over the policy and minus the log-probability, over the other's samples."""
     logits = LOGITS.clone().requires_grad_()
     logprob, other = logits.log_softmax(0), OTHER_LOGITS.log_softmax(0)

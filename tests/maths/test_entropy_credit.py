@@ -23,14 +23,14 @@ def test_surer_samples_count_more():
     torch.testing.assert_close(found_BT, torch.tensor([[6.0] * 3, [-2.0] * 3]))
 
 
-def test_equal_entropies_change_nothing_to_the_bit():
+def test_equal_entropies_keep_advantages_bitwise():
     advantage_BT = torch.randn(4, 3)
     for level in (0.0, 0.7):
         feedback = feedback_of([1, 0, 1, 0], [0, 0, 1, 1], values={ENTROPY: torch.full((4, 3), level)})
         assert torch.equal(inverse_entropy().assign(feedback, advantage_BT), advantage_BT)
 
 
-def test_equal_rewards_teach_by_entropy():
+def test_equal_rewards_train_by_entropy():
     # H 0.2, 1.0, 0.5: right 0.02, 0.1, 0.05; wrong 0.1 (H - 1): -0.08, 0, -0.05 (RL-ZVP); the mixed group keeps A
     entropy_BT = torch.tensor([[0.2, 1.0, 0.5]]).repeat(6, 1)
     entropy_BT[1, 2] = torch.nan
@@ -82,14 +82,14 @@ def test_right_decisions_earn_by_entropy_and_wrong_ones_pay_by_sureness():
     assert abs(float(whitened_BT[2:].sum())) < 1e-5
 
 
-def test_who_has_no_reward_is_neither_right_nor_wrong():
+def test_samples_without_a_reward_are_neither_right_nor_wrong():
     feedback = feedback_of([1, 0], [0, 0], valid=[True, False], values={ENTROPY: torch.ones(2, 3)})
     torch.testing.assert_close(
         entropy_rewards().assign(feedback, torch.ones(2, 3)), torch.tensor([[1.1] * 3, [0.0] * 3]), atol=1e-6, rtol=0
     )
 
 
-def test_each_sign_is_standardised_by_itself():
+def test_each_sign_is_standardized_separately():
     # 1, 1.2, 0.8 of deviation 0.2 and the same below 0; a 0 and a masked decision stay out
     feedback = feedback_of([1, 0], [0, 0], mask=[[1, 1, 1, 1], [1, 1, 1, 0]])
     advantage_BT = torch.tensor([[1.0, 1.2, 0.8, 0.0], [-1.0, -1.2, -0.8, -7.0]])

@@ -85,7 +85,7 @@ def feedback_for(name: str, *, junk: float) -> Feedback:
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_what_is_not_there_is_not_read(name: str):
+def test_masked_values_are_not_read(name: str):
     estimator = ESTIMATORS[name](**NUMBERS.get(name, {}))
     given_BT = torch.randn(6, 4)
     kept_BT = given_BT.clone()
@@ -102,7 +102,7 @@ def test_what_is_not_there_is_not_read(name: str):
 
 
 @pytest.mark.parametrize("registry", [ESTIMATORS, FILTERS, MODULATIONS, TERMS], ids=len)
-def test_docstrings_say_the_source_and_the_units(registry):
+def test_docstrings_have_the_source_and_the_units(registry):
     for name, make in registry.items():
         said = inspect.getdoc(make) or ""
         assert "Units:" in said, name

@@ -26,7 +26,7 @@ def test_prompt_major_groups_of_one_size_are_a_reshape():
     )
 
 
-def test_ragged_groups_stand_in_the_order_of_their_first_row():
+def test_ragged_groups_are_in_the_order_of_their_first_row():
     # rows of group 7: 0 and 3; of 5: 1, 2 and 4
     groups = grouped(torch.tensor([7, 5, 5, 7, 5]))
     assert groups.index_PG.tolist() == [[0, 3, 0], [1, 2, 4]]
@@ -41,7 +41,7 @@ def test_ragged_groups_stand_in_the_order_of_their_first_row():
     ]
 
 
-def test_no_rows_make_no_groups_and_floats_are_refused():
+def test_no_rows_give_no_groups_and_floats_raise():
     assert grouped(torch.zeros(0, dtype=torch.long)).index_PG.shape == (0, 0)
     with pytest.raises(ShapeError, match="integers"):
         grouped(torch.zeros(2))
@@ -60,7 +60,7 @@ def test_the_mean_of_a_value_is_over_kept_decisions():
     assert feedback.job.value_mean[ENTROPY].tolist() == [1.5, 0.0]
 
 
-def test_what_is_not_there_is_named_with_what_is():
+def test_missing_values_are_named_with_the_existing_ones():
     feedback = feedback_of([1.0, 0.0], [0, 0])
     feedback = replace(
         feedback,
@@ -79,7 +79,7 @@ def test_what_is_not_there_is_named_with_what_is():
         _ = feedback.tokens
 
 
-def test_wrong_shapes_are_refused():
+def test_wrong_shapes_raise():
     feedback = feedback_of([1.0, 0.0], [0, 0])
     with pytest.raises(ShapeError, match="reward_B"):
         replace(feedback, reward_B=torch.zeros(3))
@@ -89,7 +89,7 @@ def test_wrong_shapes_are_refused():
         Scoped(scope_BT=torch.tensor([[2]]), value_BS=torch.zeros(1, 2), valid_BS=torch.ones(1, 2, dtype=torch.bool))
 
 
-def test_scopes_are_laid_on_their_decisions():
+def test_scopes_are_assigned_to_their_decisions():
     scoped = Scoped(
         scope_BT=torch.tensor([[0, 1, -1]]),
         value_BS=torch.tensor([[3.0, 5.0]]),
@@ -98,7 +98,7 @@ def test_scopes_are_laid_on_their_decisions():
     assert scoped.laid(scoped.value_BS).tolist() == [[3.0, 5.0, 0.0]]
 
 
-def test_the_job_is_its_processes_in_order_and_tells_their_groups_apart():
+def test_the_job_concatenates_processes_and_separates_their_groups():
     one, two = feedback_of([1.0, 0.0], [0, 0]), feedback_of([0.5], [0])
     job = joined([one.job, two.job], rank=1)
     assert job.reward_N.tolist() == [1.0, 0.0, 0.5]
@@ -108,7 +108,7 @@ def test_the_job_is_its_processes_in_order_and_tells_their_groups_apart():
     assert torch.equal(joined([alone], rank=0).reward_N, alone.reward_N)
 
 
-def test_groups_are_counted_where_they_are_said():
+def test_groups_are_counted_if_passed():
     mask_BT = torch.tensor([[True], [False], [False], [True]])
     zero_B = torch.tensor([False, False, True, False])
     # of groups 3, 4, 5 the second has no row that counts

@@ -34,7 +34,7 @@ def test_nodes_of_a_tree():
     assert tree.sharing().tolist() == [[2, 1], [2, 1], [2, 1], [2, 1]]
 
 
-def test_depths_are_standardised_apart():
+def test_depths_are_standardized_separately():
     # depth 1: 0.5, 0 -> +-0.707107; depth 2: (1 - 0.25) / 0.5 = 1.5, -0.5 x 3 (BranchGRPO)
     found_BT = by_depth().assign(feedback_of(REWARDS, [0] * 4, states=STATES), torch.zeros(4, 2))
     expected = [[ROOT_HALF, 1.5], [ROOT_HALF, -0.5], [-ROOT_HALF, -0.5], [-ROOT_HALF, -0.5]]
@@ -66,7 +66,7 @@ def test_groups_without_branches_are_chains_from_the_prompt():
     torch.testing.assert_close(deep_BT, expected_PG.reshape(4, 1).expand(4, 3))
 
 
-def test_members_without_a_reward_are_below_nothing():
+def test_members_without_a_reward_are_in_no_value():
     feedback = feedback_of([1.0, math.nan, 0.0, 0.0], [0] * 4, states=STATES, valid=[True, False, True, True])
     # V: root 1/3, nodes 1 and 0
     found_BT = temporal_difference().assign(feedback, torch.zeros(4, 2))
@@ -125,7 +125,7 @@ def test_segments_of_one_parent_are_compared():
     )
 
 
-def test_what_was_drawn_apart_is_apart_however_alike_it_is():
+def test_separately_sampled_equal_decisions_are_separate_nodes():
     # the same states for both rows, as of equal tokens: found, they part nowhere; drawn, at the prompt
     states, rewards = [[0, 1], [0, 1]], [1.0, 0.0]
     found = feedback_of(rewards, [0, 0], states=states)
@@ -143,7 +143,7 @@ def test_each_decision_trains_once():
     assert each_decision_once().keep(chains, torch.ones(4, 2)).equal(chains.mask_BT)
 
 
-def test_without_branches_a_segment_is_the_whole_sample():
+def test_without_branches_a_segment_is_the_complete_sample():
     chains = feedback_of([3.0, 1.0], [0, 0], states=torch.arange(6).reshape(2, 3).tolist())
     advantage_BT = temporal_difference(mean_of="children").assign(chains, torch.zeros(2, 3))
     assert along_segments().assign(chains, advantage_BT).tolist() == [[1.0] * 3, [-1.0] * 3]
@@ -158,7 +158,7 @@ def test_a_shared_decision_counts_once():
     assert torch.equal(shared_once().assign(chains, advantage_BT), advantage_BT)
 
 
-def test_equal_values_give_exactly_nothing():
+def test_equal_values_give_exact_zeros():
     value_M = torch.tensor([0.1, 0.1, 0.1, 5.0, math.nan, 2.0], dtype=torch.float64)
     assert standardised_among(value_M, torch.tensor([0, 0, 0, 1, 2, 2]), eps=0.0).tolist() == [0.0] * 6
 
@@ -173,7 +173,7 @@ def test_equal_values_give_exactly_nothing():
         (trunk_and_exits(), [4, 0, 1, 5, 2, 3]),  # members that tie go by their order
     ],
 )
-def test_row_order_and_columns_without_a_decision_change_nothing(estimator, order):
+def test_row_order_and_empty_columns_do_not_change_values(estimator, order):
     states = [*STATES, [5, 6], [5, 7]]
     rewards, groups = [1.0, 0.0, 0.5, 0.25, 1.0, 0.0], [0, 0, 0, 0, 1, 1]
 

@@ -14,7 +14,7 @@ from mmgrpo.methods.strategies.eepo import unlearn_between_halves
 from tests.maths.test_strategies import answered
 
 
-def test_likely_decisions_lose_most_and_certain_ones_are_held() -> None:
+def test_likely_decisions_lose_most_and_certain_ones_are_clamped() -> None:
     logprob_BT = torch.tensor([[log(0.5), log(0.9), 0.0, -1.0]], dtype=torch.float64, requires_grad=True)
     mask_BT = torch.tensor([[True, True, True, False]])
     loss_BT = forgetting_loss(logprob_BT, mask_BT, limit=0.01)
@@ -25,7 +25,7 @@ def test_likely_decisions_lose_most_and_certain_ones_are_held() -> None:
     torch.testing.assert_close(gradient_BT, torch.tensor([[1.0, 9.0, 0.0, 0.0]], dtype=torch.float64))
 
 
-def test_the_second_half_is_drawn_by_weights_that_forget_the_first() -> None:
+def test_the_second_half_is_sampled_by_weights_that_unlearned_the_first() -> None:
     strategy, setting = unlearn_between_halves(), Setting(step=0, num_prompts=2, group_size=5)
     rounds: list[Round] = []
     for members, weights in (((0, 1), None), ((2, 3, 4), FORGETTING)):

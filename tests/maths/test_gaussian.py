@@ -80,7 +80,7 @@ def test_spread_of_the_log_ratio_against_resolution() -> None:
         assert element_sum_sqrt(total_B, D).std().item() == pytest.approx(0.1, rel=0.05)
 
 
-def test_what_has_no_density_is_refused() -> None:
+def test_a_std_of_zero_raises() -> None:
     for std in (0.0, -0.4, math.nan):
         with pytest.raises(ShapeError, match="mask deterministic steps"):
             gaussian_logdensity(SAMPLE, OLD_MEAN, std)

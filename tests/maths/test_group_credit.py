@@ -36,7 +36,7 @@ def test_samples_as_likely_as_each_other_keep_their_advantage() -> None:
     check(found_BT, [[1.0], [1.0]])
 
 
-def test_what_is_likelier_counts_more_of_its_kept_decisions() -> None:
+def test_likelier_samples_count_more_by_their_kept_decisions() -> None:
     # means -1 and -3 of the decisions kept: z = -1 and 1
     feedback = feedback_of([1.0, 0.0], [0, 0], mask=[[1, 0], [1, 1]], old_logprob=[[-1.0, -99.0], [-2.0, -4.0]])
     check(given(perplexity_weight(strength=0.1), feedback), [[1.1, 1.1], [0.9, 0.9]])
@@ -65,7 +65,7 @@ def test_uncertain_groups_count_less(share: tuple[float, ...], expected: float) 
     check(given(uncertain_groups(shares="answers", strength=0.1), feedback), [[expected] * 3] * 4)
 
 
-def test_groups_that_earn_alike_have_nothing_between_them() -> None:
+def test_groups_of_equal_rewards_get_zeros() -> None:
     # w = sigmoid(5 (1 - 1)) = 0.5 of what is right, and nothing of what is wrong
     feedback = feedback_of([1.0, 0.0, 0.0, 1.0], [0, 0, 1, 1], said={"answers": (0.5, 0.5, 0.5, 0.5)})
     check(given(global_consistency(shares="answers"), feedback), [[0.5] * 3, [0.0] * 3, [0.0] * 3, [0.5] * 3])
@@ -88,7 +88,7 @@ def stepped(scores: list[list[float]]) -> Scoped:
         ([1, 0, 0, 0], 4, [0, 1, 2, 3]),
     ],
 )
-def test_of_each_kind_those_train_whose_steps_go_with_it(rewards: list[float], count: int, kept: list[int]) -> None:
+def test_members_with_consistent_steps_train(rewards: list[float], count: int, kept: list[int]) -> None:
     steps = stepped([[0.9] if place == (1 if rewards[0] == 0 else 0) else [0.5, 0.1 * place] for place in range(4)])
     feedback = feedback_of(rewards, [0] * 4, mask=[[1, 1]] * 4, scoped={"steps": steps})
     found_BT = given(consistent_members(reward="steps", count=count, eps=0.0), feedback)
@@ -96,7 +96,7 @@ def test_of_each_kind_those_train_whose_steps_go_with_it(rewards: list[float], c
     assert float(found_BT.sum()) == pytest.approx(0.0, abs=1e-6)
 
 
-def test_a_filter_keeps_somebody() -> None:
+def test_a_filter_keeps_at_least_one_member() -> None:
     with pytest.raises(ConfigError, match="at least one member"):
         consistent_members(reward="steps", count=0)
 

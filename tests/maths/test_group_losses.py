@@ -79,7 +79,7 @@ def test_gvpo_on_and_off_policy():
     assert torch.equal(grad_BT[:, 0], grad_BT[:, 1])
 
 
-def test_centred_regression_of_advantages():
+def test_centered_regression_of_advantages():
     # d 0.4, 0, beta 2: 2 * 0.2 - 0.5 and its negative: 0.01; gradient 2 / 2 * 2 * -0.1
     decisions = decisions_of([[0.4], [0.0]], [9, 7], advantages=[0.5, -0.5])
     value, grad_BT = loss_and_gradient(group_losses.centred_regression(beta=2.0), decisions)
@@ -163,7 +163,7 @@ def test_preferences_of_extremes_and_of_all_pairs():
         group_losses.preference(pairs="some")
 
 
-def test_equivalents_stand_together_above_the_others():
+def test_equivalent_answers_score_alike_above_the_others():
     # sums against the reference, 0.5 more a decision: 1, 3, and -1, -3; times 0.1
     decisions = decisions_of([[0.0, 0.0], [1.0, 1.0], [-1.0, -1.0], [-2.0, -2.0]], [1, 1, 0, 0])
     value, grad_BT = loss_and_gradient(TERMS["equivalents"](), decisions)
@@ -191,14 +191,14 @@ def test_the_hinge_opens_beyond_its_limit():
     "name", ["gvpo", "disco", "plain_disco", "preference", "all_preferences", "centred_regression"]
 )
 @pytest.mark.parametrize("rewards", [[1, 1, 1], [0, 0, 0]])
-def test_groups_of_equal_rewards_say_nothing_on_policy(name: str, rewards: list[int]):
+def test_groups_of_equal_rewards_have_no_gradient_on_policy(name: str, rewards: list[int]):
     value, grad_BT = loss_and_gradient(BUILT[name](), decisions_of([[0.0]] * 3, rewards))
     assert value == 0
     assert grad_BT.tolist() == [[0.0]] * 3
 
 
 @pytest.mark.parametrize("name", ["gvpo", "disco", "pacs", "preference", "centred_regression"])
-def test_a_group_of_one_says_nothing(name: str):
+def test_a_group_of_one_has_no_loss(name: str):
     value, grad_BT = loss_and_gradient(BUILT[name](), decisions_of([[0.3]], [1]))
     assert value == 0
     assert grad_BT.tolist() == [[0.0]]
@@ -211,7 +211,7 @@ MASK = [[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1], [1, 1, 0], [1, 1, 1]]
 
 
 @pytest.mark.parametrize("name", BUILT)
-def test_groups_add_up_whatever_their_size_and_order(name: str):
+def test_groups_add_up_for_any_size_and_order(name: str):
     term = BUILT[name]()
     value, grad_BT = loss_and_gradient(term, decisions_of(CHANGES, REWARDS, GROUPS, mask=MASK))
     # each group by itself, at half the weight
@@ -267,7 +267,7 @@ def test_a_member_without_a_reward_is_none(name: str):
     assert not term.active(with_it)[2].any()
 
 
-def test_a_loss_of_groups_stands_in_an_objective_and_couples_it():
+def test_a_loss_of_groups_in_an_objective_couples_it():
     objective = Objective(surrogate=None, aggregate=lambda mask_BT, totals: mask_BT / 1, further=(TERMS["gvpo"](),))
     assert not objective.separable
     decisions = decisions_of([[0.0]] * 4, [1, 0, 0, 0])

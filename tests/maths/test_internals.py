@@ -129,7 +129,7 @@ def test_how_decisions_are_looked_at() -> None:
     assert attention_influence(WEIGHTS, 2, 9).tolist() == [pytest.approx([0.2, 0.0, 0.0])]
 
 
-def test_anchors_and_what_prepares_them() -> None:
+def test_anchors_and_their_preplans() -> None:
     """Influence 5, 1, 1, 6, 0: of five 0.4 are at least the 0.6 quantile, 2.6: the first and the fourth.
 
     Distances 4, 9, 2, 1, 3 change by 5, 7, 1, 2 and 0, of medians 3 and 2. The first has none before it; the fourth

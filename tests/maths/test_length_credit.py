@@ -21,7 +21,7 @@ def test_length_costs_in_the_groups_that_are_right_most_often():
     torch.testing.assert_close(found_BT, expected)
 
 
-def test_wrong_samples_lose_nothing():
+def test_wrong_samples_keep_their_advantage():
     # right ones of 1 and 3 decisions: z = -+0.707107, losses 0.165118 and 0.334882 of 0.5
     feedback = feedback_of([1, 1, 0], [0, 0, 0], mask=[[1, 0, 0], [1, 1, 1], [1, 1, 1]])
     found_BT = short_where_solved(share=1.0, strength=0.5, eps=0.0).assign(feedback, torch.zeros(3, 3))
@@ -30,7 +30,7 @@ def test_wrong_samples_lose_nothing():
     torch.testing.assert_close(found_BT[:, 0], expected_B, atol=1e-5, rtol=0)
 
 
-def test_no_share_changes_nothing():
+def test_a_share_of_zero_keeps_advantages():
     given_BT = torch.tensor([[0.3], [-0.3]])
     feedback = feedback_of([1, 1], [0, 0], mask=[[1], [1]])
     assert torch.equal(short_where_solved(share=0.0, strength=0.5).assign(feedback, given_BT), given_BT)

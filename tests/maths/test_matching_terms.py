@@ -127,7 +127,7 @@ def test_groups_at_the_reference_weigh_one_half():
     torch.testing.assert_close(grad_BT, torch.tensor([[-0.25], [0.25]], dtype=torch.float64))
 
 
-def test_groups_that_lag_behind_their_preference_weigh_more():
+def test_groups_below_their_preference_weigh_more():
     # sum A beta (e - e_ref) / G = 0.5: sigmoid 0.622459; each level and group by itself
     errors, reference = [[0.7, 0.2], [0.2, 0.2], [0.1, 0.1]], [[0.2, 0.2], [0.7, 0.2], [0.1, 0.1]]
     loss, grad_BT = dgpo_of(errors, reference, [1.0, -1.0, 1.0], [4, 4, 2])

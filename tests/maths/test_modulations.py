@@ -192,7 +192,7 @@ def test_places_are_counted_in_each_segment():
         growing_bounds(first=0.1, last=0.2, each="chunk")  # pyright: ignore[reportArgumentType]
 
 
-def test_later_modulations_stand_on_earlier_ones():
+def test_later_modulations_read_earlier_ones():
     one_BT, two_BT = torch.full((1, 1), 2.0), torch.full((1, 1), 3.0)
     both = Modulated(low_BT=two_BT, loss_BT=two_BT).after(Modulated(low_BT=one_BT, high_BT=one_BT, loss_BT=one_BT))
     assert both.low_BT is two_BT
@@ -213,7 +213,7 @@ def test_the_highest_products_of_advantage_and_entropy_count():
         top_product(share=0.0)
 
 
-def test_segments_weigh_alike():
+def test_segments_have_equal_weights():
     # segments [0, 0, 1]: sequence_mean's 1/3 each become 1/4, 1/4, 1/2; a masked decision is in no segment
     decisions = replace(
         decisions_of(shape=(2, 3), mask=[[1, 1, 1], [1, 0, 1]]), segment_BT=torch.tensor([[0, 0, 1], [5, 5, 2]])
@@ -224,7 +224,7 @@ def test_segments_weigh_alike():
     torch.testing.assert_close(loss_BT[1, [0, 2]] / 2, torch.tensor([0.5, 0.5]))
 
 
-def test_what_is_far_and_would_move_on_has_no_loss():
+def test_far_decisions_that_would_move_further_have_no_loss():
     # A > 0: r > 1 would move on; A < 0: r < 1 would; the third column is as near as the limit allows, or nearer
     decisions = decisions_of(
         logprob=[[0.2, -0.2, 0.2, 0.0], [0.2, -0.2, -0.2, 0.0]],
@@ -237,7 +237,7 @@ def test_what_is_far_and_would_move_on_has_no_loss():
     assert loss_BT.tolist() == [[0.0, 1.0, 1.0, 1.0], [1.0, 0.0, 1.0, 1.0]]
 
 
-def test_rare_successes_are_held_to_the_reference_less():
+def test_rare_successes_have_a_smaller_divergence_weight():
     # one of four judged members is right: 1 - e^(-e / 4); of the other group all are, and of the third none is
     reward_B = torch.tensor([1.0, 0.0, 0.0, 0.9, 1.0, 0.0, torch.nan])
     decisions = replace(

@@ -224,7 +224,7 @@ def test_permuted_micro_batches_give_the_same_update(ratio_level: str):
 
 
 @pytest.mark.parametrize("ratio_level", ["token", "segment", "sequence"])
-def test_padding_changes_nothing(ratio_level: str):
+def test_padding_does_not_change_the_loss(ratio_level: str):
     decisions, objective = draw(), full_objective(ratio_level=ratio_level)
     whole, grad_BT = differentiate(objective, decisions)
     padded = decisions.map(lambda matrix_BT: torch.cat([matrix_BT, torch.zeros_like(matrix_BT[:, :3])], dim=1))
@@ -268,7 +268,7 @@ def test_terms_are_weighted_separately():
     assert loss.diagnostics.as_numbers().loss_sums == pytest.approx({"surrogate": -6, "kl": 0.2, "entropy": -0.07})
 
 
-def test_values_that_no_term_reads_are_neither_charged_nor_told():
+def test_unread_values_are_neither_computed_nor_reported():
     decisions = draw()
     plain = Objective(surrogate=PPO, aggregate=sequence_mean)
     with_kl, with_grad_BT = differentiate(plain, decisions)
@@ -297,7 +297,7 @@ def test_weights_are_the_aggregate_times_the_step_weight():
     torch.testing.assert_close(plain.weights(mask_BT, totals), objective.mean_weights(mask_BT, totals))
 
 
-def test_what_an_objective_needs():
+def test_values_that_an_objective_needs():
     plain = Objective(surrogate=PPO, aggregate=sequence_mean)
     assert (plain.separable, plain.values, plain.views) == (True, frozenset(), frozenset())
     full = full_objective(ratio_level="segment")
@@ -320,13 +320,13 @@ def test_what_an_objective_needs():
         (ENTROPY, "carry no entropy: ask Policy.evaluate for it"),
     ],
 )
-def test_missing_values_are_refused(missing: dict[str, Any] | Value, message: str):
+def test_missing_values_raise(missing: dict[str, Any] | Value, message: str):
     decisions = without(draw(), missing) if isinstance(missing, Value) else replace(draw(), **missing)
     with pytest.raises(ConfigError, match=message):
         full_objective()(decisions)
 
 
-def test_a_divergence_alone_needs_its_own_weights_beside_a_step_weight():
+def test_a_divergence_with_a_step_weight_needs_mean_weights():
     alone = Objective(
         surrogate=None, aggregate=sequence_mean, step_weight=inverse_step, divergence="gaussian", kl_beta=0.1
     )
@@ -334,13 +334,13 @@ def test_a_divergence_alone_needs_its_own_weights_beside_a_step_weight():
         alone(replace(draw(), mean_weight_BT=None))
 
 
-def test_a_step_weight_without_noise_is_refused():
+def test_a_step_weight_without_noise_raises():
     mask_BT = torch.ones(1, 1, dtype=torch.bool)
     with pytest.raises(ConfigError, match="step_weight reads the noise"):
         full_objective().weights(mask_BT, count(mask_BT))
 
 
-def test_impossible_settings_are_refused():
+def test_impossible_settings_raise():
     with pytest.raises(UnknownNameError, match="choose from token, segment, sequence, trajectory"):
         Objective(surrogate=PPO, aggregate=sequence_mean, ratio_level="word")
     with pytest.raises(ConfigError, match="needs a divergence"):
@@ -357,7 +357,7 @@ def test_impossible_settings_are_refused():
         Objective(surrogate=None, aggregate=sequence_mean)
 
 
-def test_decisions_of_unequal_shapes_are_refused():
+def test_decisions_of_unequal_shapes_raise():
     decisions = draw()
     with pytest.raises(ShapeError, match="advantage_BT must be"):
         replace(decisions, advantage_BT=decisions.advantage_BT[:, :1])

@@ -44,7 +44,7 @@ def test_one_part_counts_its_group_twice() -> None:
     close(group_and_part_advantage(reward_PG, parts=1, eps=1e-4), (2 * group_advantage(reward_PG)).tolist())
 
 
-def test_a_part_is_measured_by_what_is_expected_of_it() -> None:
+def test_a_part_is_compared_with_its_baseline() -> None:
     # means 1 and 0.5, baselines 0.75 and 0.75; all: mean 0.75, std 0.5
     close(
         part_baseline_advantage(rewards([1, 1, 1, 0]), baselines=(0.75, 0.75), weight=2.0, eps=0),
@@ -76,7 +76,7 @@ def test_sheets_of_two_prompts() -> None:
     close(found_PG, [[worth / 0.5773503 for worth in sheet], [worth / 0.8164966 for worth in sheet]])
 
 
-def test_a_prompt_of_equal_rewards_is_divided_by_nothing() -> None:
+def test_a_prompt_of_equal_rewards_is_not_divided() -> None:
     reward_PG = rewards([0, 0, 0, 0], [0, 1, 1, 2])
     found_PG = risk_advantage(reward_PG, bundle=2, low=0.2, high=0.8, eps=0)
     # sums 0, 1, 1, 2, quantiles 0.6 and 1.4: R = (-0.8, -0.4, -0.4, 0) / 0.6, C = -3, 0, 0, 0; std 0.8164966
@@ -92,7 +92,7 @@ def test_bundles_follow_each_other_and_the_last_may_be_smaller() -> None:
     torch.testing.assert_close(found_PG[2:], risk(reward_PG[2:], bundle=1))
 
 
-def test_a_sheet_that_is_not_whole_is_worth_nothing() -> None:
+def test_an_incomplete_sheet_has_no_value() -> None:
     reward_PG = rewards([0, NAN, 1, 1], [0, 1, 1, 2])
     found_PG = risk_advantage(reward_PG, ~reward_PG.isnan(), bundle=2)
     assert (found_PG[:, 1] == 0).all()
@@ -109,6 +109,6 @@ def test_a_sheet_that_is_not_whole_is_worth_nothing() -> None:
         (functools.partial(risk_advantage, low=0.8, high=0.2), "0 < low < high <= 1"),
     ],
 )
-def test_what_does_not_divide_is_refused(call, said: str) -> None:
+def test_parts_that_do_not_divide_the_group_raise(call, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         call(rewards([0, 1, 2, 3]))

@@ -12,7 +12,7 @@ def part_of(ends: list[int], parts: list[tuple[int, int]]) -> list[int]:
     return part_of_decisions(torch.tensor(ends), start_S, end_S).tolist()
 
 
-def test_a_decision_belongs_where_most_of_it_stands() -> None:
+def test_a_decision_belongs_to_the_part_with_most_of_its_text() -> None:
     # " cat" wrote 3 to 7: one character of the first part, three of the second
     assert part_of([3, 7, 9], [(0, 4), (4, 9)]) == [0, 1, 1]
     # two of each: the first
@@ -21,7 +21,7 @@ def test_a_decision_belongs_where_most_of_it_stands() -> None:
     assert part_of([2, 4, 6], [(0, 2), (4, 6)]) == [0, -1, 1]
 
 
-def test_what_wrote_nothing_belongs_to_the_character_before_it() -> None:
+def test_empty_decisions_belong_to_the_character_before_them() -> None:
     assert part_of([0, 3, 3, 6, 6], [(0, 3), (3, 6)]) == [0, 0, 0, 1, 1]
     assert part_of([3, 5, 5], [(0, 3)]) == [0, -1, -1]  # an end behind what is in no part
 

@@ -9,7 +9,7 @@ from mmgrpo.errors import ShapeError
 from mmgrpo.maths.prefixes import prefix_states
 
 
-def test_rows_share_the_states_of_what_they_have_in_common() -> None:
+def test_rows_share_the_states_of_their_common_prefix() -> None:
     token_BT = torch.tensor([[5, 6, 7], [5, 6, 8], [5, 9, 7], [5, 6, 7], [5, 6, 0]])
     exists_BT = torch.tensor([[1, 1, 1]] * 4 + [[1, 1, 0]]).bool()
     state_BT = prefix_states(token_BT, exists_BT, torch.tensor([0, 0, 0, 2, 0]))
@@ -24,7 +24,7 @@ def test_rows_share_the_states_of_what_they_have_in_common() -> None:
     assert len(set(second) | set(third) | {0, 2}) == 2 + 4 + 2
 
 
-def test_an_id_stands_for_one_column() -> None:
+def test_an_id_is_of_one_column() -> None:
     generator = torch.Generator().manual_seed(0)
     token_BT = torch.randint(2, (16, 6), generator=generator)
     root_B = torch.randint(3, (16,), generator=generator)

@@ -91,13 +91,13 @@ def test_levels_have_the_right_gradient(name: str):
     )
 
 
-def test_a_normalised_ratio_by_hand():
+def test_a_normalized_ratio_by_hand():
     # (log r + b) std for the four-element Gaussian step of test_objectives: (-0.01140625 + 0.00046875) * 0.4
     log_ratio = normalised_log_ratio(torch.tensor(-0.01140625), torch.tensor(4.6875e-4), torch.tensor(0.4))
     assert log_ratio.exp().item() == pytest.approx(0.9956345564, abs=1e-7)
 
 
-def test_normalised_log_ratios_have_mean_zero_over_the_sampling_policys_draws():
+def test_normalized_log_ratios_have_mean_zero_over_on_policy_samples():
     num_draws, num_dims, std = 20_000, 8, 0.3
     generator = torch.Generator().manual_seed(2)
     mean_gap = torch.randn(num_dims, generator=generator, dtype=torch.float64) * 0.1

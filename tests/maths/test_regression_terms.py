@@ -48,7 +48,7 @@ def test_each_segment_is_fitted_to_its_advantage() -> None:
         advantage_regression(beta=0)
 
 
-def test_what_the_policy_says_of_its_answers_is_fitted_to_the_rewards() -> None:
+def test_self_rewards_are_fitted_to_the_rewards() -> None:
     # LaSeR's loss at log-probabilities -23 and -33 and a constant of -23.5: (0.05 - 1)^2 = 0.9025 for the right one
     rows, logprob_BT = decisions_of([[-23.0], [-33.5], [-23.5], [0.0]], [1.0, 0.0, 0.0, 1.0])
     loss = self_reward(token=7, scale=0.1, anchor=-23.5).loss(rows)
@@ -62,7 +62,7 @@ def test_what_the_policy_says_of_its_answers_is_fitted_to_the_rewards() -> None:
 
 
 @pytest.mark.parametrize(("step", "least"), [(199, 0.1), (200, 0.8)])
-def test_an_advantage_stays_before_its_time_and_where_all_say_alike(step: int, least: float) -> None:
+def test_advantages_keep_before_the_start_and_for_equal_self_rewards(step: int, least: float) -> None:
     said = torch.tensor([[0.0, -14.0], [0.0, -23.0]])
     feedback = feedback_of([1.0, 0.0], [0, 0], mask=[[1, 1]] * 2, values={end_logprob(7): said}, step=step)
     advantage_BT = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])

@@ -22,14 +22,14 @@ def test_a_sine_is_the_same_sine_at_another_rate(rate: int, new_rate: int) -> No
     torch.testing.assert_close(found[:, edge:-edge], after.values[:, edge:-edge], rtol=0, atol=5e-4)
 
 
-def test_what_the_lower_rate_cannot_hold_is_gone() -> None:
+def test_frequencies_above_the_lower_rate_are_removed() -> None:
     high = tone(3600, rate=8000)
     found = resampled(high.values, 8000, 6000)  # without a filter it would be a tone of 2400 Hz
     assert float(found[:, 300:-300].abs().max()) < 2e-3
     assert float(high.values.abs().max()) > 0.49
 
 
-def test_the_same_rate_changes_nothing() -> None:
+def test_the_same_rate_keeps_values() -> None:
     values = tone().values
     assert resampled(values, 8000, 8000) is values
 

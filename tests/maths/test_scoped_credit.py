@@ -58,13 +58,13 @@ def test_one_scope_over_everything_is_the_plain_reward():
     assert torch.equal(scoped(reward="steps").assign(feedback, torch.zeros(4, 2)), expected)
 
 
-def test_a_part_that_nothing_is_said_of_is_in_no_mean():
+def test_an_unscored_part_is_in_no_mean():
     feedback = said_of([[0, 1]] * 3, [[1.0, 1.0], [0.0, 0.0], [math.nan, 9.0]], valid=[[1, 1], [1, 1], [0, 1]])
     found_BT = scoped(reward="steps", eps=0.0).assign(feedback, torch.zeros(3, 2))
     torch.testing.assert_close(found_BT[:, 0], torch.tensor([0.5**0.5, -(0.5**0.5), 0.0]))
 
 
-def test_a_group_of_one_says_nothing_and_an_unknown_reward_is_named():
+def test_a_group_of_one_gets_zeros_and_an_unknown_reward_is_named():
     feedback = said_of([[0, 1]], [[1.0, 0.0]])
     assert not scoped(reward="steps").assign(feedback, torch.zeros(1, 2)).any()
     with pytest.raises(ConfigError, match="'boxes'.*there are: steps"):  # noqa: RUF043
@@ -77,7 +77,7 @@ def test_returns_to_go():
     assert process_returns(reward="steps").assign(feedback, torch.zeros(1, 5)).tolist() == [[2, 2, 1, 1, 0]]
 
 
-def test_process_supervision_standardises_all_steps_together():
+def test_process_supervision_standardizes_all_steps_together():
     # values 1, 0, 1 and 0: mean 0.5, sample std of four 0.577350: z = 0.866025 s; to the end: 1, 0, 1 | -1
     z = 0.5 / (1 / 3) ** 0.5
     feedback = said_of([[0, 1, 2], [0, 0, -1]], [[1.0, 0.0, 1.0], [0.0, 7.0, 7.0]], valid=[[1, 1, 1], [1, 0, 0]])
@@ -85,7 +85,7 @@ def test_process_supervision_standardises_all_steps_together():
     torch.testing.assert_close(found_BT, torch.tensor([[z, 0.0, z], [-z, -z, 0.0]]))
 
 
-def test_ranks_are_discounted_hits_from_there_on():
+def test_ranks_sum_discounted_later_hits():
     # hits 0, 1, 0, 1: 1/log2(3) + 1/log2(5) = 1.061606 twice, then 0.430677 twice; against no hit: +-0.707107
     feedback = said_of([[0, 1, 2, 3], [0, 1, 2, 3]], [[0.0, 1.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
     found_BT = ranks(reward="steps", eps=0.0).assign(feedback, torch.zeros(2, 4))
@@ -108,7 +108,7 @@ def test_differences_to_the_next_step():
     torch.testing.assert_close(found_BT, torch.tensor([[0.1, -0.1, 0.0]]))
 
 
-def test_segments_by_what_they_changed():
+def test_segments_by_their_change_of_value():
     # V 0.5, 0.8 and a reward of 1: 0.3, 0.2, which sum to r - V(start) (SPO); the second row has one segment
     old = [[math.log(0.5), math.log(0.95), math.log(0.2)], [0.0, -1.0, -1.0]]
     feedback = said_of(
@@ -121,7 +121,7 @@ def test_segments_by_what_they_changed():
     torch.testing.assert_close(found_BT, torch.tensor([[0.3, 0.0, 0.2], [0.0, -0.25, -0.25]]))
 
 
-def test_a_weight_of_nothing_changes_nothing_to_the_bit():
+def test_a_weight_of_zero_keeps_advantages_bitwise():
     feedback = said_of([[0, 1, 2]] * 2, [[0.9, 0.4, 0.6], [0.1, 0.2, 0.3]])
     advantage_BT = torch.randn(2, 3)
     for make in (scoped, ranks, process_supervision, process_returns, clipped_differences, segment_differences):

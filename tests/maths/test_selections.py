@@ -94,13 +94,13 @@ def test_quantile_is_torchs(size: int, fraction: float) -> None:
     torch.testing.assert_close(quantile(value_N, fraction), torch.quantile(value_N, fraction))
 
 
-def test_a_quantile_of_nothing_is_refused() -> None:
+def test_a_quantile_of_no_values_raises() -> None:
     with pytest.raises(ShapeError, match="at least one"):
         quantile(torch.zeros(0), 0.5)
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.1])
-def test_a_share_that_keeps_nothing_or_more_than_all_is_refused(share: float) -> None:
+def test_a_share_outside_0_to_1_raises(share: float) -> None:
     with pytest.raises(ConfigError, match="above 0 and at most 1"):
         top_entropy(share=share)
 
@@ -148,7 +148,7 @@ def test_a_selection_of_the_ratio_needs_one_of_several_decisions() -> None:
         Objective(surrogate=unclipped, aggregate=sequence_mean, selections=(ratio_top_entropy(share=0.4),))
 
 
-def test_selections_say_what_they_need() -> None:
+def test_selections_declare_their_inputs() -> None:
     plain = Objective(surrogate=partial(clipped, low=0.2, high=0.2), aggregate=token_mean)
     by_entropy = replace(plain, selections=(top_entropy(share=0.2),))
     near = replace(plain, selections=(near_policy(limit=0.1),))

@@ -68,7 +68,7 @@ def test_equal_gradient_by_hand() -> None:
     torch.testing.assert_close(equal_gradient_weight(NOISE, MASK_BT), expected, rtol=1e-6, atol=0)
 
 
-def test_equal_gradient_makes_the_gradients_of_the_sampler_alike() -> None:
+def test_equal_gradient_equalizes_the_gradients_of_the_sampler() -> None:
     """d mean / d velocity of the sampler itself, by autograd, over its std and times the weight, is one number."""
     levels = [Level(alpha=1 - sigma, sigma=sigma) for sigma in (0.95, 0.8, 0.5, 0.2)]
     steps = [DenoisingStep(level=a, next_level=b, second_sigma=0.8) for a, b in pairwise(levels)]
@@ -90,7 +90,7 @@ def test_equal_gradient_makes_the_gradients_of_the_sampler_alike() -> None:
 
 
 @pytest.mark.parametrize("name", STEP_WEIGHTS)
-def test_a_mask_that_does_not_fit_is_refused(name: str) -> None:
+def test_a_mask_of_another_shape_raises(name: str) -> None:
     for mask in (MASK_BT[:, :3], MASK_BT.int()):
         with pytest.raises(ShapeError, match="mask_BT must be bool"):
             STEP_WEIGHTS[name](NOISE, mask, **NUMBERS.get(name, {}))

@@ -36,7 +36,7 @@ def kept(strategy: Strategy, rounds: Sequence[Round], setting: Setting = SETTING
     return [keep_B.tolist() for keep_B in strategy.kept(rounds, setting)]
 
 
-def test_fixed_asks_once() -> None:
+def test_fixed_requests_once() -> None:
     strategy = fixed()
     asked = strategy.ask((), SETTING)
     assert asked == (Request(prompt=0, members=(0, 1)), Request(prompt=1, members=(0, 1)))
@@ -44,7 +44,7 @@ def test_fixed_asks_once() -> None:
     assert not strategy.looks_back
 
 
-def test_refill_asks_for_further_prompts_until_two_groups_differ() -> None:
+def test_refill_requests_further_prompts_until_two_groups_differ() -> None:
     strategy, four = refill(target=2), Setting(step=0, num_prompts=4, group_size=2)
     first = answered(strategy.ask((), four), [0, 0, 1, 1, 1, 0, 1, 1])  # rates 0, 1, 0.5, 1: one differs
     more = strategy.ask([first], four)
@@ -58,7 +58,7 @@ def test_refill_asks_for_further_prompts_until_two_groups_differ() -> None:
     assert kept(strategy, [first, second, third], four) == expected
 
 
-def test_refill_keeps_no_more_groups_than_wanted_and_gives_up() -> None:
+def test_refill_keeps_at_most_its_target_and_gives_up() -> None:
     strategy = refill(target=1, rounds=2, factor=3.0)
     first = answered(strategy.ask((), SETTING), [1, 0, 0, 1])
     assert strategy.ask([first], SETTING) == ()
@@ -84,7 +84,7 @@ def test_refill_takes_groups_of_enough_variance() -> None:
     assert [one.prompt for one in refill(variance=0.8).ask([first], four)] == [3, 4]
 
 
-def test_members_are_shown_different_contexts() -> None:
+def test_members_have_different_contexts() -> None:
     asked = in_contexts(contexts=[None, "rules"], behind_prompt=True, as_own=True).ask((), SETTING)
     assert asked == (
         Request(prompt=0, members=(0,)),
@@ -103,7 +103,7 @@ def test_members_are_shown_different_contexts() -> None:
             strategy.ask((), six)
 
 
-def test_a_failed_group_is_drawn_again_with_a_hint() -> None:
+def test_a_failed_group_is_resampled_with_a_hint() -> None:
     strategy = on_failure(members=1, context="hint")
     first = answered(strategy.ask((), SETTING), [0, 0, 1, 0])
     (more,) = strategy.ask([first], SETTING)
@@ -198,6 +198,6 @@ def test_answers_of_several_take_the_place_of_failures() -> None:
         lambda: Request(prompt=0, members=(0, 1), given=(Answer("a"),)),
     ],
 )
-def test_what_asks_for_nothing_is_refused(build: object) -> None:
+def test_numbers_that_request_nothing_raise(build: object) -> None:
     with pytest.raises(ConfigError):
         build()  # pyright: ignore[reportCallIssue]

@@ -97,7 +97,7 @@ def test_beta_takes_rewards_of_another_range():
 
 
 @pytest.mark.parametrize("reward_PG", [rewards([1, 0, 0]), rewards([1, 0, 0], [0, 1, 0])])
-def test_beta_divides_by_nothing_where_the_rates_do_not_differ(reward_PG: Tensor):
+def test_beta_does_not_divide_for_equal_rates(reward_PG: Tensor):
     torch.testing.assert_close(beta_advantage(reward_PG), reward_PG - 1 / 3)
 
 
@@ -164,7 +164,7 @@ def test_pass_at_k_by_hand(right: int, size: int, k: int, good: float, bad: floa
     assert float(pass_at_k_advantage(reward_PG, k=k).sum()) == pytest.approx(0.0, abs=1e-5)
 
 
-def test_pass_at_k_is_the_mean_over_all_draws():
+def test_pass_at_k_is_the_mean_over_all_subsets():
     """The advantage of a member is the mean, over the subsets of size k it is in, of those subsets' standard scores."""
     reward_G, k = [1.0, 1.0, 0.0, 0.0, 0.0], 3
     subsets = list(itertools.combinations(range(len(reward_G)), k))
@@ -178,7 +178,7 @@ def test_pass_at_k_is_the_mean_over_all_draws():
     close(pass_at_k_advantage(rewards(reward_G), k=k, eps=0.0), [expected])
 
 
-def test_pass_at_k_says_nothing_of_groups_that_always_or_never_pass():
+def test_pass_at_k_is_zero_for_groups_that_always_or_never_pass():
     # none right; three right of four, so that any two hold one; all right
     reward_PG = rewards([0, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0])
     valid_PG = torch.ones_like(reward_PG, dtype=torch.bool)

@@ -238,7 +238,7 @@ def test_spo_pulls_back_beyond_its_trust_region():
 
 
 @pytest.mark.parametrize("name", ["clipped", "dual_clipped", "two_sided_clipped", "cispo", "gppo"])
-def test_bounds_of_each_decision_that_are_all_one_are_the_number_to_the_bit(name: str):
+def test_equal_bounds_per_decision_equal_the_number_bitwise(name: str):
     torch.manual_seed(0)
     ratio_BT = (torch.randn(40, 40) * 0.5).exp()
     ratio_BT[0, 0], ratio_BT[0, 1] = 0.8, 1.3

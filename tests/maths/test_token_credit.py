@@ -119,7 +119,7 @@ def test_equal_samples_are_in_conflict_from_both_ends():
 
 
 @pytest.mark.parametrize("estimator", [prefix_tree(), prefix_count(), conflict_tokens()])
-def test_row_order_and_padding_change_nothing(estimator):
+def test_row_order_and_padding_do_not_change_credit(estimator):
     torch.manual_seed(0)
     tokens = torch.randint(0, 2, (6, 4)).tolist()
     mask = [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1], [1, 0, 0, 0]]

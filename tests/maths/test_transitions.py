@@ -193,7 +193,7 @@ def test_marginal_variance_of_gaussian_data_is_kept_to_second_order(sampler) -> 
 
 
 @pytest.mark.parametrize("sampler", [*SDE_SAMPLERS, ddim])
-def test_whole_chain_ends_in_the_data_distribution(sampler) -> None:
+def test_complete_chain_ends_in_the_data_distribution(sampler) -> None:
     """40,000 chains of 100 steps in the exact velocity field of N(1.5, 0.25); standard errors 0.0025 and 0.0018."""
     generator = torch.Generator().manual_seed(11)
     sigmas = torch.linspace(0.95, 0.0, 101, dtype=torch.float64).tolist()
@@ -229,7 +229,7 @@ def test_noise_coefficients_are_preserved_at_any_length(sampler, strength: float
 @pytest.mark.parametrize(
     "levels", [(flow(1.0), flow(0.7)), (vp(0.3), vp(0.4)), (ve(14), ve(9)), (flow(0.2), flow(0.0))]
 )
-def test_a_deterministic_step_tells_what_it_was_made_of(levels: tuple[Level, Level]) -> None:
+def test_a_deterministic_step_determines_its_sample_and_noise(levels: tuple[Level, Level]) -> None:
     step = DenoisingStep(level=levels[0], next_level=levels[1], second_sigma=levels[1].sigma)
     said = Prediction(torch.tensor([0.5, -2.0], dtype=torch.float64), torch.tensor([1.5, 0.25], dtype=torch.float64))
     x = levels[0].alpha * said.x0 + levels[0].sigma * said.noise
@@ -308,7 +308,7 @@ def test_gradients_through_prediction_mean_and_density(name: str) -> None:
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("strength", [-0.1, math.nan, math.inf])
-def test_a_strength_that_is_none_is_refused(name: str, strength: float) -> None:
+def test_an_invalid_strength_raises(name: str, strength: float) -> None:
     with pytest.raises(ConfigError, match="not negative"):
         SAMPLERS[name](flow_step(0.8, 0.6), strength=strength)
 
@@ -320,7 +320,7 @@ def test_sde_samplers_refuse_other_schedules_and_name_those_that_work(sampler, l
         sampler(DenoisingStep(level=levels[0], next_level=levels[1], second_sigma=0.9), strength=0.5)
 
 
-def test_impossible_steps_are_refused() -> None:
+def test_impossible_steps_raise() -> None:
     with pytest.raises(ConfigError, match=r"in \[0, 1\]"):
         cps(flow_step(0.8, 0.6), strength=1.01)
     # sigma = 1: std = eta sigma', so eta 1 is the most there is
@@ -362,7 +362,7 @@ def test_cps_falls_short_of_the_marginals(num_steps: int, plain: float, publishe
     close(std[0.8], published, 1e-5)
 
 
-def test_predictions_that_say_nothing_are_refused() -> None:
+def test_predictions_independent_of_the_sample_raise() -> None:
     with pytest.raises(ConfigError, match="zero terminal SNR"):
         epsilon_to_prediction(X, V, vp(0.0))
     with pytest.raises(ConfigError, match="no noise"):

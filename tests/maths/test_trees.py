@@ -18,7 +18,7 @@ def test_branches_part_at_the_decisions_that_are_named() -> None:
     assert tree == tuple(Split(decision=d, factor=2, spread=4.0) for d in (0, 3, 6, 9))
 
 
-def test_splits_lie_evenly_from_the_first_decision_on() -> None:
+def test_splits_are_even_from_the_first_decision_on() -> None:
     # 4 splits of 20 steps: 20 // 4 = 5 apart; 2 into 3 of 8 steps: 8 // 2 = 4 apart
     assert [split.decision for split in evenly(19, 16)] == [0, 5, 10, 15]
     assert evenly(7, 9, factor=3) == (Split(decision=0, factor=3), Split(decision=4, factor=3))
@@ -41,7 +41,7 @@ def test_a_branch_is_as_wide_as_its_leaves() -> None:
         (4, {"at": [0, 1], "factor": 1}, "got factor 1"),
     ],
 )
-def test_trees_of_another_size_than_the_group_are_refused(size: int, numbers: dict, message: str) -> None:
+def test_trees_of_another_size_than_the_group_raise(size: int, numbers: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         at_decisions(9, size, **numbers)
 
@@ -60,7 +60,7 @@ def pruned(name: str, **numbers: object) -> list[list[float]]:
     return ESTIMATORS[name](**numbers).assign(feedback, torch.full((4, 3), 5.0)).tolist()
 
 
-def test_depths_that_are_pruned_earn_nothing() -> None:
+def test_pruned_depths_have_zero_advantage() -> None:
     # depth 2 is that of the nodes that decision 1 leads to
     assert pruned("prune_depths", depths=[2]) == [[5.0, 0.0, 5.0]] * 4
     assert pruned("prune_depths", depths=[1, 3]) == [[0.0, 5.0, 0.0]] * 4

@@ -93,7 +93,7 @@ def test_a_turn_is_compared_with_those_of_its_state() -> None:
     assert torch.equal(anchor_states(weight=0.0).assign(feedback_for(rows), kept_BT), kept_BT)
 
 
-def test_what_has_no_return_is_compared_with_nothing() -> None:
+def test_turns_without_a_return_are_not_compared() -> None:
     # at a 1, 0 and an unanswered turn; the row without a reward of its own takes no part, whatever it was given
     rows = [[("a", 1.0)], [("a", 0.0)], [("a", None)], [("a", 50.0)], [(None, 1.0)]]
     found = credit(feedback_for(rows, valid=[True, True, True, False, True]), normalise=False)
@@ -102,7 +102,7 @@ def test_what_has_no_return_is_compared_with_nothing() -> None:
     assert credit(feedback_for(equal), eps=0.0) == [[0.0]] * 3
 
 
-def test_a_reward_of_the_sample_is_paid_at_its_last_turn() -> None:
+def test_a_reward_of_the_sample_is_that_of_its_last_turn() -> None:
     # right after a call: 0.9, 1; right at once: 1; wrong after a call: 0, 0. At the question 0.9, 1, 0: mean 19/30
     rows = [[("ask", None), ("7", None)], [("ask", None)], [("ask", None), ("7", None)], [("ask", None), ("8", None)]]
     feedback = feedback_for(rows)
@@ -158,7 +158,7 @@ def test_numbers_of_the_authors_code(normalise: bool, similar: float) -> None:
     assert close(found, AUTHORS[normalise, similar], 3e-6)
 
 
-def test_what_cannot_be_is_said() -> None:
+def test_invalid_numbers_raise() -> None:
     with pytest.raises(ConfigError, match=r"got 1\.5 and 1\.0"):
         anchor_states(discount=1.5)
     with pytest.raises(ConfigError, match=r"got 0\.95 and 0\.0"):

@@ -14,7 +14,7 @@ from mmgrpo.values import REFERENCE, Value
 from tests.maths.feedback_rows import feedback_of
 
 
-def test_generalised_advantages():
+def test_generalized_advantages_by_hand():
     # rewards 0, 0, 1, values 0.5, 0.6, 0.7: deltas 0.1, 0.1, 0.3; 0.3, 0.1 + 0.285, 0.1 + 0.95 * 0.385
     feedback = feedback_of([1.0], [0], values={VALUE: torch.tensor([[0.5, 0.6, 0.7]])})
     found_BT = gae(gamma=1.0, decay=0.95).assign(feedback, torch.zeros(1, 3))
@@ -27,7 +27,7 @@ def test_generalised_advantages():
     torch.testing.assert_close(found_BT, torch.tensor([[0.31, 0.3, 0.3]]))
 
 
-def test_masked_decisions_are_not_there():
+def test_masked_decisions_are_skipped():
     values = torch.tensor([[0.5, torch.nan, 0.6, 0.7, torch.nan], [0.0, 0.0, 0.0, 0.0, 0.0]])
     mask = [[1, 0, 1, 1, 0], [0, 0, 0, 0, 0]]
     feedback = feedback_of([1.0, 1.0], [0, 0], mask=mask, values={VALUE: values})
@@ -47,7 +47,7 @@ def test_a_teacher_is_followed_and_gone_beyond():
     torch.testing.assert_close(beyond.assign(feedback, torch.ones(1, 1)), torch.tensor([[1.45]]))
 
 
-def test_a_teacher_of_the_same_mind_changes_nothing_to_the_bit():
+def test_an_equal_teacher_keeps_advantages_bitwise():
     old = [[-1.2, -0.3]]
     feedback = feedback_of([0.0], [0], old_logprob=old, values={Value("logprob", "teacher"): torch.tensor(old)})
     advantage_BT = torch.randn(1, 2)
@@ -93,7 +93,7 @@ def test_read_rows_do_not_move_the_baseline():
     assert not drawn_baseline().assign(equal, torch.zeros(3, 3)).any()
 
 
-def test_an_answer_is_worth_the_mean_once_somebody_reaches_it():
+def test_a_demonstration_is_worth_the_mean_once_a_sample_reaches_it():
     # the answer of group 0 is needed: mean 0.5, sample std sqrt(0.5 / 3) of 0, 0.5, 0.5, 1; of group 1 it is not: its 1
     # counts as 0.5, mean 0.5, std sqrt(0.5 / 2)
     feedback = feedback_of([0.0, 0.5, 0.5, 1.0, 0.0, 1.0, 1.0], [0, 0, 0, 0, 1, 1, 1], mask=[[1]] * 7)

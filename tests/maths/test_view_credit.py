@@ -16,7 +16,7 @@ from mmgrpo.values import ENTROPY, of_view, seen_in
 from tests.maths.feedback_rows import feedback_of
 
 
-def test_what_was_likelier_than_the_view_finds_it_takes_away() -> None:
+def test_decisions_likelier_than_under_the_view_cost_advantage() -> None:
     # 0.5, 0 and a masked one: a mean of 0.25; nothing where all of it is likelier in the view
     values = {of_view("merged"): torch.tensor([[-1.5, -0.5, -9.0], [-0.5, -0.5, -0.5]])}
     feedback = feedback_of(
@@ -28,7 +28,7 @@ def test_what_was_likelier_than_the_view_finds_it_takes_away() -> None:
         excess_likelihood(view="merged", weight=-1.0)
 
 
-def test_what_a_view_finds_likelier_earns_to_the_end_of_the_answer() -> None:
+def test_log_ratios_of_the_view_add_up_to_the_end_of_the_answer() -> None:
     # 1, 2 and a masked 9: 3, 2 to come; of a second member 1 and no more; of a third without the view nothing;
     # means of the two 2 and 1, none of them the third's
     values = {
@@ -43,7 +43,7 @@ def test_what_a_view_finds_likelier_earns_to_the_end_of_the_answer() -> None:
         returns_in_view(view="raw", limit=0.0)
 
 
-def test_what_is_to_come_of_the_divergence_is_taken_off_step_by_step() -> None:
+def test_the_divergence_to_go_is_subtracted_step_by_step() -> None:
     # old - reference 1, 2, a masked 9, 3, 4 and 5: 15, 14, 12, 9 and 5 to come. In steps of two kept decisions these
     # end at the 2, the 4 and, too soon, the 5; a row without the view keeps its advantage
     values = {of_view("reference"): -torch.tensor([[1.0, 2.0, 9.0, 3.0, 4.0, 5.0]]).repeat(2, 1)}
@@ -56,7 +56,7 @@ def test_what_is_to_come_of_the_divergence_is_taken_off_step_by_step() -> None:
         kl_to_go(weight=1.0, every=0)
 
 
-def test_a_sample_that_went_too_far_earns_nothing() -> None:
+def test_a_sample_beyond_the_divergence_limit_has_no_advantage() -> None:
     # 1 and 5 of 4 nats away: 1 * 3/4 and 0; the last has gone the other way, 0.5 * 5/4; less their mean of 11/24. Who
     # has no reward is left out
     values = {of_view("reference"): -torch.tensor([[0.5, 0.5], [5.0, 9.0], [-1.0, 0.0], [1.0, 1.0]])}
@@ -70,7 +70,7 @@ def test_a_sample_that_went_too_far_earns_nothing() -> None:
         within_divergence(limit=0.0)
 
 
-def test_who_has_the_view_keeps_no_advantage() -> None:
+def test_rows_with_the_view_have_no_advantage() -> None:
     values = {seen_in("peer"): torch.tensor([[1.0] * 3, [0.0] * 3])}
     feedback = feedback_of([1.0, 0.0], [0, 0], values=values)
     found_BT = mask_outside_view(view="peer").assign(feedback, torch.ones(2, 3))

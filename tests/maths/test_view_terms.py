@@ -66,7 +66,7 @@ def test_the_implicit_perception_loss_seeks_a_divergence():
     assert at(0.0) == (0.0, [[0.0]])
 
 
-def test_gradients_go_through_a_view_where_a_term_says_so():
+def test_gradients_go_through_a_view_if_a_term_declares_it():
     # k3 of d = -0.7: by the view's log-probability e^d - 1, by that of now the opposite
     masked_BT = torch.tensor([[-1.7]], dtype=torch.float64, requires_grad=True)
     decisions = decisions_of([[-1.0]], view={MASKED: masked_BT})
@@ -118,7 +118,7 @@ def test_negative_logprobs_of_both_views():
     assert negative_logprob(view="masked").loss(decisions).value.item() == pytest.approx(4.0)
 
 
-def test_distillation_makes_likelier_what_the_teacher_finds_likelier():
+def test_distillation_raises_the_decisions_that_the_teacher_prefers():
     # logprob -1, teacher's -0.5: the coefficient of grad logprob is -0.5 (SDPO); equal views say nothing
     teacher = Value("logprob", "teacher")
     decisions = decisions_of([[-1.0, -2.0]], view={teacher: torch.tensor([[-0.5, -2.0]]).double()}, mask=[[1, 1]])
@@ -142,7 +142,7 @@ def test_distillation_off_policy_weighs_by_a_bounded_ratio():
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.5])
-def test_a_label_is_what_a_term_is_logged_under(weight: float):
+def test_a_term_is_logged_under_its_label(weight: float):
     found = weighted(replace(negative_logprob(), name="surprise"), weight).loss(decisions_of([[-1.0, -3.0]]))
     assert found.value.item() == pytest.approx(2 * weight)
     assert {name: float(value) for name, value in found.diagnostics.loss_sums.items()} == {"surprise": 2 * weight}

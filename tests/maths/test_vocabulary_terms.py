@@ -68,7 +68,7 @@ def test_candidates_share_the_gradient_of_a_right_sample_and_not_its_loss() -> N
     assert torch.tensor(candidates).flatten().tolist() == pytest.approx([0, 0, -0.01 * sixth, 0, 0, 0])
 
 
-def test_beyond_its_bound_a_ratio_teaches_no_candidate() -> None:
+def test_beyond_its_bound_a_ratio_trains_no_candidate() -> None:
     values = {ENTROPY: UNSURE, top_logprob(3): [[-3.0, -4.0, -5.0]] * 2}
     decisions = decisions_of(values, log_ratio=[[0, 0, log(1.5)], [0, 0, 0]])
     value, (own, candidates) = loss_of(
@@ -86,7 +86,7 @@ def test_first_choices_of_wrong_samples_count_more_where_the_policy_is_unsure() 
         assert loss_BT.tolist() == [[1.0, 1.0], [1.0, pytest.approx(factor)]]
 
 
-def test_peaks_are_drawn_to_the_anchor() -> None:
+def test_peaks_are_pulled_to_the_anchor() -> None:
     # peaks above the quantile of each row: 2.0 and 1.0 alone, the masked 9.0 not; H = 1.5, (1.5 - 1.2)^2, and
     # 2 * 0.3 / 2 for each peak
     value = nucleus_entropy(0.8)
@@ -99,7 +99,7 @@ def test_peaks_are_drawn_to_the_anchor() -> None:
     assert two.value.item() == pytest.approx((0.8**2 + 0.2**2) / 2)
 
 
-def test_without_an_anchor_peaks_are_measured_and_the_first_measure_becomes_the_anchor() -> None:
+def test_the_first_measured_peak_is_the_anchor() -> None:
     value = nucleus_entropy(0.8)
     decisions = decisions_of({value: [[0.1, 0.2, 2.0], [1.0, 0.5, 0.1]]})
     loss, (grad,) = loss_of(weighted(anchored_entropy(), 0.5), decisions, decisions[value])
@@ -110,7 +110,7 @@ def test_without_an_anchor_peaks_are_measured_and_the_first_measure_becomes_the_
     assert first_measured(1.5, 0.7) == 1.5
 
 
-def test_a_token_is_worth_its_reward_and_what_may_follow_it() -> None:
+def test_the_value_of_a_token_is_its_reward_plus_the_next_value() -> None:
     before = Value("logprob_mean", "before")
     decisions = decisions_of(
         {LOGPROB_MEAN: [[-5.0, -3.2], [-2.0, -4.0]], before: [[-1.0, -3.0], [-2.5, -4.4]]},
@@ -126,7 +126,7 @@ def test_a_token_is_worth_its_reward_and_what_may_follow_it() -> None:
     assert torch.tensor(of_mean).abs().max() == 0
 
 
-def test_numbers_that_cannot_be_are_told() -> None:
+def test_invalid_numbers_raise() -> None:
     for make, said in (
         (lambda: clipped_with_candidates(num=0), "1 or more, got 0"),
         (lambda: clipped_with_candidates(quantile=1.5), "between 0 and 1, got 1.5"),

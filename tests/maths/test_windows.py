@@ -40,7 +40,7 @@ def test_random_window_is_uniform_over_every_start_that_fits():
     assert_uniform(counts, [(start, start + 1, start + 2) for start in range(2, 6)])
 
 
-def test_random_window_defaults_to_the_whole_schedule():
+def test_random_window_defaults_to_the_complete_schedule():
     starts = {random_window(5, size=2, seed=seed)[0] for seed in range(200)}
     assert starts == {0, 1, 2, 3}
 
@@ -92,7 +92,7 @@ def test_steps_after_a_window_are_as_few_as_mix_grpo_flash_makes_them():
 
 
 @pytest.mark.parametrize(("last", "frac"), [(9, 0.5), (3, 1.0), (3, 0.0), (-1, 0.5)])
-def test_steps_that_are_not_there_are_made_no_fewer(last: int, frac: float):
+def test_fast_remainder_without_later_steps_raises(last: int, frac: float):
     with pytest.raises(ConfigError, match="reduces the steps"):
         shortened(10, last, frac)
 
@@ -118,7 +118,7 @@ def test_progressive_window_is_never_short_or_outside(size: int, low: int, high:
         lambda: progressive_window(10, step=0, size=1, interval=1, low=6, high=3),
     ],
 )
-def test_a_range_outside_the_schedule_is_refused(call):
+def test_a_range_outside_the_schedule_raises(call):
     with pytest.raises(ConfigError, match=r"outside the schedule.*choose 0 <= low < high <= \d+"):
         call()
 
@@ -134,12 +134,12 @@ def test_a_range_outside_the_schedule_is_refused(call):
         lambda: progressive_window(3, step=0, size=4, interval=1),
     ],
 )
-def test_a_window_that_does_not_fit_is_refused(call):
+def test_a_window_that_does_not_fit_raises(call):
     with pytest.raises(ConfigError, match=r"does not fit.*choose a size from 1 to \d"):
         call()
 
 
-def test_a_subset_is_a_whole_number_or_a_share():
+def test_a_subset_is_an_integer_or_a_share():
     with pytest.raises(ConfigError, match=r"integer number of decisions, or a share below 1, got 1\.5"):
         random_subset(3, size=1.5, seed=0)
 

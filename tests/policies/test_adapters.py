@@ -49,7 +49,7 @@ def trained_weights(policy: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES)
-def test_what_one_saves_another_starts_from(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+def test_saved_adapters_are_loaded_by_another_policy(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     first = made(name, **settings)
     move(first.trainable)
     first.save(tmp_path)
@@ -97,7 +97,7 @@ def test_adapters_of_diffusers_and_of_peft_for_one_denoiser(tmp_path: Path) -> N
         made("sd3", adapter=str(tmp_path), **LORA)
 
 
-def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
+def test_adapters_that_do_not_fit_raise(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds neither pytorch_lora_weights"):
         made("llama", adapter=str(tmp_path), **LORA)
     for name in ("llama", "sd3"):
@@ -184,7 +184,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_policy_adds_what_the_stock_pipeline_adds(form: str, tmp_path: Path) -> None:
+def test_policy_adds_the_adapters_of_the_stock_pipeline(form: str, tmp_path: Path) -> None:
     """Files of diffusers, its training scripts and kohya, with or without a header, at their library's own scale."""
     _, file = stock_file(tmp_path, **FORMS[form])
     if form in ("no header", "script", "kohya", "bare"):
@@ -202,7 +202,7 @@ def test_policy_adds_what_the_stock_pipeline_adds(form: str, tmp_path: Path) -> 
     assert np.abs(drawn(stock) - untrained).max() > 1e-2
 
 
-def test_files_that_cannot_be_read_say_what_to_do(tmp_path: Path) -> None:
+def test_unreadable_files_raise_with_a_suggested_fix(tmp_path: Path) -> None:
     made("sd15", **LORA).save(tmp_path)
     file = tmp_path / DIFFUSERS_FILE
     whole, tensors = file.read_bytes(), copied(file)

@@ -52,7 +52,7 @@ def logprobs(policy: Policy, rollout: Rollout) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_behind_the_same_prompt_nothing_changes(name: str) -> None:
+def test_the_same_prompt_keeps_log_probabilities(name: str) -> None:
     build, prompts, make = CASES[name]
     policy = build()
     rollout = make(policy, prompts)
@@ -63,7 +63,7 @@ def test_behind_the_same_prompt_nothing_changes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_behind_another_prompt_a_decision_is_as_likely_as_that_prompt_makes_it(name: str) -> None:
+def test_another_prompt_gives_its_log_probabilities(name: str) -> None:
     """Behind each other's prompts the rows are those of a rollout whose samples say they were shown those."""
     build, prompts, make = CASES[name]
     policy = build()
@@ -84,7 +84,7 @@ def test_behind_another_prompt_a_decision_is_as_likely_as_that_prompt_makes_it(n
         torch.testing.assert_close(policy.read(given, seed=0).old_logprob_BT, found_BT, atol=1e-6, rtol=1e-6)
 
 
-def test_members_that_are_shown_different_prompts_share_no_state() -> None:
+def test_members_with_different_prompts_share_no_state() -> None:
     policy = pictures()
     rollout = policy.rollout([Prompt("a red fox")], group_size=2, seed=3, plan=Plan(same_initial_noise=True))
     other = Prompt("two blue squares")
@@ -97,7 +97,7 @@ def test_members_that_are_shown_different_prompts_share_no_state() -> None:
     torch.testing.assert_close(logprobs(policy, seen)[1], logprobs(policy, alone)[1], atol=1e-6, rtol=1e-6)
 
 
-def test_what_cannot_be_looked_at_is_said() -> None:
+def test_unsupported_views_raise() -> None:
     words, images = policy_of("llama"), pictures()
     written, painted = drawn(words, prompts_of("llama")), drawn(images, [Prompt("a red fox")])
     with pytest.raises(ConfigError, match="of another kind"):
@@ -109,7 +109,7 @@ def test_what_cannot_be_looked_at_is_said() -> None:
         words.override_prompts(other, [sample.prompt for sample in other.samples])
 
 
-def test_an_exchange_has_no_view_behind_other_prompts() -> None:
+def test_conversations_with_other_prompts_raise() -> None:
     policy = policy_of("llama")
     rollout = drawn(policy, prompts_of("llama"))
     samples = [
@@ -120,7 +120,7 @@ def test_an_exchange_has_no_view_behind_other_prompts() -> None:
         policy.override_prompts(exchanged, [sample.prompt for sample in rollout.samples])
 
 
-def test_a_masked_picture_changes_what_is_written() -> None:
+def test_a_masked_image_changes_the_log_probabilities() -> None:
     policy = policy_of("qwen2.5-vl")
     rollout = drawn(policy, prompts_of("qwen2.5-vl"))
     other = [replace(s.prompt, images=[picture(*p.size, seed=9) for p in s.prompt.images]) for s in rollout.samples]

@@ -56,7 +56,7 @@ def test_arguments_without_a_use_are_an_error() -> None:
         policy("llama", chat=False).check_prompt(row(prompt="hi", tools=[TOOL]))
 
 
-def test_null_content_beside_tool_calls_is_taken() -> None:
+def test_null_content_with_tool_calls_is_accepted() -> None:
     call = {"type": "function", "function": {"name": "w", "arguments": {"city": "Paris"}}}
     turns = [
         {"role": "user", "content": "weather?"},
@@ -76,7 +76,9 @@ def test_null_content_beside_tool_calls_is_taken() -> None:
         ("mistral", {}, [("system", "x"), ("user", "hi")]),
     ],
 )
-def test_what_a_template_rejects_names_the_prompt(name: str, settings: dict[str, Any], turns: list[Any]) -> None:
+def test_messages_that_a_template_rejects_raise_with_the_prompt(
+    name: str, settings: dict[str, Any], turns: list[Any]
+) -> None:
     prompt = row(prompt=[{"role": role, "content": content} for role, content in turns])
     with pytest.raises(DataError, match=rf"rejects the prompt '{turns[-1][1]}' with the turns") as raised:
         policy(name, **settings).rollout([prompt], group_size=1, seed=0)

@@ -82,7 +82,7 @@ def test_a_group_larger_than_a_batch_shares_its_states() -> None:
 
 
 @pytest.mark.parametrize("name", ["sd15", "sd3", "flux", "flux2", "qwen-image", "z-image", "wan"])
-def test_ghosts_cost_nothing_in_any_batch(name: str) -> None:
+def test_ghost_steps_run_no_forward_in_any_batch(name: str) -> None:
     policy = policy_of(name)
     rollout = policy.rollout([Prompt("a red fox"), Prompt("a cube " * 9)], group_size=2, seed=SEED)
     assert rollout.num_forwards == 4 * 4

@@ -70,14 +70,14 @@ def test_a_pipeline_is_read_by_diffusers(name: str, settings: dict[str, Any], tm
     assert np.abs(np.asarray(untrained.image).astype(int) - trained).max() > 5
 
 
-def test_the_dtype_is_that_of_the_model_or_the_one_asked_for(tmp_path: Path) -> None:
+def test_the_dtype_is_that_of_the_model_or_the_requested_one(tmp_path: Path) -> None:
     for dtype, expected in ((None, torch.float32), ("bfloat16", torch.bfloat16)):
         policy = tiny_language.policy_of("llama", lora=LORA["lora"])
         policy.export(tmp_path, dtype=dtype)
         assert AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").dtype == expected
 
 
-def test_what_no_library_reads_as_a_whole_is_refused(tmp_path: Path) -> None:
+def test_models_that_no_library_loads_raise(tmp_path: Path) -> None:
     policy = tiny_masked.policy_of("amused", lora=None)
     assert isinstance(policy, SupportsExport)
     with pytest.raises(ConfigError, match="export does not support masked pipelines"):

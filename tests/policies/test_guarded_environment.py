@@ -104,7 +104,7 @@ def test_an_opening_that_ends_the_exchange_is_a_fault() -> None:
     assert "it ended the exchange before the policy wrote a turn" in (environment.error or "")
 
 
-def test_what_is_no_environment_is_a_fault() -> None:
+def test_invalid_environments_raise() -> None:
     environment = GuardedEnvironment(lambda: None)  # type: ignore[arg-type,return-value]
     assert (environment.reset(Prompt("a")), environment.step("x")) == (Turn(), Turn(done=True))
     assert "NoneType is no mmgrpo.environment.Environment" in (environment.error or "")
@@ -192,7 +192,7 @@ def test_an_environment_that_can_never_be_made_is_an_error(tmp_path: Path) -> No
         trainer_of(tmp_path, {"environment": settings, "max_turns": 2})
 
 
-def test_a_step_whose_exchanges_all_fail_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_with_only_failed_conversations_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer_of(tmp_path, {"environment": {"name": f"python:{__name__}:always"}, "max_turns": 2}).train()
     assert "the environments of all 8 episodes of this step failed: nothing is trained" in caplog.text
 
@@ -249,7 +249,7 @@ def test_an_image_of_a_tool_is_an_image_of_the_turn() -> None:
     assert (json.loads(turn.text), turn.role) == ({"image": "(image)"}, "tool")
 
 
-def test_what_json_cannot_hold_is_told_as_an_error() -> None:
+def test_values_beyond_json_are_returned_as_an_error_text() -> None:
     call = '<tool_call>{"name": "opaque", "arguments": {"color": "red"}}</tool_call>'
     told = ToolEnvironment([opaque]).step(call).text
     assert json.loads(told) == {

@@ -60,7 +60,7 @@ def by_hand(name: str, policy: ImageTokensPolicy, rollout: Rollout, row: int) ->
 
 
 @every_family
-def test_codes_are_as_likely_as_a_plain_forward_says(name: str) -> None:
+def test_log_probabilities_of_codes_equal_a_plain_forward(name: str) -> None:
     policy = policy_of(name)
     rollout = rollout_of(policy, values=(ENTROPY,))
     asked = (ENTROPY, LOGPROB_MEAN, RANK)
@@ -82,7 +82,7 @@ def test_codes_are_as_likely_as_a_plain_forward_says(name: str) -> None:
     assert rollout.num_forwards == 2 * len(rollout.samples)
 
 
-def test_janus_draws_greedily_what_its_own_generate_draws() -> None:
+def test_janus_samples_greedily_like_its_generate() -> None:
     policy = policy_of("janus", guidance_scale=None)  # 5, as its generation config has it
     model: Any = policy.model
     rollout = rollout_of(policy, stochastic=())
@@ -96,7 +96,7 @@ def test_janus_draws_greedily_what_its_own_generate_draws() -> None:
     assert not rollout.mask_BT.any()
 
 
-def test_emu3_draws_greedily_what_its_own_generate_draws() -> None:
+def test_emu3_samples_greedily_like_its_generate() -> None:
     policy = policy_of("emu3")
     model: Any = policy.model
     vocabulary, (height, width) = model.config.vocabulary_map, GRID
@@ -124,7 +124,7 @@ def test_emu3_draws_greedily_what_its_own_generate_draws() -> None:
 
 
 @every_family
-def test_a_picture_is_what_its_codes_decode_to_and_its_codes_are_read_back(name: str) -> None:
+def test_an_image_is_decoded_from_its_codes_and_encoded_back(name: str) -> None:
     policy = policy_of(name)
     rollout = rollout_of(policy)
     again = [OffPolicySample(sample=sample, old_logprob_T=old_T, origin=Origin.REPLAY)
@@ -142,7 +142,7 @@ def test_a_picture_is_what_its_codes_decode_to_and_its_codes_are_read_back(name:
     assert (found.values[ENTROPY] > 0).all()
 
 
-def test_without_guidance_there_is_one_side() -> None:
+def test_without_guidance_one_row_is_computed() -> None:
     policy = policy_of("llamagen", guidance_scale=1.0, temperature=1.0)
     rollout = rollout_of(policy)
     assert rollout.num_forwards == len(rollout.samples)
@@ -154,7 +154,7 @@ def test_without_guidance_there_is_one_side() -> None:
 
 
 @pytest.mark.parametrize(("cut", "value"), [("top_k", 3), ("top_p", 0.5), ("min_p", 0.2)])
-def test_rows_are_scored_on_the_codes_that_could_be_drawn(cut: str, value: float) -> None:
+def test_rows_are_scored_on_the_codes_that_could_be_sampled(cut: str, value: float) -> None:
     cuts: dict[str, Any] = {cut: value}
     policy = policy_of("llamagen", **cuts)
     rollout = rollout_of(policy)
@@ -177,7 +177,7 @@ def test_rows_are_scored_on_the_codes_that_could_be_drawn(cut: str, value: float
     assert largest_difference(read.old_logprob_BT, rollout.old_logprob_BT, rollout.mask_BT) < 1e-5
 
 
-def test_outside_the_window_the_likeliest_code_is_drawn_and_nothing_is_trained() -> None:
+def test_outside_the_window_codes_are_greedy_and_not_trained() -> None:
     policy = policy_of("janus")
     rollout = rollout_of(policy, stochastic=(2, 5))
     assert rollout.mask_BT.nonzero()[:, 1].unique().tolist() == [2, 5]
@@ -236,7 +236,7 @@ def test_views_are_the_weights_that_are_kept() -> None:
         list(policy.evaluate(rollout, values=(PEERS,)))
 
 
-def test_the_warm_up_is_the_cross_entropy_of_the_codes_behind_the_prompt_or_without() -> None:
+def test_the_warm_up_is_the_cross_entropy_of_the_codes_with_and_without_prompt() -> None:
     image = Image.linear_gradient("L").resize((8, 6))
     example = Example(prompt=Prompt("a red fox"), image=image)
     policy = policy_of("llamagen")
@@ -251,7 +251,7 @@ def test_the_warm_up_is_the_cross_entropy_of_the_codes_behind_the_prompt_or_with
         policy.supervised_loss([Example(prompt=Prompt("a"), text="b")], seeds=(1,))
 
 
-def test_the_same_codes_behind_another_prompt() -> None:
+def test_the_same_codes_with_another_prompt() -> None:
     policy = policy_of("chameleon")
     rollout = rollout_of(policy)
     seen = policy.override_prompts(rollout, [Prompt("a table")] * 4)
@@ -273,12 +273,12 @@ def test_the_same_codes_behind_another_prompt() -> None:
         ("llamagen", {}, Prompt("a", audios=["x.wav"]), "support text prompts only"),
     ],
 )
-def test_what_is_refused(name: str, settings: dict[str, Any], prompt: Prompt, said: str) -> None:
+def test_unsupported_settings_raise(name: str, settings: dict[str, Any], prompt: Prompt, said: str) -> None:
     with pytest.raises((ConfigError, DataError), match=said):
         policy_of(name, **settings).rollout([prompt], group_size=1, seed=0)
 
 
-def test_what_a_plan_may_not_ask() -> None:
+def test_unsupported_plans_raise() -> None:
     policy = policy_of("llamagen")
     for plan, said in (
         ({"environment": object}, "support no environments"),

@@ -38,7 +38,7 @@ def trained(folder: Path, name: str = "llamagen", **config: Any) -> list[dict[st
 
 
 @pytest.mark.parametrize("name", ["llamagen", pytest.param("janus", marks=pytest.mark.nightly)])
-def test_a_run_learns_what_is_rewarded(name: str, tmp_path: Path) -> None:
+def test_a_run_increases_its_reward(name: str, tmp_path: Path) -> None:
     found = trained(tmp_path, name, steps=8)
     rewards = [line["reward/low/mean"] for line in found]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1

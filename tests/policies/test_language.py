@@ -39,7 +39,7 @@ def rollout_of(policy: LanguagePolicy, name: str, group_size: int = 3) -> Rollou
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 2.0}], ids=["full", "lora"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_prompt_run_once_for_its_group_changes_nothing(name: str, lora: dict[str, Any] | None) -> None:
+def test_a_prompt_computed_once_per_group_keeps_log_probabilities(name: str, lora: dict[str, Any] | None) -> None:
     shared, plain = policy_of(name, lora=lora), policy_of(name, lora=lora, share_prefix=False)
     rollout = rollout_of(shared, name)
     assert shared.shares_prefix
@@ -166,7 +166,7 @@ def test_the_divergence_is_from_the_untrained_model() -> None:
     ],
     ids=str,
 )
-def test_a_value_that_tokens_do_not_have_is_refused_with_those_known(value: Value) -> None:
+def test_unknown_values_raise_with_the_supported_ones(value: Value) -> None:
     policy = policy_of("llama")
     rollout = rollout_of(policy, "llama")
     pattern = "remove the setting that needs it; supported are .*top_logprob, and logprob, k1, k2, k3 of reference"
@@ -232,7 +232,7 @@ def test_bfloat16_is_close_on_policy(lora: dict[str, Any] | None) -> None:
     assert all(torch.isfinite(gradient).all() for gradient in gradients(policy, rollout))
 
 
-def test_what_cannot_be_read_is_named() -> None:
+def test_unreadable_prompts_are_named() -> None:
     policy = policy_of("qwen2.5-vl")
 
     def read(*images: Any, text: str = "what", messages: Any = None) -> Tensor:
@@ -266,7 +266,7 @@ def test_a_processor_without_a_template_reads_text_alone() -> None:
         policy._encoder(Prompt("what", messages=turns))
 
 
-def test_windows_and_shared_noise_are_refused() -> None:
+def test_windows_and_shared_noise_raise() -> None:
     policy = policy_of("llama")
     for plan in (Plan(stochastic=(0, 1)), Plan(same_initial_noise=True), Plan(values=(DRIFT,))):
         with pytest.raises(PolicyError, match="tokens have no windows"):
@@ -277,12 +277,12 @@ def test_windows_and_shared_noise_are_refused() -> None:
     ("name", "end"),
     [("llama", "<|eot_id|>"), ("gemma3", "<end_of_turn>"), ("qwen2.5-vl", "<|im_end|>"), ("mistral", "</s>")],
 )
-def test_an_answer_is_taught_to_end_as_its_template_ends_it(name: str, end: str) -> None:
+def test_supervised_answers_end_as_in_the_template(name: str, end: str) -> None:
     policy = policy_of(name)
     assert policy._encoder.end_id(policy._end_ids.tolist()) == policy._tokenizer.convert_tokens_to_ids(end)
 
 
-def test_batches_hold_what_fits() -> None:
+def test_batches_are_limited_by_their_tokens() -> None:
     policy = policy_of("llama", update_tokens=64)
     rollout = policy.rollout([Prompt("what red " * (1 + k)) for k in range(4)], group_size=5, seed=SEED)
     lengths = [encoded.length for encoded in rollout.trace.prompts]
@@ -297,7 +297,7 @@ def test_batches_hold_what_fits() -> None:
         assert len(batches) < 20
 
 
-def test_picture_tokens_without_their_features_are_named() -> None:
+def test_image_tokens_without_their_features_are_named() -> None:
     policy = policy_of("qwen2.5-vl")
     encoded = policy._encoder(Prompt("what", images=[picture()]))
     marked = encoded.ids_P != policy.model.config.image_token_id

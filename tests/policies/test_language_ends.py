@@ -14,7 +14,7 @@ TOKEN = 3
 
 
 @pytest.mark.parametrize("share_prefix", [True, False])
-def test_the_token_is_asked_behind_texts_that_came_to_their_own_end(share_prefix: bool) -> None:
+def test_the_end_token_is_scored_after_finished_texts(share_prefix: bool) -> None:
     policy = policy_of("llama", lora=None, share_prefix=share_prefix, update_tokens=64)
     long, short = prompts_of("llama")
     told = [(long, "one two three", True), (long, "one", True), (short, "two", True), (short, "one two three", False)]

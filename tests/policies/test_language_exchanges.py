@@ -99,7 +99,7 @@ def plain_row(policy: LanguagePolicy, rollout: Rollout, row: int) -> Tensor:
 
 @pytest.mark.parametrize("plan", [{}, {"stochastic": ()}], ids=["drawn", "greedy"])
 @pytest.mark.parametrize("name", ["llama", "qwen2.5-vl"])
-def test_an_environment_that_says_nothing_changes_nothing(name: str, plan: dict[str, Any]) -> None:
+def test_a_silent_environment_equals_single_turns(name: str, plan: dict[str, Any]) -> None:
     policy = terse(name)
     plain = policy.rollout(prompts_of(name), group_size=4, seed=SEED, plan=Plan(**plan))
     silent = exchange(policy, name, Silent, **plan)
@@ -116,7 +116,7 @@ def test_an_environment_that_says_nothing_changes_nothing(name: str, plan: dict[
 
 @pytest.mark.parametrize("settings", [{}, {"share_prefix": False}, {"top_k": 6}], ids=["shared", "whole", "top_k"])
 @pytest.mark.parametrize("name", ["llama", "qwen2.5-vl"])
-def test_what_is_told_is_given_and_the_turns_are_trained(name: str, settings: dict[str, Any]) -> None:
+def test_environment_texts_are_forced_and_turns_are_trained(name: str, settings: dict[str, Any]) -> None:
     policy = terse(name, **settings)
     made: list[Asking] = []
 
@@ -157,7 +157,7 @@ def test_what_is_told_is_given_and_the_turns_are_trained(name: str, settings: di
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 3e-6
 
 
-def test_what_is_told_has_no_gradient() -> None:
+def test_environment_texts_have_no_gradient() -> None:
     policy = terse("llama")
     rollout = exchange(policy, "llama", Asking)
     assert any(len(sample.turn_ends) > 1 for sample in rollout.samples)
@@ -170,7 +170,7 @@ def test_what_is_told_has_no_gradient() -> None:
     assert relative_difference(found, expected) < 1e-5
 
 
-def test_states_are_named_by_the_environment_or_by_what_it_tells() -> None:
+def test_states_have_the_key_or_the_text_of_the_environment() -> None:
     named, seen = Turn(text="go on", key="cell 3"), Turn(text="go on", images=[picture()])
     assert (named.state, Turn(text="go on").state, Turn().state, seen.state) == ("cell 3", "go on", "", None)
     rollout = exchange(terse("llama"), "llama", lambda: Opening(named))
@@ -179,7 +179,7 @@ def test_states_are_named_by_the_environment_or_by_what_it_tells() -> None:
     assert not any(sample.turn_keys for sample in plain.samples)
 
 
-def test_samples_of_an_exchange_are_read_as_they_were_drawn() -> None:
+def test_samples_of_a_conversation_are_rescored_exactly() -> None:
     policy = terse("llama")
     rollout = exchange(policy, "llama", Asking)
     read = policy.read([OffPolicySample(sample=sample) for sample in rollout.samples], seed=0)
@@ -207,7 +207,7 @@ def test_a_row_keeps_its_numbers_over_its_turns() -> None:
     assert [sample.tokens for sample in rows[0].samples] == [sample.tokens for sample in rows[1].samples]
 
 
-def test_what_is_said_at_first_stands_behind_the_prompt() -> None:
+def test_the_first_text_of_the_environment_follows_the_prompt() -> None:
     policy = terse("qwen2.5-vl")
     rollout = exchange(policy, "qwen2.5-vl", lambda: Opening(Turn(text="how many", images=[picture(seed=5)])))
     first = prompts_of("qwen2.5-vl")[0]
@@ -226,7 +226,7 @@ def test_what_is_said_at_first_stands_behind_the_prompt() -> None:
     assert torch.equal(rollout.trace.prompts[0].ids_P, policy._encoder(whole).ids_P)
 
 
-def test_what_cannot_be_an_exchange_is_refused() -> None:
+def test_unsupported_conversations_raise() -> None:
     with pytest.raises(ConfigError, match=r"turns are the segments of a conversation: remove policy\.segment_end"):
         exchange(terse("llama", segment_end="e"), "llama", Silent)
     with pytest.raises(DataError, match="reads text only"):

@@ -50,7 +50,7 @@ def test_the_table_has_every_family() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_each_kind_of_media_is_seen_or_an_error(name: str) -> None:
+def test_each_kind_of_media_is_used_or_raises(name: str) -> None:
     encoder = encoder_of(name)
     needed = ["image"] if name == "paligemma" else []
     for kind, outcome in zip(KINDS, documented()[name], strict=True):
@@ -82,7 +82,7 @@ def test_a_video_that_a_model_does_not_see_is_an_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["image", "video"])
-def test_an_image_beside_audio_that_a_model_does_not_see_is_an_error(kind: str) -> None:
+def test_an_image_with_audio_that_a_model_ignores_raises(kind: str) -> None:
     with pytest.raises(DataError, match=rf"has 1 {kind}, and Qwen2AudioProcessor .* takes text and audios"):
         encoder_of("qwen2-audio")(prompt_with("audio", kind))
 

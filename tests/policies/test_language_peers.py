@@ -24,7 +24,7 @@ def test_two_members_are_half_their_log_ratio_from_their_mean() -> None:
 
 
 @pytest.mark.parametrize("head_bytes", [1 << 20, 1])
-def test_a_policy_says_how_far_its_groups_are_apart(head_bytes: int) -> None:
+def test_a_policy_reports_the_divergence_within_groups(head_bytes: int) -> None:
     policy = policy_of("llama", lora=None, update_tokens=32, head_bytes=head_bytes)
     long, short = prompts_of("llama")
     told = [(long, "one two three"), (long, "one"), (short, "two"), (short, "two one")]

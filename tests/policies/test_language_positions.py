@@ -145,7 +145,7 @@ def test_a_fault_larger_than_rounding_is_found_in_bfloat16() -> None:
         policy.rollout([Prompt(text) for text in TEXTS], group_size=2, seed=0)
 
 
-def test_other_roundings_move_each_product_by_one_step_and_leave_nothing() -> None:
+def test_other_roundings_move_each_product_by_one_step() -> None:
     linear = torch.nn.Linear(4, 8).to(torch.bfloat16)
     x = torch.randn(3, 4, dtype=torch.bfloat16)
     before = linear(x)

@@ -36,7 +36,7 @@ def given_of(rollout: Rollout, *, stored: bool) -> list[OffPolicySample]:
 @pytest.mark.parametrize(
     ("name", "settings"), [("llama", {}), ("llama", {"top_p": 0.8}), ("qwen2.5-vl", {}), ("qwen3.5", {})]
 )
-def test_its_own_samples_are_read_as_they_were_drawn(name: str, settings: dict[str, Any], stored: bool) -> None:
+def test_its_samples_are_rescored_exactly(name: str, settings: dict[str, Any], stored: bool) -> None:
     policy = policy_of(name, **settings)
     rollout = rollout_of(policy, name)
     read = policy.read(given_of(rollout, stored=stored), seed=0)
@@ -92,7 +92,7 @@ def test_forced_beginnings_of_read_rows_are_masked() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2.5-vl"])
-def test_another_prompt_changes_the_log_probabilities_and_nothing_else(name: str) -> None:
+def test_another_prompt_changes_only_the_log_probabilities(name: str) -> None:
     policy = policy_of(name)
     rollout, first = rollout_of(policy, name), prompts_of(name)[0]
     hint = replace(first, text=f"{first.text} two")
@@ -120,7 +120,7 @@ def plainly(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
     return found_BT
 
 
-def test_entropies_come_with_the_log_probabilities_of_now() -> None:
+def test_entropies_are_computed_with_the_current_log_probabilities() -> None:
     policy = policy_of("llama")
     rollout = rollout_of(policy, values=(ENTROPY,))
     read = policy.read(given_of(rollout, stored=False), seed=0, plan=Plan(values=(ENTROPY,)))
@@ -140,7 +140,7 @@ def test_the_warm_up_is_the_mean_of_read_rows() -> None:
     assert float(loss.mean.detach()) == pytest.approx(-float(read.old_logprob_BT.sum()) / loss.num_terms, rel=1e-6)
 
 
-def test_what_cannot_be_read_as_a_row_is_named() -> None:
+def test_samples_that_cannot_be_rows_raise() -> None:
     policy = policy_of("llama")
     prompt = Prompt("what")
     with pytest.raises(DataError, match="is no text: a language policy cannot score it"):

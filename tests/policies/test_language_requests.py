@@ -36,7 +36,7 @@ def part(rollout: Rollout, rows: list[int], width: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2.5-vl"])
-def test_members_are_drawn_by_their_numbers(name: str) -> None:
+def test_members_are_sampled_by_their_numbers(name: str) -> None:
     policy = policy_of(name)
     whole = rollout_of(policy, name, group_size=6)
     some = rollout_of(policy, name, members=((2, 5), (0, 3, 4)))
@@ -58,7 +58,7 @@ def test_a_greedy_plan_writes_once_for_all_the_members_it_names() -> None:
     assert not rollout.mask_BT.any()
 
 
-def test_a_group_may_be_shown_several_prompts() -> None:
+def test_a_group_may_have_several_prompts() -> None:
     policy = policy_of("llama")
     hinted, bare = prompts_of("llama")
     plan = Plan(prompt_ids=(7, 7, 7), members=((0, 1), (2,), (3,)))
@@ -101,7 +101,7 @@ def test_settings_that_a_rollout_has_not_are_named() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen2.5-vl"])
 @pytest.mark.parametrize("settings", [{}, {"top_p": 0.8}], ids=["whole", "nucleus"])
-def test_a_given_beginning_is_never_drawn_and_never_trained(name: str, settings: dict[str, Any]) -> None:
+def test_a_forced_prefix_is_neither_sampled_nor_trained(name: str, settings: dict[str, Any]) -> None:
     policy = policy_of(name, **settings)
     prompts = [replace(prompt, prefix=PREFIX) for prompt in prompts_of(name)]
     rollout = policy.rollout(prompts, group_size=3, seed=SEED)
@@ -198,7 +198,7 @@ def test_beginnings_of_several_lengths_are_written_in_one_batch() -> None:
     assert relative_difference(gradients(policy, together), gradients(alone, together)) < 1e-4
 
 
-def test_beginnings_that_cannot_be_continued_are_refused() -> None:
+def test_prefixes_that_cannot_be_continued_raise() -> None:
     policy = policy_of("llama")
     prompt = prompts_of("llama")[0]
 

@@ -75,14 +75,14 @@ def test_truncated_sampling_is_scored_on_the_same_tokens(truncation: dict[str, A
     assert torch.isfinite(values(policy, rollout)).all()
 
 
-def test_later_tokens_are_drawn_colder_by_hand() -> None:
+def test_temperatures_of_later_tokens_by_hand() -> None:
     temperature_schedule = TemperatureSchedule(high=1.2, low=0.1, pace=500.0, after=10)
     # 2.2 - e^0.02 and 2.2 - e^0.5; e^(371 / 500) = 2.1001 is the first above 2.1
     expected = [1.0, 1.0, 1.1797987, 0.5512787, 0.1, 0.1]
     assert [temperature_schedule.factor(t) for t in (0, 9, 10, 250, 371, 10**6)] == pytest.approx(expected)
 
 
-def test_what_is_cooled_is_drawn_colder_and_scored_as_it_was() -> None:
+def test_scheduled_temperatures_apply_to_sampling_and_scoring() -> None:
     cold = {"high": 1e-4, "low": 1e-4, "after": 0}
     policy = policy_of("llama", temperature_schedule=cold)
     rollout = rollout_of(policy, "llama")
@@ -138,7 +138,7 @@ def test_scores_and_entropies_by_hand() -> None:
     assert logprob_M.tolist() == pytest.approx([torch.tensor(1 / 3).log().item()])
 
 
-def test_draws_follow_the_distribution() -> None:
+def test_samples_follow_the_distribution() -> None:
     logits_V = torch.tensor([0.5, 0.0, 0.2, 0.3]).log()
     number = 20_000
     uniform_N = torch.rand(number, generator=torch.Generator().manual_seed(0))
@@ -151,7 +151,7 @@ def test_draws_follow_the_distribution() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-vl", "internvl", "gemma3", "idefics3"])
-def test_tokens_of_pictures_are_never_written(name: str) -> None:
+def test_image_tokens_are_never_sampled(name: str) -> None:
     policy = policy_of(name, temperature=1e4, max_new_tokens=48)
     tokenizer = policy._tokenizer
     special = {str(token) for token in tokenizer.added_tokens_decoder.values()}
@@ -189,7 +189,7 @@ def test_groups_share_their_first_state_and_no_other() -> None:
     assert int(later.min()) > 1
 
 
-def test_segments_end_with_what_is_asked_for() -> None:
+def test_segments_end_at_the_configured_text() -> None:
     policy = policy_of("llama", segment_end="e")
     rollout = rollout_of(policy, "llama")
     for row, sample in enumerate(rollout.samples):
@@ -245,7 +245,7 @@ def test_certainty_is_the_divergence_of_the_uniform_distribution() -> None:
     assert sample.values["entropy"] == pytest.approx(float(entropy_T.mean()), rel=1e-4)
 
 
-def test_values_of_samples_are_there_where_they_are_asked_for() -> None:
+def test_requested_values_of_samples_are_stored() -> None:
     policy = policy_of("llama")
     sample = rollout_of(policy, "llama").samples[0]
     assert sample.values == {}

@@ -92,7 +92,7 @@ def test_save_and_load(tmp_path: Path) -> None:
     contract.check_save_and_load(subject(**LORA), tmp_path)
 
 
-def test_what_is_written_depends_on_what_is_heard() -> None:
+def test_answers_depend_on_the_audio() -> None:
     policy = hearing()
     rollout = policy.rollout([Prompt("what ?", audios=[LOW])], group_size=2, seed=0)
     before = values(policy, rollout)
@@ -115,7 +115,7 @@ def test_a_group_hears_its_prompt_once() -> None:
     assert [tuple(features.shape) for features in heard] == [(1, 8, 50)]
 
 
-def test_a_sound_of_any_form_and_rate_is_the_same_to_the_model(tmp_path: Path) -> None:
+def test_audio_of_any_form_and_rate_gives_the_same_input(tmp_path: Path) -> None:
     policy = hearing()
     sound = resample_audio(LOW, 4000)
     (tmp_path / "a.wav").write_bytes(encode_wav(sound))
@@ -127,7 +127,7 @@ def test_a_sound_of_any_form_and_rate_is_the_same_to_the_model(tmp_path: Path) -
         torch.testing.assert_close(features, given[0], rtol=0, atol=2e-2)
 
 
-def test_sounds_that_have_no_place_are_refused() -> None:
+def test_audio_without_a_placeholder_raises() -> None:
     with pytest.raises(DataError, match=r"has audio, and .* reads text only"):
         policy_of("llama").rollout([Prompt("what ?", audios=[LOW])], group_size=1, seed=0)
     with pytest.raises(DataError, match="Qwen2_5_VLProcessor takes no audio; use one with audio input"):
@@ -139,7 +139,7 @@ def test_sounds_that_have_no_place_are_refused() -> None:
         hearing().rollout([Prompt("what ?", audios=["nowhere.wav"])], group_size=1, seed=0)
 
 
-def test_the_marks_of_sounds_are_never_written() -> None:
+def test_audio_tokens_are_never_sampled() -> None:
     policy = hearing(temperature=50.0)
     (sample,) = policy.rollout(PROMPTS[:1], group_size=1, seed=0).samples
     mark = policy.processor.audio_token_id
@@ -147,7 +147,7 @@ def test_the_marks_of_sounds_are_never_written() -> None:
     assert mark not in (sample.tokens or ())
 
 
-def test_sounds_and_texts_share_a_step() -> None:
+def test_audio_and_texts_share_a_step() -> None:
     policy = hearing()
     prompts = [*PROMPTS, Prompt(TEXTS[0]), Prompt(TEXTS[1], audios=[HIGH])]
     together = policy.rollout(prompts, group_size=2, seed=0)

@@ -107,7 +107,7 @@ def test_image_options_decide_the_size(model: str, option: dict[str, Any], grid:
     assert media_of(part, model=model)["image_grid_thw"].tolist() == [grid]
 
 
-def test_an_image_without_options_beside_one_with_them_keeps_its_size() -> None:
+def test_an_image_without_options_next_to_one_with_options_keeps_its_size() -> None:
     first, second = ({"type": "image", "image": picture(64, 64), **option} for option in ({"max_pixels": 256}, {}))
     assert media_of(first, second)["image_grid_thw"].tolist() == [[1, 4, 4], [1, 6, 6]]
 
@@ -170,7 +170,7 @@ def test_options_that_a_model_does_not_use_are_an_error() -> None:
         LanguageSettings(video={"nframe": 4})
 
 
-def test_coordinates_are_read_at_the_size_that_the_options_ask_for() -> None:
+def test_coordinates_are_in_the_size_of_the_options() -> None:
     part = {"type": "image", "image": picture(120, 60), "resized_height": 56, "resized_width": 112}
     frame = Coordinates(frame="resized", reference_frame="original").of_model(prompt_with(part))
     assert (frame.width, frame.height) == (112, 56)

@@ -53,7 +53,7 @@ def test_values_by_hand(value: Value) -> None:
     assert set(LOGIT_VALUES) == OF_DISTRIBUTION == {measured.name for measured in BY_HAND}
 
 
-def test_what_cannot_be_drawn_has_no_part_in_a_value() -> None:
+def test_values_exclude_tokens_that_cannot_be_sampled() -> None:
     only = Support(torch.tensor([0, 2], dtype=torch.int32), (2,))  # 1/3 and 2/3
     expected = {
         top_logprob(3): (log(1 / 3) + log(2 / 3)) / 2,
@@ -71,7 +71,7 @@ def test_what_cannot_be_drawn_has_no_part_in_a_value() -> None:
 
 
 @pytest.mark.parametrize("value", BY_HAND, ids=str)
-def test_in_chunks_values_and_gradients_are_those_of_the_whole(value: Value) -> None:
+def test_chunked_values_and_gradients_equal_the_unchunked_ones(value: Value) -> None:
     generator = torch.Generator().manual_seed(3)
     logits_MV = (3 * torch.randn(41, 29, generator=generator)).requires_grad_()
     token_M = torch.randint(29, (41,), generator=generator)
@@ -94,7 +94,7 @@ def test_the_gradient_of_the_nucleus_stays_within_it() -> None:
     assert grad_MV[0].tolist() == pytest.approx([0.0, slope, -slope, 0.0, 0.0], abs=1e-6)
 
 
-def test_asking_changes_no_log_probability_and_a_view_says_what_the_policy_said() -> None:
+def test_requested_values_change_no_log_probability_and_match_in_a_view() -> None:
     policy = policy_of("llama", temperature=0.05)  # so that first choices are drawn
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=3)
     values = (LOGPROB_MEAN, top_logprob(3), nucleus_entropy(0.8), RANK)

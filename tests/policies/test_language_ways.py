@@ -100,7 +100,7 @@ def test_an_encoder_decoder_is_trained_as_it_is_called(lora: dict[str, Any] | No
     assert relative_difference(found, expected) < 1e-5
 
 
-def test_an_encoder_decoder_writes_what_generate_writes() -> None:
+def test_an_encoder_decoder_samples_like_generate() -> None:
     policy = t5()
     prompts = [Prompt(text) for text in TEXTS]
     rollout = policy.rollout(prompts, group_size=1, seed=SEED, plan=Plan(stochastic=()))
@@ -110,7 +110,7 @@ def test_an_encoder_decoder_writes_what_generate_writes() -> None:
         assert list(sample.tokens or ()) == theirs.tolist()
 
 
-def test_an_encoder_decoder_is_taught_by_its_own_loss() -> None:
+def test_an_encoder_decoder_has_its_supervised_loss() -> None:
     policy = t5()
     loss = policy.supervised_loss([Example(Prompt(TEXTS[0]), "one red square")], seeds=[0])
     ids = policy._tokenizer("one red square", add_special_tokens=False)["input_ids"] + [policy._tokenizer.eos_token_id]
@@ -149,7 +149,7 @@ def test_gradients_are_compared_too(caplog: Any) -> None:
     assert relative_difference(gradients(policy, rollout), gradients(plain, rollout)) < 1e-5
 
 
-def test_a_kind_of_row_is_looked_at_when_it_first_comes(caplog: Any) -> None:
+def test_a_new_kind_of_row_is_checked_at_first_use(caplog: Any) -> None:
     policy = policy_of("qwen2.5-vl")
     policy.rollout([Prompt(TEXTS[0])], group_size=2, seed=SEED)
 
@@ -169,7 +169,7 @@ def test_a_kind_of_row_is_looked_at_when_it_first_comes(caplog: Any) -> None:
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
 
 
-def test_a_model_that_reads_ahead_is_refused_before_anything_is_drawn() -> None:
+def test_a_non_causal_model_raises_before_sampling() -> None:
     tokenizer = bare_tokenizer()
     config = BertConfig(**BERT_SIZES, intermediate_size=128, **ids_of(tokenizer), max_position_embeddings=256)
     policy = wrapped(drawn(BertLMHeadModel(config)), tokenizer)  # is_decoder is false: every token sees all others
@@ -225,7 +225,7 @@ def test_the_check_leaves_no_gradient_and_no_trace_in_the_model() -> None:
         ("modernbert-decoder", {"Wi", "Wo", "q_proj", "k_proj", "v_proj", "dense"}),  # its decoder is its head
     ],
 )
-def test_adapters_lie_on_what_is_a_linear_map(name: str, targets: set[str]) -> None:
+def test_adapters_are_added_to_linear_maps(name: str, targets: set[str]) -> None:
     model, _ = families()[name].make()
     assert {path.rpartition(".")[2] for path in language_linears(model)} == targets
 

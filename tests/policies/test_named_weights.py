@@ -63,7 +63,7 @@ def divergences(name: str) -> list[str]:
 
 
 @every
-def test_what_was_just_kept_is_the_policy_of_now(name: str, settings: dict[str, Any]) -> None:
+def test_stored_weights_equal_the_current_policy(name: str, settings: dict[str, Any]) -> None:
     policy, rollout = made(name, settings)
     assert issubclass(type(policy), SupportsNamedWeights)
     first_BT = values(policy, rollout)
@@ -84,7 +84,7 @@ def test_what_was_just_kept_is_the_policy_of_now(name: str, settings: dict[str, 
 
 
 @every
-def test_using_leaves_nothing_behind(name: str, settings: dict[str, Any]) -> None:
+def test_using_named_weights_restores_the_current_ones(name: str, settings: dict[str, Any]) -> None:
     policy, rollout = made(name, settings)
     move(policy.trainable)
     policy.weights.store("one")
@@ -175,7 +175,7 @@ def test_kept_weights_are_saved_and_loaded(name: str, settings: dict[str, Any], 
 
 
 @pytest.mark.parametrize("name", ["sd3", "llama"])
-def test_checkpoints_of_before_there_were_names_load(name: str, tmp_path: Path) -> None:
+def test_checkpoints_without_named_weights_load(name: str, tmp_path: Path) -> None:
     policy, rollout = made(name, FULL)
     with policy.reference():
         pass
@@ -192,7 +192,7 @@ def test_checkpoints_of_before_there_were_names_load(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["sd3", "llama"])
-def test_what_was_never_kept_is_named(name: str) -> None:
+def test_unknown_names_of_weights_raise(name: str) -> None:
     policy, rollout = made(name, LORA)
     refused = pytest.raises(ConfigError, match="no weights are stored under 'teacher'; stored are reference")
     with refused, policy.weights.using("teacher"):
@@ -206,7 +206,7 @@ def test_what_was_never_kept_is_named(name: str) -> None:
         policy.weights.store("average", decay=1.5)
 
 
-def test_prompts_may_be_new_behind_the_reference() -> None:
+def test_prompts_may_change_under_the_reference() -> None:
     """Ways through a model are compared by their gradients, which the reference of adapters has none of."""
     policy = tiny_language.policy_of("llama", lora=LORA["lora"])
     rollout = policy.rollout([Prompt("what")], group_size=2, seed=SEED)

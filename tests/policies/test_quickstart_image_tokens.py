@@ -8,7 +8,7 @@ from mmgrpo.examples.digits import fit_judge, fit_verifier, load_split
 from mmgrpo.examples.patch_codes import NUM_PATCHES, PatchCodes, digits_tokens, patch_codes
 
 
-def test_patches_stand_row_by_row() -> None:
+def test_patches_are_in_row_order() -> None:
     patch_KD = torch.tensor([[-1.0, -1, -1, -1], [1, 1, 1, 1], [-1, -1, 1, 1], [-1, 1, -1, 1]])
     codes = PatchCodes(patch_KD)
     code_144 = torch.arange(16).reshape(1, 4, 4) % 4

@@ -31,7 +31,7 @@ def asked(processor: Any, images: list[Any]) -> Any:
     return processor(text=[text] * len(images), images=[[image] for image in images], return_tensors="pt")
 
 
-def test_a_digit_becomes_four_tokens_of_sixteen_patches() -> None:
+def test_a_digit_is_four_tokens_of_sixteen_patches() -> None:
     _, processor = digits_vlm()
     inputs = asked(processor, [digit_questions()[0].images[0].convert("RGB")])
     assert processor.tokenizer.decode(inputs["input_ids"][0]) == QUESTION.format(" ".join(["<|image_pad|>"] * 4))

@@ -77,7 +77,7 @@ def test_flow_matching_loss_on_sd3() -> None:
     assert sum(float(p.grad.abs().sum()) for p in policy.trainable if p.grad is not None) > 0
 
 
-def test_inverted_flow_teaches_the_way_from_noise_to_data() -> None:
+def test_inverted_flow_trains_the_velocity_from_noise_to_data() -> None:
     tiny = PIPELINES["sd3"]
     pipeline = tiny.build()
     pipeline.scheduler = FlowMatchEulerDiscreteScheduler.from_config(pipeline.scheduler.config, invert_sigmas=True)
@@ -131,7 +131,7 @@ def test_rows_do_not_depend_on_their_batch() -> None:
 CORRECTION: dict[str, Any] = {"points": 2, "weight": 0.5, "num_steps": 4, "call": {"guidance_scale": 4.5}}
 
 
-def test_a_step_of_its_own_is_taught_the_way_back_on_sd3() -> None:
+def test_self_correction_trains_the_way_back_on_sd3() -> None:
     """One guided step of the bare network, noised again, beside the example itself: (e + 0.5 (e_1 + e_2)) / 2."""
     policy, examples = make("sd3", supervision={"shift": 3.0, "correction": CORRECTION})
     pipeline, call = policy.pipeline, policy.settings.call
@@ -175,7 +175,7 @@ def test_a_step_of_its_own_is_taught_the_way_back_on_sd3() -> None:
     assert float(sum(alone)) / 2 == pytest.approx(float(loss.detach()), rel=1e-5)
 
 
-def test_what_it_cannot_teach_is_said() -> None:
+def test_unsupported_supervision_raises() -> None:
     wrong, shown = make("sd15", supervision={"correction": {}})
     with pytest.raises(PolicyError, match=r"correction needs a flow-matching scheduler, got \w+; set it to null"):
         wrong.supervised_loss(shown, seeds=SEEDS)

@@ -110,7 +110,7 @@ def test_rows_are_those_of_the_policies_alone() -> None:
     assert [s.tokens for s in read.samples] == [s.tokens for s in rollout.samples]
 
 
-def test_the_same_decisions_behind_other_prompts() -> None:
+def test_the_same_decisions_with_other_prompts() -> None:
     policy = policy_of()
     rollout = policy.rollout(PROMPTS, group_size=1, seed=4)
     asked = [Prompt("two squares", columns={"draw": True}), Prompt("what is the table")]
@@ -155,7 +155,7 @@ def test_one_run_trains_both_kinds(tmp_path: Path) -> None:
     assert not any("vqmodel" in name for name in names)
 
 
-def test_what_is_refused() -> None:
+def test_unsupported_settings_raise() -> None:
     with pytest.raises(ValueError, match="lora applies to both kinds"):
         policy_of(draw={"lora": {"rank": 2}})
     with pytest.raises(ValueError, match="max_tokens"):

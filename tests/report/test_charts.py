@@ -9,7 +9,7 @@ from tests.report.folder import write_lines
 from tests.report.page import render
 
 
-def test_curves_are_drawn_to_scale(run: Path) -> None:
+def test_curves_are_to_scale(run: Path) -> None:
     page = render(run)
     # both measures lie in 0..1, so the axis is 0..1: y = 100 (1 - value); steps 0, 10, 20 at x = 0, 50, 100
     assert page.plot("Held-out measures") == ["M0.0 44.0L50.0 20.0L100.0 5.0", "M0.0 22.0L50.0 40.0L100.0 59.0"]
@@ -19,7 +19,7 @@ def test_curves_are_drawn_to_scale(run: Path) -> None:
     assert "1 value not finite, left out" in page.texts("p", "sub")
 
 
-def test_what_never_moves_takes_no_chart(run: Path) -> None:
+def test_constant_metrics_have_no_chart(run: Path) -> None:
     page = render(run)
     constants = page.texts("p", "settled")
     assert "Constant throughout: Entropy 0.300 (of a decision, in nats)" in constants
@@ -33,7 +33,7 @@ def test_what_never_moves_takes_no_chart(run: Path) -> None:
     assert not drawn
 
 
-def test_no_curve_is_drawn_twice(run: Path) -> None:
+def test_no_curve_is_repeated(run: Path) -> None:
     page = render(run)
     assert [title for title in page.texts("h3") if title in ("Reward", "judge")] == ["Reward"]
     said = "judge: the curve of Reward; failed on up to 12.5% of a step's samples."

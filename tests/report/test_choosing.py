@@ -29,7 +29,7 @@ def test_in_turn(most: int, chosen: list[str]) -> None:
     assert in_turn([["a1", "a2", "a3"], ["b1"], ["c1", "c2"]], most) == chosen
 
 
-def test_nothing_to_choose_from() -> None:
+def test_no_candidates_give_no_choice() -> None:
     assert in_turn([], 5) == []
 
 
@@ -42,6 +42,6 @@ def test_nothing_to_choose_from() -> None:
         (9, ["a3", "a1", "b1", "a2", "c1", "b2"]),
     ],
 )
-def test_what_moved_most(most: int, chosen: list[str]) -> None:
+def test_largest_changes_are_chosen(most: int, chosen: list[str]) -> None:
     movement = {"a1": 0.5, "a2": 0.5, "a3": 0.9, "b1": 0.5, "b2": -0.1, "c1": -1.0, "c2": 0.0}
     assert moved_most(movement, lambda name: name[0], most) == chosen

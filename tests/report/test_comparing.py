@@ -38,7 +38,7 @@ def compared(runs: list[Path], out: Path | None = None) -> Page:
     return page
 
 
-def test_what_differs_and_what_was_reached(runs: list[Path]) -> None:
+def test_differences_of_configurations_and_results(runs: list[Path]) -> None:
     page = compared(runs)
     assert page.texts("h1") == ["first/digits, second/digits"]
     rows = page.texts("tr")
@@ -51,7 +51,7 @@ def test_what_differs_and_what_was_reached(runs: list[Path]) -> None:
     assert page.texts("script") == [text for text in page.texts("script") if "alert" not in text]
 
 
-def test_a_curve_keeps_its_runs_colour_and_name(runs: list[Path]) -> None:
+def test_a_curve_keeps_its_runs_color_and_name(runs: list[Path]) -> None:
     write_lines(runs[1] / "evaluation.jsonl", [{"step": s, "eval/extra/mean": 0.2 + s / 40} for s in (0, 20)])
     page = compared(runs)
     # accuracy of the first run alone, extra of the second alone, then the reward of both
@@ -81,7 +81,7 @@ def test_verdicts_are_marked(runs: list[Path]) -> None:
     assert compared(runs).texts("span", "verdict") == ["✗ right", "✓ right", "✓ right", "✓ right"]
 
 
-def test_the_same_requests_lie_beside_each_other(runs: list[Path]) -> None:
+def test_the_same_requests_are_next_to_each_other(runs: list[Path]) -> None:
     before = (runs[0] / "samples/step-000000/0001.png").read_bytes()
     for index in (0, 3):
         (runs[1] / f"samples/step-000020/000{index}.png").write_bytes(before)
@@ -99,7 +99,7 @@ def test_the_same_requests_lie_beside_each_other(runs: list[Path]) -> None:
         np.testing.assert_array_equal(shown[2 * place + 1], pixels(second[place], request if second[place] else 1))
 
 
-def test_nothing_outside_of_either_folder_is_read(runs: list[Path], tmp_path: Path) -> None:
+def test_files_outside_of_the_folders_are_not_read(runs: list[Path], tmp_path: Path) -> None:
     secret = tmp_path / "secret.jsonl"
     write_lines(secret, [{"step": 0, "eval/secret/mean": 0.123}])
     (runs[1] / "evaluation.jsonl").unlink()

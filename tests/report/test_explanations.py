@@ -39,7 +39,7 @@ def rects(page: Page) -> list[dict[str, str]]:
     return page.attributes("rect")
 
 
-def test_boxes_over_what_was_shown(tmp_path: Path) -> None:
+def test_boxes_over_input_images(tmp_path: Path) -> None:
     # a picture of 800 x 600, kept at 448 x 336: boxes are in its own pixels
     write(tmp_path, "step-000000", [boxed([400, 300, 800, 600])], (800, 600))
     write(tmp_path, "step-000010", [boxed([0, 0, 200, 300])], (800, 600))
@@ -53,21 +53,21 @@ def test_boxes_over_what_was_shown(tmp_path: Path) -> None:
     assert "dog IoU 0.50" in page.texts("title")
 
 
-def test_boxes_over_what_was_drawn(tmp_path: Path) -> None:
+def test_boxes_over_generated_images(tmp_path: Path) -> None:
     said: dict[str, object] = {"boxes": [{"box": [10, 5, 20, 10], "role": "stated"}], "space": {"name": "original"}}
     write(tmp_path, "step-000000", [said, None], None)
     page = render(tmp_path)
     assert [(r["x"], r["y"], r["width"], r["height"]) for r in rects(page)] == [("25.0", "25.0", "25.0", "25.0")]
 
 
-def test_what_was_read(tmp_path: Path) -> None:
+def test_parsed_answers_are_displayed(tmp_path: Path) -> None:
     write(tmp_path, "step-000000", [{"parsed": "<b>7</b>"}], (8, 8))
     assert any("boxes 1.000 read <b>7</b>" in text for text in render(tmp_path).texts("div", "answer"))
     found = [note_of(said, None).read for said in ({"parsed": None}, {"parsed": 3.0}, {"text": "STOP"}, {"boxes": []})]
     assert found == ["nothing", "3", "STOP", None]
 
 
-def test_what_is_the_same_of_all_is_said_once(tmp_path: Path) -> None:
+def test_common_values_are_displayed_once(tmp_path: Path) -> None:
     for step in ("step-000000", "step-000010"):
         write(tmp_path, step, [{"reason": "well formed"}, {"reason": "well formed"}], (8, 8))
     page = render(tmp_path)
@@ -77,7 +77,7 @@ def test_what_is_the_same_of_all_is_said_once(tmp_path: Path) -> None:
     assert render(tmp_path).texts("p", "worth")[1::2] == ["boxes 1.000: well formed", "boxes 1.000: by luck"]
 
 
-def test_what_a_score_rests_on_in_words(tmp_path: Path) -> None:
+def test_reasons_of_scores_in_words(tmp_path: Path) -> None:
     said: dict[str, object] = {
         "parsed": 7.0, "reference": 8, "parts": {"type": 1, "place": 1 / 3},
         "majority": ["7", "8"], "reason": "<i>why</i>",
@@ -94,7 +94,7 @@ def test_what_a_score_rests_on_in_words(tmp_path: Path) -> None:
     assert f"boxes 1.000 read 7, wanted 8 ({parts}): <i>why</i>" in answers[-1]
 
 
-def test_spans_and_moments_lie_on_a_line(tmp_path: Path) -> None:
+def test_spans_and_moments_are_on_a_timeline(tmp_path: Path) -> None:
     said: dict[str, object] = {
         "spans": [{"span": [4, 8], "role": "stated"}, {"span": [2, 6], "role": "reference"}],
         "overlaps": [[2, 0.25], [7, 1]],

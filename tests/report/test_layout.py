@@ -52,7 +52,7 @@ def test_no_text_is_cut_off_at_any_width(run: Path, tmp_path: Path, num_measures
 
 @needs_browser
 @pytest.mark.parametrize("num_members", [1, 2])
-def test_prompts_of_few_pictures_stand_beside_each_other(run: Path, tmp_path: Path, num_members: int) -> None:
+def test_prompts_of_few_images_share_a_row(run: Path, tmp_path: Path, num_members: int) -> None:
     record(run, num_prompts=24, num_members=num_members)
     found = layouts(write_report(run), WIDTHS, tmp_path)
     assert {layout.width: (layout.cut, layout.overhang) for layout in found} == dict.fromkeys(WIDTHS, ([], 0))

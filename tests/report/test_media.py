@@ -15,7 +15,7 @@ from tests.report.folder import STEPS, sample, write_lines
 from tests.report.page import decoded, render
 
 
-def test_large_pictures_are_reduced_until_the_page_is_small(run: Path) -> None:
+def test_large_images_are_reduced_until_the_page_is_small(run: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8)
     for step in STEPS:
         for request in range(6):

@@ -71,7 +71,7 @@ def test_the_table(members: list[MethodRuns], tmp_path: Path) -> None:
     assert legend.startswith("± of a measure is one sample deviation over the seeds; ± of a difference from the")
 
 
-def test_times_on_shared_cores_are_said_to_be(members: list[MethodRuns], tmp_path: Path) -> None:
+def test_times_on_shared_cores_are_marked(members: list[MethodRuns], tmp_path: Path) -> None:
     note = "Times were measured with 4 runs at a time on one machine."
     for num_jobs in (1, 4):
         page = write_methods("quickstart/x", "mmgrpo compare", members, tmp_path, num_jobs=num_jobs)
@@ -99,7 +99,7 @@ def test_the_page_has_every_axis_and_is_no_ones_script(members: list[MethodRuns]
     assert HOSTILE not in (tmp_path / "comparison.html").read_text(encoding="utf-8")
 
 
-def test_a_run_that_did_not_end_is_said(members: list[MethodRuns], tmp_path: Path) -> None:
+def test_an_unfinished_run_is_marked(members: list[MethodRuns], tmp_path: Path) -> None:
     cut = [members[0], MethodRuns(name="cut", folders=(members[1].folders[0], None, None))]
     page = written(cut, tmp_path)
     assert "cut: 2 of 3 runs did not end" in "".join(page.texts("p"))
@@ -123,7 +123,7 @@ def test_difference(values: list[float], others: list[float], expected: Differen
     assert found.is_beyond_noise is is_beyond
 
 
-def test_curves_stand_where_their_seeds_do_on_average() -> None:
+def test_curves_are_means_over_seeds() -> None:
     found = over_seeds([{1: 1.0, 2: 2.0}, {1: 3.0, 2: 2.0, 3: 9.0}], "m", [{1: 10.0, 2: 20.0}, {1: 14.0, 2: 26.0}])
     assert found.points == ((12.0, 2.0), (23.0, 2.0))
     assert found.spread == pytest.approx((2**0.5, 0.0))
@@ -131,7 +131,7 @@ def test_curves_stand_where_their_seeds_do_on_average() -> None:
 
 
 @pytest.mark.skipif(browser() is None, reason=f"none of {', '.join(BROWSERS)}")
-def test_nothing_is_cut(members: list[MethodRuns], tmp_path: Path) -> None:
+def test_no_text_is_cut(members: list[MethodRuns], tmp_path: Path) -> None:
     page = write_methods("quickstart/x", "mmgrpo compare", members, tmp_path)
     found = layouts(page, (390, 1000, 1920), tmp_path)
     assert {layout.width: (layout.cut, layout.overhang) for layout in found} == dict.fromkeys(

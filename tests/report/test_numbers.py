@@ -27,7 +27,7 @@ def test_numbers(value: float | None, text: str) -> None:
     assert number(value) == text
 
 
-def test_deviations_have_the_decimals_of_what_may_be_off() -> None:
+def test_deviations_have_the_decimals_of_their_error() -> None:
     assert within(0.95, 0.0046) == "0.950 ± 0.005"
     assert within(0.0176, 0.0158) == "0.0176 ± 0.0158"
     assert within(2.5e-7, 1e-8) == "2.50\u00d710⁻⁷ ± 1.00\u00d710⁻⁸"

@@ -30,7 +30,7 @@ def test_header(run: Path) -> None:
     assert page.texts("p", "note") == ["the low start is <b>made</b> on purpose"]
 
 
-def test_what_the_run_says_is_escaped_and_nothing_is_fetched(run: Path) -> None:
+def test_texts_of_the_run_are_escaped_and_no_file_is_fetched(run: Path) -> None:
     html = write_report(run).read_text(encoding="utf-8")
     page = Page(html)
     scripts = page.texts("script")
@@ -56,7 +56,7 @@ def test_missing_evaluation_still_renders(run: Path) -> None:
     assert len(page.attributes("img")) == 30
 
 
-def test_empty_run_says_not_recorded_everywhere(tmp_path: Path) -> None:
+def test_empty_run_shows_not_recorded_everywhere(tmp_path: Path) -> None:
     page = render(tmp_path)
     assert page.texts("dd") == ["not recorded"] * 4
     assert [text.removesuffix(": not recorded") for text in page.texts("p", "missing")] == [

@@ -16,7 +16,7 @@ from tests.report.folder import MEMBERS, PROMPTS, STEPS, pixels, sample, write_l
 from tests.report.page import Page, decoded, render
 
 
-def test_pictures_are_the_files_in_reading_order(run: Path) -> None:
+def test_images_are_the_files_in_reading_order(run: Path) -> None:
     page = render(run)
     shown = [np.asarray(decoded(attrs["src"])) for attrs in page.attributes("img")]
     # Grids: per prompt, its members before and then after. Gallery: all 6 requests, each at the 3 steps; the first
@@ -33,7 +33,7 @@ def test_pictures_are_the_files_in_reading_order(run: Path) -> None:
     assert page.texts("p", "caption")[0] == f"{PROMPTS[0]} 0.250 → 0.750"
 
 
-def test_the_gallery_shows_what_moved_most_both_ways(run: Path) -> None:
+def test_the_gallery_shows_the_largest_changes_up_and_down(run: Path) -> None:
     before, after = [0.5] * 6 + [0.0, 1.0], [0.6, 0.5, 0.9, 0.2, 0.4, 0.5, 0.8, 1.0]
     for step, rewards in ((0, before), (20, after)):
         records = [sample("0000.png", r % 6, reward) | {"prompt": f"p{r}"} for r, reward in enumerate(rewards)]
@@ -46,7 +46,7 @@ def test_the_gallery_shows_what_moved_most_both_ways(run: Path) -> None:
     assert page.texts("p", "caption")[8:10] == ["p6 0.000 → 0.800", "p2 0.500 → 0.900"]
 
 
-def test_what_is_said_of_the_whole_set_is_said_once(run: Path) -> None:
+def test_scores_of_the_complete_set_are_displayed_once(run: Path) -> None:
     for step, recall in ((0, 0.75), (20, 0.5)):
         folder = run / f"samples/step-{step:06d}/samples.jsonl"
         records = [json.loads(line) for line in folder.read_text().splitlines()]
@@ -115,14 +115,14 @@ def test_ten_prompts_of_forty_members_are_lines_of_five(run: Path) -> None:
     assert "100 of 400 requests" in page.texts("p", "lead")[0]
 
 
-def test_turns_that_do_not_come_out_even_go_to_the_first_prompts(run: Path) -> None:
+def test_remaining_places_go_to_the_first_prompts(run: Path) -> None:
     record(run, num_prompts=30, num_members=8)
     # 3 turns of 30 prompts leave 10 of 100 places
     per_prompt = Counter(request // 8 for request in requests(render(run))[:200])
     assert per_prompt == {group: 2 * (4 if group < 10 else 3) for group in range(30)}
 
 
-def test_of_more_prompts_than_places_evenly_spaced_ones_are_shown(run: Path) -> None:
+def test_of_too_many_prompts_evenly_spaced_ones_are_displayed(run: Path) -> None:
     record(run, num_prompts=199, num_members=2)
     page = render(run)
     # 100 of 199: every other one, from the first to the last
@@ -133,7 +133,7 @@ def test_of_more_prompts_than_places_evenly_spaced_ones_are_shown(run: Path) -> 
     assert page.texts("p", "lead")[0].endswith("From left to right: step 0, step 20.")
 
 
-def test_what_requests_showed_stands_beside_their_pictures(run: Path) -> None:
+def test_input_images_are_next_to_generated_images(run: Path) -> None:
     shown = run / "samples/shown"
     shown.mkdir()
     for request in range(2 * MEMBERS):
@@ -152,7 +152,7 @@ def test_what_requests_showed_stands_beside_their_pictures(run: Path) -> None:
     assert page.attributes("img")[0]["alt"] == f"input: {PROMPTS[0]}"
 
 
-def test_the_source_of_an_edit_stands_beside_what_became_of_it(tmp_path: Path) -> None:
+def test_the_source_of_an_edit_is_next_to_its_result(tmp_path: Path) -> None:
     source, edited = (Image.fromarray(pixels(step, 0)) for step in (99, 20))
     made = Sample(Prompt("mirror it", images=(source,)), 0, 0, image=edited)
     zero = torch.zeros(1, 0)

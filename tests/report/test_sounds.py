@@ -26,7 +26,7 @@ def write(run: Path, rows: list[dict], data: bytes) -> None:
         write_lines(folder / "samples.jsonl", rows)
 
 
-def test_a_short_sound_travels_as_it_is(run: Path) -> None:
+def test_short_audio_is_embedded_unchanged(run: Path) -> None:
     write(run, [sample("0.wav", r, 0.5) for r in range(6)], encode_wav(tone()))
     page = render(run)
     players = page.attributes("audio")
@@ -41,7 +41,7 @@ def test_a_short_sound_travels_as_it_is(run: Path) -> None:
     )
 
 
-def test_long_sounds_are_reduced_until_the_page_is_small(run: Path) -> None:
+def test_long_audio_is_reduced_until_the_page_is_small(run: Path) -> None:
     long = tone(440, rate=44100, duration_s=6, channels=2)
     left = type(long)(long.values[:1].repeat(2, 1).contiguous(), 44100)  # 1 MB, more than 160 kB
     write(run, [sample("0.wav", r, 0.5) for r in range(6)], encode_wav(left))
@@ -55,7 +55,7 @@ def test_long_sounds_are_reduced_until_the_page_is_small(run: Path) -> None:
     assert int(abs(np.fft.rfft(middle.numpy())).argmax()) == 440
 
 
-def test_a_video_is_played_with_its_sound(run: Path) -> None:
+def test_a_video_is_played_with_its_audio(run: Path) -> None:
     for step in STEPS:
         spectrogram(tone(880)).save(run / f"samples/step-{step:06d}/0.png")
     write(run, [sample("0.png", r, 0.5) | {"sound": "0.wav"} for r in range(6)], encode_wav(tone()))
@@ -64,7 +64,7 @@ def test_a_video_is_played_with_its_sound(run: Path) -> None:
     assert np.array_equal(np.asarray(decoded(page.attributes("img")[0]["src"])), np.asarray(spectrogram(tone(880))))
 
 
-def test_what_a_text_answers_can_be_heard(run: Path) -> None:
+def test_input_audio_of_texts_can_be_played(run: Path) -> None:
     rows = [sample(None, r, 0.5, text="a tone") | {"sounds": ["0.wav", None]} for r in range(6)]
     write(run, rows, encode_wav(tone()))
     page = render(run)
@@ -73,7 +73,7 @@ def test_what_a_text_answers_can_be_heard(run: Path) -> None:
     assert any("hole" in one.get("class", "") for one in page.attributes("span"))
 
 
-def test_what_is_no_sound_leaves_a_hole(run: Path) -> None:
+def test_unreadable_audio_leaves_an_empty_cell(run: Path) -> None:
     write(run, [sample("0.wav", r, 0.5) for r in range(6)], b"RIFF and nothing")
     page = render(run)
     assert page.attributes("audio") == page.attributes("img") == []

@@ -44,7 +44,7 @@ def outside(tmp_path: Path) -> Path:
 
 
 class TestPlaces:
-    def test_pictures_from_elsewhere_are_not_embedded(self, run: Path, outside: Path) -> None:
+    def test_images_outside_of_the_folder_are_not_embedded(self, run: Path, outside: Path) -> None:
         (run / "linked").symlink_to(outside)
         for step in STEPS:
             folder = run / f"samples/step-{step:06d}"
@@ -78,7 +78,7 @@ class TestPlaces:
             write_lines(path, [{**sample(name, request, 1.0), "images": [name]} for request in range(6)])
         assert report(run).attributes("img") == []
 
-    def test_what_a_prompt_showed_is_taken_from_the_folder_alone(self, run: Path, outside: Path) -> None:
+    def test_input_images_are_read_only_from_the_folder(self, run: Path, outside: Path) -> None:
         for step in STEPS:
             path = run / f"samples/step-{step:06d}/samples.jsonl"
             shown = {"images": [str(outside / "0000.png"), "0001.png"]}
@@ -211,7 +211,7 @@ class TestTexts:
     @pytest.mark.parametrize(
         "text", ["[" * 5000, LAUGHS, "note: 2001-99-99", "x: !!timestamp y", "\x00\x1b", "note: " + "9" * 5000]
     )
-    def test_a_configuration_that_cannot_be_read_is_shown_as_it_is(self, text: str, run: Path) -> None:
+    def test_an_unreadable_configuration_is_displayed_as_text(self, text: str, run: Path) -> None:
         (run / "config.yaml").write_text(text)
         assert any(text[:10].strip("\x00") in shown for shown in report(run).texts("pre"))
 
@@ -258,7 +258,7 @@ def long_video() -> bytes:
         lambda: b"",
     ],
 )
-def test_pictures_that_unpack_to_too_much_or_to_nothing_are_left_out(
+def test_images_that_unpack_to_too_much_or_nothing_are_left_out(
     make: Callable[[], bytes], run: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     path = run / "samples/step-000000/0000.png"
@@ -274,7 +274,7 @@ def test_pictures_that_unpack_to_too_much_or_to_nothing_are_left_out(
 
 
 @pytest.mark.nightly
-def test_a_long_video_is_shown_by_what_comes_first(run: Path) -> None:
+def test_a_long_video_shows_its_first_frames(run: Path) -> None:
     path = run / "samples/step-000000/0000.gif"
     path.write_bytes(long_video())
     picture = load_picture(RunFiles(run), path, 1000)

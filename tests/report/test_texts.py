@@ -54,7 +54,7 @@ def by_class(page: Page, css: str) -> list[str]:
     return page.texts("div", css)
 
 
-def test_before_and_after_with_what_was_shown(written: Path) -> None:
+def test_before_and_after_with_input_images(written: Path) -> None:
     page = render(written)
     answers = by_class(page, "answer")
     assert answers[1:4] == ["2 ✗ right 1 token", "7 ✓ right 1 token", "nothing ✗ right 0 tokens"]
@@ -92,7 +92,7 @@ def test_groups_are_ranked_with_their_advantages(written: Path) -> None:
     assert page.texts("p", "dead") == ["Every advantage is 0: this group has no effect."] * 2
 
 
-def test_what_was_written_is_never_markup(written: Path) -> None:
+def test_generated_texts_are_escaped(written: Path) -> None:
     page = render(written)
     assert len(page.texts("script")) == 1
     assert "alert(" not in page.texts("script")[0]
@@ -109,7 +109,7 @@ def test_requests_that_show_something_else_are_left_out(written: Path) -> None:
     assert len(by_class(render(written), "row")) == 1
 
 
-def test_pictures_that_are_gone_leave_a_hole(written: Path) -> None:
+def test_missing_images_leave_an_empty_cell(written: Path) -> None:
     for path in (written / "samples/images").iterdir():
         path.unlink()
     page = render(written)
@@ -129,7 +129,7 @@ def test_steps_and_members_are_limited_by_position(tmp_path: Path) -> None:
     assert "16 of 31 answers, evenly spaced." in page.texts("p", "sub")
 
 
-def test_of_many_requests_those_that_changed_come_first(tmp_path: Path) -> None:
+def test_of_many_requests_the_changed_ones_are_first(tmp_path: Path) -> None:
     before, after = [[str(0)]] * 60, [["0"]] * 60
     after[50], before[41] = ["7"], ["7"]  # one became right, one became wrong
     write_texts(tmp_path, "step-000000", before)
@@ -146,7 +146,7 @@ def test_of_many_requests_those_that_changed_come_first(tmp_path: Path) -> None:
     )
 
 
-def test_an_exchange_is_shown_turn_by_turn(tmp_path: Path) -> None:
+def test_a_conversation_is_displayed_turn_by_turn(tmp_path: Path) -> None:
     sample = Sample(
         Prompt("17 + 25?"), 0, 0, text="17+25=4242", tokens=[1, 2, 3], turn_starts=[0, 2], turn_ends=[1, 3],
         turn_texts=["17+25=", "42"], turn_rewards=[None, None], turn_keys=["17 + 25?", f"42 {HOSTILE}"],

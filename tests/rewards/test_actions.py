@@ -79,7 +79,7 @@ def test_other_actions():
         "the button(s) here", "[3, 4]", '{"coordinate": [3, 4]}', '{"action": 3}', "3(4)",
     ],
 )  # fmt: skip
-def test_what_is_no_action(text: str):
+def test_texts_that_are_no_action(text: str):
     assert parse_actions(text) == []
     assert score_of(reward(), text, CLICK) == 0
 
@@ -142,7 +142,7 @@ def test_several_actions_are_wrong():
     assert len(parse_actions("a() " * 1000)) == MAX_ACTIONS
 
 
-def test_spaces_and_what_it_says():
+def test_spaces_and_the_typed_text():
     columns = {"original_size": [200, 100], "answer": {"action": "click", "bbox": [20, 10, 40, 30]}}
     inside, outside = (
         Sample(Prompt("q", columns=columns), 0, i, text=t) for i, t in enumerate(("click(150, 200)", "click(30, 20)"))

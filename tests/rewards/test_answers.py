@@ -8,7 +8,7 @@ from mmgrpo.errors import ConfigError
 from tests.rewards.written import explained, score_of, scores_of, wrote
 
 
-def test_exact_match_normalises_and_nothing_more():
+def test_exact_match_only_normalizes():
     match = ExactMatch()
     texts = ("red  cube\n", "\uff32ED cube", "red cube.", "a red cube", "")
     assert [score_of(match, text, "Red Cube") for text in texts] == [1, 1, 0, 0, 0]
@@ -32,13 +32,13 @@ def test_reference_may_be_in_tags_and_in_another_column():
     assert ExactMatch()([sample]) == [None]
 
 
-def test_what_has_no_text_or_no_reference_is_not_judged():
+def test_samples_without_text_or_reference_are_not_scored():
     samples = [wrote(None, "B"), wrote("B"), wrote("B", "B"), wrote("B", {"a": 1}), wrote("B", [])]
     for reward in (ExactMatch(), MultipleChoice(), Classification(), EditDistance()):
         assert scores_of(reward, samples) == [None, None, 1, None, None]
 
 
-def test_a_reference_that_is_not_understood_is_said_once(caplog: pytest.LogCaptureFixture):
+def test_an_unparsed_reference_is_logged_once(caplog: pytest.LogCaptureFixture):
     reward = YesNo(column="said_once")
     samples = [wrote("yes", said_once="perhaps"), wrote("yes", said_once="yes")]
     assert scores_of(reward, samples) == scores_of(reward, samples) == [None, 1]
@@ -85,7 +85,7 @@ def test_several_letters_are_wrong_unless_the_last_counts():
     assert score_of(MultipleChoice(extract="tag"), f"{text} <answer>C</answer>", "C") == 1
 
 
-def test_the_pronoun_is_no_letter_and_the_letters_are_those_there_are():
+def test_the_pronoun_is_no_letter_and_letters_are_the_options():
     many = MultipleChoice(letters="ABCDEFGHIJ")
     assert score_of(many, "I think it is B", "B") == 1
     assert score_of(many, "I", "I") == score_of(many, "The answer is (I)", "I") == 1
@@ -117,7 +117,7 @@ def test_yes_and_no(text: str, truth: bool | None):
     ]  # fmt: skip
 
 
-def test_classes_are_whole_words():
+def test_classes_are_complete_words():
     exact = Classification()
     assert score_of(exact, "The polar_bear!", "Polar bear") == 1
     assert score_of(exact, "a polar bear on ice", "polar bear") == 0
@@ -133,7 +133,7 @@ def test_classes_are_whole_words():
         Classification(labels="bear")
 
 
-def test_letters_beside_letters_and_in_other_scripts():
+def test_letters_next_to_letters_and_in_other_scripts():
     for text in ("A B", "A and B", "\uff21\u3001\uff22", "(a) (b)"):
         assert score_of(MultipleChoice(), text, "B") == score_of(MultipleChoice(), text, "A") == 0
     for text in (
@@ -184,7 +184,7 @@ def test_settings_are_checked():
         EditDistance(floor=2)
 
 
-def test_what_was_read_is_said():
+def test_the_parsed_answer_is_in_the_explanation():
     match = ExactMatch(extract="tag")
     assert explained(match, wrote("so <answer> Blue </answer>", "red")) == {"parsed": "Blue", "reference": "red"}
     assert explained(match, wrote("so blue", "red")) == {"parsed": None, "reference": "red"}

@@ -19,7 +19,7 @@ def test_every_answer_is_the_sum_of_two_two_digit_numbers() -> None:
         assert prompt.columns["answer"] == str(a + b)
 
 
-def test_no_held_out_sum_is_trained_on() -> None:
+def test_no_evaluation_sum_is_trained_on() -> None:
     seen, unseen = ({terms(prompt) for prompt in prompts} for prompts in (sums(), held_out_sums()))
     assert len(seen) == 6480  # 80 % of 90 * 90
     assert len(unseen) == 500
@@ -39,7 +39,7 @@ def test_forgetting_the_carry(a: int, b: int, expected: int) -> None:
     assert without_carry(a, b) == expected
 
 
-def test_careless_examples_forget_the_carry_and_are_otherwise_right() -> None:
+def test_careless_examples_omit_the_carry_and_are_otherwise_right() -> None:
     examples = careless_sums(0.7)
     wrong = [example for example in examples if example.text != example.prompt.columns["answer"]]
     # 45 of the 100 pairs of units carry: 0.7 * 0.45 = 0.315 of the results are wrong
@@ -55,6 +55,6 @@ def test_all_or_none_may_be_careless() -> None:
     assert all(example.text == str(without_carry(*terms(example.prompt))) for example in careless_sums(1))
 
 
-def test_a_share_outside_its_range_is_refused() -> None:
+def test_a_share_outside_its_range_raises() -> None:
     with pytest.raises(DataError, match=r"must be in \[0, 1\]"):
         careless_sums(1.1)

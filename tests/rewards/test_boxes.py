@@ -64,7 +64,7 @@ def test_overlap_by_hand():
 
 
 @pytest.mark.parametrize("bad", [box(10, 0, 0, 10), box(0, 10, 10, 0), box(5, 0, 5, 10)])
-def test_swapped_and_empty_boxes_hold_nothing(bad: Box):
+def test_swapped_and_empty_boxes_have_no_area(bad: Box):
     assert bad.empty
     assert iou(bad, bad) == iou(bad, box(0, 0, 10, 10)) == 0
     assert giou(box(0, 0, 10, 10), bad) == -1
@@ -90,7 +90,7 @@ def frames(model: FrameName, reference: FrameName, pixels: tuple[int, int] | Non
     return Coordinates(frame=model, reference_frame=reference, pixels=pixels)
 
 
-def test_sizes_come_from_columns_or_the_picture(tmp_path: Path):
+def test_sizes_are_those_of_columns_or_the_image(tmp_path: Path):
     picture = Image.new("RGB", (640, 480))
     picture.save(tmp_path / "a.png")
     known = Prompt("q", columns={"original_size": [640, 480], "resized_size": (308, 224)})
@@ -107,7 +107,7 @@ def known_size() -> Prompt:
     return Prompt("q", columns={"original_size": [640, 480]})
 
 
-def test_what_is_missing_is_named():
+def test_missing_columns_are_named():
     with pytest.raises(DataError, match=r"'original_size' with \[width, height\]; the prompt has 0 images"):
         frames("norm1000", "original").of_reference(Prompt("q"))
     with pytest.raises(DataError, match=r"'resized_size' with \[width, height\], or coordinates: \{pixels"):

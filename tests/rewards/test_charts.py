@@ -93,7 +93,7 @@ def test_like_pix2struct_on_its_own_inputs():
             assert score_of(ChartAnswer(), answer, known) == expected, (answer, known)
 
 
-def test_what_was_read_is_said():
+def test_the_parsed_answer_is_in_the_explanation():
     assert explained(ChartAnswer(), wrote(" 45 %.", "1")) == {"parsed": "45 %", "reference": "1"}
     assert explained(ChartAnswer(extract="tag"), wrote("45", "1")) == {"parsed": None, "reference": "1"}
 

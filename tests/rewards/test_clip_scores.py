@@ -117,7 +117,7 @@ def test_the_text_is_the_prompt_or_a_column_after_a_prefix(clip: str) -> None:
     assert from_column([drew(noise(0), "x", caption="a photo of a dog"), drew(noise(0), "x")]) == [*expected, None]
 
 
-def test_what_has_no_picture_is_not_judged(clip: str) -> None:
+def test_samples_without_an_image_are_not_scored(clip: str) -> None:
     picture, video = drew(noise(0)), filmed([noise(0)])
     assert ClipScore(clip)([drew(None), picture, video])[::2] == [None, None]
     assert ClipScore("does/not-exist")([video]) == [None]
@@ -139,7 +139,7 @@ def test_pick_score_is_the_cosine_times_the_learned_factor(clip: str) -> None:
     assert PickScore(clip, clip, mode="cosine")(samples()) == pytest.approx(expected, **CLOSE)
 
 
-def test_hps_is_the_cosine_of_its_own_checkpoint(tiny_architecture: Path, tmp_path: Path) -> None:
+def test_hps_is_the_cosine_of_its_checkpoint(tiny_architecture: Path, tmp_path: Path) -> None:
     tuned = torch.load(judges.save_open_clip(tmp_path / "tuned", seed=1) / "open_clip_pytorch_model.bin")
     torch.save({"epoch": 3, "state_dict": {f"module.{k}": v for k, v in tuned.items()}}, tmp_path / "HPS.pt")
     assert tiny_architecture.exists()
@@ -174,7 +174,7 @@ def test_aesthetic_is_a_chain_of_linear_layers_on_the_unit_feature(clip: str, tm
     assert Aesthetic(str(head), clip)(samples()) == pytest.approx(expected, rel=0, abs=1e-4)
 
 
-def test_a_checkpoint_that_would_run_code_is_refused(clip: str, tmp_path: Path) -> None:
+def test_a_checkpoint_that_would_run_code_raises(clip: str, tmp_path: Path) -> None:
     torch.save({"layers.0.weight": Path("x")}, tmp_path / "pickled.pth")
     with pytest.raises(RewardError, match="cannot be loaded"):
         Aesthetic(str(tmp_path / "pickled.pth"), clip)(samples())
@@ -186,12 +186,12 @@ def test_a_checkpoint_that_would_run_code_is_refused(clip: str, tmp_path: Path) 
         Aesthetic(str(tmp_path / "other.pth"), clip)(samples())
 
 
-def test_a_model_that_is_not_there_stops_the_run(tmp_path: Path) -> None:
+def test_a_missing_model_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(RewardError, match=r"nowhere.*cannot be loaded"):
         ClipScore(str(tmp_path / "nowhere"))(samples())
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_invalid_settings_raise() -> None:
     with pytest.raises(ConfigError, match="score, cosine"):
         ClipScore(mode="percent")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="transformers, open_clip"):

@@ -38,13 +38,13 @@ def told(reward: Any, code: str, **columns: Any) -> float | None:
         ("with recursive c(n) as (select 1 union all select n + 1 from c) select max(n) from c", "set", 0),
     ],
 )
-def test_queries_by_what_they_give(query: str, compare: Any, paid: float) -> None:
+def test_queries_by_their_results(query: str, compare: Any, paid: float) -> None:
     reward = SqlExecution(compare=compare, runs=0.1, time_s=1.0)
     assert told(reward, query, query="select a from t", schema=SCHEMA) == paid
 
 
 @needs_sandbox
-def test_queries_by_what_they_read_and_whether_they_run() -> None:
+def test_queries_by_their_columns_and_whether_they_run() -> None:
     """The reference reads both columns, a and b."""
     row = {"query": "select a from t where b = 'y'", "schema": SCHEMA}
     columns, runs = SqlExecution(measure="columns"), SqlExecution(measure="runs")
@@ -104,7 +104,7 @@ def told_plain(reward: Any, text: str, **columns: Any) -> float | None:
     return None if said is None else float(said)
 
 
-def test_what_is_missing_is_said() -> None:
+def test_missing_programs_and_columns_raise() -> None:
     with pytest.raises(RewardError, match="command 'no-such-prover' not found: install it"):
         told(Command(command=["no-such-prover"]), "x")
     with pytest.raises(ConfigError, match=r"names without folders, got \.\./x"):

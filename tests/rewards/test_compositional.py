@@ -36,7 +36,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("version", [1, 2])
 @torch.no_grad()
-def test_owl_finds_what_its_logits_say(version: int, tmp_path: Path) -> None:
+def test_owl_boxes_follow_its_logits(version: int, tmp_path: Path) -> None:
     """Worked out from the model's raw output: sigmoid of the best class, boxes scaled to the picture."""
     image = noise(0, 48, 32)
     judges.save_owl(tmp_path, version)
@@ -57,7 +57,7 @@ def test_owl_finds_what_its_logits_say(version: int, tmp_path: Path) -> None:
     assert len(found_by(tmp_path, image, 0.5)) == int((score > 0.5).sum())
 
 
-def test_grounding_dino_names_the_classes_it_was_asked_for(tmp_path: Path) -> None:
+def test_grounding_dino_returns_the_requested_classes(tmp_path: Path) -> None:
     judges.save_grounding_dino(tmp_path, "a dog red car traffic light")
     found = found_by(tmp_path, noise(0, 48, 32), 0.02)
     assert found
@@ -95,7 +95,7 @@ def test_counts_are_those_of_the_detector(owl: Path, clip: Path) -> None:
 
 
 @torch.no_grad()
-def test_colours_are_told_apart_by_clip_on_the_crop(owl: Path, clip: Path) -> None:
+def test_clip_classifies_colors_on_the_crop(owl: Path, clip: Path) -> None:
     image = noise(1, 48, 48)
     surest = DetectorSource(model=str(owl), device=None, dtype="float32").detected(image, ["dog"], 0.0)[0]
     model, processor = CLIPModel.from_pretrained(clip).eval(), AutoProcessor.from_pretrained(clip)
@@ -122,7 +122,7 @@ def test_colours_are_told_apart_by_clip_on_the_crop(owl: Path, clip: Path) -> No
     assert [float(score or 0) for score in reward([drew(image, include=alone)])] == [1.0]
 
 
-def test_rows_without_clauses_or_pictures_are_not_judged(owl: Path) -> None:
+def test_rows_without_clauses_or_images_are_not_scored(owl: Path) -> None:
     asked = [{"class": "dog", "count": 1}]
     assert (
         Compositional(str(owl))([drew(noise(0)), drew(None, include=asked), filmed([noise(0)], include=asked)])
@@ -132,7 +132,7 @@ def test_rows_without_clauses_or_pictures_are_not_judged(owl: Path) -> None:
         Compositional(str(owl))([drew(noise(0), include=["dog"])])
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_invalid_settings_raise() -> None:
     with pytest.raises(ConfigError, match=r"threshold must be in \[0, 1\)"):
         Compositional(threshold=1.0)
     with pytest.raises(ConfigError, match="0 < max_overlap <= 1"):

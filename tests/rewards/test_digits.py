@@ -82,7 +82,7 @@ class TestPixels:
     def test_values_beyond_the_range_are_clipped(self):
         assert np.asarray(to_image(np.array([[-3, -1, 1, 3]], dtype=np.float32))).tolist() == [[0, 0, 255, 255]]
 
-    def test_more_than_eight_bits_is_refused(self):
+    def test_more_than_eight_bits_raise(self):
         with pytest.raises(DataError, match=r"8-bit.*got mode F"):
             to_pixels(Image.new("F", (8, 8)))
 
@@ -96,7 +96,7 @@ class TestJudges:
         assert mean(HeldOutJudge()(train)) >= 0.975
 
     @pytest.mark.parametrize("make", [DigitVerifier, HeldOutJudge])
-    def test_says_no_to_the_wrong_digit(self, make: type, held_out: list[Sample]):
+    def test_the_wrong_digit_scores_zero(self, make: type, held_out: list[Sample]):
         wrong = [drawn(s.image, digit=(s.prompt.columns["digit"] + 1) % 10) for s in held_out]
         assert mean(make()(wrong)) <= 0.02
 
@@ -131,11 +131,11 @@ class TestDiversity:
         assert mean(Recall()(train[:400])) == pytest.approx(0.90, abs=0.03)
         assert mean(Precision()(train[:400])) == pytest.approx(0.94, abs=0.03)
 
-    def test_one_picture_has_precision_without_recall(self, train: list[Sample]):
+    def test_one_image_has_precision_without_recall(self, train: list[Sample]):
         same = [drawn(train[0].image, digit=1)] * 100
         assert (mean(Precision()(same)), mean(Recall()(same)), mean(StrokeSpread()(same))) == (1.0, 0.0, 0.0)
 
-    def test_noise_is_why_recall_is_read_beside_precision(self):
+    def test_noise_has_recall_without_precision(self):
         rng = np.random.RandomState(0)
         noise = [drawn(to_image(rng.choice([-1.0, 1.0], size=(8, 8))), digit=i % 10) for i in range(100)]
         assert mean(Precision()(noise)) == 0.0
@@ -147,7 +147,7 @@ class TestDiversity:
         faded = real(split.held_out / 2, split.held_out_labels)
         assert mean(StrokeSpread()(faded)) == pytest.approx(0.5, abs=5e-3)
 
-    def test_what_has_no_image_is_left_out_of_the_set(self, held_out: list[Sample]):
+    def test_samples_without_an_image_are_left_out_of_the_set(self, held_out: list[Sample]):
         assert Recall()([*held_out, drawn(None, digit=3)]) == [1.0] * 360 + [None]
         assert StrokeSpread()([held_out[0], drawn(held_out[1].image)]) == [None, None]
 
@@ -162,7 +162,7 @@ class TestData:
         assert [prompt.columns["digit"] for prompt in prompts] == [*range(10), *range(10)]
         assert prompts[17].text == "a handwritten digit seven"
 
-    def test_captions_are_wrong_as_often_as_asked(self):
+    def test_captions_are_wrong_at_the_configured_rate(self):
         examples = mislabelled_examples(0.45, seed=0)
         right = [e.prompt.columns["digit"] == e.prompt.columns["true_digit"] for e in examples]
         # 647 of 1,437 are redrawn, a tenth of them right by chance: 0.595 +- sqrt(647 * 0.1 * 0.9) / 1437 = 0.0053
@@ -184,7 +184,7 @@ class TestData:
 
 
 class TestQuestions:
-    def test_every_image_is_asked_about_with_its_digit(self):
+    def test_every_image_is_paired_with_its_digit(self):
         split = load_split()
         for questions, labels in (
             (digit_questions(), split.train_labels),
@@ -193,7 +193,7 @@ class TestQuestions:
             assert [question.columns["answer"] for question in questions] == [str(label) for label in labels]
             assert {question.text for question in questions} == {"which digit is shown ?"}
 
-    def test_the_image_is_the_digit_and_no_held_out_image_is_trained_on(self):
+    def test_the_image_is_the_digit_and_no_evaluation_image_is_trained_on(self):
         split = load_split()
         assert to_pixels(digit_questions()[3].images[0]) == pytest.approx(
             split.train[3], abs=0.004
@@ -230,6 +230,6 @@ class TestQuestions:
         )
 
     @pytest.mark.parametrize("shares", [(1.5, 0.0), (0.5, -0.1)])
-    def test_shares_outside_their_range_are_refused(self, shares: tuple[float, float]):
+    def test_shares_outside_their_range_raise(self, shares: tuple[float, float]):
         with pytest.raises(DataError, match=r"must be in \[0, 1\]"):
             misread_digits(*shares)

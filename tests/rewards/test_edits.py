@@ -38,7 +38,7 @@ def _edited(prompt: Prompt) -> np.ndarray:
     return EDITS[prompt.columns["edit"]](_source(prompt))
 
 
-def test_each_edit_of_a_known_picture() -> None:
+def test_each_edit_of_a_known_image() -> None:
     source = np.full((8, 8), -1, dtype=np.float32)
     source[2, 5] = 0.5
     lit = {
@@ -90,7 +90,7 @@ def test_the_tolerance_is_a_root_mean_square(off: float, expected: float) -> Non
         Sample(Prompt("mirror", images=ASKED[0].images), group=0, member=0, image=Image.new("L", (8, 8))),
     ],
 )
-def test_what_lacks_something_is_not_judged(sample: Sample) -> None:
+def test_incomplete_samples_are_not_scored(sample: Sample) -> None:
     assert EditVerifier()([sample]) == [None]
     assert HeldOutEditJudge()([sample]) == [None]
 

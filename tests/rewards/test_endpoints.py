@@ -32,7 +32,7 @@ def judge(server: Server, **settings: Any) -> Callable[[Sequence[Sample]], list[
     return lambda samples: numbers(ApiJudge(server.url, "tiny", **known)(samples))
 
 
-def test_the_picture_arrives_exactly_and_the_score_comes_back(server: Server) -> None:
+def test_the_image_arrives_exactly_and_the_score_is_returned(server: Server) -> None:
     image = noise(0)
     assert judge(server, system="Be strict.", extra={"seed": 1, "temperature": 0.5})([drew(image, "a cat")]) == [0.75]
     (request,) = server.requests
@@ -99,7 +99,7 @@ def test_the_reply_explains_the_score(server: Server) -> None:
     assert found == [{"parsed": 4.0, "reason": "Score: 4"}, {"parsed": None, "reason": "I cannot say."}]
 
 
-def test_the_key_comes_from_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_read_from_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     reward = judge(server, key_variable="TEST_JUDGE_KEY")
     monkeypatch.delenv("TEST_JUDGE_KEY", raising=False)
     assert math.isnan(reward([drew(noise(0))])[0] or 0)
@@ -114,12 +114,12 @@ def test_no_more_than_so_many_requests_are_under_way(server: Server) -> None:
     assert server.most_under_way == 3
 
 
-def test_what_cannot_be_asked_is_not_judged(server: Server) -> None:
+def test_samples_without_input_are_not_scored(server: Server) -> None:
     assert judge(server, question="{style}")([drew(noise(0)), drew(None, style="oil")]) == [None, None]
     assert not server.requests
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_invalid_settings_raise() -> None:
     for url in ("file:///etc/passwd", "127.0.0.1:8000"):
         with pytest.raises(ConfigError, match="must be such as http"):
             ApiJudge(url, model="m")

@@ -318,6 +318,6 @@ def test_every_score_is_explained(name: str):
         assert set(case.said) <= KEYS
 
 
-def test_there_is_a_case_for_every_one():
+def test_every_reward_with_explanations_has_a_case():
     assert sorted(CASES) == sorted(VERIFIABLE)
     assert len(VERIFIABLE) == 38

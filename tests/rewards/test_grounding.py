@@ -42,7 +42,7 @@ def test_boxes_are_read_as_models_write_them(text: str):
     "text",
     ["", "10 20 30", "1 2 3 4 5", "[10, 20, 30]", "[10, 20, 30, 'wide']", "[1e9, 0, 1, 1]", "[true, 1, 2, 3]", "[[]]"],
 )
-def test_what_is_no_box_is_none(text: str):
+def test_texts_that_are_no_box_give_none(text: str):
     assert parse_boxes(text) == []
     assert score_of(BoxIou(**same()), text, [10, 20, 30, 40]) == 0
 
@@ -103,7 +103,7 @@ def test_one_box_in_every_frame(frame: Any, text: str):
     assert other != pytest.approx(1)  # a wrong frame is only seen in the score
 
 
-def test_the_prompts_picture_says_its_size():
+def test_the_size_is_that_of_the_prompts_image():
     prompt = Prompt("q", images=[Image.new("L", (640, 480))], columns={"answer": [64, 120, 256, 240]})
     sample = Sample(prompt, 0, 0, text="[100, 250, 500, 750]")
     assert scores_of(BoxIou(coordinates={"frame": "norm1000", "reference_layout": "xywh"}), [sample]) == [1]
@@ -111,7 +111,7 @@ def test_the_prompts_picture_says_its_size():
         BoxIou()([sample])
 
 
-def test_references_that_are_no_box_are_not_judged():
+def test_references_that_are_no_box_are_not_scored():
     for reference in ("a dog", [1, 2, 3], [[0, 0, 1, 1], [1, 1, 2, 2]]):
         assert score_of(BoxIou(**same()), "[0,0,1,1]", reference) is None
     assert BoxIou(**same())([wrote("[0,0,1,1]"), wrote(None, [0, 0, 1, 1])]) == [None, None]
@@ -134,7 +134,7 @@ def test_detection_by_hand():
     assert score_of(reward, json.dumps([A, A]), [A, B]) == 0.5  # one to one
 
 
-def test_detection_of_nothing():
+def test_detection_without_boxes():
     assert [score_of(Detection(**same()), text, []) for text in ("[]", "none", json.dumps([A]))] == [1, 1, 0]
     assert score_of(Detection(**same()), "[]", [A]) == 0
     assert score_of(Detection(**same()), "[]", "a dog") is None
@@ -215,7 +215,7 @@ def test_settings_are_checked():
         Detection(length_power=-1)
 
 
-def test_boxes_are_said_in_the_space_of_the_references():
+def test_explained_boxes_are_in_the_frame_of_the_references():
     # the model writes 0..1000 of a picture of 200 x 100
     sample = wrote("[[0, 0, 500, 1000], [900, 900, 1000, 1000]]", [[0, 0, 100, 100]], original_size=[200, 100])
     boxes = [

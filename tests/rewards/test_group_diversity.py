@@ -45,7 +45,7 @@ def test_bonus_by_hand():
     assert DiversityAdjusted(column_score, rule="bonus")(members("a", scores=[2])) == [2]
 
 
-def test_what_is_not_judged_counts_nowhere():
+def test_unscored_samples_are_left_out():
     samples = members("a", "a", "a", None, scores=[1, None, math.nan, 1])
     assert DiversityAdjusted(column_score)(samples) == pytest.approx([1, None, math.nan, None], nan_ok=True)
 
@@ -79,7 +79,7 @@ def test_embeddings_of_another_form_are_an_error(vectors: Any):
         DiversityAdjusted(column_score, embed=lambda samples: vectors)(members("a", "b", scores=[1, 1]))
 
 
-def test_settings_that_make_no_sense_are_refused():
+def test_invalid_settings_raise():
     with pytest.raises(ConfigError, match="rule must be one of divide, bonus"):
         DiversityAdjusted(column_score, rule="add")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="size >= 1 and strength >= 0, got 0 and"):

@@ -18,13 +18,13 @@ def test_advantages_times_entropies_by_hand():
     assert plain(Explorability(column_score)(one)) == pytest.approx([1.7320508] + [0.5773503] * 3)
 
 
-def test_groups_that_agree_have_nothing_to_explore():
+def test_groups_that_agree_score_zero():
     for score in (0, 1):
         samples = members(*"ab", scores=[score] * 2, values=[{"entropy": 1.0}] * 2)
         assert plain(Explorability(column_score)(samples)) == [0.0, 0.0]
 
 
-def test_what_is_not_known_is_not_judged():
+def test_samples_without_values_are_not_scored():
     assert Explorability(column_score)(members("a", scores=[1], values=[{}])) == [None]
     assert Explorability(column_score).needs_values == ("entropy",)
     with pytest.raises(ConfigError, match="ratio must be at least 0"):

@@ -27,14 +27,14 @@ def test_unlikely_right_samples_keep_their_reward():
     assert Unlikeliness(column_score, strength=1.0)(samples[:2]) == [0.5, 1]
 
 
-def test_who_is_not_judged_has_no_rank():
+def test_unscored_samples_have_no_rank():
     scores: list[Any] = [1, None, math.nan, 1, 1]
     samples = members(*"abcde", scores=scores, logprob=[-1.0, -9.0, -9.0, -2.0, None])
     values = Unlikeliness(column_score)(samples)
     assert values == pytest.approx([1 - 0.25 / 2, None, math.nan, 1, None], nan_ok=True)
 
 
-def test_self_certainty_is_what_the_policy_says():
+def test_self_certainty_is_the_policys_certainty():
     logits_TV = torch.tensor([[0.0, 0.0, 0.0], [2.0, 0.0, -2.0]])
     uniform_V = torch.full((3,), 1 / 3)
     logprob_TV = logits_TV.log_softmax(1)
@@ -53,7 +53,7 @@ def test_surprise_up_to_a_bound():
         Curiosity(ceiling=0.0)
 
 
-def test_a_reward_says_what_it_needs_of_the_decisions_also_for_those_it_holds():
+def test_a_reward_declares_the_values_that_it_and_inner_rewards_need():
     named = [
         NamedReward("sure", Unlikeliness(SelfCertainty())),
         NamedReward("right", column_score),
@@ -87,19 +87,19 @@ def test_likelihoods_are_cut():
     assert LikelihoodConsistency(column_score, column_chance, margin=0, ceiling=0.8)(samples) == [1.5, 1.5]
 
 
-def test_consistency_leaves_out_what_either_leaves_out():
+def test_consistency_leaves_out_samples_that_either_reward_leaves_out():
     samples = rated((1, 0.9), (None, 0.1), (1, None), (math.nan, 0.1), (1, math.nan))
     values = LikelihoodConsistency(column_score, column_chance)(samples)
     assert values == pytest.approx([1.5, None, None, math.nan, math.nan], nan_ok=True)
 
 
-def test_samples_say_nothing_of_likelihoods_by_themselves():
+def test_samples_have_no_likelihoods_by_default():
     sample = Sample(Prompt("q"), 0, 0)
     assert (sample.logprob, dict(sample.values)) == (None, {})
     assert replace(sample, logprob=-1.0).logprob == -1.0
 
 
-def test_settings_that_make_no_sense_are_refused():
+def test_invalid_settings_raise():
     with pytest.raises(ConfigError, match=r"\[0, 1\], got 2"):
         Unlikeliness(column_score, strength=2)
     with pytest.raises(ConfigError, match=r"ceiling in \(0, 1\]"):

@@ -34,12 +34,12 @@ def test_win_rates_by_hand():
     assert plain(soft(scored(1, 3, 1))) == pytest.approx([(1 - win + 0.5) / 2, win, (1 - win + 0.5) / 2])
 
 
-def test_groups_are_apart_and_may_differ_in_size():
+def test_groups_are_separate_and_may_differ_in_size():
     samples = [*scored(5, 1, 3, group=7), *scored(2, 9, group=3), *scored(4, group=5)]
     assert plain(PairwiseWinRate(of=column_score)(samples)) == [1, 0, 0.5, 0, 1, None]
 
 
-def test_a_judge_of_pairs_is_asked_in_both_orders():
+def test_a_judge_of_pairs_is_called_in_both_orders():
     judge = Counting()
     assert plain(PairwiseWinRate(judge)(members("a", "bb", "cc"))) == [0, 0.75, 0.75]
     assert sorted(judge.asked) == sorted(itertools.permutations(["a", "bb", "cc"], 2))
@@ -48,7 +48,7 @@ def test_a_judge_of_pairs_is_asked_in_both_orders():
     assert judge.asked == [("a", "bb"), ("a", "cc"), ("bb", "cc")]
 
 
-def test_a_judge_that_prefers_what_comes_first_says_nothing():
+def test_a_judge_that_prefers_the_first_has_no_effect():
     samples = members("a", "b", "c")
     assert plain(PairwiseWinRate(lambda first, second: 1.0)(samples)) == [0.5, 0.5, 0.5]
     assert plain(PairwiseWinRate(lambda first, second: 1.0, swap=False)(samples)) == [1.0, 0.5, 0.0]
@@ -65,7 +65,7 @@ def test_pairs_without_an_outcome_are_left_out():
     assert plain(failing(members("a", "b"))) == pytest.approx([math.nan, math.nan], nan_ok=True)
 
 
-def test_comparisons_say_whom_a_sample_met():
+def test_comparisons_explain_the_opponents_of_a_sample():
     def judge(first: Sample, second: Sample) -> float | None:
         return None if "?" in (first.text, second.text) else Counting()(first, second)
 
@@ -79,7 +79,7 @@ def test_comparisons_say_whom_a_sample_met():
     assert len(many.explanation["matches"]) == 30
 
 
-def test_a_tournament_says_whom_a_sample_met():
+def test_a_tournament_explains_the_opponents_of_a_sample():
     loser, winner = Tournament(of=column_score, temperature=1.0)(scored(1, 3))  # logistic(2) = 0.88080
     won = {"wins": 1, "ties": 0, "defeats": 0, "undecided": 0}
     assert winner == Score(1, {"parts": {"place": 1, "points": 0.8808, **won}, "matches": [[0, 0.8808]]})
@@ -94,7 +94,7 @@ def test_no_probability_is_an_error():
 
 
 @pytest.mark.parametrize("reward", [PairwiseWinRate, Tournament])
-def test_settings_that_make_no_sense_are_refused(reward: type[PairwiseWinRate] | type[Tournament]):
+def test_invalid_settings_raise(reward: type[PairwiseWinRate] | type[Tournament]):
     with pytest.raises(ConfigError, match="either judge or of"):
         reward()
     with pytest.raises(ConfigError, match="either judge or of"):
@@ -118,7 +118,7 @@ def test_preference_has_no_order():
         assert one + other == 1
 
 
-def test_bracket_keeps_the_best_apart():
+def test_bracket_separates_the_best():
     assert bracket(1) == [0]
     assert bracket(2) == [0, 1]
     assert bracket(4) == [0, 3, 1, 2]

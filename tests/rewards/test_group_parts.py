@@ -24,7 +24,7 @@ TEXT = "seen <think> so </think> <answer> 7"
         (None, "seen", TEXT, ""),
     ],
 )
-def test_a_reward_is_laid_on_its_part(start: str | None, end: str | None, text: str, part: str):
+def test_a_reward_is_the_score_of_its_part(start: str | None, end: str | None, text: str, part: str):
     (score,) = OnPart(column_score, start, end)(members(text, scores=[0.5]))
     assert float(score) == 0.5  # type: ignore[arg-type]
     begin = text.index(part)
@@ -32,7 +32,7 @@ def test_a_reward_is_laid_on_its_part(start: str | None, end: str | None, text: 
     assert list(score.scopes) == expected  # type: ignore[union-attr]
 
 
-def test_what_is_not_judged_has_no_part():
+def test_unscored_samples_have_no_part():
     found = OnPart(column_score, end="x")(members("a", None, "b", scores=[None, 1.0, math.nan]))
     assert found[:2] == [None, None]
     assert math.isnan(float(found[2]))  # type: ignore[arg-type]
@@ -60,14 +60,14 @@ TRIED = f"it is 8 <reflection>Right? Yes</reflection> no, 7 {SAID} "
         (" <reflection></reflection> 7", [(" <reflection></reflection> 7", 1)]),
     ],
 )
-def test_attempts_and_what_is_said_of_them(text: str, parts: list[tuple[str, float]]):
+def test_attempts_and_their_checks(text: str, parts: list[tuple[str, float]]):
     (score,) = Attempts(contains_seven)(members(text))
     assert isinstance(score, Score)
     assert [(text[one.start : one.end], one.value) for one in score.scopes or ()] == parts
     assert score.value == [value for part, value in parts if not part.startswith("<")][-1]
 
 
-def test_attempts_that_are_not_judged():
+def test_attempts_that_are_not_scored():
     assert Attempts(column_score)(members("a", None, scores=[None, 1.0])) == [None, None]
     assert Attempts(column_score)(members("", scores=[1.0])) == [None]
     with pytest.raises(ConfigError, match="a verdict with a group"):

@@ -88,7 +88,7 @@ def test_votes_are_shares(samples: list[Sample]):
 
 @settings(max_examples=50, deadline=None)
 @given(samples=samples_of(SCORES))
-def test_what_is_lowered_is_not_turned_round(samples: list[Sample]):
+def test_reductions_keep_the_sign(samples: list[Sample]):
     """A positive reward stays above 0 and is not raised; one that is not positive is not made worse."""
     lowered = [DiversityAdjusted(column_score), Unlikeliness(column_score), Conciseness(column_score)]
     for values in (plain(reward(samples)) for reward in lowered):

@@ -15,7 +15,7 @@ def test_rare_forms_by_hand():
     assert Rarity(column_score, ["<A>", "<B>"])(samples) == [1, 0.5, 3, -3, None, None]
 
 
-def test_one_form_earns_nothing():
+def test_one_form_scores_zero():
     samples = members("<A> x", "<A> y", scores=[1, 0.5])
     assert Rarity(column_score, ["<A>"])(samples) == [0, 0]
     assert Rarity(column_score, ["<B>"])(samples) == [0, 0]
@@ -37,7 +37,7 @@ def test_marks_are_a_list_of_texts(marks: object):
         Rarity(column_score, marks)  # type: ignore[arg-type]
 
 
-def test_formulas_that_nobody_else_has_by_hand():
+def test_unique_formulas_by_hand():
     # of $a$ and $b$ only the second is the first member's own; x is in two texts, whoever wrote it twice; one has none
     texts = ["$a$ so $b$", r"\(a\) or \[x\]", "$x$ $x$", "none", None, "$z$"]
     samples = members(*texts, scores=[1, 2, 1, 1, 1, None])

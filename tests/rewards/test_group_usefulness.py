@@ -22,17 +22,17 @@ from tests.rewards.grouped import column_score, members
         ((math.nan, 0, 1, 0), 0.0, (math.nan, -1, 0, 0)),
     ],
 )
-def test_the_sign_of_what_it_gains_by_hand(scores: tuple[float, ...], margin: float, expected: tuple[float, ...]):
+def test_the_sign_of_the_gain_by_hand(scores: tuple[float, ...], margin: float, expected: tuple[float, ...]):
     samples = members("x <aux> y", "<aux>", "x", "y", scores=scores)
     assert WhereUseful(column_score, ["<aux>"], margin=margin)(samples) == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize("texts", [("<aux>", "<aux>"), ("x", "y")])
-def test_without_a_comparison_there_is_nothing_to_say(texts: tuple[str, str]):
+def test_without_a_comparison_samples_score_zero(texts: tuple[str, str]):
     assert WhereUseful(column_score, ["<aux>"])(members(*texts, scores=(1, 0))) == [0, 0]
 
 
-def test_settings_say_what_to_change():
+def test_invalid_settings_raise_with_a_fix():
     with pytest.raises(ConfigError, match=r"WhereUseful\.marks must be a list"):
         WhereUseful(column_score, "<aux>")
     with pytest.raises(ConfigError, match=r"WhereUseful\.margin must be at least 0"):

@@ -20,7 +20,7 @@ def test_correction_by_hand():
     assert NoisyVerifier(column_score, right_from=0.5)(scored(0.9, 0.4)) == [1, 0]
 
 
-def test_what_the_reward_within_says_of_parts_and_why_stays():
+def test_scopes_and_reasons_of_the_inner_reward_stay():
     parts = (Scope(0, 1, 0.5),)
 
     def within(samples: Sequence[Sample]) -> list[Score]:
@@ -47,7 +47,7 @@ def test_correction_is_unbiased():
     assert sum(numbers) / len(numbers) == pytest.approx(0, abs=0.02)
 
 
-def test_a_verifier_worse_than_a_coin_is_refused():
+def test_a_verifier_worse_than_a_coin_raises():
     with pytest.raises(ConfigError, match="together below 1"):
         NoisyVerifier(column_score, false_positive=0.5, false_negative=0.5)
 
@@ -60,19 +60,19 @@ def test_short_right_answers_keep_their_reward():
     assert Conciseness(column_score, all_right=True)(samples[:3]) == [1, 0.5, 0.75]
 
 
-def test_one_length_changes_nothing():
+def test_equal_lengths_keep_scores():
     samples = members("a", "b", scores=[1, 1], tokens=[[1], [2]])
     assert Conciseness(column_score)(samples) == [1, 1]
     assert Conciseness(column_score)(members("a", "b", scores=[0, 1], tokens=[[1], [2] * 9])) == [0, 1]
 
 
-def test_characters_where_there_are_no_tokens():
+def test_characters_count_without_tokens():
     samples = members("aa", "aaaaaa", None, scores=[1, 2, 1])
     assert Conciseness(column_score, unit="characters")(samples) == [1, 1, None]  # 2 (1 - 0.5)
     assert Conciseness(column_score)(samples) == [None, None, None]
 
 
-def test_settings_that_make_no_sense_are_refused():
+def test_invalid_settings_raise():
     with pytest.raises(ConfigError, match=r"\[0, 1\], got 2"):
         Conciseness(column_score, strength=2)
     with pytest.raises(ConfigError, match="unit must be one of tokens, characters"):

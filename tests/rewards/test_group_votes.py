@@ -35,7 +35,7 @@ def test_entropy_by_hand():
     assert values == pytest.approx([0.75 - off, 0.75 - off, 0.75 - off, 0.25 - off])
 
 
-def test_groups_vote_apart():
+def test_groups_vote_separately():
     samples = [*members("a", "b", "b", group=2), *members("a", group=1), *members("a", "a", group=5)]
     assert plain(MajorityVote()(samples)) == [0, 1, 1, 1, 1, 1]
     assert plain(SemanticClusters()(samples)) == pytest.approx([1 / 3, 2 / 3, 2 / 3, 1, 1, 1])
@@ -56,7 +56,7 @@ def test_clusters_by_entailment_need_both_directions():
     assert plain(SemanticClusters(shares_a_word)(members("a b", "b a", "a b c", "d"))) == [0.5, 0.5, 0.25, 0.25]
 
 
-def test_clusters_are_what_pairs_connect():
+def test_clusters_are_connected_by_pairs():
     def near(first: Sample, second: Sample) -> float:
         return 1 / (1 + abs(int(first.text or 0) - int(second.text or 0)))
 
@@ -71,7 +71,7 @@ def test_settled_and_hopeless_groups_are_left_out():
     assert plain(reward(samples)) == [None, None, 0.5, 0.5, None, None, None]  # 0, log 2 = 0.69, log 3 = 1.10
 
 
-def test_votes_say_what_was_counted():
+def test_votes_explain_their_counts():
     first, *_, silent = MajorityVote(extract="tag", entropy=1.0)(
         members("<answer>7</answer>", "<answer> 7</answer>", "<answer>8</answer>", "seven")
     )
@@ -87,7 +87,7 @@ def test_votes_say_what_was_counted():
     assert [len(named) for named in tie.explanation["majority"]] == [200] * 8
 
 
-def test_clusters_say_what_was_counted():
+def test_clusters_explain_their_counts():
     a_cat, same, dog = SemanticClusters()(members("A cat", "a  cat", "a dog"))
     parts = {"voters": 3, "clusters": 2, "entropy": 0.6365}  # 2/3 log 3/2 + 1/3 log 3
     assert a_cat == same == Score(2 / 3, {"parsed": "a cat", "parts": {"votes": 2, **parts}})
@@ -96,7 +96,7 @@ def test_clusters_say_what_was_counted():
     assert judged == [Score(1, {"parts": {"votes": 2, "voters": 2, "clusters": 1, "entropy": 0}})] * 2
 
 
-def test_settings_that_make_no_sense_are_refused():
+def test_invalid_settings_raise():
     with pytest.raises(ConfigError, match="mode must be one of agreement, share"):
         MajorityVote("most")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="at least 0, got -1"):

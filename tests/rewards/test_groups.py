@@ -101,7 +101,7 @@ def test_the_members_numbers_do_not_matter(name: str):
 
 
 @pytest.mark.parametrize("name", REWARDS_OF_GROUPS)
-def test_each_group_is_judged_as_if_it_were_alone(name: str):
+def test_each_group_is_scored_separately(name: str):
     reward, samples = REWARDS_OF_GROUPS[name], drawn(3)
     values = plain(reward(samples))
     for group in {sample.group for sample in samples}:
@@ -131,7 +131,7 @@ def explained(samples: Sequence[Sample]) -> list[Score | None]:
         lambda of: LikelihoodConsistency(of, column_chance),
     ],
 )
-def test_what_the_reward_within_rests_on_is_passed_on(wrap: Callable[..., Any]):
+def test_explanations_of_the_inner_reward_are_passed_on(wrap: Callable[..., Any]):
     samples = [
         Sample(Prompt("q", columns={"chance": 0.5}), 0, i, text=f"t{i}", tokens=[1], logprob=-1.0) for i in range(3)
     ]
@@ -200,7 +200,7 @@ def test_a_configuration_names_the_reward_within():
     assert numbers(within, samples) == [0, 2, 0]
 
 
-def test_a_configuration_names_functions_of_ones_own():
+def test_a_configuration_names_custom_functions():
     samples = wrote("aaaa", "aa", "a")
     assert numbers(built(name="pairwise_win_rate", judge=f"{HERE}:longer"), samples) == [1, 0.5, 0]
     closer = built(name="pairwise_win_rate", judge={"name": f"{HERE}:Closer", "to": 2})
@@ -210,7 +210,7 @@ def test_a_configuration_names_functions_of_ones_own():
     assert scores.value_BR[:, 0].tolist() == [1, 0.5, 0]
 
 
-def test_wrong_rewards_within_say_where():
+def test_invalid_inner_rewards_raise_with_their_setting():
     with pytest.raises(ConfigError, match="unknown name 'exact_mach' among rewards; did you mean exact_match"):
         built(name="unlikeliness", of="exact_mach")
     with pytest.raises(ConfigError, match=r"reward exact_match: .*'extrakt'"):

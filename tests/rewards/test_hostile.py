@@ -187,13 +187,13 @@ def sources() -> dict[str, ast.Module]:
     return {str(path.relative_to(root)): ast.parse(path.read_text()) for path in sorted(paths)}
 
 
-def test_nothing_is_evaluated_or_unpickled(sources):
+def test_texts_are_neither_evaluated_nor_unpickled(sources):
     assert {"rewards/groups/votes.py", "mmgrpo/scoring/cache.py", "policies/language/policy.py"} <= set(sources)
     found = {path: what_runs(tree) for path, tree in sources.items()}
     assert {path: names for path, names in found.items() if names} == {WITHIN: {"exec", "compile"}}
 
 
-def test_what_runs_programs_is_imported_nowhere(sources):
+def test_modules_that_run_programs_are_not_imported(sources):
     """It is a program itself, started in a sandbox."""
     name = Path(WITHIN).stem
     for path, tree in sources.items():
@@ -211,6 +211,6 @@ def test_what_runs_programs_is_imported_nowhere(sources):
         "np.load(x, allow_pickle=True)",
     ],
 )  # fmt: skip
-def test_what_runs_is_seen(source: str):
+def test_programs_are_detected(source: str):
     assert what_runs(ast.parse(source))
     assert not what_runs(ast.parse("model.eval(); re.compile(x); torch.load(x, weights_only=True); np.load(x)"))

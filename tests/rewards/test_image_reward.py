@@ -102,7 +102,7 @@ def test_only_the_first_35_tokens_are_read(checkpoint: Path) -> None:
     assert abs((full or 0) - (other or 0)) > 1e-3
 
 
-def test_a_checkpoint_of_another_layout_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_layout_raises(tmp_path: Path) -> None:
     without = {name: value for name, value in published().items() if "crossattention.output.dense" not in name}
     torch.save(without, tmp_path / "without.pt")
     with pytest.raises(RewardError, match=r"differs from ImageReward.*crossattention\.output\.dense"):

@@ -104,7 +104,7 @@ def test_the_probabilities_explain_the_score(judge: str) -> None:
     assert list((yes or {})["parts"]) == ["no", "yes"]
 
 
-def test_numbers_of_several_tokens_are_refused(judge: str) -> None:
+def test_numbers_of_several_tokens_raise(judge: str) -> None:
     with pytest.raises(RewardError, match="writes 10 with several tokens"):
         VlmJudge(judge, mode="expected", low=1, high=10)(samples())
 
@@ -123,7 +123,7 @@ def test_the_number_that_it_writes_is_read(judge: str, tmp_path: Path) -> None:
     assert said(scores) == [{"parsed": 4.0, "reason": "4"}] * 3
 
 
-def test_frames_and_sources_are_shown(judge: str) -> None:
+def test_frames_and_sources_are_in_the_question(judge: str) -> None:
     frames = [picture(i) for i in range(3)]
     video = filmed(frames, "a dog")
     edit = Sample(Prompt("a dog", images=[frames[0]]), group=0, member=0, image=frames[2])
@@ -132,7 +132,7 @@ def test_frames_and_sources_are_shown(judge: str) -> None:
     assert abs((shows[0] or 0) - (shows[2] or 0)) > 1e-4
 
 
-def test_what_cannot_be_asked_is_not_judged(judge: str) -> None:
+def test_samples_without_input_are_not_scored(judge: str) -> None:
     reward = VlmJudge(judge, question="{style}?")
     assert reward([drew(picture(0)), drew(None, style="oil")]) == [None, None]
     assert VlmJudge("does/not-exist")([drew(None)]) == [None]
@@ -152,13 +152,13 @@ def test_likelihood_is_the_mean_over_the_tokens_of_the_prompt(judge: str) -> Non
     assert abs((PromptLikelihood(judge)(swapped)[0] or 0) - expected[0]) > 1e-4
 
 
-def test_a_model_that_reads_both_ways_is_refused(tmp_path: Path) -> None:
+def test_a_bidirectional_model_raises(tmp_path: Path) -> None:
     language_models.save("paligemma", tmp_path)
     with pytest.raises(RewardError, match="attends bidirectionally to its prompt"):
         PromptLikelihood(str(tmp_path))(samples())
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_invalid_settings_raise() -> None:
     with pytest.raises(ConfigError, match="yes, expected, parse"):
         VlmJudge("m", mode="maybe")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="low < high"):

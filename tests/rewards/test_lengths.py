@@ -72,7 +72,7 @@ def test_stated_by_hand():
             StatedLength(max_length, top=top)
 
 
-def test_cosine_asks_its_judge():
+def test_cosine_calls_its_verifier():
     samples = [wrote("<answer>a</answer>", "a", tokens=[1]), wrote("a", tokens=[1]), wrote("a", "a")]
     longest = {"max_length": 1, "long_right": 0.25, "long_wrong": -0.25}
     assert scores_of(CosineLength(**longest, judge={"name": "exact_match", "extract": "tag"}), samples) == [

@@ -82,7 +82,7 @@ class TestRecognisers:
     def ctc(self, tmp_path_factory: pytest.TempPathFactory) -> str:
         return str(listeners.save_ctc(tmp_path_factory.mktemp("ctc")))
 
-    def test_a_ctc_head_says_what_transformers_says(self, ctc: str) -> None:
+    def test_a_ctc_head_equals_that_of_transformers(self, ctc: str) -> None:
         model, processor = AutoModelForCTC.from_pretrained(ctc).eval(), AutoProcessor.from_pretrained(ctc)
         expected = []
         for sound in (LONG, SHORT, LONG):
@@ -94,7 +94,7 @@ class TestRecognisers:
         assert RecognizerSource(model=ctc)([LONG, SHORT, LONG]) == expected
         assert RecognizerSource(model=ctc, batch_size=1)([LONG, SHORT, LONG]) == expected
 
-    def test_what_is_heard_is_held_against_the_text(self, ctc: str) -> None:
+    def test_transcripts_are_compared_with_the_text(self, ctc: str) -> None:
         (heard,) = RecognizerSource(model=ctc)([SHORT])
         first, *rest = heard.split()
         reward = WordError(ctc)
@@ -119,7 +119,7 @@ class TestRecognisers:
         assert expected[0].strip()
         assert RecognizerSource(model=folder)([SHORT]) == expected
 
-    def test_what_is_no_recogniser_is_refused(self, tmp_path: Path) -> None:
+    def test_models_without_speech_recognition_raise(self, tmp_path: Path) -> None:
         folder = judges.save_clip(tmp_path)
         with pytest.raises(RewardError, match=r"no speech recognizer .* it is a CLIPConfig"):
             WordError(str(folder))([made(SHORT, text="x")])
@@ -154,7 +154,7 @@ class TestClap:
             assert none is None
             assert [first, second] == pytest.approx(expected, **CLOSE)
 
-    def test_a_long_sound_is_heard_in_windows(self, clap: str) -> None:
+    def test_long_audio_is_transcribed_in_windows(self, clap: str) -> None:
         halves = [Audio(LONG.values[:, :16000], 16000), Audio(LONG.values[:, 16000:], 16000)]
         expected = self.cosine(clap, halves, "a red cat")
         found = ClapScore(clap)([made(LONG, "a red cat")])

@@ -212,13 +212,13 @@ def test_one_region_in_every_frame(frame: Any, text: str):
     assert float(other) == (25 / 100 if frame == "original" else 1)
 
 
-def test_a_picture_is_a_mask():
+def test_an_image_is_a_mask():
     picture = Image.new("L", (20, 10))
     picture.paste(255, (0, 0, 10, 10))
     assert score_of(reward(), "[0, 0, 10, 5]", picture) == 0.5
 
 
-def test_references_that_are_no_region_are_not_judged():
+def test_references_that_are_no_region_are_not_scored():
     mixed = [LEFT_HALF, [0, 0, 1, 1]]
     for reference in ("a dog", [1, 2, 3], {"size": [3, 2], "counts": [1]}, mixed, [[0, 0, 1, 1]] * 101):
         assert score_of(reward(), "[0, 0, 1, 1]", reference) is None

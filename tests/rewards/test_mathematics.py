@@ -73,7 +73,7 @@ def test_a_thought_holds_no_answer(reward: MathVerify):
     assert scores_of(reward, samples_of(*((text, "2") for text in texts))) == [1, 0, 0]
 
 
-def test_on_another_thread_and_beside_itself(reward: MathVerify):
+def test_on_another_thread_and_in_parallel(reward: MathVerify):
     found: dict[int, list[float | None]] = {}
 
     def judge(number: int) -> None:
@@ -87,7 +87,7 @@ def test_on_another_thread_and_beside_itself(reward: MathVerify):
     assert found == {number: [1, 1, 1, 1, 1, 1, 0] for number in range(3)}
 
 
-def test_what_takes_too_long_fails_on_every_thread_and_harms_nothing():
+def test_timeouts_fail_on_every_thread_without_side_effects():
     reward = MathVerify(time_limit_s=3.0)
     found: list[float | None] = []
     samples = samples_of((r"\boxed{9^{9^{9^{9}}}}", "5"), (r"\boxed{2}", "2"))
@@ -108,7 +108,7 @@ def test_a_process_that_does_not_stop_is_killed_and_another_started(monkeypatch:
     assert scores_of(reward, samples_of((r"\boxed{2}", "2"))) == [1]
 
 
-def test_plain_answers_are_read_if_asked():
+def test_plain_answers_are_parsed_if_configured():
     samples = samples_of(("it is 1/2", "1/2"), ("The answer is 12.", 12), (r"\boxed{3}", 4))
     assert scores_of(MathVerify(plain=True), samples) == [1, 1, 0]
 
@@ -118,7 +118,7 @@ def test_settings_are_checked():
         MathVerify(time_limit_s=0)
 
 
-def test_what_was_read_is_said(reward: MathVerify):
+def test_the_parsed_answer_is_in_the_explanation(reward: MathVerify):
     assert explained(reward, wrote(r"so \boxed{\frac{1}{2}}", solution="0.5")) == {
         "parsed": r"\frac{1}{2}", "reference": "0.5",
     }  # fmt: skip
@@ -127,7 +127,7 @@ def test_what_was_read_is_said(reward: MathVerify):
 
 
 @pytest.mark.nightly
-def test_its_process_ends_with_the_interpreter_and_leaves_nothing_open():
+def test_its_process_ends_with_the_interpreter_without_open_files():
     program = (
         "from mmgrpo.rewards.text.mathematics import MathVerify\n"
         "from mmgrpo.types import Prompt, Sample\n"
@@ -140,7 +140,7 @@ def test_its_process_ends_with_the_interpreter_and_leaves_nothing_open():
     assert "ResourceWarning" not in found.stderr
 
 
-def test_references_are_whole_and_of_every_type(reward: MathVerify):
+def test_references_are_complete_and_of_every_type(reward: MathVerify):
     golds = [
         7,
         7.0,

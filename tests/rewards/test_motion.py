@@ -34,7 +34,7 @@ def test_every_block_of_a_moved_scene_is_found(dx: int, dy: int) -> None:
     assert (moves == [dx, dy]).all()
 
 
-def test_direction_is_the_cosine_with_what_moves() -> None:
+def test_direction_is_the_cosine_with_the_motion() -> None:
     right, slant = filmed(pan(4, 0)), filmed(pan(3, -4))
     assert numbers(Motion(direction="right")([right])) == [pytest.approx(1)]
     assert numbers(Motion(direction="left")([right])) == [pytest.approx(-1)]
@@ -43,7 +43,7 @@ def test_direction_is_the_cosine_with_what_moves() -> None:
     assert numbers(Motion(direction="up")([slant])) == [pytest.approx(0.8)]
 
 
-def test_the_direction_may_stand_in_the_row() -> None:
+def test_the_direction_may_be_in_the_row() -> None:
     rows = [filmed(pan(0, 4), direction=asked) for asked in ("down", "up", "sideways")]
     assert numbers(Motion()([*rows, filmed(pan(0, 4))])) == [pytest.approx(1), pytest.approx(-1), None, None]
 
@@ -63,7 +63,7 @@ def test_motion_does_not_depend_on_the_resolution() -> None:
     assert numbers(Motion("magnitude")([filmed(double)])) == numbers(Motion("magnitude")([filmed(pan(3, 4))]))
 
 
-def test_what_stands_still_does_not_move_and_stills_are_not_judged() -> None:
+def test_static_videos_score_zero_and_images_are_not_scored() -> None:
     still, plain = [noise(0, 128, 128)] * 3, [Image.new("RGB", (128, 128), "teal")] * 3
     samples = [filmed(still), filmed(plain), filmed([noise(0)]), drew(noise(0)), filmed(None)]
     assert numbers(Motion(direction="up")(samples)) == [0.0, 0.0, None, None, None]
@@ -102,7 +102,7 @@ def test_feature_consistency_holds_frames_against_the_first_and_the_one_before(t
     ]
 
 
-def test_frame_mean_asks_about_frames_at_even_distances() -> None:
+def test_frame_mean_scores_evenly_spaced_frames() -> None:
     video = filmed([Image.new("L", (2, 2), level) for level in (0, 51, 102, 153, 204)])
     assert numbers(FrameMean(Brightness(), frames=3)([video])) == [pytest.approx((0 + 102 + 204) / 3 / 255)]
     assert numbers(FrameMean(Brightness(), frames=99)([video])) == [pytest.approx(102 / 255)]
@@ -110,7 +110,7 @@ def test_frame_mean_asks_about_frames_at_even_distances() -> None:
     assert numbers(FrameMean(Brightness(), frames=1)([video, drew(noise(0))])) == [pytest.approx(102 / 255), None]
 
 
-def test_frame_mean_keeps_none_and_failures_apart() -> None:
+def test_frame_mean_separates_none_and_failures() -> None:
     asked: list[Sample] = []
 
     def reward(samples: Sequence[Sample]) -> list[float | None]:
@@ -135,7 +135,7 @@ def test_frame_mean_of_a_reward_by_name() -> None:
     assert numbers(named.function([filmed([Image.new("L", (2, 2), 51)])])) == [pytest.approx(0.8)]
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_invalid_settings_raise() -> None:
     with pytest.raises(ConfigError, match="right, left, up, down"):
         Motion(direction="north")
     with pytest.raises(ConfigError, match="positive magnitude"):
@@ -146,7 +146,7 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         FrameMean(Brightness(), pool="max")  # pyright: ignore[reportArgumentType]
 
 
-def test_what_moved_explains_the_score() -> None:
+def test_the_explanation_has_the_motion() -> None:
     """3 and 4 of 128 pixels are 2.34375 and 3.125 percent, together 5 of 128: 3.90625."""
     (moved,) = said(Motion(direction="right")([filmed(pan(3, 4))]))
     expected = {"right": 2.34375, "down": 3.125, "magnitude": 3.90625, "moving_frac": 1.0}

@@ -85,7 +85,7 @@ def test_real_clips_of_the_other_part_are_read(
 
 
 @pytest.mark.parametrize("make", [MovingDigitVerifier, MovingDigitJudge])
-def test_what_was_not_asked_for_is_worth_nothing(make: Callable[[], Judge], held_out: list[Sample]) -> None:
+def test_other_motions_score_zero(make: Callable[[], Judge], held_out: list[Sample]) -> None:
     some, score = held_out[:80], make()
     elsewhere = [asked([one], direction=OPPOSITE[one.prompt.columns["direction"]])[0] for one in some]
     another = [asked([one], digit=(one.prompt.columns["digit"] + 1) % 10)[0] for one in some]
@@ -119,7 +119,7 @@ def test_a_frame_that_only_one_classifier_reads_counts_half() -> None:
     assert MovingDigitVerifier()(clips(split.held_out[n : n + 1], split.held_out_labels[n : n + 1])) == [0.5] * 4
 
 
-def test_ink_beside_the_digit_is_taken_off(held_out: list[Sample]) -> None:
+def test_ink_next_to_the_digit_is_subtracted(held_out: list[Sample]) -> None:
     verifier = MovingDigitVerifier()
     clip = next(one for one in held_out if one.prompt.columns["direction"] == "up" and verifier([one]) == [1.0])
     assert clip.video is not None
@@ -155,7 +155,7 @@ def test_a_share_of_the_captions_is_wrong() -> None:
         mislabelled_moving_digits(1.5)
 
 
-def test_the_autoencoder_changes_nothing() -> None:
+def test_the_autoencoder_is_exact() -> None:
     vae = video_autoencoder()
     pixels = torch.rand(2, 1, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
     pixels[0] = -1
@@ -166,7 +166,7 @@ def test_the_autoencoder_changes_nothing() -> None:
         assert (vae.decode(pixels, return_dict=False)[0] - pixels).abs().max() < 5e-4
 
 
-def test_the_quickstart_draws_clips_and_scores_them_again() -> None:
+def test_the_quickstart_samples_clips_and_rescores_them() -> None:
     section = load_config("quickstart/moving-digit-video").policy
     assert section is not None
     settings = section.model_dump(exclude={"name", "model"})

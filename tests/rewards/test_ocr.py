@@ -65,7 +65,7 @@ def test_accuracy_by_hand(found: str, wanted: str, forgiven: float, counted: flo
     assert text_accuracy(found, wanted, "counted") == pytest.approx(counted)
 
 
-def test_long_texts_come_to_an_end() -> None:
+def test_long_texts_are_scored_in_time() -> None:
     assert text_accuracy("a" * 1_000_000, "b", "counted") == 0
     assert text_accuracy("a " * 500_000, "a" * 1_000_000, "forgiven") <= 1
 
@@ -89,11 +89,11 @@ def test_long_texts_come_to_an_end() -> None:
         ('"' * 9_999, None),
     ],
 )
-def test_what_stands_in_quotes_is_asked_for(prompt: str, wanted: str | None) -> None:
+def test_quoted_texts_are_the_targets(prompt: str, wanted: str | None) -> None:
     assert wanted_text(drew(None, prompt), None) == wanted
 
 
-def test_a_reader_of_ones_own_reads_the_picture(reader: Callable[[Image.Image], str]) -> None:
+def test_a_custom_reader_reads_the_image(reader: Callable[[Image.Image], str]) -> None:
     reward = OcrAccuracy(reader)
     samples = [drew(written("open now"), 'say "Open"'), drew(written("opun"), 'say "Open"'), drew(written("x"), "say")]
     assert values_of(reward, *samples, drew(None, 'say "Open"')) == [1.0, 0.75, None, None]
@@ -142,7 +142,7 @@ def installed(engine: str) -> bool:
 
 @pytest.mark.parametrize("names", [("wrong", "empty"), pytest.param(tuple(PICTURES), marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("engine", ["rapidocr", "pytesseract"])
-def test_engines_read_what_is_written(engine: str, names: tuple[str, ...]) -> None:
+def test_engines_read_written_texts(engine: str, names: tuple[str, ...]) -> None:
     """Wrong: two of ten letters without the blank are others."""
     if not installed(engine):
         pytest.skip(f"{engine} is not installed")
@@ -158,7 +158,7 @@ def test_rapidocr_reads_text_on_its_side_and_head() -> None:
 
 
 @pytest.mark.parametrize("engine", ["rapidocr", "pytesseract"])
-def test_lines_are_drawn_where_they_stand(engine: str) -> None:
+def test_lines_have_the_boxes_of_their_positions(engine: str) -> None:
     """The ink, from the pixels themselves: in the middle of the box, which may leave a margin around it."""
     if not installed(engine):
         pytest.skip(f"{engine} is not installed")
@@ -186,7 +186,7 @@ def test_one_engine_serves_several_threads() -> None:
         assert list(pool.map(lambda sample: values_of(reward, sample), samples)) == [[1.0]] * 4
 
 
-def test_languages_that_an_engine_does_not_read_are_refused() -> None:
+def test_unsupported_languages_of_an_engine_raise() -> None:
     sample = drew(lettered("a"), '"a"')
     with pytest.raises(RewardError, match="korean"):
         OcrAccuracy(languages="korean")([sample])
@@ -203,7 +203,7 @@ def test_an_engine_that_is_not_installed_is_named() -> None:
     assert OcrAccuracy()([]) == []
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_invalid_settings_raise() -> None:
     with pytest.raises(ConfigError, match="rapidocr, easyocr, pytesseract"):
         OcrAccuracy("paddle")
     with pytest.raises(ConfigError, match="forgiven, counted"):

@@ -50,7 +50,7 @@ def test_extraction(how: Extract, text: str, answer: str | None):
 
 
 @pytest.mark.parametrize("extract", ["tags", {"tag": ""}, {"tag": "a>"}, {"tag": 3}, {"name": "a"}, {}])
-def test_unknown_places_are_refused(extract: Any):
+def test_unknown_extractions_raise(extract: Any):
     with pytest.raises(ConfigError, match=r"ExactMatch\.extract must be"):
         ExactMatch(extract=extract)
 
@@ -64,7 +64,7 @@ def test_rewards_read_parts_of_their_own():
     assert scores_of(ExactMatch(extract={"tag": "where"}), [said]) == [0]
 
 
-def test_normalisation():
+def test_normalization():
     assert normalize_text("  \uff26ull\u00a0 width\n\u00b2  ") == "full width 2"
     assert normalize_text("Straße") == "strasse"
     assert normalize_text("Cafe\u0301", ignore_case=False) == "Caf\u00e9"
@@ -98,7 +98,7 @@ def test_words():
         ('{"a": 1, "a": 2}', [{"a": 2}]),
     ],
 )
-def test_json_is_found_wherever_it_stands(text: str, values: list[object]):
+def test_json_is_found_anywhere(text: str, values: list[object]):
     assert json_values(text) == values
 
 
@@ -120,7 +120,7 @@ def test_a_document_is_alone():
     assert json_document("``````") is None
 
 
-def test_any_json_comes_back_whole():
+def test_any_json_is_parsed_completely():
     """Seeded: a random value, written as JSON or as Python prints it, between brackets and quotes that do not close."""
     draw = random.Random(0)
     for _ in range(300):

@@ -46,12 +46,12 @@ def test_brightness_by_hand():
     assert Brightness()([drawn(Image.new("L", (2, 2), 255))]) == [1.0]
 
 
-def test_no_image_is_not_judged():
+def test_samples_without_an_image_are_not_scored():
     assert JpegSize()([drawn(None)]) == [None]
     assert Brightness()([drawn(None)]) == [None]
 
 
-def test_settings_that_make_no_sense_are_refused():
+def test_invalid_settings_raise():
     with pytest.raises(ConfigError, match=r"-1 .* or 1 .*, got 2"):
         JpegSize(sign=2)
     with pytest.raises(ConfigError, match=r"1\.\.95, got 100"):

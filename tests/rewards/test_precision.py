@@ -77,7 +77,7 @@ def test_by_hand():
     assert score_of(reward(), json.dumps([A, A]), [A]) == pytest.approx(0.25)  # a second box on it is a miss
 
 
-def test_of_nothing():
+def test_without_boxes():
     assert [score_of(reward(), text, []) for text in ("[]", "none", json.dumps([A]))] == [1, 1, 0]
     assert score_of(reward(), "[]", [A]) == 0
     assert score_of(reward(), "[]", "a dog") is None
@@ -166,7 +166,7 @@ def test_more_boxes_never_pay():
     assert score_of(reward(max_boxes=3), json.dumps([A] * 4), [A]) == 0
 
 
-def test_what_it_says_and_what_it_refuses():
+def test_explanations_and_invalid_settings():
     said = explained(reward(), wrote(json.dumps([A]), [B]))
     assert [(one["box"], one["role"]) for one in said["boxes"]] == [(A, "stated"), (B, "reference")]
     assert explained(reward(max_boxes=1), wrote(json.dumps([A, B]), [A])) == {

@@ -56,7 +56,7 @@ def test_share_of_asserts(code: str, tests: Any, passed: float) -> None:
 
 
 @needs_sandbox
-def test_what_comes_too_late_is_wrong() -> None:
+def test_late_answers_are_wrong() -> None:
     tests = "assert f(0) == 1\nassert f(1) == 1"
     assert paid("def f(x):\n    while x: pass\n    return 1", tests, score="share", time_s=1.0) == 1 / 2
     assert paid(DOUBLE, tests) == 0
@@ -122,13 +122,13 @@ def test_without_code_it_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("tests", [None, 7, [], "", "assert (", {"inputs": ["1"], "outputs": []}, [{"input": "1"}]])
-def test_what_says_no_tests_is_not_judged(tests: Any) -> None:
+def test_rows_without_tests_are_not_scored(tests: Any) -> None:
     assert read_tests(tests) is None
     assert CodeTests()([wrote("```\nx\n```", tests=tests)]) == [None]
 
 
 @needs_sandbox
-def test_tests_that_test_nothing_are_not_judged() -> None:
+def test_empty_tests_are_not_scored() -> None:
     assert paid(DOUBLE, "import unittest\n\nclass TestF(unittest.TestCase): pass") is None
 
 
@@ -148,7 +148,7 @@ def test_tests_that_test_nothing_are_not_judged() -> None:
         (DOUBLE, "x = f(1)\nassert x == 2", 1.0),
     ],
 )
-def test_tests_are_what_a_script_of_them_would_say(code: str, tests: Any, expected: float) -> None:
+def test_tests_score_like_a_script_of_them(code: str, tests: Any, expected: float) -> None:
     """Classes find their module, a raise is a test too, and nothing holds after what stopped the script."""
     assert paid(code, tests, score="share") == expected
 

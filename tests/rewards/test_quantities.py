@@ -36,7 +36,7 @@ def test_a_reference_of_zero_has_no_relative_tolerance():
     assert [score_of(MeanRelativeAccuracy(), text, 0) for text in ("0", "0.001", "")] == [1, 0, 0]
 
 
-def test_a_reference_without_one_number_is_not_judged():
+def test_a_reference_without_one_number_is_not_scored():
     rewards = (Number(), MeanRelativeAccuracy(), CountMatch())
     for reference in ("a", "3 or 4", True, float("nan"), float("inf"), [3]):
         assert [score_of(reward, "3", reference) for reward in rewards] == [None, None, None]
@@ -82,7 +82,7 @@ def test_settings_are_checked():
         MeanRelativeAccuracy(which="any")  # pyright: ignore[reportArgumentType]
 
 
-def test_what_was_read_is_said():
+def test_the_parsed_answer_is_in_the_explanation():
     for reward in (Number(which="first"), CountMatch(which="first"), CountMatch(which="first", mode="relative")):
         assert explained(reward, wrote("3 of 4", 4)) == {"parsed": 3.0, "reference": 4.0}
         assert explained(reward, wrote("none that I see", 4)) == {"parsed": None, "reference": 4.0}

@@ -43,13 +43,13 @@ def test_a_score_is_read_where_it_is_stated(reply: str, score: float | None) -> 
     assert read == (None if score is None else pytest.approx((score - 1) / 4))
 
 
-def test_hostile_replies_come_to_an_end() -> None:
+def test_hostile_replies_are_parsed_in_time() -> None:
     for reply in ("score" * 100_000, "5/" * 200_000, "1." * 200_000, "-" * 500_000, "</think>" * 100_000, "٤ score ٤"):
         read = FIVE.read(reply)
         assert read is None or 0 <= read <= 1
 
 
-def test_the_key_is_a_word_of_ones_own() -> None:
+def test_the_key_is_a_separate_word() -> None:
     scale = Scale(low=0, high=10, key="text (c)")
     assert scale.read("quality: 3, text (c): 7") is None  # no word ends with a bracket, so there are two numbers
     assert Scale(low=0, high=10, key="alignment").read("quality: 3, alignment: 7") == 0.7
@@ -71,7 +71,7 @@ def test_templates_take_the_prompt_and_columns_as_they_are() -> None:
     assert fill_template("{prompt.__class__}", sample, FIVE) == "{prompt.__class__}"
 
 
-def test_a_judge_sees_the_picture_or_frames_and_the_source_first() -> None:
+def test_a_judge_gets_the_source_before_the_image_or_frames() -> None:
     source, image = noise(0), noise(1)
     edit = Sample(Prompt("p", images=[source]), group=0, member=0, image=image)
     assert list(judge_images(edit, 4, source=False)) == [image]

@@ -21,7 +21,7 @@ picture.save(sys.stdout.buffer, "png")
 
 
 @needs_sandbox
-def test_a_picture_of_code_is_held_against_the_reference() -> None:
+def test_a_rendered_image_is_compared_with_the_reference() -> None:
     """Half black against a quarter black: a quarter of the pixels differ by 1."""
     reference = Image.new("RGB", (32, 32), "white")
     reference.paste("black", (0, 0, 16, 32))
@@ -34,7 +34,7 @@ def test_a_picture_of_code_is_held_against_the_reference() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_missing_is_said() -> None:
+def test_missing_renderers_and_columns_raise() -> None:
     with pytest.raises(RewardError, match="command 'no-such-renderer' not found"):
         Rendered(ImageSimilarity("mse"), ["no-such-renderer"])([wrote("x")])
     with pytest.raises(ConfigError, match="must be lists"):

@@ -45,13 +45,13 @@ def test_a_program_reads_writes_and_ends() -> None:
         pytest.param("import os; os.mkdir('d'); os.chroot('d')", "not permitted", id="chroot"),
     ],
 )  # fmt: skip
-def test_what_it_may_not(code: str, reason: str) -> None:
+def test_forbidden_actions_fail(code: str, reason: str) -> None:
     outcome = ran(code)
     assert outcome.code == 1
     assert any(one in last_line(outcome.errors) for one in reason.split("|"))
 
 
-def test_it_sees_neither_files_nor_variables_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_variables_of_the_trainer_are_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_OF_THE_TRAINER", "7")
     (tmp_path / "tests.json").write_text("[]")
     tmp_path.chmod(0o755)
@@ -81,7 +81,7 @@ def test_a_fork_bomb_ends() -> None:
     assert 1 <= int(outcome.output) <= 6
 
 
-def test_nothing_goes_on_after_the_end() -> None:
+def test_no_process_continues_after_the_end() -> None:
     """A child that left the session holds the pipe; it is gone with the sandbox."""
     began = time.monotonic()
     assert ran("import os, time\nif os.fork() == 0:\n os.setsid()\n time.sleep(60)").succeeded
@@ -110,7 +110,7 @@ def test_threads_run_sandboxes_of_their_own() -> None:
     assert said == [b"7\n"] * 3
 
 
-def test_where_a_limit_cannot_be_set_nothing_is_run() -> None:
+def test_without_a_limit_no_program_runs() -> None:
     """Within a sandbox no other can be made."""
     driver = (
         "import os, subprocess, sys\nspec, report = os.pipe(), os.pipe()\nos.write(spec[1], b'{}')\nos.close(spec[1])\n"
@@ -123,7 +123,7 @@ def test_where_a_limit_cannot_be_set_nothing_is_run() -> None:
     assert run(program).output == b'{"refused": "namespaces: Operation not permitted"}\n'
 
 
-def test_what_cannot_be_started_is_said() -> None:
+def test_programs_that_cannot_start_raise() -> None:
     with pytest.raises(RewardError, match=r"not run: /nowhere/lean: .*No such file.*docs/how-to/sandbox.md"):
         run(Program(command=("/nowhere/lean",)))
     with pytest.raises(ConfigError, match="needs time_s > 0, got 0"):

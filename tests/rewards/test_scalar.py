@@ -58,7 +58,7 @@ def logits(folder: str, *turns: str) -> list[float]:
         return model(**inputs).logits[0].tolist()
 
 
-def test_the_answer_is_scored_behind_its_prompt_without_the_thought(scored: str) -> None:
+def test_the_answer_is_scored_after_its_prompt_without_the_thought(scored: str) -> None:
     reward = RewardModel(scored, output=1, dtype="float32")
     samples = [wrote("seven"), wrote("<think>8? no</think>seven"), wrote("eight and more"), wrote(None)]
     seven, eight = logits(scored, "q", "seven"), logits(scored, "q", "eight and more")
@@ -68,7 +68,7 @@ def test_the_answer_is_scored_behind_its_prompt_without_the_thought(scored: str)
     ]  # fmt: skip
 
 
-def test_the_recipe_of_a_chat_model_pays_what_follows_the_thought(scored: str) -> None:
+def test_the_recipe_of_a_chat_model_scores_the_text_after_the_thought(scored: str) -> None:
     (reward,) = load_config("papers/rlmt").rewards
     told = reward.model_dump(exclude_unset=True) | {"model": scored, "dtype": "float32"}
     (made,) = build_rewards([RewardConfig.model_validate(told)])
@@ -119,7 +119,7 @@ def test_each_step_is_scored_at_its_separator(stepped: str) -> None:
     assert StepRewardModel(stepped)([wrote(" \n\n ")]) == [None]
 
 
-def test_the_two_right_answers_of_the_best_weakest_step_teach(stepped: str) -> None:
+def test_the_two_right_answers_of_the_best_weakest_step_train(stepped: str) -> None:
     """M-STaR: 1(a = a*) min f, top 2; of five 0.9, 0.2, 0, 0.6 and 0 the first and the fourth, each alike."""
     config = load_config("papers/mstar")
     told = [reward.model_dump(exclude_unset=True) for reward in config.rewards]
@@ -138,7 +138,7 @@ def test_the_two_right_answers_of_the_best_weakest_step_teach(stepped: str) -> N
     assert (of_three.mask_BT * of_three.advantage_BT)[:, 0].tolist() == [0.0, 1.0, 0.0]
 
 
-def test_what_a_model_lacks_is_said(scored: str) -> None:
+def test_missing_parts_of_a_model_raise(scored: str) -> None:
     with pytest.raises(RewardError, match="has 3 outputs: set output below that"):
         score_of(RewardModel(scored, output=3, dtype="float32"), "x")
     with pytest.raises(RewardError, match="has 3 outputs"):
@@ -152,7 +152,7 @@ def solver(server: Server, **settings: Any) -> Solver:
     return Solver("tiny", **{**known, **settings})
 
 
-def test_a_solver_is_right_about_what_was_written() -> None:
+def test_a_solver_answers_the_generated_problem() -> None:
     with running(Server(says=lambda text: "7" if "six and one" in text else "8")) as server:
         reward = solver(server, of=ExactMatch(), extract="tag", draws=2, temperature=1.0)
         rows = [wrote("<answer>six and one</answer>", "7"), wrote("<answer>six</answer>", "7"), wrote("six", "7")]

@@ -55,13 +55,13 @@ def judged(objects: Sequence[DetectedObject], include: list[dict], exclude: Sequ
         ((0, 0, 10, 10), (60, 20, 70, 30), {"left of"}),  # (58, 18) / 63.2: 0.92 and 0.28
     ],
 )
-def test_where_a_box_lies(one: tuple, other: tuple, expected: set[str]) -> None:
+def test_positions_of_a_box(one: tuple, other: tuple, expected: set[str]) -> None:
     assert relations(box(*one), box(*other)) == expected
     opposite = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
     assert relations(box(*other), box(*one)) == {opposite[name] for name in expected}
 
 
-def test_count_is_at_least_what_is_included_and_less_than_what_is_excluded() -> None:
+def test_count_is_at_least_the_included_and_below_the_excluded_number() -> None:
     two = [{"class": "dog", "count": 2}]
     three_are_too_many = [{"class": "dog", "count": 3}]
     assert judged([thing("dog")] * 2, two, three_are_too_many).satisfied == (True, True)
@@ -82,7 +82,7 @@ def test_attributes_are_of_the_surest_objects() -> None:
     assert judged([thing("dog", 0.4)], [{"class": "dog", "attribute": "blue"}]).satisfied == (True,)
 
 
-def test_places_are_seen_from_an_earlier_clause_that_held() -> None:
+def test_positions_are_relative_to_an_earlier_satisfied_clause() -> None:
     asked = [{"class": "cat", "count": 1}, {"class": "dog", "count": 1, "position": ["left of", 0]}]
     left, right = (0, 0, 10, 10), (50, 0, 60, 10)
     assert judged([thing("dog", at=left), thing("cat", at=right)], asked).satisfied == (True, True)
@@ -126,7 +126,7 @@ def test_sure_objects_are_kept_one_by_one() -> None:
         [{"class": "cat"}, {"class": "dog", "position": ["above", 1]}],
     ],
 )
-def test_clauses_of_another_form_are_refused(wrong: list) -> None:
+def test_clauses_of_another_form_raise(wrong: list) -> None:
     with pytest.raises(DataError, match="column 'include'"):
         clauses_of({"include": wrong}, "include")
 
@@ -137,7 +137,7 @@ def test_clauses_with_empty_fields_are_read_as_datasets_store_them() -> None:
     assert clauses_of(stored, "exclude") == []
 
 
-def test_prompts_say_what_their_clauses_ask() -> None:
+def test_prompts_state_their_clauses() -> None:
     prompts = compositional_prompts(per_task=30, seed=1)
     assert len({(p.columns["tag"], p.text) for p in prompts}) == len(prompts) > 150
     assert [p.columns["tag"] for p in prompts] == sorted((p.columns["tag"] for p in prompts), key=list(TASKS).index)
@@ -164,7 +164,7 @@ def test_prompts_are_a_function_of_their_seed() -> None:
     assert len(OBJECTS) == len(set(OBJECTS)) == 80
 
 
-def test_wrong_requests_for_prompts_are_refused() -> None:
+def test_invalid_requests_for_prompts_raise() -> None:
     requests: list[dict[str, Any]] = [{"tasks": ["colours"]}, {"objects": ["dog", "person"]}, {"max_count": 11}]
     for wrong in requests:
         with pytest.raises(DataError, match="compositional prompts need"):

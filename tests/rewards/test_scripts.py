@@ -75,7 +75,7 @@ def test_characters_have_their_marks() -> None:
     ("label", "other"),
     [("C++", "C#"), ("C", "C++"), ("A+", "A"), ("-1", "1"), ("\U0001f44d", "\U0001f44e"), ("0", "-0")],
 )
-def test_signs_tell_labels_apart(label: str, other: str) -> None:
+def test_signs_distinguish_labels(label: str, other: str) -> None:
     for settings in ({}, {"labels": [label, other]}):
         judge = reward("classification", **settings)
         assert [score_of(judge, label, label), score_of(judge, other, label)] == [1.0, 0.0]
@@ -104,7 +104,7 @@ def test_forms_of_one_label_are_equal(answer: str, label: str) -> None:
     assert score_of(reward("classification", labels=[label, "other"]), f"It is {answer}", label) == 1.0
 
 
-def test_labels_that_only_punctuation_tells_apart_are_an_error() -> None:
+def test_labels_that_differ_only_in_punctuation_raise() -> None:
     for name in ("classification", "label_set"):
         with pytest.raises(ConfigError, match=r"'A' and 'A\*' are equal or empty without punctuation"):
             reward(name, labels=["A", "A*"])

@@ -47,7 +47,7 @@ def test_mse_by_hand(tmp_path: Path) -> None:
     ]
 
 
-def test_ssim_of_flat_pictures_is_that_of_their_means() -> None:
+def test_ssim_of_flat_images_is_that_of_their_means() -> None:
     a, b = 60.0, 90.0
     expected = (2 * a * b + SSIM_C1) / (a * a + b * b + SSIM_C1)
     one, other = flat(60), flat(90)
@@ -96,7 +96,7 @@ def test_features_of_clip_and_of_dino_are_those_of_the_models(clip: str, dino: s
         ]
 
 
-def test_only_what_lies_outside_the_mask_counts() -> None:
+def test_only_pixels_outside_the_mask_count() -> None:
     source = flat(0, 4, 4)
     image = source.copy()
     image.paste((255, 255, 255), (0, 0, 2, 4))  # the left half became white
@@ -122,7 +122,7 @@ def test_only_what_lies_outside_the_mask_counts() -> None:
     assert third == {"parts": {"outside_frac": 1.0, "outside_max": 1.0}}
 
 
-def test_a_path_that_is_not_found_says_where_paths_are_found() -> None:
+def test_a_missing_path_raises_with_the_searched_folder() -> None:
     with pytest.raises(DataError, match=r"column 'mask': .* prompts.pictures: \[mask\] "):
         EditConsistency()([edited(flat(0, 4, 4), flat(0, 4, 4), mask="nowhere.png")])
 
@@ -148,7 +148,7 @@ def test_direction_of_an_edit_is_the_cosine_of_two_differences(clip: str) -> Non
     assert numbers(scores) == [pytest.approx(expected, abs=1e-5), pytest.approx(0, abs=1e-3), None, None]
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_invalid_settings_raise() -> None:
     with pytest.raises(ConfigError, match="mse, ssim, feature"):
         ImageSimilarity("psnr")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="two columns"):

@@ -31,7 +31,7 @@ def test_agreement_with_other_contexts_by_hand() -> None:
     assert reward(samples) == [pytest.approx(1.0), pytest.approx(0.5), pytest.approx(0.75), None]
 
 
-def test_without_another_context_nothing_is_said() -> None:
+def test_without_another_context_samples_are_not_scored() -> None:
     assert AcrossContexts(CaptionScore(metric="bleu"))(shown(["a b", "a b"], ["same", "same"])) == [None, None]
 
 

@@ -32,18 +32,18 @@ GOOD = "<think>a\nb</think>\n<answer>5</answer>\n"
         ("", 0),
     ],
 )
-def test_tags_once_in_order_and_nothing_else(text: str, value: float):
+def test_only_tags_once_in_order_score(text: str, value: float):
     assert score_of(Format(), text) == value
 
 
-def test_tags_of_ones_own_and_one_that_the_template_opened():
+def test_custom_tags_and_a_tag_opened_by_the_template():
     assert score_of(Format(tags=["plan", "code"]), "<plan>a</plan><code>b</code>") == 1
     assert score_of(Format(opened=True), "a</think><answer>5</answer>") == 1
     assert score_of(Format(opened=True), GOOD) == 0
     assert score_of(Format(), None) is None
 
 
-def test_a_pattern_matches_the_whole_text():
+def test_a_pattern_matches_the_complete_text():
     reward = Format(pattern=r"Answer: \d+")
     assert [score_of(reward, text) for text in ("Answer: 12\n", "Answer: 12.", "The Answer: 12", "")] == [1, 0, 0, 0]
     assert score_of(Format(pattern="a.*b"), "a\nb") == 1
@@ -75,7 +75,7 @@ def test_keys_and_types(text: str, whole: float, part: float):
     assert score_of(JsonSchema(PERSON, partial=True), text) == pytest.approx(part)
 
 
-def test_where_it_may_stand_and_what_else_it_may_hold():
+def test_position_and_further_keys_of_the_object():
     keys = {"a": {"b": "any"}}
     assert score_of(JsonSchema(keys, anywhere=True), "First {'a': 1}, then {'a': {'b': None}} and [1].") == 1
     assert score_of(JsonSchema(keys, extract="tag"), 'x <answer>{"a": {"b": 1}}</answer>') == 1

@@ -134,7 +134,7 @@ def test_calls_are_read_in_other_forms_and_bounded():
     assert score_of(ToolCalls(), json.dumps(SEARCH), "no call") is None
 
 
-def test_a_row_may_have_tags_of_its_own():
+def test_a_row_may_have_separate_tags():
     said = wrote("<think>a</think><tool_call>b</tool_call>", tags=["think", "tool_call"])
     assert scores_of(Format(column="tags"), [said, wrote("<think>a</think><answer>b</answer>")]) == [1, 1]
     assert scores_of(Format(), [said]) == [0]
@@ -150,7 +150,7 @@ def test_probabilities(text: str, outcome: Any, value: float):
     assert score_of(Brier(scale=100), "90%", 1) == pytest.approx(0.99)
 
 
-def test_confidence_in_ones_own_answer():
+def test_confidence_in_the_answer():
     reward = Brier(of={"name": "exact_match", "extract": "tag"}, extract={"tag": "sure"})
     said = ["<answer>blue</answer><sure>8/10</sure>", "<answer>red</answer><sure>8/10</sure>"]
     assert [score_of(reward, text, "blue") for text in said] == pytest.approx([1 - 0.04, 1 - 0.64])
@@ -227,7 +227,7 @@ def test_frechet():
     assert frechet(STRAIGHT[:2], [(0.0, 0.0), (2.0, 0.0)], ratio=0.1) == pytest.approx(1 + 0.1 * math.log(2))
 
 
-def test_paths_over_a_picture():
+def test_paths_over_an_image():
     reward = Trajectory(coordinates=UNIT, angle=0.25, ratio=0.1)
     path = [[0.1, 0.2], [0.4, 0.2], [0.4, 0.6]]
     assert score_of(reward, str(path), path) == pytest.approx(1)

@@ -54,7 +54,7 @@ def judge(server: Server, **settings: Any) -> TextJudge:
     return TextJudge("tiny", **{**known, **settings})
 
 
-def test_a_language_model_says_how_far_an_answer_is_right(model: str) -> None:
+def test_a_language_model_scores_the_correctness_of_an_answer(model: str) -> None:
     tokenizer, probs = first_probs(model, "q 12 7")
     one, zero = (probs[tokenizer(digit, add_special_tokens=False)["input_ids"][0]] for digit in "10")
     reward = TextJudge(model, mode="expected", question="{prompt} {answer} {response}", low=0, high=1)
@@ -62,7 +62,7 @@ def test_a_language_model_says_how_far_an_answer_is_right(model: str) -> None:
     assert score_of(reward, "7") is None  # the row has no answer
 
 
-def test_letters_are_worth_what_is_said(model: str) -> None:
+def test_letters_have_their_configured_scores(model: str) -> None:
     tokenizer, probs = first_probs(model, "so?")
     a, b, c = (float(probs[tokenizer(letter, add_special_tokens=False)["input_ids"][0]]) for letter in "ABC")
     reward = TextJudge(model, mode="expected", question="{text}?", answers={"A": 1.0, "B": 0.0, "C": -1.0})
@@ -70,7 +70,7 @@ def test_letters_are_worth_what_is_said(model: str) -> None:
     assert list(explained(reward, wrote("so"))["parts"]) == ["A", "B", "C"]
 
 
-def test_drawn_replies_are_of_the_question_alone(model: str) -> None:
+def test_sampled_replies_depend_only_on_the_question(model: str) -> None:
     judge, writing = JudgeSource(model=model), ReplyParams(max_new_tokens=6, draws=3, temperature=1.0)
     together = judge.replies([Question([], "one"), Question([], "two")], writing)
     assert together == [judge.replies([Question([], text)], writing)[0] for text in ("one", "two")]
@@ -105,13 +105,13 @@ def test_a_text_cannot_end_its_quotation(text: str, quoted: str) -> None:
     assert escape_quoted(text, "<response>\n{response}\n</response>") == quoted
 
 
-def test_a_language_model_sees_no_pictures(model: str) -> None:
+def test_a_language_model_gets_no_images(model: str) -> None:
     sample = Sample(Prompt("q", images=[noise(0)]), group=0, member=0, text="7")
     with pytest.raises(RewardError, match="takes no images"):
         TextJudge(model, question="{text}", source=True)([sample])
 
 
-def test_a_vision_language_model_reads_texts_with_the_prompts_pictures_or_without(tmp_path: Path) -> None:
+def test_a_vision_language_model_reads_texts_with_or_without_prompt_images(tmp_path: Path) -> None:
     language_models.save("qwen2.5-vl", tmp_path)
     samples = [Sample(Prompt("q", images=[noise(i, 32, 32)]), group=0, member=0, text="7") for i in range(2)]
     blind, first = (TextJudge(str(tmp_path), question="{text}?", source=source)(samples) for source in (False, True))
@@ -119,7 +119,7 @@ def test_a_vision_language_model_reads_texts_with_the_prompts_pictures_or_withou
     assert abs(float(first[0] or 0) - float(first[1] or 0)) > 1e-4
 
 
-def test_a_server_reads_the_named_part_and_the_whole() -> None:
+def test_a_server_gets_the_named_part_and_the_full_text() -> None:
     with served(lambda text: f"Score: {text.count('7')}") as server:
         samples = [wrote("<think>7</think>7 <answer>7</answer>"), wrote("<think>7</think>7"), wrote(None)]
         assert numbers(judge(server, extract="tag", high=3)(samples)) == [0.0, 0.0, None]
@@ -147,7 +147,7 @@ def test_a_server_that_weighs_no_answer_has_failed() -> None:
         assert math.isnan(numbers(judge(server, mode="yes")([wrote("7")]))[0] or 0)
 
 
-def test_several_drawn_scores_are_averaged_over_those_that_state_one() -> None:
+def test_several_sampled_scores_are_averaged() -> None:
     replies = iter(["Score: 2", "who knows", "Score: 5"])
     with served(lambda text: next(replies)) as server:
         reward = judge(server, draws=3, temperature=0.7, endpoint={"url": server.url, "concurrency": 1})
@@ -192,7 +192,7 @@ def test_a_veto_is_final() -> None:
     assert math.isnan(rubric_score(rubric, [1, math.nan]).value)
 
 
-def test_what_is_enough_is_all_that_is_asked() -> None:
+def test_sufficient_criteria_give_the_full_score() -> None:
     facts = [{"criterion": one, "enough": True} for one in ("says 7", "in metres")]
     rubric = rubric_of([*facts, {"criterion": "draws it", "weight": 2}, {"criterion": "safe", "veto": True}])
     assert rubric is not None
@@ -206,7 +206,7 @@ def test_what_is_enough_is_all_that_is_asked() -> None:
     assert dict(rubric_score(rubric, verdicts[0]).explanation)["reason"] == "all sufficient criteria are met"
 
 
-def test_each_criterion_of_a_row_is_asked_about(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_criterion_of_a_row_is_a_question(caplog: pytest.LogCaptureFixture) -> None:
     with served(lambda text: "Score: 5" if "short" in text else "Score: 1") as server:
         reward = judge(server, question="{response} is {criterion}?", criteria="rubric")
         samples = [wrote("7", rubric=RUBRIC), wrote("8", rubric=["short"]), wrote("9"), wrote("9", rubric=[{"of": 1}])]
@@ -237,6 +237,6 @@ def test_each_criterion_of_a_row_is_asked_about(caplog: pytest.LogCaptureFixture
         ({"extract": "tags"}, "none, tag"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], match: str) -> None:
+def test_invalid_settings_raise(settings: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         TextJudge("m", **settings)

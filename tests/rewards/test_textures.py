@@ -41,7 +41,7 @@ def with_grid(image: Image.Image, period: int, by: int) -> Image.Image:
     return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
 
 
-def test_lab_of_known_colours() -> None:
+def test_lab_of_known_colors() -> None:
     """Published values of the sRGB primaries under D65."""
     assert lab(np.array([255.0, 255, 255])) == pytest.approx([100, 0, 0], abs=0.02)
     assert lab(np.array([0.0, 0, 0])) == pytest.approx([0, 0, 0], abs=1e-9)
@@ -49,7 +49,7 @@ def test_lab_of_known_colours() -> None:
     assert lab(np.array([0.0, 0, 255])) == pytest.approx([32.30, 79.19, -107.86], abs=0.02)
 
 
-def test_colour_is_a_share_of_the_pixels() -> None:
+def test_color_is_a_share_of_the_pixels() -> None:
     picture = drew(halves("red", "blue"), colour="#0000fe")  # 6 columns of 8 are red; a shade off is near enough
     assert Colour("red")([picture]) == [0.75]
     assert Colour()([picture]) == [0.25]
@@ -58,7 +58,7 @@ def test_colour_is_a_share_of_the_pixels() -> None:
     assert Colour("red")([filmed([halves("red", "blue"), halves("blue", "red")])]) == [0.5]
 
 
-def test_colour_of_nothing_or_of_no_colour_is_not_judged() -> None:
+def test_samples_without_image_or_color_are_not_scored() -> None:
     picture = halves("red", "blue")
     rows = [
         drew(None),
@@ -79,7 +79,7 @@ def test_sharpness_by_hand() -> None:
     assert Sharpness(size=None)([drew(Image.new("L", (7, 7), 90))]) == [0.0]
 
 
-def test_blur_lowers_sharpness_and_size_does_not_change_a_flat_picture() -> None:
+def test_blur_lowers_sharpness_and_size_does_not_change_a_flat_image() -> None:
     sharp, soft = landscape(), landscape().filter(ImageFilter.GaussianBlur(2))
     high, low, nothing = Sharpness()([drew(sharp), drew(soft), drew(None)])
     assert nothing is None
@@ -88,7 +88,7 @@ def test_blur_lowers_sharpness_and_size_does_not_change_a_flat_picture() -> None
 
 
 @pytest.mark.parametrize("period", [2, 4, 8, 16])
-def test_a_grid_on_a_picture_is_seen_in_either_direction(period: int) -> None:
+def test_a_grid_on_an_image_is_detected_in_either_direction(period: int) -> None:
     clean, grid = landscape(), with_grid(landscape(), period, 40)
     plain, striped, turned = seen([drew(clean), drew(grid), drew(grid.rotate(90, expand=True))])
     assert (plain or 0) < 0.1
@@ -96,7 +96,7 @@ def test_a_grid_on_a_picture_is_seen_in_either_direction(period: int) -> None:
     assert turned == pytest.approx(striped, abs=0.05)
 
 
-def test_noise_and_flat_pictures_have_no_grid() -> None:
+def test_noise_and_flat_images_have_no_grid() -> None:
     white, flat = seen([drew(noise(0, 256, 256)), drew(Image.new("RGB", (256, 256), "teal"))])
     assert (white or 0) < 0.1
     assert flat == 0.0
@@ -176,7 +176,7 @@ def test_digits_are_no_grid_until_their_pixels_show() -> None:
     assert min(value or 0 for value in square) > 0.2
 
 
-def test_small_pictures_are_judged_at_smaller_periods_or_not_at_all() -> None:
+def test_small_images_are_scored_at_smaller_periods_or_not_at_all() -> None:
     stripes = with_grid(noise(0, 16, 16), 2, 100)
     found, nothing, empty = seen([drew(stripes), drew(noise(0, 15, 15)), drew(None)])
     assert (found or 0) > 0.3
@@ -184,7 +184,7 @@ def test_small_pictures_are_judged_at_smaller_periods_or_not_at_all() -> None:
     assert empty is None
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_invalid_settings_raise() -> None:
     with pytest.raises(ConfigError, match="CSS name"):
         Colour("reddish")
     with pytest.raises(ConfigError, match="positive"):

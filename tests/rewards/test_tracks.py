@@ -122,7 +122,7 @@ def test_spaces_and_references():
         assert score_of(reward(), said({"1": BOX}), reference) is None
 
 
-def test_what_it_says():
+def test_explanations_of_tracks():
     assert explained(reward(), wrote(said({"2": BOX}, time=[4, 8]), SPANNED)) == {
         "parsed": "boxes at 1 of 2 moments",
         "overlaps": [[2, 1], [4, 0]],

@@ -33,6 +33,6 @@ ZEBRA = {"header": ["House", "Pet"], "rows": [["1", "cat"], ["2", "dog"]]}
         ("[1]", 7, {}, None),
     ],
 )
-def test_values_by_what_they_hold(text: str, answer: Any, settings: dict[str, Any], paid: float | None) -> None:
+def test_values_by_their_contents(text: str, answer: Any, settings: dict[str, Any], paid: float | None) -> None:
     """Three of the four cells of two rows; the rest as in the authors' own examples."""
     assert score_of(ValueMatch(**settings), text, answer) == paid

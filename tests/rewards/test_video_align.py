@@ -193,7 +193,7 @@ def test_lora_by_hand() -> None:
         merged(held, 2.0, {})
 
 
-def test_what_it_does_not_judge(made: Trained) -> None:
+def test_unsupported_samples_are_not_scored(made: Trained) -> None:
     video = VIDEOS[0]
     assert reward(made)([]) == []
     assert reward(made)([drew(video[0]), filmed(None), filmed(video[:1])]) == [None] * 3
@@ -217,7 +217,7 @@ def test_tokens_of_the_scores_in_a_prompt_do_not_count(made: Trained) -> None:
         (9, 1.0, 40, list(range(9))),
     ],
 )
-def test_which_frames_are_seen(total: int, fps: float, num_frames: int | None, indices: list[int]) -> None:
+def test_frames_that_the_model_gets(total: int, fps: float, num_frames: int | None, indices: list[int]) -> None:
     """81 frames at 16 a second are 5.06 seconds and 10.1 frames; 5 there are, rounded to 4 (2.5 is no even number)."""
     frames = [Image.new("RGB", (16, 16), (i, 0, 0)) for i in range(total)]
     told = Recipe(
@@ -238,7 +238,7 @@ def test_the_authors_file_of_templates_is_read_and_not_run(made: Trained, tmp_pa
     assert numbers(found) == pytest.approx(numbers(reward(made)(samples())), **CLOSE)
 
 
-def test_templates_that_do_not_fit_are_refused(made: Trained, tmp_path: Path) -> None:
+def test_templates_that_do_not_fit_raise(made: Trained, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape("prompt_template.py of github.com/KwaiVGI/VideoAlign")):
         reward(made, template=None)(samples())
     (tmp_path / "short.txt").write_text("{text_prompt} <|VQ_reward|>")
@@ -246,7 +246,7 @@ def test_templates_that_do_not_fit_are_refused(made: Trained, tmp_path: Path) ->
         reward(made, template=str(tmp_path / "short.txt"))(samples())
 
 
-def test_checkpoints_that_are_none_are_refused(tmp_path: Path, made: Trained) -> None:
+def test_invalid_checkpoints_raise(tmp_path: Path, made: Trained) -> None:
     with pytest.raises(RewardError, match="model_config"):
         reward(made, checkpoint=str(tmp_path))(samples())
     (tmp_path / "model_config.json").write_text((made.folder / "model_config.json").read_text())
@@ -259,7 +259,7 @@ def test_checkpoints_that_are_none_are_refused(tmp_path: Path, made: Trained) ->
         reward(made, checkpoint=str(tmp_path / ".." / tmp_path.name))(samples())
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_invalid_settings_raise() -> None:
     with pytest.raises(ConfigError, match="VQ, MQ, TA"):
         VideoAlign(16, weights={"quality": 1})
     with pytest.raises(ConfigError, match="video_fps > 0"):

@@ -38,7 +38,7 @@ def reward() -> Recording:
     return Recording()
 
 
-def test_what_waits_is_judged_at_once(reward: Recording):
+def test_waiting_requests_are_scored_together(reward: Recording):
     metrics = Metrics()
     batcher = Batcher("r", reward, metrics, max_batch=4)
     first = batcher.submit(wrote("x"))
@@ -72,7 +72,7 @@ def test_a_request_that_raises_fails_alone(reward: Recording):
     assert counted(metrics.text().decode(), "mmgrpo_failed_samples_total") == 2
 
 
-def test_too_many_that_wait_are_refused(reward: Recording):
+def test_too_many_waiting_requests_are_rejected(reward: Recording):
     batcher = Batcher("r", reward, Metrics(), max_waiting=2)
     answers = [batcher.submit(wrote("a"))]
     reward.begun.wait(10)
@@ -84,7 +84,7 @@ def test_too_many_that_wait_are_refused(reward: Recording):
     batcher.close()
 
 
-def test_who_gave_up_is_not_judged(reward: Recording):
+def test_canceled_requests_are_not_scored(reward: Recording):
     batcher = Batcher("r", reward, Metrics())
     batcher.submit(wrote("a"))
     reward.begun.wait(10)
@@ -104,7 +104,7 @@ def test_a_request_waits_no_longer_than_its_window():
     batcher.close()
 
 
-def test_what_a_reward_says():
+def test_values_failures_and_explanations_are_returned():
     said = [None, 0.1, math.nan, math.inf, Score(1.5, {"boxes": [1]}), Score(math.nan, {"why": "x"})]
     batcher = Batcher("r", lambda samples: said, Metrics())
     answer = batcher.submit(wrote(*"abcdef")).result(10)
@@ -129,7 +129,7 @@ def test_explanations_of_every_kind_arrive():
 
 
 @pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), MemoryError(), ValueError("caf\ud800")])
-def test_whatever_a_reward_raises_the_thread_goes_on(raised: BaseException):
+def test_the_thread_continues_after_any_exception(raised: BaseException):
     def reward(samples: Sequence[Sample]) -> list[float]:
         if samples[0].text == "bad":
             raise raised
@@ -151,7 +151,7 @@ def test_closing_does_not_wait_for_ever(reward: Recording):
     reward.go.set()
 
 
-def test_groups_of_different_requests_stay_apart():
+def test_groups_of_different_requests_stay_separate():
     requests = [wrote("a", "b", group=7) + wrote("c", group=1), wrote("d", group=7)]
     assert [sample.group for sample in merge_requests(requests)] == [0, 0, 1, 2]
     assert [sample.group for sample in merge_requests(requests[:1])] == [7, 7, 1]

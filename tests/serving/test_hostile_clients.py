@@ -38,7 +38,7 @@ def connected(url: str) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=10)
 
 
-def test_large_bodies_are_refused():
+def test_large_bodies_are_rejected():
     limits = ServerLimits(max_body=100_000)
     small = [Sample(Prompt("q"), 0, 0, text="x" * 50_000)]
     with serving({"lengths": lengths}, limits=limits) as url:
@@ -50,7 +50,7 @@ def test_large_bodies_are_refused():
         assert 'mmgrpo_requests_total{status="413"} 2.0' in get(url, "/metrics")[1]
 
 
-def test_a_body_without_end_is_refused():
+def test_a_body_without_end_is_rejected():
     with serving({"lengths": lengths}, limits=ServerLimits(max_body=1000, body_timeout_s=0.2)) as url:
         with connected(url) as connection:
             connection.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\n{")
@@ -76,7 +76,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("place", range(len(HOSTILE)))
-def test_hostile_bodies_are_refused(server: str, place: int):
+def test_hostile_bodies_are_rejected(server: str, place: int):
     status, said = post(server, *HOSTILE[place])
     assert status == 400
     assert json.loads(said)["error"]
@@ -98,7 +98,7 @@ def test_headers_that_do_not_arrive_are_not_waited_for(monkeypatch: pytest.Monke
         assert get(url, "/health")[0] == 200
 
 
-def test_a_request_that_is_judged_slowly_is_not_cut_off(monkeypatch: pytest.MonkeyPatch):
+def test_a_slowly_scored_request_is_not_cut_off(monkeypatch: pytest.MonkeyPatch):
     def slow(samples: Sequence[Sample]) -> list[float]:
         time.sleep(0.6)
         return lengths(samples)
@@ -123,7 +123,7 @@ NO_TOKENS = ["", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}"
 
 
 @pytest.mark.parametrize("given", NO_TOKENS)
-def test_what_is_no_token_is_refused(given: str):
+def test_invalid_tokens_are_rejected(given: str):
     with serving({"lengths": lengths}, token=TOKEN) as url:
         body = b'{"prompts": [{"text": "x"}], "samples": [{"prompt": 0}]}'
         assert post(url, body, Authorization=given)[0] == 401
@@ -131,7 +131,7 @@ def test_what_is_no_token_is_refused(given: str):
         assert post(url, body, Authorization=f"Bearer {TOKEN}")[0] == 200
 
 
-def test_a_token_that_no_header_carries_is_refused(monkeypatch: pytest.MonkeyPatch):
+def test_a_token_that_no_header_can_contain_raises(monkeypatch: pytest.MonkeyPatch):
     for token in ("t\u00f6ken", "to\nken", "\u4e2d"):
         monkeypatch.setenv("MMGRPO_ODD_TOKEN", token)
         with pytest.raises(ConfigError, match="MMGRPO_ODD_TOKEN must be printable ASCII"):
@@ -163,7 +163,7 @@ def http(status: str, said: bytes) -> bytes:
 JUDGED = b'{"values": [0.5], "failed": [], "explanations": null, "error": null}'
 
 
-def test_faults_of_the_server_are_asked_again():
+def test_server_errors_are_retried():
     faults = [http("500 Internal Server Error", b"oops"), http("502 Bad Gateway", b""), b"", http("429 Slow", b"{}")]
     url, thread = answering(*faults, http("200 OK", JUDGED))
     assert RemoteReward(url, retries=4, backoff=0.01)([Sample(Prompt("q"), 0, 0)]) == [0.5]

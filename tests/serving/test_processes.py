@@ -42,7 +42,7 @@ def asked(client: RemoteReward) -> tuple[threading.Thread, list[float | None]]:
     return thread, result
 
 
-def test_what_is_under_way_is_judged_before_the_server_ends():
+def test_running_requests_are_scored_before_the_server_ends():
     reward = Begins(0.5)
     with ServerProcess({"slow": reward}) as server:
         thread, result = asked(RemoteReward(server.url, retries=0))
@@ -62,7 +62,7 @@ def test_a_reward_that_is_stuck_does_not_keep_the_server_alive():
     assert result == pytest.approx([math.nan] * 3, nan_ok=True)
 
 
-def test_a_killed_server_fails_what_it_was_asked_and_is_found_again():
+def test_a_killed_server_fails_its_requests_and_is_found_again():
     reward = Begins(0.3)
     with ServerProcess({"slow": reward}) as server:
         client = RemoteReward(server.url, retries=0, when_down="fail")
@@ -79,7 +79,7 @@ def test_a_killed_server_fails_what_it_was_asked_and_is_found_again():
         assert client(SAMPLES) == [0, 1, 2]
 
 
-def test_a_client_that_asks_again_loses_nothing():
+def test_a_client_that_retries_gets_all_scores():
     reward = Begins(0.3)
     with ServerProcess({"slow": reward}) as server:
         thread, result = asked(RemoteReward(server.url, retries=8, backoff=0.02))
@@ -90,7 +90,7 @@ def test_a_client_that_asks_again_loses_nothing():
         assert result == [0, 1, 2]
 
 
-def test_a_reward_that_ends_its_thread_fails_and_the_server_goes_on():
+def test_a_reward_that_ends_its_thread_fails_and_the_server_continues():
     def leaves(samples: Sequence[Sample]) -> list[float]:
         raise SystemExit("no licence")
 

@@ -88,7 +88,7 @@ def test_values_are_those_of_the_local_reward(server: str, name: str, form: Any)
     assert RemoteReward(server, name, form=form, batch_size=3)(samples) == local
 
 
-def test_clients_that_ask_at_once_have_their_own_values(server: str):
+def test_concurrent_clients_get_their_values(server: str):
     clients = [drawn(num) for num in range(2, 10)]
     with ThreadPoolExecutor(len(clients)) as threads:
         for name in ("win", "cup", "size"):
@@ -96,7 +96,7 @@ def test_clients_that_ask_at_once_have_their_own_values(server: str):
             assert values == [REWARDS[name](samples) for samples in clients]
 
 
-def test_clients_that_ask_at_once_are_judged_at_once():
+def test_concurrent_clients_are_scored_together():
     def slow(samples: Sequence[Sample]) -> list[float]:
         time.sleep(0.05)
         return lengths(samples)
@@ -111,7 +111,7 @@ def test_clients_that_ask_at_once_are_judged_at_once():
     assert counted(metrics, "mmgrpo_requests_total") == counted(metrics, "mmgrpo_request_seconds_count") == num
 
 
-def test_groups_stay_whole():
+def test_groups_stay_complete():
     samples = [Sample(Prompt("q"), group, 0) for group in [5, 2, 5, 2, 2, 9]]
     assert list(batches(samples, 3)) == [[0, 2], [1, 3, 4], [5]]
     assert list(batches(samples, 5)) == [[0, 2, 1, 3, 4], [5]]
@@ -195,7 +195,7 @@ def test_an_unreachable_server_ends_the_run_or_fails(caplog: pytest.LogCaptureFi
         score(samples, [failing])
 
 
-def test_a_server_that_comes_back_is_found_again():
+def test_a_restarted_server_is_found_again():
     with serving({"lengths": lengths}) as url:
         pass
     found: list[Any] = []
@@ -208,7 +208,7 @@ def test_a_server_that_comes_back_is_found_again():
     assert found == [1]
 
 
-def test_what_is_no_reward_server():
+def test_a_server_of_another_kind_raises():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(10)
 
@@ -263,7 +263,7 @@ def test_a_killed_process_is_started_again(tmp_path: Path):
         process.wait()
 
 
-def test_the_command_says_what_it_needs(tmp_path: Path):
+def test_the_command_states_its_requirements(tmp_path: Path):
     (tmp_path / "serve.yaml").write_text("rewards: [exact_match]\n")
     (tmp_path / "none.yaml").write_text("steps: 1\n")
     for arguments, reason in [
@@ -276,7 +276,7 @@ def test_the_command_says_what_it_needs(tmp_path: Path):
         assert reason in result.output
 
 
-def test_settings_that_make_no_sense_are_refused():
+def test_invalid_settings_raise():
     wrong = ["127.0.0.1:8000", "ftp://host", "http://", "http://host:port", "http://host:99999", "http://host:0"]
     for url in [*wrong, "http://me:secret@host", "http://host?reward=x", "http://host#x"]:
         with pytest.raises(ConfigError, match=r"must be such as http://127\.0\.0\.1:8000"):

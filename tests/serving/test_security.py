@@ -27,7 +27,7 @@ EXACT = validated({"rewards": [{"name": "exact_match"}]}).rewards
         (["--host", "0.0.0.0", "--token-variable", "MMGRPO_TEST_TOKEN"], "0.0.0.0", False),
     ],
 )
-def test_it_listens_on_loopback_unless_asked(
+def test_it_listens_on_loopback_by_default(
     options: list[str], host: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listened: list[str] = []

@@ -126,7 +126,7 @@ def trained(output: Path, reward: Any, **changes: Any) -> tuple[torch.Tensor, li
     return weights, [json.loads(line) for line in lines]
 
 
-def test_a_run_goes_on_without_its_scorer(tmp_path: Path):
+def test_a_run_continues_without_its_scorer(tmp_path: Path):
     with ComesAndGoes(when_down="fail") as reward:
         weights, metrics = trained(tmp_path / "remote", reward, runtime={"max_reward_failure_frac": 1.0})
     local = FailsByItself((), EVERY, EVERY)
@@ -152,7 +152,7 @@ def counted(metrics: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
     return [{n: v for n, v in line.items() if n.startswith(("reward/", "groups/", "samples/"))} for line in metrics]
 
 
-def test_a_killed_scorer_loses_nothing_but_what_it_was_asked(tmp_path: Path):
+def test_a_killed_scorer_loses_only_its_running_requests(tmp_path: Path):
     """Killed in the middle of the second request of step 2, away at step 3, back at step 4."""
     reward = HangsOnce()
     with ServerProcess({"bright": reward}) as server:

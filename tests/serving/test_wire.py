@@ -110,7 +110,7 @@ def test_everything_arrives(form: Form):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGB", "RGBA"])
-def test_pictures_of_every_mode_arrive_exactly(mode: str, form: Form):
+def test_images_of_every_mode_arrive_exactly(mode: str, form: Form):
     image = noise(mode)
     _, (unpacked,) = unpack_request(*pack_samples([Sample(Prompt("x"), 0, 0, image=image)], form=form))
     assert unpacked.image is not None
@@ -125,7 +125,7 @@ def test_frames_of_different_sizes_arrive(form: Form):
     assert [same(a, b) for a, b in zip(unpacked.video or (), video, strict=True)] == [True] * 3
 
 
-def test_a_transparent_colour_arrives():
+def test_a_transparent_color_arrives():
     image = noise("RGB")
     image.info["transparency"] = (1, 2, 3)
     _, (unpacked,) = unpack_request(*pack_samples([Sample(Prompt("x"), 0, 0, image=image)]))
@@ -203,7 +203,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_no_request_is_refused(name: str):
+def test_invalid_requests_are_rejected(name: str):
     body, reason = HOSTILE[name]
     with pytest.raises(DataError, match=reason):
         unpack_request(body, JSON, max_pixels=10**8)
@@ -233,7 +233,7 @@ HOSTILE_TENSORS = {
 
 
 @pytest.mark.parametrize("name", HOSTILE_TENSORS)
-def test_what_are_no_tensors_is_refused(name: str):
+def test_invalid_tensors_are_rejected(name: str):
     body, reason = HOSTILE_TENSORS[name]
     with pytest.raises(DataError, match=reason):
         unpack_request(body, SAFETENSORS)
@@ -250,7 +250,7 @@ def test_a_tensor_counts_as_often_as_it_is_named():
         unpack_request(four, SAFETENSORS, max_pixels=39_999)
 
 
-def test_a_tiny_picture_counts_for_more():
+def test_a_tiny_image_counts_for_more():
     body = document(samples=[{"prompt": 0, "image": png(Image.new("L", (2, 2)))}] * 3)
     assert len(unpack_request(body, JSON, max_pixels=3 * MIN_PIXELS)[1]) == 3
     with pytest.raises(DataError, match="exceed the pixel limit of the server"):

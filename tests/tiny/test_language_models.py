@@ -108,14 +108,14 @@ def test_logits_spread_over_the_vocabulary_and_follow_the_text(name: str) -> Non
 
 
 @every_seeing_model
-def test_logits_depend_on_the_picture(name: str) -> None:
+def test_logits_depend_on_the_image(name: str) -> None:
     model, processor = made(name)
     first, second = (logits(model, encode(processor, name, images=[picture(red)])) for red in (0, 255))
     assert difference(first, second) > VISIBLE
 
 
 @pytest.mark.parametrize("name", SEVERAL_IMAGES)
-def test_pictures_are_read_in_order(name: str) -> None:
+def test_images_are_read_in_order(name: str) -> None:
     model, processor = made(name)
     pair = [picture(0), picture(255, (12, 12))]
     first, second = (logits(model, encode(processor, name, images=images)) for images in (pair, pair[::-1]))
@@ -133,7 +133,7 @@ def test_logits_depend_on_the_video_and_its_order(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "small", "wide"), IMAGE_TOKENS)
-def test_a_picture_takes_the_tokens_of_its_size(name: str, small: int, wide: int) -> None:
+def test_an_image_has_the_tokens_of_its_size(name: str, small: int, wide: int) -> None:
     model, processor = made(name)
     for size, expected in (((20, 12), small), ((32, 12), wide)):
         inputs = encode(processor, name, images=[picture(0, size)])

@@ -78,7 +78,7 @@ def tensors(output: Any) -> Iterator[Tensor]:
 
 @every_pipeline
 @with_and_without_guidance
-def test_two_prompts_give_two_pictures(name: str, guided: bool) -> None:
+def test_two_prompts_give_two_images(name: str, guided: bool) -> None:
     rows = pixels(name, PROMPTS, SEEDS, guided)
     assert len(rows) == 2
     frames = PIPELINES[name].call.get("num_frames", 1)

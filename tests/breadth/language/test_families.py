@@ -18,7 +18,7 @@ HANDFUL = {
 
 
 @pytest.mark.parametrize("name", HANDFUL)
-def test_a_handful_is_as_the_table_says(name: str) -> None:
+def test_a_few_families_match_the_table(name: str) -> None:
     found = tried(families()[name])
     assert found.verdict == HANDFUL[name], found.said
     assert written()[name].verdict == HANDFUL[name]
@@ -26,7 +26,7 @@ def test_a_handful_is_as_the_table_says(name: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", list(families()))
-def test_every_family_is_as_the_table_says(name: str) -> None:
+def test_every_family_matches_the_table(name: str) -> None:
     found = tried(families()[name])
     assert found.verdict == written()[name].verdict, found.said
 
@@ -39,7 +39,7 @@ def test_the_table_is_that_of_the_families() -> None:
     assert found == made
 
 
-def test_every_class_of_the_library_is_tried_or_said_why_not() -> None:
+def test_every_class_of_the_library_is_tried_or_has_a_reason() -> None:
     listed = [name for names in untried().values() for name in names]
     tried = {family.architecture for family in families().values()}
     assert len(listed) == len(set(listed))

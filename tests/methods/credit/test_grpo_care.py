@@ -13,7 +13,7 @@ from mmgrpo.values import of_view
 from tests.maths.feedback_rows import feedback_of
 
 
-def test_advantages_have_the_dtype_of_those_that_come_in() -> None:
+def test_advantages_have_the_dtype_of_their_input() -> None:
     # p is 0.5 and 0.25 over the marked decision: the first of two right ones alone earns the bonus of 0.5
     scoped = Scoped(
         scope_BT=torch.tensor([[-1, 0]] * 3), value_BS=torch.ones(3, 1), valid_BS=torch.ones(3, 1, dtype=torch.bool)

@@ -19,6 +19,6 @@ def test_advantages_of_the_method() -> None:
     assert_credit("visurf", *CREDIT)
 
 
-def test_a_group_of_one_earns_nothing() -> None:
+def test_a_group_of_one_gets_zeros() -> None:
     feedback = feedback_of([1.0, 0.5], [0, 1])
     assert label_smoothing().assign(feedback, torch.ones(2, 3)).tolist() == [[0.0] * 3] * 2
