@@ -3,7 +3,7 @@
 ``quickstart/digits-image``, warmed up on true captions and then trained on how bright its pictures are in place of the
 verifier. A bright picture is no digit. On fixed seeds, beside it, the held-out judge says how many of the pictures it
 still reads as the digit that was asked for. The run is made three times from the same weights: as it is, with
-``watchdog.stop: [hacking]``, and with the knob that the alarm names, ``objective.kl.beta``, turned up.
+``evaluation.watchdog.stop: [hacking]``, and with the knob that the alarm names, ``objective.kl.beta``, turned up.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ HACKED: Mapping[str, Any] = {
     "steps": 40,
     "evaluation.every": 5,
     "evaluation.rewards": [{"name": "held_out_judge", "label": "held_out_accuracy"}],
-    "watchdog": {"window": 4, "held_out": []},
+    "evaluation.watchdog": {"window": 4, "held_out": []},
 }
 RUNS: Mapping[str, Mapping[str, Any]] = {
     "watched": {},
-    "stopped": {"watchdog.stop": ["hacking"]},
+    "stopped": {"evaluation.watchdog.stop": ["hacking"]},
     "held": {"objective.kl.beta": 10.0},
 }
 """What differs between the runs."""
@@ -59,7 +59,7 @@ class Ran:
 def warmed_up(output: Path, *, steps: int = 1500) -> Path:
     """Weights of the digits model after supervised steps on true captions."""
     warmup = {"warmup.steps": steps, "warmup.examples": {"name": "mislabelled_digits", "fraction": 0.0}}
-    return _train({"name": "warm", "steps": 0, "evaluation": None, "watchdog": None, **warmup}, output, None)
+    return _train({"name": "warm", "steps": 0, "evaluation": None, **warmup}, output, None)
 
 
 def run(name: str, warm: Path, output: Path, *, reward: str = "brightness", **changed: Any) -> Ran:

@@ -30,7 +30,6 @@ SHORT = (
     "warmup.log_every=10",
     "steps=6",
     "evaluation=null",
-    "watchdog=null",
     "checkpoint.every=null",
 )
 WARM = 2  # steps that are not counted

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from operator import attrgetter
 
 from accelerate import Accelerator
 
@@ -16,14 +17,14 @@ import mmgrpo
 from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Policy
 
-LEFT_OUT = ("critic", "schedules", "controllers", "phases", "reference", "runs", "tasks")
-"""Sections that the loop does not support."""
+LEFT_OUT = ("critic", "schedules", "controllers", "phases", "update.reference", "runs", "tasks")
+"""Keys that the loop does not support."""
 
 
 def train(name: str, overrides: Sequence[str] = ()) -> Policy:
     """Trains the policy of a configuration, prints a line per update, and returns the policy."""
     config = mmgrpo.load_config(name, overrides)
-    if unsupported := [section for section in LEFT_OUT if getattr(config, section)]:
+    if unsupported := [key for key in LEFT_OUT if attrgetter(key)(config)]:
         raise ConfigError(f"the loop has no {', '.join(unsupported)}: train with mmgrpo train")
     assert config.prompts is not None
     job = mmgrpo.Job(Accelerator())

@@ -168,7 +168,7 @@ class Algorithm:
         tree: (num_decisions, group_size) -> the decisions at which the members of a group branch; None: no tree.
         advantages: from rewards to the advantage of each decision.
         objective: the loss.
-        answer_weights: weights of supervised answers by the pass rate of their groups, by label of ``auxiliary``.
+        answer_weights: weights of supervised answers by the pass rate of their groups, by label of the loss.
         reward_schedules: step -> factor of the weight, by label of the reward.
         prompt_sampler: chooses the prompts of a step; None: the shuffled order.
         course: schedules, phases and controllers.
@@ -213,14 +213,14 @@ class Algorithm:
             strategy=strategy_of(config.rollout),
             prompt_templates=prompt_templates_of(config.rollout),
             view_templates={
-                name: bound(f"views.{name}.context", CONTEXTS, view.context)()
-                for name, view in config.views.items()
+                name: bound(f"objective.views.{name}.context", CONTEXTS, view.context)()
+                for name, view in config.objective.views.items()
                 if view.context is not None
             },
             task_template=bound("task.context", CONTEXTS, task.context)() if task and task.after else None,
             window=_window(config.rollout.window),
             tree=_tree(config.rollout.tree),
-            answer_weights=_answer_weights(config.auxiliary),
+            answer_weights=_answer_weights(config.objective.auxiliary),
             reward_schedules={
                 reward.known_as: reward_schedule(reward) for reward in config.rewards if reward.schedule is not None
             },
@@ -266,7 +266,9 @@ class Algorithm:
             prompt_templates=part(prompt_templates_of, old.rollout, rollout, self.prompt_templates),
             window=part(_window, old.rollout.window, rollout.window, self.window),
             tree=part(_tree, old.rollout.tree, rollout.tree, self.tree),
-            answer_weights=part(_answer_weights, old.auxiliary, config.auxiliary, self.answer_weights),
+            answer_weights=part(
+                _answer_weights, old.objective.auxiliary, config.objective.auxiliary, self.answer_weights
+            ),
         )
 
     @property
@@ -469,7 +471,7 @@ def answer_weight_of(config: AuxiliaryConfig) -> Callable[[Tensor], Tensor]:
     """Weights of answers by the pass rate of their groups. Raises ConfigError as ``objective_of``."""
     if config.weight_by_success is None:
         return torch.ones_like
-    return bound(f"auxiliary ({config.label}): weight_by_success", ANSWER_WEIGHTS, config.weight_by_success)
+    return bound(f"objective.auxiliary ({config.label}): weight_by_success", ANSWER_WEIGHTS, config.weight_by_success)
 
 
 def reward_schedule(config: RewardConfig) -> Callable[[int], float]:

@@ -63,7 +63,7 @@ class Loop:
         scoring, stream = StepRewards(rewards, algorithm), algorithm.prompt_stream(prompts, prompt_check(policy))
         scoring.move(algorithm.at(0, Memory()))
         job.local_share(range(config.rollout.prompts_per_step), "rollout.prompts_per_step")
-        require_movable(policy, config.reference)
+        require_movable(policy, config.update.reference)
         require_advantages(algorithm)
         plan_at(algorithm, policy, 0)
         average = owner.average if owner else Average(parameters, config.update.ema) if config.update.ema else None
@@ -71,7 +71,7 @@ class Loop:
             algorithm=algorithm, policy=policy, scoring=scoring, stream=stream, job=job, average=average, owner=owner,
             views=build_views(algorithm, policy, device=device, average=average),
             optimizer=owner.optimizer if owner else optimizer_of(algorithm, parameters, job=job, average=average),
-            auxiliaries=Auxiliaries(policy, config.auxiliary, seed=config.seed, job=job),
+            auxiliaries=Auxiliaries(policy, config.objective.auxiliary, seed=config.seed, job=job),
             critic=CriticTrainer(config, build_critic(config, device), job) if config.critic else None,
         )  # fmt: skip
 

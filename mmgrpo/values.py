@@ -19,7 +19,7 @@ class Value:
     Attributes:
         name: ``certainty``, ``logprob``, one of ``OF_DISTRIBUTION``, or a divergence such as ``k3`` or ``gaussian``.
         view: the other policy, if the value involves one: ``reference``, ``old`` (the behavior policy), a name of
-            stored weights, or one of the section ``views``, which have log-probabilities and values of the
+            stored weights, or one of the section ``objective.views``, which have log-probabilities and values of the
             distribution. A divergence is from that view; any other value is computed by the view.
         numbers: parameters of the value.
     """
@@ -99,7 +99,7 @@ def of_view(view: str) -> Value:
 
 
 def seen_in(view: str) -> Value:
-    """Whether the decision's row has a view of the section ``views``: 1 or 0."""
+    """Whether the decision's row has a view of the section ``objective.views``: 1 or 0."""
     return Value("seen", view)
 
 

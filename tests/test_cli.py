@@ -139,7 +139,7 @@ def test_explain_and_lists() -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("update.lrr=1", "did you mean lr"),
+        ("update.lrr=1", "did you mean optimizer.lr?"),
         ("rollout.group_size=1", "rollout.group_size"),
         ("policy.sampler=flow_sed", "sampler"),
         ("policy.stregth=1", "did you mean strength"),
@@ -230,7 +230,7 @@ def test_a_process_that_is_told_to_end_says_how_to_go_on(
 ) -> None:
     module = f"leaving_by_{signal.lower()}"  # one of its own, for it stays imported
     (tmp_path / f"{module}.py").write_text(LEAVING.format(signal=signal))
-    command = [sys.executable, "-m", "mmgrpo.cli", "train", DIGITS, "warmup=null", "evaluation=null", "watchdog=null",
+    command = [sys.executable, "-m", "mmgrpo.cli", "train", DIGITS, "warmup=null", "evaluation=null",
                "steps=3", "rollout.group_size=2", "rollout.prompts_per_step=2"]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
     first = subprocess.run([*command, f"rewards=[{{name: 'python:{module}:leaving'}}]"], cwd=tmp_path, env=environment,
@@ -249,7 +249,7 @@ def test_a_process_that_is_told_to_end_says_how_to_go_on(
 def test_a_reward_that_exits_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "exiting_rewards.py").write_text(LEAVING.format(signal="SIGINT"))
     monkeypatch.chdir(tmp_path)
-    result = call("train", DIGITS, "warmup=null", "evaluation=null", "watchdog=null", "rollout.group_size=2",
+    result = call("train", DIGITS, "warmup=null", "evaluation=null", "rollout.group_size=2",
                   "rollout.prompts_per_step=2", "rewards=[{name: 'python:exiting_rewards:exiting'}]")  # fmt: skip
     assert result.exit_code == 2
     assert "it raised SystemExit: 0" in result.stderr.replace("\n", " ")

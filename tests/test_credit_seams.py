@@ -45,8 +45,10 @@ NEUTRAL: dict[str, dict[str, Any]] = {
     },
     "terms": {"objective": {"terms": [{"name": "gvpo", "weight": 0.0}, {"name": "negative_logprob", "weight": 0.0}]}},
     "views": {
-        "views": {"other": {"context": OTHER_WORDS}},
-        "objective": {"terms": [{"name": "divergence", "view": "other", "weight": 0.0, "grad": True}]},
+        "objective": {
+            "terms": [{"name": "divergence", "view": "other", "weight": 0.0, "grad": True}],
+            "views": {"other": {"context": OTHER_WORDS}},
+        },
         "advantage": {"estimators": [{"name": "log_ratio", "view": "other", "weight": 0.0}]},
     },
 }
@@ -56,8 +58,10 @@ TELLING: dict[str, dict[str, Any]] = {
     "modulations": {"objective": {"modulations": [{"name": "discounted_steps", "gamma": 0.5}]}},
     "terms": {"objective": {"terms": [{"name": "preference", "against": "old"}, {"name": "departure"}]}},
     "views": {
-        "views": {"other": {"context": OTHER_WORDS}},
-        "objective": {"terms": [{"name": "divergence", "view": "other", "weight": -0.1, "grad": True}]},
+        "objective": {
+            "terms": [{"name": "divergence", "view": "other", "weight": -0.1, "grad": True}],
+            "views": {"other": {"context": OTHER_WORDS}},
+        },
     },
 }
 
@@ -71,7 +75,6 @@ def trained(
     *,
     advantage: dict[str, Any] | None = None,
     objective: dict[str, Any] | None = None,
-    views: dict[str, Any] | None = None,
 ) -> Tensor:
     """The weights after two steps of two updates each, the second of which is off policy."""
     values: dict[str, Any] = {
@@ -79,7 +82,6 @@ def trained(
         "steps": 2,
         "rollout": {"prompts_per_step": 2, "group_size": 4},
         "advantage": advantage or {},
-        "views": views or {},
         "objective": {"surrogate": {"name": "clipped", "low": 0.2, "high": 0.28}, **(objective or {})},
         "update": {"epochs": 2, "optimizer": {"lr": 1e-3, "eps": 1e-3}},
         "runtime": {"device": "cpu"},

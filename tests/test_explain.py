@@ -329,7 +329,9 @@ def test_rows_that_are_read_and_what_is_learnt_beside_the_objective() -> None:
     assert found["term"] == "0.1 times negative_logprob: L = sum v (-logprob); only rows of source demonstration"
     assert found["advantage A"].endswith("Rows that are read are compared among themselves")
     found = rows(load_config("methods/mm-helix", {"policy": None}))
-    assert found["it sets"].startswith("auxiliary = [label expert, examples None, batch_size None, column solution")
+    assert found["it sets"].startswith(
+        "objective.auxiliary = [label expert, examples None, batch_size None, column solution"
+    )
     taught = "expert: in every update 1 times the supervised loss of its groups' answers (solution)"
     assert found["auxiliary"] == f"{taught}, weighted by below of the group's success"
     found = rows(load_config("methods/meml-grpo", {"policy": None}))

@@ -86,7 +86,7 @@ def test_a_single_reward_and_a_single_source_may_be_bare_names() -> None:
         ("update.optimizer.lr=fast", "update.optimizer.lr: must be a number; got 'fast'"),
         ("prompts.shuffle=perhaps", "prompts.shuffle: must be true or false; got 'perhaps'"),
         ("steps=-1", "steps: must be greater than or equal to 0; got -1"),
-        ("watchdog.stop=reward", "watchdog.stop: must be a list, such as [a, b]; got 'reward'"),
+        ("evaluation.watchdog.stop=reward", "evaluation.watchdog.stop: must be a list, such as [a, b]; got 'reward'"),
     ],
 )
 def test_a_value_of_another_kind_is_explained_in_words_of_yaml(override: str, message: str) -> None:

@@ -68,7 +68,7 @@ def _command_on_cpus(folder: Path, engine: str = "fsdp2") -> list[str]:
     """``mmgrpo train --accelerate ENGINE`` of a step, on two processes without GPUs."""
     (folder / "mine.yaml").write_text((LAUNCHES / f"{engine}.yaml").read_text() + "use_cpu: true\n")
     command = [sys.executable, "-m", "mmgrpo.cli", "train", "quickstart/digits-image", "steps=1", "warmup=null"]
-    command += ["evaluation=null", "watchdog=null", "rollout.prompts_per_step=2", "rollout.group_size=2"]
+    command += ["evaluation=null", "rollout.prompts_per_step=2", "rollout.group_size=2"]
     return [*command, "--accelerate", str(folder / "mine.yaml"), "--processes", "2"]
 
 

@@ -18,7 +18,7 @@ from mmgrpo.runs.trust import is_own_config, record_own_config, untrusted_settin
 from tests.test_docs import shown
 
 DIGITS = "quickstart/digits-image"
-TINY = ("warmup=null", "watchdog=null", "steps=1", "rollout.group_size=2", "rollout.prompts_per_step=2")
+TINY = ("warmup=null", "evaluation.watchdog=null", "steps=1", "rollout.group_size=2", "rollout.prompts_per_step=2")
 PROMPTS = "python:mmgrpo.examples.digits:digit_prompts"
 
 PLANTED = """

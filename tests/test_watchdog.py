@@ -24,8 +24,7 @@ from tests.policies.letters import letters
 
 
 def run_of(**limits: Any) -> RunConfig:
-    evaluation = {"prompts": {"source": "x.txt"}}
-    return validated({"evaluation": evaluation, "watchdog": {"window": 2, **limits}})
+    return validated({"evaluation": {"prompts": {"source": "x.txt"}, "watchdog": {"window": 2, **limits}}})
 
 
 def dog_of(**limits: Any) -> Watchdog:
@@ -192,14 +191,14 @@ def test_what_cannot_be_watched() -> None:
         watchdog_inputs(run_of(held_out=["easy"]), ["easy"], ["easy", "judge"])
     with pytest.raises(ConfigError, match=r"needs a reward in evaluation.rewards that is not trained on"):
         watchdog_inputs(run_of(stop=["hacking"]), ["easy"], ["easy"])
-    with pytest.raises(ConfigError, match=r"watchdog\.stop"):
+    with pytest.raises(ConfigError, match=r"evaluation\.watchdog\.stop"):
         run_of(stop=["hack"])
     assert watchdog_inputs(validated({}), ["easy"], ["easy"]) is None
 
 
 def held_out_of(rewards: list[dict[str, Any]], judges: list[dict[str, Any]], **limits: Any) -> tuple[str, ...]:
-    evaluation = {"prompts": {"source": "x.txt"}, "rewards": judges}
-    config = validated({"rewards": rewards, "evaluation": evaluation, "watchdog": limits})
+    evaluation = {"prompts": {"source": "x.txt"}, "rewards": judges, "watchdog": limits}
+    config = validated({"rewards": rewards, "evaluation": evaluation})
     names = [[reward.known_as for reward in found] for found in (config.rewards, judges_of(config))]
     subject = watchdog_inputs(config, *names)
     assert subject is not None
@@ -312,8 +311,8 @@ def test_a_reward_that_is_hacked_rings(stop: list[str], tmp_path: Path) -> None:
             "prompts": {"source": str(tmp_path / "prompts.txt")},
             "rewards": [{"name": "python:tests.test_watchdog:no_e", "label": "no_e"}],
             "every": 2,
+            "watchdog": {"window": 4, "stop": stop, "diversity": None},
         },
-        "watchdog": {"window": 4, "stop": stop, "diversity": None},
     }
     trainer = Trainer(letters(), {"taste": bad_taste}, [Prompt("one"), Prompt("two")], config)
     folder = trainer.train()

@@ -253,8 +253,9 @@ def joined_by_answers(output: Path) -> Trainer:
         "batch_size": 4 * TIMES,
         "weight": 0.3,
     }
-    values = base(output, rollout=rollout, objective={"off_policy": foreign, "terms": terms})
-    values["auxiliary"] = [failed, read]
+    values = base(
+        output, rollout=rollout, objective={"off_policy": foreign, "terms": terms, "auxiliary": [failed, read]}
+    )
     prompts = [replace(one, columns={"solution": text}) for one, text in zip(prompts_of("llama"), TEXTS, strict=False)]
     return finished(Trainer(policy_of("llama", batch=1), {"uneven": uneven}, prompts, values))
 
@@ -271,9 +272,9 @@ def seen_otherwise(output: Path) -> Trainer:
         {"name": "distillation", "view": "peer"},
     ]
     credit = {"estimators": [{"name": "log_ratio", "view": "teacher", "weight": 0.1}]}
-    rollout, reference = {"prompts_per_step": 2, "group_size": 3}, {"ema": {"decay": 0.5}}
-    values = base(output, rollout=rollout, views=views, reference=reference, advantage=credit)
-    values["objective"] = {"terms": terms}
+    rollout = {"prompts_per_step": 2, "group_size": 3}
+    values = base(output, rollout=rollout, objective={"views": views, "terms": terms}, advantage=credit)
+    values["update"]["reference"] = {"ema": {"decay": 0.5}}
     return finished(Trainer(policy_of("llama", batch=1), {"uneven": uneven}, prompts_of("llama"), values))
 
 

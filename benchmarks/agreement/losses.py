@@ -227,7 +227,7 @@ CASES: Sequence[Case] = (
         "papo",
         _source("compute_policy_loss", "average_loss", repo="MikeWangWZHL/PAPO", path="verl/trainer/core_algos.py"),
         _dual,
-        over={**WITHOUT_KL, "objective.terms": [], "views": {}},
+        over={**WITHOUT_KL, "objective.terms": [], "objective.views": {}},
         said="without its two divergences",
     ),
     loss(

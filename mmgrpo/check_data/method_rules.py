@@ -26,6 +26,9 @@ DESCRIPTION = ("include", "method", "paper_hparams", "use_paper_hparams", "rewar
 SCALE = ("steps", "policy.call", "policy.model", "rollout.prompts_per_step", "rollout.group_size", "update")
 """Keys that a method leaves to the run."""
 
+NO_SCALE = ("update.reference",)
+"""Keys under ``SCALE`` that a method sets."""
+
 RUNS_OF = {
     "tokens": "quickstart/arithmetic-text",
     "both": "quickstart/digits-vlm",
@@ -89,7 +92,7 @@ def method_kind(data: DataFiles, name: str) -> Iterator[Finding]:
 def method_scale(data: DataFiles, name: str) -> Iterator[Finding]:
     """A method leaves the scale to the run, except for keys that it is about."""
     permitted = data.exceptions("method-scale").get(name, {})
-    scale_keys = [key for key, _ in stated_settings(data, name) if is_under(key, SCALE)]
+    scale_keys = [key for key, _ in stated_settings(data, name) if is_under(key, SCALE) and not is_under(key, NO_SCALE)]
     for key in scale_keys:
         if key not in permitted:
             yield key, "is the scale of a run; move it to paper_hparams"

@@ -16,7 +16,7 @@ from mmgrpo.training.build import build_rewards
 PIXEL_REWARDS = {"jpeg_size", "brightness"}
 """Rewards that any picture can be made to have."""
 
-TASK_SECTIONS = {"prompts", "rewards", "evaluation", "watchdog"}
+TASK_SECTIONS = {"prompts", "rewards", "evaluation"}
 WITHOUT_SOURCE = ("include", "recipe", "name", "note", "policy.name", "prompts.source")
 """Keys of a paper's run that have no source in the paper."""
 
@@ -49,7 +49,7 @@ def held_out_rewards(data: DataFiles, name: str) -> Iterator[Finding]:
     if name.endswith(ONE_GPU):
         return
     config = data.config(name)
-    if config.evaluation is None or config.prompts is None:
+    if config.evaluation is None or config.evaluation.prompts is None or config.prompts is None:
         yield "evaluation", "a recipe has the sections prompts and evaluation"
         return
     trained = [reward.name for reward in build_rewards(config.rewards)]
@@ -58,19 +58,21 @@ def held_out_rewards(data: DataFiles, name: str) -> Iterator[Finding]:
         yield "rewards", f"{', '.join(of_pixels)} is no goal of a recipe"
     inputs = watchdog_inputs(config, trained, evaluated)
     if inputs is None or not inputs.held_out or set(inputs.held_out) & set(trained):
-        yield "watchdog.held_out", "name a reward of the evaluation that is not trained on"
+        yield "evaluation.watchdog.held_out", "name a reward of the evaluation that is not trained on"
     if config.prompts.source == config.evaluation.prompts.source:
         yield "evaluation.prompts.source", "is the source of the training prompts"
 
 
 def task_sections(data: DataFiles, name: str) -> Iterator[Finding]:
-    """A task has prompts, rewards, an evaluation and a watchdog, the last three with their sources."""
+    """A task has prompts, rewards and an evaluation with a watchdog, the last three with their sources."""
     own = data.stated(name)
     sections = {key for key in own if key != "method"}
     if sections != TASK_SECTIONS:
         yield "", f"has the sections {', '.join(sorted(sections))}; a task has {', '.join(sorted(TASK_SECTIONS))}"
-    for section in sections - {"prompts"} - set(own.get("method", {}).get("sources", {})):
-        yield section, "has no source; add it to method.sources"
+    if "watchdog" not in own.get("evaluation", {}):
+        yield "evaluation.watchdog", "is missing; a task has a watchdog"
+    for key in {"rewards", "evaluation", "evaluation.watchdog"} - set(own.get("method", {}).get("sources", {})):
+        yield key, "has no source; add it to method.sources"
 
 
 def paper_sources(data: DataFiles, name: str) -> Iterator[Finding]:

@@ -99,7 +99,7 @@ def evaluated_settings_of(
 
     settings = settings_of(config, overrides, trust=trust)
     tasks = tasks_of(settings) if settings.tasks and task is None else {"": _single_task(settings, task)}
-    evaluated = {name: config for name, config in tasks.items() if config.evaluation is not None}
+    evaluated = {name: config for name, config in tasks.items() if config.held_out is not None}
     if not evaluated:
         raise ConfigError("the configuration has no evaluation: section; set evaluation.prompts to held-out prompts")
     return evaluated
@@ -195,7 +195,7 @@ def prompts_of(settings: RunConfig) -> list[Prompt]:
 
     if settings.prompts is None:
         raise ConfigError("the configuration has no prompts: section; set prompts.source to a file or dataset")
-    if settings.evaluation is not None:
+    if settings.evaluation is not None and settings.evaluation.prompts is not None:
         require_source(settings.evaluation.prompts, key="evaluation.prompts", note=settings.note)
     return load_prompts_of(settings.prompts, note=settings.note)
 
@@ -239,8 +239,9 @@ def evaluation_of(settings: RunConfig, checkpoint: Path | None, *, trust: bool =
     from mmgrpo.training.build import build_rewards, exchange_plan
     from mmgrpo.training.evaluation import evaluate
 
-    config = settings.evaluation
+    config = settings.held_out
     assert config is not None
+    assert config.prompts is not None
     scorer = Scorer(build_rewards(config.rewards or settings.rewards), max_failure_frac=1.0)
     prompts = load_prompts_of(config.prompts, key="evaluation.prompts", note=settings.note)
     job = Job(make_accelerator(settings.model_copy(update={"tracking": TrackingConfig()})))  # first: selects the GPU

@@ -23,7 +23,7 @@ from mmgrpo.config.sections import Named, Section, unknown_keys
 from mmgrpo.config.series import SeriesRun
 from mmgrpo.config.tasks import TaskConfig
 from mmgrpo.config.update import EmaConfig, OptimizerConfig, UpdateConfig
-from mmgrpo.config.views import RESERVED, ViewConfig
+from mmgrpo.config.views import ViewConfig
 from mmgrpo.config.warmup import WarmupConfig
 from mmgrpo.config.watchdog import AlertKind, WatchdogConfig
 from mmgrpo.maths.advantages import COMBINING
@@ -189,7 +189,11 @@ class AdvantageConfig(Section):
 class EvaluationConfig(Section):
     """Held-out prompts with fixed seeds, scored by rewards that are not trained on."""
 
-    prompts: PromptsConfig = Field(description="as the section prompts, of one source; shuffle has no effect")
+    prompts: PromptsConfig | None = Field(
+        default=None,
+        description="as the section prompts, of one source; shuffle has no effect; null: no evaluation, and the alerts "
+        "of watchdog that need none",
+    )
     rewards: RewardList = Field(default=(), description="empty: the training rewards")
     every: int = Field(
         default=10, ge=1, description="steps between evaluations; the first and the last are always evaluated"
@@ -203,8 +207,13 @@ class EvaluationConfig(Section):
     seed: int = Field(default=1234, description="the same noise in every evaluation; independent of the run's seed")
     pictures: int = Field(default=100, ge=0, description="samples written to samples/ per evaluation")
 
+    watchdog: WatchdogConfig | None = Field(default=None, description="null: no alerts")
+
     @model_validator(mode="after")
     def _plain(self) -> EvaluationConfig:
+        if self.prompts is None:
+            self._require_watchdog_alone()
+            return self
         if self.prompts.source is None or self.prompts.sampler is not None:
             raise ValueError("an evaluation takes all prompts of one source; leave out prompts.sources and sampler")
         for reward in self.rewards:
@@ -214,6 +223,13 @@ class EvaluationConfig(Section):
                     f"an evaluation reports the values of '{reward.known_as}' unchanged: leave out {', '.join(unused)}"
                 )
         return self
+
+    def _require_watchdog_alone(self) -> None:
+        """Raises ValueError for settings of an evaluation without prompts."""
+        fields = EvaluationConfig.model_fields.items()
+        settings = [name for name, field in fields if name != "watchdog" and getattr(self, name) != field.default]
+        if settings or self.watchdog is None:
+            raise ValueError("prompts is missing: name the held-out prompts, or leave the section out")
 
 
 class CheckpointConfig(Section):
@@ -267,23 +283,12 @@ class RunConfig(Section):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     advantage: AdvantageConfig = Field(default_factory=AdvantageConfig)
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
-    auxiliary: tuple[AuxiliaryConfig, ...] = Field(
-        default=(), description="supervised losses added to the same updates; none: no such loss"
-    )
     update: UpdateConfig = Field(default_factory=UpdateConfig)
-    views: dict[str, ViewConfig] = Field(
-        default_factory=dict,
-        description="named auxiliary forward passes over the decisions, under other weights or another prompt",
-    )
     warmup: WarmupConfig | None = None
     critic: CriticConfig | None = Field(
         default=None, description="value model, trained in the same updates; null: none"
     )
-    reference: ReferenceConfig | None = Field(
-        default=None, description="how the reference model is updated; null: it stays the policy before its first step"
-    )
     evaluation: EvaluationConfig | None = None
-    watchdog: WatchdogConfig | None = None
     schedules: dict[str, Named] = Field(
         default_factory=dict,
         description="dotted key -> schedule of its value by the step, counted from 0: {objective.kl.beta: {name: "
@@ -310,6 +315,16 @@ class RunConfig(Section):
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
 
+    @property
+    def held_out(self) -> EvaluationConfig | None:
+        """The section ``evaluation`` if it has prompts."""
+        return None if self.evaluation is None or self.evaluation.prompts is None else self.evaluation
+
+    @property
+    def watchdog(self) -> WatchdogConfig | None:
+        """The alerts of the section ``evaluation``."""
+        return None if self.evaluation is None else self.evaluation.watchdog
+
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
         methods = () if self.method is None else (*self.method.over, self.method)
@@ -321,16 +336,13 @@ class RunConfig(Section):
                 f"update.minibatches={self.update.minibatches} needs as many groups, but rollout.prompts_per_step="
                 f"{self.rollout.prompts_per_step}: a minibatch consists of complete groups"
             )
-        if self.checkpoint.best is not None and self.evaluation is None and not self.tasks:
+        if self.checkpoint.best is not None and self.held_out is None and not self.tasks:
             raise ValueError("checkpoint.best is a reward of the evaluation: add that section, or leave best out")
         if len({run.name for run in self.runs}) < len(self.runs):
             raise ValueError("runs: the names must differ, as the folders are named by them")
         labels = [reward.known_as for reward in self.rewards]
         if len(set(labels)) < len(labels):
             raise ValueError(f"rewards are logged by name, and {labels} repeat: give each a label")
-        auxiliary_labels = [loss.label for loss in self.auxiliary]
-        if len(set(auxiliary_labels)) < len(auxiliary_labels):
-            raise ValueError(f"auxiliary losses are logged by label, and {auxiliary_labels} repeat: give each its own")
         if unknown := list(unknown_keys(RunConfig, self.paper_hparams)):
             named = [key if (new := renamed_key(key)) is None else f"{key} (now {new})" for key in unknown]
             raise ValueError(f"paper_hparams: no key of the configuration is {', '.join(named)}")
@@ -343,8 +355,6 @@ class RunConfig(Section):
                 "it is valid only with advantage.scale: raw and a learned baseline, the estimator remembered_baseline "
                 "or gae"
             )
-        if taken := [name for name in self.views if name in RESERVED]:
-            raise ValueError(f"views are named otherwise than the weights of a run, got {', '.join(taken)}")
         moving = moving_keys(self.schedules, self.controllers, self.phases)
         if wrong := list(faults(moving, self.phases)):
             raise ValueError("; ".join(wrong))

@@ -1,4 +1,4 @@
-"""The section ``auxiliary``."""
+"""The section ``objective.auxiliary``."""
 
 from __future__ import annotations
 

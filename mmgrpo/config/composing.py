@@ -16,7 +16,7 @@ CHAINS = (
     "objective.modulations",
     "objective.selections",
     "update.hooks",
-    "auxiliary",
+    "objective.auxiliary",
 )
 """Keys with lists of functions that run in sequence; the lists of two methods are concatenated."""
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from mmgrpo.config.auxiliary import AuxiliaryConfig
 from mmgrpo.config.kl import KLConfig
 from mmgrpo.config.sections import Named, Section
+from mmgrpo.config.views import RESERVED, ViewConfig
 
 Level = Literal["token", "segment", "sequence", "trajectory"]
 
@@ -95,6 +97,23 @@ class ObjectiveConfig(Section):
         description="weight of the entropy, a mean by the aggregate over all trained decisions, with or "
         "without selections; not for denoising policies",
     )
+
+    auxiliary: tuple[AuxiliaryConfig, ...] = Field(
+        default=(), description="supervised losses added to the same updates; none: no such loss"
+    )
+    views: dict[str, ViewConfig] = Field(
+        default_factory=dict,
+        description="named auxiliary forward passes over the decisions, under other weights or another prompt",
+    )
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> ObjectiveConfig:
+        labels = [loss.label for loss in self.auxiliary]
+        if len(set(labels)) < len(labels):
+            raise ValueError(f"auxiliary losses are logged by label, and {labels} repeat: give each a different one")
+        if reserved := [name for name in self.views if name in RESERVED]:
+            raise ValueError(f"views must not have the names of the run's own weights, got {', '.join(reserved)}")
+        return self
 
     @property
     def clip_bound(self) -> float | None:

@@ -14,7 +14,6 @@ from mmgrpo.config.sections import Section
 MOVABLE = (
     "objective.",
     "advantage.",
-    "auxiliary.",
     "rollout.",
     "policy.",
     "rewards.",
@@ -24,6 +23,7 @@ MOVABLE = (
 
 FIXED = {
     "rollout.prompts_per_step": "the order of prompts follows from it",
+    "objective.views": "forward passes are planned before the run",
     "objective.truncated": "it fixes which samples count, for the complete run",
     "policy.name": "it defines the trained model",
     "policy.model": "it defines the trained model",
@@ -85,8 +85,8 @@ def why_fixed(key: str) -> str | None:
         if key == fixed or key.startswith(f"{fixed}."):
             return reason
     _, _, rest = key.partition(".")
-    if key.startswith("auxiliary.") and key.rpartition(".")[2] != "weight":
-        return "of an auxiliary loss only the weight can, as auxiliary.LABEL.weight"
+    if key.startswith("objective.auxiliary.") and key.rpartition(".")[2] != "weight":
+        return "of an auxiliary loss only the weight can, as objective.auxiliary.LABEL.weight"
     if key.startswith("rewards.") and ("." not in rest or rest.rpartition(".")[2] in REWARD_TRAITS):
         return "of a reward only its weight, its clip and the numbers of its function can, as rewards.LABEL.NUMBER"
     return None

@@ -1,4 +1,4 @@
-"""The section ``reference``: updates of the reference model."""
+"""The section ``update.reference``: updates of the reference model."""
 
 from __future__ import annotations
 

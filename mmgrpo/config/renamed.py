@@ -10,15 +10,16 @@ RENAMED: Mapping[str, str] = {
     "advantage.filtered": "advantage.filtered_samples",
     "advantage.foreign": "advantage.off_policy_baseline",
     "advantage.kl_beta": "advantage.kl.beta",
-    "auxiliary.begun": "auxiliary.from_prefix",
-    "auxiliary.by_success": "auxiliary.weight_by_success",
-    "auxiliary.in_parts": "auxiliary.per_context",
+    "auxiliary": "objective.auxiliary",
     "critic.alone": "critic.warmup_steps",
     "critic.lr": "critic.optimizer.lr",
     "critic.max_grad_norm": "critic.optimizer.max_grad_norm",
     "critic.until": "critic.freeze_after",
     "max_reward_failure_frac": "runtime.max_reward_failure_frac",
     "max_skipped_update_frac": "runtime.max_skipped_update_frac",
+    "objective.auxiliary.begun": "objective.auxiliary.from_prefix",
+    "objective.auxiliary.by_success": "objective.auxiliary.weight_by_success",
+    "objective.auxiliary.in_parts": "objective.auxiliary.per_context",
     "objective.divergence": "objective.kl.divergence",
     "objective.foreign": "objective.off_policy",
     "objective.kl_beta": "objective.kl.beta",
@@ -30,6 +31,7 @@ RENAMED: Mapping[str, str] = {
     "prompts.sources.when_unreadable": "prompts.sources.on_error",
     "prompts.when_unreadable": "prompts.on_error",
     "published": "paper_hparams, or use_paper_hparams: true in a file that includes a method",
+    "reference": "update.reference",
     "reward_cache_mb": "runtime.reward_cache_mb",
     "rewards.gate.closed": "rewards.gate.otherwise",
     "rollout.contexts": "rollout.prompt_templates",
@@ -48,12 +50,14 @@ RENAMED: Mapping[str, str] = {
     "update.max_grad_norm": "update.optimizer.max_grad_norm",
     "update.schedule": "update.optimizer.schedule",
     "update.weight_decay": "update.optimizer.weight_decay",
+    "views": "objective.views",
     "warmup.betas": "warmup.optimizer.betas",
     "warmup.lr": "warmup.optimizer.lr",
     "warmup.lr_floor": "warmup.optimizer.lr_floor",
     "warmup.lr_warmup_steps": "warmup.optimizer.lr_warmup_steps",
     "warmup.max_grad_norm": "warmup.optimizer.max_grad_norm",
     "warmup.weight_decay": "warmup.optimizer.weight_decay",
+    "watchdog": "evaluation.watchdog",
 }
 """Earlier key -> its new name, dotted, without the numbers of list items."""
 
@@ -94,11 +98,12 @@ RENAMED_NUMBERS: Mapping[str, str] = {"initial": "start", "final": "end"}
 def renamed_key(key: str) -> str | None:
     """The new name of a dotted key, which may be inside another section (``evaluation.prompts...``); None: none."""
     parts = [part for part in key.split(".") if not part.isdigit()]
-    for number in range(len(parts)):
-        if number and number == len(parts) - 1:
-            return None  # a key of the first level inside another section is another key
-        if (new := RENAMED.get(".".join(parts[number:]))) is not None:
-            return ".".join([*parts[:number], new])
+    for start in range(len(parts)):
+        for end in range(len(parts), start, -1):
+            if start and end == start + 1:
+                continue  # a key of the first level inside another section is another key
+            if (new := RENAMED.get(".".join(parts[start:end]))) is not None:
+                return ".".join([*parts[:start], new, *parts[end:]])
     return None
 
 

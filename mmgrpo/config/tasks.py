@@ -18,7 +18,7 @@ OF_RUN = (*SHARED, "name", "runs", "tasks")
 OF_LEADER = ("prompts", "rollout.prompts_per_step", "rollout.strategy")
 """Keys that a task takes from the task named in ``after``."""
 
-OF_OWNER = ("policy", "warmup", "reference", "update")
+OF_OWNER = ("policy", "warmup", "update")
 """Keys that a task takes from the task named in ``policy_of``."""
 
 TASK_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"

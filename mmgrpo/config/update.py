@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from mmgrpo.config.references import ReferenceConfig
 from mmgrpo.config.sections import Named, Section
 
 
@@ -59,6 +60,9 @@ class UpdateConfig(Section):
     )
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     ema: EmaConfig | None = None
+    reference: ReferenceConfig | None = Field(
+        default=None, description="how the reference model is updated; null: it stays the policy before its first step"
+    )
     hooks: tuple[Named, ...] = Field(
         default=(),
         description="hooks around each optimizer step, in order: {name: slow_fast, inner, alpha, slow} interpolates "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -67,7 +68,6 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
         where = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
             owner = _model_at(model, problem["loc"][:-1])
-            fields = owner.model_fields if owner else {}
             if where == "include":
                 lines.append(INCLUDE)
                 continue
@@ -75,7 +75,7 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
                 lines.append(USE_PAPER_HPARAMS)
                 continue
             new = renamed_key(where) or (None if model is RunConfig else renamed_key(f"policy.{where}"))
-            fix = suggestion(str(problem["loc"][-1]), fields) if new is None else f"; it is now {new}"
+            fix = _nearest_key(str(problem["loc"][-1]), owner) if new is None else f"; it is now {new}"
             lines.append(f"unknown key {where!r}{fix}")
         elif where == "policy.name" and problem["type"] == "missing":
             lines.append(
@@ -86,6 +86,21 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
             lines.append(f"{where or 'configuration'}: {_plain_message(problem, where)}")
     more = [f"and {len(problems) - MAX_NAMED} more"] if len(problems) > MAX_NAMED else []
     return "; ".join([*lines, *more])
+
+
+def _nearest_key(key: str, owner: type[BaseModel] | None) -> str:
+    """The tail of an error message: the nearest keys of a section, or of a section within it."""
+    fields = owner.model_fields if owner else {}
+    sections = {name: _model_at(owner, (name,)) for name in fields} if owner else {}
+    inner = {
+        inner_key: f"{name}.{inner_key}"
+        for name, section in sections.items()
+        if section is not None and section is not owner
+        for inner_key in section.model_fields
+    }
+    if not difflib.get_close_matches(key, fields) and (near := difflib.get_close_matches(key, inner, n=1)):
+        return f"; did you mean {inner[near[0]]}?"
+    return suggestion(key, fields)
 
 
 def _plain_message(problem: Mapping[str, Any], where: str) -> str:

@@ -1,4 +1,4 @@
-"""The section ``views``: forward passes over the same decisions with other weights, another prompt or policy."""
+"""The section ``objective.views``: forward passes over the same decisions under other weights or another prompt."""
 
 from __future__ import annotations
 

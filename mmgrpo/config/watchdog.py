@@ -1,4 +1,4 @@
-"""The section ``watchdog``: alerts on reward hacking and other faults."""
+"""The section ``evaluation.watchdog``: alerts on reward hacking and other faults."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from mmgrpo.maths.registry import Registry
 from mmgrpo.types import Prompt, Sample
 
 CONTEXTS: Registry[Callable[..., Context]] = Registry(IMAGE_CONTEXTS)
-"""Contexts by the name that ``rollout.prompt_templates`` and ``views`` use; called with their settings."""
+"""Contexts by the name that ``rollout.prompt_templates`` and ``objective.views`` use; called with their settings."""
 
 PLACEHOLDER = re.compile(r"{([^{}]+)}")
 """A name in braces within a text."""

@@ -35,7 +35,7 @@ def composition(policy: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
     yield from (_function(estimator) for estimator in config.advantage.estimators)
     yield from (f"filter {_function(named)}" for named in config.advantage.filters)
     yield from _objective(config.objective)
-    yield from (_auxiliary(auxiliary) for auxiliary in config.auxiliary)
+    yield from (_auxiliary(auxiliary) for auxiliary in config.objective.auxiliary)
     if config.critic is not None:
         yield _critic(config.critic)
     yield from (_function(hook) for hook in config.update.hooks)

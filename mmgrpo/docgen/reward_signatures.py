@@ -42,7 +42,7 @@ def require_rewards(config: RunConfig) -> None:
 
     Raises UnknownNameError for a name, ConfigError for a setting; settings that the source leaves open are not checked.
     """
-    for reward in (*config.rewards, *(config.evaluation.rewards if config.evaluation else ())):
+    for reward in (*config.rewards, *(config.held_out.rewards if config.held_out else ())):
         _require(reward.name, reward.numbers)
 
 

@@ -8,8 +8,8 @@ from mmgrpo.config import RunConfig
 
 
 def auxiliary_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """A row per item of the section ``auxiliary``."""
-    for loss in config.auxiliary:
+    """A row per item of the section ``objective.auxiliary``."""
+    for loss in config.objective.auxiliary:
         source = f"{loss.batch_size or 64} examples" if loss.column is None else f"its groups' answers ({loss.column})"
         source = "the prefixes of its rows" if loss.from_prefix else source
         by_success = loss.weight_by_success

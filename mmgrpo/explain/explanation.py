@@ -91,7 +91,8 @@ def _run_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
         yield "note", " ".join(config.note.split())
     yield from task_rows(config.task)
     if config.prompts is not None:
-        held_out = f"; evaluation: {config.evaluation.prompts.source}" if config.evaluation else ""
+        held_out_prompts = config.evaluation and config.evaluation.prompts
+        held_out = f"; evaluation: {held_out_prompts.source}" if held_out_prompts else ""
         yield from prompt_rows(config.prompts, held_out)
     yield from recipe_rows(config)
     yield from method_rows(config)
@@ -364,7 +365,7 @@ def _values_reason(objective: Objective) -> str:
 
 
 def _evaluation_line(config: RunConfig, settings: Mapping[str, Any] | None) -> str:
-    evaluation = config.evaluation
+    evaluation = config.held_out
     if evaluation is None:
         return "none"
     rewards = ", ".join(judge.label or judge.name for judge in evaluation.rewards or config.rewards)

@@ -110,7 +110,9 @@ def forwards_per_sample(algorithm: Algorithm, num_steps: int | None, num_levels:
     in_loss = sorted(objective.views - {OLD} - frozen)
     per_view = passes + (0.0 if objective.separable else values)
     credit_views = [sorted({value.view for value in part if value.view} - {OLD}) for part in _credit_passes(algorithm)]
-    num_credit_passes = sum(any(value.view not in config.views for value in part) for part in _credit_passes(algorithm))
+    num_credit_passes = sum(
+        any(value.view not in config.objective.views for value in part) for part in _credit_passes(algorithm)
+    )
     in_credit = {name for names in credit_views for name in names}
     return SampleForwards(
         rollout=sampling,

@@ -56,11 +56,11 @@ def _idle_schedules(algorithm: Algorithm) -> Iterator[str]:
 
 
 def _idle_sections(config: RunConfig) -> Iterator[str]:
-    reference, critic, update = config.reference, config.critic, config.update
+    reference, critic, update = config.update.reference, config.critic, config.update
     if reference is not None:
         every = min((n for n in (reference.reset_every, reference.ema and reference.ema.every) if n), default=0)
         if every >= config.steps:
-            yield _sentence(config, f"reference: it first moves after step {every}", "a lower reset_every")
+            yield _sentence(config, f"update.reference: it first moves after step {every}", "a lower reset_every")
     if critic is not None and critic.warmup_steps >= config.steps:
         yield _sentence(
             config,

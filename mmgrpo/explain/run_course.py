@@ -65,7 +65,7 @@ def moving_reference_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
     config = algorithm.config
     if moving := [key for key in algorithm.course.keys if key.endswith(".kl.beta")]:
         yield "", f"{' and '.join(sorted(moving))} moves: a pass at the steps at which it is above 0"
-    reference = config.reference
+    reference = config.update.reference
     if reference is not None and reference.reset_every is not None:
         anew = ", and the optimizer is reset" if reference.reset_optimizer else ""
         yield "", f"becomes the current weights every {reference.reset_every} steps{anew}"

@@ -13,7 +13,7 @@ def view_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
     """A row per view that is read; named weights are views without a section."""
     through = algorithm.objective.through
     for name in sorted(algorithm.views_read()):
-        section = algorithm.config.views.get(name)
+        section = algorithm.config.objective.views.get(name)
         weights = "the saved weights of that name" if section is None else _view_text(section)
         with_grad = ", and one with gradient" if name in through else ""
         yield f"view {name}", f"{weights}; {_passes_text(section)}{with_grad}"
@@ -21,7 +21,7 @@ def view_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
 
 def frozen_views(config: RunConfig) -> frozenset[str]:
     """The views that are evaluated once per rollout, before its first update."""
-    return frozenset(name for name, section in config.views.items() if not _is_moving(section))
+    return frozenset(name for name, section in config.objective.views.items() if not _is_moving(section))
 
 
 def _view_text(section: ViewConfig) -> str:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ANSWER_WEIGHTS: Registry[Callable[..., Tensor]] = Registry()
-"""The weight of a supervised answer by the success rate of its group, by the name that ``auxiliary.weight_by_success``
-uses."""
+"""The weight of a supervised answer by the success rate of its group, by the name that ``weight_by_success`` of
+``objective.auxiliary`` uses."""
 
 
 def variance(rate_N: Tensor) -> Tensor:

@@ -81,26 +81,28 @@ def watchdog_inputs(
         The inputs.
 
     Raises:
-        ConfigError: a held-out reward is no evaluation reward, or is trained on; or watchdog.stop has hacking, and
+        ConfigError: a held-out reward is no evaluation reward, or is trained on; or the watchdog stops at hacking and
             there is no held-out reward.
     """
     watchdog = config.watchdog
     if watchdog is None:
         return None
-    evaluation = () if config.evaluation is None else config.evaluation.rewards or config.rewards
+    evaluation = () if config.held_out is None else config.held_out.rewards or config.rewards
     only_reported = {reward.known_as for reward in config.rewards if reward.weight == 0}
     trained_identities = set(_identities(config.rewards, [n for n in trained if n not in only_reported]).values())
-    identities = _identities(evaluation, evaluated) if config.evaluation is not None else {}
+    identities = _identities(evaluation, evaluated) if config.held_out is not None else {}
     untrained = [name for name, identity in identities.items() if identity not in trained_identities]
     invalid = [name for name in watchdog.held_out if name not in untrained]
     if invalid:
         valid_names = f"evaluation rewards that are not trained on: {', '.join(untrained) or 'none'}"
-        no_evaluation = "there is no evaluation: remove the watchdog too (watchdog=null), or set watchdog.held_out=[]"
-        reason = valid_names if config.evaluation else no_evaluation
-        raise ConfigError(f"watchdog.held_out names {', '.join(invalid)}; {reason}")
+        no_evaluation = "there is no evaluation: set evaluation.prompts, or evaluation.watchdog.held_out=[]"
+        reason = valid_names if config.held_out else no_evaluation
+        raise ConfigError(f"evaluation.watchdog.held_out names {', '.join(invalid)}; {reason}")
     held_out = watchdog.held_out or tuple(name for name in untrained if name != GRID)
     if "hacking" in watchdog.stop and not held_out:
-        raise ConfigError("watchdog.stop: hacking needs a reward in evaluation.rewards that is not trained on")
+        raise ConfigError(
+            "evaluation.watchdog.stop: hacking needs a reward in evaluation.rewards that is not trained on"
+        )
     bound = config.objective.clip_bound
     return WatchdogInputs(config=watchdog, held_out=held_out, clip_bound=bound, checkpoints=checkpoints)
 

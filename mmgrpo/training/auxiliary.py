@@ -47,7 +47,7 @@ ExtraGradient = Callable[[int, Sequence[int]], Gradient]
 
 @final
 class Auxiliaries:
-    """The section ``auxiliary`` of a run."""
+    """The section ``objective.auxiliary`` of a run."""
 
     def __init__(self, policy: Policy, configs: Sequence[AuxiliaryConfig], *, seed: int, job: Job) -> None:
         """Loads the examples.
@@ -62,7 +62,7 @@ class Auxiliaries:
             ConfigError: the policy cannot be taught.
         """
         self._seed, self._job = seed, job
-        self._supervised = require_supervised(policy, "auxiliary") if configs else None
+        self._supervised = require_supervised(policy, "objective.auxiliary") if configs else None
         self._parameters = policy.trainable
         self._answers: dict[
             tuple[int, str], tuple[Prompt, Example]
@@ -70,7 +70,7 @@ class Auxiliaries:
         self._batches: dict[str, ExampleBatches] = {}
         for config in configs:
             if config.examples is not None:
-                examples = load_examples(config.examples, f"auxiliary ({config.label}): examples")
+                examples = load_examples(config.examples, f"objective.auxiliary ({config.label}): examples")
                 self._batches[config.label] = ExampleBatches(examples, config.batch_size or 64, seed)
 
     def extra_gradient(self, algorithm: Algorithm, advantages: Advantages, first: int) -> ExtraGradient | None:
@@ -84,14 +84,14 @@ class Auxiliaries:
         Returns:
             For ``update_policy``; None where nothing joins.
         """
-        is_active = any(config.weight != 0 for config in algorithm.config.auxiliary)
+        is_active = any(config.weight != 0 for config in algorithm.config.objective.auxiliary)
         return partial(self._accumulate, algorithm, advantages, first) if is_active else None
 
     def _accumulate(
         self, algorithm: Algorithm, advantages: Advantages, first: int, number: int, rows: Sequence[int]
     ) -> Gradient:
         losses, sums, num_forwards = {}, {}, 0
-        for config in algorithm.config.auxiliary:
+        for config in algorithm.config.objective.auxiliary:
             if config.weight == 0:
                 continue
             if config.from_prefix:
@@ -106,7 +106,7 @@ class Auxiliaries:
 
     def _from_examples(self, config: AuxiliaryConfig, number: int) -> tuple[SupervisedResult, int]:
         assert self._supervised is not None
-        batch = self._batches[config.label].at(number, self._job, f"auxiliary ({config.label}): batch_size")
+        batch = self._batches[config.label].at(number, self._job, f"objective.auxiliary ({config.label}): batch_size")
         result = accumulate_supervised(
             self._supervised, batch, parameters=self._parameters, job=self._job, scale=config.weight
         )
@@ -179,7 +179,7 @@ class Auxiliaries:
 
     def _begun(self, sample: Sample) -> str:
         if not isinstance(self._supervised, SupportsTextOffsets):
-            raise ConfigError("auxiliary: from_prefix needs a policy that generates text: leave it out")
+            raise ConfigError("objective.auxiliary: from_prefix needs a policy that generates text: leave it out")
         return (sample.text or "")[: self._supervised.text_offsets(sample)[sample.num_forced - 1]]
 
     def _answer(self, sample: Sample, column: str) -> Example:

@@ -276,7 +276,7 @@ def build_views(
     templates, config = algorithm.view_templates, algorithm.config
     views = {
         name: _view(name, view, templates.get(name), config, policy, device, average)
-        for name, view in config.views.items()
+        for name, view in config.objective.views.items()
     }
     for name, where in algorithm.views_read().items():
         if name not in views and not _has_weights(policy, name):
@@ -287,7 +287,7 @@ def build_views(
     for name in sorted(algorithm.objective.through):
         if name not in views or not views[name].trained:
             raise ConfigError(
-                f"views.{name} is not of the weights of now, so no gradient goes through it: leave out grad"
+                f"objective.views.{name} is not of the weights of now, so no gradient goes through it: leave out grad"
             )
     return views
 
@@ -303,14 +303,16 @@ def require_images(prompts: Sequence[Prompt], algorithm: Algorithm) -> None:
         ConfigError: a view or ``rollout.prompt_templates`` changes the images of prompts, and no prompt has one.
     """
     config = algorithm.config
-    named = {f"views.{name}": view.context for name, view in config.views.items()}
+    named = {f"objective.views.{name}": view.context for name, view in config.objective.views.items()}
     named |= {
         f"rollout.prompt_templates.{label}": context for label, context in config.rollout.prompt_templates.items()
     }
     of_images = {key: context.name for key, context in named.items() if context and context.name in IMAGE_CONTEXTS}
     if not of_images or any(len(prompt.images) for prompt in prompts):
         return
-    readers = {f"views.{view}": f" and what reads it ({where})" for view, where in algorithm.views_read().items()}
+    readers = {
+        f"objective.views.{view}": f" and what reads it ({where})" for view, where in algorithm.views_read().items()
+    }
     raise ConfigError(
         "; ".join(
             f"{key}: {context} changes the images of a prompt, and none of the {len(prompts)} prompts has one: train "
@@ -338,18 +340,18 @@ def _view(
         return View(name=name, using=nullcontext, context=context)
     if view.weights == "average":
         if average is None:
-            raise ConfigError(f"views.{name}: no average is kept: set update.ema, or take other weights")
+            raise ConfigError(f"objective.views.{name}: no average is kept: set update.ema, or take other weights")
         if average.is_sharded:
             raise ConfigError(
-                f"views.{name}: the average of weights that lie in parts cannot be looked through; train "
-                "adapters (policy.lora), or take the reference with reference.ema"
+                f"objective.views.{name}: the average of weights that lie in parts cannot be looked through; train "
+                "adapters (policy.lora), or take the reference with update.reference.ema"
             )
         return View(name=name, using=average.applied, moves=True, context=context)
     if view.weights == REFERENCE:
         return View(name=name, using=policy.reference, context=context)
     if not isinstance(policy, SupportsNamedWeights) or not _has_weights(policy, view.weights):
         raise ConfigError(
-            f"views.{name}: no weights are kept under {view.weights!r}"
+            f"objective.views.{name}: no weights are kept under {view.weights!r}"
             f"{suggestion(view.weights, ['now', 'old', 'average', REFERENCE])}"
         )
     weights = view.weights

@@ -200,7 +200,7 @@ class CheckpointedRun:
         """Whether all there is to do was done at a place, its evaluation included."""
         if position is None or position.step < self._config.steps or not (position.step or self._warmed(position)):
             return False
-        return self._config.evaluation is None or position.step > self._config.steps or position.step in self.evaluated
+        return self._config.held_out is None or position.step > self._config.steps or position.step in self.evaluated
 
     def begin(self, explanation: str, within: Path | None = None) -> list[str]:
         """Makes the folder of a new run, or puts that of one that goes on in order.

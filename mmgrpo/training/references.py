@@ -13,7 +13,9 @@ from mmgrpo.values import REFERENCE
 def require_movable(policy: Policy, config: ReferenceConfig | None) -> None:
     """Raises ConfigError if the reference is to move and the policy keeps no weights."""
     if config is not None and not isinstance(policy, SupportsNamedWeights):
-        raise ConfigError(f"reference: {type(policy).__name__} keeps no weights under names, so its reference stays")
+        raise ConfigError(
+            f"update.reference: {type(policy).__name__} keeps no weights under names, so its reference stays"
+        )
 
 
 def move_reference(policy: Policy, config: ReferenceConfig | None, step: int, optimizer: GuardedOptimizer) -> None:
@@ -23,7 +25,7 @@ def move_reference(policy: Policy, config: ReferenceConfig | None, step: int, op
 
     Args:
         policy: whose reference it is.
-        config: the section ``reference``; None: nothing moves.
+        config: the section ``update.reference``; None: nothing moves.
         step: steps done.
         optimizer: begins anew at a reset, where that is asked for.
     """
@@ -40,8 +42,8 @@ def move_reference(policy: Policy, config: ReferenceConfig | None, step: int, op
 def ensure_reference(policy: Policy, algorithm: Algorithm) -> None:
     """Has a full fine-tune copy its weights before the first update, if a later step may read the reference."""
     config = algorithm.config
-    is_viewed = any(view.weights == REFERENCE for view in config.views.values())
+    is_viewed = any(view.weights == REFERENCE for view in config.objective.views.values())
     moves = any(key.endswith(".kl.beta") for key in algorithm.course.keys)
-    if config.reference is not None or moves or is_viewed:
+    if config.update.reference is not None or moves or is_viewed:
         with policy.reference():
             pass

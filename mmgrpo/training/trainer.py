@@ -120,7 +120,8 @@ class Trainer:
         self.parameters, self.optimizer, self.average = policy.trainable, self.loop.optimizer, self.loop.average
         self.scoring, self.stream, self.critic = self.loop.scoring, self.loop.stream, self.loop.critic
         self.warmup = warmup_of(policy, self.config, self.job)
-        evaluation = self.config.evaluation
+        evaluation = self.config.held_out
+        prompts_section = None if evaluation is None else evaluation.prompts
         judges = build_rewards(evaluation.rewards) if evaluation and evaluation.rewards else self.rewards
         self.judges = Scorer(judges, max_failure_frac=1.0, cache_mb=self.config.runtime.reward_cache_mb)
         require_best(self.config, self.judges.names)
@@ -128,10 +129,10 @@ class Trainer:
         subject = watchdog_inputs(self.config, *names, checkpoints=lambda: checkpoint_steps(self.folder.path))
         self.watchdog = Watchdog(subject) if subject and self.job.is_main else None
         load_held_out = partial(load_prompts_of, key="evaluation.prompts", note=self.config.note)
-        self.held_out = load_held_out(evaluation.prompts) if evaluation else []
-        if evaluation and evaluation.prompts.on_error == "skip":
+        self.held_out = load_held_out(prompts_section) if prompts_section else []
+        if prompts_section and prompts_section.on_error == "skip":
             self.held_out = usable_prompts(self.held_out, "evaluation.prompts", prompt_check(policy))
-        require_media(self.held_out, evaluation.prompts if evaluation else None, prompt_check(policy))
+        require_media(self.held_out, prompts_section, prompt_check(policy))
         require_rows(judges, self.held_out, "evaluation.prompts")
         self.status = "running"
         self._explanation = explanation(run_rewards.explained(self.config))
@@ -169,7 +170,7 @@ class Trainer:
             unlogged = [alert for alert in alerts if alert.step == self.step and (alert.step, alert.kind) not in logged]
             self._heed(unlogged)  # a process may have been killed before it gave them
         if self._warms_up():
-            scorers = [self.scoring.scorer, self.judges] if self.config.evaluation else [self.scoring.scorer]
+            scorers = [self.scoring.scorer, self.judges] if self.config.held_out else [self.scoring.scorer]
             with naming_phase("the rollout", self.step):
                 prompt = self.stream.at_step(0).prompt(0)
                 self.job.run_on_all(lambda: None if self.job.rank else probe_rewards(self.policy, prompt, scorers))
@@ -258,7 +259,7 @@ class Trainer:
             self._context.progress.print_line(note)
         self._heed(self.watchdog.after_step(log.summary) if self.watchdog else [])
         if self._owns:
-            move_reference(self.policy, self.config.reference, self.step, self.optimizer)
+            move_reference(self.policy, self.config.update.reference, self.step, self.optimizer)
         memory = self._step.updated_memory(prompt_stats)
         self.session.memory = self.now.course.controlled(memory, log.last)
         self.session.whole_step = self.step
@@ -302,7 +303,7 @@ class Trainer:
             self.folder.save_rollout(self.step, samples[:num_kept], scores, credit.advantage_B)
 
     def _evaluation_is_due(self) -> bool:
-        evaluation = self.config.evaluation
+        evaluation = self.config.held_out
         return evaluation is not None and (self.step % evaluation.every == 0 or self.step == self.config.steps)
 
     def _warm_up(self) -> None:
@@ -327,7 +328,7 @@ class Trainer:
 
     def evaluate(self) -> None:
         """Judges the averaged weights if there are any, the trained ones otherwise, where that is due."""
-        config = self.config.evaluation
+        config = self.config.held_out
         is_due = self._evaluation_is_due() and self.step not in self.session.evaluated
         if config is None or not is_due or self._context.stopping.is_stopping():
             return

@@ -127,8 +127,8 @@ class Views(Mapping[str, ViewRows]):
             return ViewRows(view=view, policy=policy, rollout=rollout, seen_B=every_B)
         if not isinstance(policy, SupportsPromptOverride):
             raise ConfigError(
-                f"views.{view.name}: {type(policy).__name__} does not say how likely decisions are behind other "
-                "prompts than they were taken behind (mmgrpo.policy.SupportsPromptOverride): leave the view out"
+                f"objective.views.{view.name}: {type(policy).__name__} does not say how likely decisions are behind "
+                "other prompts than they were taken behind (mmgrpo.policy.SupportsPromptOverride): leave the view out"
             )
         prompts = self._view_prompts(view)
         overrides = [
@@ -152,7 +152,9 @@ class Views(Mapping[str, ViewRows]):
         for sample in samples:
             prompt = view.context(sample.prompt, sample.member, histories[sample.group])
             if prompt is not None and prompt.prefix != sample.prompt.prefix:
-                raise ConfigError(f"views.{view.name}: answers are there already, so a view gives them no beginning")
+                raise ConfigError(
+                    f"objective.views.{view.name}: answers are there already, so a view gives them no beginning"
+                )
             prompts.append(
                 prompt if prompt is None else shared_prompts.setdefault((sample.group, *_content(prompt)), prompt)
             )

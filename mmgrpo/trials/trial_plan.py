@@ -176,7 +176,7 @@ def _trains_every_weight(config: RunConfig) -> bool:
 
 
 def _warmup_only(base: RunConfig) -> RunConfig:
-    return base.model_copy(update={"steps": 0, "evaluation": None, "watchdog": None})
+    return base.model_copy(update={"steps": 0, "evaluation": None})
 
 
 def _after(config: RunConfig, warmup: ComparisonTrial) -> RunConfig:

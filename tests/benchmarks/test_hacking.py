@@ -13,8 +13,8 @@ SMALL: dict[str, Any] = {
     "rollout.group_size": 8,
     "evaluation.every": 2,
     "evaluation.samples_per_prompt": 20,
-    "watchdog.window": 2,
-    "watchdog.hacking": 0.03,
+    "evaluation.watchdog.window": 2,
+    "evaluation.watchdog.hacking": 0.03,
 }
 
 

@@ -61,12 +61,14 @@ BROKEN = (
     Broken("recipe-values", RECIPE, "steps: 600", "steps: 600\nadvantage: {clamp: 2.0}", "advantage.clamp",
            "differs from methods/flow-grpo and has no source"),
     Broken("recipe-values", RECIPE, ", tasks/ocr", "", "include", "0 tasks"),
-    Broken("held-out-rewards", RECIPE, "steps: 600", "watchdog: {held_out: [ocr_accuracy]}", "", "ocr_accuracy"),
+    Broken("held-out-rewards", RECIPE, "steps: 600", "evaluation: {watchdog: {held_out: [ocr_accuracy]}}", "",
+           "ocr_accuracy"),
     Broken("held-out-rewards", RECIPE, "steps: 600", "evaluation: {prompts: {source: prompts.txt}}",
            "evaluation.prompts.source", "is the source of the training prompts"),
-    Broken("held-out-rewards", RECIPE, "steps: 600", "watchdog: null", "watchdog.held_out", "name a reward"),
+    Broken("held-out-rewards", RECIPE, "steps: 600", "evaluation: {watchdog: null}",
+           "evaluation.watchdog.held_out", "name a reward"),
     Broken("held-out-rewards", RECIPE, "steps: 600", "rewards: [{name: brightness}]", "rewards", "brightness"),
-    Broken("task-sections", TASK, r"    watchdog: own\n", "", "watchdog", "has no source"),
+    Broken("task-sections", TASK, r"    evaluation\.watchdog: own\n", "", "evaluation.watchdog", "has no source"),
     Broken("task-sections", TASK, "prompts: {source: prompts.txt}", "seed: 1", "", "has the sections evaluation, "),
     Broken("paper-sources", PAPER, r"    policy\.system: .*\n", "", "policy.system", "has no source"),
     Broken("paper-sources", PAPER, "  sources:", "  sources:\n    critic.eps: own", "recipe.sources.critic.eps",
@@ -158,7 +160,9 @@ def test_method_outside_of_the_ledger_has_a_fault(tmp_path: Path) -> None:
 
 
 def test_group_of_a_key_that_does_not_exist_has_a_fault() -> None:
-    data = DataFiles({}, groups={"a": ("A", "objective.surogate"), "b": ("B", "objective.surrogate, auxiliary")})
+    data = DataFiles(
+        {}, groups={"a": ("A", "objective.surogate"), "b": ("B", "objective.surrogate, objective.auxiliary")}
+    )
     assert faults("ledger-group", data) == [("a", "objective.surogate", "is no key of a run")]
 
 

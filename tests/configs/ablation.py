@@ -28,8 +28,8 @@ from mmgrpo.scoring import NamedReward
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample, Scope, Score
 
-SECTIONS = ("prompts", "policy", "rollout", "advantage", "objective", "auxiliary", "update")
-"""Sections whose keys are mechanisms, beside ``reference``, ``schedules``, ``controllers`` and ``phases``."""
+SECTIONS = ("prompts", "policy", "rollout", "advantage", "objective", "update")
+"""Sections whose keys are mechanisms, beside ``schedules``, ``controllers`` and ``phases``."""
 
 LISTS = (
     "advantage.estimators",
@@ -38,7 +38,7 @@ LISTS = (
     "objective.modulations",
     "objective.selections",
     "update.hooks",
-    "auxiliary",
+    "objective.auxiliary",
 )
 """Lists of functions: each item is a mechanism."""
 
@@ -67,8 +67,8 @@ that have no mechanism but these."""
 REWARDS = "method.rewards"
 """The rewards that a method adds to those of the run, or computes of its verifiers."""
 
-NO_MECHANISMS = ("update.epochs", "update.minibatches", "update.optimizer.lr", "advantage.eps")
-"""Keys that say how much is trained, and a number that keeps a division finite."""
+NO_MECHANISMS = ("update.epochs", "update.minibatches", "update.optimizer.lr", "advantage.eps", "objective.views")
+"""Keys that say how much is trained, a number that keeps a division finite, and forward passes that others read."""
 
 ROUNDING = 1e-5
 """Relative distance of the weights up to which two runs are the same: several times what rounding causes."""
@@ -79,7 +79,6 @@ SMALL = {
     "rollout.group_size": 4,
     "update.minibatches": 2,
     "update.optimizer.lr": 0.005,
-    "watchdog": None,
     "tracking.rollouts": 0,
     "rewards": [],
 }
@@ -186,7 +185,7 @@ def _keys(values: Mapping[str, Any]) -> Iterator[str]:
                 yield key
     for section in ("schedules", "controllers"):
         yield from (f"{section}:{key}" for key in values.get(section, {}))
-    yield from (section for section in ("reference", "phases") if section in values)
+    yield from ["phases"] if "phases" in values else []
     if any(values["method"].get("rewards", {}).get(part) for part in ("added", "substitutes")):
         yield REWARDS
 
@@ -219,7 +218,7 @@ def without(config: RunConfig, key: str) -> RunConfig:
         )
         if names:
             _drop_moves(values, f"{head}.{names[int(last)]}.")
-        elif head.startswith(("advantage", "objective")):
+        elif head.startswith(("advantage", "objective")) and head != "objective.auxiliary":
             _drop_moves(values, f"{head}.{_at(config.model_dump(), head)[int(last)]['name']}.")
         if head == "objective.terms" and not items and values["objective"]["surrogate"] is None:
             del values["objective"]["surrogate"]  # a loss of no term is none

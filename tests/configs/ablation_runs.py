@@ -111,8 +111,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "critique-rl": {"advantage.kl.beta": 1.0},
     "p3o": {"advantage.kl.beta": 1.0},
     "rloo": {"advantage.kl.beta": 1.0},
-    **{name: {"reference.ema": {"decay": 0.5, "every": 1}, "steps": 3} for name in FOLLOWING},
-    "prorl": {"reference.reset_every": 1},
+    **{name: {"update.reference.ema": {"decay": 0.5, "every": 1}, "steps": 3} for name in FOLLOWING},
+    "prorl": {"update.reference.reset_every": 1},
     "re-schedule": {
         "schedules": {
             "advantage.estimators.column_weight.at_zero": {"name": "step", "values": [2.0, 0.5], "at": [1]},
@@ -186,9 +186,9 @@ CHANGES: dict[str, dict[str, Any]] = {
         "critic.freeze_after": 1,
         "critic.optimizer.lr": 1e-2,
     },
-    "on-policy-distillation": {"views": {"teacher": TEACHER}, "rollout.group_size": 1},
-    "g-opd": {"views": {"teacher": TEACHER}, "rollout.group_size": 1},
-    "rto": {"views": {"preferred": TEACHER}},
+    "on-policy-distillation": {"objective.views": {"teacher": TEACHER}, "rollout.group_size": 1},
+    "g-opd": {"objective.views": {"teacher": TEACHER}, "rollout.group_size": 1},
+    "rto": {"objective.views": {"preferred": TEACHER}},
 }
 
 REWARDS: dict[str, list[NamedReward]] = {
@@ -344,7 +344,7 @@ DENOISING: dict[str, dict[str, Any]] = {
         "objective.modulations": [{"name": "within_divergence", "limit": 1.0}],
     },
     "flow-grpo-fast": {"rollout.window.high": 3, "rollout.window.size": 2},
-    "sage-grpo": {"reference.reset_every": 1, "objective.kl.beta": 1.0},
+    "sage-grpo": {"update.reference.reset_every": 1, "objective.kl.beta": 1.0},
     "mix-grpo": {"rollout.window.size": 2},
     "mix-grpo-flash": {"rollout.window.size": 2},
     "crd": {"policy.reading.num_levels": 5},

@@ -24,7 +24,7 @@ from tests.policies.test_language_exchanges import terse
 from tests.policies.tiny_language import policy_of, prompts_of
 
 LATE = {
-    "prorl": ("reference: it first moves after step 250", 251),
+    "prorl": ("update.reference: it first moves after step 250", 251),
     "ppl-position": ("advantage.estimators.late_decisions starts at step 200", 201),
     "laser": ("advantage.estimators.self_judged starts at step 200", 201),
     "re-schedule": ("schedules.advantage.estimators.column_weight.at_zero: the value is 2.0 at every step", 171),
@@ -89,8 +89,9 @@ def test_view_of_images_without_images_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         Trainer(policy_of("llama"), by_member, prompts_of("llama"), load_config("methods/papo", bare))
     assert str(raised.value) == (
-        f"views.masked: masked_image changes the images of a prompt, and none of the {len(prompts_of('llama'))} "
-        "prompts has one: train on rows with images, or leave out views.masked and what reads it (objective.terms)"
+        "objective.views.masked: masked_image changes the images of a prompt, and none of the "
+        f"{len(prompts_of('llama'))} prompts has one: train on rows with images, or leave out objective.views.masked "
+        "and what reads it (objective.terms)"
     )
     with pytest.raises(ConfigError, match="noised_image changes the images of a prompt, and none"):
         Trainer(policy_of("llama"), by_member, prompts_of("llama"), load_config("methods/vogue", bare))

@@ -60,7 +60,7 @@ def test_right_answers_are_seen_as_the_weakest_part_was() -> None:
     config = config_of("meml-grpo")
     texts = [context(Prompt("q"), 0, History()) for context in Algorithm.of(config).prompt_templates.values()]
     told = [one.messages[0]["content"] for one in texts if one is not None and one.messages is not None]
-    view = config.views["weakest"].context
+    view = config.objective.views["weakest"].context
     assert view is not None
     assert view.numbers["texts"] == told
     parts = [part for part in ("textbook", "at_length", "reflecting") for _ in range(2)]

@@ -21,7 +21,6 @@ TINY = {
     "rollout": {"prompts_per_step": 2, "group_size": 3},
     "update": {"epochs": 2, "optimizer": {"lr": 1.0e-3}},
     "steps": 2,
-    "watchdog": None,
 }
 
 

@@ -22,7 +22,7 @@ from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.maths.strategies import STRATEGIES
 from mmgrpo.maths.terms import TERMS
 
-LISTS = ("rewards", "prompts.sources", "auxiliary", "objective.terms", "objective.terms.sources")
+LISTS = ("rewards", "prompts.sources", "objective.auxiliary", "objective.terms", "objective.terms.sources")
 BESIDE: dict[str, dict[str, Any]] = {
     "rewards": {"name": "exact_match"},
     "rewards.gate": {"reward": "other", "at_least": 1.0},

@@ -135,7 +135,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "process-supervision": {"method.needs": []},
     "dr-irl": {"method.needs": [], "advantage.estimators": [{"name": "column_weight", "column": "static_value"}]},
     "pass-k-training": {"rollout.group_size": 4, "advantage.scale.k": 2},
-    "prorl": {"reference.reset_every": 1},
+    "prorl": {"update.reference.reset_every": 1},
     "chunk-grpo": {"policy.segments": [2, 2]},
     "flow-dppo": {"rollout.window.high": 3, "rollout.prompts_per_step": 4},
     "ppl-position": {"advantage.estimators": [{"name": "late_decisions", "start": 0}]},

@@ -69,7 +69,7 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "pass-k-training": {"advantage.scale.k": 2},
     "prof": {"advantage.estimators": [{"name": "consistent_members", "reward": "steps", "count": 2}]},
-    "prorl": {"reference.reset_every": 1},
+    "prorl": {"update.reference.reset_every": 1},
 }
 
 

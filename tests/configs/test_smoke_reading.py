@@ -31,7 +31,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "eepo": {"rollout.strategy.below": 99.0},
     "g2rpo-a": {"rollout.group_size": 4, "rollout.strategy.sizes": [1, 3]},
     "dph-rl": {
-        "auxiliary": [
+        "objective.auxiliary": [
             {
                 "label": "rehearsal",
                 "examples": {

@@ -76,7 +76,7 @@ def test_beside_an_objective_of_0_it_is_a_step_of_the_warm_up(train: Any, exampl
         steps=0,
         warmup={**taught, "steps": 1, "optimizer": {**alike, "lr_warmup_steps": 0}, "log_every": 1},
     )
-    beside = train(tmp_path / "b", auxiliary=[taught], update={"optimizer": alike})
+    beside = train(tmp_path / "b", objective={"auxiliary": [taught]}, update={"optimizer": alike})
     (line,) = lines(beside)
     assert line["policy/loss"] == line["policy/supervised_mean"] == lines(warmed, "warmup.jsonl")[0]["loss"]
     assert torch.equal(weights(warmed), weights(beside))
@@ -88,7 +88,10 @@ def test_with_weight_0_it_is_not_there(train: Any, tmp_path: Path) -> None:
     examples = ALOUD if train is words else DIGITS
     without, beside = (
         train(
-            tmp_path / str(n), reward=reward, auxiliary=auxiliary, update={"minibatches": 2, "optimizer": {"lr": 1e-3}}
+            tmp_path / str(n),
+            reward=reward,
+            objective={"auxiliary": auxiliary},
+            update={"minibatches": 2, "optimizer": {"lr": 1e-3}},
         )
         for n, auxiliary in enumerate([[], [{"examples": examples, "weight": 0.0}]])
     )
@@ -119,8 +122,7 @@ def test_an_answer_is_taught_where_its_group_fails(tmp_path: Path) -> None:
         tmp_path,
         prompts=answered(),
         reward=half_of_odd_groups,
-        objective=STILL,
-        auxiliary=[taught],
+        objective={**STILL, "auxiliary": [taught]},
         update={"optimizer": {"lr": 1e-9}},
     )
     (line,) = lines(trainer)
@@ -143,13 +145,17 @@ def test_an_answer_is_taught_to_the_part_that_fails(tmp_path: Path) -> None:
         tmp_path,
         prompts=answered(),
         reward=lambda samples: [float(sample.context == "long") for sample in samples],
-        objective=STILL,
+        objective={
+            **STILL,
+            "auxiliary": [
+                {"column": "solution", "per_context": True, "weight_by_success": {"name": "below", "rate": 0.25}}
+            ],
+        },
         rollout={
             "group_size": 4,
             "prompt_templates": contexts,
             "strategy": {"name": "in_contexts", "contexts": list(contexts)},
         },
-        auxiliary=[{"column": "solution", "per_context": True, "weight_by_success": {"name": "below", "rate": 0.25}}],
         update={"optimizer": {"lr": 1e-9}},
     )
     (line,) = lines(trainer)
@@ -175,7 +181,9 @@ def read(trainer: Trainer) -> Sequence[Sample]:
 def test_a_picture_is_taught_as_flow_matching_on_the_rows_own_picture(tmp_path: Path) -> None:
     rows = [replace(p, columns={"picture": brightness_picture(n)}) for n, p in enumerate(digit_prompts()[:2])]
     taught = {"label": "own", "column": "picture"}
-    trainer = pictures(tmp_path, prompts=rows, objective=STILL, auxiliary=[taught], update={"optimizer": {"lr": 1e-9}})
+    trainer = pictures(
+        tmp_path, prompts=rows, objective={**STILL, "auxiliary": [taught]}, update={"optimizer": {"lr": 1e-9}}
+    )
     shown = [Example(one.prompt, image=one.prompt.columns["picture"]) for one in read(trainer)]
     seeds = [derive_seed(0, EXAMPLES_SEED, 0, group) for group in range(2)]
     loss = make_policy().supervised_loss(shown, seeds=seeds)
@@ -193,7 +201,7 @@ def test_a_resumed_run_goes_on_with_the_examples_that_follow(tmp_path: Path) -> 
     failed = {"label": "failed", "column": "solution", "weight_by_success": {"name": "below", "rate": 0.25}}
     values: dict[str, Any] = {
         "steps": 2,
-        "auxiliary": [failed, {"examples": ALOUD, "batch_size": 2}],
+        "objective": {"auxiliary": [failed, {"examples": ALOUD, "batch_size": 2}]},
         "update": {"minibatches": 2, "optimizer": {"lr": 1e-2}},
         "checkpoint": {"every": 1},
         "prompts": answered(),
@@ -261,8 +269,11 @@ def test_a_section_that_says_nothing_is_refused(section: dict[str, Any], said: s
 
 def test_what_cannot_be_taught_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a text is taught from the column 'answer'; the row has \['solution'\]"):
-        words(tmp_path / "a", prompts=answered(), auxiliary=[{"column": "answer"}])
+        words(tmp_path / "a", prompts=answered(), objective={"auxiliary": [{"column": "answer"}]})
     with pytest.raises(ConfigError, match=r"auxiliary .supervised.: weight_by_success: unknown name 'bellow'"):
-        words(tmp_path / "b", auxiliary=[{"column": "solution", "weight_by_success": {"name": "bellow", "rate": 0.5}}])
+        words(
+            tmp_path / "b",
+            objective={"auxiliary": [{"column": "solution", "weight_by_success": {"name": "bellow", "rate": 0.5}}]},
+        )
     with pytest.raises(ConfigError, match="logged by label"):
-        words(tmp_path / "c", auxiliary=[{"column": "a"}, {"column": "b"}])
+        words(tmp_path / "c", objective={"auxiliary": [{"column": "a"}, {"column": "b"}]})

@@ -152,7 +152,10 @@ def test_hooks_resume(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"lora": LORA}], ids=["full", "lora"])
 def test_the_divergence_is_none_right_after_a_reset(settings: dict[str, Any], tmp_path: Path) -> None:
-    values: dict[str, Any] = {"reference": {"reset_every": 2, "reset_optimizer": True}, "checkpoint": {"every": 1}}
+    values: dict[str, Any] = {
+        "update": {**BASE["update"], "reference": {"reset_every": 2, "reset_optimizer": True}},
+        "checkpoint": {"every": 1},
+    }
     whole = run(tmp_path / "whole", make_policy(**settings), **values)
     kl = {(row["step"], row["update"]): row["policy/kl_mean"] for row in lines(whole)}
     assert kl[1, 0] == kl[3, 0] == 0.0
@@ -176,7 +179,7 @@ def test_the_divergence_is_none_right_after_a_reset(settings: dict[str, Any], tm
 def test_a_reference_that_follows(tmp_path: Path) -> None:
     policy = make_policy()
     start = torch.cat([parameter.detach().flatten() for parameter in policy.trainable])
-    trainer = run(tmp_path, policy, steps=1, reference={"ema": {"decay": 0.9}}, update={"optimizer": {"lr": 1e-3}})
+    trainer = run(tmp_path, policy, steps=1, update={"optimizer": {"lr": 1e-3}, "reference": {"ema": {"decay": 0.9}}})
     now = weights(trainer)
     with policy.weights.using("reference"):
         pass
@@ -196,4 +199,4 @@ def test_a_reference_that_follows(tmp_path: Path) -> None:
 )
 def test_sections_that_mean_nothing(section: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        validated({"reference": section})
+        validated({"update": {"reference": section}})

@@ -25,7 +25,11 @@ CONFIG: dict[str, Any] = {
     "tracking": {"trackers": ["tensorboard"]},
     "tasks": {
         "sums": {**SMALL, "warmup": WARM},
-        "more": {**SMALL, "task": {"policy_of": "sums", "every": 2}, "watchdog": {"window": 2, "dead_groups": 1e-9}},
+        "more": {
+            **SMALL,
+            "task": {"policy_of": "sums", "every": 2},
+            "evaluation": {**SMALL["evaluation"], "watchdog": {"window": 2, "dead_groups": 1e-9}},
+        },
     },
 }
 

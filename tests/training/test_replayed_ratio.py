@@ -52,7 +52,6 @@ def metrics_of(policy: Policy, prompts: Any, folder: Path, **config: Any) -> lis
         "steps": 3,
         "rollout": rollout,
         "update": {"optimizer": {"lr": 1e-30}},
-        "watchdog": None,
         "output": str(folder),
         **config,
     }
@@ -140,7 +139,6 @@ def test_a_resumed_run_reads_the_same_decisions(tmp_path: Path) -> None:
         "rollout": {"prompts_per_step": 2, "group_size": 3, **REPLAY},
         "update": {"optimizer": {"lr": 1e-3}},
         "checkpoint": {"every": 2},
-        "watchdog": None,
         "output": str(tmp_path),
     }
 

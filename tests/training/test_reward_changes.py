@@ -19,7 +19,7 @@ SMALL = {
     "rollout.group_size": 4,
     "update.minibatches": 1,
     "runtime.device": "cpu",
-    "watchdog": {"window": 2},
+    "evaluation.watchdog": {"window": 2},
 }
 
 

@@ -123,7 +123,7 @@ class TestConfigAt:
             ({"controllers": {"objective.kl.beta": {"name": "dual_ascent", "target": 1, "rate": 1}}}, "needs metric"),
             ({"controllers": {"objective.kl.beta": {**KL_ASCENT}}}, "rest for ever at 0: begin above 0"),
             ({"phases": [{"set": {"objective.terms.near.weight": 1}}]}, "has no near"),
-            ({"phases": [{"set": {"auxiliary.supervised.weight": 1}}]}, "has no supervised"),
+            ({"phases": [{"set": {"objective.auxiliary.supervised.weight": 1}}]}, "has no supervised"),
             (
                 {"controllers": {"advantage.clamp": {"name": "dual_ascent", "metric": "x", "target": 1, "rate": 1}}},
                 "set it",
@@ -185,11 +185,11 @@ class TestControllers:
     def test_what_is_learnt_beside_the_objective_fades(self) -> None:
         fades = {"name": "linear", "start": 1, "end": 0, "steps": 4}
         section = [{"label": "expert", "column": "solution"}]
-        config = config_of(auxiliary=section, schedules={"auxiliary.expert.weight": fades})
-        found = [course_of(config).at(step, Memory()).config.auxiliary[0].weight for step in (0, 1, 4)]
+        config = config_of(objective={"auxiliary": section}, schedules={"objective.auxiliary.expert.weight": fades})
+        found = [course_of(config).at(step, Memory()).config.objective.auxiliary[0].weight for step in (0, 1, 4)]
         assert found == [1.0, 0.75, 0.0]
-        with pytest.raises(ConfigError, match=r"the weight can, as auxiliary\.LABEL\.weight"):
-            config_of(auxiliary=section, schedules={"auxiliary.expert.column": fades})
+        with pytest.raises(ConfigError, match=r"the weight can, as objective\.auxiliary\.LABEL\.weight"):
+            config_of(objective={"auxiliary": section}, schedules={"objective.auxiliary.expert.column": fades})
 
     def test_adaptive_kl_is_kept_in_the_checkpoint(self) -> None:
         follows = {"objective.kl.beta": {"name": "adaptive_kl", "target": 0.01}}

@@ -90,7 +90,7 @@ def trained(
 def test_papo_trains_and_a_mask_that_masks_nothing_is_no_divergence(tmp_path: Path) -> None:
     prompts = [Prompt("what is it", images=[picture(56, 56)]), Prompt("how many", images=[picture(56, 56, seed=1)])]
     for share in (0.6, 0.0):
-        views = {"views.masked.context.share": share, "update.minibatches": 2}
+        views = {"objective.views.masked.context.share": share, "update.minibatches": 2}
         lines = trained(policy_of("qwen2.5-vl", max_new_tokens=4), "papo", prompts, tmp_path, **views)
         assert [line["update"] for line in lines] == [0, 1, 0, 1]
         found = [line["policy/perception_mean"] for line in lines if line["update"] == 0]
@@ -156,7 +156,7 @@ def test_the_reference_takes_away_from_what_is_likelier_now(method: str, tmp_pat
 @pytest.mark.parametrize("method", ["on-policy-distillation", "g-opd"])
 def test_a_writer_is_taught_by_another_one_without_any_reward(method: str, tmp_path: Path) -> None:
     settings = {"model": f"python:{HERE}:writer", "max_new_tokens": 5, "dtype": "float32", "temperature": 4.0}
-    teacher = {"views": {"teacher": {"policy": {"name": "language", **settings}}}}
+    teacher = {"objective": {"views": {"teacher": {"policy": {"name": "language", **settings}}}}}
     reward = NamedReward("right", one_of_four, weight=0.0)
     lines = trained(
         policy_of("llama", max_new_tokens=5),
@@ -176,7 +176,9 @@ def test_another_writer_rewards_each_token(tmp_path: Path) -> None:
     settings = {"model": f"python:{HERE}:writer", "max_new_tokens": 5, "dtype": "float32", "temperature": 4.0}
     views = {"preferred": {"policy": {"name": "language", **settings}}}
     alike = NamedReward("alike", lambda samples: [0.0] * len(samples), weight=1.0)
-    lines = trained(policy_of("llama", max_new_tokens=5), "rto", prompts_of("llama"), tmp_path, alike, views=views)
+    lines = trained(
+        policy_of("llama", max_new_tokens=5), "rto", prompts_of("llama"), tmp_path, alike, objective={"views": views}
+    )
     assert len(lines) == 2
 
 
@@ -187,7 +189,7 @@ def test_a_painter_is_taught_by_another_one(tmp_path: Path) -> None:
         settings = {**settings_of("sd3"), "name": "denoising", "model": model, "dtype": "float32"}
         config = load_config(
             "methods/on-policy-distillation",
-            {**SMALL, "steps": 1, "output": str(tmp_path), "views": {"teacher": {"policy": settings}}},
+            {**SMALL, "steps": 1, "output": str(tmp_path), "objective.views": {"teacher": {"policy": settings}}},
         )
         policy = DenoisingPolicy(pipeline_of("sd3"), settings_of("sd3"))
         (line,) = lines_of(Trainer(policy, reward, prompts, config))
@@ -214,7 +216,7 @@ def test_explain_says_whose_views_are_and_how_often_they_are_looked_at() -> None
     }
     grad = {
         "objective.terms": [{**TERM, "view": "masked", "grad": True}],
-        "views.masked.weights": "now",
+        "objective.views.masked.weights": "now",
         "method": None,
     }
     (said,) = dict(view_rows(Algorithm.of(load_config("methods/papo", {"policy": None, **grad})))).values()
@@ -236,11 +238,17 @@ TERM = {"name": "divergence", "form": "k3", "view": "other", "weight": -0.1}
             {"objective": {"terms": [{**TERM, "weight": 0.0}]}},
             "objective.terms reads the view 'other'",
         ),
-        ({"advantage": {"estimators": [{"name": "log_ratio", "view": "tutor"}]}, "views": {"tutors": {}}}, "tutors"),
-        ({"views": {"other": {"weights": "average"}}}, "set update.ema"),
-        ({"views": {"other": {"weights": "snapshot"}}}, "no weights are kept under 'snapshot'"),
-        ({"views": {"other": {"weights": "old"}}, "objective": {"terms": [{**TERM, "grad": True}]}}, "leave out grad"),
-        ({"views": {"other": {"context": {"name": "masked_image", "patches": 3}}}}, "patch"),
+        (
+            {
+                "advantage": {"estimators": [{"name": "log_ratio", "view": "tutor"}]},
+                "objective": {"views": {"tutors": {}}},
+            },
+            "tutors",
+        ),
+        ({"objective": {"views": {"other": {"weights": "average"}}}}, "set update.ema"),
+        ({"objective": {"views": {"other": {"weights": "snapshot"}}}}, "no weights are kept under 'snapshot'"),
+        ({"objective": {"terms": [{**TERM, "grad": True}], "views": {"other": {"weights": "old"}}}}, "leave out grad"),
+        ({"objective": {"views": {"other": {"context": {"name": "masked_image", "patches": 3}}}}}, "patch"),
     ],
 )
 def test_what_cannot_be_is_said_before_the_first_sample(values: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -251,14 +259,14 @@ def test_what_cannot_be_is_said_before_the_first_sample(values: dict[str, Any], 
 @pytest.mark.parametrize(
     ("views", "said"),
     [
-        ({"reference": {}}, "named otherwise"),
+        ({"reference": {}}, "must not have the names"),
         ({"other": {"weights": "old", "policy": "language"}}, "separate weights"),
         ({"other": {"weight": "old"}}, "did you mean weights"),
     ],
 )
 def test_a_section_that_cannot_be_is_refused(views: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
-        section(tmp_path, views=views)
+        section(tmp_path, objective={"views": views})
 
 
 def test_the_average_is_a_view_and_the_weights_come_back(tmp_path: Path) -> None:
@@ -266,7 +274,7 @@ def test_the_average_is_a_view_and_the_weights_come_back(tmp_path: Path) -> None
     terms = {"terms": [{"name": "divergence", "form": "k3", "view": "slow", "weight": 0.1}]}
     update = {"optimizer": {"lr": 1e-2}, "ema": {"decay": 0.9, "every": 1}}
     policy = policy_of("llama", max_new_tokens=5)
-    config = section(tmp_path, views=views, objective=terms, update=update).model_copy(update={"steps": 3})
+    config = section(tmp_path, objective={"views": views, **terms}, update=update).model_copy(update={"steps": 3})
     lines = lines_of(Trainer(policy, one_of_four, prompts_of("llama"), config))
     found = [line["policy/k3_slow_mean"] for line in lines]
     assert found[0] == pytest.approx(0.0, abs=1e-9)  # the average begins as the weights

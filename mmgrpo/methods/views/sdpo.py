@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def in_view(feedback: Feedback, advantage_BT: Tensor, *, view: str) -> Tensor:
     """The members that have a view, such as that of a peer's right answer.
 
-    Units: view is a name of ``views``.
+    Units: view is a name of ``objective.views``.
     Source: SDPO, arXiv:2601.20802, and its code (lasgroup/SDPO), with the mean over those that have a teacher's prompt.
     """
     del advantage_BT

@@ -16,6 +16,6 @@ def test_loss_of_the_method() -> None:
 
 
 def test_expert_counts_where_the_group_fails() -> None:
-    (expert,) = config_of("mm-helix").auxiliary
+    (expert,) = config_of("mm-helix").objective.auxiliary
     weight_P = answer_weight_of(expert)(torch.tensor([0.0, 0.5]))
     assert (expert.weight * weight_P).tolist() == [1.0, 0.0]

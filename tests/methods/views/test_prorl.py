@@ -22,6 +22,6 @@ def test_groups_of_equal_rewards_are_replaced() -> None:
 
 
 def test_the_reference_is_reset() -> None:
-    reference = config_of("prorl").reference
+    reference = config_of("prorl").update.reference
     assert reference is not None
     assert (reference.reset_every, reference.reset_optimizer) == (250, True)
