@@ -195,7 +195,7 @@ def kind(module: str) -> str:
     return module.removeprefix("mmgrpo.rewards.").partition(".")[0] if module.startswith("mmgrpo.rewards.") else ""
 
 
-def test_the_engine_imports_nothing_beside_it() -> None:
+def test_the_engine_does_not_import_adapters() -> None:
     engine = {module: tree for module, tree in modules().items() if room(module) not in BESIDE}
     wrong = [
         f"{module} imports {name}"
@@ -296,7 +296,7 @@ def methods(node: ast.ClassDef) -> list[ast.FunctionDef]:
     return [item for item in node.body if isinstance(item, ast.FunctionDef)]
 
 
-def test_nothing_inherits_from_a_concrete_class() -> None:
+def test_no_class_inherits_from_a_concrete_class() -> None:
     wrong = [
         f"{name} inherits from {base}"
         for name, node in classes().items()
@@ -324,7 +324,7 @@ def test_bases_are_found_where_they_are_defined() -> None:
     assert defined_at("mmgrpo.policies.diffusion.DenoisingPolicy") == f"{name}.DenoisingPolicy"
 
 
-def test_abstract_classes_are_small_and_nothing_but_abstract() -> None:
+def test_abstract_classes_are_small_and_purely_abstract() -> None:
     abstract = {name: methods(node) for name, node in classes().items() if is_abstract(node)}
     assert "mmgrpo.policy.Policy" in abstract
     assert not {name: len(found) for name, found in abstract.items() if len(found) > MAX_ABSTRACT_METHODS}

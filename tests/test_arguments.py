@@ -53,7 +53,7 @@ def test_a_path_one_function_and_a_dataset_train(model_folder: Path, tmp_path: P
     assert line["reward/length/mean"] > 5.5  # the answers' own mean, and the completions' lengths on top
 
 
-def test_the_folder_tells_the_adapter(model_folder: Path, tmp_path: Path) -> None:
+def test_the_adapter_is_that_of_the_folder(model_folder: Path, tmp_path: Path) -> None:
     PIPELINES["sd15"].build().save_pretrained(tmp_path)
     assert isinstance(policy_of(model_folder, RunConfig(), "cpu"), LanguagePolicy)
     drawing = policy_of(tmp_path, RunConfig(), "cpu")
@@ -113,7 +113,7 @@ def test_prompts_in_any_of_their_forms(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_file", [True, False])
-def test_the_section_says_how_live_rows_are_read(in_file: bool, tmp_path: Path) -> None:
+def test_the_section_applies_to_live_rows(in_file: bool, tmp_path: Path) -> None:
     rows = [{"question": "what is shown", "image": "http://127.0.0.1:9/a.png"}]  # where nobody answers
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(rows[0]))
@@ -144,7 +144,7 @@ def test_the_section_says_how_live_rows_are_read(in_file: bool, tmp_path: Path) 
         (lambda: rewards_of("exact_mach"), "exact_match"),
     ],
 )
-def test_what_cannot_be_meant_is_said(call: Any, message: str) -> None:
+def test_invalid_arguments_raise(call: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         call()
 
@@ -158,7 +158,7 @@ def test_what_cannot_be_meant_is_said(call: Any, message: str) -> None:
         ([{"question": "why?"}], "row 0 has no prompt"),
     ],
 )
-def test_prompts_that_are_none_are_said(given: Any, message: str) -> None:
+def test_invalid_prompts_raise(given: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         prompts_of(given, RunConfig())
 
@@ -167,7 +167,7 @@ class Handmade:
     """A policy class that only lives in Python."""
 
 
-def test_a_policy_without_from_config_is_said() -> None:
+def test_a_policy_without_from_config_raises() -> None:
     config = validated({"policy": {"name": "python:tests.test_arguments:Handmade"}})
     with pytest.raises(ConfigError, match=r"cannot be built from YAML: it has no from_config and no settings_type"):
         build_policy(config, "cpu")

@@ -61,7 +61,7 @@ def names(trainer: Trainer) -> list[str]:
         pytest.param([0, None, None, None, None], ["step-000004"], marks=pytest.mark.nightly),
     ],
 )
-def test_the_best_stays_beside_the_newest(said: list[float | None], kept: list[str], tmp_path: Path) -> None:
+def test_the_best_stays_in_addition_to_the_newest(said: list[float | None], kept: list[str], tmp_path: Path) -> None:
     assert names(judged(tmp_path, said)) == kept
 
 
@@ -79,7 +79,7 @@ def test_an_evaluation_between_checkpoints_that_is_the_best_saves_one(tmp_path: 
     assert torch.equal(weights(trainer), weights(whole))  # what is saved changes nothing of the run
 
 
-def test_a_run_that_goes_on_knows_the_best_before(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_the_earlier_best(tmp_path: Path) -> None:
     whole = judged(tmp_path / "whole", [0, 1, 3, 0, 1])
     told = judged(tmp_path / "half", [0, 1, 3], steps=4)  # is told to end by the third step's evaluation, which says 0
     assert told.status == "terminated"
@@ -90,7 +90,7 @@ def test_a_run_that_goes_on_knows_the_best_before(tmp_path: Path) -> None:
     assert torch.equal(weights(resumed), weights(whole))
 
 
-def test_a_process_killed_between_the_evaluation_and_its_checkpoint_loses_nothing(tmp_path: Path) -> None:
+def test_a_process_killed_between_evaluation_and_checkpoint_resumes_exactly(tmp_path: Path) -> None:
     whole = judged(tmp_path / "whole", [0, 1, 3, 2, 1], checkpoint={"every": 4})
     run_folder = tmp_path / "half" / "run"
     shutil.copytree(whole.folder.path, run_folder)
@@ -108,7 +108,7 @@ def test_a_process_killed_between_the_evaluation_and_its_checkpoint_loses_nothin
 
 
 @pytest.mark.nightly
-def test_going_back_forgets_what_was_the_best_after(tmp_path: Path) -> None:
+def test_resuming_from_an_earlier_step_drops_the_later_best(tmp_path: Path) -> None:
     first = judged(tmp_path, [0, 1, 2, 1, 9], checkpoint={"keep": None})
     chosen = first.folder.path / "checkpoints" / "step-000003"
     resumed = judged(tmp_path, [1], steps=4, resume=chosen)
@@ -116,7 +116,7 @@ def test_going_back_forgets_what_was_the_best_after(tmp_path: Path) -> None:
     assert sorted(path.name for path in (chosen.parent / "aside").iterdir()) == ["step-000004"]
 
 
-def test_a_damaged_best_is_passed_over_for_the_next_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_best_is_skipped_with_a_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = judged(tmp_path, [0, 2, 3, 1], checkpoint={"keep": None}).folder.path
     assert weights_for(str(folder), None, best=True) == folder / "checkpoints/step-000002"
     (folder / "checkpoints/step-000002/training.pt").write_bytes(b"")
@@ -131,7 +131,7 @@ def test_a_damaged_best_is_passed_over_for_the_next_and_said(tmp_path: Path, cap
 
 
 @pytest.mark.nightly
-def test_another_reward_from_here_on_is_asked_of_what_is_still_there(tmp_path: Path) -> None:
+def test_another_reward_chooses_among_existing_checkpoints(tmp_path: Path) -> None:
     """The best by it may have gone already; of those that are left the best is kept."""
     first = judged(tmp_path, [0, 5, 4, 3, 2], checkpoint={"best": None, "keep": 2})
     resumed = judged(tmp_path, [3, 1], steps=6, checkpoint={"keep": 2}, resume=first.folder.path)
@@ -139,7 +139,7 @@ def test_another_reward_from_here_on_is_asked_of_what_is_still_there(tmp_path: P
     assert names(resumed) == ["step-000003", "step-000005", "step-000006"]
 
 
-def test_a_best_that_cannot_be_is_refused_at_once(tmp_path: Path) -> None:
+def test_an_invalid_best_reward_raises_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"checkpoint.best is a reward of the evaluation: add that section"):
         validated({"checkpoint": {"best": "held_out"}})
     with pytest.raises(ConfigError, match=r"the evaluation has no reward 'held_ot'; did you mean held_out\?"):
@@ -168,7 +168,7 @@ TASK: dict[str, Any] = {**SMALL, "evaluation": EVALUATION}
 
 
 @pytest.mark.nightly
-def test_in_a_mixed_run_each_task_has_its_best_and_some_step_stays_whole(tmp_path: Path) -> None:
+def test_in_a_mixed_run_each_task_keeps_its_best_and_a_complete_step(tmp_path: Path) -> None:
     """A best one of one task alone drives out none of the step that all have."""
     SAID[:] = [0, 1, 2, 3]  # and the process is told to end in the fifth evaluation, of a at step 4
     trainer = MixedTrainer(

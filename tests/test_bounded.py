@@ -156,7 +156,7 @@ def test_an_endpoint_that_trickles_is_given_up(where: str, caplog: pytest.LogCap
     assert "TimeoutError" in caplog.text
 
 
-def test_an_answer_of_many_parts_is_refused_before_it_is_unpacked() -> None:
+def test_an_answer_of_many_parts_raises_before_it_is_unpacked() -> None:
     body = b'{"values": [' + b"0," * (2**22) + b"0]}"
     answer = OK + f"Content-Length: {len(body)}\r\n".encode() + JSON + body
     with (

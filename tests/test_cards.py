@@ -126,7 +126,7 @@ def test_card_of_a_pipelines_adapters_loads_every_layer(name: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", adapters.names())
-def test_adapters_of_every_pipeline_load_as_their_card_says(name: str) -> None:
+def test_adapters_of_every_pipeline_load_by_the_code_of_their_card(name: str) -> None:
     policy, stock = adapters.both(name)
     assert adapters.differences(policy, stock) == []
     if name in adapters.names(called=True):
@@ -155,7 +155,7 @@ def test_stock_pipeline_with_a_cards_adapters_gives_the_policys_outputs(name: st
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [LORA, None], ids=["merged", "full"])
-def test_card_of_a_whole_pipeline_loads_it_in_its_dtype(lora: Any, dtype: str, tmp_path: Path) -> None:
+def test_card_of_a_complete_pipeline_loads_it_in_its_dtype(lora: Any, dtype: str, tmp_path: Path) -> None:
     """A half-precision pipeline whose text encoders diffusers and transformers would load in two dtypes."""
     loaded = getattr(torch, dtype)
     policy = tiny_policies.policy_of("sd3", tiny_policies.pipeline_of("sd3").to(loaded), lora=lora)

@@ -33,7 +33,7 @@ def shown(*arguments: str) -> str:
     return result.output
 
 
-def test_there_is_a_page_of_every_reward_and_no_other():
+def test_every_reward_has_exactly_one_page():
     pages = reward_pages()
     assert set(pages) == {"index.md", *(f"{name}.md" for name in REWARDS)}
     assert (
@@ -69,7 +69,7 @@ def test_every_reward_is_of_a_kind_and_every_module_of_a_kind_exists():
 
 
 @pytest.mark.parametrize("width", [80, 200])
-def test_the_command_lists_them_by_kind_and_cuts_nothing(width: int, monkeypatch: pytest.MonkeyPatch):
+def test_the_command_lists_them_by_kind_without_truncation(width: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(listings, "console", Console(width=width))
     output = shown()
     assert "…" not in output

@@ -56,7 +56,7 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
-def test_the_newest_sound_one_is_used_and_the_others_are_named(folder: Path, policy: object) -> None:
+def test_the_newest_intact_one_is_used_and_the_others_are_named(folder: Path, policy: object) -> None:
     assert find_intact_checkpoint(folder).path.name == "step-000003"
     flip(folder / "checkpoints/step-000003/policy/letters.safetensors")  # one bit of a weight: still a tensor
     assert load_file(folder / "checkpoints/step-000003/policy/letters.safetensors")["logits"].shape == (4, 26)
@@ -73,7 +73,7 @@ def test_the_newest_sound_one_is_used_and_the_others_are_named(folder: Path, pol
     assert float(policy.logits.data.mean()) == 1.0  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_a_damaged_one_that_is_named_is_refused_and_the_one_before_offered(folder: Path) -> None:
+def test_a_damaged_named_one_raises_with_the_one_before(folder: Path) -> None:
     chosen = folder / "checkpoints" / "step-000003"
     (chosen / "policy/letters.safetensors").unlink()
     flip(folder / "checkpoints/step-000002/state.json")
@@ -84,7 +84,7 @@ def test_a_damaged_one_that_is_named_is_refused_and_the_one_before_offered(folde
         find_intact_checkpoint(chosen)
 
 
-def test_no_sound_one_is_an_error_that_says_what_is_wrong(folder: Path) -> None:
+def test_no_intact_one_raises_with_the_reasons(folder: Path) -> None:
     for path in list_checkpoints(folder):
         (path / "manifest.json").write_text("{")
     with pytest.raises(
@@ -116,7 +116,7 @@ def test_the_newest_are_kept_and_a_place_is_saved_over(folder: Path, policy: obj
     assert names(folder) == ["step-000003", "step-000004"]
 
 
-def test_those_ahead_of_where_a_run_goes_on_are_set_aside(folder: Path) -> None:
+def test_checkpoints_after_the_resumed_one_are_set_aside(folder: Path) -> None:
     assert [path.name for path in set_aside(folder, RunPosition(1, 9))] == ["step-000002", "step-000003"]
     assert names(folder) == ["warmup-000009", "step-000001"]
     assert find_intact_checkpoint(folder).path.name == "step-000001"

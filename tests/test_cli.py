@@ -50,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output / "digits-image"
 
 
-def test_train_leaves_a_whole_run_folder(run: Path) -> None:
+def test_train_writes_a_complete_run_folder(run: Path) -> None:
     for name in ("config.yaml", "metrics.jsonl", "evaluation.jsonl", "warmup.jsonl", "run.json", "report.html"):
         assert (run / name).stat().st_size > 0, name
     assert len(list((run / "samples" / "step-000001").glob("*.png"))) == 20
@@ -64,7 +64,7 @@ def test_a_second_run_does_not_touch_the_first(run: Path) -> None:
     assert (run.parent / "digits-image-2" / "report.html").is_file()
 
 
-def test_evaluate_judges_the_checkpoint_as_the_run_did(run: Path) -> None:
+def test_evaluate_scores_the_checkpoint_like_the_run(run: Path) -> None:
     result = call("evaluate", DIGITS, *SMALL, "--checkpoint", str(run), "--json")
     last = json.loads((run / "evaluation.jsonl").read_text().splitlines()[-1])
     found = json.loads(result.output.splitlines()[-1])
@@ -77,7 +77,7 @@ def test_evaluate_judges_the_checkpoint_as_the_run_did(run: Path) -> None:
     assert "neither warmed up nor trained" not in table
 
 
-def test_sample_draws_pictures(run: Path, tmp_path: Path) -> None:
+def test_sample_generates_images(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = call("sample", str(run), "a handwritten digit seven", "--out", str(out), "--count", "3")
     assert result.exit_code == 0, result.output
@@ -101,7 +101,7 @@ def tiny_vision_language_model() -> tuple[Any, Any]:
     return make("qwen2.5-vl")
 
 
-def test_sample_writes_texts_about_a_picture(tmp_path: Path) -> None:
+def test_sample_generates_texts_about_an_image(tmp_path: Path) -> None:
     Image.new("RGB", (16, 16), "red").save(tmp_path / "red.png")
     config = tmp_path / "tiny.yaml"
     model = f"python:{__name__}:tiny_vision_language_model"
@@ -150,7 +150,7 @@ def test_explain_and_lists() -> None:
         ("objective.surrogate={name: clipped, lo: 1}", "did you mean low"),
     ],
 )
-def test_bad_input_is_one_line_and_loses_nothing(override: str, said: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_line_and_deletes_no_file(override: str, said: str, tmp_path: Path) -> None:
     result = call("train", DIGITS, override, f"output={tmp_path}")
     assert result.exit_code == 2
     message = result.stderr.replace("\n", " ").removeprefix(LOADING)
@@ -185,7 +185,7 @@ class TestResume:
         assert "nothing to do" in same.output
         assert (run / "config.yaml").read_text() == before
 
-    def test_without_a_run_it_is_said_what_is_missing(self, tmp_path: Path) -> None:
+    def test_without_a_run_the_error_names_the_missing_argument(self, tmp_path: Path) -> None:
         nothing = call("train")
         assert nothing.exit_code == 2
         assert "train needs a configuration (a YAML file or a shipped name), or --resume RUN" in nothing.stderr
@@ -225,7 +225,7 @@ def exiting(samples):
         pytest.param("SIGUSR1", 143, "terminated", 1, marks=pytest.mark.nightly),
     ],
 )
-def test_a_process_that_is_told_to_end_says_how_to_go_on(
+def test_a_terminated_process_prints_how_to_resume(
     signal: str, code: int, status: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = f"leaving_by_{signal.lower()}"  # one of its own, for it stays imported
@@ -256,7 +256,7 @@ def test_a_reward_that_exits_fails_the_run(tmp_path: Path, monkeypatch: pytest.M
     assert not list((tmp_path / "runs").iterdir())
 
 
-def test_the_launcher_passes_on_what_slurm_warns_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launcher_forwards_the_warning_signal_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed.run import get_args_parser
 
     monkeypatch.setenv(LAUNCHED, "")

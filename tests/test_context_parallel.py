@@ -125,7 +125,7 @@ def test_pairs_that_share_sequences_make_the_updates_of_one(tmp_path: Path) -> N
 
 
 @pytest.mark.nightly
-def test_one_that_asks_no_rewards_may_be_told_to_end(tmp_path: Path) -> None:
+def test_a_process_without_rewards_can_be_terminated(tmp_path: Path) -> None:
     assert on_processes(tmp_path, (), function="ended", module=MODULE) == "terminated"
 
 
@@ -162,7 +162,7 @@ def refused(folder: Path, names: Sequence[str]) -> list[str]:
 
 
 @pytest.mark.nightly
-def test_what_cannot_share_a_sequence_is_refused(tmp_path: Path) -> None:
+def test_unsupported_sequence_sharing_raises(tmp_path: Path) -> None:
     key = "runtime.context_parallel"
     assert on_processes(tmp_path, (), function="refused", module=MODULE, processes=3) == [
         f"{key}: diffusers has no plan (_cp_plan) by which it splits the sequence of SD3Transformer2DModel, "
@@ -183,7 +183,7 @@ def indivisible(folder: Path, names: Sequence[str]) -> str:
 
 
 @pytest.mark.nightly
-def test_a_length_that_does_not_divide_is_said(tmp_path: Path) -> None:
+def test_an_indivisible_length_raises(tmp_path: Path) -> None:
     said = on_processes(tmp_path, (), function="indivisible", module=MODULE)
     assert "runtime.context_parallel: 2 does not divide the length of a sequence of FluxTransformer2DModel" in said
 

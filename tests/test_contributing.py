@@ -87,7 +87,7 @@ def test_workflow_covers_every_python_of_the_project() -> None:
     assert PROJECT["project"]["requires-python"] == f">={min(oldest)}"
 
 
-def test_pre_commit_checks_what_ci_checks() -> None:
+def test_pre_commit_runs_the_checks_of_ci() -> None:
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     hooks = {hook["id"]: hook for repository in config["repos"] for hook in repository["hooks"]}
     assert set(hooks) == {"ruff-check", "ruff-format", "pydoclint"}

@@ -67,7 +67,7 @@ def test_divergence_is_taken_off_the_reward_before_the_baseline() -> None:
         ({"scale": "none", "combine": "min"}, [-1.5, 1.5, -2.0, 2.0]),
     ],
 )
-def test_a_divergence_keeps_its_size_beside_normalised_rewards(values: Any, expected: list[float]) -> None:
+def test_a_divergence_keeps_its_size_relative_to_normalized_rewards(values: Any, expected: list[float]) -> None:
     config = AdvantageConfig.model_validate({**values, "kl": {"beta": 0.25, "divergence": "k1"}})
     credit = credit_of(scores_of([1.0, 3.0, 1.0, 3.0]), 2, config, torch.tensor([1.0, 5.0, 0.0, 0.0]))
     torch.testing.assert_close(credit.advantage_B, torch.tensor(expected))
@@ -92,9 +92,7 @@ def test_equal_groups_have_no_advantage_without_eps_either(scale: str) -> None:
         ({"name": "ngrpo", "highest": 2.0, "eps": 0.0}, [0.0, 0.0, -1.1547005, 0.5773503]),
     ],
 )
-def test_a_group_is_dead_whose_advantages_are_zero_not_whose_rewards_are_equal(
-    scale: Any, expected: list[float]
-) -> None:
+def test_dead_groups_are_those_with_zero_advantages_not_equal_rewards(scale: Any, expected: list[float]) -> None:
     config = AdvantageConfig.model_validate({"scale": scale, "zero_variance_groups": "drop"})
     credit = credit_of(scores_of([1.0, 1.0, 0.0, 1.0]), 2, config)  # of weight 2
     torch.testing.assert_close(credit.advantage_B, torch.tensor(expected))
@@ -103,7 +101,7 @@ def test_a_group_is_dead_whose_advantages_are_zero_not_whose_rewards_are_equal(
     assert credit.keep_B.tolist() == [not dead, not dead, True, True]
 
 
-def test_numbers_of_a_scale_stand_within_it_or_beside_it() -> None:
+def test_numbers_of_a_scale_are_set_in_it_or_next_to_it() -> None:
     scores = scores_of([1.0, 2.0, 0.0, 3.0])
     within = AdvantageConfig.model_validate({"scale": {"name": "group", "eps": 0.5, "correction": 0}})
     beside = AdvantageConfig.model_validate({"scale": "group", "eps": 0.5, "correction": 0})

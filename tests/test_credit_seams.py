@@ -98,12 +98,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Tensor:
 
 
 @pytest.mark.parametrize("seam", NEUTRAL)
-def test_what_says_nothing_changes_nothing_to_the_bit(seam: str, plain: Tensor, tmp_path: Path) -> None:
+def test_mechanisms_without_effect_keep_the_weights_bitwise(seam: str, plain: Tensor, tmp_path: Path) -> None:
     assert torch.equal(trained(tmp_path, **NEUTRAL[seam]), plain)
 
 
 @pytest.mark.parametrize("seam", TELLING)
-def test_what_says_something_changes_the_weights(seam: str, plain: Tensor, tmp_path: Path) -> None:
+def test_mechanisms_with_an_effect_change_the_weights(seam: str, plain: Tensor, tmp_path: Path) -> None:
     found = trained(tmp_path, **TELLING[seam])
     assert found.isfinite().all()
     assert not torch.equal(found, plain)

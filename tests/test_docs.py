@@ -204,7 +204,7 @@ def resolves(name: str) -> bool:
 
 
 @pytest.mark.parametrize("page", ["how-to/symptoms.md", "how-to/several-gpus.md"])
-def test_knobs_that_a_page_names_are_keys_of_the_configuration(page: str) -> None:
+def test_settings_that_a_page_names_are_keys_of_the_configuration(page: str) -> None:
     known = set(re.findall(r"^\| `([\w.]+)`", configuration_page(), re.MULTILINE))
     sections = {key.partition(".")[0] for key in known}
     named = re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)(?::[^`]*)?`", (DOCS / page).read_text())

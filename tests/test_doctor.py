@@ -89,7 +89,7 @@ def test_a_healthy_run_passes_every_check() -> None:
     assert "; spread in 2 of 2 groups; failed on 0 of 4 samples, None on 0;" in found["reward brightness"].measured
 
 
-def test_windows_shared_noise_and_normalised_sequences_pass_too() -> None:
+def test_windows_shared_noise_and_normalized_sequences_pass_too() -> None:
     config = config_of(
         rollout={"same_initial_noise": True, "window": {"name": "progressive", "size": 2, "interval": 1}},
         objective={"normalise_ratio": True, "ratio_level": "sequence"},
@@ -103,7 +103,7 @@ def test_windows_shared_noise_and_normalised_sequences_pass_too() -> None:
     assert found["drift"].measured == "stored; 0.0e+00 under the behavior policy"
 
 
-def test_a_tree_is_examined_whole() -> None:
+def test_a_tree_is_examined_completely() -> None:
     found = findings_of(
         policy_of(), config_of(rollout={"group_size": 4, "tree": {"name": "evenly"}}), bright=Brightness()
     )
@@ -139,7 +139,7 @@ def test_samples_that_are_read_are_examined_as_they_are_trained_on(name: str) ->
     assert norms[1] == pytest.approx(10 * norms[0], rel=0.1)  # both are said with two digits
 
 
-def test_dropout_is_found_in_what_is_read() -> None:
+def test_dropout_is_found_in_rescored_rows() -> None:
     policy, dropout = dropping_policy(active=False, reading={"num_levels": 2})
     assert all(finding.ok for finding in findings_of(policy, read_config("awm")).values())
     dropout.train()  # keyed by the batch, it says the same of the same batch
@@ -176,7 +176,7 @@ def test_noise_is_measured_by_the_clip_bound(surrogate: dict[str, Any], bound: s
     assert found["batch invariance"].measured.endswith(f"allowed {allowed}")
 
 
-def test_without_a_penalty_there_is_no_reference_to_check() -> None:
+def test_without_a_penalty_the_reference_is_not_checked() -> None:
     found = findings_of(policy_of(), config_of(objective={"kl": {"beta": 0.0}}))
     assert "reference" not in found
     assert "KL gradient" not in found
@@ -298,7 +298,7 @@ def test_a_window_outside_the_schedule() -> None:
     assert not found["rollout"].ok
 
 
-def test_nothing_is_random() -> None:
+def test_a_deterministic_sampler_is_reported() -> None:
     found = findings_of(policy_of(strength=0.0))
     assert found["window"].measured == "0 of 4 decisions of a sample trained on"
     assert not found["window"].ok
@@ -310,7 +310,7 @@ def test_an_objective_that_the_policy_cannot_serve() -> None:
     assert "denoising steps have no value entropy; supported are" in found["first update"].measured
 
 
-def test_what_cannot_be_examined_is_an_error() -> None:
+def test_unsupported_policies_raise() -> None:
     with pytest.raises(DataError, match="no prompts"):
         examine(config_of(), policy_of(), {"brightness": Brightness()}, [])
     with pytest.raises(ConfigError, match="no rewards"):

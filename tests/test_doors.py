@@ -33,7 +33,7 @@ def said_by(*command: str, folder: Path, **environment: str) -> str:
     return done.stdout
 
 
-def test_what_init_writes_is_explained_and_trained_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_init_are_explained_and_trained_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = said_by("init", "mine", folder=tmp_path)
     assert said.splitlines() == ["wrote mine/run.yaml", "wrote mine/my_rewards.py", "wrote mine/prompts.jsonl",
                                  "cd mine && mmgrpo train run.yaml"]  # fmt: skip
@@ -52,7 +52,7 @@ def test_what_init_writes_is_explained_and_trained_as_it_is(tmp_path: Path, monk
     assert (mine / "run.yaml").read_text() == before
 
 
-def test_recipes_are_those_that_come_each_with_its_note() -> None:
+def test_recipes_lists_every_recipe_with_its_note() -> None:
     printed = call("recipes", COLUMNS="80").output
     names = [name for folder in ("quickstart", "recipes", "one-gpu", "papers") for name in shipped(folder)]
     assert [line for line in printed.splitlines() if line and not line.startswith(" ")] == names
@@ -75,7 +75,7 @@ def test_recipes_are_found_by_a_part_of_their_names() -> None:
     assert "no recipe has 'fluxx' in its name; mmgrpo recipes lists all" in refused.stderr
 
 
-def test_help_is_whole_on_80_columns() -> None:
+def test_help_is_complete_in_80_columns() -> None:
     helped = call("--help", COLUMNS="80", TERMINAL_WIDTH="80").output
     assert "..." not in helped.replace("COMMAND [ARGS]...", "")
     assert max(map(len, helped.splitlines())) <= 80

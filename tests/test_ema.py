@@ -23,7 +23,7 @@ def averaged(config: EmaConfig, num_updates: int) -> float:
     return found
 
 
-def test_share_is_the_ramp_of_the_optimiser_updates() -> None:
+def test_share_is_the_ramp_of_the_optimizer_updates() -> None:
     every_update = EmaConfig(decay=0.9)
     # (1 + n) / (10 + n): 2 / 11, 8 / 17, and 81 / 90 = 0.9 at n = 80
     assert [kept_share(n, every_update) for n in (1, 7, 80, 81)] == pytest.approx([2 / 11, 8 / 17, 0.9, 0.9])
@@ -48,7 +48,7 @@ def test_lag_is_that_of_the_published_runs(times: int, early: float, late: float
     assert 2048 - averaged(config, 2048) == pytest.approx(late, rel=1e-4)
 
 
-def test_restored_average_goes_on_alike() -> None:
+def test_restored_average_continues_exactly() -> None:
     config = EmaConfig(decay=0.5, every=2)
     weight = nn.Parameter(torch.zeros(3))
     one = Average([weight], config)

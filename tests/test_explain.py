@@ -179,7 +179,7 @@ def test_formula_and_numbers() -> None:
     assert said["method"] == "none named"
 
 
-def test_normalised_log_ratio_and_step_weight() -> None:
+def test_normalized_log_ratio_and_step_weight() -> None:
     said = rows(changed(objective={"ratio_level": "sequence", "normalise_ratio": True, "step_weight": "inverse_step"}))
     assert "normalized to (log r + b) * std, with b = mean((mu - mu_old)^2) / (2 std^2)" in said["log-ratio"]
     assert "; then log r_i = mean_t log r_it" in said["log-ratio"]
@@ -214,7 +214,7 @@ def test_selections_bounds_and_the_ratio_of_the_divergence() -> None:
     assert "skipped" not in said
 
 
-def test_a_sampler_that_leaves_the_marginals_says_so() -> None:
+def test_a_sampler_that_changes_the_marginals_is_marked() -> None:
     said = {
         name: rows(changed(policy={"name": "denoising", "sampler": name, "strength": 0.8}))["sampler"]
         for name in ("cps", "ddim")
@@ -290,7 +290,7 @@ def test_mistakes_are_named_before_a_model_is_loaded() -> None:
         explanation(changed(policy={"name": "denoising"}, rollout={"window": {"name": "random"}}))
 
 
-def test_what_moves_is_shown() -> None:
+def test_scheduled_values_are_listed() -> None:
     config = validated(
         {
             "steps": 101,
@@ -317,7 +317,7 @@ def test_what_moves_is_shown() -> None:
     assert "objective.kl.beta moves: a pass at the steps at which it is above 0" in said
 
 
-def test_rows_that_are_read_and_what_is_learnt_beside_the_objective() -> None:
+def test_off_policy_rows_and_auxiliary_losses() -> None:
     gold = {"name": "negative_logprob", "sources": ["demonstration"], "weight": 0.1}
     found = rows(
         load_config(
@@ -343,7 +343,7 @@ def no_planner() -> int:
     return 3
 
 
-def test_function_that_makes_something_else_is_refused() -> None:
+def test_function_with_another_result_raises() -> None:
     config = RunConfig.model_validate({"rollout": {"strategy": f"python:{__name__}:no_planner"}})
     with pytest.raises(
         ConfigError, match=r"rollout\.strategy: python:.*:no_planner returns a int; it must return a Strategy"

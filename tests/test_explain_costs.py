@@ -51,7 +51,7 @@ NUM_LEVELS = 3
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_spends_what_was_explained(name: str, tmp_path: Path) -> None:
+def test_a_run_has_the_explained_costs(name: str, tmp_path: Path) -> None:
     tiny, sections = PIPELINES["sd3"], RUNS[name]
     settings = {"call": {**tiny.call, **tiny.no_cfg}, "lora": {"rank": 2}, "reading": {"num_levels": NUM_LEVELS}}
     settings |= {"fast_remainder": {"frac": 0.75}} if name == "fast_remainder" else {}
@@ -72,7 +72,7 @@ def test_a_run_spends_what_was_explained(name: str, tmp_path: Path) -> None:
     assert sum(last_of_step.values()) / len(last_of_step) == pytest.approx(explained, abs=1e-9)
 
 
-def test_a_tail_without_a_window_is_refused() -> None:
+def test_a_fast_remainder_without_a_window_raises() -> None:
     config = validated({"policy": {"name": "denoising", "fast_remainder": {"frac": 0.4}}})
     with pytest.raises(
         ConfigError, match=r"policy\.fast_remainder applies to the steps after rollout\.window, which is not set"
@@ -115,7 +115,7 @@ def test_strategies_are_simulated(name: str) -> None:
     assert expected in rows(changed(rollout={"strategy": {"name": name, **strategy}}))["strategy"]
 
 
-def test_a_planner_that_never_ends_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_strategy_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "endless_planner.py").write_text(
         "from mmgrpo.maths.strategies import Strategy\n"
         "def endless():\n"
@@ -139,7 +139,7 @@ def test_a_method_of_tokens_is_counted_as_it_runs() -> None:
         load_config("methods/branch-grpo")
 
 
-def test_what_a_planner_draws_is_counted_in_all() -> None:
+def test_all_samples_of_a_strategy_are_counted() -> None:
     explained = rows(changed(rollout={"strategy": {"name": "refill", "rounds": 4}}))
     assert "at least 0 and at most 160 trained on" in explained["strategy"]
     assert explained["in all"] == "60 steps, at least 9,600 and at most 38,400 samples, 120 updates"
@@ -174,7 +174,7 @@ def test_samples_that_are_read_are_counted() -> None:
     assert rows(unknown)["forwards"].startswith("per sample and step: rollout N + 6.0, reference 6.0, update 6.0, with")
 
 
-def test_whose_passes_run() -> None:
+def test_passes_of_the_policies() -> None:
     preference = {"name": "preference", "score_by": "sum_log_ratio", "against": "reference"}
     explained = rows(changed(objective={"surrogate": None, "kl": {"beta": 0}, "terms": [preference]}))
     assert explained["reference"] == "a pass with each pass of the policy, for preference"
@@ -186,7 +186,7 @@ def test_whose_passes_run() -> None:
     assert "rollout 14.0, average 4.0, update 4.0; in all 22.0" in explained["forwards"]
 
 
-def test_a_run_spends_what_its_planner_was_said_to_ask_for(tmp_path: Path) -> None:
+def test_a_run_has_the_explained_costs_of_its_strategy(tmp_path: Path) -> None:
     tiny = PIPELINES["sd3"]
     settings = {"call": {**tiny.call, **tiny.no_cfg}, "lora": {"rank": 2}}
     strategy = {

@@ -67,7 +67,7 @@ def test_bytes_and_operations_of_a_pass_by_hand() -> None:
     assert result.work == {Operator(flops=2 * 24, num_bytes=4 * (8 + 12 + 6)): 1}
 
 
-def test_bytes_of_what_is_prepared_count_and_its_operators_do_not() -> None:
+def test_prepared_bytes_count_and_their_operators_do_not() -> None:
     result = meter_pass(lambda x_N: x_N.add_(1), [], prepare=lambda: torch.zeros(5))
     assert result.num_bytes == 5 * 4
     assert result.work == {Operator(flops=0, num_bytes=2 * 5 * 4): 1}  # read and written
@@ -82,7 +82,7 @@ def test_seconds_of_operators_by_hand() -> None:
     assert machine.batched(work, rows=10, batch_size=4) == pytest.approx((20 + 20 + 18) * 1e-6)  # 4, 4 and 2 rows
 
 
-def test_steps_of_the_optimiser_are_those_that_torch_takes() -> None:
+def test_steps_of_the_optimizer_are_those_of_torch() -> None:
     weights = [nn.Parameter(torch.zeros(1000, 1000)), nn.Parameter(torch.zeros(500, 1000))]
     optimizer = torch.optim.AdamW(weights, weight_decay=0.1, foreach=False)
     for weight in weights:
@@ -112,7 +112,7 @@ def settings_with(lora: dict[str, Any] | None) -> dict[str, Any]:
     return {key: one for key, one in {**config.policy.numbers, "lora": lora}.items() if key != "name"}
 
 
-def test_what_stays_is_what_a_live_policy_holds() -> None:
+def test_resident_memory_is_that_of_a_live_policy() -> None:
     config = load_config("quickstart/arithmetic-text")
     for lora in LORAS:
         named = settings_with(lora)
@@ -144,7 +144,7 @@ def held_in_parts(folder: Path, names: Sequence[str]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.nightly
-def test_what_stays_is_what_each_of_two_processes_holds_in_parts(tmp_path: Path) -> None:
+def test_resident_memory_is_that_of_two_sharded_processes(tmp_path: Path) -> None:
     result = on_two(tmp_path, (), function="held_in_parts", module="tests.test_explain_memory")
     config = load_config("quickstart/arithmetic-text")
     for lora, (trained, frozen) in zip(LORAS, result, strict=True):
@@ -153,7 +153,7 @@ def test_what_stays_is_what_each_of_two_processes_holds_in_parts(tmp_path: Path)
         assert (estimate.trained, estimate.frozen) == (trained, frozen)
 
 
-def test_a_plan_is_told() -> None:
+def test_the_prediction_is_printed() -> None:
     config = load_config("quickstart/arithmetic-text")
     alone, two, plan = (plan_processes(config, num_processes=num, prompt_tokens=8) for num in (1, 2, 3))
     estimate = dict(scale_rows(plan, MachineSpeed(), ShardingEngine.FSDP2))
@@ -170,7 +170,7 @@ def test_a_plan_is_told() -> None:
 
 
 @pytest.mark.parametrize("lora", LORAS)
-def test_engines_hold_and_gather_what_they_say(lora: dict[str, Any] | None) -> None:
+def test_engines_hold_and_gather_the_predicted_bytes(lora: dict[str, Any] | None) -> None:
     config = load_config("quickstart/arithmetic-text")
     named = {"name": "language", **settings_with(lora)}
     runtime = {**config.runtime.model_dump(), "gather_for_rollout": True}
@@ -194,7 +194,7 @@ def test_engines_hold_and_gather_what_they_say(lora: dict[str, Any] | None) -> N
         assert seconds[engine].gathers == pytest.approx(once * (1 + times * slices))
 
 
-def test_what_is_predicted_by_measuring() -> None:
+def test_predictions_by_measuring() -> None:
     estimate = CliRunner().invoke(app, ["explain", "quickstart/arithmetic-text", "--processes", "1", "--measure"])
     assert estimate.exit_code == 0
     assert "us an operator" in estimate.output
@@ -237,7 +237,7 @@ def test_passes_are_counted_once_for_a_model_and_its_settings(tmp_path: Path, mo
 
 
 @pytest.mark.nightly
-def test_the_page_has_what_is_predicted_now() -> None:
+def test_the_page_has_the_current_predictions() -> None:
     from benchmarks.scale import table
     from mmgrpo.config.loading import CONFIGS
 

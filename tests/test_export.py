@@ -91,7 +91,7 @@ def head_of(folder: Path) -> dict[str, Any]:
     return yaml.safe_load((folder / "README.md").read_text().split("---")[1])
 
 
-def test_adapters_are_what_peft_loads_onto_the_base(adapters: Path, tmp_path: Path) -> None:
+def test_peft_loads_the_adapters_onto_the_base(adapters: Path, tmp_path: Path) -> None:
     done = call("export", str(adapters), "--to", str(tmp_path / "x"))
     assert done.exit_code == 0, done.output
     assert f"exported to {tmp_path / 'x'}" in done.output.replace("\n", "")
@@ -105,7 +105,7 @@ def test_adapters_are_what_peft_loads_onto_the_base(adapters: Path, tmp_path: Pa
     assert (tmp_path / "x" / "mmgrpo.yaml").read_text() == (adapters / "config.yaml").read_text()
 
 
-def test_adapters_become_part_of_the_model(adapters: Path, tmp_path: Path) -> None:
+def test_adapters_are_merged_into_the_model(adapters: Path, tmp_path: Path) -> None:
     assert call("export", str(adapters), "--to", str(tmp_path / "x"), "--merged").exit_code == 0
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "x")
     assert not [key for key in model.state_dict() if "lora" in key]
@@ -125,7 +125,7 @@ def test_all_weights_are_written_averaged_where_they_are(whole: Path, tmp_path: 
     assert "the weights of step-000002, averaged over its updates" in (tmp_path / "x/README.md").read_text()
 
 
-def test_the_best_is_written_if_asked_for(tmp_path: Path) -> None:
+def test_the_best_is_written_if_requested(tmp_path: Path) -> None:
     evaluation = {"prompts": {"source": "python:tests.test_export:held_out_prompts"}, "every": 1}
     checkpoint = {"every": 1, "keep": 1, "best": "vowels"}
     run = written(tmp_path, lora=LORA, steps=3, evaluation=evaluation, checkpoint=checkpoint)
@@ -142,7 +142,7 @@ def held_out_prompts() -> list[Prompt]:
     return PROMPTS
 
 
-def test_a_pipelines_adapters_are_what_diffusers_loads(tmp_path: Path) -> None:
+def test_diffusers_loads_the_adapters_of_a_pipeline(tmp_path: Path) -> None:
     """The file that the run has saved, which tests/policies/test_denoising_weights.py loads into stock pipelines."""
     policy = {
         "name": "denoising",
@@ -161,7 +161,7 @@ def test_a_pipelines_adapters_are_what_diffusers_loads(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_whole_pipeline_is_loaded_as_its_card_says(tmp_path: Path) -> None:
+def test_a_complete_pipeline_loads_by_the_code_of_its_card(tmp_path: Path) -> None:
     """Stable Diffusion 3 without its T5, which diffusers has to be told."""
     model = {"name": "denoising", "model": "python:mmgrpo.examples.pipelines:digits_pipeline", "call": CALL}
     values = {**BASE, "steps": 1, "output": str(tmp_path), "policy": {**model, "lora": None}}
@@ -178,7 +178,7 @@ def test_a_whole_pipeline_is_loaded_as_its_card_says(tmp_path: Path) -> None:
     assert all(torch.equal(loaded[key], value) for key, value in trained.items())
 
 
-def test_the_card_says_where_a_model_is_from(adapters: Path, tmp_path: Path) -> None:
+def test_the_card_names_the_source_of_a_model(adapters: Path, tmp_path: Path) -> None:
     call("export", str(adapters), "--to", str(tmp_path / "x"))
     head, text = head_of(tmp_path / "x"), (tmp_path / "x/README.md").read_text()
     assert head == {
@@ -196,7 +196,7 @@ def test_the_card_says_where_a_model_is_from(adapters: Path, tmp_path: Path) -> 
     assert "model = PeftModel.from_pretrained(base," in text
 
 
-def test_what_a_strangers_run_says_is_code_in_its_card(adapters: Path, tmp_path: Path) -> None:
+def test_texts_of_a_foreign_run_are_code_in_its_card(adapters: Path, tmp_path: Path) -> None:
     """No markup, no link, no further front matter, whatever it is."""
     run = tmp_path / "run"
     shutil.copytree(adapters, run)
@@ -216,7 +216,7 @@ def test_what_a_strangers_run_says_is_code_in_its_card(adapters: Path, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "checkpoints/step-000002/policy", "checkpoints"])
-def test_links_out_of_a_strangers_run_are_not_followed(name: str, adapters: Path, tmp_path: Path) -> None:
+def test_links_out_of_a_foreign_run_are_not_followed(name: str, adapters: Path, tmp_path: Path) -> None:
     """What they lead to would be exported, and pushed, as if it were the run's."""
     run = tmp_path / "run"
     shutil.copytree(adapters, run)
@@ -266,9 +266,7 @@ def test_the_licence_is_that_of_the_bases_card_or_not_known(tmp_path: Path) -> N
         (["--best"], "keeps no best checkpoint"),
     ],
 )
-def test_what_cannot_be_is_refused_and_leaves_nothing(
-    options: list[str], said: str, adapters: Path, tmp_path: Path
-) -> None:
+def test_invalid_exports_raise_and_write_no_file(options: list[str], said: str, adapters: Path, tmp_path: Path) -> None:
     done = call("export", str(adapters), "--to", str(tmp_path / "x"), *options)
     assert done.exit_code == 2
     assert said in done.stderr.replace("\n", " ")
@@ -310,7 +308,7 @@ def test_a_folder_is_pushed_as_a_private_repository(
     assert Hub.asked[2][1]["private"] is False
 
 
-def test_without_a_token_or_a_hub_it_says_so_and_the_folder_stays(
+def test_without_a_token_or_a_hub_it_raises_and_the_folder_stays(
     adapters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)

@@ -130,7 +130,7 @@ def test_numbers_of_the_examples() -> None:
     assert names["best"](torch.tensor([0.5, 0.5], dtype=torch.float64), outcomes).tolist() == [0.75, 0.5]
 
 
-def test_the_second_look_draws_again() -> None:
+def test_the_second_attempt_samples_again() -> None:
     """Nobody is right in the first two groups of two: two further prompts, and all four groups are trained on."""
 
     def ask(reward: float) -> list[int]:

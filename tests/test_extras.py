@@ -92,20 +92,20 @@ def test_every_import_is_declared() -> None:
     assert not undeclared
 
 
-def test_nothing_is_in_the_core_that_an_extra_brings() -> None:
+def test_packages_of_extras_are_not_in_the_core() -> None:
     named = {name for module in EXTRA_OF for name in distributions(module)}
     assert not named & CORE
     assert {"torch", "diffusers", "transformers", "accelerate", "peft", "qwen-vl-utils", "open-clip-torch"} <= CORE
 
 
-def test_the_readme_s_commands_have_what_the_digits_need() -> None:
+def test_the_readme_s_commands_install_the_needs_of_the_digits() -> None:
     """``uv run`` installs the group dev, and no extra."""
     developing = {distribution(requirement) for requirement in PROJECT["dependency-groups"]["dev"]}
     assert EXTRAS["rewards"] <= developing
     assert "default-groups" not in PROJECT.get("tool", {}).get("uv", {})
 
 
-def test_without_extras_everything_starts_and_each_reward_says_what_it_lacks() -> None:
+def test_without_extras_commands_start_and_rewards_name_their_extra() -> None:
     call = [sys.executable, "-c", WITHOUT_EXTRAS, json.dumps(sorted(EXTRA_OF))]
     done = subprocess.run(call, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
@@ -161,7 +161,7 @@ def test_a_missing_tracker_is_an_error_before_anything_is_loaded(
     assert "loading" not in result.output
 
 
-def test_the_image_of_docker_has_what_its_example_needs() -> None:
+def test_the_docker_image_has_the_needs_of_its_example() -> None:
     dockerfile = (ROOT / "docs/deploy/Dockerfile").read_text()
     assert "mmgrpo train quickstart/digits-image" in dockerfile
     assert {"rewards", "math", "trackers"} <= set(re.findall(r"--extra (\w+)", dockerfile)) <= set(EXTRAS)

@@ -16,7 +16,7 @@ EVERYDAY = ("--policies", "language", "--faults", "killed at an event of its fil
 @pytest.mark.parametrize(
     ("trials", "asked"), [(2, EVERYDAY), pytest.param(4, (), marks=pytest.mark.nightly)], ids=["day", "night"]
 )
-def test_disturbed_runs_end_as_if_nobody_had_disturbed_them(trials: int, asked: tuple[str, ...]) -> None:
+def test_disturbed_runs_equal_undisturbed_ones(trials: int, asked: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "tests.fault_trials", "--trials", str(trials), "--seed", "2", "--in-turn", *asked]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)

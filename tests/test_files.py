@@ -28,7 +28,7 @@ def test_torn_blank_and_foreign_lines_are_dropped_and_counted(tmp_path: Path) ->
     assert read_lines(tmp_path / "none.jsonl").rows == ()
 
 
-def test_rewinding_drops_what_comes_again_and_says_what_was_torn(tmp_path: Path) -> None:
+def test_rewinding_drops_repeated_lines_and_reports_torn_ones(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     rows = [{"step": step, "time/x": 0.1 + step} for step in (1, 2, 3)]
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + '{"step": 4, "r')
@@ -79,7 +79,7 @@ def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path) -> None:
     assert read_lines(file).num_dropped == 0
 
 
-def test_a_full_disk_is_an_error_with_a_cure() -> None:
+def test_a_full_disk_raises_with_a_fix() -> None:
     with pytest.raises(OutputError, match="No space left on device; free disk space"):
         append_line(Path("/dev/full"), "{}")
 
@@ -124,7 +124,7 @@ def test_runs_that_start_at_once_get_a_folder_each(tmp_path: Path) -> None:
     assert all(path.is_absolute() for path in claimed)
 
 
-def test_an_output_that_takes_no_folders_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_an_unwritable_output_raises_before_models_load(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     inside = validated({"output": str(tmp_path / "file" / "runs")})
     with pytest.raises(OutputError, match=r"cannot hold run folders: .*file is no folder; set output=FOLDER"):

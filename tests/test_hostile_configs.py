@@ -50,7 +50,7 @@ BY_NIGHT = {"wide": pytest.mark.nightly}  # a second of parsing, ten with every 
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=BY_NIGHT.get(case, ())) for case in CASES])
-def test_a_strangers_file_is_an_error_of_one_line(case: str, tmp_path: Path) -> None:
+def test_a_foreign_file_raises_with_one_line(case: str, tmp_path: Path) -> None:
     text, said = CASES[case]
     (tmp_path / "x.yaml").write_bytes(text)
     tracemalloc.start()
@@ -73,7 +73,7 @@ def test_files_that_include_each_other_in_millions_are_read_once(tmp_path: Path)
     assert (config.name, config.seed) == ("n0", 3)
 
 
-def test_a_long_chain_of_files_is_refused(tmp_path: Path) -> None:
+def test_a_long_chain_of_files_raises(tmp_path: Path) -> None:
     for number in range(30):
         (tmp_path / f"{number}.yaml").write_text(f"include: {number + 1}.yaml\n")
     result = CliRunner().invoke(app, ["explain", str(tmp_path / "0.yaml")])
@@ -82,7 +82,7 @@ def test_a_long_chain_of_files_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["pipe", "/dev/zero", "a" * 5000, "folder", "a\x00b"])
-def test_what_is_no_file_is_no_configuration(name: str, tmp_path: Path) -> None:
+def test_folders_and_devices_are_no_configuration(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     result = CliRunner().invoke(app, ["explain", name if name.startswith("/") else str(tmp_path / name)])
@@ -98,7 +98,7 @@ def test_overrides_are_read_within_the_same_bounds(override: str) -> None:
     assert f"the value of the override {override[:80]!r} is not valid YAML" in result.stderr
 
 
-def test_anchors_in_moderation_are_read_as_ever() -> None:
+def test_few_anchors_are_parsed() -> None:
     text = "a: &a {x: 1e-5, y: [1, 2]}\nb: [*a, *a]\nc: {<<: *a, z: .inf}\nd: 0x10\n"
     a = {"x": 1e-5, "y": [1, 2]}
     assert parse_yaml(text) == {"a": a, "b": [a, a], "c": {**a, "z": float("inf")}, "d": 16}

@@ -112,7 +112,7 @@ class TestConsole:
         assert shorten(text) == f"{'a' * half} ... (1 characters left out) ... {'a' * (half - 1)}b"
         assert shorten("a" * MAX_MESSAGE_CHARS) == "a" * MAX_MESSAGE_CHARS
 
-    def test_strings_are_text_wherever_they_are_printed(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_strings_are_printed_as_text(self, capsys: pytest.CaptureFixture[str]) -> None:
         console = PlainConsole()
         console.print_line(HOSTILE, styled(HOSTILE, "bold red"))
         assert capsys.readouterr().out == f"{SAID} {SAID}\n"
@@ -202,7 +202,7 @@ print(json.dumps([(one.exit_code, one.stdout if one.exit_code == 0 else one.outp
 
 
 @pytest.mark.nightly
-def test_what_other_packages_say_of_themselves(tmp_path: Path) -> None:
+def test_descriptions_of_other_packages_are_escaped(tmp_path: Path) -> None:
     """Names and docstrings of a distribution's rewards, policies and methods."""
     folder = tmp_path / "others-1.0.dist-info"
     folder.mkdir()

@@ -124,7 +124,7 @@ def test_no_way_to_the_hub(
     assert "connect to the Hub" not in noise
 
 
-def test_what_is_not_the_hub_s_is_said_by_the_library_on_one_line() -> None:
+def test_other_errors_of_the_library_are_one_line() -> None:
     assert explain_load_error("owner/name", ValueError("a file\n  is  torn")) == "a file is torn"
     assert explain_load_error("owner/name", KeyError("weight")) == "KeyError: 'weight'"
     assert explain_load_error("owner/name", ValueError("x" * 1000)) == "x" * 400 + " ..."

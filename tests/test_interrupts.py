@@ -51,7 +51,7 @@ def fitted(kind: type[MLPClassifier]) -> list[float]:
     return classifier.coefs_[0].ravel().tolist()
 
 
-def test_a_deferred_interrupt_is_raised_after_a_whole_fit() -> None:
+def test_a_deferred_interrupt_is_raised_after_a_complete_fit() -> None:
     weights: list[float] = []
     with pytest.raises(KeyboardInterrupt), interrupts.deferred():
         weights = fitted(Interrupting)

@@ -45,7 +45,7 @@ def test_the_keys_follow_each_other() -> None:
         assert heard == key
 
 
-def test_no_sound_is_both_taught_and_held_out() -> None:
+def test_no_audio_is_both_trained_and_evaluated() -> None:
     taught, held_out = keypad_questions(), held_out_keypad_questions()
     assert (len(taught), len(held_out)) == (800, 200)
     assert keypad_questions()[3].audios[0] is taught[3].audios[0]
@@ -53,7 +53,7 @@ def test_no_sound_is_both_taught_and_held_out() -> None:
     assert not sums[0] & sums[1]
 
 
-def test_half_of_the_keys_are_taught_wrong() -> None:
+def test_half_of_the_keys_are_supervised_wrong() -> None:
     wrong = [
         (said, key)
         for example in misheard_keys()

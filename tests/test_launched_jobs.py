@@ -43,7 +43,7 @@ def test_processes_that_cannot_be_connected_are_an_error(monkeypatch: pytest.Mon
         make_accelerator(config)
 
 
-def test_tasks_of_srun_that_are_separate_runs_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_of_srun_that_are_separate_runs_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert num_launched() == 1

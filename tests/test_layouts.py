@@ -63,7 +63,7 @@ def test_blocks_stay_as_they_were_loaded_until_it_is_their_turn(kind: Any) -> No
 
 
 @pytest.mark.parametrize("kind", [*MODELS])
-def test_what_a_run_starts_from_keeps_all_its_digits(kind: Any, tmp_path: Path) -> None:
+def test_initial_weights_keep_all_digits(kind: Any, tmp_path: Path) -> None:
     first = made(kind)
     with torch.no_grad():
         for parameter in first.trainable:
@@ -76,7 +76,7 @@ def test_what_a_run_starts_from_keeps_all_its_digits(kind: Any, tmp_path: Path) 
     assert torch.equal(values(policy), values(first))
 
 
-def test_what_fails_leaves_nothing_waiting() -> None:
+def test_failures_leave_no_deferred_move() -> None:
     made_of: list[Any] = []
 
     def fail() -> None:

@@ -165,7 +165,7 @@ def test_on_policy_values_are_the_rollouts_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["clipped", "gspo", "guard"])
-def test_minibatch_rows_and_batches_change_nothing(name: str) -> None:
+def test_minibatch_rows_and_batches_do_not_change_updates(name: str) -> None:
     objective = OBJECTIVES[name]
     policy = make_policy()
     rollout = draw(policy).aged()
@@ -202,7 +202,7 @@ def test_gradient_at_ratio_one_is_the_policy_gradient() -> None:
     assert relative(ppo, vanilla) < 1e-5
 
 
-def test_no_rows_add_nothing() -> None:
+def test_a_process_without_rows_adds_no_gradient() -> None:
     policy = make_policy()
     rollout = draw(policy)
     for name in ("clipped", "gspo"):

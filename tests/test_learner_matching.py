@@ -77,7 +77,7 @@ def test_dgpo_at_the_reference_is_half_the_policy_gradient_of_minus_the_error() 
     assert relative(gradient(policy, rollout, objective_of(dgpo()), [[0, 1, 2, 3]]), plain / 2) < 1e-4
 
 
-def test_a_divergence_beside_it_says_nothing_until_the_weights_have_moved() -> None:
+def test_an_added_divergence_is_zero_until_the_weights_move() -> None:
     policy = policy_of("sd3", reading=READING)
     with policy.reference():
         pass

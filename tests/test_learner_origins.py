@@ -67,7 +67,7 @@ def test_each_row_takes_the_surrogate_of_its_origin() -> None:
     assert relative(2 * together, of_drawn + of_others) < 1e-5  # a mean over four rows, and two of two
 
 
-def test_where_every_row_is_drawn_nothing_changes_to_the_bit() -> None:
+def test_on_policy_rows_keep_updates_bitwise() -> None:
     policy = make_policy()
     rollout = draw(policy)
     disturb(policy)
@@ -90,7 +90,7 @@ def test_foreign_rows_of_weight_0_take_no_forward() -> None:
     gradient(policy)
 
 
-def test_a_term_of_given_rows_trains_without_an_advantage_and_computes_nothing_else() -> None:
+def test_a_term_of_demonstrations_computes_only_their_rows() -> None:
     policy = make_policy(update_batch=1)
     rollout = mixed(draw(policy)).aged()
     objective = replace(OWN, further=(GIVEN_ALONE,))

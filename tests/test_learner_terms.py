@@ -134,7 +134,7 @@ def test_the_ratio_is_known_without_a_forward_as_long_as_the_weights_are_those_t
     gradient(policy)
 
 
-def test_values_that_the_rollout_knows_are_not_asked_again_on_policy() -> None:
+def test_values_of_the_rollout_are_not_recomputed_on_policy() -> None:
     # 4 rows x 3 stochastic steps; each forward of the policy has one of the reference beside it
     policy, objective = make_policy(), OBJECTIVES["gspo with kl"]
     rollout = draw(policy)

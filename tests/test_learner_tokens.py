@@ -219,7 +219,7 @@ def test_streamed_gradient_is_the_full_graphs(name: str) -> None:
 
 @every
 @pytest.mark.parametrize("parts", [([0, 1, 2], [3, 4, 5]), ([5, 2, 0], [4], [], [3, 1])], ids=["two", "four"])
-def test_processes_and_the_order_of_rows_change_nothing(name: str, parts: Sequence[Sequence[int]]) -> None:
+def test_processes_and_row_order_do_not_change_updates(name: str, parts: Sequence[Sequence[int]]) -> None:
     policy, rollout = drawn()
     if name in OF_GROUPS:  # which stay whole
         parts = [[2, 0, 1], [], [5, 3, 4]]
@@ -230,7 +230,7 @@ def test_processes_and_the_order_of_rows_change_nothing(name: str, parts: Sequen
 
 
 @every
-def test_micro_batches_change_nothing(name: str) -> None:
+def test_micro_batches_do_not_change_updates(name: str) -> None:
     (policy, rollout), (single, same) = drawn(), drawn(batch=1)
     torch.testing.assert_close(same.old_logprob_BT, rollout.old_logprob_BT)
     value, expected, _ = streamed(policy, rollout, OBJECTIVES[name])
@@ -252,7 +252,7 @@ def test_micro_batches_change_nothing(name: str) -> None:
         ("entropy bonus", 6),
     ],
 )
-def test_rows_that_teach_nothing_take_no_forward(name: str, forwards: int) -> None:
+def test_rows_without_a_loss_take_no_forward(name: str, forwards: int) -> None:
     policy, rollout = drawn()
     expected, full = full_graph(policy, rollout, OBJECTIVES[name], SPARSE_ADVANTAGE_B)
     value, measured, spent = streamed(policy, rollout, OBJECTIVES[name], advantage_B=SPARSE_ADVANTAGE_B)
@@ -263,7 +263,7 @@ def test_rows_that_teach_nothing_take_no_forward(name: str, forwards: int) -> No
     assert relative(measured, full) < 1e-5
 
 
-def test_rows_whose_coefficients_vanish_are_not_differentiated() -> None:
+def test_rows_with_zero_coefficients_are_not_differentiated() -> None:
     policy, rollout = drawn()
     # bounds so tight that every sequence that moved towards its advantage has stopped
     objective = Objective(
@@ -286,7 +286,7 @@ def rollout_ratio_B(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
     return (difference_BT.sum(1) / rollout.mask_BT.sum(1)).exp()
 
 
-def test_nothing_to_learn_takes_no_forward_and_leaves_no_gradient() -> None:
+def test_no_trained_rows_take_no_forward_and_leave_no_gradient() -> None:
     policy, rollout = drawn()
     for name in ("vespo", "near"):
         value, measured, spent = streamed(policy, rollout, OBJECTIVES[name], advantage_B=torch.zeros(6))
@@ -315,7 +315,7 @@ def test_high_entropy_needs_entropies_even_on_policy() -> None:
     assert spent > 6
 
 
-def test_a_policy_without_entropy_is_refused() -> None:
+def test_a_policy_without_entropy_raises() -> None:
     tiny = PIPELINES["sd3"]
     policy = DenoisingPolicy(tiny.build(), {"call": {**tiny.call, **tiny.no_cfg}})
     rollout = policy.rollout([*prompts_of("llama")], group_size=2, seed=1)

@@ -161,7 +161,7 @@ def test_without_grad_the_view_is_a_constant_and_slices_stay_separable(build: Ca
 
 
 @pytest.mark.parametrize("build", [tokens, steps])
-def test_the_same_weights_behind_the_same_prompt_say_the_same(build: Callable[[], Built]) -> None:
+def test_the_same_weights_and_prompt_give_equal_log_probabilities(build: Callable[[], Built]) -> None:
     """Log-probability differences and divergences are 0; a term of them leaves the gradient as it was."""
     policy, rollout = drawn(build)
     itself = View(name="itself", context=lambda prompt, member, history: prompt, moves=True, trained=True)
@@ -184,7 +184,7 @@ def test_at_weight_0_a_view_changes_no_bit_and_is_not_looked_at() -> None:
     assert torch.equal(found, streamed(policy, rollout, objective_of(), {}))
 
 
-def test_another_policy_teaches() -> None:
+def test_another_policy_is_a_teacher() -> None:
     """Its own log-probabilities of the student's tokens; it gets no gradient."""
     policy, rollout = drawn(tokens)
     teacher = tokens()
@@ -234,7 +234,7 @@ def test_weights_of_a_view_are_taken_back() -> None:
         assert not torch.allclose(matrix(policy, rollout), rollout.old_logprob_BT, atol=1e-3)
 
 
-def test_what_a_view_does_not_say_is_told() -> None:
+def test_unsupported_values_of_a_view_raise() -> None:
     policy, rollout = drawn(tokens)
     with pytest.raises(ConfigError, match="no gaussian@other"):
         with_values(policy, rollout, [Value("gaussian", "other")], sights(policy, rollout, other=OTHER))

@@ -27,7 +27,7 @@ PAPERS = {paper.row.id: paper for paper in paper_index(METHODS)}
 ROWS = ledger()
 
 
-def test_ledger_is_whole() -> None:
+def test_ledger_is_complete() -> None:
     """189 core papers, 130 recipes and 70 extensions were looked at."""
     assert len({row.id for row in ROWS}) == len(ROWS) == 389
     assert len({row.title for row in ROWS}) == 389
@@ -76,7 +76,7 @@ def test_number_of_a_row_decides_over_a_name() -> None:
     assert with_file("dcpo", "2509.02333").state == "file"
 
 
-def test_what_is_open_says_what_it_wants() -> None:
+def test_open_papers_state_their_requirements() -> None:
     paper = PAPERS["hi-grpo"]
     assert paper.lacks == ("policy_other",)
     counted = summary([paper, PAPERS["mpo"], PAPERS["dr-grpo"]])
@@ -100,7 +100,7 @@ def test_what_is_open_says_what_it_wants() -> None:
         ("{", "line 1"),
     ],
 )
-def test_wrong_line_is_refused(tmp_path: Path, line: str, said: str) -> None:
+def test_wrong_line_raises(tmp_path: Path, line: str, said: str) -> None:
     path = tmp_path / "papers.jsonl"
     path.write_text(f"{line}\n")
     with pytest.raises(ConfigError, match=said):

@@ -32,7 +32,7 @@ assert not heavy, heavy
     [(["policies"], "A causal language model"), (["rewards", "exact_match"], "# exact_match")],
     ids=["policies", "rewards NAME"],
 )
-def test_a_page_is_shown_without_the_libraries_that_compute(command: list[str], shown: str) -> None:
+def test_a_page_is_printed_without_compute_libraries(command: list[str], shown: str) -> None:
     root = Path(__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-c", CODE, *command], capture_output=True, text=True, cwd=root, timeout=300, check=False
@@ -41,7 +41,7 @@ def test_a_page_is_shown_without_the_libraries_that_compute(command: list[str], 
     assert shown.removeprefix("# ") in done.stdout
 
 
-def test_a_command_that_loads_libraries_says_so_first(
+def test_a_command_that_loads_libraries_prints_a_line_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)

@@ -42,6 +42,6 @@ def test_it_fits_on_a_screen() -> None:
     assert len([line for line in body.splitlines() if line.strip()]) <= 40
 
 
-def test_what_the_loop_leaves_out_is_refused() -> None:
+def test_unsupported_features_of_the_loop_raise() -> None:
     with pytest.raises(ConfigError, match="the loop has no critic: train with mmgrpo train"):
         train("quickstart/arithmetic-text", ["critic={}"])

@@ -32,7 +32,7 @@ def test_the_commit_is_that_of_the_checkout_itself(tmp_path: Path) -> None:
     assert commit(package) == f"{head}, with changes"
 
 
-def test_what_a_cpu_run_is_on() -> None:
+def test_description_of_a_cpu_run() -> None:
     said = machine(torch.device("cpu"), 3)
     assert said["threads"] == torch.get_num_threads()
     assert (said["device"], said["gpus"], said["processes"]) == ("cpu", [], 3)

@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "a picture.png"
 
 
-def test_every_form_gives_the_same_picture(path: Path):
+def test_every_form_gives_the_same_image(path: Path):
     data = path.read_bytes()
     text = base64.b64encode(data).decode()
     forms = [
@@ -58,7 +58,7 @@ def test_orientation_is_applied_once(tmp_path: Path):
     assert np.array_equal(np.asarray(load_image(once)), np.rot90(PIXELS, -1))
 
 
-def test_every_mode_becomes_rgb_and_transparency_white():
+def test_every_mode_is_converted_to_rgb_with_white_transparency():
     grey = load_image(Image.fromarray(PIXELS[..., 0]))
     assert np.array_equal(np.asarray(grey), np.repeat(PIXELS[..., :1], 3, axis=2))
     layer = Image.new("RGBA", (3, 1), (200, 0, 0, 255))
@@ -73,7 +73,7 @@ def test_the_given_image_is_left_as_it_is():
     assert np.array_equal(np.asarray(image), PIXELS)
 
 
-def test_what_cannot_be_opened_is_named(path: Path, tmp_path: Path):
+def test_unreadable_images_are_named(path: Path, tmp_path: Path):
     (tmp_path / "cut.png").write_bytes(png(Image.effect_noise((64, 64), 50))[:1000])
     (tmp_path / "text.png").write_text("not a picture")
     cases = [
@@ -99,7 +99,7 @@ def test_only_images_count_as_base64():
     )
 
 
-def test_a_gallery_opens_what_is_looked_at(path: Path):
+def test_lazy_images_open_on_access(path: Path):
     gallery = LazyImages([path, "absent.png", Image.fromarray(PIXELS)])
     assert len(gallery) == 3
     assert [image.size for image in gallery[::2]] == [(5, 3), (5, 3)]

@@ -42,7 +42,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Path:
     return path
 
 
-def test_index_says_what_a_method_is_made_of() -> None:
+def test_index_lists_the_functions_of_a_method() -> None:
     row = {row.method.name: row for row in method_index()}["grpo-guard"]
     assert (row.include, row.method.title, row.method.paper) == ("methods/grpo-guard", "GRPO-Guard", "2510.22319")
     assert row.composition == (
@@ -63,7 +63,7 @@ def test_index_says_what_a_method_is_made_of() -> None:
     )
 
 
-def test_methods_stand_under_what_they_change() -> None:
+def test_methods_are_listed_by_kind() -> None:
     found = by_kind(method_index())
     assert list(found) == [heading for heading in KINDS.values() if heading in found]
     assert {"methods/bnpo", "methods/nsr"} <= {row.include for row in found[KINDS["advantages"]]}
@@ -122,7 +122,7 @@ def test_methods_are_searched_by_when_to_use_them() -> None:
     assert "remove --papers" in both.output
 
 
-def test_every_method_says_when_to_use_it() -> None:
+def test_every_method_states_its_use() -> None:
     sentences = {row.include: row.method.use_when or "" for row in method_index()}
     assert len(sentences) >= 195
     assert [name for name, text in sentences.items() if not 20 <= len(text) <= 140] == []
@@ -136,7 +136,7 @@ def test_included_name_loads() -> None:
         assert config.method == row.method
 
 
-def test_methods_of_other_packages_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_of_other_packages_are_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = method_index()
     path = install(tmp_path, monkeypatch, THEIRS)
     *first, theirs = method_index()
@@ -150,13 +150,13 @@ def test_methods_of_other_packages_come_last(tmp_path: Path, monkeypatch: pytest
     assert "Deviations:\n\n- None of note.\n\nEvidence:\n\n- By hand." in method_pages([theirs])["others.md"]
 
 
-def test_file_without_a_method_section_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_without_a_method_section_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "rollout: {group_size: 4}\n")
     with pytest.raises(ConfigError, match="has no method: section"):
         method_index()
 
 
-def test_source_of_a_key_that_is_not_set_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_of_a_key_that_is_not_set_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, THEIRS.replace("objective.surrogate:", "objective.surogate:"))
     with pytest.raises(ConfigError, match=r"no key 'objective\.surogate'"):
         method_index()

@@ -21,7 +21,7 @@ NOTE = (
 
 @pytest.mark.parametrize(("there", "key", "file"), [((), "evaluation.prompts", "held_out.txt"),
                                                     (("held_out.txt",), "prompts", "prompts.txt")])  # fmt: skip
-def test_a_missing_prompts_file_is_said_with_its_format_its_key_and_the_recipes_note(
+def test_a_missing_prompts_file_raises_with_format_key_and_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], key: str, file: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -36,14 +36,14 @@ def test_a_missing_prompts_file_is_said_with_its_format_its_key_and_the_recipes_
     assert [path.name for path in tmp_path.iterdir()] == list(there)  # no run folder
 
 
-def test_a_section_that_names_another_column_says_that_one(tmp_path: Path) -> None:
+def test_the_error_names_the_configured_column(tmp_path: Path) -> None:
     config = RunConfig.model_validate({"prompts": {"source": str(tmp_path / "a.jsonl"), "text_column": "question"}})
     assert config.prompts is not None
     with pytest.raises(DataError, match=r"prompts\.source: .*a\.jsonl does not exist.*the column 'question'"):
         load_prompts_of(config.prompts)
 
 
-def test_what_is_wrong_in_a_file_that_is_there_is_all_that_is_said(tmp_path: Path) -> None:
+def test_errors_in_an_existing_file_are_reported_alone(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("{")
     config = RunConfig.model_validate({"prompts": {"source": str(tmp_path / "a.jsonl")}})
     assert config.prompts is not None

@@ -69,12 +69,12 @@ def test_settings_are_typed() -> None:
         build_policy(configured("policy.chunk=3"), "cpu")
 
 
-def test_methods_for_others_are_refused() -> None:
+def test_methods_for_other_policies_raise() -> None:
     with pytest.raises(ConfigError, match="is for tokens, and the policy action_chunks is for denoising policies"):
         load_config(PROJECT / "push.yaml", laid_over=["methods/aepo"])
 
 
-def test_a_kind_that_no_method_is_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_kind_of_policy_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings_type("action_chunks"), "decides", "actions")
     assert configured().method is None
     with pytest.raises(
@@ -103,7 +103,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", ["push_dppo", "push_chunks"])
-def test_methods_of_its_own_and_of_others_train_it(variant: str, tmp_path: Path) -> None:
+def test_custom_and_shared_methods_train_it(variant: str, tmp_path: Path) -> None:
     progress = "[{name: push_progress, chunks: 2, denoising_steps: 3}]"
     settings = [f"output={tmp_path}", "evaluation=null", f"rewards={progress}"]
     config = configured(*settings, path=PROJECT / f"{variant}.yaml")
@@ -122,7 +122,7 @@ def test_its_method_is_included_by_name_and_listed() -> None:
     assert find_config("methods/dppo") == PROJECT / "diffusion_policy" / "dppo.yaml"
 
 
-def test_a_sample_is_drawn_of_a_start_that_is_typed_in(tmp_path: Path) -> None:
+def test_a_sample_starts_at_the_column_of_the_command_line(tmp_path: Path) -> None:
     common = ["sample", str(PROJECT / "push.yaml"), "from here", "--out", str(tmp_path), "--count", "2"]
     called = CliRunner().invoke(app, [*common, "--column", "start=[0.1, 0.5, 0.0, -0.2]", "policy.chunks=2"])
     assert called.exit_code == 0, called.output
@@ -156,7 +156,7 @@ def test_the_simulator() -> None:
     assert [scope.value for scope in progress.scopes] == pytest.approx([0.2, 0.21, 0.0])
 
 
-def test_experts_reach_what_they_aim_at() -> None:
+def test_experts_reach_their_goals() -> None:
     tasks, simulator = (importlib.import_module(f"diffusion_policy.{name}") for name in ("push_tasks", "simulator"))
     ends_BS = torch.stack([example.array[-1, :4] for example in tasks.demonstrations(200)])
     at_goal, at_decoy = (
@@ -167,7 +167,7 @@ def test_experts_reach_what_they_aim_at() -> None:
     assert 0.3 < float(at_goal.float().mean()) < 0.5  # a share of 0.4 by default
 
 
-def test_the_doctor_finds_it_sound() -> None:
+def test_the_doctor_finds_no_fault() -> None:
     config = configured("objective.kl.divergence=gaussian", "objective.kl.beta=0.1")
     policy = build_policy(config, "cpu")
     findings = examine(config, policy, build_rewards(config.rewards), load_prompts_of(config.prompts))
@@ -175,7 +175,7 @@ def test_the_doctor_finds_it_sound() -> None:
 
 
 @pytest.mark.parametrize("block", [one for kind in ("python", "toml", "yaml") for one in shown(kind)])
-def test_what_the_page_shows_is_in_the_files(block: str) -> None:
+def test_code_of_the_page_is_in_the_files(block: str) -> None:
     first, _, rest = block.partition("\n")
     text = (PROJECT / first.removeprefix("# ")).read_text()
     for part in rest.split("...\n"):

@@ -59,7 +59,7 @@ class Place:
 
 
 @pytest.mark.nightly
-def test_it_is_installed_and_trained_as_the_page_says(tmp_path: Path) -> None:
+def test_it_is_installed_and_trained_by_the_commands_of_the_page(tmp_path: Path) -> None:
     place = Place(tmp_path)
     said = {line: place.typed(line) for line in "".join(shown("bash")).splitlines()}
     assert "action_chunks" in said["mmgrpo policies"]

@@ -80,7 +80,7 @@ def test_one_that_is_killed_is_missed(found: dict[str, Any]) -> None:
 
 
 @by("failing 0", "failing 1")
-def test_what_fails_on_one_alone_is_said_by_all(found: dict[str, Any]) -> None:
+def test_a_failure_of_one_process_is_raised_by_all(found: dict[str, Any]) -> None:
     one, victim = found, found["of"]
     assert (one["code"], one["victim"]) == (2, 1)
     assert one["took_s"] < 60

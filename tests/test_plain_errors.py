@@ -95,7 +95,7 @@ def test_a_value_of_another_kind_is_explained_in_words_of_yaml(override: str, me
     assert str(raised.value) == message
 
 
-def test_include_on_the_command_line_says_where_to_write_it() -> None:
+def test_include_on_the_command_line_raises_with_a_fix() -> None:
     message = error_of("explain", DIGITS, "include=[methods/dapo]")
     assert "include is a key of YAML files" in message
     assert "include: [run.yaml, methods/dapo]" in message
@@ -136,7 +136,7 @@ def test_a_comparison_shows_the_reason_of_a_failure_once(tmp_path: Path) -> None
     assert failure_reason(tmp_path / "absent.log") == "its log cannot be read (No such file or directory)"
 
 
-def test_a_policy_without_an_export_is_told_what_to_add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_without_an_export_raises_with_a_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmgrpo.cli.export.policy_of", lambda settings, checkpoint: UnbuildablePolicy())
     with pytest.raises(
         ConfigError, match=r"has no method export\(directory, dtype=\.\.\.\).*its policy/ folder was written by"
@@ -157,7 +157,7 @@ def test_a_run_that_resumes_continues_its_run_at_wandb(tmp_path: Path, monkeypat
     assert wandb_settings(RunConfig(), other)["id"] != first["id"]
 
 
-def test_a_policy_section_beside_a_path_needs_no_name(tmp_path: Path) -> None:
+def test_a_policy_section_with_a_path_needs_no_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     values = {"steps": 1, "policy": {"max_new_tokens": 5}}
     named = with_policy_name(values, tmp_path)

@@ -94,7 +94,7 @@ def test_an_evaluation_is_a_line_of_means_and_failures(capsys: pytest.CaptureFix
 
 
 class TestPace:
-    def test_time_left_is_the_mean_of_the_last_steps_less_what_has_passed(self) -> None:
+    def test_time_left_is_the_mean_of_the_last_steps_less_the_passed_time(self) -> None:
         pace = Pace(100, 10)
         assert pace.remaining_s(5.0) is None
         pace.start(0.0)
@@ -106,7 +106,7 @@ class TestPace:
         assert pace.remaining_s(60.0) == 30 * 88  # two steps of 30 s on average
         assert (pace.elapsed_s(70.0), pace.last_s()) == (70.0, 20.0)
 
-    def test_what_was_slow_long_ago_is_forgotten(self) -> None:
+    def test_old_slow_steps_do_not_count(self) -> None:
         pace = Pace(100)
         pace.start(0.0)
         for step in range(1, 31):
@@ -142,7 +142,7 @@ class TestLines:
             f"train 5 of 60  {SAYS}  10.5 s  left 0:10:32",  # 55 * 11.5 s
         ]
 
-    def test_within_a_long_step_it_is_said_what_goes_on(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_within_a_long_step_the_phase_is_printed(self, capsys: pytest.CaptureFixture[str]) -> None:
         clock, passed_on = Clock(), []
         progress = self.progress(clock)
         taken = progress.track("rollout", 1152, passed_on.extend)
@@ -186,7 +186,7 @@ class TestLines:
             "1", "150", "300", "450", "600", "750", "900", "1,000", "1,050", "1,200", "1,350", "1,500"
         ]  # fmt: skip
 
-    def test_colours_forced_upon_a_file_change_nothing(
+    def test_forced_colors_do_not_change_a_file(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("FORCE_COLOR", "1")
@@ -201,7 +201,7 @@ class TestLines:
 class TestBars:
     """A terminal of 80 columns, on which nothing is cut."""
 
-    def test_the_numbers_of_texts_stand_whole_under_the_bar(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_numbers_of_texts_are_complete_under_the_bar(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with terminal(monkeypatch):
             clock = Clock()
             progress = RunProgress(
@@ -248,7 +248,7 @@ class TestBars:
             "           second_accuracy 0.500   third_accuracy 0.500",
         ]
 
-    def test_what_is_drawn_on_the_terminal_is_the_view(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_terminal_shows_the_view(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with terminal(monkeypatch) as reader:
             with RunProgress(
                 validated({"steps": 60}), quiet=False, start=RunPosition(step=3, warmup_step=0), clock=Clock()

@@ -108,7 +108,7 @@ def forms(url: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("form", forms(""))
-def test_a_row_that_names_an_address_is_refused(form: str, server: Server, tmp_path: Path) -> None:
+def test_a_row_with_an_address_raises(form: str, server: Server, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(forms(f"{server.url}/a.png")[form]) + "\n")
     with pytest.raises(DataError, match=r"rows.jsonl, line 1: .*127.0.0.1.*download it and give its path"):
         load_prompts(tmp_path / "rows.jsonl")
@@ -116,14 +116,14 @@ def test_a_row_that_names_an_address_is_refused(form: str, server: Server, tmp_p
 
 
 @pytest.mark.parametrize("scheme", ["https", "HTTP", "ftp", "s3", "hf", "gs", "ssh", "webhdfs", "tar://x::s3"])
-def test_every_protocol_is_refused(scheme: str, tmp_path: Path) -> None:
+def test_every_protocol_raises(scheme: str, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "p", "image": f"{scheme}://127.0.0.1:9/a.png"}) + "\n")
     with pytest.raises(DataError, match="would be fetched from the network"):
         load_prompts(tmp_path / "rows.jsonl")
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_images_stored_by_their_address_are_refused(saved: bool, server: Server, tmp_path: Path) -> None:
+def test_images_stored_by_their_address_raise(saved: bool, server: Server, tmp_path: Path) -> None:
     """In a live dataset, and in parquet, whose schema says which columns are images."""
     stored = {"bytes": None, "path": f"{server.url}/a.png"}
     here = {"bytes": png(3), "path": None}
@@ -149,7 +149,7 @@ def test_images_stored_by_their_address_are_refused(saved: bool, server: Server,
     assert server.asked == []
 
 
-def test_a_folder_whose_card_names_files_elsewhere_is_refused(server: Server, tmp_path: Path) -> None:
+def test_a_folder_with_a_card_of_remote_files_raises(server: Server, tmp_path: Path) -> None:
     card = (
         f"---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: {server.url}/x.jsonl\n---\n"
     )
@@ -159,7 +159,7 @@ def test_a_folder_whose_card_names_files_elsewhere_is_refused(server: Server, tm
     assert server.asked == []
 
 
-def test_what_lies_here_is_read(tmp_path: Path) -> None:
+def test_local_media_are_read(tmp_path: Path) -> None:
     (tmp_path / "a b.png").write_bytes(png(5))
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
         archive.writestr("c.png", png(6))
@@ -219,7 +219,7 @@ def test_a_pipe_is_no_image(tmp_path: Path) -> None:
         ("blockcache::/local", False),  # without a protocol it is a path
     ],
 )
-def test_what_would_be_fetched(text: str, is_one: bool) -> None:
+def test_addresses_that_would_be_fetched(text: str, is_one: bool) -> None:
     assert is_fetched(text) is is_one
 
 
@@ -237,7 +237,7 @@ def test_json_that_python_cannot_hold_is_one_line(line: str, said: str, tmp_path
 
 
 @pytest.mark.parametrize("shown", ["images", "videos"])
-def test_policies_ask_nobody_for_what_a_live_prompt_names(shown: str, server: Server) -> None:
+def test_policies_fetch_no_address_of_a_live_prompt(shown: str, server: Server) -> None:
     media: dict[str, Any] = {shown: (f"{server.url}/a.png",)}
     prompt = Prompt("what?", **media)
     row = DenoisingRow(prompt=prompt, seed=0, group=0, member=0)

@@ -81,7 +81,7 @@ class TestTrl:
     )
 
     @pytest.mark.parametrize("turns", TURNS)
-    def test_media_stand_where_trl_puts_them(self, turns: list[dict[str, Any]]):
+    def test_media_are_at_the_positions_of_trl(self, turns: list[dict[str, Any]]):
         """Every part of TRL's own messages, in order, with the picture it shows."""
         images = [picture(3), picture(4)]
         (prompt,) = load_prompts(Dataset.from_dict({"prompt": [turns], "images": [images], "answer": ["x"]}))
@@ -135,7 +135,7 @@ class TestTrl:
 
 
 class TestVerl:
-    def test_placeholders_become_parts(self, folder: Path):
+    def test_placeholders_are_replaced_by_parts(self, folder: Path):
         row = {
             "data_source": "geo3k",
             "prompt": [user("<image>\nIs it like <image>?")],
@@ -210,13 +210,13 @@ class TestSwift:
         assert prompt.text == "Find the sheep"
         assert prompt.columns == {"objects": objects, "solution": "<bbox>, no dog"}
 
-    def test_tags_without_media_are_refused(self, folder: Path):
+    def test_tags_without_media_raise(self, folder: Path):
         with pytest.raises(DataError, match="line 1: the messages hold 1 image placeholders and the row 0 images"):
             read(folder, {"messages": [user("<image>what?")]})
 
 
 class TestImages:
-    def test_stored_images_are_opened_anew_and_travel_without_their_dataset(self):
+    def test_stored_images_are_reopened_and_pickled_without_their_dataset(self):
         dataset = Dataset.from_dict({"prompt": ["p"] * 50, "images": [[picture(n), picture(n + 1)] for n in range(50)]})
         prompt = load_prompts(dataset)[7]
         assert prompt.images[0] is not prompt.images[0]
@@ -278,7 +278,7 @@ class TestErrors:
             ({"messages": [user("a <ref-object>")], "objects": {"ref": []}}, "1 <ref-object> tags and objects.ref 0"),
         ],
     )
-    def test_what_a_row_must_not_be(self, folder: Path, row: dict[str, Any], said: str):
+    def test_invalid_rows_raise(self, folder: Path, row: dict[str, Any], said: str):
         with pytest.raises(DataError, match=said):
             read(folder, row)
 

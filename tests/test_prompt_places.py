@@ -74,7 +74,7 @@ def written(row: dict[str, Any], data: Path) -> Path:
 
 
 @pytest.mark.parametrize("form", forms(Path("outside")))
-def test_what_lies_outside_is_refused_unless_it_is_allowed(form: str, outside: Path) -> None:
+def test_media_outside_raise_unless_allowed(form: str, outside: Path) -> None:
     file = written(forms(outside)[form], outside.parent / "data")
     pictures = ("mask",) if form == "mask" else ()
     with pytest.raises(
@@ -88,9 +88,7 @@ def test_what_lies_outside_is_refused_unless_it_is_allowed(form: str, outside: P
 
 
 @pytest.mark.parametrize("end", ["file://{}/a.zip", "local://{}/a.zip", "{}/linked/a.zip", "../outside/a.zip"])
-def test_archives_that_lie_outside_or_nowhere_in_particular_are_refused(
-    end: str, outside: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_archives_outside_or_without_a_folder_raise(end: str, outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An address at the end of a chain is read from the working directory by some."""
     data = outside.parent / "data"
     monkeypatch.chdir(data)
@@ -99,7 +97,7 @@ def test_archives_that_lie_outside_or_nowhere_in_particular_are_refused(
         load_prompts(file)
 
 
-def test_what_lies_within_is_read_whatever_it_is_called(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_media_within_are_read_under_any_name(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = outside.parent / "data"
     (data / "inner").mkdir()
     (data / "inner/link.png").symlink_to(data / "own.png")
@@ -118,7 +116,7 @@ def test_what_lies_within_is_read_whatever_it_is_called(outside: Path, monkeypat
             assert load_image(prompt.images[0]).getpixel((0, 0)) == (0, 7, 0)
 
 
-def test_stored_images_that_are_paths_are_refused_in_any_column(outside: Path) -> None:
+def test_stored_images_that_are_paths_raise_in_any_column(outside: Path) -> None:
     """Those of other columns are decoded by the library of datasets, which would open them."""
     stored = {"bytes": None, "path": str(outside / "a.png")}
     for column in ("image", "target"):
@@ -132,7 +130,7 @@ def test_stored_images_that_are_paths_are_refused_in_any_column(outside: Path) -
         assert len(load_prompts(outside.parent / "data/rows.parquet", allow_outside=True)) == 1
 
 
-def test_the_configuration_says_so(outside: Path) -> None:
+def test_the_configuration_allows_outside_media(outside: Path) -> None:
     source = str(written(forms(outside)["absolute"], outside.parent / "data"))
     refused, allowed = (
         validated({"prompts": {"source": source, **more}}).prompts for more in ({}, {"allow_outside": True})
@@ -158,7 +156,7 @@ def bomb(side: int) -> bytes:
 
 
 @pytest.mark.parametrize("side", [10_000, 20_000, 60_000])
-def test_a_picture_that_would_unpack_to_too_much_is_an_error_of_its_row(side: int, tmp_path: Path) -> None:
+def test_an_image_that_unpacks_to_too_much_raises_with_its_row(side: int, tmp_path: Path) -> None:
     (tmp_path / "bomb.png").write_bytes(bomb(side))
     with pytest.raises(DataError, match=r"line 1: .*bomb.png cannot be opened as an image \(Decompression"):
         load_prompts(written({"prompt": "p", "image": "bomb.png"}, tmp_path))
@@ -168,9 +166,7 @@ def test_a_picture_that_would_unpack_to_too_much_is_an_error_of_its_row(side: in
         load_image(bomb(side))
 
 
-def test_a_video_with_frames_that_large_is_refused_where_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_video_with_too_large_frames_raises_on_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "clip.mp4"
     path.write_bytes(encoded([Image.new("RGB", (64, 64), (n, 0, 0)) for n in range(8)], side=64))
     encoder = policy_of("qwen2.5-vl", video={"resized_height": 32, "resized_width": 32})._encoder
@@ -184,7 +180,7 @@ def test_a_video_with_frames_that_large_is_refused_where_it_is_read(
         require_video(str(tmp_path / "none.mp4"))
 
 
-def test_a_sound_that_would_unpack_to_too_much_is_refused(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audio_that_unpacks_to_too_much_raises(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_audio(str(outside / "a.wav")).values.shape == (1, 80)
     monkeypatch.setattr(audio_loading, "MAX_VALUES", 79)
     with pytest.raises(DataError, match=r"a.wav cannot be opened as audio .*it has more than 79 values"):

@@ -134,12 +134,12 @@ class TestDatasets:
         dataset.to_parquet(tmp_path / "train-00000-of-00001.parquet")
         self.check(load_prompts(tmp_path))
 
-    def test_images_are_decoded_anew_each_time(self, tmp_path: Path, dataset: Dataset):
+    def test_images_are_decoded_on_each_access(self, tmp_path: Path, dataset: Dataset):
         dataset.save_to_disk(tmp_path / "saved")
         images = load_prompts(tmp_path / "saved")[0].images
         assert images[0] is not images[0]
 
-    def test_a_split_must_be_named_where_there_are_several(self, tmp_path: Path, dataset: Dataset):
+    def test_several_splits_need_a_name(self, tmp_path: Path, dataset: Dataset):
         DatasetDict({"train": dataset, "test": dataset.select([1])}).save_to_disk(tmp_path / "saved")
         assert [prompt.text for prompt in load_prompts(tmp_path / "saved", split="test")] == ["none"]
         with pytest.raises(DataError, match="has the splits train, test; got split=None"):
@@ -147,7 +147,7 @@ class TestDatasets:
         with pytest.raises(DataError, match="has the splits train, test; got split='dev'"):
             load_prompts(tmp_path / "saved", split="dev")
 
-    def test_a_missing_text_column_names_those_there_are(self, tmp_path: Path, dataset: Dataset):
+    def test_a_missing_text_column_raises_with_the_existing_ones(self, tmp_path: Path, dataset: Dataset):
         dataset.save_to_disk(tmp_path / "saved")
         with pytest.raises(DataError, match=r"no column 'text'; set text_column to one of \['prompt', 'images'"):
             load_prompts(tmp_path / "saved", text_column="text")
@@ -165,11 +165,11 @@ class TestPython:
         assert load_prompts(f"python:{__name__}:FOUR") == FOUR
 
     @pytest.mark.parametrize("source", ["python:no_such_module:x", "python:json:no_such", "python:json"])
-    def test_what_does_not_exist(self, source: str):
+    def test_missing_sources_raise(self, source: str):
         with pytest.raises(ConfigError, match=source.removeprefix("python:")):
             load_prompts(source)
 
-    def test_what_gives_no_prompts(self):
+    def test_empty_sources_raise(self):
         with pytest.raises(DataError, match="must give a list of Prompt, got float"):
             load_prompts("python:math:pi")
         with pytest.raises(DataError, match="its item 0 is a str"):
@@ -214,7 +214,7 @@ class TestErrors:
         with pytest.raises(DataError, match=r"not UTF-8 .* at byte 5"):
             load_prompts(tmp_path / "a.txt")
 
-    def test_settings_without_effect_are_refused(self, tmp_path: Path):
+    def test_settings_without_effect_raise(self, tmp_path: Path):
         path = write(tmp_path / "a.txt", "a")
         with pytest.raises(DataError, match="no splits, so split='train' does nothing"):
             load_prompts(path, split="train")
@@ -268,14 +268,14 @@ class TestStream:
         stream = PromptStream(FOUR, num_per_step=3, seed=0, shuffle=False)
         assert indices(stream, range(3)) == [[0, 1, 2], [3, 0, 1], [2, 3, 0]]
 
-    def test_makes_sense_or_is_refused(self):
+    def test_invalid_streams_raise(self):
         with pytest.raises(DataError, match="at least one prompt"):
             PromptStream([], num_per_step=1, seed=0)
         with pytest.raises(DataError, match="num_per_step must be at least 1, got 0"):
             PromptStream(FOUR, num_per_step=0, seed=0)
 
 
-def test_a_column_of_pictures_that_no_row_has_is_named(tmp_path: Path) -> None:
+def test_a_column_of_images_that_no_row_has_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", {"prompt": "a", "mask": None}, {"prompt": "b", "edge": 1})
     with pytest.raises(
         DataError, match=r"names the column 'masc', which no row of .*rows.jsonl has; the columns are mask, edge"

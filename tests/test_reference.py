@@ -12,7 +12,7 @@ def row_of(key: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split(" | ")[1:]]
 
 
-def test_every_top_level_key_is_there() -> None:
+def test_every_top_level_key_is_listed() -> None:
     for name in RunConfig.model_fields:
         assert len(row_of(name)) == 3
 
@@ -30,7 +30,7 @@ def test_types_limits_and_defaults_are_the_models() -> None:
     assert row_of("policy.lora")[:2] == ["section or null", "`null`"]
 
 
-def test_names_come_with_their_numbers() -> None:
+def test_names_are_listed_with_their_numbers() -> None:
     assert row_of("random_subset")[0] == "size, low (0), high (null)"
     assert row_of("progressive")[0] == "size, stride (1), interval, low (0), high (null)"
     assert row_of("flow_sde")[0] == ""

@@ -108,7 +108,7 @@ def test_sigterm_and_slurms_warning_give_the_step_up_and_lose_none_before_it(
     assert timeless(lines(resumed)) == timeless(lines(whole))
 
 
-def test_a_failure_in_the_midst_of_a_steps_updates_saves_nothing(tmp_path: Path, whole: Trainer) -> None:
+def test_a_failure_within_the_updates_of_a_step_saves_no_checkpoint(tmp_path: Path, whole: Trainer) -> None:
     trainer = started(tmp_path, brightness, checkpoint={"every": 2})
     apply, calls = trainer.optimizer.apply, []
 
@@ -126,7 +126,7 @@ def test_a_failure_in_the_midst_of_a_steps_updates_saves_nothing(tmp_path: Path,
     assert torch.equal(weights(resumed), weights(whole))
 
 
-def test_the_warm_up_is_saved_and_gone_on_with(tmp_path: Path) -> None:
+def test_the_warm_up_is_saved_and_resumed(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"warmup": WARMUP, "checkpoint": {"warmup_every": 2, "keep": None}, "steps": 1}
     whole = run(tmp_path / "whole", **settings)
     assert [path.name for path in list_checkpoints(whole.folder.path)] == [
@@ -194,7 +194,7 @@ def test_rewards_are_tried_before_the_warm_up_and_a_failed_start_leaves_no_folde
         assert not list((tmp_path / "runs").iterdir())
 
 
-def test_rates_and_betas_of_now_are_really_applied(tmp_path: Path) -> None:
+def test_current_rates_and_betas_are_applied(tmp_path: Path) -> None:
     first = run(tmp_path, steps=2, update={"optimizer": {"lr": 1e-3, "schedule": "linear", "lr_floor": 0.5}})
     update = {
         "optimizer": {"lr": 4e-3, "betas": (0.5, 0.6), "weight_decay": 0.1, "schedule": "linear", "lr_floor": 0.5}
@@ -234,7 +234,7 @@ def test_more_updates_a_step_keep_the_place_in_the_schedule(tmp_path: Path) -> N
         ({"warmup": WARMUP}, r"warmup: None -> .* \(it belongs to the start of a run\)"),
     ],
 )
-def test_what_a_run_must_keep_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_changes_of_fixed_keys_raise(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     first = run(tmp_path, steps=1)
     before = (first.folder.path / "config.yaml").read_text()
     with pytest.raises(ConfigError, match=f"cannot resume with {message}.*start a new run"):
@@ -255,7 +255,7 @@ def test_in_python_a_run_folder_alone_is_enough(tmp_path: Path, whole: Trainer) 
     assert again.config == longer.config
 
 
-def test_of_a_policy_what_does_not_touch_its_weights_may_change(tmp_path: Path) -> None:
+def test_settings_of_a_policy_without_effect_on_weights_may_change(tmp_path: Path) -> None:
     policy = {"name": "denoising", "model": "python:m:f", "lora": {"rank": 2}, "update_batch": 8}
     (tmp_path / "config.yaml").write_text(json.dumps({"name": "x", "policy": policy}))
     faster = validated({"name": "y", "output": "elsewhere", "policy": {**policy, "update_batch": 2}})
@@ -275,7 +275,7 @@ def test_notes_are_no_changes() -> None:
     assert list(config_changes(before, after)) == []
 
 
-def test_a_finished_run_has_nothing_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_takes_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = run(tmp_path, steps=2, evaluation=EVALUATION)
     before = {path: path.read_bytes() for path in first.folder.path.rglob("*") if path.is_file()}
     again = run(tmp_path, resume=first.folder.path, steps=2, evaluation=EVALUATION)
@@ -284,7 +284,7 @@ def test_a_finished_run_has_nothing_to_do(tmp_path: Path, capsys: pytest.Capture
     assert {path: path.read_bytes() for path in first.folder.path.rglob("*") if path.is_file()} == before
 
 
-def test_what_a_killed_process_had_begun_to_delete_is_gone(tmp_path: Path) -> None:
+def test_partly_deleted_checkpoints_are_removed(tmp_path: Path) -> None:
     first = run(tmp_path, steps=2, checkpoint={"every": 1, "keep": 2})
     root = first.folder.path / "checkpoints"
     shutil.copytree(root / "step-000001", root / "warmup-000003")  # one too many
@@ -300,7 +300,9 @@ def test_an_evaluation_that_was_not_due_is_not_made(tmp_path: Path) -> None:
     assert [row["step"] for row in lines(resumed, "evaluation.jsonl")] == [0, 3, 4]
 
 
-def test_torn_lines_are_dropped_and_said(tmp_path: Path, whole: Trainer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_torn_lines_are_dropped_with_a_message(
+    tmp_path: Path, whole: Trainer, capsys: pytest.CaptureFixture[str]
+) -> None:
     half = run(tmp_path / "half", steps=2)
     with (half.folder.path / "metrics.jsonl").open("a") as file:
         file.write('\n{"step": 3, "upd')
@@ -310,7 +312,7 @@ def test_torn_lines_are_dropped_and_said(tmp_path: Path, whole: Trainer, capsys:
     assert torch.equal(weights(resumed), weights(whole))
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = run(tmp_path / "whole", checkpoint={"every": 1, "keep": None})
     last = whole.folder.path / "checkpoints" / "step-000004" / "training.pt"
     content = bytearray(last.read_bytes())
@@ -348,7 +350,7 @@ def test_a_run_that_ended_after_its_first_evaluation_evaluates_its_start_once(tm
     assert timeless(lines(resumed, "evaluation.jsonl")) == timeless(lines(whole, "evaluation.jsonl"))
 
 
-def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(
+def test_a_run_with_deleted_checkpoints_does_not_restart(
     tmp_path: Path, whole: Trainer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "copy"
@@ -365,7 +367,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(
     assert (folder / "metrics.jsonl").read_bytes() == metrics
 
 
-def test_what_is_no_run_is_said(tmp_path: Path) -> None:
+def test_folders_that_are_no_run_raise(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint and contains none"):
         run(tmp_path, resume=tmp_path)
 
@@ -386,7 +388,7 @@ def test_a_reward_that_changes_the_working_directory_moves_no_files(
     assert len((tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()) == 8
 
 
-def test_a_full_disk_says_so_and_leaves_the_run_to_go_on_with(tmp_path: Path, whole: Trainer) -> None:
+def test_a_full_disk_raises_and_the_run_can_resume(tmp_path: Path, whole: Trainer) -> None:
     trainer = started(tmp_path / "half", brightness, checkpoint={"every": 2})
     log = trainer.optimizer.apply
     full = tmp_path / "half" / "run" / "metrics.jsonl"

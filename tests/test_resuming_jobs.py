@@ -54,7 +54,7 @@ if trainer.job.is_main:
 
 
 @pytest.mark.slow
-def test_what_one_of_two_processes_meets_loses_no_whole_step(tmp_path: Path) -> None:
+def test_a_failure_of_one_of_two_processes_loses_no_complete_step(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
 

@@ -65,7 +65,7 @@ def test_rows_keep_their_own_ages() -> None:
     assert found.age_B.tolist() == [1, 5, 2]
 
 
-def test_origins_ages_and_values_of_another_shape_are_refused() -> None:
+def test_origins_ages_and_values_of_another_shape_raise() -> None:
     for name in ("origin_B", "age_B"):
         for wrong in (torch.zeros(2, dtype=torch.long), torch.zeros(3)):
             with pytest.raises(ShapeError, match=f"{name} must be 3 integers"):
@@ -74,7 +74,7 @@ def test_origins_ages_and_values_of_another_shape_are_refused() -> None:
         replace(rollout_of(), values={ENTROPY: torch.zeros(3, 2), from_reference("k3"): torch.zeros(3, 1)})
 
 
-def test_a_plan_draws_the_first_members_unless_it_names_others() -> None:
+def test_a_plan_samples_the_first_members_by_default() -> None:
     assert Plan().members_of(2, 3) == ((0, 1, 2), (0, 1, 2))
     assert Plan(members=((5,), (2, 0))).members_of(2, 3) == ((5,), (2, 0))
 
@@ -87,12 +87,12 @@ def test_a_plan_draws_the_first_members_unless_it_names_others() -> None:
         (((0, -1),), "by number, from 0"),
     ],
 )
-def test_members_that_cannot_be_drawn_are_refused(members: tuple[tuple[int, ...], ...], message: str) -> None:
+def test_invalid_members_raise(members: tuple[tuple[int, ...], ...], message: str) -> None:
     with pytest.raises(DataError, match=message):
         Plan(members=members)
 
 
-def test_a_plan_of_other_prompts_is_refused() -> None:
+def test_a_plan_of_other_prompts_raises() -> None:
     with pytest.raises(DataError, match=r"Plan\.members is for 1 prompts.*got 2"):
         Plan(members=((0, 1),)).members_of(2, 2)
     with pytest.raises(DataError, match="for 2 prompts but prompt_ids for 1"):

@@ -50,7 +50,7 @@ def keyword(call: ast.Call, name: str) -> str | None:
     return next((ast.unparse(given.value) for given in call.keywords if given.arg == name), None)
 
 
-def test_nothing_is_unpickled() -> None:
+def test_no_file_is_unpickled() -> None:
     imported = [
         f"{module}: {name}"
         for module, tree in modules().items()
@@ -66,7 +66,7 @@ def test_nothing_is_unpickled() -> None:
     assert [module for module, call in arrays if keyword(call, "allow_pickle") not in (None, "False")] == []
 
 
-def test_no_text_becomes_code() -> None:
+def test_no_text_is_executed() -> None:
     assert {module for module, name, _ in calls() if name in ("eval", "exec")} == RUNS_TEXT
     assert [module for module, name, call in calls() if keyword(call, "shell") == "True" or name == "os.system"] == []
     unsafe = ("yaml.unsafe_load", "yaml.full_load", "yaml.load_all", "yaml.unsafe_load_all")
@@ -94,7 +94,7 @@ class Planted:
         return os.mkdir, (str(self.mark),)
 
 
-def test_a_checkpoint_that_holds_a_pickle_is_an_error_and_runs_nothing(tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_pickle_raises_and_runs_no_code(tmp_path: Path) -> None:
     policy: Any = shown("design/design.md")["LetterPolicy"]()
     checkpoint = save_checkpoint(tmp_path, RunPosition(1, 0), policy, {"optimizer": {}}, keep=None)
     planted = pickle.dumps(Planted(tmp_path / "ran"))
@@ -122,9 +122,7 @@ class PlantedConfig(LlamaConfig):
 """
 
 
-def test_a_models_own_code_is_not_run_whoever_sits_at_the_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_of_a_model_is_not_run_at_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"model_type": "planted", "auto_map": {"AutoConfig": "planted.PlantedConfig"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "planted.py").write_text(MODEL_CODE.format(mark=str(tmp_path / "ran")))
@@ -145,7 +143,7 @@ def test_a_pipelines_own_code_is_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_weights_of_a_judge_that_are_a_pickle_run_nothing(tmp_path: Path) -> None:
+def test_pickled_weights_of_a_judge_run_no_code(tmp_path: Path) -> None:
     (tmp_path / "judge.pt").write_bytes(pickle.dumps(Planted(tmp_path / "ran")))
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         load_state_dict(str(tmp_path / "judge.pt"))

@@ -26,7 +26,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_texts_are_kept_with_what_they_answer(tmp_path: Path) -> None:
+def test_texts_are_saved_with_their_prompts(tmp_path: Path) -> None:
     SMALL.save(tmp_path / "a.png")
     prompts = [
         Prompt("which?", images=(SMALL, LARGE), columns={"answer": 7}),
@@ -125,13 +125,13 @@ def test_a_run_keeps_groups_and_measures_completions(tmp_path: Path, evaluated: 
         assert cut <= round(12 * metrics[step - 1]["completions/clipped_frac"]) <= cut + 4
 
 
-def test_none_are_kept_where_none_are_asked_for(tmp_path: Path) -> None:
+def test_no_samples_are_saved_by_default(tmp_path: Path) -> None:
     config = {"output": str(tmp_path), "steps": 1, "tracking": {"rollouts": 0}, "rollout": {"prompts_per_step": 1}}
     run = Trainer(letters(2), {"a": lambda samples: [0.0] * len(samples)}, [Prompt("one")], config).train()
     assert not (run / "samples").exists()
 
 
-def test_videos_are_mp4_files_beside_a_sheet_of_their_frames(tmp_path: Path) -> None:
+def test_videos_are_mp4_files_with_a_sheet_of_their_frames(tmp_path: Path) -> None:
     clips = [[Image.new("L", (16, 8), 20 * row + 60 * number) for number in range(3)] for row in range(2)]
     samples = [Sample(Prompt("moves"), 0, row, video=clip, frame_rate=5.0) for row, clip in enumerate(clips)]
     scores = Scores(names=(), value_BR=torch.zeros(2, 0), valid_BR=torch.zeros(2, 0).bool(), weight_R=torch.ones(0))

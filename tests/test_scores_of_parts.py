@@ -40,7 +40,7 @@ def words(samples: Sequence[Sample]) -> list[Score | None]:
     return found
 
 
-def test_parts_stand_in_order_and_hold_something() -> None:
+def test_parts_are_ordered_and_not_empty() -> None:
     for start, end in ((-1, 2), (2, 2), (3, 2)):
         with pytest.raises(DataError, match="begin at 0 or later"):
             Scope(start, end, 1.0)
@@ -107,7 +107,7 @@ def test_a_closed_gate_is_closed_for_parts() -> None:
         assert counting[1] == expected
 
 
-def test_they_come_back_from_a_reward_server() -> None:
+def test_a_reward_server_returns_them() -> None:
     samples = texts("red cat", "a 12 -", "")
     here = score(samples, [NamedReward("words", words)], max_failure_frac=1.0)
     with serving({"words": words}) as url:
@@ -117,7 +117,7 @@ def test_they_come_back_from_a_reward_server() -> None:
     assert torch.equal(there.value_BR, here.value_BR)
 
 
-def test_samples_say_the_first_of_them(tmp_path: Path) -> None:
+def test_explanations_have_the_first_of_them(tmp_path: Path) -> None:
     long = texts(" ".join("a" * 70), "b")
     write_samples(tmp_path / "step", long, score(long, [NamedReward("words", words)]))
     lines = [json.loads(line) for line in (tmp_path / "step" / "samples.jsonl").read_text().splitlines()]

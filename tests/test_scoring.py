@@ -48,7 +48,7 @@ class TestScores:
         assert scores.failures == {"fixed": 0}
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e39, torch.tensor(math.nan)])
-    def test_what_is_not_finite_is_masked_and_counted(self, bad: Any, caplog: pytest.LogCaptureFixture):
+    def test_values_that_are_not_finite_are_masked_and_counted(self, bad: Any, caplog: pytest.LogCaptureFixture):
         scores = score(FOUR, [returning([1.0, bad, None, 0.0])])
         assert scores.valid_BR[:, 0].tolist() == [True, False, False, True]
         assert scores.failures == {"fixed": 1}
@@ -70,7 +70,7 @@ class TestScores:
         assert scores.value_BR[:, 0].tolist() == [0.25, 1, 0, 2]
         assert not scores.value_BR.requires_grad
 
-    def test_each_reward_sees_everything_once(self):
+    def test_each_reward_is_called_once_with_all_samples(self):
         seen = []
         score(FOUR, [NamedReward("spy", lambda samples: seen.append(list(samples)) or [0.0] * 4)])
         assert seen == [FOUR]
@@ -80,7 +80,7 @@ class TestFailures:
     def broken(self, samples: Sequence[Sample]) -> list[float]:
         raise TimeoutError("no answer in 10 s")
 
-    def test_a_reward_that_raises_stops_the_run_and_says_why(self):
+    def test_a_reward_that_raises_stops_the_run_with_its_message(self):
         expected = (
             r"'ocr' failed on 4 of 4 samples \(100%\).*at most 25%.*TimeoutError: no answer in 10 s"
             r".*runtime.max_reward_failure_frac"
@@ -144,7 +144,7 @@ class TestTrlForm:
         samples = samples_of("yes", "no", answer=["yes", "yes"], level=[3, 5])
         assert score(samples, [NamedReward("exact", exact)]).value_BR[:, 0].tolist() == [1.0, 0.0]
 
-    def test_gets_only_what_it_names(self):
+    def test_only_named_arguments_are_passed(self):
         def length(completions):
             return [len(completion) for completion in completions]
 
@@ -165,7 +165,7 @@ class TestTrlForm:
         samples = [*samples_of("yes", answer=["yes"]), *samples_of("no")]
         assert as_reward(known)(samples) == [1.0, None]
 
-    def test_a_column_that_no_prompt_has_is_said_aloud(self, caplog: pytest.LogCaptureFixture):
+    def test_a_column_that_no_prompt_has_warns(self, caplog: pytest.LogCaptureFixture):
         def exact(completions, solution):
             raise AssertionError("has nothing to judge")
 
@@ -174,7 +174,7 @@ class TestTrlForm:
             "exact applies to no sample: it requires columns ('solution',), the prompts have ['answer']" in caplog.text
         )
 
-    def test_chat_completions_are_messages_and_pictures_are_pictures(self, tmp_path: Path):
+    def test_chat_completions_are_messages_and_images_are_images(self, tmp_path: Path):
         Image.new("L", (2, 2), 7).save(tmp_path / "a.png")
         turns = [{"role": "user", "content": "how many?"}]
         picture = Image.new("L", (2, 2))
@@ -203,7 +203,7 @@ class TestTrlForm:
 
         assert as_reward(reads)(samples) == [7, 7, -1]
 
-    def test_pictures_are_not_opened_for_functions_that_do_not_look(self):
+    def test_images_are_opened_only_on_access(self):
         samples = [Sample(Prompt("which?", images=["absent.png"]), 0, 0, text="a")]
         assert as_reward(lambda completions, **columns: [len(columns["images"][0])])(samples) == [1]
         with pytest.raises(DataError, match=r"absent.png cannot be opened"):
@@ -262,7 +262,7 @@ class TestTrlItself:
         assert scores.value_BR[:, 0].tolist() == [1, 0, 0]
         assert scores.failures == {"accuracy": 0}
 
-    def test_plain_prompts_are_said_to_be_the_reason(self):
+    def test_plain_prompts_are_named_as_the_reason(self):
         with pytest.raises(RewardError, match=r"think_format_reward reads completions as chat messages.*as messages"):
             score(samples_of("<think>a</think>"), [NamedReward("format", self.trl.think_format_reward)])
 
@@ -310,7 +310,7 @@ class TestTrlFormsOfSignature:
         assert as_reward(judge)(samples_of("a", "bb")) == [1, 2]
         assert asyncio.run(notebook()) == [1, 2]
 
-    def test_what_the_trainer_would_give(self):
+    def test_arguments_of_the_trainer(self):
         def logs(completions, log_extra, log_metric=None):
             log_extra("seen", completions)
             assert log_metric is None

@@ -32,7 +32,7 @@ FOUR = written("a", "bb", "ccc", "dddd")
 
 
 class TestExplanations:
-    def test_a_score_may_stand_for_a_number(self):
+    def test_a_score_may_replace_a_number(self):
         reward = NamedReward(
             "x", lambda samples: [Score(0.5, {"parsed": "7"}), 1.0, None, Score(float("nan"), {"a": 1})]
         )
@@ -43,7 +43,7 @@ class TestExplanations:
         assert scores.explanations == {"x": [{"parsed": "7"}, None, None, {"a": 1}]}
         assert scores.rows([3, 0]).explanations == {"x": [{"a": 1}, {"parsed": "7"}]}
 
-    def test_what_json_cannot_hold_is_no_explanation(self):
+    def test_explanations_beyond_json_are_dropped(self):
         for wrong in ({"x": object()}, {"x": float("nan")}, {"x": Image.new("L", (1, 1))}):
             with pytest.raises(DataError, match="JSON-serializable"):
                 Score(1.0, wrong)
@@ -55,7 +55,7 @@ class TestExplanations:
 
 
 class TestThreads:
-    def test_rewards_that_allow_it_run_beside_each_other_and_beside_the_others(self):
+    def test_concurrent_rewards_run_in_parallel(self):
         together = threading.Barrier(3, timeout=10)  # nobody passes before all three have come
 
         def meet(samples: Sequence[Sample]) -> list[float]:
@@ -82,7 +82,7 @@ class TestThreads:
         assert NamedReward("r", remote, concurrent=False).concurrent is False
         assert NamedReward("r", plain).concurrent is False
 
-    def test_what_it_raises_on_a_thread_is_what_it_raises(self):
+    def test_exceptions_on_a_thread_are_raised_unchanged(self):
         def broken(samples: Sequence[Sample]) -> list[float]:
             raise TimeoutError("the judge is away")
 
@@ -115,7 +115,7 @@ class TestThreads:
         assert scorer(FOUR).value_BR[:, 0].tolist() == [1.0] * 4  # and now it answers again
 
     @pytest.mark.parametrize("concurrent", [True, False])
-    def test_a_stuck_reward_holds_one_thread_however_often_it_is_asked(self, concurrent: bool):
+    def test_a_stuck_reward_uses_one_thread_for_any_number_of_calls(self, concurrent: bool):
         leave, asked = threading.Event(), []
 
         def stuck(samples: Sequence[Sample]) -> list[float]:
@@ -144,7 +144,7 @@ class TestThreads:
         assert scores.failures == {"leaves": 4, "sound": 0}
         assert scores.valid_BR.tolist() == [[False, True]] * 4
 
-    def test_trying_out_finds_what_cannot_answer_and_nothing_else(self):
+    def test_trial_calls_find_only_failing_rewards(self):
         def broken(samples: Sequence[Sample]) -> list[float]:
             raise RuntimeError("scorer is down")
 
@@ -163,7 +163,7 @@ class TestOverlap:
         Sample(Prompt("q"), group, member, text="ab"[group] * (member + 1)) for group in (0, 1) for member in (0, 1)
     )
 
-    def test_rewards_on_threads_are_asked_about_whole_groups_and_the_others_once(self):
+    def test_rewards_on_threads_get_complete_groups_and_the_others_one_call(self):
         beside, after = Counting(deterministic=False), Counting(deterministic=False)
         scorer = Scorer([NamedReward("after", after), NamedReward("beside", beside, concurrent=True)])
         pending = scorer.open(group_sizes=PAIRS)
@@ -177,7 +177,7 @@ class TestOverlap:
         assert scores.value_BR.tolist() == [[1.0, 1.0], [2.0, 2.0]] * 2
         assert set(scores.took_s) == {"after", "beside"}
 
-    def test_equal_samples_in_different_groups_are_asked_about_once(self):
+    def test_equal_samples_in_different_groups_are_scored_once(self):
         same = [Sample(Prompt("q"), group, member, text="a" * (member + 1)) for group in (0, 1) for member in (0, 1)]
         reward = Counting()
         pending = Scorer([NamedReward("x", reward, concurrent=True)]).open(group_sizes=PAIRS)
@@ -188,7 +188,7 @@ class TestOverlap:
         assert scores.value_BR[:, 0].tolist() == [1.0, 2.0, 1.0, 2.0]
         assert scores.cached == {"x": 2}
 
-    def test_samples_that_were_not_handed_over_are_asked_about_at_the_end(self):
+    def test_samples_not_emitted_early_are_scored_at_the_end(self):
         reward = Counting(deterministic=False)
         pending = Scorer([NamedReward("x", reward, concurrent=True)]).open(group_sizes=PAIRS)
         pending.submit(self.ROLLOUT[2:])
@@ -197,7 +197,7 @@ class TestOverlap:
         assert reward.asked == [["b", "bb"], ["a", "aa", "b", "bb"]]
         assert scores.value_BR[:, 0].tolist() == [1.0, 2.0, 1.0, 2.0]
 
-    def test_what_a_call_fails_on_is_a_share_of_the_whole_rollout(self):
+    def test_failures_of_a_call_are_a_share_of_the_complete_rollout(self):
         def broken(sample: Sample) -> float:
             if sample.text == "bb":
                 raise OSError("away")
@@ -214,7 +214,7 @@ class TestOverlap:
         with pytest.raises(RewardError, match=r"'x' failed on 2 of 4.*OSError: away"):
             scored(0.25)
 
-    def test_calls_that_wait_behind_a_stuck_one_are_given_up_together(self, monkeypatch: pytest.MonkeyPatch):
+    def test_calls_that_wait_for_a_stuck_one_time_out_together(self, monkeypatch: pytest.MonkeyPatch):
         began, leave, clock = threading.Event(), threading.Event(), [0.0]
 
         def stuck(samples: Sequence[Sample]) -> list[float]:
@@ -267,7 +267,7 @@ class Counting:
 
 
 class TestKnownResults:
-    def test_equal_samples_are_asked_about_once(self):
+    def test_equal_samples_are_scored_once(self):
         reward = Counting()
         scorer = Scorer([NamedReward("length", reward)])
         first = scorer(written("a", "bb", "a", "ccc"))
@@ -287,7 +287,7 @@ class TestKnownResults:
             assert scorer(written("a", "a")).cached == {}
             assert reward.function.asked == [["a", "a"]]  # pyright: ignore[reportFunctionMemberAccess]
 
-    def test_failures_are_asked_about_again(self):
+    def test_failures_are_scored_again(self):
         values = iter([float("nan"), 5.0])
         reward = Counting(lambda sample: next(values))
         scorer = Scorer([NamedReward("x", reward)], max_failure_frac=1.0)
@@ -350,7 +350,7 @@ class TestKnownResults:
         assert fingerprints([base]) != [found[0]]  # the file is another one now
         assert fingerprints([replace(base, prompt=Prompt("q", columns={"answer": object()}))]) == [None]
 
-    def test_what_has_no_fingerprint_is_asked_about_every_time(self):
+    def test_samples_without_a_fingerprint_are_always_scored(self):
         reward = Counting()
         strange = [replace(sample, prompt=Prompt("q", columns={"x": object()})) for sample in written("a", "a")]
         scorer = Scorer([NamedReward("x", reward)])

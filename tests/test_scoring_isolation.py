@@ -114,7 +114,7 @@ class TestGlobalState:
         assert torch.ones(1).device.type == "cpu"
         assert np.geterr() == before
 
-    def test_what_building_a_reward_changes_is_restored(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_changes_while_building_a_reward_are_restored(self, caplog: pytest.LogCaptureFixture) -> None:
         (reward,) = build_rewards([RewardConfig.model_validate({"name": f"python:{__name__}:Unpleasant"})])
         assert torch.is_grad_enabled()
         assert "changed grad mode from True to False" in caplog.text

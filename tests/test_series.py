@@ -66,7 +66,7 @@ def test_each_run_begins_where_the_one_before_ended(tmp_path: Path) -> None:
         assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
-def test_a_series_goes_on(tmp_path: Path) -> None:
+def test_a_series_resumes(tmp_path: Path) -> None:
     """Without its second run and given again, the second is run, the first not."""
     train(str(written(tmp_path)))
     series = tmp_path / "runs/two"
@@ -111,7 +111,7 @@ def test_the_runs_of_a_series(tmp_path: Path) -> None:
         ([{"name": "../a"}], "runs.0.name"),
     ],
 )
-def test_what_cannot_be_is_said_at_once(runs: list[dict[str, Any]], message: str, tmp_path: Path) -> None:
+def test_invalid_series_raise_at_once(runs: list[dict[str, Any]], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(written(tmp_path, runs=runs))
 
@@ -121,7 +121,7 @@ def test_a_trainer_trains_one_run(tmp_path: Path) -> None:
         Trainer("nowhere", lambda samples: [0.0], ["a"], load_config(written(tmp_path)))
 
 
-def test_later_runs_say_that_the_start_is_of_the_first(tmp_path: Path) -> None:
+def test_later_runs_note_that_the_start_is_of_the_first(tmp_path: Path) -> None:
     first, later = runs_of(load_config(written(tmp_path, note="The warm-up forgets the carry.")))
     assert first.note == "The warm-up forgets the carry."
     assert later.note == (

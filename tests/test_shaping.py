@@ -62,7 +62,7 @@ def test_gates_in_a_row_and_before_the_clip() -> None:
     assert metrics["reward/c/gated_frac"] == 0.5
 
 
-def test_a_clip_changes_what_counts_and_not_what_is_logged() -> None:
+def test_a_clip_changes_the_total_and_not_the_logged_values() -> None:
     reward = giving("x", [-2.0, 0.5, 8.0, None], clip=(0.0, 1.0), weight=2.0)
     scores = score(SAMPLES, [reward])
     shaped = shape_scores(scores, [reward], 0)
@@ -110,7 +110,7 @@ REWARDS: list[dict[str, Any]] = [
 ]
 
 
-def test_the_configuration_says_it_and_explain_shows_it() -> None:
+def test_the_configuration_sets_it_and_explain_prints_it() -> None:
     config = validated({"rewards": REWARDS, "advantage": {"combine": {"name": "mean_minus_variance", "factor": 0.5}}})
     right, form = build_rewards(config.rewards)
     assert right.gate == Gate("form", 1.0, "zero")
@@ -140,7 +140,7 @@ def test_the_configuration_says_it_and_explain_shows_it() -> None:
         ([{"name": "count", "timeout_s": 0}], "greater than 0"),
     ],
 )
-def test_what_cannot_be_meant(rewards: list[dict[str, Any]], scores: str) -> None:
+def test_invalid_settings_raise(rewards: list[dict[str, Any]], scores: str) -> None:
     with pytest.raises(ConfigError, match=scores):
         validated({"rewards": rewards})
 

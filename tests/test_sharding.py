@@ -190,7 +190,7 @@ def on_two(
 
 
 @pytest.mark.parametrize("names", [EVERYDAY, pytest.param(BY_NIGHT, marks=pytest.mark.nightly)], ids=["day", "night"])
-def test_a_model_in_parts_takes_the_updates_of_a_whole_one(names: Sequence[str], tmp_path: Path) -> None:
+def test_a_sharded_model_has_the_updates_of_an_unsharded_one(names: Sequence[str], tmp_path: Path) -> None:
     whole, parts = on_two(tmp_path, names, function="run_both")
     for name in names:
         assert torch.equal(whole[name].weights, parts[name].weights), name
@@ -202,7 +202,7 @@ def test_a_model_in_parts_takes_the_updates_of_a_whole_one(names: Sequence[str],
 
 @needs_deepspeed
 @pytest.mark.nightly
-def test_adapters_on_what_deepspeed_parts_take_the_updates_of_whole_ones(tmp_path: Path) -> None:
+def test_adapters_sharded_by_deepspeed_have_the_unsharded_updates(tmp_path: Path) -> None:
     """DeepSpeed's linear layers add in another order than torch's."""
     whole, parts = on_two(tmp_path, tuple(SCENARIOS), function="run_both", engine="zero3")
     for name in SCENARIOS:
@@ -262,7 +262,7 @@ def alone(folder: Path, names: Sequence[str]) -> tuple[Any, list[Tensor]]:
 
 
 @pytest.mark.parametrize("engine", ["fsdp2", pytest.param("zero3", marks=(needs_deepspeed, pytest.mark.nightly))])
-def test_a_model_is_whole_on_each_process_while_it_draws(engine: str, tmp_path: Path) -> None:
+def test_a_model_is_gathered_on_each_process_while_it_samples(engine: str, tmp_path: Path) -> None:
     ((parted, *drawing, after), said), tried = on_two(tmp_path, (), function="alone", engine=engine)
     assert torch.equal(*said)
     assert torch.equal(*tried)
@@ -283,7 +283,7 @@ def test_gradients_of_pipelines_in_parts(engine: str, tmp_path: Path) -> None:
     assert apart == dict.fromkeys(("flux", "wan", "sd15"), pytest.approx(0.0, abs=1e-5))
 
 
-def test_what_cannot_be_sharded_is_refused() -> None:
+def test_unsupported_sharding_raises() -> None:
     accelerator = Accelerator(cpu=True)
     with pytest.raises(ConfigError, match="set fsdp_version: 2"):
         Sharding(accelerator, FullyShardedDataParallelPlugin(fsdp_version=1))
@@ -307,7 +307,7 @@ def test_what_cannot_be_sharded_is_refused() -> None:
         ({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}, "offload_param.device, which"),
     ],
 )
-def test_settings_of_deepspeed_that_are_not_heeded_are_refused(settings: dict[str, Any], said: str) -> None:
+def test_ignored_settings_of_deepspeed_raise(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Sharding(Accelerator(cpu=True), DeepSpeedPlugin(hf_ds_config=settings))
 

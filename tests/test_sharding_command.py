@@ -26,7 +26,7 @@ from mmgrpo.shards import read_shards
 from tests.test_sharding import needs_deepspeed
 
 
-def test_what_the_command_cannot_start_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_launches_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="--accelerate nowhere: no such file; use fsdp2, gpus, zero2, zero3"):
         launch("nowhere", [], processes=None)
     (tmp_path / "mine.yaml").write_text("a: [")
@@ -50,7 +50,7 @@ def test_what_the_command_cannot_start_is_said(tmp_path: Path, monkeypatch: pyte
     assert "--processes needs --accelerate" in " ".join(told.output.split())
 
 
-def test_deepspeed_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_deepspeed_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmgrpo.cli.launch.is_installed", lambda package: False)
     with pytest.raises(MissingPackageError, match=r"--accelerate zero3 needs .*--extra deepspeed"):
         launch("zero3", [], processes=None)

@@ -176,7 +176,7 @@ def by_deepspeed(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Outc
 
 
 @needs_deepspeed
-def test_weights_that_deepspeed_parts_take_the_updates_of_whole_ones(tmp_path: Path) -> None:
+def test_weights_sharded_by_deepspeed_have_the_unsharded_updates(tmp_path: Path) -> None:
     runs = on_two(tmp_path, EVERYDAY, function="by_deepspeed", module="tests.test_sharding_full")
     for name in EVERYDAY:
         same_updates(runs["whole"], runs["zero2"], name)
@@ -185,7 +185,7 @@ def test_weights_that_deepspeed_parts_take_the_updates_of_whole_ones(tmp_path: P
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("engine", ["fsdp2", *ZERO])
-def test_weights_in_parts_take_the_updates_of_whole_ones_in_every_scenario(engine: str, tmp_path: Path) -> None:
+def test_sharded_weights_have_the_unsharded_updates_in_every_scenario(engine: str, tmp_path: Path) -> None:
     whole, parts = on_two(tmp_path, BY_NIGHT, function="run_full", engine=engine)
     for name in BY_NIGHT:
         same_updates(whole, parts, name)

@@ -43,7 +43,7 @@ def written(folder: Path, num_processes: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8])
-def test_rows_lie_as_torch_chunks_them(size: int) -> None:
+def test_rows_are_chunked_as_by_torch(size: int) -> None:
     for shape in SHAPES:
         whole = torch.arange(torch.Size(shape).numel()).view(shape)
         chunks = [*whole.chunk(size), *[whole[:0]] * size][:size]
@@ -55,7 +55,7 @@ def test_rows_lie_as_torch_chunks_them(size: int) -> None:
 
 @pytest.mark.parametrize("before", [1, 2, 3, 8])
 @pytest.mark.parametrize("after", [1, 2, 3, 8])
-def test_what_some_processes_wrote_others_read(before: int, after: int, tmp_path: Path) -> None:
+def test_shards_are_read_by_another_number_of_processes(before: int, after: int, tmp_path: Path) -> None:
     expected, stored = written(tmp_path, before), read_shards(tmp_path)
     assert stored.keys() == expected.keys()
     for name, whole in expected.items():
@@ -110,7 +110,7 @@ def test_a_file_too_few_or_of_others_is_named(tmp_path: Path) -> None:
         {PIECES: json.dumps({"of.0": [0, "7", 3]})},
     ],
 )
-def test_a_header_that_says_what_cannot_be_is_an_error(header: dict[str, str], tmp_path: Path) -> None:
+def test_an_invalid_header_raises(header: dict[str, str], tmp_path: Path) -> None:
     written(tmp_path, 2)
     last = tmp_path / shard_name(1, 2)
     save_file(load_file(last), last, header)
@@ -147,7 +147,7 @@ def saved(module: Tied, folder: Path) -> None:
     write_shard(folder, pieces, process=0, num_processes=1)
 
 
-def test_a_module_is_restored_with_what_is_tied_and_its_buffers(tmp_path: Path) -> None:
+def test_a_module_is_restored_with_tied_tensors_and_buffers(tmp_path: Path) -> None:
     module, other = Tied(), Tied()
     saved(module, tmp_path)
     before = other.made_anew.clone()
@@ -158,7 +158,7 @@ def test_a_module_is_restored_with_what_is_tied_and_its_buffers(tmp_path: Path) 
     assert other.last.weight is other.first.weight
 
 
-def test_another_module_is_refused_before_anything_changes(tmp_path: Path) -> None:
+def test_another_module_raises_before_any_change(tmp_path: Path) -> None:
     saved(Tied(), tmp_path)
     other = Tied(width=4)
     before = other.first.weight.detach().clone()

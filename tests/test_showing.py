@@ -41,7 +41,7 @@ def shown(tracker: str, folder: Path) -> None:
     assert trackers.finish() == []
 
 
-def test_tensorboard_has_a_sheet_of_pictures_and_a_table_of_texts(tmp_path: Path) -> None:
+def test_tensorboard_has_a_sheet_of_images_and_a_table_of_texts(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     shown("tensorboard", tmp_path)
@@ -70,7 +70,7 @@ def in_a_process(tracker: str, folder: Path, cwd: Path | None = None, **environm
 
 
 @pytest.mark.slow
-def test_wandb_offline_has_pictures_and_a_table(tmp_path: Path) -> None:
+def test_wandb_offline_has_images_and_a_table(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     elsewhere, tmp_path = tmp_path, tmp_path / "run"
     tmp_path.mkdir()

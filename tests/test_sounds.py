@@ -55,12 +55,12 @@ def same(audio: Any, expected: Audio, *, within: float = 0.0) -> bool:
         (torch.zeros(1, 4), 8000.0, "got 8000.0"),
     ],
 )
-def test_what_is_no_sound_is_refused(values: Any, rate: Any, said: str) -> None:
+def test_invalid_audio_raises(values: Any, rate: Any, said: str) -> None:
     with pytest.raises(DataError, match=said):
         Audio(values, rate)
 
 
-def test_a_sound_of_any_form(tmp_path: Path) -> None:
+def test_audio_of_any_form(tmp_path: Path) -> None:
     sound = tone(channels=2)
     data = encode_wav(sound)
     (tmp_path / "a.wav").write_bytes(data)
@@ -86,7 +86,7 @@ def test_a_sound_of_any_form(tmp_path: Path) -> None:
     assert same({"array": levels, "sampling_rate": np.int64(8000)}, sound, within=2 * HALF_STEP)
 
 
-def test_what_datasets_decode_to_is_heard() -> None:
+def test_decoded_audio_of_datasets_is_loaded() -> None:
     @dataclasses.dataclass
     class Decoder:  # of torchcodec, which does not come with us
         data: torch.Tensor
@@ -124,7 +124,7 @@ def test_compressed_files(tmp_path: Path, encoder: str) -> None:
     assert float(middle.abs().max()) == pytest.approx(0.5, abs=0.03)
 
 
-def test_a_playlist_is_no_sound(tmp_path: Path) -> None:
+def test_a_playlist_is_no_audio(tmp_path: Path) -> None:
     """ffmpeg would open what it names: other files, and URLs."""
     (tmp_path / "a.wav").write_bytes(encode_wav(tone()))
     listed = f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile://{tmp_path}/a.wav\n#EXT-X-ENDLIST\n"
@@ -149,7 +149,7 @@ def test_a_playlist_is_no_sound(tmp_path: Path) -> None:
         (b"RIFFxxxx", "the audio of 8 bytes cannot be opened"),
     ],
 )
-def test_what_cannot_be_heard_says_why(form: Any, said: str) -> None:
+def test_unreadable_audio_raises_with_the_reason(form: Any, said: str) -> None:
     with pytest.raises(DataError, match=said):
         load_audio(form)
 
@@ -206,25 +206,25 @@ class TestRows:
         prompt = self.read(folder, {"prompt": "p", "audio": {"array": [0.0, 0.5], "sampling_rate": 8}})
         assert same(prompt.audios[0], Audio(torch.tensor([[0.0, 0.5]]), 8))
 
-    def test_a_dataset_with_sounds_is_decoded_when_asked(self, folder: Path) -> None:
+    def test_audio_of_a_dataset_is_decoded_on_access(self, folder: Path) -> None:
         stored = [{"bytes": encode_wav(tone()), "path": None}, {"bytes": None, "path": str(folder / "2.wav")}]
         one, two = load_prompts(dataset(stored))
         assert same(one.audios[0], tone(), within=HALF_STEP)
         assert same(pickle.loads(pickle.dumps(one.audios))[0], tone(), within=HALF_STEP)
         assert two.audios == (str(folder / "2.wav"),)
 
-    def test_bytes_that_are_no_sound_name_their_row(self) -> None:
+    def test_bytes_that_are_no_audio_raise_with_their_row(self) -> None:
         stored = [{"bytes": data, "path": None} for data in (encode_wav(tone()), b"nothing")]
         with pytest.raises(DataError, match=r"the dataset, row 1: .* cannot be opened as audio"):
             load_prompts(dataset(stored))
 
-    def test_the_sound_is_part_of_what_a_row_is(self) -> None:
+    def test_audio_is_part_of_the_key_of_a_row(self) -> None:
         keys = [prompt_keys([Prompt("p", audios=sounds)]) for sounds in ((), (tone(),), (tone(),), (silence(),))]
         assert keys[1] == keys[2]
         assert len({*keys}) == 3
 
 
-def test_a_picture_of_a_sound_shows_its_frequency() -> None:
+def test_a_spectrogram_shows_the_frequency() -> None:
     low, high = (np.asarray(spectrogram(tone(hertz))).astype(int).sum(2) for hertz in (100, 2000))
     assert low.shape == (WAVE + SPECTRUM, WIDTH)
     rows = [int(picture[WAVE:, WIDTH // 2].argmax()) for picture in (low, high)]
@@ -245,7 +245,7 @@ class TestFiles:
         assert same(tmp_path / "samples/0000.wav", tone(channels=2), within=HALF_STEP)
         assert same(tmp_path / "samples/0001.wav", tone(), within=HALF_STEP)
 
-    def test_a_prompts_sounds_lie_beside_its_answers(self, tmp_path: Path) -> None:
+    def test_audio_of_a_prompt_is_saved_next_to_its_answers(self, tmp_path: Path) -> None:
         prompt = Prompt("what?", audios=(tone(rate=48000), "nowhere.wav", tone(duration_s=31)))
         samples = [Sample(prompt, 0, n, text="a tone") for n in range(2)]
         write_samples(tmp_path / "samples/step-000000", samples, scores(2))
@@ -266,7 +266,7 @@ class TestFiles:
 
 class TestServing:
     @pytest.mark.parametrize("form", get_args(Form))
-    def test_sounds_arrive_exactly(self, form: Form) -> None:
+    def test_audio_arrives_exactly(self, form: Form) -> None:
         prompt = Prompt("p", audios=(tone(330, channels=2), {"array": [0.25], "sampling_rate": 8}))
         samples = [Sample(prompt, 0, 0, audio=tone(rate=44100)), Sample(prompt, 0, 1, text="x")]
         _, (first, second) = unpack_request(*pack_samples(samples, form=form))
@@ -277,7 +277,7 @@ class TestServing:
             True
         ] * 2
 
-    def test_sounds_count_among_the_pixels(self) -> None:
+    def test_audio_counts_among_the_pixels(self) -> None:
         body, kind = pack_samples([Sample(Prompt("p"), 0, 0, audio=tone(duration_s=1.0))], form="png")
         assert kind == JSON
         assert unpack_request(body, JSON, max_pixels=8000)[1][0].audio is not None
@@ -299,7 +299,7 @@ class TestServing:
             ),
         ],
     )
-    def test_what_is_no_sound_is_refused(self, change: dict[str, Any], said: str) -> None:
+    def test_invalid_audio_in_requests_raises(self, change: dict[str, Any], said: str) -> None:
         body, _ = pack_samples([Sample(Prompt("p"), 0, 0, audio=tone())], form="png")
         request = json.loads(body)
         sound = request["samples"][0]["audio"]

@@ -39,7 +39,7 @@ print(code, *sorted(set(%r) & set(sys.modules)), file=sys.stderr)
         (("explain", "recipes/sd3.5-flow-grpo-fast"), "Flow-GRPO-Fast with CPS"),
     ],
 )
-def test_what_computes_nothing_imports_no_library_that_does(command: tuple[str, ...], said: str) -> None:
+def test_commands_without_computation_import_no_compute_library(command: tuple[str, ...], said: str) -> None:
     call = [sys.executable, "-c", CALL % (HEAVY,), *command]
     done = subprocess.run(call, capture_output=True, text=True, timeout=120)
     assert said in done.stdout
@@ -64,13 +64,13 @@ print(is_progress_bar_enabled(), not are_progress_bars_disabled())
 
 
 @pytest.mark.parametrize(("wish", "downloads"), [pytest.param("0", "True", marks=pytest.mark.nightly), ("1", "False")])
-def test_of_bars_only_those_of_downloads_are_drawn(wish: str, downloads: str) -> None:
+def test_only_progress_bars_of_downloads_are_printed(wish: str, downloads: str) -> None:
     environment = {**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": wish}
     done = subprocess.run([sys.executable, "-c", SETTLED], capture_output=True, text=True, timeout=120, env=environment)
     assert done.stdout.split() == ["False", downloads]
 
 
-def test_the_package_gives_its_names_when_they_are_asked_for() -> None:
+def test_the_package_imports_its_names_on_access() -> None:
     import mmgrpo
     from mmgrpo.types import Prompt
 

@@ -46,14 +46,14 @@ def call(name: str, **arguments: object) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def test_what_is_called_is_told() -> None:
+def test_calls_return_their_results() -> None:
     tools = ToolEnvironment([divide, place])
     turn = tools.step(f"First {call('divide', a=3, b=4)} and {call('place', city='Oslo')}")
     assert (turn.text, turn.role, turn.done, turn.reward) == ("0.75\nNorway", "tool", False, None)
     assert tools.step("It is 0.75.").done
 
 
-def test_signatures_stand_behind_the_prompt() -> None:
+def test_signatures_follow_the_prompt() -> None:
     text = ToolEnvironment([divide]).reset(Prompt("3 / 4?")).text
     schema = json.loads(text.split("<tools>\n")[1].split("\n</tools>")[0])
     assert schema["name"] == "divide"
@@ -79,13 +79,13 @@ def test_functions_may_be_named() -> None:
         ('<tool_call>{"name": "divide", "arguments": [1, 2]}</tool_call>', "must be a mapping"),
     ],
 )
-def test_what_goes_wrong_is_told(text: str, told: str) -> None:
+def test_errors_of_calls_are_returned(text: str, told: str) -> None:
     turn = ToolEnvironment([divide, place]).step(text)
     assert not turn.done
     assert told in json.loads(turn.text)["error"]
 
 
-def test_tools_that_are_none_are_refused() -> None:
+def test_invalid_tools_raise() -> None:
     with pytest.raises(ConfigError, match="one or more functions"):
         ToolEnvironment([])
     with pytest.raises(ConfigError, match="with distinct names"):

@@ -70,7 +70,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     return run(tmp_path_factory.mktemp("whole"))
 
 
-def test_run_folder_holds_what_it_promises(tmp_path: Path) -> None:
+def test_run_folder_has_the_documented_files(tmp_path: Path) -> None:
     trainer = run(tmp_path, checkpoint={"every": 2, "keep": 1})
     metrics = lines(trainer)
     assert [(line["step"], line["update"]) for line in metrics] == [(s, u) for s in (1, 2, 3, 4) for u in (0, 1)]
@@ -115,14 +115,14 @@ def test_resumed_lora_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     assert torch.equal(weights(whole), weights(resumed))
 
 
-def test_batches_change_nothing(tmp_path: Path, whole: Trainer) -> None:
+def test_batches_do_not_change_the_run(tmp_path: Path, whole: Trainer) -> None:
     expected = weights(whole)
     for number, settings in enumerate(({"rollout_batch": 3}, {"update_batch": 3}, {"update_batch": 1})):
         found = weights(run(tmp_path / str(number), make_policy(**settings)))
         assert float((found - expected).abs().max()) < 2e-5, settings
 
 
-def test_update_of_whole_rollout_at_once_or_in_epochs(tmp_path: Path) -> None:
+def test_update_of_the_complete_rollout_at_once_or_in_epochs(tmp_path: Path) -> None:
     update = {"epochs": 2, "minibatches": 1, "optimizer": {"lr": 1e-3}}
     trainer = run(tmp_path, steps=1, update=update, objective={"ratio_level": "sequence"})
     ratios = [line["policy/ratio_std"] for line in lines(trainer)]

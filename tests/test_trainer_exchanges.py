@@ -55,7 +55,7 @@ def trainer_of(folder: Path, rollout: dict[str, Any], **sections: Any) -> Traine
     return Trainer(terse("llama"), {"judged": judged}, prompts_of("llama"), values)
 
 
-def test_a_run_is_trained_on_exchanges_and_judged_on_them(tmp_path: Path) -> None:
+def test_a_run_is_trained_and_evaluated_on_conversations(tmp_path: Path) -> None:
     evaluation = {"prompts": {"source": "python:tests.test_trainer_exchanges:asked"}, "every": 1}
     trainer = trainer_of(tmp_path, {"environment": ASKS, "max_turns": 2}, evaluation=evaluation)
     trainer.train()
@@ -67,7 +67,7 @@ def test_a_run_is_trained_on_exchanges_and_judged_on_them(tmp_path: Path) -> Non
     assert json.loads(first)["eval/judged/mean"] >= 1.0  # of a sample that is no exchange it is 0
 
 
-def test_an_environment_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_an_environment_that_cannot_be_built_raises(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rollout\.environment .*: .*missing 1 required positional argument: 'told'"):
         trainer_of(tmp_path, {"environment": ASKS["name"]})
     with pytest.raises(ConfigError, match="makes a list; give a class of"):
@@ -80,7 +80,7 @@ def nothing() -> list[int]:
     return []
 
 
-def test_the_calculator_is_taught_as_it_is_used() -> None:
+def test_the_calculator_is_supervised_as_it_is_used() -> None:
     model, tokenizer = calculator_lm()
     policy = LanguagePolicy(model, tokenizer, {"chat": False, "max_new_tokens": 24})
     first, second = calculator.examples(called=1.0)[:2]
@@ -97,7 +97,7 @@ def test_the_calculator_is_taught_as_it_is_used() -> None:
     assert encoder(second.prompt).ids_P.tolist() == row
 
 
-def test_calls_and_answers_are_told_apart() -> None:
+def test_calls_and_answers_are_distinguished() -> None:
     prompt = Prompt("12*34=", columns={"answer": "408"})
     call = calculator.examples(called=1.0)[0].text or ""
     samples = [

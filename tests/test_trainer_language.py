@@ -59,7 +59,7 @@ def weights(trainer: Trainer) -> Tensor:
 @pytest.mark.parametrize(
     "settings", [{"rollout_batch": 3, "update_tokens": 60}, {"share_prefix": False}, {"head_bytes": 1}], ids=str
 )
-def test_batches_change_nothing(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_batches_do_not_change_the_run(settings: dict[str, Any], tmp_path: Path) -> None:
     plain, other = trained(tmp_path / "a"), trained(tmp_path / "b", settings=settings)
     assert float((weights(plain) - weights(other)).abs().max()) < 2e-5
     untrained = torch.cat([parameter.flatten() for parameter in policy_of("qwen2.5-vl").trainable])

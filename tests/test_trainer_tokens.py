@@ -42,7 +42,7 @@ def run(
     return trainer, [json.loads(line) for line in (trainer.folder.path / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_what_a_reward_needs_of_the_decisions_is_asked_of_the_policy(tmp_path: Path) -> None:
+def test_values_that_a_reward_needs_are_requested_of_the_policy(tmp_path: Path) -> None:
     _, lines = run(tmp_path, SelfCertainty())
     assert lines[0]["reward/reward/mean"] > 0  # of a policy that knows something
     assert lines[0]["groups/zero_std_frac"] == 0
@@ -62,7 +62,7 @@ def test_divergence_in_the_reward_starts_at_zero_and_grows(tmp_path: Path) -> No
     assert lines[1]["count/forwards_per_sample"] == 4.0
 
 
-def test_entropy_and_nearness_choose_what_counts(tmp_path: Path) -> None:
+def test_entropy_and_near_policy_select_decisions(tmp_path: Path) -> None:
     chosen = {"selections": [{"name": "top_entropy", "share": 0.25}, {"name": "near_policy", "limit": 10.0}]}
     _, lines = run(tmp_path, objective={**chosen, "aggregate": "token_mean"})
     assert all(0.2 < line["policy/trained_frac"] <= 0.5 for line in lines)
@@ -102,7 +102,7 @@ class Thinking:
         return length(samples)
 
 
-def test_a_reward_on_a_thread_judges_the_first_groups_while_the_rest_is_written(
+def test_a_reward_on_a_thread_scores_the_first_groups_during_the_rollout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     thinking, written = Thinking(), LanguagePolicy.rollout

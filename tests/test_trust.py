@@ -74,7 +74,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_command_runs_what_a_strangers_run_names(command: str, stranger: Path) -> None:
+def test_no_command_runs_code_of_a_foreign_run(command: str, stranger: Path) -> None:
     done = call(*COMMANDS[command](str(stranger)))
     assert done.exit_code == 2, done.output
     setting = " ".join(done.stderr.split())
@@ -85,7 +85,7 @@ def test_no_command_runs_what_a_strangers_run_names(command: str, stranger: Path
     assert not (stranger.parent / "exports").exists() or not any((stranger.parent / "exports").iterdir())
 
 
-def test_a_folder_with_nothing_but_a_configuration_is_a_strangers_too(stranger: Path) -> None:
+def test_a_folder_with_only_a_configuration_is_foreign_too(stranger: Path) -> None:
     shutil.rmtree(stranger / "checkpoints")
     (stranger / "run.json").unlink()
     done = call("sample", str(stranger), "a digit")
@@ -132,12 +132,12 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_whatever_names_code_or_a_server_is_named(case: str) -> None:
+def test_keys_that_name_code_or_a_server_are_listed(case: str) -> None:
     values, where = CASES[case]
     assert [setting for setting in untrusted_settings(values) if where in setting]
 
 
-def test_an_included_file_hides_nothing(stranger: Path) -> None:
+def test_code_in_included_files_is_listed(stranger: Path) -> None:
     (stranger / "below.yaml").write_text("rewards: [{name: 'python:planted_module:reward'}]")
     (stranger / "config.yaml").write_text("include: below.yaml\n")
     assert "python:planted_module" in call("evaluate", str(stranger)).stderr
@@ -152,7 +152,7 @@ def test_ordinary_configurations_are_not_suspect() -> None:
         assert list(untrusted_settings(read_layers(find_config(name)))) == []
 
 
-def test_ones_own_runs_are_known_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_runs_are_trusted_in_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_scores.py").write_text("def one(samples):\n    return [0.5] * len(samples)\n")
     monkeypatch.chdir(tmp_path)
     evaluation = f"evaluation={{prompts: {{source: '{PROMPTS}', limit: 2}}}}"
@@ -169,7 +169,7 @@ def test_ones_own_runs_are_known_where_they_lie(tmp_path: Path, monkeypatch: pyt
     assert "'python:planted:one'" in " ".join(call("evaluate", str(run)).stderr.split())
 
 
-def test_what_is_ours_is_its_text_at_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_files_are_trusted_by_path_and_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     config, other = tmp_path / "a" / "config.yaml", tmp_path / "b" / "config.yaml"
     for file in (config, other):

@@ -55,7 +55,7 @@ def kinds(alarms: Sequence[Alert]) -> list[tuple[str, int]]:
 
 
 class TestHacking:
-    def test_reward_up_and_held_out_down(self):
+    def test_a_rising_reward_and_a_falling_evaluation_raise_an_alert(self):
         # halves of two of four: 1 to 2 is a rise of 1 std; 0.8 to 0.7 a fall of 0.2 of 0.5
         alarms = rewarded(dog_of(window=4), [1, 1, 2, 2], [0.8, 0.8, 0.7, 0.7])
         assert kinds(alarms) == [("hacking", 6)]
@@ -65,7 +65,7 @@ class TestHacking:
         assert "objective.kl.beta" in alarms[0].suggested_fix
         assert alarms[0].suggested_fix.endswith("train on 'judge' as well; keep checkpoints: set checkpoint.every")
 
-    def test_the_checkpoint_to_go_back_to_is_one_that_there_is(self):
+    def test_the_alert_names_an_existing_checkpoint(self):
         # the older half of the window ends at step 2, and later checkpoints saw the fall
         for steps_saved, said in (
             ((1, 2, 4), "go back to the checkpoint of step 2"),
@@ -92,7 +92,7 @@ class TestHacking:
     def test_no_alarm(self, trained: list[float], judged: list[float]):
         assert rewarded(dog_of(window=4), trained, judged) == []
 
-    def test_what_is_one_number_for_all_samples_is_measured_by_its_size(self):
+    def test_constant_rewards_are_measured_by_their_size(self):
         # recall 0.5 to 0.44 is 12 % of it, to 0.46 8 %
         assert kinds(rewarded(dog_of(), [1, 2], [0.5, 0.44], std=0.0)) == [("hacking", 2)]
         assert rewarded(dog_of(), [1, 2], [0.5, 0.46], std=0.0) == []
@@ -106,7 +106,7 @@ class TestHacking:
             alarms += dog.after_evaluation({"step": step, **line})
         assert alarms == []
 
-    def test_what_is_trained_on_is_not_held_out(self):
+    def test_trained_rewards_are_not_held_out(self):
         assert rewarded(dog_of(), [1, 2], [0.8, 0.1], key="easy") == []
         assert rewarded(dog_of(), [1, 2], [0.8, 0.1], key="grid_artifacts") == []
         assert kinds(rewarded(dog_of(hacking=None), [1, 2], [0.8, 0.1])) == []
@@ -115,7 +115,7 @@ class TestHacking:
 class TestNoEffect:
     KEY = "credit/anchor_states/changed_frac"
 
-    def test_mechanism_that_changes_nothing_in_a_window_raises_an_alert(self):
+    def test_mechanism_without_effect_in_a_window_raises_an_alert(self):
         alarms = steps(dog_of(window=3), self.KEY, [0.0, 0.0, 0.0])
         assert kinds(alarms) == [("no_effect", 3)]
         assert alarms[0].measured == "in 3 steps no decision is changed by credit/anchor_states/changed_frac"
@@ -186,7 +186,7 @@ class TestOtherAlarms:
         assert kinds(steps(dog, "groups/zero_std_frac", values[:4], start=4)) == [("dead_groups", 6)]
 
 
-def test_what_cannot_be_watched() -> None:
+def test_invalid_settings_raise() -> None:
     with pytest.raises(ConfigError, match=r"names easy; .* not trained on: judge"):
         watchdog_inputs(run_of(held_out=["easy"]), ["easy"], ["easy", "judge"])
     with pytest.raises(ConfigError, match=r"needs a reward in evaluation.rewards that is not trained on"):
@@ -255,7 +255,7 @@ class TestWhatIsTrainedOn:
         assert subject.held_out == held_out
 
 
-def test_explain_says_what_is_watched() -> None:
+def test_explain_lists_the_alerts() -> None:
     said = " ".join(explanation(run_of(stop=["grid"], length=None)).split())
     assert "watchdog alarms for hacking, diversity, grid, dead_groups, on_policy_gap, no_effect; stops at grid" in said
 

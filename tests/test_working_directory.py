@@ -81,7 +81,7 @@ def run(start: Sequence[str], folder: Path, *arguments: str) -> str:
     "start",
     ["script", pytest.param("module", marks=pytest.mark.nightly), pytest.param("package", marks=pytest.mark.nightly)],
 )
-def test_nothing_in_the_working_directory_runs(start: str, folder: Path) -> None:
+def test_modules_of_the_working_directory_do_not_run(start: str, folder: Path) -> None:
     how = starts(folder)[start]
     assert "10 prompts x 16 members" in run(how, folder, "explain", "quickstart/digits-image")
     assert " flow-grpo " in run(how, folder, "methods")
@@ -102,7 +102,7 @@ def test_nothing_in_the_working_directory_runs(start: str, folder: Path) -> None
         "launched module",
     ],
 )
-def test_what_python_targets_name_is_found_there_after_what_is_installed(start: str, folder: Path) -> None:
+def test_python_targets_are_found_there_after_installed_packages(start: str, folder: Path) -> None:
     assert "python:my_policy:Policy" in run(starts(folder)[start], folder, "explain", "own.yaml")
     is_last, found = (folder / "seen.txt").read_text().split(maxsplit=1)
     assert is_last == "True"

@@ -56,7 +56,7 @@ def _centred(weight: float = 1.0):
     )
 
 
-def test_functions_are_taken_without_what_their_file_imports(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_functions_are_extracted_without_imports_of_their_file(folder: Path, capsys: pytest.CaptureFixture[str]):
     # group 0: 1 and 3 less their mean; the second row's last decision is masked
     reward_BT, mask_BT = torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([[1, 1], [1, 0]])
     found = taken(folder, CENTRED).centred(reward_BT, mask_BT, torch.zeros(2))
@@ -102,7 +102,7 @@ def _half(theirs, given):
     return theirs.update(given.logprob_BT, given.advantage_BT, given.mask_BT) / 2
 
 
-def test_what_is_not_there_is_said(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_missing_functions_raise(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(ConfigError, match=r"somebody/method, trainer/core.py has no lost: correct the names"):
         taken(folder, Source(repo="somebody/method", path=FILE, names=("centred", "lost")))
     with pytest.raises(ConfigError, match=r"no clone of some/other in .*: clone it to .*some\+other/repo"):
@@ -111,7 +111,7 @@ def test_what_is_not_there_is_said(folder: Path, tmp_path: Path, capsys: pytest.
     assert "`compute_policy_loss_gspo` | no clone |" in capsys.readouterr().out
 
 
-def test_a_group_of_every_draw_is_all_right_or_all_wrong():
+def test_groups_are_all_right_or_all_wrong():
     first = [drawn(seed).right_B.view(P, -1)[0].tolist() for seed in (0, 1)]
     assert first == [[0.0] * 5, [1.0] * 5]
     rows = drawn(7)

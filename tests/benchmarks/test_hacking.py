@@ -25,14 +25,14 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 @pytest.mark.slow
-def test_the_trained_reward_rises_and_the_held_out_one_falls(stopped: Ran) -> None:
+def test_the_trained_reward_rises_and_the_evaluated_one_falls(stopped: Ran) -> None:
     last = max(stopped.trained)
     assert stopped.trained[last] > stopped.trained[1] + 0.03
     assert stopped.held_out[last] < stopped.held_out[0] - 0.05
 
 
 @pytest.mark.slow
-def test_the_alarm_names_the_knob_and_ends_the_run_with_a_checkpoint(stopped: Ran) -> None:
+def test_the_alert_names_the_setting_and_ends_the_run_with_a_checkpoint(stopped: Ran) -> None:
     (alarm,) = [alarm for alarm in stopped.alarms if alarm["kind"] == "hacking"]
     assert "'held_out_accuracy', which is not trained on, fell from" in alarm["measured"]
     assert alarm["cure"].startswith("raise objective.kl.beta")

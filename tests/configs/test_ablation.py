@@ -28,7 +28,7 @@ def test_taking_a_mechanism_away_changes_the_weights(name: str) -> None:
     assert any(ablation.outcome in ("changes", "error") for ablation in found), found
 
 
-def test_reasons_are_of_mechanisms_that_there_are() -> None:
+def test_reasons_are_of_existing_mechanisms() -> None:
     for name, reasons in INERT.items():
         assert name in NAMES
         assert set(reasons) <= set(mechanism_keys(name))

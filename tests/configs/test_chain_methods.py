@@ -107,7 +107,7 @@ PLAYS: dict[str, Play] = {
 
 
 @pytest.mark.parametrize("name", PLAYS)
-def test_who_is_followed_by_whom(name: str) -> None:
+def test_stages_follow_their_rows(name: str) -> None:
     play, strategy = PLAYS[name], Algorithm.of(config_of(name)).strategy
     setting, rounds, asked = Setting(step=0, num_prompts=2, group_size=2), list[Round](), []
     for rewards, cut_off in zip(play.rewards, play.unfinished, strict=False):
@@ -200,7 +200,7 @@ PAID: dict[str, tuple[list[Sample], list[float | None]]] = {
 
 
 @pytest.mark.parametrize("name", PAID)
-def test_what_is_paid(name: str) -> None:
+def test_rewards_of_chain_rows(name: str) -> None:
     (samples, expected), config = PAID[name], config_of(name)
     rewards = build_rewards(config.rewards)
     said = [[number(one) for one in reward.function(samples)] for reward in rewards]
@@ -234,7 +234,7 @@ def number(score: float | Score | None) -> float | None:
         ("multi-module-grpo", "answer", "three", "q\n\nNotes:\nthree"),
     ],
 )
-def test_what_is_shown(name: str, context: str, text: str, shown: str) -> None:
+def test_prompts_of_chain_rows(name: str, context: str, text: str, shown: str) -> None:
     history = History(samples=[wrote(text, 0, 0)], rewards=[None])
     result = Algorithm.of(config_of(name)).prompt_templates[context](Prompt("q", columns=COLUMNS), 0, history)
     assert result is not None
@@ -283,7 +283,7 @@ def test_care_gives_likely_answers_more() -> None:
     assert found_BT[:, 0].tolist() == pytest.approx([0.75 / std, 0.25 / std, 0.75 / std, -1.75 / std], abs=1e-6)
 
 
-def test_what_stands_between_tags_is_marked() -> None:
+def test_texts_between_tags_are_marked() -> None:
     texts = ("<answer>a</answer> or <answer>bc</answer>.", "<answer></answer>", "</answer> <answer>", "a")
     result = Tagged()([wrote(text, 0, member) for member, text in enumerate(texts)])
     assert [number(one) for one in result] == [1.0, 0.0, 0.0, 0.0]

@@ -85,7 +85,7 @@ def refusal(folder: Path, *names: str) -> str:
 
 
 @pytest.mark.parametrize("task", PAIRS)
-def test_every_mechanism_goes_with_every_other_or_says_why_not(task: str, tmp_path: Path) -> None:
+def test_every_mechanism_combines_with_every_other_or_raises_with_a_reason(task: str, tmp_path: Path) -> None:
     wrong = []
     for lower, upper in PAIRS[task]:
         expected = REFUSED.get((task, lower), {}).get(upper, "")
@@ -123,13 +123,13 @@ def test_list_of_a_run_does_not_drop_functions_of_a_method(tmp_path: Path) -> No
     assert [one.name for one in alone.advantage.estimators] == ["length"]
 
 
-def test_numbers_go_with_the_scale_that_they_are_written_beside(tmp_path: Path) -> None:
+def test_numbers_belong_to_the_scale_of_their_file(tmp_path: Path) -> None:
     """Of gspo the 1e-6 beside its scale, which spo's has no place for."""
     assert laid(tmp_path, "methods/gspo").advantage.scaling.numbers["eps"] == 1e-6
     assert laid(tmp_path, "methods/gspo", "methods/spo").advantage.scaling.numbers == {}
 
 
-def test_what_is_replaced_is_said(tmp_path: Path) -> None:
+def test_replaced_keys_are_listed(tmp_path: Path) -> None:
     config = laid(tmp_path, "methods/dapo", "methods/gspo")
     assert config.method is not None
     (dapo,) = config.method.over
@@ -162,7 +162,7 @@ def test_a_method_of_each_policy_is_no_run(tmp_path: Path) -> None:
         laid(tmp_path, "methods/luffy", "methods/branch-grpo")
 
 
-def test_what_is_drawn_is_not_another_methods(tmp_path: Path) -> None:
+def test_the_strategy_of_a_method_is_not_replaced_by_another(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"with_answer, which dapo replaces by refill; put luffy after dapo"):
         laid(tmp_path, "methods/luffy", "methods/dapo")
     below = laid(tmp_path, "methods/dapo", "methods/luffy", "methods/gspo").method
@@ -173,7 +173,7 @@ def test_what_is_drawn_is_not_another_methods(tmp_path: Path) -> None:
     ]
 
 
-def test_filter_that_leaves_nobody_out_is_refused(tmp_path: Path) -> None:
+def test_filter_that_keeps_every_member_raises(tmp_path: Path) -> None:
     """gfpo keeps 8, and the task draws 8."""
     config = laid(tmp_path, "quickstart/arithmetic-text", "methods/gfpo")
     with pytest.raises(
@@ -185,7 +185,7 @@ def test_filter_that_leaves_nobody_out_is_refused(tmp_path: Path) -> None:
         require_advantages(Algorithm.of(laid(tmp_path, "quickstart/arithmetic-text", own=varied)))
 
 
-def test_method_of_ones_own_needs_no_paper(tmp_path: Path) -> None:
+def test_custom_method_needs_no_paper(tmp_path: Path) -> None:
     config = laid(tmp_path, "methods/gspo", own={"method": {"name": "mine", "title": "Mine"}})
     assert next(method_rows(config)) == ("method", "Mine (not published)")
 
@@ -197,7 +197,7 @@ def test_method_of_ones_own_needs_no_paper(tmp_path: Path) -> None:
         ("digits-image", "luffy", "luffy is for tokens, and the policy denoising is for denoising policies"),
     ],
 )
-def test_method_of_another_policy_is_refused(task: str, method: str, said: str, tmp_path: Path) -> None:
+def test_method_of_another_policy_raises(task: str, method: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
         laid(tmp_path, f"quickstart/{task}", f"methods/{method}")
 

@@ -71,7 +71,7 @@ def test_stages_and_weights_that_move_after_the_last_step_are_warnings() -> None
     assert idle_mechanisms(Algorithm.of(load_config("methods/grpo", {"rewards": rewards, "steps": 31}))) == ()
 
 
-def test_warning_is_shown_before_the_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warning_is_printed_before_the_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "output": str(tmp_path)}
     config = load_config("methods/ppl-position", {**small, "rollout.strategy": {"name": "fixed"}})
     Trainer(policy_of("llama", max_new_tokens=2), by_member, prompts_of("llama"), config).train()
@@ -128,9 +128,7 @@ def test_rewards_of_turns_that_no_exchange_has_are_an_error_at_the_first_step(tm
         trainer.train()
 
 
-def test_filter_that_leaves_nothing_out_is_a_note_at_the_first_step(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_filter_without_effect_is_a_note_at_the_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """CAPO with bounds that no token reaches at the run's learning rate, and with some that tokens reach."""
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "output": str(tmp_path)}
     for bound, is_idle in ((1e6, True), (1e-9, False)):

@@ -35,7 +35,7 @@ from tests.policies.tiny_language import policy_of, prompts_of
 ANSWERS = ("equivalent_1", "equivalent_2", "different_1", "different_2")
 
 
-def test_an_explanation_is_drawn_behind_the_answer_and_trained_behind_the_question() -> None:
+def test_an_explanation_is_sampled_after_the_answer_and_trained_after_the_question() -> None:
     config = config_of("expo")
     requests = Algorithm.of(config).strategy.ask((), Setting(step=0, num_prompts=1, group_size=9))
     assert requests == (
@@ -55,7 +55,7 @@ def test_groups_of_one_source_are_read() -> None:
     )
 
 
-def test_right_answers_are_seen_as_the_weakest_part_was() -> None:
+def test_right_answers_are_viewed_with_the_prompt_of_the_weakest_part() -> None:
     """Of three parts of two the first is half right, the second wrong, the third right."""
     config = config_of("meml-grpo")
     texts = [context(Prompt("q"), 0, History()) for context in Algorithm.of(config).prompt_templates.values()]
@@ -77,7 +77,7 @@ def test_right_answers_are_seen_as_the_weakest_part_was() -> None:
         weakest_system(texts=told[:2])(Prompt("q"), 0, history)
 
 
-def test_what_there_is_to_explore_is_remembered_and_sought() -> None:
+def test_prompts_to_explore_are_remembered_and_sampled() -> None:
     """One right of two, of entropies 0.4 and 0.5: 0.9; two right; a right one of 0.1 and a wrong one of 0.5: 0.1."""
     config = config_of("depo")
     assert config.prompts is not None
@@ -164,7 +164,7 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
         assert lines[0]["policy/loss/foreign"] > 0
 
 
-def test_a_source_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_source_raises(tmp_path: Path) -> None:
     small = {"rewards": [], "output": str(tmp_path), "policy": None, "rollout.prompts_per_step": 2}
     config = load_config("methods/oorl", {**small, "update.minibatches": 1})
     with pytest.raises(ConfigError, match=r"rollout.strategy.source: 'equivalents' is the label of none"):

@@ -36,7 +36,7 @@ def asking(settings: Any, url: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ASKING)
-def test_answers_are_paid_as_the_judge_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_have_the_score_of_the_judge(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     judged = ASKING[name]
     samples = [
@@ -55,7 +55,7 @@ def test_answers_are_paid_as_the_judge_says(name: str, monkeypatch: pytest.Monke
     assert total_B.tolist() == pytest.approx([paid for *_, paid in judged.answers], abs=1e-6)
 
 
-def test_edits_are_paid_by_the_least_of_their_scores() -> None:
+def test_edits_have_the_minimum_of_their_scores() -> None:
     """Of 25, in each of four draws: one is done 10 and looks 15, the other 5 and 15; by the code the root of both."""
     seen: list[str] = []
 
@@ -78,7 +78,7 @@ def test_edits_are_paid_by_the_least_of_their_scores() -> None:
     ) == 8  # before and after, and the question
 
 
-def test_meaning_counts_beside_the_judge(tmp_path: Path) -> None:
+def test_meaning_counts_in_addition_to_the_judge(tmp_path: Path) -> None:
     """0.9 times 0.575, 0.375 and 0.05, and 0.1; every answer that is not the reference's is far for this encoder."""
     encoder = str(judges.save_encoder(tmp_path))
     answers = {"tumour": 1.0, "a mass": 0.5175 + 0.045 + 0.1, "lung": 0.045 + 0.1}

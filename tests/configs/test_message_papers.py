@@ -19,7 +19,7 @@ TEXTS = (f"{WRONG}{NO}{RIGHT}{YES}", f"{RIGHT}{YES}", f"{WRONG}{YES}")
 PAID = ([0, 1, 1, 1], [1, 1], [0, 0])
 
 
-def test_messages_are_paid_and_compared_in_their_places() -> None:
+def test_messages_are_scored_and_compared_by_position() -> None:
     """Of the first attempts one of three is right, (2/3, -1/3) over 0.5773503; of their checks one is wrong.
 
     One text goes on, and is compared with none.

@@ -168,7 +168,7 @@ def test_explain_lists_rewards_and_where_each_is_from(tmp_path: Path) -> None:
     assert "of methods/" not in explanation(run_of(tmp_path, "methods/gspo", rewards=rewards))
 
 
-def test_a_run_without_a_verifier_is_told_what_to_add(tmp_path: Path) -> None:
+def test_a_run_without_a_verifier_raises_with_a_fix(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"methods/arm needs a verifier.* rewards: has format: add one, for example"):
         run_of(tmp_path, "methods/arm", rewards=[{"name": "format"}])
     with pytest.raises(
@@ -178,7 +178,7 @@ def test_a_run_without_a_verifier_is_told_what_to_add(tmp_path: Path) -> None:
     run_of(tmp_path, "methods/arm", rewards=[{"name": "format", "verifier": True}])
 
 
-def test_methods_beside_each_other_both_add_their_rewards(tmp_path: Path) -> None:
+def test_included_methods_all_add_their_rewards(tmp_path: Path) -> None:
     config = run_of(tmp_path, "methods/geometryzero", "methods/dapo", "methods/diver", rewards=[MINE])
     assert [(reward.known_as, reward.from_method) for reward in config.rewards] == [
         ("exact_match", None),
@@ -220,7 +220,7 @@ def test_live_functions_are_verifiers(tmp_path: Path) -> None:
     assert joined_rewards(built, load_config("methods/arm")).named == built  # of the configuration already
 
 
-def test_what_a_method_needs_is_checked(tmp_path: Path) -> None:
+def test_needs_of_a_method_are_checked(tmp_path: Path) -> None:
     papo = load_config("methods/papo", {"policy": None})
     with pytest.raises(ConfigError, match=r"methods/papo needs rows with images, and none of the 2 prompts has any"):
         require_needs(papo, prompts=[Prompt("a"), Prompt("b")])

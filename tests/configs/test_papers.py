@@ -15,11 +15,11 @@ from tests.configs.paid import ELSEWHERE, PAID, ROUTED
 PAPERS = shipped("papers")
 
 
-def test_every_recipe_is_paid_for() -> None:
+def test_every_recipe_has_a_reward_test() -> None:
     assert {f"papers/{name}" for name in (*PAID, *ELSEWHERE)} == set(PAPERS)
 
 
-def test_explain_says_whose_run_it_is_and_how_it_differs() -> None:
+def test_explain_prints_the_paper_and_the_deviations() -> None:
     sources = list(recipe_rows(load_config("papers/visual-rft")))
     assert sources[0] == ("recipe", "Visual-RFT: Visual Reinforcement Fine-Tuning (2503.01785)")
     assert [label for label, _ in sources[1:]] == ["deviation"] * 4 + ["evidence"] * 2
@@ -28,7 +28,7 @@ def test_explain_says_whose_run_it_is_and_how_it_differs() -> None:
 
 
 @pytest.mark.parametrize("name", PAID)
-def test_answers_are_paid_as_in_the_authors_code(name: str) -> None:
+def test_answers_score_as_in_the_authors_code(name: str) -> None:
     rewards = build_rewards(load_config(f"papers/{name}").rewards)
     samples = [
         Sample(

@@ -80,7 +80,7 @@ def resolved(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", RESOLVED)
-def test_shipped_runs_are_what_they_were_before_methods_left_the_scale_open(name: str) -> None:
+def test_shipped_runs_resolve_to_their_pinned_values(name: str) -> None:
     assert hashlib.sha256(resolved(name).encode()).hexdigest()[:16] == RESOLVED[name], resolved(name)
 
 
@@ -133,7 +133,7 @@ def test_an_override_puts_it_in_force_under_the_file(write: Write) -> None:
     assert scale(load_config(path)) == (100, 8, 0.25, 4, 0.125)
 
 
-def test_who_includes_a_run_decides_over_it(write: Write) -> None:
+def test_including_a_run_overrides_its_paper_hparams(write: Write) -> None:
     write("run", {"include": ["model", "ours"], "use_paper_hparams": True, "update": {"minibatches": 4}})
     above = write("above", {"include": ["run"], "steps": 3})
     assert scale(load_config(above)) == (3, 48, 0.5, 4, 0.125)
@@ -142,7 +142,7 @@ def test_who_includes_a_run_decides_over_it(write: Write) -> None:
     assert scale(load_config(off)) == (100, 8, 0.25, 4, 0.125)
 
 
-def test_what_another_method_publishes_goes_with_it(write: Write) -> None:
+def test_paper_hparams_of_another_method_apply_with_it(write: Write) -> None:
     write(
         "theirs",
         {"method": {**METHOD["method"], "name": "theirs"}, "paper_hparams": {"update": {"optimizer": {"lr": 0.0625}}}},
@@ -160,13 +160,13 @@ def test_the_resolved_file_reads_back_to_the_same(write: Write, tmp_path: Path) 
         assert load_config(tmp_path / "config.yaml") == config
 
 
-def test_what_is_published_is_no_change_to_a_run_that_goes_on(write: Write) -> None:
+def test_paper_hparams_are_no_change_of_a_resumed_run(write: Write) -> None:
     before = load_config(write("run", {"include": ["model", "ours"]}))
     assert list(config_changes(before, before.model_copy(update={"paper_hparams": {}}))) == []
 
 
 @pytest.mark.parametrize("values", [{"include": ["model"], "use_paper_hparams": True}, {"use_paper_hparams": True}])
-def test_asking_for_what_is_not_there_is_an_error(values: dict[str, Any], write: Write) -> None:
+def test_requesting_missing_paper_hparams_raises(values: dict[str, Any], write: Write) -> None:
     with pytest.raises(ConfigError, match="use_paper_hparams: true asks for the published values of a method, but"):
         load_config(write("run", values))
     with pytest.raises(ConfigError, match="use_paper_hparams=true asks for the published values of a method, but"):
@@ -188,7 +188,7 @@ def test_published_values_are_those_of_keys_that_exist(paper_hparams: Any, text:
         validated({"paper_hparams": paper_hparams})
 
 
-def test_a_live_configuration_has_nothing_to_put_in_force(write: Write) -> None:
+def test_a_live_configuration_has_no_paper_hparams(write: Write) -> None:
     with pytest.raises(ConfigError, match="true or false in a file that includes a method"):
         validated({"use_paper_hparams": True})
     with pytest.raises(ConfigError, match="use_paper_hparams=true or use_paper_hparams=false, got 3"):
@@ -209,7 +209,7 @@ def rows(config: RunConfig) -> str:
     return " ".join(explanation(config).split())
 
 
-def test_explanation_says_what_the_published_run_had_otherwise(write: Write) -> None:
+def test_explanation_lists_the_differences_from_the_published_run(write: Write) -> None:
     values = {"include": ["models/flux.1-dev", "methods/dance-grpo"], "update": {"optimizer": {"lr": 0.25}}}
     path = write("run", values)
     expected = """
@@ -228,7 +228,7 @@ def test_explanation_says_what_the_published_run_had_otherwise(write: Write) -> 
     assert "every value of the published run (FLUX.1-dev at 720 x 720, LoRA of rank 128) is in force" in text
 
 
-def test_explanation_says_what_the_method_sets_with_the_values_of_the_run(write: Write) -> None:
+def test_explanation_lists_the_keys_of_the_method_with_their_values(write: Write) -> None:
     path = write("run", {"include": ["models/flux.1-dev", "methods/dance-grpo"], "policy": {"strength": 0.5}})
     expected = """
         method DanceGRPO (2505.07818), for denoising policies it sets policy.sampler = dance_sde, policy.strength =

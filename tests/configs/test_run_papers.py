@@ -34,13 +34,13 @@ def paid(rewards: Sequence[NamedReward], answers: list[Answer], *, routed: bool 
 
 @needs_sandbox
 @pytest.mark.parametrize("name", RUN)
-def test_programs_are_paid_for_what_they_do(name: str) -> None:
+def test_programs_are_scored_by_their_results(name: str) -> None:
     rewards = build_rewards(load_config(f"papers/{name}").rewards)
     assert paid(rewards, RUN[name]) == pytest.approx([pay for *_, pay in RUN[name]], abs=1e-6)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_run_is_paid_all_the_same(name: str) -> None:
+def test_rewards_without_execution_are_scored(name: str) -> None:
     rewards = build_rewards(load_config(f"papers/{name}").rewards)
     assert paid(rewards, REFUSED[name]) == pytest.approx([pay for *_, pay in REFUSED[name]], abs=1e-6)
 
@@ -53,7 +53,7 @@ def in_memory(reward: RewardConfig, url: str) -> RewardConfig:
 
 @needs_sandbox
 @pytest.mark.parametrize("name", QUERIES)
-def test_queries_are_paid_for_what_they_give(name: str) -> None:
+def test_queries_are_scored_by_their_results(name: str) -> None:
     with running(Server(first=lambda text: {"yes": 0.9, "no": 0.1})) as server:
         rewards = build_rewards([in_memory(reward, server.url) for reward in load_config(f"papers/{name}").rewards])
         assert paid(rewards, QUERIES[name]) == pytest.approx([pay for *_, pay in QUERIES[name]], abs=1e-6)

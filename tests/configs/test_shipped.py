@@ -70,7 +70,7 @@ def settings_of(config: RunConfig) -> DenoisingSettings:
     return DenoisingSettings(**config.policy.numbers)
 
 
-def test_everything_asked_for_ships() -> None:
+def test_expected_methods_ship() -> None:
     drawing = {
         "awm",
         "branch-grpo",
@@ -166,6 +166,6 @@ def test_second_attention_of_sd35_is_left_alone() -> None:
     assert not any(".attn2." in path for path in paths)
 
 
-def test_unknown_source_key_is_refused() -> None:
+def test_unknown_source_key_raises() -> None:
     with pytest.raises(ConfigError, match=r"no key 'policy\.strenght'"):
         at(written("methods/flow-grpo"), "policy.strenght")

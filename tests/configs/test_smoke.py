@@ -188,9 +188,7 @@ def test_method_of_any_kind_trains_a_denoising_policy(
 
 
 @pytest.mark.parametrize("name", ["awm", "crd", "dgpo", "diffusion-nft"])
-def test_what_is_read_of_samples_drawn_without_noise_trains(
-    name: str, write: Callable[[dict[str, Any]], Path], tmp_path: Path
-) -> None:
+def test_renoised_samples_train(name: str, write: Callable[[dict[str, Any]], Path], tmp_path: Path) -> None:
     values = {
         "include": ["models/sd3.5-medium", f"methods/{name}"],
         "prompts": {"source": str(tmp_path / "prompts.txt")},
@@ -223,7 +221,7 @@ def test_every_function_that_a_method_of_any_kind_names_is_trained() -> None:
     assert untrained("both", ANY_KIND) == set()
 
 
-def test_those_of_every_day_set_whatever_any_of_them_sets() -> None:
+def test_daily_configurations_set_every_key() -> None:
     known = {*ANY_KIND, *DRAWN}
     assert set(EVERYDAY["any kind"]) < known
     everyday = {found for name in EVERYDAY["any kind"] for found in settings(f"methods/{name}")}
@@ -250,7 +248,7 @@ def scorers(tmp_path_factory: pytest.TempPathFactory) -> TinyScorers:
     return TinyScorers(tmp_path_factory.mktemp("scorers"))
 
 
-def test_every_recipe_that_draws_is_here() -> None:
+def test_every_diffusion_recipe_is_covered() -> None:
     drawing = {name for name in shipped("recipes") if "/qwen" not in name and not name.endswith("-one-gpu")}
     assert {f"recipes/{name}" for name in DRAWING} == drawing
 

@@ -153,7 +153,7 @@ def test_method_of_trees_trains_a_language_policy(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", PARTING_ONCE)
-def test_method_whose_rows_part_once_trains_a_language_policy(name: str, tmp_path: Path) -> None:
+def test_method_with_one_branching_round_trains_a_language_policy(name: str, tmp_path: Path) -> None:
     changes = {"steps": 2, "rollout.prompts_per_step": 2, **PARTING_ONCE[name], "update.optimizer.lr": 1e-3}
 
     def right(samples: Sequence[Sample]) -> list[float]:
@@ -179,13 +179,13 @@ def test_every_function_that_a_method_of_tokens_names_is_trained() -> None:
     assert untrained("tokens", [*TOKENS, *READING, *PARTING, *PARTING_ONCE]) == set()
 
 
-def test_those_of_every_day_set_whatever_any_of_them_sets() -> None:
+def test_daily_configurations_set_every_key() -> None:
     assert set(EVERYDAY["tokens"]) < set(TOKENS)
     everyday = {found for name in EVERYDAY["tokens"] for found in settings(f"methods/{name}")}
     assert {found for name in TOKENS for found in settings(f"methods/{name}")} - everyday == set()
 
 
-def test_groups_of_equal_rewards_teach_by_entropy(tmp_path: Path) -> None:
+def test_groups_of_equal_rewards_train_by_entropy(tmp_path: Path) -> None:
     small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "output": str(tmp_path)}
     right = {"right": lambda samples: [float(sample.group % 2) for sample in samples]}
     folder = Trainer(
@@ -215,7 +215,7 @@ def test_process_supervision_trains(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ngrpo", "nsr"])
-def test_groups_that_are_all_wrong_teach(name: str, tmp_path: Path) -> None:
+def test_groups_that_are_all_wrong_train(name: str, tmp_path: Path) -> None:
     small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "output": str(tmp_path)}
     config = load_config(f"methods/{name}", small)
     wrong = {"right": lambda samples: [0.0 for _ in samples]}

@@ -15,9 +15,7 @@ from tests.policies.test_supervised import picture
 from tests.tiny.pipelines import PIPELINES
 
 
-def test_self_correction_is_learnt_from_rows_that_bring_pictures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_self_correction_is_supervised_by_images_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": text, "picture": f"{text}.png"} for text in ("cat", "dog")]
     for number, row in enumerate(rows):

@@ -21,7 +21,7 @@ def noise(*, side: int = 16, count: int = 4) -> list[Image.Image]:
 
 
 @pytest.mark.parametrize(("side", "larger"), [(16, 256), (17, 272), (256, 256)])
-def test_frames_come_back(side: int, larger: int) -> None:
+def test_frames_are_restored(side: int, larger: int) -> None:
     frames = noise(side=side)
     back, rate = decoded(encoded(frames, 7.5), max_pixels=PIXELS)
     assert rate == 7.5
@@ -40,7 +40,7 @@ def test_a_file_is_a_function_of_its_frames_and_of_even_size() -> None:
     assert rate == 8.0
 
 
-def test_no_more_is_unpacked_than_is_asked_for() -> None:
+def test_only_requested_frames_are_unpacked() -> None:
     data = encoded(noise(count=9), side=2)
     assert len(decoded(data, max_pixels=3 * 16 * 16)[0]) == 3
     with pytest.raises(DataError, match="16 x 16 pixels is too large"):
@@ -57,12 +57,12 @@ def test_no_more_is_unpacked_than_is_asked_for() -> None:
         lambda data: data.replace(b"avc1", b"zzzz"),
     ],
 )
-def test_what_is_no_video_is_an_error(broken: Callable[[bytes], bytes]) -> None:
+def test_files_that_are_no_video_raise(broken: Callable[[bytes], bytes]) -> None:
     with pytest.raises(DataError, match="the video"):
         decoded(broken(encoded(noise())), max_pixels=PIXELS)
 
 
-def test_frames_must_be_there_and_of_one_size() -> None:
+def test_missing_frames_or_different_sizes_raise() -> None:
     for frames in ([], [*noise(), *noise(side=8)]):
         with pytest.raises(DataError, match="frames of one size"):
             encoded(frames)

@@ -23,7 +23,7 @@ def shown(context, member: int = 0, seed: int = 3) -> list[np.ndarray]:
     return [np.asarray(image) for image in prompt.images]
 
 
-def test_masked_patches_are_black_whole_and_keyed() -> None:
+def test_masked_patches_are_black_complete_and_keyed() -> None:
     first, second = shown(masked_image(share=0.5, patch=10))
     blocks = first.reshape(3, 10, 4, 10, 3)
     assert set(np.unique(blocks.min((1, 3, 4)))) == {0, 255}
@@ -56,12 +56,12 @@ def test_noise_keeps_the_share_of_the_signal() -> None:
     assert (shown(noised_image(share=0.0))[0] == 255).all()
 
 
-def test_without_images_there_is_no_such_view() -> None:
+def test_without_images_the_view_does_not_apply() -> None:
     assert masked_image()(Prompt("words alone"), 0, History()) is None
     assert noised_image(share=0.5)(Prompt("words alone"), 0, History()) is None
 
 
-def test_noise_comes_by_chance_to_a_member_or_a_group() -> None:
+def test_noise_applies_at_random_to_a_member_or_a_group() -> None:
     """Each of 400 members, or groups, by itself."""
     prompt = Prompt("what is it", images=[Image.new("RGB", (2, 2))])
     alone, together = noised_image(share=0.5, chance=0.25), noised_image(share=0.5, chance=0.25, per_member=False)
@@ -90,7 +90,7 @@ def test_a_peers_answer_is_the_first_right_one_of_another() -> None:
     assert [wrong(WHITE, member, history(1.0, 0.0, 0.5)) is None for member in range(3)] == [True, False, True]
 
 
-def test_what_is_left_out_of_a_peers_answer_and_what_comes_in_is_not_filled_again() -> None:
+def test_inserted_answers_are_stripped_and_not_filled_again() -> None:
     thoughts = ("<think>so\nso</think> {answer} {nothing}", "x", "y")
     context = peer_answer(text="{prompt}|{answer}", without=r"<think>.*?</think>\s*")
     seen = context(WHITE, 1, history(1.0, 0.0, 0.0, texts=thoughts))
@@ -101,7 +101,7 @@ def test_what_is_left_out_of_a_peers_answer_and_what_comes_in_is_not_filled_agai
     assert echo.text == "say {answer} a"
 
 
-def test_what_cannot_be_shown_is_said() -> None:
+def test_unsupported_contexts_raise() -> None:
     for wrong in (
         lambda: masked_image(share=1.5),
         lambda: masked_image(patch=0),

@@ -87,13 +87,13 @@ class TestFormats:
         with pytest.raises(DataError, match=r"the dataset, row 1.* cannot be opened as an image|row 1 cannot be read"):
             load_prompts(stream, limit=3)
 
-    def test_a_row_whose_reward_image_cannot_be_decoded_is_skipped(self) -> None:
+    def test_a_row_with_an_undecodable_reward_image_is_skipped(self) -> None:
         broken = pictured("red", None, "blue").remove_columns("image")
         assert [prompt.text for prompt in load_prompts(broken, on_error="skip")] == ["0", "2"]
         with pytest.raises(DataError, match="the dataset, row 1 cannot be read"):
             load_prompts(broken)
 
-    def test_a_row_whose_transform_raises_is_skipped(self) -> None:
+    def test_a_row_with_a_failing_transform_is_skipped(self) -> None:
         def transform(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
             return {"prompt": [{"a": "first"}[text] for text in batch["prompt"]]}
 

@@ -31,7 +31,7 @@ def test_16_bit_gray_is_scaled_to_8(tmp_path: Path, name: str):
 
 
 @pytest.mark.parametrize(("white", "dtype"), [(200, np.uint8), (51400, np.uint16)])
-def test_a_tiff_whose_zero_is_white_is_inverted(white: int, dtype: type):
+def test_a_tiff_with_white_zero_is_inverted(white: int, dtype: type):
     buffer = BytesIO()
     Image.fromarray(np.array([[0, white]], dtype)).save(buffer, "TIFF")
     data = bytearray(buffer.getvalue())

@@ -65,7 +65,7 @@ class TestNumbers:
             [0.2, 0.6, 1.0, 1.0], abs=1e-15
         )
 
-    def test_shares_that_are_whole_are_exact(self) -> None:
+    def test_integer_shares_are_exact(self) -> None:
         assert {tuple(apportioned([3, 1], 8, seed=seed)) for seed in range(200)} == {(6, 2)}
         assert {tuple(apportioned([0.1, 0.2, 0.7], 10, seed=seed)) for seed in range(200)} == {(1, 2, 7)}
 
@@ -79,7 +79,7 @@ class TestNumbers:
 
 
 class TestSamplers:
-    def test_weighted_draws_by_weight_and_never_twice(self) -> None:
+    def test_weighted_samples_by_weight_without_repeats(self) -> None:
         weighted = sampler("weighted", floor=0.0001)
         memory = after(Memory().declared(weighted.columns), 0, {"0": 1.0, "1": 0.25, "2": 0.5, "3": 0.5})
         counts: Counter[int] = Counter()
@@ -178,7 +178,7 @@ class TestSamplers:
         weights = [2.7182818, 3.7542034, 7.3890561]
         assert [counts[i] / 3000 for i in range(3)] == pytest.approx([w / sum(weights) for w in weights], abs=0.03)
 
-    def test_what_there_is_most_to_explore_in_comes_first(self) -> None:
+    def test_prompts_with_the_most_to_explore_are_first(self) -> None:
         """Of 8 prompts 2 a step, so that an epoch is 4 steps at first; at half of them it looks at 4, in 2 steps."""
         one = sampler("most_explorable", reward="new", visits=2, falls=0.5, least=0.4)
         memory, keys = Memory().declared(one.columns), [str(n) for n in range(8)]
@@ -275,7 +275,7 @@ class TestStream:
             [str(i) for i in range(1, 30, 3)], 2
         )  # ten prompts of b, two a step: each twice in ten steps
 
-    def test_shares_that_are_not_whole_walk_every_source_evenly(self) -> None:
+    def test_fractional_shares_walk_every_source_evenly(self) -> None:
         prompts = [Prompt(str(i), source="ab"[i % 2]) for i in range(12)]
         stream = PromptStream(prompts, num_per_step=3, seed=5, weights={"a": 1, "b": 1})
         taken = [stream.take(step) for step in range(40)]
@@ -310,7 +310,7 @@ class TestConfig:
                 PromptsConfig.model_validate(wrong)
 
 
-def test_columns_of_numbers_are_asked_for_before_the_run() -> None:
+def test_missing_number_columns_raise_before_the_run() -> None:
     """Of every row, by the estimator that reads them."""
     config = RunConfig.model_validate(
         {

@@ -68,7 +68,7 @@ def test_of_many_the_first_are_named(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert said.endswith("; and 10 more")
 
 
-def test_nothing_that_can_be_read_is_an_error_all_the_same(tmp_path: Path) -> None:
+def test_no_readable_row_raises_with_skip_too(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("{\n{\n")
     with pytest.raises(DataError, match="holds no prompts"):
@@ -143,20 +143,20 @@ def test_a_run_stops_with_its_name(tmp_path: Path) -> None:
         trainer(tmp_path, "raise").train()
 
 
-def test_a_run_goes_on_without_it_and_counts(tmp_path: Path) -> None:
+def test_a_run_continues_without_the_row_and_counts_it(tmp_path: Path) -> None:
     run = trainer(tmp_path, "skip").train()
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert sum(line["prompts/unreadable"] for line in lines) >= 1
     assert {line["step"] for line in lines} == {1, 2, 3}
 
 
-def test_a_section_says_what_is_done(tmp_path: Path) -> None:
+def test_the_section_sets_on_error(tmp_path: Path) -> None:
     config = validated({"prompts": {"source": str(rows(tmp_path)), "on_error": "skip"}})
     assert config.prompts is not None
     assert len(load_prompts_of(config.prompts)) == 3
 
 
-def test_pictures_that_are_open_are_taken_as_they_are() -> None:
+def test_open_images_are_not_decoded_again() -> None:
     assert media_fault(Prompt("a", images=[Image.new("RGB", (2, 2))])) is None
 
 

@@ -132,7 +132,7 @@ def broken(folder: Path) -> dict[str, tuple[Path, str]]:
     }
 
 
-def test_what_is_no_video_is_an_error_that_names_it(tmp_path: Path):
+def test_files_that_are_no_video_raise_with_their_name(tmp_path: Path):
     for path, reason in broken(tmp_path).values():
         with pytest.raises(DataError, match=rf"{path.name} cannot be opened as a video \(.*({reason})"):
             open_video(str(path))

@@ -68,7 +68,7 @@ def weights(trainer: Trainer) -> Tensor:
 
 
 @pytest.mark.parametrize(("train", "examples"), [(words, ALOUD), (pictures, DIGITS)], ids=["words", "pictures"])
-def test_beside_an_objective_of_0_it_is_a_step_of_the_warm_up(train: Any, examples: Any, tmp_path: Path) -> None:
+def test_with_an_objective_of_0_it_is_a_step_of_the_warm_up(train: Any, examples: Any, tmp_path: Path) -> None:
     taught = {"examples": examples, "batch_size": 4}
     alike = {"lr": 1e-3, "betas": (0.9, 0.99)}
     warmed = train(
@@ -83,7 +83,7 @@ def test_beside_an_objective_of_0_it_is_a_step_of_the_warm_up(train: Any, exampl
 
 
 @pytest.mark.parametrize("train", [words, pictures])
-def test_with_weight_0_it_is_not_there(train: Any, tmp_path: Path) -> None:
+def test_with_weight_0_it_has_no_effect(train: Any, tmp_path: Path) -> None:
     reward = half_of_odd_groups if train is words else brightness
     examples = ALOUD if train is words else DIGITS
     without, beside = (
@@ -110,7 +110,7 @@ def gradient_norm(policy: LanguagePolicy, loss: Tensor) -> float:
     return float(flat(torch.autograd.grad(loss, policy.trainable, allow_unused=True)).norm())
 
 
-def test_an_answer_is_taught_where_its_group_fails(tmp_path: Path) -> None:
+def test_an_answer_is_supervised_where_its_group_fails(tmp_path: Path) -> None:
     """Success rates 0 and 0.5, threshold 0.25: the first prompt's answer alone, at the weight of one of two prompts."""
     taught = {
         "label": "expert",
@@ -138,7 +138,7 @@ def test_an_answer_is_taught_where_its_group_fails(tmp_path: Path) -> None:
     )
 
 
-def test_an_answer_is_taught_to_the_part_that_fails(tmp_path: Path) -> None:
+def test_an_answer_is_supervised_for_the_failing_part(tmp_path: Path) -> None:
     """Members 0 and 1 are told to be brief and fail, 2 and 3 are right: of four parts of two groups two are taught."""
     contexts = {name: {"name": "systems", "texts": [name]} for name in ("brief", "long")}
     trainer = words(
@@ -178,7 +178,7 @@ def read(trainer: Trainer) -> Sequence[Sample]:
     return [Sample(prompts.prompt(group), group, 0) for group in range(2)]
 
 
-def test_a_picture_is_taught_as_flow_matching_on_the_rows_own_picture(tmp_path: Path) -> None:
+def test_an_image_is_supervised_by_flow_matching_on_its_row(tmp_path: Path) -> None:
     rows = [replace(p, columns={"picture": brightness_picture(n)}) for n, p in enumerate(digit_prompts()[:2])]
     taught = {"label": "own", "column": "picture"}
     trainer = pictures(
@@ -197,7 +197,7 @@ def brightness_picture(number: int) -> Any:
     return Image.new("RGB", (8, 8), (40 + 120 * number,) * 3)
 
 
-def test_a_resumed_run_goes_on_with_the_examples_that_follow(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_with_the_next_examples(tmp_path: Path) -> None:
     failed = {"label": "failed", "column": "solution", "weight_by_success": {"name": "below", "rate": 0.25}}
     values: dict[str, Any] = {
         "steps": 2,
@@ -249,7 +249,7 @@ def flat(grads: Sequence[Tensor | None]) -> Tensor:
     return torch.cat([grad.flatten() for grad in grads if grad is not None])
 
 
-def test_below_is_all_or_nothing() -> None:
+def test_below_weights_by_1_or_0() -> None:
     assert below(torch.tensor([0.0, 0.2, 0.25, 0.5]), rate=0.25).tolist() == [1, 1, 0, 0]
 
 
@@ -262,12 +262,12 @@ def test_below_is_all_or_nothing() -> None:
         ({"examples": ALOUD, "weight_by_success": "failure"}, "leave out weight_by_success"),
     ],
 )
-def test_a_section_that_says_nothing_is_refused(section: dict[str, Any], said: str) -> None:
+def test_an_empty_section_raises(section: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         AuxiliaryConfig.model_validate(section)
 
 
-def test_what_cannot_be_taught_is_named(tmp_path: Path) -> None:
+def test_unsupported_examples_raise(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a text is taught from the column 'answer'; the row has \['solution'\]"):
         words(tmp_path / "a", prompts=answered(), objective={"auxiliary": [{"column": "answer"}]})
     with pytest.raises(ConfigError, match=r"auxiliary .supervised.: weight_by_success: unknown name 'bellow'"):

@@ -44,7 +44,7 @@ def proposed(**stage: Any) -> Rollouts:
     return gathered(strategy, first_is_right, contexts=SHOWN)
 
 
-def test_rows_are_drawn_behind_what_was_written_before_and_are_groups_of_their_own() -> None:
+def test_later_rows_follow_earlier_texts_and_are_separate_groups() -> None:
     found = proposed()
     by_identity = {sample.identity: sample for sample in found.samples}
     assert [sample.identity for sample in found.samples if sample.context == "variant"] == [
@@ -70,7 +70,7 @@ def test_rows_are_drawn_behind_what_was_written_before_and_are_groups_of_their_o
     assert found.rollout.on_policy
 
 
-def test_a_context_with_nothing_to_show_draws_nothing() -> None:
+def test_a_context_without_a_text_samples_no_rows() -> None:
     strategy = stages(then=[VARIANT, POSED])
     contexts = {**SHOWN, "posed": after_answers(text="{answer}", pattern="no such text")}
     found = gathered(strategy, first_is_right, contexts=contexts)
@@ -78,7 +78,7 @@ def test_a_context_with_nothing_to_show_draws_nothing() -> None:
     assert (found.num_rounds, found.num_unshown) == (3, 8)
 
 
-def test_proposals_are_rewarded_by_what_came_of_them_and_trained_or_not() -> None:
+def test_proposals_are_rewarded_by_their_followers_and_trained_or_not() -> None:
     """Of each group the first member is right: the mean over two solutions is 0.5 everywhere."""
     later = OfLater(first_is_right, contexts=["variant"], later="posed", within=[0.4, 0.6])
     attempts = InContext(first_is_right, contexts=[None, "posed"])
@@ -125,7 +125,7 @@ def test_rewards_of_chains(reward: Any, expected: list[float | None]) -> None:
     assert reward(CHAIN) == expected
 
 
-def test_groups_drawn_after_others_are_drawn_where_these_are() -> None:
+def test_later_groups_are_sampled_on_the_process_of_the_earlier_ones() -> None:
     owner = {0: 0, 1: 1}
     requests = [Request(prompt=n, members=(0,), context="a", after=((n - 2, 0),)) for n in (2, 3)]
     root_of = _roots(requests, owner, {})
@@ -136,7 +136,7 @@ def test_groups_drawn_after_others_are_drawn_where_these_are() -> None:
     assert loads == [3, 3]
 
 
-def test_what_an_answer_carries_over() -> None:
+def test_tokens_that_an_answer_carries_over() -> None:
     written, ends = replace(sample(0, 0), text="abcdefgh"), (1, 2, 4, 6, 7, 8)  # tokens a b cd ef g h
     shown = carried_over(tail=2, head=1)(Prompt("p"), 1, History(samples=[written], ends=[ends]))
     assert shown == Prompt("p", prefix="agh")
@@ -146,7 +146,7 @@ def test_what_an_answer_carries_over() -> None:
         carried_over(tail=2)(Prompt("p"), 1, History(samples=[written]))
 
 
-def test_what_answers_show() -> None:
+def test_texts_that_answers_insert() -> None:
     first, second = (replace(sample(0, m), text=f"<a>{m}</a> of {{prompt}}") for m in (0, 1))
     context = after_answers(text="{prompt}: {answers}; {answer_2}", pattern="<a>(.*?)</a>", each="[{number}] {answer}")
     assert context(Prompt("Q"), 0, History(samples=[first, second])) == Prompt("Q: [1] 0\n\n[2] 1; 1")
@@ -155,7 +155,7 @@ def test_what_answers_show() -> None:
     assert plain(Prompt("Q"), 0, History()) is None
 
 
-def test_chunks_of_an_answer_go_on_from_their_tails() -> None:
+def test_chunks_of_an_answer_continue_from_their_tails() -> None:
     policy = policy_of("llama", max_new_tokens=12)
     contexts = {"tail": carried_over(tail=2)}
     found = gathered(stages(then=[CHUNK]), first_is_right, contexts=contexts, policy=policy)
@@ -215,7 +215,7 @@ def run(output: Path, kind: str, **given: Any) -> Trainer:
 
 
 @pytest.mark.parametrize("kind", METHODS)
-def test_runs_train_and_go_on_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
+def test_runs_train_and_resume_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", kind)
     half = run(tmp_path / "half", kind, changes={"steps": 1})
     resumed = run(tmp_path / "half", kind, resume=half.folder.path)
@@ -225,7 +225,7 @@ def test_runs_train_and_go_on_from_a_checkpoint(kind: str, tmp_path: Path) -> No
     assert all(line["policy/on_policy_gap"] < 1e-4 and line["optimizer/grad_norm"] > 0 for line in lines)
 
 
-def test_stages_that_nothing_follows_leave_a_step_as_it_was() -> None:
+def test_stages_without_rows_do_not_change_a_step() -> None:
     """No row is right enough: the rounds end after the first, which is that of plain groups to the bit."""
     never = stages(then=[{**VARIANT, "right": 2.0}])
     found, plain = (gathered(strategy, first_is_right, contexts=SHOWN) for strategy in (never, fixed()))

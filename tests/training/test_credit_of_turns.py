@@ -92,7 +92,7 @@ def test_turns_are_compared_with_those_of_their_state(named: bool) -> None:
     assert torch.equal(credit(policy, rollout, RETURNS, half, scale="none").advantage_BT, plain_BT)
 
 
-def test_a_reward_of_the_whole_sample_pays_the_last_turn() -> None:
+def test_a_reward_of_the_complete_sample_is_that_of_the_last_turn() -> None:
     policy = terse("llama", max_new_tokens=60)
     rollout = exchange(policy, "llama", Corridor, max_turns=3)
     length = NamedReward("length", lambda samples: [float(len(sample.tokens or ())) for sample in samples])
@@ -107,7 +107,7 @@ def test_a_reward_of_the_whole_sample_pays_the_last_turn() -> None:
     torch.testing.assert_close(found_BT - plain_BT, laid(rollout, compared), rtol=0, atol=1e-5)
 
 
-def test_remembered_exchanges_are_read_as_they_were_drawn() -> None:
+def test_replayed_conversations_are_rescored_exactly() -> None:
     policy = terse("llama", max_new_tokens=60)
     prompts = prompts_of("llama")
     rollout = exchange(policy, "llama", Corridor, max_turns=3)
@@ -158,7 +158,7 @@ def test_the_method_trains_on_exchanges(tmp_path: Path) -> None:
         assert -0.125 * 6 <= line["reward/mean"] <= 1.0
 
 
-def test_turns_of_no_exchange_are_refused(tmp_path: Path) -> None:
+def test_turns_without_an_environment_raise(tmp_path: Path) -> None:
     estimator = {"name": "anchor_states"}
     section = {"advantage": {"estimators": [estimator]}, "output": str(tmp_path)}
     with pytest.raises(ConfigError, match=r"anchor_states reads turns of exchanges: set rollout\.environment"):

@@ -60,7 +60,7 @@ def lines_of(trainer: Trainer) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_it_learns_to_expect_a_reward_that_always_comes(tmp_path: Path) -> None:
+def test_it_learns_a_constant_reward(tmp_path: Path) -> None:
     config = config_of(tmp_path, **{"steps": 4, "critic.optimizer.lr": 3e-3})
     lines = lines_of(trainer_of(config, certain))
     # nothing is expected at first, and 1 comes: half of 1, whose derivative by b is -1; all rewards are 1
@@ -78,7 +78,7 @@ def test_it_learns_to_expect_a_reward_that_always_comes(tmp_path: Path) -> None:
     assert lines[-1]["count/forwards_per_sample"] == 4.0
 
 
-def test_the_policy_is_taught_by_what_is_not_expected(tmp_path: Path) -> None:
+def test_the_policy_trains_on_unexpected_rewards(tmp_path: Path) -> None:
     trainer = trainer_of(config_of(tmp_path))
     before = [parameter.detach().clone() for parameter in trainer.parameters]
     lines = lines_of(trainer)
@@ -150,7 +150,7 @@ def test_first_the_critic_moves_alone_and_then_the_policy(method: str, tmp_path:
     assert any(not torch.equal(now, then) for now, then in zip(trainer.parameters, before, strict=True))
 
 
-def test_a_policy_that_never_moves_is_refused(tmp_path: Path) -> None:
+def test_a_policy_that_never_trains_raises(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"critic.warmup_steps=2 leaves the policy none of steps=2"):
         trainer_of(config_of(tmp_path, "dvpo", **{"critic.warmup_steps": 2}))
 
@@ -180,9 +180,7 @@ def test_value_estimator_without_a_critic_is_a_configuration_error(tmp_path: Pat
         ),
     ],
 )
-def test_what_makes_no_critic_is_said_before_the_first_sample(
-    changes: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_unsupported_critics_raise_before_the_first_sample(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
         trainer_of(config_of(tmp_path, **changes))
 
@@ -195,7 +193,7 @@ def test_a_checkpoint_without_a_critic_is_of_another_run(tmp_path: Path) -> None
         trainer_of(config, resume=folder)
 
 
-def test_doctor_asks_the_critic(tmp_path: Path) -> None:
+def test_doctor_checks_the_critic(tmp_path: Path) -> None:
     """Four samples, by a head that begins at 0."""
     policy = policy_of("llama", max_new_tokens=5)
     findings = examine(config_of(tmp_path), policy, [NamedReward("sometimes", sometimes)], prompts_of("llama"))

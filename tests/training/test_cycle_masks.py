@@ -15,7 +15,7 @@ from tests.policies.letters import letters
 @pytest.mark.parametrize(
     ("cycle_masks", "columns"), [(True, [[0, 2], [1, 3]]), (False, [[0, 1, 2, 3]] * 2)], ids=["cycled", "all"]
 )
-def test_a_pass_trains_the_segments_of_its_own_number(cycle_masks: bool, columns: list[list[int]]) -> None:
+def test_a_pass_trains_the_segments_of_its_number(cycle_masks: bool, columns: list[list[int]]) -> None:
     """Each letter is a segment; of four, two passes take every other one."""
     policy, seen = letters(), []
     evaluate = policy.evaluate

@@ -51,7 +51,7 @@ def drafts(rollout: Rollout, surer: float) -> Memory:
 
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 9}], ids=["whole", "top_k"])
-def test_what_is_kept_counts_as_drawn_now(settings: dict[str, int]) -> None:
+def test_accepted_prefixes_count_as_sampled_now(settings: dict[str, int]) -> None:
     policy = policy_of("llama", max_new_tokens=6, **settings)
     plain = gathered(fixed(), even_prompts_differ, policy=policy)
     tokens = {(one.group, one.member): list(one.tokens or ()) for one in plain.samples}
@@ -78,7 +78,7 @@ def test_what_is_kept_counts_as_drawn_now(settings: dict[str, int]) -> None:
     assert all(list(one.tokens or ()) not in tokens.values() for one in found.samples)
 
 
-def test_members_without_a_draft_are_drawn_as_ever() -> None:
+def test_members_without_a_draft_are_sampled_from_the_prompt() -> None:
     row = ReplayRow(key="0", reward=0.0, advantage=0.0, step=1)
     memory = Memory().with_replay([row], per_prompt=4, total=9)
     first, second, third = with_drafts(lenience=0.5).ask(

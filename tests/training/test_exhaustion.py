@@ -30,11 +30,11 @@ def too_much() -> torch.Tensor:
         (OSError("Cannot allocate memory"), False),
     ],
 )
-def test_libraries_say_it_in_several_ways(error: BaseException, expected: bool) -> None:
+def test_out_of_memory_messages_of_libraries_are_recognized(error: BaseException, expected: bool) -> None:
     assert is_out_of_memory(error) is expected
 
 
-def test_what_the_machine_itself_says_is_known() -> None:
+def test_out_of_memory_errors_of_the_system_are_recognized() -> None:
     with pytest.raises(RuntimeError) as raised:
         too_much()
     assert is_out_of_memory(raised.value)
@@ -45,7 +45,7 @@ def test_other_errors_pass() -> None:
         raise ZeroDivisionError
 
 
-def test_what_was_held_is_given_back() -> None:
+def test_memory_is_freed_after_an_error() -> None:
     held: list[list[int]] = []
 
     def holds() -> None:
@@ -80,7 +80,7 @@ def forwards(case: Case, output: Path) -> list[str]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "language" else pytest.mark.nightly) for name in CASES]
 )
-def test_the_phase_is_said_and_the_last_whole_step_saved(name: str, tmp_path: Path) -> None:
+def test_the_phase_is_named_and_the_last_complete_step_saved(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     phases = forwards(case, tmp_path / "whole")
     after_first = len(phases) - phases[::-1].index("1 True")

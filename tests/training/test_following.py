@@ -91,7 +91,7 @@ def written(trainer: Any, step: int = 1) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("compare", ["sample", "prompt"])
-def test_a_rewriting_is_worth_the_mean_of_its_pictures(compare: str, tmp_path: Path) -> None:
+def test_a_rewriting_has_the_mean_reward_of_its_images(compare: str, tmp_path: Path) -> None:
     size = 3 if compare == "sample" else 6
     task = {"after": "rewriter", "compare": compare}
     trainer = trained(tmp_path, task=task, rollout={"group_size": size})
@@ -120,7 +120,7 @@ def test_a_rewriting_is_worth_the_mean_of_its_pictures(compare: str, tmp_path: P
     assert all(line["policy/on_policy_gap"] < 1e-5 for line in metrics)
 
 
-def test_what_is_evaluated_is_drawn_of_the_rewriting(tmp_path: Path) -> None:
+def test_evaluations_sample_from_the_rewriting(tmp_path: Path) -> None:
     """Held-out requests are shown as the rewriter's likeliest text; what is judged against is the request."""
     trainer = trained(tmp_path, steps=0)
     painter, writer = trainer.tasks["painter"], trainer.tasks["rewriter"]
@@ -141,7 +141,7 @@ def test_what_is_evaluated_is_drawn_of_the_rewriting(tmp_path: Path) -> None:
     assert [sample.prompt for sample in judged.samples] == [prompt for prompt in asked for _ in range(2)]
 
 
-def test_a_reward_of_one_label_and_rewards_of_ones_own(tmp_path: Path) -> None:
+def test_a_reward_of_one_label_and_custom_rewards(tmp_path: Path) -> None:
     own = [NamedReward("of_task", OfTask("painter", "asked"), 2.0), NamedReward("caption", is_caption, 0.5)]
     trainer = trained(tmp_path, rewards=own)
     writer, painter = (lines(trainer.tasks[name])[0] for name in ("rewriter", "painter"))
@@ -151,7 +151,7 @@ def test_a_reward_of_one_label_and_rewards_of_ones_own(tmp_path: Path) -> None:
     )
 
 
-def test_both_learn_and_go_on_exactly(tmp_path: Path) -> None:
+def test_both_train_and_resume_exactly(tmp_path: Path) -> None:
     whole = trained(tmp_path / "whole", steps=2)
     fresh = {"rewriter": rewriter(), "painter": make_policy()}
     for name, policy in fresh.items():
@@ -163,7 +163,7 @@ def test_both_learn_and_go_on_exactly(tmp_path: Path) -> None:
         assert torch.equal(weights(resumed.tasks[name]), weights(whole.tasks[name]))
 
 
-def test_what_is_drawn_after_whom() -> None:
+def test_samples_follow_those_of_the_task_before() -> None:
     setting = Setting(step=0, num_prompts=2, group_size=4, seed=0, memory=Memory(), key_of=str)
     rows = [(0, 0), (0, 1), (3, 0), (3, 1)]
     alone = following(rows, compare="sample").ask([], setting)
@@ -176,7 +176,7 @@ def test_what_is_drawn_after_whom() -> None:
         following([(0, n) for n in range(5)], compare="prompt").ask([], setting)
 
 
-def test_what_follows_from_the_other_is_derived() -> None:
+def test_values_of_the_task_before_are_derived() -> None:
     painter = tasks_of(load_config("quickstart/digits-rewritten"))["painter"]
     assert painter.rollout.prompts_per_step == 80
     assert painter.prompts is not None
@@ -193,12 +193,12 @@ def test_what_follows_from_the_other_is_derived() -> None:
         ({"task": {"after": "rewriter", "compare": "prompt"}}, "set a multiple of 2, got 3"),
     ],
 )
-def test_wrong_followers_are_refused(painter: dict[str, Any], message: str) -> None:
+def test_invalid_followers_raise(painter: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         validated({"tasks": {**TASKS, "painter": {**PAINTER, **painter}}})
 
 
-def test_a_reward_of_a_task_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_reward_of_an_unknown_task_raises(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'poet' is no task after rewriter; those are painter"):
         trained(tmp_path, rewards=[NamedReward("of_task", OfTask("poet"))])
     with pytest.raises(ConfigError, match="painter has no reward 'beauty'; it has asked"):
@@ -220,7 +220,7 @@ def test_the_requests_and_their_literal_rewritings() -> None:
     assert all(tokenizer.decode(tokenizer(text)["input_ids"]) == text for text in texts)
 
 
-def test_what_the_page_says_of_a_paper_is_a_configuration() -> None:
+def test_the_configuration_of_a_paper_on_the_page_loads() -> None:
     page = (CONFIGS.resolve().parent / "docs" / "how-to/mixed-runs.md").read_text()
     (shown,) = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(rewriter:.*?)```", page, re.DOTALL)]
     tasks = tasks_of(validated({"tasks": shown}))

@@ -27,7 +27,7 @@ def logprobs(policy: Policy, rollout: Rollout) -> Tensor:
 
 
 @pytest.mark.parametrize(("settings", "below"), [({}, 99.0), ({"lora": None}, 99.0), ({}, 0.0)])
-def test_what_was_drawn_becomes_less_likely_where_the_policy_is_sure(settings: dict[str, Any], below: float) -> None:
+def test_sampled_answers_are_less_likely_where_the_policy_is_certain(settings: dict[str, Any], below: float) -> None:
     policy = policy_of("llama", max_new_tokens=5, **settings)
     rollout = policy.rollout(prompts_of("llama"), group_size=3, seed=0)
     before = [parameter.detach().clone() for parameter in policy.trainable]

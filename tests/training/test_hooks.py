@@ -43,7 +43,7 @@ def trained(num_updates: int, *hooks: dict[str, Any], **settings: Any) -> list[l
     return found
 
 
-def test_hooks_that_change_nothing_are_plain_updates() -> None:
+def test_hooks_without_effect_are_plain_updates() -> None:
     plain = trained(5, weight_decay=0.1)
     assert trained(5, {"name": "slow_fast", "inner": 2, "alpha": 1.0}, weight_decay=0.1) == plain
     assert trained(5, {"name": "mask", "share": 1.0}, weight_decay=0.1) == plain
@@ -94,7 +94,7 @@ def test_slow_fast_beyond_its_way_and_without_slow_updates() -> None:
     assert [one[1] for one in seen] == [5.0, -1.0, 0.5, 3.5, 2.75]
 
 
-def test_slow_fast_goes_on_in_the_midst_of_a_round() -> None:
+def test_slow_fast_resumes_within_a_round() -> None:
     weight = nn.Parameter(torch.zeros(2))
     hook = SlowFast([weight], inner=3, alpha=0.5)
     hook.before()
@@ -111,7 +111,7 @@ def test_slow_fast_goes_on_in_the_midst_of_a_round() -> None:
     assert weight.tolist() == [1.5, 1.5]
 
 
-def test_a_mask_leaves_the_others_equal_to_the_bit() -> None:
+def test_a_mask_keeps_the_others_bitwise() -> None:
     torch.manual_seed(0)
     parameters = [nn.Parameter(torch.randn(50, 40)), nn.Parameter(torch.randn(300))]
     before = [parameter.detach().clone() for parameter in parameters]
@@ -197,6 +197,6 @@ def test_a_reference_that_follows(tmp_path: Path) -> None:
         ({"reset_every": 0}, "greater than or equal to 1"),
     ],
 )
-def test_sections_that_mean_nothing(section: dict[str, Any], said: str) -> None:
+def test_invalid_sections_raise(section: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         validated({"update": {"reference": section}})

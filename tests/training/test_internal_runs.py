@@ -95,7 +95,7 @@ def test_attention_is_the_decoder_s_however_the_model_is_loaded() -> None:
         torch.testing.assert_close(again[value], values[value], rtol=1e-5, atol=1e-6)
 
 
-def test_a_model_without_states_or_attention_is_refused() -> None:
+def test_a_model_without_states_or_attention_raises() -> None:
     policy = t5(max_new_tokens=3)
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=0)
     with pytest.raises(ConfigError, match=r"effective_rank: T5ForConditionalGeneration needs the plain path"):
@@ -119,7 +119,7 @@ def lines_of(name: str, output: Path, **changes: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_what_is_usual_follows_the_run(tmp_path: Path) -> None:
+def test_usual_numbers_follow_the_run(tmp_path: Path) -> None:
     bonus = {"name": "rank_bonus", "rank": 0.0, "velocity": 0.0, "acceleration": 0.0, "stride": 2}
     first, second = lines_of("verl", tmp_path, **{"advantage.estimators": [bonus], "update.minibatches": 1})
     for number, metric in (("rank", "effective_rank"), ("velocity", "rank_velocity")):
@@ -168,7 +168,7 @@ def test_tokens_that_would_move_much_are_left_out(tmp_path: Path) -> None:
         lines_of("capo", tmp_path, **zero, **{"advantage.filters": other})
 
 
-def test_what_is_looked_at_counts_more(tmp_path: Path) -> None:
+def test_attended_tokens_count_more(tmp_path: Path) -> None:
     near = {"name": "anchors", "near": 1, "far": 3}
     for line in lines_of("preplan-and-anchor-credit", tmp_path, **{"advantage.estimators": [near], "steps": 1}):
         assert line["decisions/attention_distance_mean"] > 0

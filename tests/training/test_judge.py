@@ -23,7 +23,7 @@ def to_nobody(samples: Sequence[Sample]) -> list[float | None]:
     return [None] * len(samples)
 
 
-def test_a_reward_that_applies_nowhere_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reward_that_never_applies_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.minibatches": 1}
     config = load_config("methods/grpo", {**small, "rewards": [], "output": str(tmp_path), "policy": None})
     rewards = [NamedReward("by_member", by_member), NamedReward("to_nobody", to_nobody)]

@@ -178,7 +178,7 @@ class TestCheckpoint:
             == update_prompt_stats(memory, later).numbers["value"].tolist()
         )
 
-    def test_columns_that_came_or_went(self) -> None:
+    def test_added_and_removed_columns(self) -> None:
         state = update_prompt_stats(ALL, facts(0, {"a": [1.0]})).state_dict()
         fewer = Memory().declared([COLUMNS["visits"], Column("hint_share", default=0.5)]).restored(state)
         assert fewer.read("visits", ["a"]).tolist() == [1]

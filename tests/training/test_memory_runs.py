@@ -35,7 +35,7 @@ def watching(seen: list[list[str]]) -> Any:
     return reward
 
 
-def test_a_resumed_run_draws_what_the_uninterrupted_one_draws(tmp_path: Path) -> None:
+def test_a_resumed_run_samples_like_the_uninterrupted_one(tmp_path: Path) -> None:
     drawn: dict[str, list[list[str]]] = {"whole": [], "resumed": []}
     values = {**BASE, "steps": 6, "prompts": SETTLED, "checkpoint": {"every": 3}}
 

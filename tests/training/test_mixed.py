@@ -161,7 +161,7 @@ def test_a_run_killed_as_it_finished_is_completed_by_resuming(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["writing", "drawing"])
-def test_each_of_two_tasks_is_the_run_it_would_be_apart(name: str, whole: MixedTrainer, tmp_path: Path) -> None:
+def test_each_of_two_tasks_equals_its_separate_run(name: str, whole: MixedTrainer, tmp_path: Path) -> None:
     apart, task = alone(name, tmp_path), whole.tasks[name]
     assert torch.equal(weights(task), weights(apart))
     assert timeless(lines(task)) == timeless(lines(apart))
@@ -247,7 +247,7 @@ def test_a_failure_between_the_updates_of_two_tasks_goes_back_to_a_step_of_both(
     assert left_by(resumed.folder.path) == left_by(whole.folder.path)
 
 
-def test_a_run_killed_in_the_midst_of_a_save_goes_on_from_a_step_of_both(whole: MixedTrainer, tmp_path: Path) -> None:
+def test_a_run_killed_during_a_save_resumes_from_a_common_step(whole: MixedTrainer, tmp_path: Path) -> None:
     """At the second step the first task has its checkpoint, the second has none: both go back to the beginning."""
     pid = fork()
     if pid == 0:
@@ -264,7 +264,7 @@ def test_a_run_killed_in_the_midst_of_a_save_goes_on_from_a_step_of_both(whole: 
     assert [one.name for one in (folder / "writing/checkpoints/aside").iterdir()] == ["step-000002"]
 
 
-def test_what_cannot_be_is_said(whole: MixedTrainer, tmp_path: Path) -> None:
+def test_invalid_configurations_raise(whole: MixedTrainer, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="writing is a task of a mixed run, which resumes as one run"):
         Trainer(policy_of("llama"), vowels, ["a"], resume=whole.folder.path / "writing")
     with pytest.raises(ConfigError, match="this is a mixed run of writing, drawing"):
@@ -288,7 +288,7 @@ def test_what_cannot_be_is_said(whole: MixedTrainer, tmp_path: Path) -> None:
         ({"tasks": {"a": {}}, "runs": [{"name": "x"}]}, r"a run of several tasks cannot set runs"),
     ],
 )
-def test_wrong_tasks_are_said_by_name(values: dict[str, Any], message: str) -> None:
+def test_invalid_tasks_are_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         validated(values)
 
@@ -298,7 +298,7 @@ def test_an_override_of_no_task_begins_none() -> None:
         load_config("quickstart/digits-mixed", ["tasks.sum.update.optimizer.lr=0.5"])
 
 
-def test_tasks_include_files_and_have_what_the_run_says_for_all() -> None:
+def test_tasks_include_files_and_have_the_shared_sections() -> None:
     config = load_config("quickstart/digits-mixed", ["tasks.sums.update.optimizer.lr=0.5", "steps=8", "seed=3"])
     tasks = tasks_of(config)
     assert {name: (task.steps, task.seed, task.runtime.threads) for name, task in tasks.items()} == {

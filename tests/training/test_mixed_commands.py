@@ -66,7 +66,7 @@ def test_trackers_get_the_numbers_and_texts_of_each_task_under_its_name(run: Pat
         assert texts[0].tensor_proto.string_val[0].decode().startswith("| prompt | text | held_out_accuracy |")
 
 
-def test_evaluate_judges_all_tasks_or_the_named_one(run: Path) -> None:
+def test_evaluate_scores_all_tasks_or_the_named_one(run: Path) -> None:
     """The second task has its weights of the first."""
     found = json.loads(call("evaluate", str(run), "--json").stdout)
     last = {task: rows(run / task / "evaluation.jsonl")[-1] for task in ("sums", "more")}
@@ -94,13 +94,13 @@ def test_sample_wants_to_know_which_task(run: Path, tmp_path: Path) -> None:
     assert of_file.stdout.split(" samples in ")[0] == said
 
 
-def test_explain_says_how_each_takes_part(run: Path) -> None:
+def test_explain_prints_the_part_of_each_task(run: Path) -> None:
     said = " ".join(call("explain", str(run)).stdout.split())
     assert "task of a mixed run prompts" in said
     assert "in the first and then each 2th step of it; steps are those here trains the policy of sums" in said
 
 
-def test_a_run_that_is_done_says_so_and_one_task_does_not_go_on_alone(run: Path) -> None:
+def test_a_finished_run_is_reported_and_one_task_does_not_resume_alone(run: Path) -> None:
     done = call("train", "--resume", str(run))
     assert done.exit_code == 0
     assert f"nothing to do: {run} stands at step 3 of 3" in done.output
@@ -117,7 +117,7 @@ def test_alarms_are_of_the_task_that_watches(run: Path) -> None:
     assert not (run / "sums" / "alarms.jsonl").exists()
 
 
-def test_the_page_shows_what_there_is_of_all_tasks(run: Path) -> None:
+def test_the_page_shows_all_tasks(run: Path) -> None:
     page = " ".join(re.sub("<[^>]+>", " ", (run / "report.html").read_text()).split())
     assert "Alerts step alert measurement suggested fix 3 dead_groups" in page
     assert "Reward of sums" in page
@@ -130,7 +130,7 @@ def test_the_page_shows_what_there_is_of_all_tasks(run: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_evaluate_draws_what_the_task_before_would_have_shown(tmp_path: Path) -> None:
+def test_evaluate_samples_the_prompts_of_the_task_before(tmp_path: Path) -> None:
     small = ["tasks.rewriter.warmup.steps=20", "tasks.painter.warmup.steps=20", "checkpoint.every=1", "steps=2"]
     small += ["tasks.painter.evaluation.samples_per_prompt=1", "tasks.painter.evaluation.every=1"]
     assert call("train", "quickstart/digits-rewritten", *small, f"output={tmp_path}").exit_code == 0

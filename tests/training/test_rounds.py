@@ -97,7 +97,7 @@ def test_minibatches_share_the_groups_that_are_kept(tmp_path: Path) -> None:
     assert all(line["optimizer/grad_norm"] > 0 for line in lines)  # groups 0 and 2, one each; 1 teaches nothing
 
 
-def test_a_hint_is_shown_and_the_answer_trained_behind_the_bare_prompt() -> None:
+def test_an_answer_with_a_hint_is_trained_with_the_unchanged_prompt() -> None:
     policy = policy_of("llama", max_new_tokens=4)
     hint = {"hint": column_hint(column="hint")}
     found = gathered(
@@ -138,7 +138,7 @@ def in_context(rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
     return [replace(one, context="same") for one in fixed().ask(rounds, setting)]
 
 
-def test_a_context_that_changes_nothing_equals_none() -> None:
+def test_a_context_without_effect_equals_none() -> None:
     plain = gathered(fixed(), even_prompts_differ)
     shown = gathered(Strategy(ask=in_context), even_prompts_differ, contexts={"same": template(text="{prompt}")})
     assert [s.tokens for s in shown.samples] == [s.tokens for s in plain.samples]
@@ -146,7 +146,7 @@ def test_a_context_that_changes_nothing_equals_none() -> None:
     assert shown.rollout.mask_BT.equal(plain.rollout.mask_BT)
 
 
-def test_a_replayed_row_of_the_policy_of_now_has_the_ratio_one() -> None:
+def test_a_replayed_row_of_the_current_policy_has_the_ratio_one() -> None:
     policy = policy_of("llama", max_new_tokens=4)
     own = gathered(fixed(), even_prompts_differ, policy=policy)
     sample, T = own.samples[0], len(own.samples[0].tokens or ())
@@ -176,7 +176,7 @@ def test_an_answer_of_the_row_is_a_member() -> None:
         gathered(with_answer(column="gold"), even_prompts_differ)
 
 
-def test_scouts_of_fewer_steps_choose_whom_to_draw_exactly(tmp_path: Path) -> None:
+def test_scouts_of_fewer_steps_choose_the_members_to_sample_exactly(tmp_path: Path) -> None:
     strategy = {
         "name": "two_stage_scouts",
         "scouts": 3,
@@ -207,7 +207,7 @@ def lowest_sum(samples: Sequence[Sample]) -> list[float]:
         (True, [2.0, 1.0, 2.0, 1.0, 2.0, 2.0]),  # members 0 and 2; number 1 is as it was in the first round
     ],
 )
-def test_a_reward_of_groups_is_asked_again_once_they_are_whole(replace_failed: bool, expected: list[float]) -> None:
+def test_a_reward_of_groups_is_called_again_once_they_are_complete(replace_failed: bool, expected: list[float]) -> None:
     strategy = on_failure(members=1, settings={"temperature": 1.5}, replace_failed=replace_failed)
     asked: list[int] = []
 
@@ -225,7 +225,7 @@ def test_a_reward_of_groups_is_asked_again_once_they_are_whole(replace_failed: b
     assert verdict.scores.value_BR.equal(scores.value_BR)
 
 
-def test_a_reward_of_groups_that_come_whole_is_asked_once() -> None:
+def test_a_reward_of_complete_groups_is_called_once() -> None:
     calls: list[int] = []
 
     def counted(samples: Sequence[Sample]) -> list[float]:

@@ -39,7 +39,7 @@ class TestConfigAt:
             exclude={"objective"}
         )
 
-    def test_nothing_moves_nothing(self) -> None:
+    def test_without_a_change_the_configuration_is_the_same_object(self) -> None:
         config = config_of()
         assert course_of(config).at(7, Memory()).config is config
         course = course_of(config_of(schedules=KL))
@@ -55,7 +55,7 @@ class TestConfigAt:
         assert late.objective.surrogate is not None
         assert late.objective.surrogate.numbers == {"low": 0.2, "high": 0.2}
 
-    def test_whole_numbers_stay_whole(self) -> None:
+    def test_integers_stay_integers(self) -> None:
         growing = {"rollout.group_size": {"name": "linear", "start": 4, "end": 9, "steps": 10}}
         config = config_of(schedules=growing)
         assert [course_of(config).at(step, Memory()).config.rollout.group_size for step in (0, 3, 10)] == [4, 6, 9]
@@ -103,7 +103,7 @@ class TestConfigAt:
             ({"phases": [{"until": 4, "set": {}}, {"until": 4, "set": {}}]}, "until must increase"),
         ],
     )
-    def test_what_cannot_move_is_said_when_it_is_loaded(self, sections: dict[str, Any], said: str) -> None:
+    def test_fixed_keys_raise_on_loading(self, sections: dict[str, Any], said: str) -> None:
         with pytest.raises(ConfigError, match=said):
             config_of(**sections)
 
@@ -162,7 +162,7 @@ class TestControllers:
         with pytest.raises(ConfigError, match="steps or more, got every"):
             course_of(config_of(controllers={"objective.kl.beta": follows}))
 
-    def test_a_constraint_is_a_term_whose_weight_is_its_multiplier(self) -> None:
+    def test_a_constraint_is_a_term_weighted_by_its_multiplier(self) -> None:
         """Held below: lambda' = max(lambda - 0.5 (0.02 - measured), 0.001)."""
         terms = [{"name": "departure"}, {"name": "divergence", "form": "k3", "label": "near", "weight": 0.1}]
         multiplier = {"metric": "policy/near_mean", "target": 0.02, "rate": -0.5, "low": 0.001}
@@ -182,7 +182,7 @@ class TestControllers:
         with pytest.raises(ConfigError, match="say which number of it"):
             course_of(config_of(objective={"terms": terms}, phases=[{"set": {"objective.terms.near": 1}}]))
 
-    def test_what_is_learnt_beside_the_objective_fades(self) -> None:
+    def test_the_weight_of_an_auxiliary_loss_decreases(self) -> None:
         fades = {"name": "linear", "start": 1, "end": 0, "steps": 4}
         section = [{"label": "expert", "column": "solution"}]
         config = config_of(objective={"auxiliary": section}, schedules={"objective.auxiliary.expert.weight": fades})
@@ -290,7 +290,7 @@ def test_a_multiplier_follows_the_term_that_it_weighs(tmp_path: Path) -> None:
         assert after == pytest.approx(before + 1e3 * row["policy/near_mean"])
 
 
-def test_a_schedule_that_stands_still_is_the_run_without_it(tmp_path: Path) -> None:
+def test_a_constant_schedule_equals_the_run_without_it(tmp_path: Path) -> None:
     still = {"objective.kl.beta": {"name": "linear", "start": 0.1, "end": 0.1, "steps": 4}}
     assert torch.equal(
         weights(run(tmp_path / "plain", steps=2)), weights(run(tmp_path / "still", steps=2, schedules=still))

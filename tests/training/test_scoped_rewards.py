@@ -96,7 +96,7 @@ def test_a_reward_of_a_span_moves_its_columns_alone(policy: LanguagePolicy) -> N
     torch.testing.assert_close(both_BT, torch.cat([expected_B3, torch.zeros(4, 2), last_B3], dim=1))
 
 
-def test_one_scope_over_the_whole_text_is_the_plain_reward(policy: LanguagePolicy) -> None:
+def test_one_scope_over_the_complete_text_is_the_plain_reward(policy: LanguagePolicy) -> None:
     values = [1.0, 0.0, 0.5, 0.25]
 
     def plain(samples: Sequence[Sample]) -> list[float]:
@@ -112,7 +112,7 @@ def test_one_scope_over_the_whole_text_is_the_plain_reward(policy: LanguagePolic
     assert torch.equal(parts_BT, advantage(policy, rollout, [NamedReward("r", plain)], scale="group"))
 
 
-def test_returns_to_go_on_the_right_tokens(policy: LanguagePolicy) -> None:
+def test_returns_to_go_are_on_the_right_tokens(policy: LanguagePolicy) -> None:
     # lines of 1, 0, 1 give 2, 1, 1; lines of 0, -, 0.5 give 0.5 but nothing where nothing was said
     reward = NamedReward("steps", of_lines([[1.0, 0.0, 1.0], [0.0, None, 0.5]]), weight=0.0)
     found_BT = advantage(policy, written(policy, 2), [reward], {"name": "process_returns", "reward": "steps"})
@@ -136,7 +136,7 @@ def test_returns_to_go_of_denoising_steps() -> None:
     ]
 
 
-def test_a_sample_trains_where_only_its_parts_were_judged(policy: LanguagePolicy) -> None:
+def test_a_sample_with_only_scored_parts_trains(policy: LanguagePolicy) -> None:
     reward = NamedReward("steps", of_lines([[1.0, 0.0, 1.0], [None] * 3]), weight=0.0)
     estimator = {"name": "process_returns", "reward": "steps"}
     batch = credit(policy, written(policy, 2), [reward], estimator, zero_variance_groups="drop")
@@ -158,7 +158,7 @@ def test_a_failure_of_a_part_is_a_failure_and_masks_that_part(policy: LanguagePo
     assert found_BT[0].tolist() == [2, 2, 2, 0, 0, 1, 1, 1]
 
 
-def test_a_step_on_which_the_reward_applies_nowhere_says_nothing(policy: LanguagePolicy) -> None:
+def test_a_step_without_applicable_rewards_logs_no_values(policy: LanguagePolicy) -> None:
     plain = NamedReward("plain", lambda samples: [float(sample.member) for sample in samples])
     absent = NamedReward("steps", lambda samples: [None] * len(samples), weight=0.0)
     rollout, estimator = written(policy), {"name": "scoped", "reward": "steps"}
@@ -166,7 +166,7 @@ def test_a_step_on_which_the_reward_applies_nowhere_says_nothing(policy: Languag
     assert torch.equal(found_BT, advantage(policy, rollout, [plain, absent]))
 
 
-def test_what_cannot_be_is_said(policy: LanguagePolicy) -> None:
+def test_invalid_settings_raise(policy: LanguagePolicy) -> None:
     rollout = written(policy)
     plain = [NamedReward("plain", lambda samples: [0.0] * len(samples))]
     with pytest.raises(ConfigError, match="'plain', which gives numbers alone"):

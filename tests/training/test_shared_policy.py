@@ -151,7 +151,7 @@ def test_a_weight_multiplies_the_gradient_of_a_tasks_rows(
     assert norms[0] == pytest.approx(share * norms[1], rel=1e-5)
 
 
-def test_the_weights_are_saved_once_and_the_run_goes_on_exactly(tmp_path: Path) -> None:
+def test_the_weights_are_saved_once_and_the_run_resumes_exactly(tmp_path: Path) -> None:
     rare = {"task": {"policy_of": "one", "every": 2, "weight": 0.5}}
     whole = shared(tmp_path / "whole", guest=rare, reward=late, steps=3)
     half = shared(tmp_path / "half", guest=rare, reward=late, steps=2)
@@ -166,7 +166,7 @@ def test_the_weights_are_saved_once_and_the_run_goes_on_exactly(tmp_path: Path) 
     assert state.keys() == {"memory"}
 
 
-def test_a_folder_without_weights_stands_for_those_that_it_trains(tmp_path: Path) -> None:
+def test_a_folder_without_weights_refers_to_those_that_it_trains(tmp_path: Path) -> None:
     run = shared(tmp_path, steps=1).folder.path
     newest = list_checkpoints(run / "one")[-1] / "average"
     assert policy_weights_folder(run / "one") == policy_weights_folder(run / "other") == newest
@@ -191,13 +191,13 @@ def test_a_folder_without_weights_stands_for_those_that_it_trains(tmp_path: Path
         ({"task": {"policy_of": "one", "weight": -1}}, "tasks.other: .*weight"),
     ],
 )  # fmt: skip
-def test_what_follows_from_the_owner_is_not_said_twice(guest: dict[str, Any], message: str) -> None:
+def test_values_of_the_owner_are_not_repeated(guest: dict[str, Any], message: str) -> None:
     other = {**OWN, "task": {"policy_of": "one"}, **guest}
     with pytest.raises(ConfigError, match=message):
         validated({"tasks": {"one": {**OWN, "update": UPDATE}, "other": other}})
 
 
-def test_who_may_have_its_policy_of_whom() -> None:
+def test_invalid_policy_owners_raise() -> None:
     tasks = {
         "one": OWN,
         "other": {**OWN, "task": {"policy_of": "one"}},
@@ -219,7 +219,7 @@ def test_who_may_have_its_policy_of_whom() -> None:
         )
 
 
-def test_an_included_file_leaves_out_what_follows(tmp_path: Path) -> None:
+def test_derived_values_of_an_included_file_are_left_out(tmp_path: Path) -> None:
     """``include: quickstart/digits-vlm`` says policy, warm-up and update, which are those of the owner then."""
     file = tmp_path / "run.yaml"
     text = {"tasks": {"a": {"include": "quickstart/digits-vlm"}, "b": {"include": "quickstart/digits-vlm"}}, "steps": 4}
@@ -254,7 +254,7 @@ def exact(output: Path, size: int) -> dict[str, torch.Tensor]:
     return {"one": weights(trainer.tasks["one"])}
 
 
-def test_a_task_may_draw_by_settings_of_its_own(tmp_path: Path) -> None:
+def test_a_task_may_have_separate_sampling_settings(tmp_path: Path) -> None:
     """Two tokens where the owner has seven, in updates of both."""
     size = {"rollout": {"prompts_per_step": 2, "group_size": 2}}
     named = {"name": "language", "model": "python:tests.training.test_shared_policy:tiny"}
@@ -278,7 +278,7 @@ def tiny() -> Any:
 
 
 @pytest.mark.nightly
-def test_a_model_that_writes_and_draws_is_one_policy_of_two_tasks(tmp_path: Path) -> None:
+def test_a_model_of_texts_and_images_is_one_policy_of_two_tasks(tmp_path: Path) -> None:
     """Texts are rewarded as texts and pictures as pictures, and an update moves the heads of both."""
     own = {"rollout": {"prompts_per_step": 1, "group_size": 4}}
     tasks = {

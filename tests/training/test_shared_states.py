@@ -68,7 +68,7 @@ def test_rounding_does_not_choose_among_decisions_of_one_state() -> None:
     assert factor_BT.tolist() == [[1, 0], [1, 0], [0, 0], [1, 0]]
 
 
-def test_rows_of_other_sampling_settings_share_nothing() -> None:
+def test_rows_of_other_sampling_settings_share_no_state() -> None:
     records = [{"settings": {"temperature": heat}} for heat in (1.0, 1.0, 2.0, 2.0)]
     rollout = replace(rollout_of(), record_B=records)
     entropy_BT = torch.tensor([[2.0, 1.0], [2.0000002, 1.0], [3.0, 1.5], [3.0000002, 1.5]])

@@ -26,5 +26,5 @@ def shared(costs: list[int], processes: int) -> list[int]:
         ([5], 2, [0]),
     ],
 )
-def test_blocks_are_even_and_nobody_is_left_without(costs: list[int], processes: int, expected: list[int]) -> None:
+def test_blocks_are_even_and_no_process_is_empty(costs: list[int], processes: int, expected: list[int]) -> None:
     assert shared(costs, processes) == expected

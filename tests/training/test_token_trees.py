@@ -66,7 +66,7 @@ def tokens(sample: Sample) -> list[int]:
 
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 9}], ids=["whole", "top_k"])
-def test_rows_take_over_beginnings_and_draw_the_rest_by_their_own_numbers(settings: dict[str, Any]) -> None:
+def test_rows_share_prefixes_and_sample_the_rest_by_their_numbers(settings: dict[str, Any]) -> None:
     policy = policy_of("llama", max_new_tokens=9, **settings)
     result, plain = tree_of(policy), tree_of(policy, fixed())
     assert (result.num_rounds, len(result.samples)) == (3, 2 * 8)
@@ -88,7 +88,7 @@ def test_rows_take_over_beginnings_and_draw_the_rest_by_their_own_numbers(settin
 
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 9}], ids=["whole", "top_k"])
-def test_a_text_behind_what_is_taken_over_is_given(settings: dict[str, Any]) -> None:
+def test_a_text_after_the_shared_prefix_is_forced(settings: dict[str, Any]) -> None:
     policy = policy_of("llama", max_new_tokens=12, **settings)
     result = tree_of(policy, exits(num=2, then="two", before="no such text", room=6))
     put = policy.processor("two", add_special_tokens=False)["input_ids"]
@@ -123,7 +123,7 @@ def test_equal_states_of_a_group_have_one_id_over_rounds() -> None:
     assert len(entropies) == 2 * (2 * 3 + 4 * 3 + 8 * 3 - 1 - 2 - 4)
 
 
-def test_parts_of_other_rounds_share_states_behind_one_prompt() -> None:
+def test_parts_of_other_rounds_share_states_of_one_prompt() -> None:
     policy = policy_of("llama", max_new_tokens=4)
     result = gathered(refill(), even_prompts_differ, policy=policy).rollout
     assert isinstance(result.trace, RolloutParts)
@@ -135,7 +135,7 @@ def test_parts_of_other_rounds_share_states_behind_one_prompt() -> None:
     assert not set(apart.state_BT[:4].flatten().tolist()) & set(apart.state_BT[4:].flatten().tolist())
 
 
-def test_a_segment_is_what_rows_have_alike_up_to_a_fork() -> None:
+def test_a_segment_is_the_common_part_up_to_a_branch_point() -> None:
     rows = [[1, 2, 3, 4], [1, 2, 5, 6], [1, 2, 3, 9], [7, 8, 9], [1, 2]]
     first = TokenSegment((0, 2), 2, 3, (TokenSegment((0,), 3, 4, ()), TokenSegment((2,), 3, 4, ())))
     trunk = TokenSegment((0, 1, 2), 0, 2, (first, TokenSegment((1,), 2, 4, ())))
@@ -146,7 +146,7 @@ def test_a_segment_is_what_rows_have_alike_up_to_a_fork() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2.5-vl", "gemma2", "qwen3.5"])
-def test_the_gradient_of_a_tree_is_that_of_its_rows_apart(name: str) -> None:
+def test_the_gradient_of_a_tree_equals_that_of_separate_rows(name: str) -> None:
     policy = policy_of(name, max_new_tokens=9)
     rollout = tree_of(policy).rollout
     assert relative_difference(gradients(policy, rollout), gradients(policy, flat(rollout))) < 1e-5
@@ -171,7 +171,7 @@ def test_the_update_computes_each_state_once() -> None:
     assert len({tuple(one) for one in rollout.state_BT.tolist()}) == 16
 
 
-def test_a_round_reads_what_its_rows_take_over_once_for_each_place() -> None:
+def test_a_round_computes_shared_prefixes_once_per_branch_point() -> None:
     policy = policy_of("llama", max_new_tokens=9)
     longest = max(prompt.length for prompt in tree_of(policy, fixed()).rollout.trace.prompts)
     with counted(policy) as result:
@@ -180,7 +180,7 @@ def test_a_round_reads_what_its_rows_take_over_once_for_each_place() -> None:
     assert sum(result) == 2 * longest + 4 * 8 + 4 * (longest + 3) + 8 * 5
 
 
-def test_what_is_pruned_is_not_computed() -> None:
+def test_pruned_decisions_are_not_computed() -> None:
     policy = policy_of("llama", max_new_tokens=9)
     rollout = tree_of(policy).rollout
     whole = evaluated(policy, rollout)
@@ -210,7 +210,7 @@ def test_places_of_uncertain_tokens_are_those_of_their_entropies() -> None:
     assert largest_difference(entropies, entropy_BT, rollout.mask_BT) < 1e-5  # of what was taken over too
 
 
-def test_rows_go_on_behind_a_text() -> None:
+def test_rows_continue_after_a_text() -> None:
     policy = policy_of("llama", max_new_tokens=9)
     result = tree_of(policy, branch_at_text(pattern="e", factor=3))
     roots = [sample for sample in result.samples if sample.member < 2 and "e" in (sample.text or "")[:-3]]
@@ -228,14 +228,14 @@ def asking(further: Request) -> Strategy:
     return Strategy(ask=ask, looks_back=True)
 
 
-def test_what_cannot_be_gone_on_from_is_said() -> None:
+def test_invalid_continuations_raise() -> None:
     with pytest.raises(ConfigError, match="member 7 of prompt 0, which no round before has drawn"):
         gathered(asking(Request(prompt=0, members=(2,), continues=Branch(7, 1))), even_prompts_differ)
     with pytest.raises(ConfigError, match="has 4: the last one to go on from is 3"):
         gathered(asking(Request(prompt=0, members=(2,), continues=Branch(0, 4))), even_prompts_differ)
 
 
-def test_a_planner_that_parts_nothing_leaves_all_as_it_was() -> None:
+def test_a_strategy_without_branches_does_not_change_the_run() -> None:
     policy = policy_of("llama", max_new_tokens=9)
     result, plain = tree_of(policy, branch_evenly(every=20)), tree_of(policy, fixed())
     assert result.rollout.sampled_by_BT is None

@@ -72,7 +72,7 @@ def batch_of(config: RunConfig, policy: DenoisingPolicy) -> Advantages:
     return mmgrpo.compute_advantages(policy, experience, verdict, Algorithm.of(config).advantages, step=0, job=job)
 
 
-def test_nodes_of_a_drawn_tree_are_credited_by_depth(tmp_path: Path) -> None:
+def test_nodes_of_a_sampled_tree_are_credited_by_depth(tmp_path: Path) -> None:
     config = config_of(tmp_path, **{"advantage.estimators": [{"name": "by_depth"}], "method": None})
     batch = batch_of(config, policy_of(config))
     # evenly: splits at 0 and 2. Nodes after decisions 0 and 1: means 1/2 and 0, so (0.25, -0.25) / 0.353553. After
@@ -128,7 +128,7 @@ def test_branch_grpo_trains_each_state_once(tmp_path: Path, changes: dict[str, A
         ({"name": "prune_width"}, 5),
     ],
 )
-def test_what_is_pruned_is_not_computed(tmp_path: Path, pruning: dict[str, Any], update: int) -> None:
+def test_pruned_decisions_are_not_computed(tmp_path: Path, pruning: dict[str, Any], update: int) -> None:
     estimators = [{"name": "by_depth"}, pruning, {"name": "shared_once"}]
     (line,) = trained(config_of(tmp_path, **{"steps": 1, "advantage.estimators": estimators}))
     assert line["count/forwards_per_sample"] == (9 + update) / 4

@@ -87,7 +87,7 @@ def trained(
     return lines
 
 
-def test_papo_trains_and_a_mask_that_masks_nothing_is_no_divergence(tmp_path: Path) -> None:
+def test_papo_trains_and_an_empty_mask_has_no_divergence(tmp_path: Path) -> None:
     prompts = [Prompt("what is it", images=[picture(56, 56)]), Prompt("how many", images=[picture(56, 56, seed=1)])]
     for share in (0.6, 0.0):
         views = {"objective.views.masked.context.share": share, "update.minibatches": 2}
@@ -98,7 +98,7 @@ def test_papo_trains_and_a_mask_that_masks_nothing_is_no_divergence(tmp_path: Pa
         assert lines[0]["policy/loss/perception"] == pytest.approx(-0.02 * lines[0]["policy/perception_mean"], rel=0.5)
 
 
-def test_what_is_drawn_behind_noise_is_read_without_it(tmp_path: Path) -> None:
+def test_samples_with_noisy_images_are_viewed_without_noise(tmp_path: Path) -> None:
     """At the first step all see noise, at the last of the two none would."""
     prompts = [Prompt("what is it", images=[picture(56, 56)]), Prompt("how many", images=[picture(56, 56, seed=1)])]
     schedule = {"name": "linear", "start": 1.0, "end": 0.0, "steps": 1}
@@ -139,14 +139,14 @@ def test_sdpo_trains_on_members_with_a_right_peer_alone(tmp_path: Path) -> None:
     assert [str(shown[4]) in text for text in texts[5:]] == [True] * 3
 
 
-def test_who_goes_wrong_beside_a_right_one_is_taught_and_all_others_are_compared(tmp_path: Path) -> None:
+def test_wrong_samples_with_a_right_peer_are_distilled_and_others_compared(tmp_path: Path) -> None:
     """Of group 0 three are taught, of group 1 two."""
     lines = trained(policy_of("llama", max_new_tokens=5), "srpo--unifying-group", prompts_of("llama"), tmp_path)
     assert all(line["policy/distillation@peer_mean"] != 0 for line in lines)
 
 
 @pytest.mark.parametrize("method", ["gtr-turbo", "prl", "cgpo"])
-def test_the_reference_takes_away_from_what_is_likelier_now(method: str, tmp_path: Path) -> None:
+def test_the_reference_penalizes_decisions_that_are_likelier_now(method: str, tmp_path: Path) -> None:
     """The average so far, of single tokens; the first weights, of all tokens to come, and of the whole answer."""
     changes = {"method.rewards": {}} if method == "cgpo" else {}  # whose rewards are those of a model of the hub
     lines = trained(policy_of("llama", max_new_tokens=5), method, prompts_of("llama"), tmp_path, **changes)
@@ -154,7 +154,7 @@ def test_the_reference_takes_away_from_what_is_likelier_now(method: str, tmp_pat
 
 
 @pytest.mark.parametrize("method", ["on-policy-distillation", "g-opd"])
-def test_a_writer_is_taught_by_another_one_without_any_reward(method: str, tmp_path: Path) -> None:
+def test_a_language_policy_is_distilled_without_a_reward(method: str, tmp_path: Path) -> None:
     settings = {"model": f"python:{HERE}:writer", "max_new_tokens": 5, "dtype": "float32", "temperature": 4.0}
     teacher = {"objective": {"views": {"teacher": {"policy": {"name": "language", **settings}}}}}
     reward = NamedReward("right", one_of_four, weight=0.0)
@@ -182,7 +182,7 @@ def test_another_writer_rewards_each_token(tmp_path: Path) -> None:
     assert len(lines) == 2
 
 
-def test_a_painter_is_taught_by_another_one(tmp_path: Path) -> None:
+def test_a_diffusion_policy_is_distilled(tmp_path: Path) -> None:
     """Where the teacher is the student's own double nothing is to be learnt."""
     prompts, reward = [Prompt("a red fox"), Prompt("two blue squares")], NamedReward("any", one_of_four, weight=0.0)
     for model, teaches in ((f"python:{HERE}:painter", True), ("python:tests.policies.tiny_policies:build_sd3", False)):
@@ -209,7 +209,7 @@ def test_the_doctor_looks_at_views() -> None:
     assert findings["gradient"].measured.startswith("norm ")
 
 
-def test_explain_says_whose_views_are_and_how_often_they_are_looked_at() -> None:
+def test_explain_lists_views_and_their_evaluations() -> None:
     masked = dict(view_rows(Algorithm.of(load_config("methods/papo", {"policy": None}))))
     assert masked == {
         "view masked": "weights old, prompt template masked_image (share 0.6, patch 14); a pass after the rollout"
@@ -251,7 +251,7 @@ TERM = {"name": "divergence", "form": "k3", "view": "other", "weight": -0.1}
         ({"objective": {"views": {"other": {"context": {"name": "masked_image", "patches": 3}}}}}, "patch"),
     ],
 )
-def test_what_cannot_be_is_said_before_the_first_sample(values: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_unsupported_views_raise_before_the_first_sample(values: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
         Trainer(policy_of("llama"), one_of_four, prompts_of("llama"), section(tmp_path, **values))
 
@@ -264,12 +264,12 @@ def test_what_cannot_be_is_said_before_the_first_sample(values: dict[str, Any], 
         ({"other": {"weight": "old"}}, "did you mean weights"),
     ],
 )
-def test_a_section_that_cannot_be_is_refused(views: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_an_invalid_section_raises(views: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
         section(tmp_path, objective={"views": views})
 
 
-def test_the_average_is_a_view_and_the_weights_come_back(tmp_path: Path) -> None:
+def test_the_average_is_a_view_and_the_weights_are_restored(tmp_path: Path) -> None:
     views = {"slow": {"weights": "average"}}
     terms = {"terms": [{"name": "divergence", "form": "k3", "view": "slow", "weight": 0.1}]}
     update = {"optimizer": {"lr": 1e-2}, "ema": {"decay": 0.9, "every": 1}}

@@ -17,7 +17,7 @@ def planned(root: Path, *methods: str, on: str = TEXT, seeds: int = 2, overrides
     return plan_comparison(methods, on, num_seeds=seeds, overrides=overrides, root=root)
 
 
-def test_a_method_lies_over_the_task(tmp_path: Path) -> None:
+def test_a_method_is_merged_on_top_of_the_task(tmp_path: Path) -> None:
     """What dapo's file says holds, what it does not say is the task's."""
     found = planned(tmp_path, "grpo", "dapo", overrides=("steps=3",))
     dapo = found.trials[2].config
@@ -57,7 +57,7 @@ def test_adapters_warm_up_by_themselves(tmp_path: Path) -> None:
         (("gpro",), TEXT, "no method 'gpro'; did you mean"),
     ],
 )
-def test_what_cannot_be_is_said_at_once(tmp_path: Path, methods: tuple[str, ...], on: str, message: str) -> None:
+def test_invalid_plans_raise_at_once(tmp_path: Path, methods: tuple[str, ...], on: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         planned(tmp_path, *methods, on=on)
 

@@ -42,7 +42,7 @@ def test_a_run_after_the_shared_warm_up_is_the_run_with_its_own(tmp_path: Path) 
 
 
 @pytest.mark.nightly
-def test_what_is_cut_off_goes_on(tmp_path: Path) -> None:
+def test_interrupted_runs_resume(tmp_path: Path) -> None:
     """Told to end within its third run, then given again: the same numbers as without."""
     command = [sys.executable, "-m", "mmgrpo", "compare", "grpo", "gspo", *SHORT, "steps=40", "--on", TEXT]
     command += ["--seeds", "1", "--out"]
@@ -65,7 +65,7 @@ def test_what_is_cut_off_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_run_that_fails_is_said_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_failed_run_is_reported_and_the_others_continue(tmp_path: Path) -> None:
     broken = tmp_path / "broken.yaml"
     broken.write_text("rewards: [{name: 'python:math:sqrt'}]\n")
     found = plan_comparison(["grpo", str(broken)], TEXT, num_seeds=1, overrides=SHORT, root=tmp_path / "c")
