@@ -24,7 +24,7 @@ SHORT = {
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_the_loop_gives_the_trainers_updates_to_the_bit(name: str, tmp_path: Path) -> None:
+def test_the_loop_gives_the_trainers_updates_bitwise(name: str, tmp_path: Path) -> None:
     overrides = (*SHORT[name], "evaluation=null", f"output={tmp_path}")
     looped = train(name, overrides).trainable
     config = load_config(name, overrides)
