@@ -19,6 +19,9 @@ from mmgrpo.cli import app
 from mmgrpo.docgen.site import FOLDER, reference_nav, reference_pages
 
 ROOT = Path(__file__).parents[1]
+BOOST = "---\nsearch: {boost: 4}\n---\n\n"
+"""Front matter of the page of configuration keys: a search for a key finds it first."""
+
 SOURCES = Path(tempfile.gettempdir()) / "mmgrpo-site-sources"
 """A copy of the package as it is installed, with ``policies`` in it: mkdocstrings reads files and imports nothing."""
 
@@ -38,7 +41,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages of the reference."""
     for path, text in reference_pages(app, mmgrpo.HOMES).items():
-        files.append(File.generated(config, path, content=text))
+        files.append(File.generated(config, path, content=BOOST + text if path.endswith("/configuration.md") else text))
     return files
 
 
