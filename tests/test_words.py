@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.words import phrase_places, prose_per_thousand, repeated_classes, repeated_files, uses
+from tests.words import names_of_tests, phrase_places, prose_per_thousand, repeated_classes, repeated_files, uses
 
 LIMIT = 5
 """Uses of a word where it is the field's own."""
@@ -38,5 +38,9 @@ def test_docstrings_comments_and_messages_are_in_plain_words() -> None:
     assert [place for place in places if not any(text in place for text in ALLOWED)] == []
 
 
-def test_docstrings_comments_and_messages_name_the_thing_instead_of_what() -> None:
+def test_docstrings_comments_and_messages_name_their_subject() -> None:
     assert prose_per_thousand("what") <= 1
+
+
+def test_names_of_tests_say_the_behavior() -> None:
+    assert names_of_tests() == []

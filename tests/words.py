@@ -64,6 +64,46 @@ PHRASES = (
 )
 """Words and phrases of this project alone, and British spellings, as regular expressions."""
 
+TEST_WORDS = (
+    *(
+        "who",
+        "whom",
+        "what",
+        "whatever",
+        "whoever",
+        "nobody",
+        "somebody",
+        "said",
+        "told",
+        "tells",
+        "lies",
+        "stands",
+        "drawn",
+        "judged",
+    ),
+    *(
+        "learnt",
+        "taught",
+        "teaches",
+        "beside",
+        "behind",
+        "whole",
+        "refused",
+        "heard",
+        "shown",
+        "anew",
+        "seen",
+        "knob",
+        "knobs",
+        "cure",
+        "paid",
+        "of_now",
+        "to_the_bit",
+        "goes_on",
+    ),
+)
+"""Words that names of tests do not contain: a name says the behavior, with the nouns of the field."""
+
 
 def python_files(folders: Iterable[str] = PRODUCT) -> Iterator[Path]:
     for folder in folders:
@@ -113,6 +153,17 @@ def repeated_files(folders: Iterable[str] = PRODUCT) -> dict[str, list[str]]:
         if not path.name.startswith("__"):
             named[path.name].append(str(path.relative_to(ROOT)))
     return {name: files for name, files in sorted(named.items()) if len(files) > 1}
+
+
+def names_of_tests(words: Iterable[str] = TEST_WORDS) -> list[str]:
+    """``file: name`` of the test functions that have one of these words in their name."""
+    names = [
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path in python_files(("tests",))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    return [name for name in names if any(f"_{word}_" in f"_{name.partition(': test_')[2]}_" for word in words)]
 
 
 def per_thousand(path: Path, word: str = DOCS_WORD) -> float:

@@ -116,7 +116,7 @@ def test_rows_with_images_in_every_turn_are_scored_as_by_a_plain_call(name: str)
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3-vl", "internvl", "gemma3"])
-def test_tokens_are_those_of_the_template_for_the_whole_conversation(name: str) -> None:
+def test_tokens_are_those_of_the_template_for_the_complete_conversation(name: str) -> None:
     policy = terse(name, max_new_tokens=LENGTH)
     rollout = conversation(policy, name)
     ends = set(policy._end_ids.tolist())

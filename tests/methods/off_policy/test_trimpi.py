@@ -13,5 +13,5 @@ def test_advantages_of_the_method() -> None:
     assert_credit("trimpi", *CREDIT)
 
 
-def test_half_of_a_group_is_sampled_in_the_context_and_trained_behind_the_prompt() -> None:
+def test_half_of_a_group_is_sampled_in_the_context_and_trained_with_the_prompt() -> None:
     assert_contexts("trimpi", [None, "policy"], behind_prompt=True)

@@ -26,7 +26,7 @@ def test_advantages_are_clamped() -> None:
     assert_clamped_to_five("chunk-grpo")
 
 
-def test_chunks_have_one_ratio_and_weigh_alike() -> None:
+def test_chunks_have_one_ratio_and_equal_weights() -> None:
     """Log-ratios 3e-4 and 1e-4 of one chunk: r = exp(2e-4), clipped at 1.0001; 5e-5 of another: 1.00005000125."""
     objective = objective_of(config_of("chunk-grpo").objective)
     mask_BT, zero_BT = torch.ones(1, 3, dtype=torch.bool), torch.zeros(1, 3, dtype=torch.float64)

@@ -24,7 +24,7 @@ def test_advantages_are_clamped() -> None:
     assert_clamped_to_five("mix-grpo")
 
 
-def test_rewards_are_normalised_and_added_without_another_scale() -> None:
+def test_rewards_are_normalized_and_added_without_another_scale() -> None:
     config = config_of("mix-grpo").advantage
     # of the group (0, 0, 1, 1) the second reward is (6, 4, 4, 6), at half the weight: sample std 0.57735 and 1.154701
     value_BR = torch.tensor([[0.0, 6.0], [0.0, 4.0], [1.0, 4.0], [1.0, 6.0]])

@@ -15,7 +15,7 @@ from mmgrpo.methods.strategies.knapsack_rl import learning_value, shared_out
 from tests.configs.method_steps import config_of
 
 
-def test_samples_go_where_they_are_worth_most() -> None:
+def test_samples_go_to_the_prompts_of_the_highest_value() -> None:
     assert [learning_value(n, 0.1) for n in (4, 8, 16)] == pytest.approx([0.027848, 0.046132, 0.065991], abs=1e-6)
     assert [learning_value(n, 0.5) for n in (4, 8, 16)] == pytest.approx([0.109375, 0.124023, 0.124996], abs=1e-6)
     rates, total = {0: 0.1, 1: 0.5, 2: 0.3}, 15

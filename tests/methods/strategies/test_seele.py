@@ -23,7 +23,7 @@ from tests.maths.test_strategies import answered
 TWO_OF_EIGHT = Setting(step=0, num_prompts=2, group_size=8)
 
 
-def test_half_are_right_where_the_curve_says() -> None:
+def test_half_are_right_at_the_share_of_the_curve() -> None:
     """Of SEELE's figure 3: k = 19.03, mu = -0.64 and b = 0.45, whose f(p) = 1/2 has 1 + e^(-k (p + mu)) = 11."""
     curve = Curve(19.03, 0.64, 0.45)
     assert curve.share_for(0.5) == pytest.approx(0.64 - 2.302585 / 19.03)
@@ -42,7 +42,7 @@ def test_the_curve_goes_through_the_rounds_so_far() -> None:
     assert fitted([(0.5, 0.5)]).share_for(0.5) == pytest.approx(0.5, abs=1e-6)
 
 
-def test_each_round_shows_what_makes_half_of_it_right() -> None:
+def test_each_round_has_the_share_that_makes_half_of_it_right() -> None:
     strategy = Algorithm.of(config_of("seele")).strategy
     memory = Memory().declared([column_of("share")]).write("share", ["1"], torch.tensor([0.25], dtype=torch.float64))
     setting = replace(TWO_OF_EIGHT, memory=memory)
