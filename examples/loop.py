@@ -17,7 +17,7 @@ import mmgrpo
 from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Policy
 
-LEFT_OUT = ("critic", "schedules", "controllers", "phases", "update.reference", "runs", "tasks")
+LEFT_OUT = ("critic", "schedules", "phases", "update.reference", "runs", "tasks")
 """Keys that the loop does not support."""
 
 

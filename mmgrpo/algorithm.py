@@ -1,7 +1,7 @@
 """The algorithm of a configuration: every function that it names, bound once to its numbers.
 
 ``Algorithm.of(config)`` binds the strategy, the prompt templates, the advantage chain, the objective and the schedules.
-``Algorithm.at(step, memory)`` is the algorithm at a step: schedules, phases and controllers applied, and only the parts
+``Algorithm.at(step, memory)`` is the algorithm at a step: schedules and phases applied, and only the parts
 of changed sections bound again. The trainer, ``mmgrpo explain`` and ``mmgrpo doctor`` use the same object.
 
 This module imports no torch, so that ``mmgrpo explain`` prints the plan of a run without it.
@@ -28,7 +28,7 @@ from mmgrpo.config import (
 )
 from mmgrpo.config.numbers import bound, takes
 from mmgrpo.config.registry import Registered
-from mmgrpo.config.schedules import Course, Moved, controller_function
+from mmgrpo.config.schedules import Course, Moved, function_of_schedule
 from mmgrpo.data.contexts import CONTEXTS
 from mmgrpo.data.history import Context
 from mmgrpo.data.samplers import SAMPLERS, PromptSampler
@@ -171,7 +171,7 @@ class Algorithm:
         answer_weights: weights of supervised answers by the pass rate of their groups, by label of the loss.
         reward_schedules: step -> factor of the weight, by label of the reward.
         prompt_sampler: chooses the prompts of a step; None: the shuffled order.
-        course: schedules, phases and controllers.
+        course: schedules and phases.
         moved: the values that they have changed by the step.
     """
 
@@ -234,7 +234,7 @@ class Algorithm:
 
         Args:
             step: counted from 0.
-            memory: before the step, with the numbers of controllers.
+            memory: before the step, with the numbers of schedules that follow a metric.
 
         Returns:
             The algorithm; only the parts of sections that differ from the previous step are bound again.
@@ -404,13 +404,13 @@ def resolved(config: RunConfig) -> RunConfig:
 
 
 def course_of(config: RunConfig) -> Course:
-    """The schedules, phases and controllers of a run. Raises ConfigError as ``objective_of``, and as ``Course``."""
+    """The schedules and phases of a run. Raises ConfigError as ``objective_of``, and as ``Course``."""
+    functions = {**SCHEDULES, **CONTROLLERS}
     return Course(
         config,
-        {key: bound(f"schedules.{key}", SCHEDULES, named) for key, named in config.schedules.items()},
         {
-            key: bound(f"controllers.{key}", CONTROLLERS, controller_function(named))
-            for key, named in config.controllers.items()
+            key: bound(f"schedules.{key}", functions, function_of_schedule(named))
+            for key, named in config.schedules.items()
         },
     )
 

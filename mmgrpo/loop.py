@@ -76,7 +76,7 @@ class Loop:
         )  # fmt: skip
 
     def at(self, step: int, memory: Memory) -> Step:
-        """A step, counted from 0, with schedules, phases and controllers applied."""
+        """A step, counted from 0, with schedules and phases applied."""
         algorithm = self.algorithm.at(step, memory)
         self.scoring.move(algorithm)
         if self.owner is None:

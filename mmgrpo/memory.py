@@ -1,7 +1,7 @@
 """The state that a run carries from step to step, the same on every process and part of every checkpoint.
 
 A ``Memory`` is immutable: each function returns a new one. It contains numbers per prompt, in columns declared by their
-users; rows that may be trained on again; and the small states of controllers and samplers.
+users; rows that may be trained on again; and the small states of schedules and samplers.
 A prompt is identified by its key, a function of its row of data (``mmgrpo.data.keys``), never by its position in a
 step.
 
@@ -119,7 +119,7 @@ class Memory:
         index_of: the index of each prompt of an earlier step, by key.
         numbers: per column, (K,) in the order of the indices.
         replay: rows that may be read again, oldest first, by key.
-        states: of controllers and samplers, each a few scalars by name.
+        states: of schedules and samplers, each a few scalars by name.
     """
 
     columns: Mapping[str, Column] = field(default_factory=dict)

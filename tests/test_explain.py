@@ -299,9 +299,11 @@ def test_scheduled_values_are_listed() -> None:
                 "sources": [{"source": "a.txt", "weight": 3, "label": "a"}, {"source": "b.txt"}],
                 "sampler": {"name": "curriculum", "by": "level", "steps": 50},
             },
-            "schedules": {"update.optimizer.max_grad_norm": {"name": "linear", "start": 1, "end": 0.5, "steps": 200}},
+            "schedules": {
+                "update.optimizer.max_grad_norm": {"name": "linear", "start": 1, "end": 0.5, "steps": 200},
+                "objective.kl.beta": {"name": "adaptive_kl", "target": 0.01},
+            },
             "phases": [{"until": 20, "set": {"rollout.group_size": 4}}, {"set": {"rollout.group_size": 16}}],
-            "controllers": {"objective.kl.beta": {"name": "adaptive_kl", "target": 0.01}},
         }
     )
     said = " ".join(explanation(config).split())

@@ -144,7 +144,7 @@ def test_the_warm_up_is_saved_and_resumed(tmp_path: Path) -> None:
 
 
 def test_the_reference_is_of_the_end_of_a_warm_up_that_was_interrupted(tmp_path: Path) -> None:
-    moving = {"controllers": {"objective.kl.beta": {"name": "adaptive_kl", "target": 1e-6}}}
+    moving = {"schedules": {"objective.kl.beta": {"name": "adaptive_kl", "target": 1e-6}}}
     settings: dict[str, Any] = {"warmup": WARMUP, "steps": 1, **moving}
     whole = run(tmp_path / "whole", **settings)
     trainer = started(tmp_path / "cut", brightness, **settings)

@@ -171,8 +171,6 @@ def moving(output: Path) -> Trainer:
             "rollout.group_size": {"name": "step", "values": [3, 4], "at": [1]},
             "policy.temperature": {"name": "linear", "start": 1.5, "end": 1.0, "steps": 3},
             "objective.surrogate.high": {"name": "linear", "start": 0.2, "end": 0.3, "steps": 3},
-        },
-        controllers={
             "objective.kl.beta": {"name": "adaptive_kl", "target": 1e-6},
             "update.optimizer.max_grad_norm": {
                 "name": "dual_ascent",

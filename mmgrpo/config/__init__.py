@@ -291,11 +291,9 @@ class RunConfig(Section):
     evaluation: EvaluationConfig | None = None
     schedules: dict[str, Named] = Field(
         default_factory=dict,
-        description="dotted key -> schedule of its value by the step, counted from 0: {objective.kl.beta: {name: "
-        "linear, start: 0, end: 0.04, steps: 100}}; a reward's as rewards.LABEL.NUMBER",
-    )
-    controllers: dict[str, Named] = Field(
-        default_factory=dict, description="dotted key -> controller of its value by the metrics of the step before"
+        description="dotted key -> schedule of its value by the step, counted from 0, {objective.kl.beta: {name: "
+        "linear, start: 0, end: 0.04, steps: 100}}, or by a metric of the step before, {objective.kl.beta: {name: "
+        "adaptive_kl, target: 0.01}}; a reward's as rewards.LABEL.NUMBER",
     )
     phases: tuple[PhaseConfig, ...] = Field(
         default=(), description="values of several keys in consecutive phases of the run"
@@ -355,7 +353,7 @@ class RunConfig(Section):
                 "it is valid only with advantage.scale: raw and a learned baseline, the estimator remembered_baseline "
                 "or gae"
             )
-        moving = moving_keys(self.schedules, self.controllers, self.phases)
+        moving = moving_keys(self.schedules, self.phases)
         if wrong := list(faults(moving, self.phases)):
             raise ValueError("; ".join(wrong))
         if self.advantage.kl.divergence is not None and not (self.advantage.kl.beta or "advantage.kl.beta" in moving):

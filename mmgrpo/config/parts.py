@@ -164,7 +164,7 @@ def _sharing(task: TaskConfig, values: Mapping[str, Any], before: Mapping[str, R
 
 
 def _require_still(config: RunConfig, owner: str) -> None:
-    moving = moving_keys(config.schedules, config.controllers, config.phases)
+    moving = moving_keys(config.schedules, config.phases)
     if wrong := [key for key in moving if key.startswith("update.")]:
         raise ConfigError(
             f"{', '.join(wrong)}: that follows from {owner}, which trains the same policy; schedule it there"

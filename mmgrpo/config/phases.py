@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -47,14 +47,9 @@ class PhaseConfig(Section):
     set: dict[str, Any] = Field(description="dotted key -> value, for example {policy.max_new_tokens: 4096}")
 
 
-def moving_keys(
-    schedules: dict[str, Any], controllers: dict[str, Any], phases: tuple[PhaseConfig, ...]
-) -> dict[str, list[str]]:
+def moving_keys(schedules: Mapping[str, Any], phases: tuple[PhaseConfig, ...]) -> dict[str, list[str]]:
     """Every key that changes during the run -> the sections that change it."""
-    sections_by_key: dict[str, list[str]] = {}
-    for section, keys in (("schedules", [*schedules]), ("controllers", [*controllers])):
-        for key in keys:
-            sections_by_key.setdefault(key, []).append(section)
+    sections_by_key = {key: ["schedules"] for key in schedules}
     for key in dict.fromkeys(key for phase in phases for key in phase.set):
         sections_by_key.setdefault(key, []).append("phases")
     return sections_by_key

@@ -11,6 +11,7 @@ RENAMED: Mapping[str, str] = {
     "advantage.foreign": "advantage.off_policy_baseline",
     "advantage.kl_beta": "advantage.kl.beta",
     "auxiliary": "objective.auxiliary",
+    "controllers": "schedules",
     "critic.alone": "critic.warmup_steps",
     "critic.lr": "critic.optimizer.lr",
     "critic.max_grad_norm": "critic.optimizer.max_grad_norm",

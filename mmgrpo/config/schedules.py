@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -14,41 +15,50 @@ from mmgrpo.config.phases import moving_keys
 from mmgrpo.config.registry import settings_type
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.controllers import METRICS, SERIES
+from mmgrpo.maths.controllers import CONTROLLERS, METRICS, SERIES
+from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.memory import Memory
+from mmgrpo.system.targets import is_python_target
 
-STATE = "controllers."
+STATE = "schedules."
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Controller:
-    """A controller of one key.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The values of one key over a run: by the step, or by feedback, a metric of the steps before.
 
     Attributes:
-        function: the number so far and the metric of the steps since it last moved -> the number of the next step.
-        metric: the metric that it follows.
-        every: how many steps with the metric it takes to move once.
-        initial: the number of the first step: the configuration's own.
+        key: dotted.
+        function: step -> value; with a metric: the number so far and the metric of the steps since it last changed ->
+            the number of the next step.
+        metric: the metric that it follows; None: it follows the step.
+        every: how many steps with the metric it takes to change once.
+        initial: the number of the first step, where it follows a metric: the configuration's own.
     """
 
-    function: Callable[[float, Sequence[float]], float]
-    metric: str
-    every: int
-    initial: float
+    key: str
+    function: Callable[..., Any]
+    metric: str | None = None
+    every: int = 1
+    initial: float = 0.0
 
-    def value(self, memory: Memory, key: str) -> float:
-        """Its current number."""
-        return memory.state(STATE + key).get("value", self.initial)
+    def value(self, step: int, memory: Memory) -> Any:
+        """Its value at a step, counted from 0."""
+        if self.metric is None:
+            return self.function(step)
+        return memory.state(STATE + self.key).get("value", self.initial)
 
-    def moved(self, memory: Memory, key: str, measured: float) -> Memory:
-        """The memory after a step: the updated number, or the measurements until the next update."""
-        state = memory.state(STATE + key)
+    def updated(self, memory: Memory, metrics: Mapping[str, float]) -> Memory:
+        """The memory after a step with these metrics: the new number, or the measurements until the next change."""
+        if self.metric is None or (measured := metrics.get(self.metric)) is None:
+            return memory
+        state = memory.state(STATE + self.key)
         measurements = [*(state[str(step)] for step in range(len(state) - 1)), measured]
-        value, is_due = self.value(memory, key), len(measurements) == self.every
+        value, is_due = state.get("value", self.initial), len(measurements) == self.every
         pending = {} if is_due else {str(step): measurement for step, measurement in enumerate(measurements)}
         return memory.with_state(
-            STATE + key, {"value": self.function(value, measurements) if is_due else value, **pending}
+            STATE + self.key, {"value": self.function(value, measurements) if is_due else value, **pending}
         )
 
 
@@ -93,36 +103,28 @@ class Moved:
 
 @final
 class Course:
-    """The schedules, phases and controllers of a run; ``mmgrpo.algorithm.course_of`` binds their functions.
+    """The schedules and phases of a run; ``mmgrpo.algorithm.course_of`` binds the functions.
 
     Attributes:
-        schedules: step -> value, by key.
-        keys: all that move.
-        controllers: by key.
+        schedules: by key.
+        keys: all that change.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        schedules: Mapping[str, Callable[[int], float]],
-        controllers: Mapping[str, Callable[..., float]],
-    ) -> None:
+    def __init__(self, config: RunConfig, functions: Mapping[str, Callable[..., Any]]) -> None:
         """Validates the configuration of the first step, of the last and of each phase.
 
         Args:
             config: the run's.
-            schedules: the functions of ``schedules``, bound to their numbers, by key.
-            controllers: those of ``controllers``, likewise: ``controller_function`` names them.
+            functions: those of ``schedules`` by key, bound to the numbers of ``function_of_schedule``.
 
         Raises:
             ConfigError: an unknown key, or a value that is not allowed.
         """
         self._config = config
-        self.schedules = schedules
-        self.controllers = {
-            key: _controller(key, config.controllers[key], function, config) for key, function in controllers.items()
+        self.schedules = {
+            key: _schedule(key, config.schedules[key], function, config) for key, function in functions.items()
         }
-        self.keys = frozenset(moving_keys(config.schedules, config.controllers, config.phases))
+        self.keys = frozenset(moving_keys(config.schedules, config.phases))
         self._latest: Moved | None = None
         _require_drawing(config)
         ends = [phase.until for phase in config.phases if phase.until is not None]
@@ -134,8 +136,7 @@ class Course:
 
         Raises ConfigError for a value that its key cannot have.
         """
-        values = {key: schedule(step) for key, schedule in self.schedules.items()}
-        values |= {key: item.value(memory, key) for key, item in self.controllers.items()}
+        values = {key: schedule.value(step, memory) for key, schedule in self.schedules.items()}
         phase = next((item for item in self._config.phases if item.until is None or step < item.until), None)
         values |= dict(phase.set) if phase else {}
         values = {key: _rounded(self._config, key, value) for key, value in values.items()}
@@ -143,57 +144,75 @@ class Course:
             self._latest = Moved(_applied(self._config, values) if values else self._config, values)
         return self._latest
 
-    def controlled(self, memory: Memory, metrics: Mapping[str, float]) -> Memory:
-        """The memory after a step: every controller's number moved by that step's metrics.
+    def updated(self, memory: Memory, metrics: Mapping[str, float]) -> Memory:
+        """The memory after a step: the number of every schedule that follows a metric, changed by that step's metrics.
 
         Args:
             memory: before.
-            metrics: of the step, the same on every process; a controller whose metric is not among them rests.
+            metrics: of the step, the same on every process; a schedule whose metric is not among them stays.
 
         Returns:
-            The memory; itself without controllers.
+            The memory; itself without such schedules.
         """
-        for key, controller in self.controllers.items():
-            if (measured := metrics.get(controller.metric)) is not None:
-                memory = controller.moved(memory, key, measured)
+        for schedule in self.schedules.values():
+            memory = schedule.updated(memory, metrics)
         return memory
 
-    def resting(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """1 for each controller whose metric a step does not have, as a run logs it."""
+    def inactive(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """1 for each schedule that follows a metric which a step does not have, as a run logs it."""
         return {
-            f"controllers/{key}/inactive": 1.0
-            for key, controller in self.controllers.items()
-            if controller.metric not in metrics
+            f"schedules/{key}/inactive": 1.0
+            for key, schedule in self.schedules.items()
+            if schedule.metric is not None and schedule.metric not in metrics
         }
 
 
-def controller_function(named: Named) -> Named:
-    """The function of a controller with its numbers, without ``metric`` and ``every``, which ``Course`` reads."""
+def follows_metric(named: Named) -> bool:
+    """Whether a schedule follows a metric of the run: one of ``CONTROLLERS``, or a custom function with ``metric``."""
+    return named.name in CONTROLLERS or (named.name not in SCHEDULES and "metric" in named.numbers)
+
+
+def function_of_schedule(named: Named) -> Named:
+    """The function of a schedule with its numbers, without ``metric`` and ``every`` where ``Course`` reads them."""
+    if not follows_metric(named):
+        return named
     numbers = {key: value for key, value in named.numbers.items() if key not in ("metric", "every")}
     return Named.model_validate({"name": named.name, **numbers})
 
 
-def _controller(key: str, named: Named, function: Callable[..., float], config: RunConfig) -> Controller:
+def _schedule(key: str, named: Named, function: Callable[..., Any], config: RunConfig) -> Schedule:
+    if not follows_metric(named):
+        if is_python_target(named.name) and _num_positional(function) > 1:
+            raise ConfigError(
+                f"schedules.{key}: {named.name} takes a number and a metric: name the metric, for example metric: "
+                "reward/mean"
+            )
+        return Schedule(key=key, function=function)
     numbers = named.numbers
     metric, every = numbers.pop("metric", METRICS.get(named.name)), numbers.pop("every", 1)
     if not isinstance(metric, str):
-        raise ConfigError(f"controllers.{key}: {named.name} needs metric, for example reward/mean")
+        raise ConfigError(f"schedules.{key}: {named.name} needs metric, for example reward/mean")
     least = 2 if named.name in SERIES else 1
     if not isinstance(every, int) or every < least:
-        raise ConfigError(f"controllers.{key}: {named.name} moves every {least} steps or more, got every: {every!r}")
+        raise ConfigError(f"schedules.{key}: {named.name} moves every {least} steps or more, got every: {every!r}")
     initial = configured_value(config, key)
     if isinstance(initial, bool) or not isinstance(initial, int | float):
-        raise ConfigError(f"controllers.{key} begins with the configuration's own number, which is {initial!r}; set it")
+        raise ConfigError(f"schedules.{key} begins with the configuration's own number, which is {initial!r}; set it")
     if named.name == "adaptive_kl" and not initial > 0:
-        raise ConfigError(f"controllers.{key}: adaptive_kl multiplies the number, so that {key} must begin above 0")
+        raise ConfigError(f"schedules.{key}: adaptive_kl multiplies the number, so that {key} must begin above 0")
     may_end = named.name == "dual_ascent" and not numbers.get("low", 0) > 0
     if metric == _measured_by(key, config) and (may_end or not initial > 0):
         raise ConfigError(
-            f"controllers.{key}: {metric} is measured only while {key} is above 0, and would rest for ever at 0: begin "
+            f"schedules.{key}: {metric} is measured only while {key} is above 0, and would rest for ever at 0: begin "
             "above 0, and give dual_ascent a low above 0"
         )
     by_step = function if named.name in SERIES else lambda value, measurements: function(value, fmean(measurements))
-    return Controller(by_step, metric, every, float(initial))
+    return Schedule(key=key, function=by_step, metric=metric, every=every, initial=float(initial))
+
+
+def _num_positional(function: Callable[..., Any]) -> int:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(parameter.kind in kinds for parameter in inspect.signature(function).parameters.values())
 
 
 def _measured_by(key: str, config: RunConfig) -> str | None:
@@ -206,7 +225,7 @@ def _measured_by(key: str, config: RunConfig) -> str | None:
 
 def _require_drawing(config: RunConfig) -> None:
     """Raises ConfigError for policy settings that cannot change per rollout."""
-    keys = moving_keys(config.schedules, config.controllers, config.phases)
+    keys = moving_keys(config.schedules, config.phases)
     wanted = [key for key in keys if key.startswith("policy.")]
     if not wanted or config.policy is None:
         return

@@ -39,7 +39,7 @@ def composition(policy: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
     if config.critic is not None:
         yield _critic(config.critic)
     yield from (_function(hook) for hook in config.update.hooks)
-    yield from (f"{key}: {_function(moved)}" for key, moved in {**config.schedules, **config.controllers}.items())
+    yield from (f"{key}: {_function(moved)}" for key, moved in config.schedules.items())
 
 
 def formulas(config: RunConfig) -> Iterator[str]:

@@ -53,8 +53,7 @@ are listed [below](#names). `config.yaml` in the run folder has the values of a 
 FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "prompts.sampler": PROMPT_SAMPLERS,
     "rewards[].schedule": SCHEDULES,
-    "schedules": SCHEDULES,
-    "controllers": CONTROLLERS,
+    "schedules": {**SCHEDULES, **CONTROLLERS},
     "advantage.scale": SCALES,
     "advantage.combine": COMBINATIONS,
     "advantage.estimators": ESTIMATORS,

@@ -23,7 +23,7 @@ def idle_mechanisms(algorithm: Algorithm) -> tuple[str, ...]:
 
 def _idle(algorithm: Algorithm) -> Iterator[str]:
     config = algorithm.config
-    moving_keys = (*config.schedules, *config.controllers, *(key for phase in config.phases for key in phase.set))
+    moving_keys = (*config.schedules, *(key for phase in config.phases for key in phase.set))
     starts = [("rollout.strategy", algorithm.strategy.start)]
     estimators = zip(config.advantage.estimators, algorithm.advantages.estimators, strict=True)
     starts += [(f"advantage.estimators.{named.name}", estimator.start) for named, estimator in estimators]
@@ -42,7 +42,7 @@ def _idle_schedules(algorithm: Algorithm) -> Iterator[str]:
     config = algorithm.config
     for key, schedule in algorithm.course.schedules.items():
         configured = configured_value(config, key)
-        if all(schedule(step) == configured for step in range(config.steps)):
+        if schedule.metric is None and all(schedule.function(step) == configured for step in range(config.steps)):
             yield _sentence(
                 config, f"schedules.{key}: the value is {configured} at every step", "a schedule that begins sooner"
             )

@@ -9,7 +9,7 @@ from mmgrpo.config import POLICIES, MethodConfig, RecipeConfig, RunConfig
 from mmgrpo.config.loading import load_config
 from mmgrpo.config.sections import at, has
 
-SECTIONS = ("policy", "rollout", "advantage", "objective", "critic", "update", "schedules", "controllers")
+SECTIONS = ("policy", "rollout", "advantage", "objective", "critic", "update", "schedules")
 """Sections of a method's mechanism; tasks and recipes have sources of other sections too."""
 
 Values = Mapping[str, Any]

@@ -39,14 +39,17 @@ def task_rows(task: TaskConfig | None) -> Iterator[tuple[str, str]]:
 
 
 def course_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
-    """Rows on schedules, phases and controllers with their values."""
+    """Rows on schedules and phases with their values."""
     config = algorithm.config
     for key, named in config.schedules.items():
-        function = named_in(f"schedules.{key}", SCHEDULES, named.name)
+        function = named_in(f"schedules.{key}", {**SCHEDULES, **CONTROLLERS}, named.name)
         schedule = algorithm.course.schedules[key]
-        ends = (
-            f"from {_value(schedule(0))} at the first step to {_value(schedule(max(config.steps - 1, 0)))} at the last"
-        )
+        if schedule.metric is not None:
+            numbers = {"metric": METRICS.get(named.name), **named.numbers}
+            yield "schedule", f"{key}, {named.name}: {formula_of(function)}{numbers_text(numbers)}"
+            continue
+        first, last = (_value(schedule.function(step)) for step in (0, max(config.steps - 1, 0)))
+        ends = f"from {first} at the first step to {last} at the last"
         yield "schedule", f"{key}, {named.name}: {formula_of(function)}{numbers_text(named.numbers)}; {ends}"
     begin = 0
     for phase in config.phases:
@@ -54,10 +57,6 @@ def course_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
         values = ", ".join(f"{key} = {_value(value)}" for key, value in phase.set.items())
         yield "phase", f"from step {begin} {until}: {values or 'as configured'}"
         begin = phase.until or begin
-    for key, named in config.controllers.items():
-        function = named_in(f"controllers.{key}", CONTROLLERS, named.name)
-        numbers = {"metric": METRICS.get(named.name), **named.numbers}
-        yield "controller", f"{key}, {named.name}: {formula_of(function)}{numbers_text(numbers)}"
 
 
 def moving_reference_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:

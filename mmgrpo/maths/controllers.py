@@ -1,4 +1,4 @@
-"""Controllers: a number of the configuration that follows a metric of the run.
+"""Controllers: schedules that follow a metric of the run.
 
 Each is called as (value, measured) after a step, with the current number and one metric of that step, and returns the
 number of the next. With ``every`` it is called once in so many steps, with their mean; those of ``SERIES`` with the
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from mmgrpo.maths.registry import Registry
 
 CONTROLLERS: Registry[Callable[..., float]] = Registry()
-"""Controllers by the name that ``controllers`` uses; besides its numbers each takes the ``metric`` that it follows, and
+"""Controllers by the name that ``schedules`` uses; besides its numbers each takes the ``metric`` that it follows, and
 ``every``, the number of steps between its moves."""
 
 

@@ -1,4 +1,4 @@
-"""The rewards at a step: schedules, phases and controllers change their weights, clips and settings."""
+"""The rewards at a step: schedules and phases change their weights, clips and settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StepRewards:
             algorithm: of the run.
 
         Raises:
-            ConfigError: a schedule, stage or controller changes the numbers of a reward that does not exist.
+            ConfigError: a schedule or phase changes the numbers of a reward that does not exist.
         """
         config = algorithm.config
         self._base = list(rewards)

@@ -248,7 +248,7 @@ class Trainer:
             self._name_skipped(update, log)
         measured = update_metrics(update, self.job)
         critic_metrics = self.critic.metrics if self.critic else {}
-        logged = {**measured, **critic_metrics, **self.now.course.resting({**log.metrics, **measured})}
+        logged = {**measured, **critic_metrics, **self.now.course.inactive({**log.metrics, **measured})}
         self._log("metrics.jsonl", log.line(self.step, update, logged, self.job))
         if update.number + 1 < log.num_updates:
             self._context.progress.track(f"update {update.number + 2} of {log.num_updates}")
@@ -261,7 +261,7 @@ class Trainer:
         if self._owns:
             move_reference(self.policy, self.config.update.reference, self.step, self.optimizer)
         memory = self._step.updated_memory(prompt_stats)
-        self.session.memory = self.now.course.controlled(memory, log.last)
+        self.session.memory = self.now.course.updated(memory, log.last)
         self.session.whole_step = self.step
 
     def _begin_update(self) -> None:

@@ -29,7 +29,7 @@ from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample, Scope, Score
 
 SECTIONS = ("prompts", "policy", "rollout", "advantage", "objective", "update")
-"""Sections whose keys are mechanisms, beside ``schedules``, ``controllers`` and ``phases``."""
+"""Sections whose keys are mechanisms, beside ``schedules`` and ``phases``."""
 
 LISTS = (
     "advantage.estimators",
@@ -183,8 +183,7 @@ def _keys(values: Mapping[str, Any]) -> Iterator[str]:
                 yield from (f"{key}.{number}" for number in range(len(items)))
             elif key not in NO_MECHANISMS and not (key in followers and _leader(key, values)):
                 yield key
-    for section in ("schedules", "controllers"):
-        yield from (f"{section}:{key}" for key in values.get(section, {}))
+    yield from (f"schedules:{key}" for key in values.get("schedules", {}))
     yield from ["phases"] if "phases" in values else []
     if any(values["method"].get("rewards", {}).get(part) for part in ("added", "substitutes")):
         yield REWARDS
@@ -230,8 +229,8 @@ def without(config: RunConfig, key: str) -> RunConfig:
 
 
 def _drop_moves(values: dict[str, Any], start: str) -> None:
-    for section in ("schedules", "controllers"):
-        values[section] = {key: value for key, value in values[section].items() if not key.startswith(start)}
+    schedules = values["schedules"]
+    values["schedules"] = {key: value for key, value in schedules.items() if not key.startswith(start)}
 
 
 def _at(values: Any, key: str) -> Any:

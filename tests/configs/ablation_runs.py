@@ -145,7 +145,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         **test_smoke_reading.SMALL["g2rpo-a"],
         "rollout.prompt_templates.guided.share": 0.5,
         "steps": 4,
-        "controllers": {
+        "schedules": {
             "rollout.prompt_templates.guided.share": {
                 "name": "against_trend",
                 "metric": "reward/mean",

@@ -119,13 +119,13 @@ class TestConfigAt:
             ({"phases": [{"set": {"policy.rollout_batch": 1, "policy.chat": True}}]}, "policy.chat cannot change"),
             ({"schedules": {"policy.update_tokens": {**KL["objective.kl.beta"]}}}, "can: temperature, top_k, top_p"),
             ({"phases": [{"set": {"rewards.x.weight": 1}}]}, "no reward of that label, known are overlong"),
-            ({"controllers": {"objective.kl.beta": {"name": "adaptive_kl", "target": 1}}}, "must begin above 0"),
-            ({"controllers": {"objective.kl.beta": {"name": "dual_ascent", "target": 1, "rate": 1}}}, "needs metric"),
-            ({"controllers": {"objective.kl.beta": {**KL_ASCENT}}}, "rest for ever at 0: begin above 0"),
+            ({"schedules": {"objective.kl.beta": {"name": "adaptive_kl", "target": 1}}}, "must begin above 0"),
+            ({"schedules": {"objective.kl.beta": {"name": "dual_ascent", "target": 1, "rate": 1}}}, "needs metric"),
+            ({"schedules": {"objective.kl.beta": {**KL_ASCENT}}}, "rest for ever at 0: begin above 0"),
             ({"phases": [{"set": {"objective.terms.near.weight": 1}}]}, "has no near"),
             ({"phases": [{"set": {"objective.auxiliary.supervised.weight": 1}}]}, "has no supervised"),
             (
-                {"controllers": {"advantage.clamp": {"name": "dual_ascent", "metric": "x", "target": 1, "rate": 1}}},
+                {"schedules": {"advantage.clamp": {"name": "dual_ascent", "metric": "x", "target": 1, "rate": 1}}},
                 "set it",
             ),
         ],
@@ -140,27 +140,27 @@ class TestControllers:
     def test_dual_ascent_of_a_rewards_weight(self) -> None:
         follows = {"name": "dual_ascent", "metric": "reward/short/mean", **ASCENT}
         rewards = [{**SHORT, "weight": 0.0}]
-        course = course_of(config_of(rewards=rewards, controllers={"rewards.short.weight": follows}))
-        memory = course.controlled(Memory(), {"reward/short/mean": 0.6})
+        course = course_of(config_of(rewards=rewards, schedules={"rewards.short.weight": follows}))
+        memory = course.updated(Memory(), {"reward/short/mean": 0.6})
         assert course.at(1, memory).config.rewards[0].weight == pytest.approx(0.1)
-        memory = course.controlled(memory, {"reward/short/mean": 0.9})
+        memory = course.updated(memory, {"reward/short/mean": 0.9})
         assert course.at(2, memory).config.rewards[0].weight == pytest.approx(0.05)
-        assert course.controlled(memory, {}) is memory
-        assert course.resting({}) == {"controllers/rewards.short.weight/inactive": 1.0}
+        assert course.updated(memory, {}) is memory
+        assert course.inactive({}) == {"schedules/rewards.short.weight/inactive": 1.0}
 
     def test_one_that_moves_every_other_step_follows_the_mean(self) -> None:
         follows = {"name": "dual_ascent", "metric": "reward/short/mean", "every": 2, **ASCENT}
-        course = course_of(config_of(rewards=[{**SHORT, "weight": 0.0}], controllers={"rewards.short.weight": follows}))
-        memory = course.controlled(Memory(), {"reward/short/mean": 0.4})
+        course = course_of(config_of(rewards=[{**SHORT, "weight": 0.0}], schedules={"rewards.short.weight": follows}))
+        memory = course.updated(Memory(), {"reward/short/mean": 0.4})
         assert course.at(1, memory).config.rewards[0].weight == 0.0
-        memory = course.controlled(memory, {"reward/short/mean": 0.8})  # 0.5 (0.8 - 0.6)
+        memory = course.updated(memory, {"reward/short/mean": 0.8})  # 0.5 (0.8 - 0.6)
         assert course.at(2, memory).config.rewards[0].weight == pytest.approx(0.1)
 
     @pytest.mark.parametrize(("name", "every"), [("dual_ascent", 0), ("against_trend", 1), ("against_trend", 1.5)])
     def test_one_that_would_never_move(self, name: str, every: float) -> None:
         follows = {"name": name, "metric": "reward/mean", "every": every, **(ASCENT if name == "dual_ascent" else {})}
         with pytest.raises(ConfigError, match="steps or more, got every"):
-            course_of(config_of(controllers={"objective.kl.beta": follows}))
+            course_of(config_of(schedules={"objective.kl.beta": follows}))
 
     def test_a_constraint_is_a_term_weighted_by_its_multiplier(self) -> None:
         """Held below: lambda' = max(lambda - 0.5 (0.02 - measured), 0.001)."""
@@ -168,17 +168,17 @@ class TestControllers:
         multiplier = {"metric": "policy/near_mean", "target": 0.02, "rate": -0.5, "low": 0.001}
         config = config_of(
             objective={"terms": terms},
-            controllers={"objective.terms.near.weight": {"name": "dual_ascent", **multiplier}},
+            schedules={"objective.terms.near.weight": {"name": "dual_ascent", **multiplier}},
         )
         course = course_of(config)
-        memory = course.controlled(Memory(), {"policy/near_mean": 0.06})
+        memory = course.updated(Memory(), {"policy/near_mean": 0.06})
         assert [term.weight for term in course.at(1, memory).config.objective.terms] == pytest.approx([1.0, 0.12])
-        memory = course.controlled(memory, {"policy/near_mean": 0.0})
+        memory = course.updated(memory, {"policy/near_mean": 0.0})
         assert course.at(2, memory).config.objective.terms[1].weight == pytest.approx(0.11)
         assert [term.weight for term in config.objective.terms] == [1.0, 0.1]
         without_low = {"name": "dual_ascent", **multiplier, "low": 0.0}
         with pytest.raises(ConfigError, match="give dual_ascent a low above 0"):
-            course_of(config_of(objective={"terms": terms}, controllers={"objective.terms.near.weight": without_low}))
+            course_of(config_of(objective={"terms": terms}, schedules={"objective.terms.near.weight": without_low}))
         with pytest.raises(ConfigError, match="say which number of it"):
             course_of(config_of(objective={"terms": terms}, phases=[{"set": {"objective.terms.near": 1}}]))
 
@@ -193,8 +193,8 @@ class TestControllers:
 
     def test_adaptive_kl_is_kept_in_the_checkpoint(self) -> None:
         follows = {"objective.kl.beta": {"name": "adaptive_kl", "target": 0.01}}
-        config = config_of(objective={"kl": {"divergence": "k3", "beta": 0.05}}, controllers=follows)
-        memory = course_of(config).controlled(Memory(), {"policy/kl_mean": 0.02})
+        config = config_of(objective={"kl": {"divergence": "k3", "beta": 0.05}}, schedules=follows)
+        memory = course_of(config).updated(Memory(), {"policy/kl_mean": 0.02})
         again = Memory().restored(memory.state_dict())
         assert course_of(config).at(1, again).config.objective.kl.beta == pytest.approx(0.05 * 1.02)
 
@@ -247,12 +247,10 @@ def test_a_run_trains_with_the_numbers_of_the_step_and_resumes(tmp_path: Path) -
         "objective": {**BASE["objective"], "kl": {**BASE["objective"]["kl"], "beta": 0.0}},
         "schedules": {
             "objective.kl.beta": {"name": "linear", "start": 0, "end": 0.4, "steps": 4},
+            "advantage.clamp": {"name": "dual_ascent", "metric": "reward/mean", "target": 0, "rate": 1e-3, "low": 0.5},
             "update.optimizer.max_grad_norm": {"name": "step", "values": [1.0, 1e-3], "at": [2]},
         },
         "phases": [{"until": 2, "set": {"rollout.group_size": 3}}],
-        "controllers": {
-            "advantage.clamp": {"name": "dual_ascent", "metric": "reward/mean", "target": 0, "rate": 1e-3, "low": 0.5}
-        },
         "advantage": {"clamp": 2.0},
     }
     whole = run(tmp_path / "whole", checkpoint={"every": 2}, **values)
@@ -280,7 +278,7 @@ def test_a_multiplier_follows_the_term_that_it_weighs(tmp_path: Path) -> None:
     near = {"name": "divergence", "form": "gaussian", "label": "near", "weight": 0.1}
     ascent = {"name": "dual_ascent", "metric": "policy/near_mean", "target": 0, "rate": -1e3, "low": 0.01}
     objective = {"surrogate": BASE["objective"]["surrogate"], "terms": [near]}
-    trainer = run(tmp_path, steps=3, objective=objective, controllers={"objective.terms.near.weight": ascent})
+    trainer = run(tmp_path, steps=3, objective=objective, schedules={"objective.terms.near.weight": ascent})
     found = lines(trainer)
     multipliers = [row["config/objective.terms.near.weight"] for row in found[::2]]
     assert multipliers[0] == 0.1
@@ -307,3 +305,21 @@ def test_an_algorithm_binds_only_the_sections_that_changed() -> None:
     assert third.strategy is algorithm.strategy
     fixed = Algorithm.of(config_of())
     assert fixed.at(5, Memory()) is fixed
+
+
+def follows_reward(value: float, measured: float) -> float:
+    """The number so far, plus the metric."""
+    return value + measured
+
+
+def test_custom_function_of_a_metric_needs_the_metric() -> None:
+    named = {"name": "python:tests.training.test_schedule_runs:follows_reward"}
+    with pytest.raises(
+        ConfigError, match=r"schedules\.advantage\.clamp: .*name the metric, for example metric: reward/mean"
+    ):
+        course_of(config_of(advantage={"clamp": 1.0}, schedules={"advantage.clamp": named}))
+    course = course_of(
+        config_of(advantage={"clamp": 1.0}, schedules={"advantage.clamp": {**named, "metric": "reward/mean"}})
+    )
+    memory = course.updated(Memory(), {"reward/mean": 0.5})
+    assert course.at(1, memory).config.advantage.clamp == 1.5

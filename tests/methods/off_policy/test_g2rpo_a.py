@@ -26,7 +26,7 @@ def test_guidance_grows_by_as_much_as_success_falls() -> None:
     course, memory, shares = course_of(config), Memory(), []
     for step, rate in enumerate((0.4, 0.6, 0.8, 0.5, 0.5, 0.4, 0.1, 0.1, 0.9)):
         shares.append(course.at(step, memory).values["rollout.prompt_templates.guided.share"])
-        memory = course.controlled(memory, {"reward/mean": rate})
+        memory = course.updated(memory, {"reward/mean": rate})
     # 0.5 / 0.8 = 0.625 of all; 0.5 / 0.4 = 1.25 of that
     assert shares == pytest.approx([1.0] * 3 + [0.625] * 3 + [0.78125] * 3)
     assert course.at(9, memory).values["rollout.prompt_templates.guided.share"] == pytest.approx(0.78125 / 9)

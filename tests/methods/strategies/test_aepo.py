@@ -68,7 +68,7 @@ def test_the_temperature_follows_the_entropy() -> None:
     config, memory = config_of("aepo"), Memory()
     course, found = course_of(config), []
     for logprob in (-0.6, -0.5, -0.4):
-        memory = course.controlled(memory, {"rollout/logprob_mean": logprob})
+        memory = course.updated(memory, {"rollout/logprob_mean": logprob})
         found.append(course.at(1, memory).values["rollout.strategy.temperature"])
     assert found == [0.8, 1.2, 1.2]
     strategy = strategy_of(course.at(0, Memory()).config.rollout)
