@@ -165,8 +165,8 @@ def refused(folder: Path, names: Sequence[str]) -> list[str]:
 def test_unsupported_sequence_sharing_raises(tmp_path: Path) -> None:
     key = "runtime.context_parallel"
     assert on_processes(tmp_path, (), function="refused", module=MODULE, processes=3) == [
-        f"{key}: diffusers has no plan (_cp_plan) by which it splits the sequence of SD3Transformer2DModel, "
-        "the transformer; leave it out",
+        f"{key}: diffusers has no plan (_cp_plan) to split the sequence of SD3Transformer2DModel, the transformer; "
+        "remove the setting",
         f"{key}: 3 does not divide the 2 heads of WanTransformer3DModel, the transformer",
         f"LanguagePolicy cannot split sequences: leave out {key}",
     ]

@@ -164,7 +164,13 @@ def _loss(of: random.Random, kind: str) -> Loss:
 
 
 def _without_ties(loss: Loss, rows: Rows) -> Loss:
-    """The loss with its limit of ``near_policy`` farther from each row's fall than rounding moves that."""
+    """The loss without jumps of its gradient within rounding.
+
+    It has no ``departure`` if a log-ratio is nearly 0; the limit of ``near_policy`` is farther from each row's fall.
+    """
+    kept = [(b, t) for b, row in enumerate(rows.keep) for t, is_kept in enumerate(row) if is_kept]
+    if any(abs(rows.now[b][t].item() - rows.old[b][t]) < TIE for b, t in kept if not rows.unchanged[b]):
+        loss = replace(loss, terms={name: weight for name, weight in loss.terms.items() if name != "departure"})
     if loss.selection is None or loss.selection[0] != "near_policy":
         return loss
     limit, falls = loss.selection[1]["limit"], full_graph.mean_falls(rows).values()

@@ -70,9 +70,11 @@ def test_a_failed_run_is_reported_and_the_others_continue(tmp_path: Path) -> Non
     broken.write_text("rewards: [{name: 'python:math:sqrt'}]\n")
     found = plan_comparison(["grpo", str(broken)], TEXT, num_seeds=1, overrides=SHORT, root=tmp_path / "c")
     write_configurations(found)
-    said: list[str] = []
-    failed = ComparisonRunner(num_jobs=2, say=said.append).carry_out(found)
+    lines: list[str] = []
+    failed = ComparisonRunner(num_jobs=2, say=lines.append).carry_out(found)
     assert [trial.name for trial in failed] == ["broken-0"]
     assert has_ended(found.trials[0].folder)
-    assert any("broken-0" in line and "failed; see" in line for line in said)
+    assert [
+        line for line in lines if line.startswith("broken-0 ") and ": failed: " in line and str(failed[0].log) in line
+    ]
     assert "sqrt" in failed[0].log.read_text()

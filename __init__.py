@@ -1,0 +1,1 @@
+/work/wt/me/mmgrpo/__init__.py
