@@ -90,7 +90,7 @@ def repeated_numbers(module: ast.Module) -> Iterator[str]:
             target = functions.get(ast.unparse(call.args[0]))
             repeated = {keyword.arg for keyword in call.keywords if ast.unparse(keyword.value) == keyword.arg}
             if target is not None and repeated & numbers:
-                yield f"{name} binds {', '.join(sorted(repeated & numbers))} to {target.name}"
+                yield f"{name} binds {', '.join(sorted(repeated & numbers))} to {target.name}"  # pyright: ignore[reportArgumentType]
 
 
 def test_functions_do_not_bind_their_numbers_to_another_function() -> None:

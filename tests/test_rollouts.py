@@ -136,4 +136,4 @@ def test_decisions_have_one_count_and_one_order() -> None:
     )
     assert [tokens.tokens_match_sample(row) for row in range(3)] == [True, False, False]
     given = tokens.off_policy_sample(1, Origin.REPLAY)
-    assert (given.old_logprob_T.shape, given.record) == ((1,), {"order": 1})
+    assert (given.old_logprob_T.shape, given.record) == ((1,), {"order": 1})  # pyright: ignore[reportOptionalMemberAccess]

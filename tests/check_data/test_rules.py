@@ -127,7 +127,7 @@ def ledger_of(folder: Path, *rows: Mapping[str, object]) -> DataFiles:
     """A ledger of the row of a shipped method and some changed rows."""
     path = folder / "papers.jsonl"
     first = LEDGER_ROW | {"id": "dr-grpo", "title": "B", "adds": None}
-    path.write_text("\n".join(json.dumps(row) for row in (first, *(LEDGER_ROW | row for row in rows))))
+    path.write_text("\n".join(json.dumps(row) for row in (first, *(LEDGER_ROW | row for row in rows))))  # pyright: ignore[reportOperatorIssue]
     return DataFiles({}, ledger_path=path)
 
 

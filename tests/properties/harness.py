@@ -34,7 +34,7 @@ def holds(check: Check, case: Case, examples: int, *, shrink: bool = True) -> No
         derandomize=True,
         deadline=None,
         database=None,
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
         phases=[Phase.generate, *([Phase.shrink] if shrink else [])],
     )
     @given(st.data())

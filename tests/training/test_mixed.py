@@ -135,7 +135,7 @@ def killed_before_a_step_is_saved(trainer: Trainer) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         save(place, drops=drops)
 
-    trainer.session.save = saving
+    trainer.session.save = saving  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.fixture(scope="module")
