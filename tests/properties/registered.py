@@ -61,7 +61,12 @@ REGISTRIES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
 }
 """Registries by the key under which a configuration names their functions."""
 
-KEYS = {"combining": ("scale",), "schedules": ("schedules", "schedule", "phases"), "sampler": ("sampler", "first")}
+KEYS = {
+    "combining": ("scale",),
+    "schedules": ("schedules", "schedule", "phases"),
+    "controllers": ("schedules",),
+    "sampler": ("sampler", "first"),
+}
 """The keys of those that have others, or several."""
 
 PASSED = {"window": ("seed", "step"), "sampler": ("first", "second")}
