@@ -83,7 +83,7 @@ def digit_prompts(per_digit: int = 1) -> list[Prompt]:
     return [Prompt(caption(digit), columns={"digit": digit}) for _ in range(per_digit) for digit in range(10)]
 
 
-def mislabelled_examples(fraction: float = 0.45, seed: int = 0) -> list[Example]:
+def mislabeled_examples(fraction: float = 0.45, seed: int = 0) -> list[Example]:
     """The training images with deliberately wrong captions for some, to warm up a generator to a low accuracy.
 
     ``round(fraction * N)`` captions are resampled uniformly over the ten digits, so a fraction of about ``1 - 0.9 *
@@ -160,19 +160,19 @@ def to_pixels(image: Image.Image) -> Pixels:
         raise DataError(
             f"digits are scored on 8-bit images (L, RGB, RGBA, ...), got mode {image.mode}; rescale it to L"
         )
-    grey = image.convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
-    return np.asarray(grey, dtype=np.float32) / 127.5 - 1
+    gray = image.convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
+    return np.asarray(gray, dtype=np.float32) / 127.5 - 1
 
 
-def coverage(points: Pixels, manifold: Pixels, neighbours: int) -> float | None:
+def coverage(points: Pixels, manifold: Pixels, neighbors: int) -> float | None:
     """Fraction of the points within some manifold point's distance to its k-th nearest neighbor, excluding itself.
 
     Shapes: (N, D), (M, D) -> a share in [0, 1]; None if M <= neighbors, where that distance does not exist.
     Source: Kynkaanniemi et al. 2019, arXiv:1904.06991, eq. 1-2.
     """
-    if len(manifold) <= neighbours:
+    if len(manifold) <= neighbors:
         return None
-    radius_M = np.sort(cdist(manifold, manifold), axis=1)[:, neighbours]  # column 0 is the point itself
+    radius_M = np.sort(cdist(manifold, manifold), axis=1)[:, neighbors]  # column 0 is the point itself
     return float((cdist(points, manifold) <= radius_M).any(axis=1).mean())
 
 
@@ -185,7 +185,7 @@ def fit_verifier() -> MLPClassifier:
 
 
 @lru_cache(maxsize=1)
-def fit_neighbours() -> KNeighborsClassifier:
+def fit_neighbors() -> KNeighborsClassifier:
     """The three nearest images of the training split; accuracy 0.986 on the held-out digits."""
     split = load_split()
     return KNeighborsClassifier(3).fit(_flat(split.train), split.train_labels)
@@ -250,12 +250,12 @@ class Recall:
     read it together with ``digit_precision``. As a training reward it gives no advantage within a group.
     """
 
-    def __init__(self, neighbours: int = 3) -> None:
-        self._neighbours = _require_positive(neighbours)
+    def __init__(self, neighbors: int = 3) -> None:
+        self._neighbors = _require_positive(neighbors)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
         real = _flat(load_split().held_out)
-        return _same_for_all(samples, lambda generated, _: coverage(real, generated, self._neighbours))
+        return _same_for_all(samples, lambda generated, _: coverage(real, generated, self._neighbors))
 
 
 @final
@@ -270,12 +270,12 @@ class Precision:
     set.
     """
 
-    def __init__(self, neighbours: int = 3) -> None:
-        self._neighbours = _require_positive(neighbours)
+    def __init__(self, neighbors: int = 3) -> None:
+        self._neighbors = _require_positive(neighbors)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
         real = _flat(load_split().held_out)
-        return _same_for_all(samples, lambda generated, _: coverage(generated, real, self._neighbours))
+        return _same_for_all(samples, lambda generated, _: coverage(generated, real, self._neighbors))
 
 
 @final
@@ -350,7 +350,7 @@ def _flat(images: Pixels) -> Pixels:
     return images.reshape(len(images), -1)
 
 
-def _require_positive(neighbours: int) -> int:
-    if neighbours < 1:
-        raise DataError(f"neighbours must be at least 1, got {neighbours}")
-    return neighbours
+def _require_positive(neighbors: int) -> int:
+    if neighbors < 1:
+        raise DataError(f"neighbors must be at least 1, got {neighbors}")
+    return neighbors

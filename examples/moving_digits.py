@@ -17,7 +17,7 @@ from mmgrpo.examples.digits import (
     DIGIT_NAMES,
     SIDE,
     fit_judge,
-    fit_neighbours,
+    fit_neighbors,
     fit_verifier,
     load_split,
     requested_digit,
@@ -51,7 +51,7 @@ def moving_digit_prompts() -> list[Prompt]:
     return [_prompt(digit, direction) for direction, digit in product(DIRECTIONS, range(10))]
 
 
-def mislabelled_moving_digits(directions: float = 0.35, digits: float = 0.1, seed: int = 0) -> list[Example]:
+def mislabeled_moving_digits(directions: float = 0.35, digits: float = 0.1, seed: int = 0) -> list[Example]:
     """The training images moved in each direction, with deliberately wrong captions for some.
 
     A fraction ``directions`` of the directions and, independently, ``digits`` of the digits are resampled uniformly, so
@@ -113,13 +113,13 @@ class MovingDigitVerifier:
     """
 
     def __init__(self) -> None:
-        self._classifiers = (fit_verifier(), fit_neighbours())
+        self._classifiers = (fit_verifier(), fit_neighbors())
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
         return _score_videos(samples, self._score)
 
     def _score(self, clip: Clip, digit: int, direction: str) -> float:
-        if _moved_to(_centre(clip[-1]) - _centre(clip[0])) != direction:
+        if _moved_to(_center(clip[-1]) - _center(clip[0])) != direction:
             return 0.0
         cuts = np.stack([_cut(frame, *corner) for frame, corner in zip(clip, _path(direction), strict=True)])
         share = _ink(cuts).sum(1) / np.maximum(_ink(clip).sum((1, 2)), LITTLE)
@@ -165,7 +165,7 @@ def _path(direction: str) -> list[tuple[int, int]]:
     return [(MIDDLE + down * way, MIDDLE + right * way) for way in ways]
 
 
-def _centre(frame: Clip) -> NDArray[np.float64]:
+def _center(frame: Clip) -> NDArray[np.float64]:
     """Row and column of the center of the ink; the middle of an empty frame."""
     ink = _ink(frame) + LITTLE
     return np.array([(ink.sum(1 - axis) * np.arange(CANVAS)).sum() / ink.sum() for axis in (0, 1)])

@@ -104,13 +104,13 @@ def _read_and_write(first: nn.Conv3d, last: nn.Conv3d) -> None:
     K.
     """
     slope = torch.sigmoid(torch.ones(())) * (1 + torch.sigmoid(-torch.ones(())))
-    centre = (..., -1, 1, 1)  # the convolutions are causal in time and centered in space
+    center = (..., -1, 1, 1)  # the convolutions are causal in time and centered in space
     assert first.bias is not None
     for channel, (sign_x, sign) in enumerate([(1, 1), (-1, 1), (-1, -1), (1, -1)]):
-        first.weight[channel, 0][centre] = float(sign_x)
+        first.weight[channel, 0][center] = float(sign_x)
         first.bias[channel] = sign * PLATEAU
     for channel, sign in ((0, 1), (1, -1)):
-        last.weight[0, channel][centre] = sign * PLATEAU / (2 * slope)
+        last.weight[0, channel][center] = sign * PLATEAU / (2 * slope)
 
 
 def _language_model(tokenizer: PreTrainedTokenizerFast) -> LlamaModel:

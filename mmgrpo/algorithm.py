@@ -94,7 +94,7 @@ class AdvantageChain:
         config: the section ``advantage``, with the numbers that follow from other sections.
         combine: (R, P, G) rewards, (R,) weights, (R, P, G) bool -> (P, G) combined rewards; the weighted sum where
             ``scale`` combines the rewards itself.
-        combine_for_report: the same, except that ``normalised_sum`` is the weighted sum.
+        combine_for_report: the same, except that ``normalized_sum`` is the weighted sum.
         scale: combined rewards -> (P, G) advantages; with rewards and weights as ``combine`` where ``scales_rewards``.
         scales_rewards: whether ``scale`` takes the single rewards.
         estimators: functions that transform the advantage of each decision, in order.
@@ -117,7 +117,7 @@ class AdvantageChain:
         """
         scales_rewards = config.scale.name in COMBINING
         combine = bound("advantage.combine", COMBINATIONS, config.combine)
-        is_plain = scales_rewards or config.combine.name == "normalised_sum"
+        is_plain = scales_rewards or config.combine.name == "normalized_sum"
         return cls(
             config=config,
             combine=combine,
@@ -430,7 +430,7 @@ def objective_of(config: ObjectiveConfig) -> Objective:
         ratio_level=config.ratio_level,
         bound=None if config.bound is None else bound("objective.bound", BOUNDS, config.bound),
         selections=_labeled(config.selections, "objective.selections", SELECTIONS, Selection),
-        normalise_ratio=config.normalise_ratio,
+        normalize_ratio=config.normalize_ratio,
         step_weight=None
         if config.step_weight is None
         else bound("objective.step_weight", STEP_WEIGHTS, config.step_weight),

@@ -60,7 +60,7 @@ def test_divergence_is_taken_off_the_reward_before_the_baseline() -> None:
     [
         # rewards 1, 3 | 1, 3 standardised, twice: -2, 2 | -2, 2; divergences 1, 5 | 0, 0 at 0.25 take off 0.25, 1.25
         # -2.25, 0.75 | -2, 2, each group less its mean
-        ({"scale": "none", "combine": {"name": "normalised_sum", "eps": 0.0}}, [-1.5, 1.5, -2.0, 2.0]),
+        ({"scale": "none", "combine": {"name": "normalized_sum", "eps": 0.0}}, [-1.5, 1.5, -2.0, 2.0]),
         # and over the spread of all, sqrt((2.25 + 2.25 + 4 + 4) / 4) = 1.7677670
         ({"scale": "gdpo", "eps": 0.0}, [-0.8485281, 0.8485281, -1.1313708, 1.1313708]),
         # the least of one reward is that reward: 2 - 0.25, 6 - 1.25 | 2, 6, each group less its mean

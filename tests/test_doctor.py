@@ -92,7 +92,7 @@ def test_a_healthy_run_passes_every_check() -> None:
 def test_windows_shared_noise_and_normalized_sequences_pass_too() -> None:
     config = config_of(
         rollout={"same_initial_noise": True, "window": {"name": "progressive", "size": 2, "interval": 1}},
-        objective={"normalise_ratio": True, "ratio_level": "sequence"},
+        objective={"normalize_ratio": True, "ratio_level": "sequence"},
     )
     found = findings_of(policy_of(lora=None), config)
     assert all(finding.ok for finding in found.values())

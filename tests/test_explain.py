@@ -180,7 +180,7 @@ def test_formula_and_numbers() -> None:
 
 
 def test_normalized_log_ratio_and_step_weight() -> None:
-    said = rows(changed(objective={"ratio_level": "sequence", "normalise_ratio": True, "step_weight": "inverse_step"}))
+    said = rows(changed(objective={"ratio_level": "sequence", "normalize_ratio": True, "step_weight": "inverse_step"}))
     assert "normalized to (log r + b) * std, with b = mean((mu - mu_old)^2) / (2 std^2)" in said["log-ratio"]
     assert "; then log r_i = mean_t log r_it" in said["log-ratio"]
     assert said["weight w"].startswith("v times inverse_step: 1 / h on the masked decisions")

@@ -244,7 +244,7 @@ def test_a_span_of_code_ends_where_it_should(text: str, expected: str) -> None:
     assert code(text) == expected
 
 
-def test_the_licence_is_that_of_the_bases_card_or_not_known(tmp_path: Path) -> None:
+def test_the_license_is_that_of_the_bases_card_or_not_known(tmp_path: Path) -> None:
     assert license_of(str(tmp_path)) == {}
     for text, expected in (
         (CARD, {"license": "apache-2.0", "license_link": "https://example.org/x"}),

@@ -37,7 +37,7 @@ OBJECTIVES = {
     "kl": Objective(surrogate=unclipped, aggregate=sequence_mean, divergence="gaussian", kl_beta=0.3),
     "k3": Objective(surrogate=unclipped, aggregate=sequence_mean, divergence="k3", kl_beta=0.3),
     "guard": Objective(
-        surrogate=CLIPPED, aggregate=sequence_mean, normalise_ratio=True, step_weight=inverse_step_weight
+        surrogate=CLIPPED, aggregate=sequence_mean, normalize_ratio=True, step_weight=inverse_step_weight
     ),
     "tempflow": Objective(surrogate=CLIPPED, aggregate=sequence_mean, step_weight=noise_std_weight),
     "chunk": Objective(surrogate=CLIPPED, aggregate=sequence_mean, ratio_level="segment"),
@@ -46,7 +46,7 @@ OBJECTIVES = {
         surrogate=CLIPPED, aggregate=sequence_mean, ratio_level="sequence", divergence="velocity_mse", kl_beta=0.3
     ),
     "gspo of norms": Objective(
-        surrogate=CLIPPED, aggregate=sequence_mean, ratio_level="sequence", normalise_ratio=True
+        surrogate=CLIPPED, aggregate=sequence_mean, ratio_level="sequence", normalize_ratio=True
     ),
 }
 

@@ -59,8 +59,8 @@ def test_orientation_is_applied_once(tmp_path: Path):
 
 
 def test_every_mode_is_converted_to_rgb_with_white_transparency():
-    grey = load_image(Image.fromarray(PIXELS[..., 0]))
-    assert np.array_equal(np.asarray(grey), np.repeat(PIXELS[..., :1], 3, axis=2))
+    gray = load_image(Image.fromarray(PIXELS[..., 0]))
+    assert np.array_equal(np.asarray(gray), np.repeat(PIXELS[..., :1], 3, axis=2))
     layer = Image.new("RGBA", (3, 1), (200, 0, 0, 255))
     layer.putpixel((1, 0), (200, 0, 0, 0))
     layer.putpixel((2, 0), (255, 0, 0, 51))  # 51 / 255 = 0.2 of red over 0.8 of white

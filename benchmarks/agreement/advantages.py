@@ -109,7 +109,7 @@ def _noisy(theirs: SimpleNamespace, rows: Rows) -> Tensor:
     return found[:, None].expand(rows.mask_BT.shape)
 
 
-def _centred(theirs: SimpleNamespace, rows: Rows) -> Tensor:
+def _centered(theirs: SimpleNamespace, rows: Rows) -> Tensor:
     run = SimpleNamespace(args=SimpleNamespace(num_samples=G, critic_type="drgrpo"))
     found = theirs.compute_monte_carlo_advantages(run, rows.spread(rows.reward_B), None)
     return found[:, None].expand(rows.mask_BT.shape)
@@ -147,7 +147,7 @@ def _tracked(method: str, repo: str, *, over_all: bool) -> Case:
 
 GRPO = "compute_grpo_outcome_advantage"
 RIGHT_OR_WRONG = "rewards 0 or 1"
-PREFIXES = {"name": "prefix_tree", "weight": 1.0, "normalise": True, "eps": 1e-6}
+PREFIXES = {"name": "prefix_tree", "weight": 1.0, "normalize": True, "eps": 1e-6}
 CASES: Sequence[Case] = (
     advantage(
         "dapo", _verl(GRPO), _call(GRPO), over={"advantage.zero_variance_groups": "keep"}, said="whole groups kept"
@@ -160,7 +160,7 @@ CASES: Sequence[Case] = (
             repo="sail-sg/understand-r1-zero",
             path="train_zero_math.py",
         ),
-        _centred,
+        _centered,
     ),
     advantage(
         "pass-k-training",

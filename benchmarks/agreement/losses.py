@@ -109,7 +109,7 @@ def _with_reference(rows: Rows) -> Step:
 
 def _above_reference(theirs: SimpleNamespace, given: Given) -> Tensor:
     margin_B = given.rows.reward_B - _reference_reward(given.rows)
-    inputs = _inputs(given, advantages=_centred(given), advantage_constrain=margin_B)
+    inputs = _inputs(given, advantages=_centered(given), advantage_constrain=margin_B)
     return theirs.compute_loss(_trainer(given), None, inputs)
 
 
@@ -148,14 +148,14 @@ def _replaying(theirs: SimpleNamespace, given: Given) -> Tensor:
 
 def _gvpo(theirs: SimpleNamespace, given: Given) -> Tensor:
     one = SimpleNamespace(_flatten=lambda: SimpleNamespace(get_group=lambda: None))
-    advantage_BT = _centred(given)[:, None] * given.mask_BT
+    advantage_BT = _centered(given)[:, None] * given.mask_BT
     value = theirs.compute_policy_loss_gvpo(
         given.old_BT, given.logprob_BT, advantage_BT, given.mask_BT, 0.1, given.rows.group_B, one, G
     )
     return value / P
 
 
-def _centred(given: Given) -> Tensor:
+def _centered(given: Given) -> Tensor:
     reward_PG = given.rows.reward_B.view(P, -1)
     return (reward_PG - reward_PG.mean(1, keepdim=True)).flatten()
 

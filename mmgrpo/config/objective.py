@@ -84,7 +84,7 @@ class ObjectiveConfig(Section):
         description="samples cut off by their length limit: keep trains on them; zero leaves their decisions out, "
         "and the means over samples count them as zeros (TRL); drop leaves them out of every mean",
     )
-    normalise_ratio: bool = Field(
+    normalize_ratio: bool = Field(
         default=False, description="Gaussian log-ratios are centered and divided by their scale first (GRPO-Guard)"
     )
     aggregate: Named = Field(

@@ -150,9 +150,9 @@ REWARDS: Mapping[str, str] = {
 
 EXAMPLES: Mapping[str, str] = {
     "rows": "mmgrpo.training.auxiliary:answered_rows",
-    "mislabelled_digits": "mmgrpo.examples.digits:mislabelled_examples",
+    "mislabelled_digits": "mmgrpo.examples.digits:mislabeled_examples",
     "misinstructed_edits": "mmgrpo.examples.edits:misinstructed_edits",
-    "mislabelled_moving_digits": "mmgrpo.examples.moving_digits:mislabelled_moving_digits",
+    "mislabeled_moving_digits": "mmgrpo.examples.moving_digits:mislabeled_moving_digits",
     "misread_digits": "mmgrpo.examples.digits:misread_digits",
     "misheard_keys": "mmgrpo.examples.keypad:misheard_keys",
     "careless_sums": "mmgrpo.examples.arithmetic:careless_sums",

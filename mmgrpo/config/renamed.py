@@ -25,7 +25,8 @@ RENAMED: Mapping[str, str] = {
     "objective.foreign": "objective.off_policy",
     "objective.kl_beta": "objective.kl.beta",
     "objective.kl_ratio_level": "objective.kl.ratio_level",
-    "objective.recentre": "objective.normalise_ratio",
+    "objective.normalise_ratio": "objective.normalize_ratio",
+    "objective.recentre": "objective.normalize_ratio",
     "objective.terms.origins": "objective.terms.sources",
     "policy.cooling": "policy.temperature_schedule",
     "policy.tail": "policy.fast_remainder",
@@ -79,8 +80,10 @@ RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
 
 RENAMED_FUNCTIONS: Mapping[str, str] = {
     "answer_while_needed": "label_smoothing",
+    "centred_regression": "centered_regression",
     "decision_mean": "token_mean",
     "divergence_to_come": "kl_to_go",
+    "normalised_sum": "normalized_sum",
     "outside_view": "mask_outside_view",
     "read_count_as": "fixed_off_policy_advantage",
     "sample_mean": "sequence_mean",
@@ -92,7 +95,12 @@ RENAMED_FUNCTIONS: Mapping[str, str] = {
 }
 """Earlier name of a registered function -> its new name."""
 
-RENAMED_NUMBERS: Mapping[str, str] = {"initial": "start", "final": "end"}
+RENAMED_NUMBERS: Mapping[str, str] = {
+    "final": "end",
+    "initial": "start",
+    "normalise": "normalize",
+    "standardised": "standardized",
+}
 """Earlier number of a registered function -> its new name."""
 
 

@@ -109,14 +109,14 @@ def page_of(name: str) -> str:
     reward = resolve("rewards", name)
     summary, body = _summary_and_body(reward)
     passages = list(_passages(body))
-    texts, labelled = [text for label, text in passages if not label], dict(passages)
-    example = labelled.pop("Example", f"{{name: {name}}}").strip("` .")
+    texts, labeled = [text for label, text in passages if not label], dict(passages)
+    example = labeled.pop("Example", f"{{name: {name}}}").strip("` .")
     where = ["evaluation:", "  rewards:"] if summary.startswith("Evaluation") else ["rewards:"]
     lines = [f"# {name}", "", _marked(summary), "", "```yaml", *where, f"{'  ' * len(where)}- {example}", "```", ""]
     for text in texts:
         lines += [_marked(text), ""]
-    lines += ["## Settings", "", *_settings(reward, labelled.pop("Settings", ""))]
-    lines += [f"* **{label}**: {_marked(text)}" for label, text in labelled.items() if label]
+    lines += ["## Settings", "", *_settings(reward, labeled.pop("Settings", ""))]
+    lines += [f"* **{label}**: {_marked(text)}" for label, text in labeled.items() if label]
     return "\n".join(lines).rstrip() + "\n"
 
 

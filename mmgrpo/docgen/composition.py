@@ -99,10 +99,10 @@ def _advantage(advantage: AdvantageConfig) -> str:
 
 def _objective(objective: ObjectiveConfig) -> Iterator[str]:
     level = "" if objective.ratio_level == "token" else f" by {objective.ratio_level}"
-    normalised = " of the normalized ratio" if objective.normalise_ratio else ""
+    normalized = " of the normalized ratio" if objective.normalize_ratio else ""
     bounded = "" if objective.bound is None else f" of {_function(objective.bound)} log-ratios"
     if objective.surrogate is not None:
-        yield f"{_function(objective.surrogate)}{normalised}{bounded}{level}"
+        yield f"{_function(objective.surrogate)}{normalized}{bounded}{level}"
     if objective.off_policy is not None:
         level = "" if objective.off_policy.ratio_level == "token" else f" by {objective.off_policy.ratio_level}"
         times = "" if objective.off_policy.weight == 1 else f"{objective.off_policy.weight:g} "

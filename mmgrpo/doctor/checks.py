@@ -218,7 +218,7 @@ def stored_drift(subject: CheckedPolicy) -> CheckResult:
         with torch.no_grad():
             parts = [part.values[DRIFT] for part in subject.policy.evaluate(subject.rollout, values=[DRIFT])]
     except ConfigError as error:
-        fix = "this policy stores no Gaussian means: set objective.normalise_ratio to false"
+        fix = "this policy stores no Gaussian means: set objective.normalize_ratio to false"
         return CheckResult("drift", False, str(error), fix)
     drift = float(torch.stack([part.abs().amax() for part in parts]).amax())
     measured = f"stored; {drift:.1e} under the behavior policy"
@@ -253,7 +253,7 @@ def _probe(objective: Objective) -> Objective:
         bound=None,
         selections=(),
         kl_ratio_level=None,
-        normalise_ratio=False,
+        normalize_ratio=False,
         step_weight=None,
         entropy_bonus=0.0,
         modulations=(),

@@ -39,7 +39,7 @@ from mmgrpo.maths.filters import FILTERS
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
 from mmgrpo.maths.modulations import MODULATIONS
 from mmgrpo.maths.objectives import Objective
-from mmgrpo.maths.ratios import BOUNDS, RATIO_LEVELS, normalised_log_ratio
+from mmgrpo.maths.ratios import BOUNDS, RATIO_LEVELS, normalized_log_ratio
 from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
@@ -244,8 +244,8 @@ def _advantage_line(config: AdvantageConfig) -> str:
 def _ratio_line(objective: ObjectiveConfig) -> str:
     level = RATIO_LEVELS[objective.ratio_level]
     line = f"{objective.ratio_level}: log r = logprob - old_logprob"
-    if objective.normalise_ratio:
-        line += f", normalized to {formula_of(normalised_log_ratio)}"
+    if objective.normalize_ratio:
+        line += f", normalized to {formula_of(normalized_log_ratio)}"
     if objective.bound is not None:
         formula = formula_of(named_in("objective.bound", BOUNDS, objective.bound.name))
         line += f", bounded by {objective.bound.name}: {formula}{_numbers(objective.bound.numbers)}"

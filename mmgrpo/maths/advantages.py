@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.group_stats import centred, checked_rewards, divided, spread, standardised
+from mmgrpo.maths.group_stats import centered, checked_rewards, divided, spread, standardized
 from mmgrpo.maths.registry import Registry
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def group_advantage(
     Source: DeepSeekMath, arXiv:2402.03300, sec. 4.1.2. Deviation: eps in the denominator.
     """
     valid_PG = checked_rewards(reward_PG, valid_PG)
-    return standardised(reward_PG, valid_PG, eps=eps, correction=correction)
+    return standardized(reward_PG, valid_PG, eps=eps, correction=correction)
 
 
 @ADVANTAGES.register("batch")
@@ -66,7 +66,7 @@ def batch_scaled_advantage(
     count = valid_PG.sum().clamp(min=1)
     deviation_PG = (reward_PG - reward_PG.sum() / count).where(valid_PG, 0.0)
     std = spread(deviation_PG, valid_PG, dim=(-2, -1), correction=correction)
-    return divided(centred(reward_PG, valid_PG), std + eps)
+    return divided(centered(reward_PG, valid_PG), std + eps)
 
 
 @ADVANTAGES.register("none")
@@ -79,7 +79,7 @@ def unscaled_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -> Ten
     Raises: ShapeError if not 2-D, G < 2, or valid_PG is not a bool matrix of the same shape.
     Source: Dr. GRPO, arXiv:2503.20783, sec. 3.2.
     """
-    return centred(reward_PG, checked_rewards(reward_PG, valid_PG))
+    return centered(reward_PG, checked_rewards(reward_PG, valid_PG))
 
 
 @ADVANTAGES.register("raw")
@@ -107,7 +107,7 @@ def leave_one_out_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -
     """
     valid_PG = checked_rewards(reward_PG, valid_PG)
     count_P1 = valid_PG.sum(-1, keepdim=True)
-    return centred(reward_PG, valid_PG) * count_P1 / (count_P1 - 1).clamp(min=1)
+    return centered(reward_PG, valid_PG) * count_P1 / (count_P1 - 1).clamp(min=1)
 
 
 def clamp_advantage(advantage: Tensor, *, limit: float) -> Tensor:
@@ -133,7 +133,7 @@ def part_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None, *, parts: 
         arXiv:2510.04392.
     """
     valid_PG = checked_rewards(reward_PG, valid_PG)
-    return standardise(split_groups(reward_PG, parts), split_groups(valid_PG, parts), eps).flatten(1)
+    return standardize(split_groups(reward_PG, parts), split_groups(valid_PG, parts), eps).flatten(1)
 
 
 def split_groups(value_PG: Tensor, parts: int) -> Tensor:
@@ -144,9 +144,9 @@ def split_groups(value_PG: Tensor, parts: int) -> Tensor:
     return value_PG.unflatten(1, (parts, G // parts))
 
 
-def standardise(reward: Tensor, valid: Tensor, eps: float) -> Tensor:
+def standardize(reward: Tensor, valid: Tensor, eps: float) -> Tensor:
     """Rewards over the last axis, centered and divided by their spread."""
-    deviation = centred(reward, valid)
+    deviation = centered(reward, valid)
     return divided(deviation, spread(deviation, valid, dim=(-1,), correction=1) + eps)
 
 

@@ -41,7 +41,7 @@ def weighted_sum(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Ten
 
 
 @COMBINATIONS.register
-def normalised_sum(
+def normalized_sum(
     reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor, *, eps: float = 1e-4, correction: int = 0
 ) -> Tensor:
     """Each reward standardized within its group, then summed by weight; a missing one adds nothing to a sum around 0.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def generalised_advantage(
+def generalized_advantage(
     value_BT: Tensor, reward_B: Tensor, mask_BT: Tensor, *, gamma: float = 1.0, decay: float = 0.95
 ) -> Tensor:
     """Generalized advantage estimates of each decision; with the value added, the target of the critic.

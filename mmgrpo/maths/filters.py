@@ -155,7 +155,7 @@ MEASURES: Mapping[str, Callable[[Feedback], Tensor]] = MappingProxyType(
 """The measures of ``most_efficient``, the highest first."""
 
 
-def standardised_among(feedback: Feedback, advantage_BT: Tensor, keep_B: Tensor, *, eps: float) -> Tensor:
+def standardized_among(feedback: Feedback, advantage_BT: Tensor, keep_B: Tensor, *, eps: float) -> Tensor:
     """Rewards standardized over the members of each group that are kept; 0 for the others, and where all are equal.
 
     Shapes: (B, T), bool (B,) -> (B, T).

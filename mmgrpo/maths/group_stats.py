@@ -34,7 +34,7 @@ def checked_rewards(reward: Tensor, valid: Tensor | None, *, ndim: int = 2, leas
     return valid
 
 
-def centred(reward: Tensor, valid: Tensor) -> Tensor:
+def centered(reward: Tensor, valid: Tensor) -> Tensor:
     """Reward less the mean of its group; 0 where invalid and in groups that say nothing.
 
     Shapes: (..., G), bool of the same -> the same.   Units: those of the reward.
@@ -66,12 +66,12 @@ def spread(deviation: Tensor, valid: Tensor, *, dim: tuple[int, ...], correction
     return (deviation.square().sum(dim, keepdim=True) / count.clamp(min=1)).sqrt()
 
 
-def standardised(reward: Tensor, valid: Tensor, *, eps: float, correction: int) -> Tensor:
-    """Reward less the mean of its group, over the group's spread and eps; 0 where ``centred`` is.
+def standardized(reward: Tensor, valid: Tensor, *, eps: float, correction: int) -> Tensor:
+    """Reward less the mean of its group, over the group's spread and eps; 0 where ``centered`` is.
 
     Shapes: (..., G), bool of the same -> the same.   Units: eps in the reward's.
     """
-    deviation = centred(reward, valid)
+    deviation = centered(reward, valid)
     return divided(deviation, spread(deviation, valid, dim=(-1,), correction=correction) + eps)
 
 
@@ -128,7 +128,7 @@ def grouped(group_B: Tensor) -> Groups:
     return Groups(torch.tensor(index, dtype=torch.long).reshape(shape), torch.tensor(present).bool().reshape(shape))
 
 
-def centred_among(value_M: Tensor, kin_M: Tensor) -> Tensor:
+def centered_among(value_M: Tensor, kin_M: Tensor) -> Tensor:
     """Values less the mean of their kin; 0 where fewer than two are known, or all equal. NaN marks an unknown value.
 
     Shapes: (M,), integer (M,) -> (M,).   Units: those of the value.
@@ -137,7 +137,7 @@ def centred_among(value_M: Tensor, kin_M: Tensor) -> Tensor:
     return _deviations(value_M, kin_M).where(_is_comparable(value_M, kin_M), 0.0)
 
 
-def standardised_among(value_M: Tensor, kin_M: Tensor, *, eps: float, least: float = 0.0) -> Tensor:
+def standardized_among(value_M: Tensor, kin_M: Tensor, *, eps: float, least: float = 0.0) -> Tensor:
     """Values centered on their subgroup and divided by its spread; 0 where fewer than two are known, or all equal.
 
     A = (V - mean) / (std + eps), sample std, 0 where std < least. NaN marks an unknown value.
@@ -145,10 +145,10 @@ def standardised_among(value_M: Tensor, kin_M: Tensor, *, eps: float, least: flo
     Shapes: (M,), integer (M,) -> (M,).   Units: any -> dimensionless; eps and least in the value's units.
     """
     kin_M = _dense_ids(kin_M)
-    centred_M = _deviations(value_M, kin_M)
-    std_M = (_sum_over_kin(centred_M.square(), kin_M) / (_count(value_M, kin_M) - 1).clamp(min=1)).sqrt()
+    centered_M = _deviations(value_M, kin_M)
+    std_M = (_sum_over_kin(centered_M.square(), kin_M) / (_count(value_M, kin_M) - 1).clamp(min=1)).sqrt()
     differs_M = _is_comparable(value_M, kin_M) & (std_M >= least)
-    return (centred_M / (std_M + eps).where(differs_M, 1.0)).where(differs_M, 0.0)
+    return (centered_M / (std_M + eps).where(differs_M, 1.0)).where(differs_M, 0.0)
 
 
 def _dense_ids(kin_M: Tensor) -> Tensor:

@@ -23,9 +23,9 @@ def effective_rank(state_TD: Tensor) -> Tensor:
     """
     if len(state_TD) < 2:
         return state_TD.new_zeros(())
-    centred_TD = state_TD.double() - state_TD.double().mean(0)
-    wide = centred_TD.shape[1] > centred_TD.shape[0]
-    gram = centred_TD @ centred_TD.T if wide else centred_TD.T @ centred_TD
+    centered_TD = state_TD.double() - state_TD.double().mean(0)
+    wide = centered_TD.shape[1] > centered_TD.shape[0]
+    gram = centered_TD @ centered_TD.T if wide else centered_TD.T @ centered_TD
     singular_K = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
     share_K = singular_K / singular_K.sum().clamp(min=torch.finfo(torch.float64).tiny)
     return torch.special.entr(share_K).sum().exp().to(state_TD)

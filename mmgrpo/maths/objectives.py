@@ -71,7 +71,7 @@ class Foreign:
     def as_term(self) -> Term:
         """The term, which sees the rows that are read."""
         surrogate = SurrogateTerm(
-            surrogate=self.surrogate, ratio_level=self.ratio_level, bound=None, normalised=False, name="foreign"
+            surrogate=self.surrogate, ratio_level=self.ratio_level, bound=None, normalized=False, name="foreign"
         )
         return weighted(of_origins(surrogate.as_term(), READ), self.weight)
 
@@ -89,7 +89,7 @@ class Objective:
         selections: choose the decisions that count in the surrogate, the others have weight 0; or in the
             ratio.
         step_weight: further weight of the surrogate alone, (noise, mask_BT) -> weight_BT.
-        normalise_ratio: whether Gaussian log-ratios are centered and rescaled first (GRPO-Guard's RatioNorm).
+        normalize_ratio: whether Gaussian log-ratios are centered and rescaled first (GRPO-Guard's RatioNorm).
         divergence: name of the divergence from the reference that the policy computes.
         kl_beta: weight of the divergence in the loss.
         kl_ratio_level: level of the ratio that multiplies the divergence, with grad; None for no ratio. At decision
@@ -106,7 +106,7 @@ class Objective:
     bound: Callable[[Tensor, Tensor], Bounded] | None = None
     selections: tuple[Selection, ...] = ()
     step_weight: Callable[[Noise, Tensor], Tensor] | None = None
-    normalise_ratio: bool = False
+    normalize_ratio: bool = False
     divergence: str | None = None
     kl_beta: float = 0.0
     kl_ratio_level: str | None = None
@@ -136,9 +136,9 @@ class Objective:
                 "a selection of the ratio needs a ratio of several decisions: set ratio_level to sequence, or use "
                 "top_entropy in place of ratio_top_entropy"
             )
-        if self.kl_ratio_level is not None and self.normalise_ratio:
+        if self.kl_ratio_level is not None and self.normalize_ratio:
             raise ConfigError(
-                "a normalized ratio is no importance weight: leave out kl_ratio_level, or normalise_ratio"
+                "a normalized ratio is no importance weight: leave out kl_ratio_level, or normalize_ratio"
             )
         names = [term.name for term in self.terms]
         if len(set(names)) < len(names):
@@ -157,7 +157,7 @@ class Objective:
                 surrogate=self.surrogate,
                 ratio_level=self.ratio_level,
                 bound=self.bound,
-                normalised=self.normalise_ratio,
+                normalized=self.normalize_ratio,
             ).as_term()
             yield surrogate if self.foreign is None else of_origins(surrogate, (DRAWN,))
         if self.foreign is not None:

@@ -84,7 +84,7 @@ def trajectory_log_ratio_BT(log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: T
     return log_ratio_BT.where(mask_BT, 0.0).sum(1, keepdim=True).expand_as(log_ratio_BT)
 
 
-def normalised_log_ratio(log_ratio: Tensor, drift: Tensor, std: Tensor) -> Tensor:
+def normalized_log_ratio(log_ratio: Tensor, drift: Tensor, std: Tensor) -> Tensor:
     """Gaussian log-ratio with mean 0 and a scale independent of the step's noise (RatioNorm).
 
     (log r + b) * std, with b = mean((mu - mu_old)^2) / (2 std^2), the drift from the policy that sampled. Over that

@@ -9,7 +9,7 @@ from typing import Any
 from mmgrpo.report.logs import finite_numbers, is_number
 from mmgrpo.report.outlines import outline
 
-NORMALISED = {"norm1000": (1000.0, 1000.0), "norm1": (1.0, 1.0)}
+NORMALIZED = {"norm1000": (1000.0, 1000.0), "norm1": (1.0, 1.0)}
 MAX_MARKS = 60
 POINT = 1.0  # half the side of a point's square, in percent
 
@@ -84,7 +84,7 @@ def _scale(space: object, size: Sequence[float] | None) -> tuple[float, float] |
         return None
     sides = finite_numbers([space.get("width"), space.get("height")], 2)
     if sides is None:
-        default_scale = size if space.get("name") == "original" else NORMALISED.get(str(space.get("name")))
+        default_scale = size if space.get("name") == "original" else NORMALIZED.get(str(space.get("name")))
         sides = finite_numbers(list(default_scale or ()), 2)
     return (sides[0], sides[1]) if sides is not None and min(sides) > 0 else None
 

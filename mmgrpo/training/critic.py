@@ -18,7 +18,7 @@ from mmgrpo.config import RunConfig
 from mmgrpo.differentiating import backward
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.critics import generalised_advantage, value_loss
+from mmgrpo.maths.critics import generalized_advantage, value_loss
 from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.policy import Critic
 from mmgrpo.training.auxiliary import ExtraGradient
@@ -114,7 +114,7 @@ class CriticTrainer:
         old_BT, scored_B = self._rows.values[VALUE], advantages.credit.scored_B[advantages.local_rows]
         reward_B = advantages.reward_B.where(scored_B, 0.0)
         numbers = {"gamma": self._config.gamma, "decay": self._config.decay}
-        target_BT = old_BT + generalised_advantage(old_BT, reward_B, self._rows.mask_BT, **numbers)
+        target_BT = old_BT + generalized_advantage(old_BT, reward_B, self._rows.mask_BT, **numbers)
         rows = self._rows.keep(advantages.rollout.mask_BT & scored_B[:, None])
         return partial(self._accumulate, rows, target_BT, policy)
 

@@ -214,7 +214,7 @@ class ImageRollouts:
     def _require(self, plan: Plan) -> None:
         """Raises an error for parts of a plan that image tokens do not support."""
         if plan.splits or any(value.view == OLD for value in plan.values):
-            raise PolicyError("image tokens have no trees of noise and no means: leave out tree and normalise_ratio")
+            raise PolicyError("image tokens have no trees of noise and no means: leave out tree and normalize_ratio")
         if plan.environment is not None or any(plan.continues or ()):
             raise PolicyError(
                 "image tokens support no environments and no continuations: leave out rollout.environment and "

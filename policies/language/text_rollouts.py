@@ -271,7 +271,7 @@ class TextRollouts:
         if plan.stochastic or plan.same_initial_noise or plan.splits or any(value.view == OLD for value in plan.values):
             raise PolicyError(
                 "tokens have no windows, shared noise, trees of noise or means: leave out window, same_initial_noise, "
-                "tree and normalise_ratio"
+                "tree and normalize_ratio"
             )
         if unknown := [name for name in plan.sample_values if name not in TOKEN_STATISTICS]:
             raise ConfigError(

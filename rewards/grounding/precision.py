@@ -101,9 +101,9 @@ class AveragePrecision:
         references: Sequence[StatedBox],
         reference_boxes: Sequence[Box],
     ) -> float:
-        labelled = self._labels and all(box.label is not None for box in references)
+        labeled = self._labels and all(box.label is not None for box in references)
         sure = [1.0 if self._confidence == "equal" or box.score is None else box.score for box in stated]
-        classes = sorted({box.label or "" for box in references}) if labelled else [None]
+        classes = sorted({box.label or "" for box in references}) if labeled else [None]
         precisions = []
         for label in classes:
             rows = [i for i, box in enumerate(stated) if label is None or box.label == label]

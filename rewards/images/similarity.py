@@ -17,7 +17,7 @@ from ..models.image_features import SSIM_RADIUS, FeatureSource, ssim
 from ..parsing.explanations import parts
 from ..parsing.extraction import require_choice
 from ..parsing.sample_images import column_image, prompt_text, reference_image, to_rgb
-from .textures import grey
+from .textures import gray
 
 Measure = Literal["mse", "ssim", "feature"]
 
@@ -190,7 +190,7 @@ def _pixel_likeness(image: Image.Image, reference: Image.Image, measure: Measure
     fitted = _fitted(reference, image)
     if measure == "mse":
         return float(1 - ((_pixels(image) - _pixels(fitted)) ** 2).mean())
-    return ssim(grey(image), grey(fitted)) if min(image.size) > 2 * SSIM_RADIUS else None
+    return ssim(gray(image), gray(fitted)) if min(image.size) > 2 * SSIM_RADIUS else None
 
 
 def _fitted(reference: Image.Image, image: Image.Image) -> Image.Image:

@@ -20,7 +20,7 @@ from mmgrpo.types import Sample, Score
 from ..parsing.explanations import parts
 from ..parsing.sample_images import sample_frames
 
-Grey = NDArray[Any]
+Gray = NDArray[Any]
 
 MIN_BLOCKS_EDGE = 256  # pixels: shorter edges have too few steps to distinguish blocks from chance
 
@@ -109,7 +109,7 @@ class Sharpness:
             scale = self._size / max(image.size)
             edges = [max(round(edge * scale), 1) for edge in image.size]
             image = image.resize((edges[0], edges[1]), Image.Resampling.LANCZOS)
-        return float(np.log10(1 + laplace(grey(image)).var()))
+        return float(np.log10(1 + laplace(gray(image)).var()))
 
 
 @final
@@ -143,7 +143,7 @@ class GridArtifacts:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         frame_shares = [
-            [grid_shares(grey(frame), self._period) for frame in sample_frames(sample)] for sample in samples
+            [grid_shares(gray(frame), self._period) for frame in sample_frames(sample)] for sample in samples
         ]
         return [self._scored([shares for shares in frames if shares]) for frames in frame_shares]
 
@@ -154,13 +154,13 @@ class GridArtifacts:
         return Score(value, parts({name: float(np.mean([shares[name] for shares in frames])) for name in frames[0]}))
 
 
-def grid_shares(grey_HW: Grey, period: int) -> dict[str, float]:
+def grid_shares(gray_HW: Gray, period: int) -> dict[str, float]:
     """The grid shares of an image for a period, in the direction where they are largest: ``lattice`` and ``blocks``.
 
     An entry is missing if both edges are too short: 16 pixels for the lattice, 64 for blocks.
     """
-    fine_HW = grey_HW - uniform_filter(grey_HW, 5)
-    both = (grey_HW, grey_HW.T)
+    fine_HW = gray_HW - uniform_filter(gray_HW, 5)
+    both = (gray_HW, gray_HW.T)
     shares = {
         "lattice": [_line_share(fine, period) for fine in (fine_HW, fine_HW.T)],
         "blocks": [_line_share(_edges(values), period) for values in both if values.shape[1] >= MIN_BLOCKS_EDGE],
@@ -171,18 +171,18 @@ def grid_shares(grey_HW: Grey, period: int) -> dict[str, float]:
     return {name: max(shares_of_name) for name, shares_of_name in finite_shares.items() if shares_of_name}
 
 
-def _edges(grey_HW: Grey) -> Grey:
+def _edges(gray_HW: Gray) -> Gray:
     """Mean absolute difference to the next pixel over the rows, minus its local mean.
 
     Shapes: (H, W) -> (1, W), the last step is repeated. Absolute values are used because steps at block seams have both
     signs, so the spectrum of the image has no peak there.
     """
-    step_W = np.abs(np.diff(grey_HW, axis=1)).mean(0)
+    step_W = np.abs(np.diff(gray_HW, axis=1)).mean(0)
     step_W = np.append(step_W, step_W[-1])
     return (step_W - uniform_filter1d(step_W, 5))[None]
 
 
-def lab(rgb: Grey) -> Grey:
+def lab(rgb: Gray) -> Gray:
     """sRGB values 0 to 255 as CIELAB under D65. Shapes: (..., 3) -> (..., 3)."""
     value = rgb / 255
     linear = np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
@@ -192,12 +192,12 @@ def lab(rgb: Grey) -> Grey:
     return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=-1)
 
 
-def grey(image: Image.Image) -> Grey:
+def gray(image: Image.Image) -> Gray:
     """The ITU-R 601 gray values, 0 to 255."""
     return np.asarray(image.convert("L"), dtype=np.float64)
 
 
-def _line_share(fine_HW: Grey, period: int) -> float | None:
+def _line_share(fine_HW: Gray, period: int) -> float | None:
     while fine_HW.shape[1] < 8 * period and period > 2:
         period //= 2
     width = fine_HW.shape[1] - fine_HW.shape[1] % period
@@ -212,7 +212,7 @@ def _line_share(fine_HW: Grey, period: int) -> float | None:
     return sum(max(float(power_K[k] - _floor(power_K, k)), 0.0) for k in lines) / total
 
 
-def _floor(power_K: Grey, k: int) -> float:
+def _floor(power_K: Gray, k: int) -> float:
     around = [i for i in (*range(k - 3, k), *range(k + 1, k + 4)) if 0 < i < len(power_K)]
     return float(np.max(power_K[around]))
 

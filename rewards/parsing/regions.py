@@ -111,14 +111,14 @@ def rasterize_polygon(corners: Sequence[tuple[float, float]], width: int, height
     turns_HW = np.zeros((height, width + 1), dtype=bool)
     for (x0, y0), (x1, y1) in zip(corners, [*corners[1:], corners[0]], strict=True):
         low, high = min(y0, y1), max(y0, y1)
-        rows = np.arange(_first_centre(low, height), _first_centre(high, height))
+        rows = np.arange(_first_center(low, height), _first_center(high, height))
         if len(rows):
             crossing = x0 + (rows + 0.5 - y0) * ((x1 - x0) / (y1 - y0))
             turns_HW[rows, np.clip(np.ceil(crossing - 0.5), 0, width).astype(int)] ^= True
     return np.logical_xor.accumulate(turns_HW[:, :-1], axis=1)
 
 
-def _first_centre(edge: float, count: int) -> int:
+def _first_center(edge: float, count: int) -> int:
     """The first row whose center is not above an edge."""
     return int(np.clip(np.ceil(edge - 0.5), 0, count))
 

@@ -19,7 +19,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
 from mmgrpo.types import Sample, Score
 
-from ..images.textures import grey
+from ..images.textures import gray
 from ..models.checkpoints import Dtype, require_positive, resolve_dtype
 from ..models.image_features import FeatureSource
 from ..parsing.explanations import parts
@@ -234,7 +234,7 @@ def _per_block(values_HW: NDArray[Any]) -> NDArray[Any]:
 def _small(frame: Image.Image) -> NDArray[Any]:
     scale = SIDE / max(frame.size)
     edges = [max(round(edge * scale), 1) for edge in frame.size]
-    return grey(frame if max(frame.size) == SIDE else frame.resize((edges[0], edges[1]), Image.Resampling.BOX))
+    return gray(frame if max(frame.size) == SIDE else frame.resize((edges[0], edges[1]), Image.Resampling.BOX))
 
 
 def _chosen(sample: Sample, count: int | None) -> list[Image.Image]:

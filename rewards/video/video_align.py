@@ -47,7 +47,7 @@ class VideoAlign:
     model uses 2 per second, at least 4 in total. ``template`` is the path of the authors' ``prompt_template.py``, which
     is parsed and not executed, or of a text file with the same text; it is not part of the checkpoint. ``checkpoint``
     is a folder or hub id with ``model_config.json`` and ``checkpoint-<step>``; ``base`` replaces the Qwen2-VL named
-    there. ``weights: {VQ: 1}`` excludes the other dimensions, ``normalise: false`` disables the normalization.
+    there. ``weights: {VQ: 1}`` excludes the other dimensions, ``normalize: false`` disables the normalization.
     Range: unbounded; each dimension has mean 0 and standard deviation 1 over the authors' data, so -3 to 3 is typical
     for the sum.
     Source: Liu et al. 2025 (VideoAlign), arXiv:2501.13918, sec. 3, and its inference code; DanceGRPO, arXiv:2505.07818,
@@ -66,7 +66,7 @@ class VideoAlign:
         checkpoint: str = "KwaiVGI/VideoReward",
         base: str | None = None,
         weights: Mapping[str, float] | None = None,
-        normalise: bool = True,
+        normalize: bool = True,
         text_column: str | None = None,
         device: str | None = None,
         dtype: Dtype = "bfloat16",
@@ -83,7 +83,7 @@ class VideoAlign:
         self._checkpoint = checkpoint
         self._base = base
         self._weights = dict(weights) if weights else dict.fromkeys(DIMENSIONS, 1.0)
-        self._normalise = normalise
+        self._normalize = normalize
         self.text_column = text_column
         self._device = device
         self._dtype = resolve_dtype("VideoAlign", dtype)
@@ -108,7 +108,7 @@ class VideoAlign:
         return values
 
     def _scored(self, raw: Sequence[float], recipe: Recipe) -> Score:
-        mean, std = (recipe.mean, recipe.std) if self._normalise else (None, None)
+        mean, std = (recipe.mean, recipe.std) if self._normalize else (None, None)
         normalized = [(r - m) / s for r, m, s in zip(raw, mean or (0,) * 3, std or (1,) * 3, strict=True)]
         score: dict[str, float] = dict(zip(DIMENSIONS, normalized, strict=True))
         return Score(sum(weight * score[name] for name, weight in self._weights.items()), parts(score))

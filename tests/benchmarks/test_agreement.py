@@ -32,7 +32,7 @@ class Actor(DataProto):
         return verl_F.masked_mean(-advantage_BT * logprob_BT, mask_BT)
 """
 FILE = "trainer/core.py"
-CENTRED = Source(repo="somebody/method", path=FILE, names=("centred", "EPS"))
+CENTERED = Source(repo="somebody/method", path=FILE, names=("centred", "EPS"))
 UPDATE = Source(repo="somebody/method", path=FILE, names=("Actor.update",))
 
 
@@ -48,18 +48,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _centred(weight: float = 1.0):
+def _centered(weight: float = 1.0):
     return advantage(
         "dr-grpo",
-        CENTRED,
-        lambda theirs, rows: theirs.centred(rows.spread(rows.reward_B), rows.mask_BT, rows.group_B, weight=weight),
+        CENTERED,
+        lambda theirs, rows: theirs.centered(rows.spread(rows.reward_B), rows.mask_BT, rows.group_B, weight=weight),
     )
 
 
 def test_functions_are_extracted_without_imports_of_their_file(folder: Path, capsys: pytest.CaptureFixture[str]):
     # group 0: 1 and 3 less their mean; the second row's last decision is masked
     reward_BT, mask_BT = torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([[1, 1], [1, 0]])
-    found = taken(folder, CENTRED).centred(reward_BT, mask_BT, torch.zeros(2))
+    found = taken(folder, CENTERED).centered(reward_BT, mask_BT, torch.zeros(2))
     torch.testing.assert_close(found, torch.tensor([[-1.0, -1.0], [1.0, 0.0]]))
     assert capsys.readouterr().out == ""
     update = taken(folder, UPDATE).update  # 1 at each of the three decisions that count
@@ -69,7 +69,7 @@ def test_functions_are_extracted_without_imports_of_their_file(folder: Path, cap
 
 
 def test_equal_functions_agree(folder: Path):
-    found = agreement(folder, _centred(), draws=3)
+    found = agreement(folder, _centered(), draws=3)
     assert agrees(found)
     assert 0 < found.difference["advantage"] < 1e-6 < 1 < found.size["advantage"]
     (row,) = list(table([found]))[2:]
@@ -77,7 +77,7 @@ def test_equal_functions_agree(folder: Path):
 
 
 def test_different_functions_do_not(folder: Path):
-    found = agreement(folder, _centred(weight=1.5), draws=3)
+    found = agreement(folder, _centered(weight=1.5), draws=3)
     assert found.difference["advantage"] == pytest.approx(found.size["advantage"] / 2, rel=1e-5)
     assert not agrees(found)
 

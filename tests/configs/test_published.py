@@ -66,7 +66,7 @@ KEYS = (
     *(f"rollout.{key}" for key in ("prompts_per_step", "group_size", "same_initial_noise", "window")),
     *(f"advantage.{key}" for key in ("scale", "combine", "eps", "correction", "clamp", "zero_variance_groups")),
     *(f"objective.{key}" for key in ("surrogate", "ratio_level", "bound", "aggregate", "step_weight")),
-    *("objective.kl.divergence", "objective.kl.beta", "objective.normalise_ratio"),
+    *("objective.kl.divergence", "objective.kl.beta", "objective.normalize_ratio"),
     *("update.epochs", "update.minibatches", "update.ema"),
     *(f"update.optimizer.{key}" for key in ("lr", "betas", "weight_decay", "max_grad_norm")),
 )

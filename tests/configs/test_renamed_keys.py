@@ -17,6 +17,7 @@ from mmgrpo.config.renamed import RENAMED, RENAMED_FUNCTIONS, RENAMED_VALUES
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.maths.aggregates import AGGREGATES
+from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.maths.strategies import STRATEGIES
@@ -84,7 +85,9 @@ def test_an_earlier_value_names_the_new_one(key: str, old: str) -> None:
 @pytest.mark.parametrize("old", RENAMED_FUNCTIONS)
 def test_an_earlier_name_of_a_function_names_the_new_one(old: str) -> None:
     new = RENAMED_FUNCTIONS[old]
-    (functions,) = [registry for registry in (AGGREGATES, ESTIMATORS, STRATEGIES) if new in registry]
+    (functions,) = [
+        registry for registry in (AGGREGATES, COMBINATIONS, ESTIMATORS, STRATEGIES, TERMS) if new in registry
+    ]
     with pytest.raises(UnknownNameError, match=rf"unknown name {old!r}; it is now {new}"):
         named_in("key", functions, old)
 

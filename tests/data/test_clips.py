@@ -28,8 +28,8 @@ def test_frames_are_restored(side: int, larger: int) -> None:
     assert [frame.size for frame in back] == [(larger, larger)] * 4
     for frame, shown in zip(frames, back, strict=True):
         if side < 256:  # each pixel became a square, which H.264 keeps
-            grey = shown.convert("L").resize((side, side), Image.Resampling.BOX)
-            assert np.abs(np.asarray(grey, dtype=int) - np.asarray(frame, dtype=int)).max() <= 4
+            gray = shown.convert("L").resize((side, side), Image.Resampling.BOX)
+            assert np.abs(np.asarray(gray, dtype=int) - np.asarray(frame, dtype=int)).max() <= 4
 
 
 def test_a_file_is_a_function_of_its_frames_and_of_even_size() -> None:

@@ -47,8 +47,8 @@ def test_the_share_is_of_patches() -> None:
 
 
 def test_noise_keeps_the_share_of_the_signal() -> None:
-    grey = Prompt("", images=[Image.new("RGB", (200, 200), (160, 160, 160))])
-    seen = noised_image(share=0.01)(grey, 0, History())
+    gray = Prompt("", images=[Image.new("RGB", (200, 200), (160, 160, 160))])
+    seen = noised_image(share=0.01)(gray, 0, History())
     assert seen is not None
     pixels = np.asarray(seen.images[0]) / 127.5 - 1
     assert pixels.mean() == pytest.approx(np.sqrt(0.99) * (160 / 127.5 - 1), abs=2e-3)

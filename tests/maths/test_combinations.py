@@ -13,7 +13,7 @@ from mmgrpo.maths.combinations import (
     geometric_mean,
     mean_minus_variance,
     minimum,
-    normalised_sum,
+    normalized_sum,
     weighted_sum,
 )
 from mmgrpo.maths.schedules import cosine, linear
@@ -33,7 +33,7 @@ def test_sum_takes_the_groups_mean_for_missing_rewards() -> None:
 def test_sum_of_rewards_normalized_per_group() -> None:
     # first: (1, 3, 2) - 2 over sqrt(2/3); second: (10, 30) - 20 over 10, nothing for the last
     z = math.sqrt(1.5)
-    result = normalised_sum(REWARD_RPG, WEIGHT_R, VALID_RPG, eps=0)
+    result = normalized_sum(REWARD_RPG, WEIGHT_R, VALID_RPG, eps=0)
     assert result.tolist() == [pytest.approx([-2 * z - 0.1, 2 * z + 0.1, 0.0])]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmgrpo.maths.critics import generalised_advantage, value_loss
+from mmgrpo.maths.critics import generalized_advantage, value_loss
 from mmgrpo.maths.estimators.value_credit import whitened
 from tests.maths.feedback_rows import feedback_of
 
@@ -17,7 +17,7 @@ def test_generalized_advantages_skip_masked_decisions() -> None:
     # 0.3, 0.03 + 0.45 * 0.3 = 0.165, 0.04 + 0.45 * 0.165 = 0.11425
     value_BT = torch.tensor([[0.5, 0.6, 9.0, 0.7]], dtype=torch.float64)
     mask_BT = torch.tensor([[True, True, False, True]])
-    found_BT = generalised_advantage(value_BT, torch.tensor([1.0]), mask_BT, gamma=0.9, decay=0.5)
+    found_BT = generalized_advantage(value_BT, torch.tensor([1.0]), mask_BT, gamma=0.9, decay=0.5)
     torch.testing.assert_close(found_BT, torch.tensor([[0.11425, 0.165, 0.0, 0.3]], dtype=torch.float64))
 
 

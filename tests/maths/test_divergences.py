@@ -96,7 +96,7 @@ def test_gaussian_is_the_closed_form_kl(std: float | Tensor) -> None:
     torch.testing.assert_close(gaussian(now, other), exact, rtol=0, atol=1e-12)
 
 
-def test_drift_recentres_the_log_ratio() -> None:
+def test_drift_recenters_the_log_ratio() -> None:
     """E[log-ratio + KL] = 0 over the sampling policy's noise; 10^6 draws, std of the log-ratio |0.3| / 0.4 = 0.75."""
     generator = torch.Generator().manual_seed(13)
     old = torch.zeros(1_000_000, dtype=torch.float64)

@@ -12,7 +12,7 @@ from mmgrpo.maths.advantages import group_advantage
 from mmgrpo.maths.estimators.tree_credit import along_segments, temporal_difference
 from mmgrpo.maths.filters import each_decision_once
 from mmgrpo.maths.forest import drawn_states, forest
-from mmgrpo.maths.group_stats import standardised_among
+from mmgrpo.maths.group_stats import standardized_among
 from mmgrpo.methods.sampling.branch_grpo import by_depth, shared_once
 from mmgrpo.methods.sampling.s_grpo_early_reinforcement import trunk_and_exits
 from mmgrpo.methods.sampling.treerpo import siblings
@@ -160,7 +160,7 @@ def test_a_shared_decision_counts_once():
 
 def test_equal_values_give_exact_zeros():
     value_M = torch.tensor([0.1, 0.1, 0.1, 5.0, math.nan, 2.0], dtype=torch.float64)
-    assert standardised_among(value_M, torch.tensor([0, 0, 0, 1, 2, 2]), eps=0.0).tolist() == [0.0] * 6
+    assert standardized_among(value_M, torch.tensor([0, 0, 0, 1, 2, 2]), eps=0.0).tolist() == [0.0] * 6
 
 
 @pytest.mark.parametrize(

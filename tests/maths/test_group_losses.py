@@ -17,7 +17,7 @@ from mmgrpo.maths.sequence_scores import SCORES, score
 from mmgrpo.maths.terms import TERMS, Term, group_losses
 from mmgrpo.values import Value
 
-OF_GROUPS = ("centred_regression", "preference", "gvpo", "real", "disco", "pacs", "equivalents")
+OF_GROUPS = ("centered_regression", "preference", "gvpo", "real", "disco", "pacs", "equivalents")
 
 BUILT: dict[str, Callable[[], Term]] = {
     **{name: make for name, make in {name: TERMS[name] for name in OF_GROUPS}.items() if name != "kl_hinge"},
@@ -82,11 +82,11 @@ def test_gvpo_on_and_off_policy():
 def test_centered_regression_of_advantages():
     # d 0.4, 0, beta 2: 2 * 0.2 - 0.5 and its negative: 0.01; gradient 2 / 2 * 2 * -0.1
     decisions = decisions_of([[0.4], [0.0]], [9, 7], advantages=[0.5, -0.5])
-    value, grad_BT = loss_and_gradient(group_losses.centred_regression(beta=2.0), decisions)
+    value, grad_BT = loss_and_gradient(group_losses.centered_regression(beta=2.0), decisions)
     assert value == pytest.approx(0.01)
     torch.testing.assert_close(grad_BT[:, 0], torch.tensor([-0.2, 0.2]).double())
     # standard deviation 0.2, and 0.05 to it: 2 * 0.2 / 0.25 - 0.5 = 1.1; gradient 2 / 2 * 2 / 0.25 * 1.1
-    value, grad_BT = loss_and_gradient(group_losses.centred_regression(beta=2.0, eps=0.05), decisions)
+    value, grad_BT = loss_and_gradient(group_losses.centered_regression(beta=2.0, eps=0.05), decisions)
     assert value == pytest.approx(1.21)
     torch.testing.assert_close(grad_BT[:, 0], torch.tensor([8.8, -8.8]).double())
 
@@ -188,7 +188,7 @@ def test_the_hinge_opens_beyond_its_limit():
 
 
 @pytest.mark.parametrize(
-    "name", ["gvpo", "disco", "plain_disco", "preference", "all_preferences", "centred_regression"]
+    "name", ["gvpo", "disco", "plain_disco", "preference", "all_preferences", "centered_regression"]
 )
 @pytest.mark.parametrize("rewards", [[1, 1, 1], [0, 0, 0]])
 def test_groups_of_equal_rewards_have_no_gradient_on_policy(name: str, rewards: list[int]):
@@ -197,7 +197,7 @@ def test_groups_of_equal_rewards_have_no_gradient_on_policy(name: str, rewards: 
     assert grad_BT.tolist() == [[0.0]] * 3
 
 
-@pytest.mark.parametrize("name", ["gvpo", "disco", "pacs", "preference", "centred_regression"])
+@pytest.mark.parametrize("name", ["gvpo", "disco", "pacs", "preference", "centered_regression"])
 def test_a_group_of_one_has_no_loss(name: str):
     value, grad_BT = loss_and_gradient(BUILT[name](), decisions_of([[0.3]], [1]))
     assert value == 0

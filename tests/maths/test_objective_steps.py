@@ -67,7 +67,7 @@ def test_grpo_guard_step():
     # r = exp((log r + b) std) with b = 4.6875e-4, times 1/h = 4
     mask_BT, step_BT = torch.ones(1, 1, dtype=torch.bool), torch.full((1, 1), 0.25)
     noise = Noise(std_BT=torch.full((1, 1), STD), step_BT=step_BT, level_BT=step_BT)
-    objective = Objective(surrogate=unclipped, aggregate=sample_sum, step_weight=inverse_step, normalise_ratio=True)
+    objective = Objective(surrogate=unclipped, aggregate=sample_sum, step_weight=inverse_step, normalize_ratio=True)
     weight_BT = objective.weights(mask_BT, count(mask_BT), noise)
     decisions = replace(one_step(OLD_MEAN + GAP, -1.0), weight_BT=weight_BT)
     assert decisions[DRIFT].item() == pytest.approx(4.6875e-4, abs=1e-12)

@@ -95,7 +95,7 @@ def differentiate(objective: Objective, decisions: Decisions) -> tuple[Loss, Ten
 def full_objective(name: str = "clipped", **parts) -> Objective:
     """Every term on: surrogate, step weight, normalised ratio, divergence, entropy."""
     chosen = {
-        "normalise_ratio": True,
+        "normalize_ratio": True,
         "step_weight": inverse_step,
         "divergence": "gaussian",
         "kl_beta": 0.04,
@@ -305,7 +305,7 @@ def test_values_that_an_objective_needs():
     assert [term.name for term in full.terms] == ["surrogate", "kl", "entropy"]
     assert [term.couples for term in full.terms] == ["row", "decision", "decision"]
     assert (full.first_values, plain.first_values) == ({KL, ENTROPY, DRIFT}, frozenset())
-    guard = Objective(surrogate=PPO, aggregate=sequence_mean, normalise_ratio=True)
+    guard = Objective(surrogate=PPO, aggregate=sequence_mean, normalize_ratio=True)
     assert (plain.skips, full.skips, guard.skips) == (True, False, True)
     assert (guard.values, guard.views, guard.rollout_knows_values) == ({DRIFT}, {OLD}, True)
 
@@ -313,7 +313,7 @@ def test_values_that_an_objective_needs():
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ({"std_BT": None}, "normalise_ratio needs the noise of denoising steps"),
+        ({"std_BT": None}, "normalize_ratio needs the noise of denoising steps"),
         ({"mean_weight_BT": None}, r"fill it from Objective\.mean_weights"),
         (DRIFT, "carry no gaussian@old: ask Policy.evaluate for it; of values they carry gaussian@reference, entropy"),
         (KL, "carry no gaussian@reference: ask Policy.evaluate for it; of values they carry entropy, gaussian@old"),

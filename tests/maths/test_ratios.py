@@ -10,7 +10,7 @@ import torch
 from mmgrpo.maths.ratios import (
     RATIO_LEVELS,
     decision_log_ratio_BT,
-    normalised_log_ratio,
+    normalized_log_ratio,
     segment_log_ratio_BT,
     sequence_log_ratio_BT,
     trajectory_log_ratio_BT,
@@ -93,7 +93,7 @@ def test_levels_have_the_right_gradient(name: str):
 
 def test_a_normalized_ratio_by_hand():
     # (log r + b) std for the four-element Gaussian step of test_objectives: (-0.01140625 + 0.00046875) * 0.4
-    log_ratio = normalised_log_ratio(torch.tensor(-0.01140625), torch.tensor(4.6875e-4), torch.tensor(0.4))
+    log_ratio = normalized_log_ratio(torch.tensor(-0.01140625), torch.tensor(4.6875e-4), torch.tensor(0.4))
     assert log_ratio.exp().item() == pytest.approx(0.9956345564, abs=1e-7)
 
 
@@ -105,10 +105,10 @@ def test_normalized_log_ratios_have_mean_zero_over_on_policy_samples():
     # x = mu_old + std noise: log N(x; mu) - log N(x; mu_old), averaged over elements
     log_ratio = ((std * noise) ** 2 - (std * noise - mean_gap) ** 2).mean(1) / (2 * std**2)
     drift = mean_gap.square().mean() / (2 * std**2)
-    normalised = normalised_log_ratio(log_ratio, drift, torch.tensor(std, dtype=torch.float64))
-    standard_error = normalised.std() / math.sqrt(num_draws)
+    normalized = normalized_log_ratio(log_ratio, drift, torch.tensor(std, dtype=torch.float64))
+    standard_error = normalized.std() / math.sqrt(num_draws)
     assert drift > 0
-    assert abs(normalised.mean()) < 4 * standard_error
+    assert abs(normalized.mean()) < 4 * standard_error
     assert abs(log_ratio.mean() + drift) < 4 * standard_error / std
     # the spread no longer holds 1/std: std of mean(gap * noise) = rms(gap) / sqrt(dims)
-    assert normalised.std().item() == pytest.approx(mean_gap.norm().item() / num_dims, rel=0.02)
+    assert normalized.std().item() == pytest.approx(mean_gap.norm().item() / num_dims, rel=0.02)

@@ -20,7 +20,7 @@ A, B, C, D, E, X = range(6)
 def test_a_prefix_tree_gives_credit_where_it_branches():
     # V: root 1/2, a 2/3, ab 1, ac 0, d 0, de 0: corrections a 1/6, b 1/3, c -2/3, d -1/2, e 0 (TEMPO)
     feedback = feedback_of([1, 1, 0, 0], [0] * 4, tokens=[[A, B], [A, B], [A, C], [D, E]])
-    plain = prefix_tree(normalise=False)
+    plain = prefix_tree(normalize=False)
     found_BT = plain.assign(feedback, torch.zeros(4, 2))
     expected = torch.tensor([[1 / 6, 1 / 3], [1 / 6, 1 / 3], [1 / 6, -2 / 3], [-1 / 2, 0.0]])
     torch.testing.assert_close(found_BT, expected)
@@ -28,7 +28,7 @@ def test_a_prefix_tree_gives_credit_where_it_branches():
     # the deviation of the rewards is sqrt(1 / 3)
     torch.testing.assert_close(prefix_tree(eps=0.0).assign(feedback, torch.zeros(4, 2)), expected * 3**0.5)
     advantage_BT = torch.randn(4, 2)
-    half = prefix_tree(weight=0.5, normalise=False)
+    half = prefix_tree(weight=0.5, normalize=False)
     torch.testing.assert_close(half.assign(feedback, advantage_BT), advantage_BT + 0.5 * expected)
     assert torch.equal(prefix_tree(weight=0.0).assign(feedback, advantage_BT), advantage_BT)
 
@@ -64,7 +64,7 @@ def test_a_member_without_a_reward_is_in_no_mean():
     feedback = feedback_of(
         [1, 1, float("nan"), 0], [0] * 4, tokens=[[A, B], [A, B], [A, C], [D, E]], valid=[True, True, False, True]
     )
-    found_BT = prefix_tree(normalise=False).assign(feedback, torch.zeros(4, 2))
+    found_BT = prefix_tree(normalize=False).assign(feedback, torch.zeros(4, 2))
     expected = torch.tensor([[1 / 3, 0.0], [1 / 3, 0.0], [1 / 3, 0.0], [-2 / 3, 0.0]])
     torch.testing.assert_close(found_BT, expected)
 

@@ -211,8 +211,8 @@ def test_complete_chain_ends_in_the_data_distribution(sampler) -> None:
 def exact_velocity(x: Tensor, level: Level, mean: float, variance: float) -> Tensor:
     """E[eps - x0 | x] for x0 ~ N(mean, variance): both posteriors are linear in x."""
     total = level.alpha**2 * variance + level.sigma**2
-    centred = x - level.alpha * mean
-    return level.sigma / total * centred - (mean + level.alpha * variance / total * centred)
+    centered = x - level.alpha * mean
+    return level.sigma / total * centered - (mean + level.alpha * variance / total * centered)
 
 
 @pytest.mark.parametrize(("sampler", "strength"), [(cps, 0.3), (cps, 0.8), (cps, 1.0), (ddim, 0.4), (ddim, 1.0)])

@@ -86,9 +86,9 @@ def test_a_turn_is_compared_with_those_of_its_state() -> None:
     rows = [[("a", 1.0)], [("a", 0.0), ("b", 0.0)]]
     half = 0.5**0.5
     assert close(credit(feedback_for(rows), eps=0.0), [[half], [-half, 0.0]])
-    assert credit(feedback_for(rows), normalise=False) == [[0.5], [-0.5, 0.0]]
-    assert credit(feedback_for(rows), normalise=False, weight=3.0) == [[1.5], [-1.5, 0.0]]
-    assert credit(feedback_for(rows, [0, 1]), normalise=False) == [[0.0], [0.0, 0.0]]  # states are those of a group
+    assert credit(feedback_for(rows), normalize=False) == [[0.5], [-0.5, 0.0]]
+    assert credit(feedback_for(rows), normalize=False, weight=3.0) == [[1.5], [-1.5, 0.0]]
+    assert credit(feedback_for(rows, [0, 1]), normalize=False) == [[0.0], [0.0, 0.0]]  # states are those of a group
     kept_BT = torch.randn(2, 4)
     assert torch.equal(anchor_states(weight=0.0).assign(feedback_for(rows), kept_BT), kept_BT)
 
@@ -96,7 +96,7 @@ def test_a_turn_is_compared_with_those_of_its_state() -> None:
 def test_turns_without_a_return_are_not_compared() -> None:
     # at a 1, 0 and an unanswered turn; the row without a reward of its own takes no part, whatever it was given
     rows = [[("a", 1.0)], [("a", 0.0)], [("a", None)], [("a", 50.0)], [(None, 1.0)]]
-    found = credit(feedback_for(rows, valid=[True, True, True, False, True]), normalise=False)
+    found = credit(feedback_for(rows, valid=[True, True, True, False, True]), normalize=False)
     assert found == [[0.5], [-0.5], [0.0], [0.0], [0.0]]
     equal = [[("a", 0.1)]] * 3
     assert credit(feedback_for(equal), eps=0.0) == [[0.0]] * 3
@@ -108,7 +108,7 @@ def test_a_reward_of_the_sample_is_that_of_its_last_turn() -> None:
     feedback = feedback_for(rows)
     right = SampleColumn(value_B=torch.tensor([1.0, 1, 0, 9]).double(), valid_B=torch.tensor([True, True, True, False]))
     feedback = replace(feedback, rewards={"right": right})
-    found = credit(feedback, reward="right", discount=0.9, normalise=False)
+    found = credit(feedback, reward="right", discount=0.9, normalize=False)
     assert close(found, [[0.9 - 19 / 30, 0.5], [1 - 19 / 30], [-19 / 30, -0.5], [0.0, 0.0]])
     assert credit(feedback, discount=0.9) == [[0.0, 0.0], [0.0], [0.0, 0.0], [0.0, 0.0]]  # the environment gave nothing
     with pytest.raises(ConfigError, match="'wrong'.*there are: right"):  # noqa: RUF043
@@ -152,10 +152,10 @@ AUTHORS: dict[tuple[bool, float], list[list[float]]] = {
 """Step advantages of ``gigpo/core_gigpo.py`` for the rows, gamma 0.95, float32, by normalisation and threshold."""
 
 
-@pytest.mark.parametrize(("normalise", "similar"), AUTHORS)
-def test_numbers_of_the_authors_code(normalise: bool, similar: float) -> None:
-    found = credit(feedback_for(ROWS, [0, 0, 0, 1, 1, 1]), normalise=normalise, similar=similar)
-    assert close(found, AUTHORS[normalise, similar], 3e-6)
+@pytest.mark.parametrize(("normalize", "similar"), AUTHORS)
+def test_numbers_of_the_authors_code(normalize: bool, similar: float) -> None:
+    found = credit(feedback_for(ROWS, [0, 0, 0, 1, 1, 1]), normalize=normalize, similar=similar)
+    assert close(found, AUTHORS[normalize, similar], 3e-6)
 
 
 def test_invalid_numbers_raise() -> None:

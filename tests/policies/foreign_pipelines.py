@@ -212,7 +212,7 @@ class OneStringPipeline(FieldPipeline):
         return inspect.unwrap(FieldPipeline.__call__)(self, [one], [generator], num_inference_steps)
 
 
-class LabelledPipeline(FieldPipeline):
+class LabeledPipeline(FieldPipeline):
     """Asked by numbers instead of prompts, and shown nothing else."""
 
     @torch.no_grad()

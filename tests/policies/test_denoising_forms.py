@@ -83,13 +83,13 @@ def test_a_failing_call_raises_with_its_arguments() -> None:
 
 def test_data_columns_are_call_arguments() -> None:
     prompts = [Prompt(p.text, columns={"lengths": len(p.text)}) for p in PROMPTS]
-    _same(_policy(foreign_pipelines.LabelledPipeline, columns=("lengths",)), prompts)
+    _same(_policy(foreign_pipelines.LabeledPipeline, columns=("lengths",)), prompts)
 
 
 def test_missing_columns_raise() -> None:
     with pytest.raises(ConfigError, match=r"no argument colours; it has generator, lengths, num_inference_steps"):
-        _policy(foreign_pipelines.LabelledPipeline, columns=("colours",))
-    policy = _policy(foreign_pipelines.LabelledPipeline, columns=("lengths",))
+        _policy(foreign_pipelines.LabeledPipeline, columns=("colours",))
+    policy = _policy(foreign_pipelines.LabeledPipeline, columns=("lengths",))
     with pytest.raises(DataError, match=r"policy.columns needs the column 'lengths'; the row 'short' has \[\]"):
         _drawn(policy)
 

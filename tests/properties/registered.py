@@ -85,7 +85,7 @@ FURTHER: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "combine.mean_minus_variance": [{"factor": 0.5}],
     "estimators.anchors": [{"reach": 1, "share": 0.5}],
     "estimators.among_most_efficient": [{"count": 2}, {"count": 2, "by": "reward_per_decision"}],
-    "estimators.anchor_states": [{"similar": 0.4}, {"normalise": False, "reward": "accuracy"}],
+    "estimators.anchor_states": [{"similar": 0.4}, {"normalize": False, "reward": "accuracy"}],
     "estimators.conflict_tokens": [{"entropy_limit": None}],
     "estimators.consistent_members": [{"reward": "steps", "count": 2, "most_steps": 3}],
     "estimators.kl_to_go": [{"weight": 0.5, "every": 2}],

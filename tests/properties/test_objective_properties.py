@@ -48,7 +48,7 @@ def terms_of(case: Case) -> Sequence[Term]:
         return (function(),)
     surrogate, bound = (function, None) if case.kind == "surrogate" else (unclipped, function)
     return tuple(
-        SurrogateTerm(surrogate=surrogate, ratio_level=level, bound=bound, normalised=False).as_term()
+        SurrogateTerm(surrogate=surrogate, ratio_level=level, bound=bound, normalized=False).as_term()
         for level in ALL_LEVELS
     )
 

@@ -14,7 +14,7 @@ from mmgrpo.examples.digits import (
     digit_questions,
     held_out_digit_questions,
     load_split,
-    mislabelled_examples,
+    mislabeled_examples,
     misread_digits,
     to_image,
     to_pixels,
@@ -67,7 +67,7 @@ class TestSplit:
 
 
 class TestPixels:
-    def test_all_grey_levels_survive_eight_bits(self):
+    def test_all_gray_levels_survive_eight_bits(self):
         levels = load_split().train[:200]
         back = np.stack([to_pixels(to_image(image)) for image in levels])
         assert np.array_equal(np.rint(back * 8) / 8, levels)
@@ -163,7 +163,7 @@ class TestData:
         assert prompts[17].text == "a handwritten digit seven"
 
     def test_captions_are_wrong_at_the_configured_rate(self):
-        examples = mislabelled_examples(0.45, seed=0)
+        examples = mislabeled_examples(0.45, seed=0)
         right = [e.prompt.columns["digit"] == e.prompt.columns["true_digit"] for e in examples]
         # 647 of 1,437 are redrawn, a tenth of them right by chance: 0.595 +- sqrt(647 * 0.1 * 0.9) / 1437 = 0.0053
         assert len(examples) == 1437
@@ -171,16 +171,16 @@ class TestData:
         assert all(e.prompt.text == digit_prompts()[e.prompt.columns["digit"]].text for e in examples)
 
     def test_captions_follow_the_seed_and_the_images_do_not(self):
-        one, again, other = (mislabelled_examples(0.45, seed) for seed in (1, 1, 2))
+        one, again, other = (mislabeled_examples(0.45, seed) for seed in (1, 1, 2))
         assert [e.prompt for e in one] == [e.prompt for e in again]
         assert [e.prompt for e in one] != [e.prompt for e in other]
         assert one[5].image is not None
         assert np.abs(to_pixels(one[5].image) - load_split().train[5]).max() < 0.005
 
     def test_limits_of_the_fraction(self):
-        assert all(e.prompt.columns["digit"] == e.prompt.columns["true_digit"] for e in mislabelled_examples(0.0))
+        assert all(e.prompt.columns["digit"] == e.prompt.columns["true_digit"] for e in mislabeled_examples(0.0))
         with pytest.raises(DataError, match=r"\[0, 1\], got 45"):
-            mislabelled_examples(45)
+            mislabeled_examples(45)
 
 
 class TestQuestions:

@@ -77,7 +77,7 @@ class TestErrorRates:
             WordErrorRate(unit="letters")  # pyright: ignore[reportArgumentType]
 
 
-class TestRecognisers:
+class TestRecognizers:
     @pytest.fixture(scope="class")
     def ctc(self, tmp_path_factory: pytest.TempPathFactory) -> str:
         return str(listeners.save_ctc(tmp_path_factory.mktemp("ctc")))
@@ -109,7 +109,7 @@ class TestRecognisers:
         assert said(found)[0] == {"parsed": heard, "reference": heard.lower(), "reason": "error rate 0.00"}
         assert numbers(WordError(ctc, column=None)([made(SHORT, " ".join([first, *rest]))])) == [1.0]
 
-    def test_a_recogniser_that_writes(self, tmp_path: Path) -> None:
+    def test_a_recognizer_that_writes(self, tmp_path: Path) -> None:
         folder = str(listeners.save_whisper(tmp_path))
         model: Any = WhisperForConditionalGeneration.from_pretrained(folder).eval()
         processor = AutoProcessor.from_pretrained(folder)

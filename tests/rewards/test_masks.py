@@ -83,7 +83,7 @@ def test_malformed_masks_are_none(size: Any, counts: Any):
     assert parse_shapes({"size": size, "counts": counts}) == []
 
 
-def test_pixels_are_painted_by_their_centres():
+def test_pixels_are_painted_by_their_centers():
     assert rasterize_polygon([(0, 0), (3, 0), (3, 2), (0, 2)], 4, 3).astype(int).tolist() == [
         [1, 1, 1, 0],
         [1, 1, 1, 0],

@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from mmgrpo.examples.digits import fit_neighbours, fit_verifier, load_split, to_image
+from mmgrpo.examples.digits import fit_neighbors, fit_verifier, load_split, to_image
 from mmgrpo.examples.moving_digits import (
     DIRECTIONS,
     MovingDigitJudge,
     MovingDigitVerifier,
-    mislabelled_moving_digits,
+    mislabeled_moving_digits,
     moving,
     moving_digit_prompts,
 )
@@ -114,8 +114,8 @@ def test_a_third_of_the_reward_is_a_frame(held_out: list[Sample]) -> None:
 def test_a_frame_that_only_one_classifier_reads_counts_half() -> None:
     split = load_split()
     images = split.held_out.reshape(len(split.held_out), -1)
-    perceptron, neighbours = (fit().predict(images) == split.held_out_labels for fit in (fit_verifier, fit_neighbours))
-    n = int(np.flatnonzero(perceptron != neighbours)[0])
+    perceptron, neighbors = (fit().predict(images) == split.held_out_labels for fit in (fit_verifier, fit_neighbors))
+    n = int(np.flatnonzero(perceptron != neighbors)[0])
     assert MovingDigitVerifier()(clips(split.held_out[n : n + 1], split.held_out_labels[n : n + 1])) == [0.5] * 4
 
 
@@ -123,11 +123,11 @@ def test_ink_next_to_the_digit_is_subtracted(held_out: list[Sample]) -> None:
     verifier = MovingDigitVerifier()
     clip = next(one for one in held_out if one.prompt.columns["direction"] == "up" and verifier([one]) == [1.0])
     assert clip.video is not None
-    grey = [np.asarray(frame.convert("L")).copy() for frame in clip.video]
-    ink = [frame.sum() / 255 for frame in grey]
-    for frame in grey:
+    gray = [np.asarray(frame.convert("L")).copy() for frame in clip.video]
+    ink = [frame.sum() / 255 for frame in gray]
+    for frame in gray:
         frame[:4, :2] = 255  # 8 pixels, to the left of where the digit is
-    beside = replace(clip, video=[Image.fromarray(frame) for frame in grey])
+    beside = replace(clip, video=[Image.fromarray(frame) for frame in gray])
     assert verifier([beside]) == [pytest.approx(np.mean([one / (one + 8) for one in ink]), abs=1e-5)]
 
 
@@ -141,7 +141,7 @@ def test_columns_and_frames_are_checked(held_out: list[Sample]) -> None:
 
 
 def test_a_share_of_the_captions_is_wrong() -> None:
-    examples = mislabelled_moving_digits(0.5, 0.1)
+    examples = mislabeled_moving_digits(0.5, 0.1)
     columns = [example.prompt.columns for example in examples]
     right = {name: np.mean([c[name] == c[f"true_{name}"] for c in columns]) for name in ("digit", "direction")}
     assert len(examples) == 4 * 1437
@@ -152,7 +152,7 @@ def test_a_share_of_the_captions_is_wrong() -> None:
     assert all(one.prompt.text.split()[2] == one.prompt.columns["direction"] for one in examples)
     assert Counter(prompt.columns["direction"] for prompt in moving_digit_prompts()) == dict.fromkeys(DIRECTIONS, 10)
     with pytest.raises(DataError, match="shares of redrawn captions"):
-        mislabelled_moving_digits(1.5)
+        mislabeled_moving_digits(1.5)
 
 
 def test_the_autoencoder_is_exact() -> None:
@@ -176,6 +176,6 @@ def test_the_quickstart_samples_clips_and_rescores_them() -> None:
         ([(16, 16)] * 3, 3.0)
     ] * 4
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-5
-    examples = mislabelled_moving_digits()[:4]
+    examples = mislabeled_moving_digits()[:4]
     loss = policy.supervised_loss(examples, seeds=[0, 1, 2, 3]).mean
     assert 0.5 < float(loss.detach()) < 4  # velocities of noise and of clips that are mostly black: about 1 + 0.9

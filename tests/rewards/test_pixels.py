@@ -35,8 +35,8 @@ def test_jpeg_size_prefers_plain_images_and_lower_quality():
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P"])
 def test_jpeg_size_is_one_scale_for_all_modes(mode: str):
-    grey = noise().convert("L")
-    assert JpegSize()([drawn(grey.convert(mode))]) == JpegSize()([drawn(grey.convert("RGB"))])
+    gray = noise().convert("L")
+    assert JpegSize()([drawn(gray.convert(mode))]) == JpegSize()([drawn(gray.convert("RGB"))])
 
 
 def test_brightness_by_hand():

@@ -27,8 +27,8 @@ def dino(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(judges.save_dino(tmp_path_factory.mktemp("dino")))
 
 
-def flat(grey: int, width: int = 16, height: int = 16) -> Image.Image:
-    return Image.new("RGB", (width, height), (grey, grey, grey))
+def flat(gray: int, width: int = 16, height: int = 16) -> Image.Image:
+    return Image.new("RGB", (width, height), (gray, gray, gray))
 
 
 def edited(image: Image.Image, source: Image.Image, **columns: object) -> Sample:

@@ -157,7 +157,7 @@ def test_scores_are_those_of_the_model_it_was_saved_from(made: Trained) -> None:
     expected = [(vq - 0.5) / 2 + (mq + 0.25) / 0.5 + ta / 4 for vq, mq, ta in raw]
     assert numbers(reward(made)(samples())) == pytest.approx(expected, **CLOSE)
     assert numbers(reward(made, batch_size=1)(samples())) == pytest.approx(expected, **CLOSE)
-    plain = reward(made, normalise=False, weights={"MQ": 2.0})(samples())
+    plain = reward(made, normalize=False, weights={"MQ": 2.0})(samples())
     assert numbers(plain) == pytest.approx([2 * mq for _, mq, _ in raw], **CLOSE)
     parts = [(one or {})["parts"] for one in said(plain)]
     assert [list(part) for part in parts] == [["VQ", "MQ", "TA"]] * 2
@@ -171,7 +171,7 @@ def test_other_forms_of_checkpoint(tmp_path: Path, special: bool, outputs: int, 
     other = trained(tmp_path, special=special, outputs=outputs, whole=whole, old=old)
     template = (tmp_path / "template.txt").read_text()
     raw = [scores_of(other, video, text, template, special) for video, text in zip(VIDEOS, TEXTS, strict=True)]
-    found = reward(other, normalise=False)(samples())
+    found = reward(other, normalize=False)(samples())
     assert numbers(found) == pytest.approx([sum(row) for row in raw], **CLOSE)
 
 

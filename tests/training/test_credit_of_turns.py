@@ -82,7 +82,7 @@ def test_turns_are_compared_with_those_of_their_state(named: bool) -> None:
     keys = {key for sample in rollout.samples for key in sample.turn_keys}
     assert keys <= ({"0", "1"} if named else {f"cell {cell} {turn}" for cell in (0, 1) for turn in range(3)})
     assert {sample.turn_keys[0] for sample in rollout.samples} == {"0" if named else "cell 0 0"}
-    estimator = {"name": "anchor_states", "discount": 0.5, "normalise": False}
+    estimator = {"name": "anchor_states", "discount": 0.5, "normalize": False}
     batch = credit(policy, rollout, RETURNS, estimator, scale="none")
     plain_BT = credit(policy, rollout, RETURNS, scale="none").advantage_BT
     compared = by_hand(list(rollout.samples), lambda sample: list(sample.turn_rewards), 0.5)
@@ -96,7 +96,7 @@ def test_a_reward_of_the_complete_sample_is_that_of_the_last_turn() -> None:
     policy = terse("llama", max_new_tokens=60)
     rollout = exchange(policy, "llama", Corridor, max_turns=3)
     length = NamedReward("length", lambda samples: [float(len(sample.tokens or ())) for sample in samples])
-    estimator = {"name": "anchor_states", "reward": "length", "discount": 0.5, "normalise": False}
+    estimator = {"name": "anchor_states", "reward": "length", "discount": 0.5, "normalize": False}
     found_BT = credit(policy, rollout, [length], estimator, scale="none").advantage_BT
     plain_BT = credit(policy, rollout, [length], scale="none").advantage_BT
     compared = by_hand(

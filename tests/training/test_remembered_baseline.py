@@ -45,7 +45,7 @@ def feedback(remembered_N: list[float], valid: list[bool]) -> Feedback:
 
 def test_numbers() -> None:
     seen = feedback([0.5, 0.5, 0.0, 0.0], [True, True, True, False])
-    plain_BT = remembered_baseline(normalise=False).assign(seen, torch.zeros(4, 2))
+    plain_BT = remembered_baseline(normalize=False).assign(seen, torch.zeros(4, 2))
     assert plain_BT[:, 0].tolist() == [0.5, -0.5, 1.0, 0.0]
     # mean 1/3, deviations 1/6, -5/6, 2/3: variance (1 + 25 + 16) / 36 / 2 = 7/12, std 0.7637626
     found_BT = remembered_baseline(eps=0.0).assign(seen, torch.zeros(4, 2))

@@ -32,7 +32,7 @@ def scoped(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: flo
     Source: EviSRAG, arXiv:2510.09733, where each reward is standardized and given to its spans.
     """
     scores = feedback.scopes(reward)
-    score_BS = standardised_BS(scores.value_BS.double(), scores.valid_BS, feedback.groups, eps)
+    score_BS = standardized_BS(scores.value_BS.double(), scores.valid_BS, feedback.groups, eps)
     return with_parts(advantage_BT, scores, score_BS, weight)
 
 
@@ -86,7 +86,7 @@ def with_parts(advantage_BT: Tensor, scores: Scoped, value_BS: Tensor, weight: f
     return advantage_BT + weight * scores.laid(value_BS.where(scores.valid_BS, 0.0)).to(advantage_BT)
 
 
-def standardised_BS(value_BS: Tensor, valid_BS: Tensor, groups: Groups, eps: float) -> Tensor:
+def standardized_BS(value_BS: Tensor, valid_BS: Tensor, groups: Groups, eps: float) -> Tensor:
     """Values standardized over the members of a group, separately for each scope number."""
     value_SPG, valid_SPG = by_group(value_BS, valid_BS, groups)
     S, P, G = value_SPG.shape

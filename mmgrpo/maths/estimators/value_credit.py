@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.critics import generalised_advantage
+from mmgrpo.maths.critics import generalized_advantage
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.origins import DRAWN
@@ -44,7 +44,7 @@ def gae(
 def gae_BT(feedback: Feedback, advantage_BT: Tensor, *, gamma: float, decay: float, value: Value) -> Tensor:
     """Generalized advantages of a value. Shapes: (B, T) -> (B, T)."""
     reward_B = feedback.reward_B.where(feedback.valid_B, 0.0)
-    found_BT = generalised_advantage(feedback[value], reward_B, feedback.mask_BT, gamma=gamma, decay=decay)
+    found_BT = generalized_advantage(feedback[value], reward_B, feedback.mask_BT, gamma=gamma, decay=decay)
     return found_BT.where(feedback.valid_B[:, None], 0.0).to(advantage_BT)
 
 
@@ -59,16 +59,16 @@ def whitened(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8) -> 
     Units: any -> standard deviations; eps in the square of the advantage's units.
     Source: verl, torch_functional.py, ``masked_whiten``, in which fewer than two decisions are an error.
     """
-    return standardise(feedback, advantage_BT, feedback.mask_BT & is_sampled_B(feedback)[:, None], eps)
+    return standardize(feedback, advantage_BT, feedback.mask_BT & is_sampled_B(feedback)[:, None], eps)
 
 
-def standardise(feedback: Feedback, advantage_BT: Tensor, keep_BT: Tensor, eps: float) -> Tensor:
+def standardize(feedback: Feedback, advantage_BT: Tensor, keep_BT: Tensor, eps: float) -> Tensor:
     """The advantages of some decisions over their mean and deviation on all processes; 0 elsewhere."""
     kept_BT = advantage_BT.double().where(keep_BT, 0.0)
     count, total = feedback.summed(torch.stack([keep_BT.sum().double(), kept_BT.sum()]))
-    centred_BT = (kept_BT - total / count.clamp(min=1)).where(keep_BT, 0.0)
-    variance = feedback.summed(centred_BT.square().sum()) / (count - 1).clamp(min=1)
-    return (centred_BT / (variance + eps).sqrt()).where(keep_BT & (count > 1), 0.0).to(advantage_BT)
+    centered_BT = (kept_BT - total / count.clamp(min=1)).where(keep_BT, 0.0)
+    variance = feedback.summed(centered_BT.square().sum()) / (count - 1).clamp(min=1)
+    return (centered_BT / (variance + eps).sqrt()).where(keep_BT & (count > 1), 0.0).to(advantage_BT)
 
 
 @ESTIMATORS.register

@@ -20,7 +20,7 @@ from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, of_value, total
 from mmgrpo.maths.factories import Numbers, factory
 from mmgrpo.maths.origins import of_origin
-from mmgrpo.maths.ratios import RATIO_LEVELS, Bounded, normalised_log_ratio
+from mmgrpo.maths.ratios import RATIO_LEVELS, Bounded, normalized_log_ratio
 from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.surrogates import Surrogate
 from mmgrpo.system.lazy import torch
@@ -132,7 +132,7 @@ class SurrogateTerm:
     surrogate: Callable[..., Surrogate]
     ratio_level: str
     bound: Callable[[Tensor, Tensor], Bounded] | None
-    normalised: bool
+    normalized: bool
     name: str = "surrogate"
 
     def as_term(self) -> Term:
@@ -141,7 +141,7 @@ class SurrogateTerm:
         return Term(
             name=self.name,
             loss=self,
-            values=(DRIFT,) if self.normalised else (),
+            values=(DRIFT,) if self.normalized else (),
             couples=ROW if coupled else DECISION,
             active=partial(weighted_decisions, coupled=coupled),
         )
@@ -156,7 +156,7 @@ class SurrogateTerm:
         logprob_BT = decisions.logprob_BT.where(keep_BT, 0.0)
         advantage_BT = decisions.advantage_BT.where(keep_BT, 0.0)
         weight_BT = decisions.weight_BT.where(keep_BT, 0.0)
-        each_BT = log_ratio(decisions, normalised=self.normalised)
+        each_BT = log_ratio(decisions, normalized=self.normalized)
         never_BT = torch.zeros_like(keep_BT)
         bounded = Bounded(each_BT, never_BT, never_BT) if self.bound is None else self.bound(each_BT, advantage_BT)
         ratio_mask_BT = keep_BT if decisions.ratio_mask_BT is None else decisions.ratio_mask_BT & keep_BT
@@ -181,7 +181,7 @@ class SurrogateTerm:
 
 
 def divergence_term(
-    value: Value, *, beta: float, ratio_level: str | None = None, normalised: bool = False, name: str = "kl"
+    value: Value, *, beta: float, ratio_level: str | None = None, normalized: bool = False, name: str = "kl"
 ) -> Term:
     """beta times the mean of a divergence, times a ratio with grad where a level is named.
 
@@ -196,7 +196,7 @@ def divergence_term(
         value_BT = decisions[value]
         times_BT = value_BT
         if ratio_level is not None:
-            each_BT = log_ratio(decisions, normalised=normalised)
+            each_BT = log_ratio(decisions, normalized=normalized)
             times_BT = value_BT.where(keep_BT, 0.0) * ratio_of(
                 at_level(ratio_level, each_BT, keep_BT, decisions.segment_BT)
             )
@@ -281,23 +281,23 @@ def entropy_term(*, bonus: float) -> Term:
     )
 
 
-def log_ratio(decisions: Decisions, *, normalised: bool = False) -> Tensor:
+def log_ratio(decisions: Decisions, *, normalized: bool = False) -> Tensor:
     """Log-ratio of the current policy to the behavior policy, 0 where the mask is False.
 
-    Shapes: (B, T) -> (B, T).   Units: nats; times latent units where it is normalized (``normalised_log_ratio``).
+    Shapes: (B, T) -> (B, T).   Units: nats; times latent units where it is normalized (``normalized_log_ratio``).
     Raises: ConfigError for a normalized ratio of decisions without a spread.
     """
     keep_BT = decisions.mask_BT
     logprob_BT = decisions.logprob_BT.where(keep_BT, 0.0)
     log_ratio_BT = logprob_BT - decisions.old_logprob_BT.detach().where(keep_BT, 0.0)
-    if not normalised:
+    if not normalized:
         return log_ratio_BT
     if decisions.std_BT is None:
         raise ConfigError(
-            "normalise_ratio needs the noise of denoising steps, and these decisions have none: leave it out"
+            "normalize_ratio needs the noise of denoising steps, and these decisions have none: leave it out"
         )
     drift_BT, std_BT = decisions[DRIFT].where(keep_BT, 0.0), decisions.std_BT.where(keep_BT, 0.0)
-    return normalised_log_ratio(log_ratio_BT, drift_BT, std_BT)
+    return normalized_log_ratio(log_ratio_BT, drift_BT, std_BT)
 
 
 def at_level(level: str, log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class Members:
         kept_PG = value_PG.where(self.present_PG, 0.0)
         return kept_PG.sum(1, keepdim=True) / self.count_P[:, None].clamp(min=1)
 
-    def centred(self, value_PG: Tensor) -> Tensor:
+    def centered(self, value_PG: Tensor) -> Tensor:
         """The difference of a value from the mean over its group's members; 0 where there is no member.
 
         Shapes: (P, G) -> (P, G).
@@ -124,7 +124,7 @@ def group_loss(
 
 @TERMS.register
 @group_loss(score_by="mean_log_ratio", against="old")
-def centred_regression(members: Members, *, beta: float = 1.0, eps: float | None = None) -> Tensor:
+def centered_regression(members: Members, *, beta: float = 1.0, eps: float | None = None) -> Tensor:
     """Centered scores regressed on centered advantages.
 
     L = mean_i (beta (s_i - mean s) / w - (A_i - mean A))^2, w = 1, or with ``eps`` sg(std s) + eps.
@@ -135,11 +135,11 @@ def centred_regression(members: Members, *, beta: float = 1.0, eps: float | None
         the score: the mean log-ratio where a log-probability is minus that error; with eps, Reg-GRPO of DeepVideo-R1,
         arXiv:2506.07464, sec. 3.2.
     """
-    centred_PG = beta * members.centred(members.score_PG)
+    centered_PG = beta * members.centered(members.score_PG)
     if eps is not None:
-        spread_P1 = members.mean(members.centred(members.score_PG.detach()).square()).sqrt()
-        centred_PG = centred_PG / (spread_P1 + eps)
-    return members.mean((centred_PG - members.centred(members.advantage_PG)).square())[:, 0]
+        spread_P1 = members.mean(members.centered(members.score_PG.detach()).square()).sqrt()
+        centered_PG = centered_PG / (spread_P1 + eps)
+    return members.mean((centered_PG - members.centered(members.advantage_PG)).square())[:, 0]
 
 
 def disco_P(members: Members, *, tau: float | None, right: float, logit_PG: Tensor | None = None) -> Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.advantages import ADVANTAGES
-from mmgrpo.maths.group_stats import centred, checked_rewards
+from mmgrpo.maths.group_stats import centered, checked_rewards
 from mmgrpo.maths.pass_rate import require_within
 from mmgrpo.system.lazy import torch
 
@@ -44,7 +44,7 @@ def beta_advantage(
     count_P = valid_PG.sum(1)
     rate_P = unit_PG.sum(1) / count_P.clamp(min=1)
     density_P = _fitted_density(rate_P, count_P >= 2)
-    return centred(unit_PG, valid_PG) * (1 / density_P).clamp(0.0, limit)[:, None]
+    return centered(unit_PG, valid_PG) * (1 / density_P).clamp(0.0, limit)[:, None]
 
 
 def _fitted_density(rate_P: Tensor, counts_P: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.advantages import ADVANTAGES
-from mmgrpo.maths.group_stats import checked_rewards, standardised
+from mmgrpo.maths.group_stats import checked_rewards, standardized
 from mmgrpo.maths.pass_rate import right_share
 
 if TYPE_CHECKING:
@@ -34,5 +34,5 @@ def f_grpo_advantage(
     Source: F-GRPO, arXiv:2602.06717, sec. 4, with its gamma of 0.5.
     """
     valid_PG = checked_rewards(reward_PG, valid_PG)
-    standard_PG = standardised(reward_PG, valid_PG, eps=eps, correction=correction)
+    standard_PG = standardized(reward_PG, valid_PG, eps=eps, correction=correction)
     return standard_PG * (1 - right_share(reward_PG, valid_PG, at_least)) ** gamma

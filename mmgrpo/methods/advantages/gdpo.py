@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ShapeError
 from mmgrpo.maths.advantages import COMBINING
-from mmgrpo.maths.group_stats import centred, checked_rewards, divided, spread, standardised
+from mmgrpo.maths.group_stats import centered, checked_rewards, divided, spread, standardized
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def gdpo_advantage(
     valid_RPG = checked_rewards(reward_RPG, valid_RPG, ndim=3)
     if weight_R.shape != reward_RPG.shape[:1]:
         raise ShapeError(f"weight_R must be ({reward_RPG.shape[0]},), one per reward, got {tuple(weight_R.shape)}")
-    score_RPG = standardised(reward_RPG, valid_RPG, eps=eps, correction=correction)
+    score_RPG = standardized(reward_RPG, valid_RPG, eps=eps, correction=correction)
     total_PG = torch.einsum("r,rpg->pg", weight_R.to(score_RPG), score_RPG)
     valid_PG = valid_RPG.any(0)
     if penalty_PG is not None:
-        total_PG = total_PG - centred(penalty_PG.to(total_PG), valid_PG)
+        total_PG = total_PG - centered(penalty_PG.to(total_PG), valid_PG)
     return divided(total_PG, spread(total_PG, valid_PG, dim=(-2, -1), correction=correction) + eps)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.advantages import ADVANTAGES
-from mmgrpo.maths.group_stats import checked_rewards, standardised
+from mmgrpo.maths.group_stats import checked_rewards, standardized
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def difficulty_weighted_advantage(
     compute_grpo_outcome_advantage.
     """
     valid_PG = checked_rewards(reward_PG, valid_PG)
-    standard_PG = standardised(reward_PG, valid_PG, eps=eps, correction=correction)
+    standard_PG = standardized(reward_PG, valid_PG, eps=eps, correction=correction)
     right_PG = (reward_PG > above) & valid_PG
     share_P1 = right_PG.sum(1, keepdim=True).to(reward_PG) / valid_PG.sum(1, keepdim=True).clamp(min=1)
     gained_P1 = low + (high - low) * torch.sigmoid(steepness * (middle - share_P1))

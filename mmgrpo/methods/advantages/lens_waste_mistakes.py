@@ -38,7 +38,7 @@ def confident_mistakes(feedback: Feedback, advantage_BT: Tensor, *, weight: floa
         ceiling = torch.maximum(1 / rate, 2 * likely_G.max()) if rate > 0 else 2 * likely_G.max()
         penalty_G = likely_G / (ceiling - likely_G) / len(rows)
         gain_G = reward_G - (1 - reward_G) * penalty_G
-        centred_G = gain_G - gain_G.mean()
+        centered_G = gain_G - gain_G.mean()
         if bool((gain_G != gain_G[0]).any()):
-            advantage_B[rows] = centred_G / (gain_G.std() + eps) if rate > 0 else weight * centred_G
+            advantage_B[rows] = centered_G / (gain_G.std() + eps) if rate > 0 else weight * centered_G
     return advantage_B[:, None].to(advantage_BT).expand_as(advantage_BT)

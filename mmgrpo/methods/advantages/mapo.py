@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.advantages import ADVANTAGES
-from mmgrpo.maths.group_stats import centred, checked_rewards, divided, standardised
+from mmgrpo.maths.group_stats import centered, checked_rewards, divided, standardized
 from mmgrpo.maths.pass_rate import require_within, right_share
 from mmgrpo.system.lazy import torch
 
@@ -36,8 +36,8 @@ def mapo_advantage(
     """
     valid_PG = checked_rewards(reward_PG, valid_PG)
     require_within(reward_PG, valid_PG, 0.0, torch.inf)
-    standard_PG = standardised(reward_PG, valid_PG, eps=eps, correction=correction)
+    standard_PG = standardized(reward_PG, valid_PG, eps=eps, correction=correction)
     mean_P1 = reward_PG.where(valid_PG, 0.0).sum(1, keepdim=True) / valid_PG.sum(1, keepdim=True).clamp(min=1)
     share_P1 = right_share(reward_PG, valid_PG, at_least)
     certainty_P1 = 1 - 4 * share_P1 * (1 - share_P1)
-    return (1 - certainty_P1) * standard_PG + certainty_P1 * divided(centred(reward_PG, valid_PG), mean_P1)
+    return (1 - certainty_P1) * standard_PG + certainty_P1 * divided(centered(reward_PG, valid_PG), mean_P1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.advantages import ADVANTAGES
-from mmgrpo.maths.group_stats import checked_rewards, standardised
+from mmgrpo.maths.group_stats import checked_rewards, standardized
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -32,4 +32,4 @@ def ngrpo_advantage(
     valid_PG = checked_rewards(reward_PG, valid_PG)
     whole_PG = torch.cat([reward_PG, torch.full_like(reward_PG[:, :1], highest)], dim=1)
     counts_PG = torch.cat([valid_PG, valid_PG.any(1, keepdim=True)], dim=1)
-    return standardised(whole_PG, counts_PG, eps=eps, correction=1)[:, :-1]
+    return standardized(whole_PG, counts_PG, eps=eps, correction=1)[:, :-1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.advantages import ADVANTAGES
-from mmgrpo.maths.group_stats import centred, checked_rewards
+from mmgrpo.maths.group_stats import centered, checked_rewards
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,5 +26,5 @@ def raw_if_mixed_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) ->
     compute_reinforce_rej_outcome_advantage.
     """
     valid_PG = checked_rewards(reward_PG, valid_PG)
-    mixed_P1 = (centred(reward_PG, valid_PG) != 0).any(1, keepdim=True)
+    mixed_P1 = (centered(reward_PG, valid_PG) != 0).any(1, keepdim=True)
     return reward_PG.where(valid_PG & mixed_P1, 0.0)

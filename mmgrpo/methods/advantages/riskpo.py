@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.advantages import ADVANTAGES
-from mmgrpo.maths.group_stats import centred, checked_rewards, spread
+from mmgrpo.maths.group_stats import centered, checked_rewards, spread
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def risk_advantage(
     valid_PG = checked_rewards(reward_PG, valid_PG)
     if bundle < 1 or not 0 < low < high <= 1:
         raise ConfigError(f"a bundle is of prompts, and 0 < low < high <= 1, got {bundle}, {low} and {high}")
-    std_P1 = spread(centred(reward_PG, valid_PG), valid_PG, dim=(-1,), correction=1)
+    std_P1 = spread(centered(reward_PG, valid_PG), valid_PG, dim=(-1,), correction=1)
     std_P1 = std_P1.where(std_P1 > 1e-3, 1.0) + eps
     sheets = [
         _of_sheets(score_G, whole_G, low=low, high=high, tail=tail, eps=eps).expand_as(reward_SG)

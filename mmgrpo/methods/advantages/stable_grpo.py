@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.advantages import ADVANTAGES
-from mmgrpo.maths.group_stats import checked_rewards, divided, standardised
+from mmgrpo.maths.group_stats import checked_rewards, divided, standardized
 from mmgrpo.maths.pass_rate import right_share
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def noise_aware_advantage(
     valid_PG = checked_rewards(reward_PG, valid_PG)
     if not 0 <= flips < 0.5:
         raise ConfigError(f"flips is the probability of a wrong 0/1 reward: choose it from 0 to below 0.5, got {flips}")
-    standard_PG = standardised(reward_PG, valid_PG, eps=eps, correction=correction)
+    standard_PG = standardized(reward_PG, valid_PG, eps=eps, correction=correction)
     seen_P1 = right_share(reward_PG, valid_PG, at_least)
     true_P1 = ((seen_P1 - flips) / (1 - 2 * flips)).clamp(0.0, 1.0)
     kept_P1 = divided(true_P1 * (1 - true_P1), seen_P1 * (1 - seen_P1))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.feedback import Feedback, row_mean
-from mmgrpo.maths.group_stats import centred_among, standardised_among
+from mmgrpo.maths.group_stats import centered_among, standardized_among
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import of_view
 
@@ -57,8 +57,8 @@ def likely_answers(
     column = feedback.reward(of)
     known_B = feedback.valid_B & column.valid_B & answer_BT.any(1)
     right_B = known_B & (column.value_B > 0.1)
-    right_B &= centred_among(column.value_B.where(column.valid_B, torch.nan), feedback.group_B) >= 0
-    above_B = centred_among(likely_B.where(right_B, torch.nan), feedback.group_B)
+    right_B &= centered_among(column.value_B.where(column.valid_B, torch.nan), feedback.group_B) >= 0
+    above_B = centered_among(likely_B.where(right_B, torch.nan), feedback.group_B)
     bonus_B = (strength * column.value_B).where(right_B & (above_B >= -margin), 0.0)
     reward_B = (feedback.reward_B + bonus_B).where(feedback.valid_B, torch.nan)
-    return standardised_among(reward_B, feedback.group_B, eps=eps).to(advantage_BT)[:, None].expand_as(advantage_BT)
+    return standardized_among(reward_B, feedback.group_B, eps=eps).to(advantage_BT)[:, None].expand_as(advantage_BT)

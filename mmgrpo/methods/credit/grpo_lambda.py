@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.feedback import Feedback, JobFeedback
-from mmgrpo.maths.group_stats import standardised_among
+from mmgrpo.maths.group_stats import standardized_among
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ def short_where_solved(
     right_N = job.valid_N & (job.reward_N >= right)
     chosen_N = _most_solved(job, right_N, share)
     length_N = job.length_N.double().where(right_N, torch.nan)
-    z_N = standardised_among(length_N, job.group_N, eps=1e-9)
+    z_N = standardized_among(length_N, job.group_N, eps=1e-9)
     shaped_N = job.reward_N - (strength * z_N.sigmoid()).where(right_N, 0.0)
-    anew_N = standardised_among(shaped_N.where(job.valid_N, torch.nan), job.group_N, eps=eps)
+    anew_N = standardized_among(shaped_N.where(job.valid_N, torch.nan), job.group_N, eps=eps)
     chosen_B1, anew_B1 = chosen_N[job.local_rows, None], anew_N[job.local_rows, None].to(advantage_BT)
     return anew_B1.where(chosen_B1, advantage_BT)
 

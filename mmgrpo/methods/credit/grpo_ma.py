@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.estimators.tree_credit import forest_of, node_pairs
 from mmgrpo.maths.feedback import Feedback
-from mmgrpo.maths.group_stats import standardised_among
+from mmgrpo.maths.group_stats import standardized_among
 from mmgrpo.maths.strategies import STRATEGIES, Strategy
 from mmgrpo.maths.strategies.branch_points import at_text
 from mmgrpo.maths.strategies.branching import branching
@@ -36,7 +36,7 @@ def by_level(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8) -> 
     tree = forest_of(feedback)
     value_M = tree.below(feedback.reward_B, feedback.valid_B).where(tree.parts(), torch.nan)
     kin_M = node_pairs(tree.group_M, tree.levels())
-    return tree.laid(standardised_among(value_M, kin_M, eps=eps)).to(advantage_BT)
+    return tree.laid(standardized_among(value_M, kin_M, eps=eps)).to(advantage_BT)
 
 
 @STRATEGIES.register

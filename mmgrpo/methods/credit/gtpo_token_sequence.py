@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
-from mmgrpo.maths.estimators.value_credit import is_sampled_B, standardise
+from mmgrpo.maths.estimators.value_credit import is_sampled_B, standardize
 from mmgrpo.maths.feedback import Feedback
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import ENTROPY
@@ -61,7 +61,7 @@ def whitened_by_sign(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1
     """
     keep_BT = feedback.mask_BT & is_sampled_B(feedback)[:, None]
     positive_BT, negative_BT = (
-        standardise(feedback, advantage_BT, keep_BT & of_sign_BT, eps)
+        standardize(feedback, advantage_BT, keep_BT & of_sign_BT, eps)
         for of_sign_BT in (advantage_BT > 0, advantage_BT < 0)
     )
     return positive_BT + negative_BT

@@ -32,10 +32,10 @@ def process_supervision(
     Source: DeepSeekMath, arXiv:2402.03300, sec. 4.1.3.
     """
     scores = feedback.scopes(reward)
-    return with_parts(advantage_BT, scores, to_end(_standardised_BS(scores, feedback.groups, eps)), weight)
+    return with_parts(advantage_BT, scores, to_end(_standardized_BS(scores, feedback.groups, eps)), weight)
 
 
-def _standardised_BS(scores: Scoped, groups: Groups, eps: float) -> Tensor:
+def _standardized_BS(scores: Scoped, groups: Groups, eps: float) -> Tensor:
     value_SPG, valid_SPG = by_group(scores.value_BS.double(), scores.valid_BS, groups)
     S, P, G = value_SPG.shape
     if S * G < 2:

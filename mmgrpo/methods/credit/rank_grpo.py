@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
-from mmgrpo.maths.estimators.scoped_credit import standardised_BS, to_end, with_parts
+from mmgrpo.maths.estimators.scoped_credit import standardized_BS, to_end, with_parts
 from mmgrpo.maths.feedback import Feedback
 from mmgrpo.system.lazy import torch
 
@@ -42,5 +42,5 @@ def ranks(
     if discounted:
         discount_S = (torch.arange(gain_BS.shape[1], dtype=torch.float64) + 2).log2()
         gain_BS = to_end(gain_BS.where(scores.valid_BS, 0.0) / discount_S)
-    score_BS = standardised_BS(gain_BS, scores.valid_BS, feedback.groups, eps)
+    score_BS = standardized_BS(gain_BS, scores.valid_BS, feedback.groups, eps)
     return with_parts(advantage_BT, scores, score_BS, weight)

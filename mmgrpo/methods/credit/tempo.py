@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 @ESTIMATORS.register
 @estimator(tokens=True)
 def prefix_tree(
-    feedback: Feedback, advantage_BT: Tensor, *, weight: float = 1.0, normalise: bool = True, eps: float = 1e-4
+    feedback: Feedback, advantage_BT: Tensor, *, weight: float = 1.0, normalize: bool = True, eps: float = 1e-4
 ) -> Tensor:
     """The change by a token of the mean reward of the members with its prefix: credit where the group branches.
 
     A_t <- A_t + weight * (V(prefix with t) - V(prefix)) / (std_G r + eps), V = mean reward of the members of the group
-    with this prefix; without the divisor where ``normalise`` is off. Along a sample the corrections sum to that of r -
+    with this prefix; without the divisor where ``normalize`` is off. Along a sample the corrections sum to that of r -
     mean_G r if no other member ends alike.
 
     Units: weight is advantage per standard deviation, or per reward.
@@ -37,7 +37,7 @@ def prefix_tree(
         if not bool(valid_G.any()):
             continue
         root = reward_G[valid_G].mean()
-        spread = reward_G[valid_G].std() + eps if normalise and int(valid_G.sum()) > 1 else 1.0
+        spread = reward_G[valid_G].std() + eps if normalize and int(valid_G.sum()) > 1 else 1.0
         for member, row in enumerate(rows.tolist()):
             alike_GT = shared_prefix(token_GT, mask_GT, member) & valid_G[:, None]
             count_T = alike_GT.sum(0)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.feedback import Feedback, SampleColumn, Scoped
-from mmgrpo.maths.group_stats import centred_among, standardised_among
+from mmgrpo.maths.group_stats import centered_among, standardized_among
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ def anchor_states(
     weight: float = 1.0,
     discount: float = 0.95,
     reward: str | None = None,
-    normalise: bool = True,
+    normalize: bool = True,
     similar: float = 1.0,
     eps: float = 1e-6,
 ) -> Tensor:
     """A turn's discounted return against those of the group's turns that were taken in the same state.
 
     A_t <- A_t + weight (G - mean) / (std + eps) over the turns of one state, G_k = sum_{j >= k} discount^(j - k) r_j of
-    turn k of t; without the divisor where not ``normalise``. Sample std; 0 where the state was met once, or all G are
+    turn k of t; without the divisor where not ``normalize``. Sample std; 0 where the state was met once, or all G are
     equal. r is the reward of the environment; with ``reward``, that reward of the complete sample, at its last turn.
     A turn without any reward from it on has no return and is not compared. States are of one
     ``Sample.turn_keys``; with ``similar`` < 1 a key also joins the first of the group's states with a similar first
@@ -57,7 +57,7 @@ def anchor_states(
     paid = turns.given if reward is None else paid_at_last(turns.given, feedback.reward(reward))
     return_BS = returns_to_go(paid, discount=discount).where(feedback.valid_B[:, None], torch.nan)
     state_BS = states(turns.keys_B_S, feedback.group_B.tolist(), S=return_BS.shape[1], similar=similar)
-    among = partial(standardised_among, eps=eps) if normalise else centred_among
+    among = partial(standardized_among, eps=eps) if normalize else centered_among
     score_BS = among(return_BS.flatten(), state_BS.flatten()).reshape(return_BS.shape)
     return advantage_BT + weight * turns.given.laid(score_BS).to(advantage_BT)
 

@@ -33,4 +33,4 @@ def trajectory_balance(members: Members, *, power: float = 1.0, least: float = 1
         be 0.
     """
     wanted_PG = power * members.reward_PG.clamp(min=least).log()
-    return members.mean(members.centred(members.score_PG - wanted_PG.to(members.score_PG)).square())[:, 0]
+    return members.mean(members.centered(members.score_PG - wanted_PG.to(members.score_PG)).square())[:, 0]

@@ -25,5 +25,5 @@ def gvpo(members: Members, *, beta: float = 0.1) -> Tensor:
     Source: GVPO, arXiv:2504.19599, and its code (jszkc/GVPO, ``compute_policy_loss_gvpo``), with a score relative to
         the behavior policy; the paper's is relative to the reference.
     """
-    error_PG = beta * members.centred(members.score_PG) - members.centred(members.reward_PG).to(members.score_PG)
+    error_PG = beta * members.centered(members.score_PG) - members.centered(members.reward_PG).to(members.score_PG)
     return error_PG.square().sum(1) / (2 * (members.count_P - 1)).clamp(min=1)

@@ -27,7 +27,7 @@ def pacs(members: Members, *, beta: float = 1.0, right: float = 0.5, balanced: b
     Source: PACS, arXiv:2509.02522, and its code (ritzz-ai/PACS, ``pacs_core_algos.py``).
     """
     count_P1 = members.count_P[:, None]
-    logit_PG = beta * members.centred(members.score_PG) * count_P1 / (count_P1 - 1).clamp(min=1)
+    logit_PG = beta * members.centered(members.score_PG) * count_P1 / (count_P1 - 1).clamp(min=1)
     right_PG = members.reward_PG > right
     loss_PG = torch.nn.functional.binary_cross_entropy_with_logits(logit_PG, right_PG.to(logit_PG), reduction="none")
     if balanced:

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 @ESTIMATORS.register
 @estimator(memory=lambda column: (column_of(column),))
 def remembered_baseline(
-    feedback: Feedback, advantage_BT: Tensor, *, column: str = "value", normalise: bool = True, eps: float = 1e-4
+    feedback: Feedback, advantage_BT: Tensor, *, column: str = "value", normalize: bool = True, eps: float = 1e-4
 ) -> Tensor:
     """The reward less the remembered value of its prompt, compared over all processes: one sample a prompt is enough.
 
     d = r - m(prompt), m before the step;   A = (d - mean_N d) / (std_N d + eps) over the job's samples with a reward
-    where ``normalise``, else A = d. It replaces the advantage.
+    where ``normalize``, else A = d. It replaces the advantage.
 
     Units: those of the reward, or standard deviations.
     Source: SPO, arXiv:2509.13232, and its code (verl, recipe/spo, with eps 1e-8). Deviation: ``value`` forgets at one
@@ -31,7 +31,7 @@ def remembered_baseline(
     """
     job = feedback.job
     gain_N = job.reward_N - feedback.remembered[column].to(job.reward_N)
-    if normalise and int(job.valid_N.sum()) > 1:
+    if normalize and int(job.valid_N.sum()) > 1:
         scored = gain_N[job.valid_N]
         gain_N = (gain_N - scored.mean()) / (scored.std() + eps)
     gain_B = gain_N.where(job.valid_N, 0.0)[job.local_rows]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.advantages import ADVANTAGES, split_groups, standardise
+from mmgrpo.maths.advantages import ADVANTAGES, split_groups, standardize
 from mmgrpo.maths.group_stats import checked_rewards
 
 if TYPE_CHECKING:
@@ -39,4 +39,4 @@ def part_baseline_advantage(
     mean_PK1 = part_PKM.where(valid_PKM, 0.0).sum(2, keepdim=True) / valid_PKM.sum(2, keepdim=True).clamp(min=1)
     above_PK1 = mean_PK1 - reward_PG.new_tensor(list(baselines))[:, None]
     above_PG = above_PK1.expand_as(part_PKM).where(valid_PKM, 0.0).flatten(1)
-    return standardise(reward_PG, valid_PG, eps) + weight * above_PG
+    return standardize(reward_PG, valid_PG, eps) + weight * above_PG

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.advantages import ADVANTAGES, split_groups, standardise
+from mmgrpo.maths.advantages import ADVANTAGES, split_groups, standardize
 from mmgrpo.maths.group_stats import checked_rewards
 
 if TYPE_CHECKING:
@@ -29,4 +29,4 @@ def group_and_part_advantage(
     """
     valid_PG = checked_rewards(reward_PG, valid_PG)
     part_PKM, valid_PKM = split_groups(reward_PG, parts), split_groups(valid_PG, parts)
-    return standardise(reward_PG, valid_PG, eps) + standardise(part_PKM, valid_PKM, eps).flatten(1)
+    return standardize(reward_PG, valid_PG, eps) + standardize(part_PKM, valid_PKM, eps).flatten(1)

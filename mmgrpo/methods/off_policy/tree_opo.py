@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.advantages import ADVANTAGES, split_groups
-from mmgrpo.maths.group_stats import centred, checked_rewards
+from mmgrpo.maths.group_stats import centered, checked_rewards
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,4 +30,4 @@ def staged_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None, *, parts
     part_PKM, valid_PKM = split_groups(reward_PG.where(valid_PG, 0.0), parts), split_groups(valid_PG, parts)
     sum_PK, count_PK = (value_PKM.sum(2).flip(1).cumsum(1).flip(1) for value_PKM in (part_PKM, valid_PKM))
     value_PKM = (sum_PK / count_PK.clamp(min=1))[:, :, None].expand_as(part_PKM)
-    return centred(reward_PG - alpha * value_PKM.flatten(1), valid_PG)
+    return centered(reward_PG - alpha * value_PKM.flatten(1), valid_PG)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.estimators.value_credit import is_sampled_B
 from mmgrpo.maths.feedback import Feedback
-from mmgrpo.maths.group_stats import standardised
+from mmgrpo.maths.group_stats import standardized
 from mmgrpo.maths.origins import GIVEN
 from mmgrpo.system.lazy import torch
 
@@ -37,5 +37,5 @@ def label_smoothing(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e
     mean_P1 = reward_PG.where(sampled_PG, 0.0).sum(1, keepdim=True) / count_P1.clamp(min=1)
     highest_P1 = reward_PG.where(sampled_PG, -torch.inf).amax(1, keepdim=True)
     smoothed_PG = mean_P1.where(valid_PG & groups.matrix(origin_B == GIVEN) & (highest_P1 >= reward_PG), reward_PG)
-    advantage_B = groups.rows(standardised(smoothed_PG, valid_PG, eps=eps, correction=1))
+    advantage_B = groups.rows(standardized(smoothed_PG, valid_PG, eps=eps, correction=1))
     return advantage_B[:, None].to(advantage_BT).expand_as(advantage_BT)

@@ -12,7 +12,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.estimators.tree_credit import forest_of, node_pairs
 from mmgrpo.maths.feedback import Feedback
-from mmgrpo.maths.group_stats import standardised_among
+from mmgrpo.maths.group_stats import standardized_among
 from mmgrpo.maths.trees import TREES
 from mmgrpo.splits import Split
 
@@ -34,7 +34,7 @@ def by_depth(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8, lea
     tree = forest_of(feedback)
     value_M = tree.below(feedback.reward_B, feedback.valid_B)
     kin_M = node_pairs(tree.group_M, tree.depth_M)
-    return tree.laid(standardised_among(value_M, kin_M, eps=eps, least=least)).to(advantage_BT)
+    return tree.laid(standardized_among(value_M, kin_M, eps=eps, least=least)).to(advantage_BT)
 
 
 @ESTIMATORS.register

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.estimators.tree_credit import forest_of, node_value
 from mmgrpo.maths.feedback import Feedback
-from mmgrpo.maths.group_stats import standardised_among
+from mmgrpo.maths.group_stats import standardized_among
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -33,4 +33,4 @@ def siblings(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8, mea
     tree = forest_of(feedback)
     value_M = node_value(mean_of)(tree, feedback.reward_B, feedback.valid_B)
     kin_M = tree.parent_M.where(tree.depth_M > 0, len(tree.parent_M) + torch.arange(len(tree.parent_M)))
-    return tree.laid(standardised_among(value_M, kin_M, eps=eps)).to(advantage_BT)
+    return tree.laid(standardized_among(value_M, kin_M, eps=eps)).to(advantage_BT)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.feedback import Feedback
-from mmgrpo.maths.filters import most_efficient_B, require_measured, standardised_among
+from mmgrpo.maths.filters import most_efficient_B, require_measured, standardized_among
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,4 +27,4 @@ def among_most_efficient(
     Units: any reward scale -> dimensionless; eps in the reward's units.   Raises: as ``most_efficient``.
     Source: GFPO, arXiv:2508.09726. Deviation: eps in the denominator.
     """
-    return standardised_among(feedback, advantage_BT, most_efficient_B(feedback, count=count, by=by), eps=eps)
+    return standardized_among(feedback, advantage_BT, most_efficient_B(feedback, count=count, by=by), eps=eps)

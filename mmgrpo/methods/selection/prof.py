@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.feedback import Feedback
-from mmgrpo.maths.filters import members, require_positive, standardised_among
+from mmgrpo.maths.filters import members, require_positive, standardized_among
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def consistent_members(
         num_good, num_bad = _balanced(len(good), len(bad), count)
         keep_B[good[score_B[good].argsort(descending=True, stable=True)[:num_good]]] = True
         keep_B[bad[score_B[bad].argsort(stable=True)[:num_bad]]] = True
-    return standardised_among(feedback, advantage_BT, keep_B, eps=eps)
+    return standardized_among(feedback, advantage_BT, keep_B, eps=eps)
 
 
 def _balanced(num_good: int, num_bad: int, count: int) -> tuple[int, int]:

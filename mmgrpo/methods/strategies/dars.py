@@ -20,11 +20,11 @@ def _check_more_where_hard(weight: str, most: int) -> None:
 @STRATEGIES.register
 @second_round(check=_check_more_where_hard)
 def more_where_hard(
-    first: Round, setting: Setting, *, most: int, weight: str = "equal", standardised: bool = False
+    first: Round, setting: Setting, *, most: int, weight: str = "equal", standardized: bool = False
 ) -> Sequence[Request]:
     """Further members for prompts that fewer than half of the first members solve, in a second round.
 
-    With S(u) the mean |A| of a member, 2 u (1 - u), or 2 sqrt(u (1 - u)) where advantages are ``standardised``, the
+    With S(u) the mean |A| of a member, 2 u (1 - u), or 2 sqrt(u (1 - u)) where advantages are ``standardized``, the
     sum of |A| over the group becomes N S(1/2), as it is where half is right (``equal``), or 2 (1 - u) N S(1/2)
     (``hardness``): ceil of the difference over S(u) more members, of at most ``most`` in all. u is the rate of the
     N first members; none right counts as half a right one, and from 1/2 on there are no more.
@@ -36,14 +36,14 @@ def more_where_hard(
     size, rewards = setting.group_size, first.rewards()
     rates = {prompt: sum(of.values()) / len(of) for prompt, of in sorted(rewards.items())}
     more = {
-        prompt: further_members(rate, size, most, weight == "hardness", standardised) for prompt, rate in rates.items()
+        prompt: further_members(rate, size, most, weight == "hardness", standardized) for prompt, rate in rates.items()
     }
     return tuple(
         Request(prompt=prompt, members=tuple(range(size, size + num))) for prompt, num in more.items() if num > 0
     )
 
 
-def further_members(rate: float, size: int, most: int, hardness: bool = False, standardised: bool = False) -> int:
+def further_members(rate: float, size: int, most: int, hardness: bool = False, standardized: bool = False) -> int:
     """How many members ``more_where_hard`` adds to a group of ``size`` of which a share is right.
 
     Source: DARS's code, ``schedule_ET`` and ``schedule_HW``.
@@ -52,6 +52,6 @@ def further_members(rate: float, size: int, most: int, hardness: bool = False, s
     if rate >= 0.5:
         return 0
     variance = rate * (1 - rate)
-    spread, highest = (2 * math.sqrt(variance), 1.0) if standardised else (2 * variance, 0.5)
+    spread, highest = (2 * math.sqrt(variance), 1.0) if standardized else (2 * variance, 0.5)
     wanted = (2 * (1 - rate) if hardness else 1.0) * highest * size
     return min(math.ceil((wanted - size * spread) / spread), most - size)

@@ -69,7 +69,7 @@ def clipped_with_candidates(
         surrogate=partial(clipped, low=low, high=high),
         ratio_level="token",
         bound=None,
-        normalised=False,
+        normalized=False,
         name="clipped_with_candidates",
     )
     return surrogate(replace(decisions, logprob_BT=decisions.logprob_BT + share * (apart_BT - apart_BT.detach())))

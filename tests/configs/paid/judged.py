@@ -56,7 +56,7 @@ def advised(score: int, suggestion: str) -> str:
     return f"<thinking>so</thinking><score>{score}</score><suggestion>{suggestion}</suggestion>"
 
 
-def labelled(thought: str, normal: str, kinds: str, details: str) -> str:
+def labeled(thought: str, normal: str, kinds: str, details: str) -> str:
     return told(thought, normal=normal, kinds=kinds, details=details)
 
 
@@ -163,17 +163,17 @@ JUDGED: dict[str, Judged] = {
     "magicmirror": Judged(  # 8 for the form, 4 for the verdict, 2 and 1 for kinds and details
         says=lambda asked: "no" if "all is well" in asked else "yes",
         answers=[
-            (FAULTS, labelled("six fingers", "no", "abnormal human anatomy", "hand structure deformity"), 9, 15.0),
+            (FAULTS, labeled("six fingers", "no", "abnormal human anatomy", "hand structure deformity"), 9, 15.0),
             (
                 FAULTS,
-                labelled(
+                labeled(
                     "six fingers", "no", "abnormal human anatomy", "hand structure deformity, foot structure deformity"
                 ),
                 9,
                 14 + 0.3,
             ),
-            (FAULTS, labelled("six fingers", "yes", "abnormal animal anatomy", "none"), 9, 8.0),
-            (FAULTS, labelled("all is well", "no", "abnormal human anatomy", "hand structure deformity"), 9, 0.0),
+            (FAULTS, labeled("six fingers", "yes", "abnormal animal anatomy", "none"), 9, 8.0),
+            (FAULTS, labeled("all is well", "no", "abnormal human anatomy", "hand structure deformity"), 9, 0.0),
         ],
     ),
     "argen": Judged(  # 0.3 * 1 + 0.4 * 0.5 + 0.3 * 0.25

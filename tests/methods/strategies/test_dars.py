@@ -23,5 +23,5 @@ def test_further_members_are_those_of_the_schedules() -> None:
     assert further_members(0.25, 8, 64, hardness=True) == 8  # (2 * 0.75 * 4 - 3) / 0.375
     assert further_members(0.0, 8, 32) == 24  # S = 0.1171875: 26.1, at most 24
     assert further_members(0.0, 8, 64, hardness=True) == 56  # (7.5 - 0.9375) / 0.1171875 = 56
-    assert further_members(0.25, 8, 32, standardised=True) == 2  # S = 0.8660254, (8 - 6.928203) / 0.8660254 = 1.24
+    assert further_members(0.25, 8, 32, standardized=True) == 2  # S = 0.8660254, (8 - 6.928203) / 0.8660254 = 1.24
     assert further_members(0.5, 8, 32) == 0
