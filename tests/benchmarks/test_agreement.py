@@ -19,7 +19,7 @@ from nowhere import DataProto, register, torch_functional as verl_F
 EPS = 1e-9
 
 @register("advantage")
-def centred(reward_BT: DataProto, mask_BT, group_B, *, weight=1.0):
+def centered(reward_BT: DataProto, mask_BT, group_B, *, weight=1.0):
     print("advantages of", len(group_B))
     reward_B = reward_BT.sum(1)
     for group in set(group_B.tolist()):
@@ -32,7 +32,7 @@ class Actor(DataProto):
         return verl_F.masked_mean(-advantage_BT * logprob_BT, mask_BT)
 """
 FILE = "trainer/core.py"
-CENTERED = Source(repo="somebody/method", path=FILE, names=("centred", "EPS"))
+CENTERED = Source(repo="somebody/method", path=FILE, names=("centered", "EPS"))
 UPDATE = Source(repo="somebody/method", path=FILE, names=("Actor.update",))
 
 
@@ -73,7 +73,7 @@ def test_equal_functions_agree(folder: Path):
     assert agrees(found)
     assert 0 < found.difference["advantage"] < 1e-6 < 1 < found.size["advantage"]
     (row,) = list(table([found]))[2:]
-    assert row.startswith(f"| dr-grpo | somebody/method@{commit_of(folder, 'somebody/method')}, `centred` | advantage")
+    assert row.startswith(f"| dr-grpo | somebody/method@{commit_of(folder, 'somebody/method')}, `centered` | advantage")
 
 
 def test_different_functions_do_not(folder: Path):
@@ -104,9 +104,9 @@ def _half(theirs, given):
 
 def test_missing_functions_raise(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(ConfigError, match=r"somebody/method, trainer/core.py has no lost: correct the names"):
-        taken(folder, Source(repo="somebody/method", path=FILE, names=("centred", "lost")))
+        taken(folder, Source(repo="somebody/method", path=FILE, names=("centered", "lost")))
     with pytest.raises(ConfigError, match=r"no clone of some/other in .*: clone it to .*some\+other/repo"):
-        taken(folder, Source(repo="some/other", path=FILE, names=("centred",)))
+        taken(folder, Source(repo="some/other", path=FILE, names=("centered",)))
     assert main([str(tmp_path), "--only", "dapo", "gspo"]) == 0
     assert "`compute_policy_loss_gspo` | no clone |" in capsys.readouterr().out
 
